@@ -8,7 +8,7 @@
 PYTHON ?= python3
 CONSTRAINTS ?= constraints.txt
 PEER_AREAS := ring caches kv scheduler prefix sidecar ray second_level second_level_hosts
-AREAS ?= $(PEER_AREAS) encode eviction flood idle
+AREAS ?= $(PEER_AREAS) encode media eviction flood idle
 SEED ?= $(shell od -An -N3 -tu4 /dev/urandom | tr -d ' ')
 
 # The tests start hundreds of processes, and one that may keep no bytecode compiles each module anew.
@@ -166,7 +166,7 @@ $(VLLM_HOST_INSTALLED): pyproject.toml tests/hosts/torchvision_on_cpu.py
 $(TRANSFORMERS_HOST_INSTALLED): pyproject.toml $(CONSTRAINTS) tests/hosts/torchvision_on_cpu.py
 	$(PYTHON) -m venv $(TRANSFORMERS_HOST)
 	$(TRANSFORMERS_HOST)/bin/python -m pip install --quiet --upgrade $(PINNED) 'pip>=25.3'
-	$(TRANSFORMERS_HOST)/bin/python -m pip install --quiet $(PINNED) $(BUILD_PINNED) --group host --editable '.[hf]' \
+	$(TRANSFORMERS_HOST)/bin/python -m pip install --quiet $(PINNED) $(BUILD_PINNED) --group host --editable '.[hf,video,audio]' \
 	  $(TRANSFORMERS)
 	$(TRANSFORMERS_HOST)/bin/python -m pip install --quiet --no-deps $(TORCHVISION)
 	$(TRANSFORMERS_HOST)/bin/python -c 'import torchvision' 2>/dev/null || \

@@ -149,12 +149,17 @@ def embed(run_dir: Path, client: Client) -> tuple[float, float]:
 
 
 def cpu_ms(run_dir: Path) -> float:
-    """Return the CPU time of all processes of a service, and of this one, so far."""
-    total_ns = time.process_time_ns()
+    """Return the CPU time of all processes of a service, its decoders included, and of this one, so far."""
+    processes = set()
     for command in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
             if str(run_dir).encode() in command.read_bytes():
-                total_ns += sum(int(each.read_text().split()[0]) for each in command.parent.glob("task/*/schedstat"))
+                decoders = [pid for each in command.parent.glob("task/*/children") for pid in each.read_text().split()]
+                processes |= {command.parent, *(Path("/proc") / pid for pid in decoders)}
+    total_ns = time.process_time_ns()
+    for each in (task for process in processes for task in process.glob("task/*/schedstat")):
+        with contextlib.suppress(OSError):
+            total_ns += int(each.read_text().split()[0])
     return total_ns / 1e6
 
 

@@ -4,6 +4,8 @@ hit rate   ring of 10 % of the working set, mean of 8 seeds, in percent of reque
            are the difference to the peer; the requests: `traces`. With `--trace FILE` only that file is replayed
 sessions   the same for pictures of one size that are shown at four turns on average, a minute apart, half of them in
            one session alone: in a ring for a half, all, twice and four times as many sessions as are open at a time
+clips      the same for records in use, in a store of so many GiB, to which clips come that nobody asks for again: see
+           `eviction_clips`
 one use    the same for these requests, with objects in between that are asked for once: so many for each of them
 refused    inserts that found no room, in percent, while a share of the chunks stays leased for half a turn of the ring
            on average, some for far longer. The peer, a strict FIFO ring, takes back in order: one leased chunk stops it
@@ -20,6 +22,7 @@ import argparse
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from functools import partial
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +31,7 @@ import numpy.typing as npt
 from mmcached.shm.ring.allocator import RingAllocator
 from mmcached.shm.ring.departed import Departed
 from scripts.bench import harness
+from scripts.bench.eviction_clips import NUM_CLIPS, SLICE_BYTES, hit_rate
 from scripts.bench.eviction_costs import adoptions, places, sizes
 from scripts.bench.harness import Row, Section, row
 from scripts.bench.policies import PEERS, Policy, furthest
@@ -43,6 +47,8 @@ NUM_INSERTS = 6000
 REPLAYED_REQUESTS = 40_000
 ONE_USE = (1, 4)
 OPEN_SESSIONS = (0.5, 1, 2, 4)
+STORES_GIB = (0.5, 1, 2, 4)
+GIB = 1024 * MIB
 NUM_TURNS = 12_000
 
 
@@ -107,6 +113,22 @@ def sessions(seed: int, share: float) -> Trace:
     num_open = load.images_per_s / load.turns * (load.turns - 1) * load.think_s
     sizes = np.full(len(pictures), RECORD_BYTES)
     return Trace(keys.astype(np.int64), sizes, len(pictures), ring_share=share * num_open / len(pictures))
+
+
+def clip_rates(num_seeds: int) -> list[Row]:
+    rows = []
+    for gib, num_slices, num, is_asked in product(STORES_GIB, SLICE_BYTES, NUM_CLIPS, (True, False)):
+        slices = num * num_slices, SLICE_BYTES[num_slices]
+        own = {
+            name: float(
+                np.mean([hit_rate(policy, int(gib * GIB), slices, is_asked, seed=seed) for seed in range(num_seeds)])
+            )
+            for name, policy in (("ours", RingCache), ("LRU", PEERS["LRU"]), ("S3-FIFO", PEERS["S3-FIFO"]))
+        }
+        params = f"{gib:g} GiB, {num} of {num_slices} slices, asked for {'meanwhile' if is_asked else 'after'}"
+        ours = own.pop("ours")
+        rows += [row("hit rate beside clips", params, ours, "%", peer=peer, peer_value=own[peer]) for peer in own]
+    return rows
 
 
 def recorded_rates(path: Path, _: int) -> list[Row]:
@@ -187,6 +209,7 @@ SECTIONS: dict[str, Section] = {
     "zipf": zipf_rates,
     "mixed": mixed_rates,
     "sessions": session_rates,
+    "clips": clip_rates,
     "one use": one_use_rates,
     "refused": refusals,
     "place": places,

@@ -12,6 +12,7 @@ import argparse
 import contextlib
 import gc
 import json
+import math
 import os
 import statistics
 import sys
@@ -74,7 +75,7 @@ class Bound:
 
 
 def row(name: str, params: str, ours: float, unit: str, *, peer: str, peer_value: float) -> Row:
-    return Row(name, params, ours, unit, peer, peer_value, ours / peer_value)
+    return Row(name, params, ours, unit, peer, peer_value, ours / peer_value if peer_value else math.inf)
 
 
 def against_first(name: str, unit: str, figures: Mapping[str, float]) -> list[Row]:

@@ -23,11 +23,14 @@ from mmcached.frontend.caches.item_cache import ItemCache
 from mmcached.frontend.processing.decoder_pool import DecoderPool
 from mmcached.frontend.processing.decoder_process import Pixels
 from mmcached.frontend.processing.item_processor import Processing
+from mmcached.frontend.processing.media import Medium
 from mmcached.frontend.processing.pixel_budget import PixelBudget
 from mmcached.frontend.processing.pool import IsWanted
 from mmcached.frontend.processing.processor import Processed
+from mmcached.frontend.requests.clip_records import ClipRecords
 from mmcached.frontend.requests.open_requests import OpenRequest
 from mmcached.frontend.requests.preprocess_queue import PreprocessQueue
+from mmcached.frontend.store.record_store import RecordStore
 from mmcached.pictures.grid import scaled_size
 from mmcached.pictures.images import decode_image
 from mmcached.pictures.settings import PictureSettings
@@ -71,6 +74,10 @@ class Threads:
         pass
 
 
+def _medium(data: bytes) -> Medium:
+    return Medium("image", data, "images[0]")
+
+
 class Loop:
     """What the frontend's loop does with a `PreprocessQueue`, and nothing else."""
 
@@ -78,7 +85,8 @@ class Loop:
         self.processing = Processing(config)
         self.kept = Kept()
         decoders = Threads if has_threads else DecoderPool
-        self.preparing = PreprocessQueue(config, self.processing, self.kept, decoders=decoders)
+        clips = ClipRecords(RecordStore.from_config(config), config)
+        self.preparing = PreprocessQueue(config, self.processing, self.kept, clips, decoders=decoders)
         self.waiting: set[int] = set()
         self._numbers = count(1)
 
@@ -86,7 +94,7 @@ class Loop:
         """Begin a request of one image; return its number, which is in `waiting` unless it could be sent."""
         number = next(self._numbers)
         self.waiting.add(number)
-        self._advance(OpenRequest(number, b"", Encode(_CLIENT, number, WAIT_S), [data], 0.0))
+        self._advance(OpenRequest(number, b"", Encode(_CLIENT, number, WAIT_S), [_medium(data)], 0.0))
         return number
 
     def serve(self) -> None:
@@ -148,7 +156,7 @@ def _hits(busy_file: bytes, repeats: int) -> list[Row]:
     names = {"small": small, "4.7 MiB": large}
     with loop(2) as made, loop(2, has_threads=True) as threads:
         for one in (made, threads):
-            one.kept.keys.update(one.processing.key(data, "") for data in names.values())
+            one.kept.keys.update(one.processing.keys(_medium(data), "")[1] for data in names.values())
             _rate(one, busy_file + b"first", 4)
         quiet = {name: _hit_us(made, data, None, 40 * repeats) for name, data in names.items()}
         busy = {name: _hit_us(made, data, busy_file, 40 * repeats) for name, data in names.items()}

@@ -29,7 +29,7 @@ from mmcached.worker.encoders.encoder import Encoder
 from mmcached.worker.encoders.ray_actors import PREFIX, RayCluster, connect
 from mmcached.worker.encoders.reference import ReferenceEncoder
 from mmcached.worker.encoders.remote import RemoteEncoder
-from mmcached.worker.model.encoder import VisionEncoder
+from mmcached.worker.model.encoder import ItemEncoder
 from scripts.bench import harness
 from scripts.bench.encode import new_images, service
 from scripts.bench.harness import Bound, Row, Unavailable, compare, row
@@ -93,7 +93,7 @@ def away(address: str, namespace: str) -> RemoteEncoder:
 
 
 def here(model: ModelConfig) -> ReferenceEncoder:
-    return ReferenceEncoder(model, VisionEncoder(model, torch.device("cpu")))
+    return ReferenceEncoder(model, ItemEncoder(model, torch.device("cpu")))
 
 
 def image(model: ModelConfig) -> Mapping[str, torch.Tensor]:

@@ -18,6 +18,7 @@ import pytest
 from rich.console import Console
 
 from mmcached.cli.watch.latencies import LatencyStatus, histograms_of
+from mmcached.cli.watch.overview import look_closely, overview_of
 from mmcached.cli.watch.service_status import (
     Readiness,
     RoleStatus,
@@ -27,15 +28,21 @@ from mmcached.cli.watch.service_status import (
     role_statuses,
     view_of_page,
 )
-from mmcached.cli.watch.shown_figures import WORK, caches_of
+from mmcached.cli.watch.shown_figures import WORK, caches_of, modalities_of
 from mmcached.cli.watch.status_table import show_status
+from mmcached.cli.watch.top_frame import draw
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.latency import Latency
 from mmcached.wire.stats import (
     ClientStats,
+    EncodedByModality,
+    EncodedOfModality,
     EncoderCacheStats,
     EngineStats,
     FrontendStats,
+    ItemsByModality,
+    ItemsOfModality,
+    ProcessorCacheStats,
     RoleName,
     ServiceStats,
     SupervisorStats,
@@ -179,6 +186,29 @@ def test_the_table_has_a_line_for_each_name_of_clients_if_there_is_more_than_one
             shown.append([line for line in text.getvalue().splitlines() if "puts" in line])
     lines = ["store, sglang: 0 hits, 3 misses, 0 puts", "store, vllm: 4,000 hits, 2 misses, 1 puts"]
     assert shown == [[], lines]
+
+
+def test_a_modality_has_a_line_where_not_all_items_are_images(run_dir: Path) -> None:
+    images = ItemsByModality(image=ItemsOfModality(queries=9, processed=9))
+    both = ItemsByModality(image=images.image, video=ItemsOfModality(queries=1234, hits=34, processed=1200))
+    worker = WorkerStats(by_modality=EncodedByModality(video=EncodedOfModality(encoded=5, embeds_encoded=4321)))
+    for items, expected in ((images, []), (both, ["image", "video"])):
+        stats = ServiceStats(
+            processor=ProcessorCacheStats(by_modality=items), engines=[EngineStats(workers=[worker] * 2)]
+        )
+        stats = stats if items is both else msgspec.structs.replace(stats, engines=[])
+        found = modalities_of(stats)
+        assert [line.name for line in found] == expected
+    assert (found[1].encoded, found[1].embeds_encoded) == (10, 8642)
+    with page_of(run_dir, FRONTEND) as (reader, _):
+        status = gather_status(FakeView(run_dir)(), reader.read(), Readiness(True, "why"))
+    text = io.StringIO()
+    show_status(msgspec.structs.replace(status, stats=stats), Console(width=120, file=text))
+    assert {"video", "1,234", "1,200", "10", "8,642"} <= {*text.getvalue().split()}
+    text = io.StringIO()
+    look = look_closely(msgspec.structs.replace(status, stats=stats))
+    Console(width=120, file=text).print(draw(overview_of(look, None)))
+    assert {"video", "1,234", "1,200", "10", "8,642"} <= {*text.getvalue().split()}
 
 
 def test_latencies_are_said_of_all_roles_together_and_not_of_what_was_never_done(run_dir: Path) -> None:

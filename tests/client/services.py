@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -33,12 +34,25 @@ from mmcached.wire.messages.frontend import (
 from mmcached.wire.messages.parts import EncoderOutput, SavedRows, StreamedTokens, Tensor
 from mmcached.wire.paths import RunDir
 from mmcached.wire.process.turns import Guard, TurnShare
+from mmcached.wire.vocabulary import Modality
 
 POLL_S = 0.002
 ALL = TurnShare(10_000, 60.0)
 
 Reply = Callable[[FromClient], Iterable[ToClient]]
 WELCOME = Welcome("fake", 258, 257, 64, 8192)
+
+FINGERPRINTS: dict[Modality, str] = {"image": "p", "video": "v", "audio": "a"}
+
+
+def slices_of(file: bytes) -> list[bytes]:
+    """Return what is said to be the slices of a clip: 8 bytes each."""
+    return [file[start : start + 8] for start in range(0, len(file), 8)]
+
+
+def time_of(index: int) -> tuple[float, float]:
+    """Return the seconds of a slice."""
+    return index / 2, index / 2 + 0.5
 
 
 def silent(message: FromClient) -> list[ToClient]:
@@ -161,7 +175,7 @@ class StoreService(ServiceThread):
         hold: messages of these kinds wait until `release`, so that their answers come late.
         num_held: how many messages wait.
         encoder_fingerprint: as an engine has said it; none has, at first.
-        keys: what the output of a file is said to be found under, by those that take keys.
+        keys: what the output of an image, or of a slice, is said to be found under, by those that take keys.
         rows: what is said of the rows of a generation to those.
     """
 
@@ -226,7 +240,7 @@ class StoreService(ServiceThread):
                 self.desk.greet(peer, message.client_id, message.name)
                 ring, epoch, limits = self.desk.announcement, self.desk.records.epoch, message_limits(self.config)
                 egress_bytes = self.desk.max_egress_bytes
-                fingerprints = self.encoder_fingerprint, "p"
+                fingerprints = self.encoder_fingerprint, FINGERPRINTS
                 welcome = Welcome("store", 258, 257, 64, 8192, ring, epoch, limits, egress_bytes, *fingerprints)
                 self._send(peer, replace(welcome, has_second_level=self.desk.second_level.is_on))
             case ClientBye():
@@ -244,13 +258,15 @@ class StoreService(ServiceThread):
                 saved = self.rows if message.takes_keys else []
                 self._send(peer, Generated(message.request_id, message.prompt, "length", 1, 0, [], saved))
             case Encode():
-                tensors = [Tensor(index, "int32", (len(file) // 4,)) for index, file in enumerate(payload)]
+                num_images = len(payload) - len(message.clips)
+                clips = [slices_of(bytes(file)) for file in payload[num_images:]]
+                items = [*map(bytes, payload[:num_images]), *chain.from_iterable(clips)]
+                tensors = [Tensor(index, "int32", (len(item) // 4,)) for index, item in enumerate(items)]
                 outputs: list[EncoderOutput] = [{"embeddings": tensor} for tensor in tensors]
                 if message.takes_keys:
-                    outputs = [
-                        self.keys.get(bytes(file), output) for file, output in zip(payload, outputs, strict=True)
-                    ]
-                self._send(peer, Encoded(message.request_id, outputs), payload)
+                    outputs = [self.keys.get(item, output) for item, output in zip(items, outputs, strict=True)]
+                times = [[time_of(index) for index in range(len(clip))] for clip in clips]
+                self._send(peer, Encoded(message.request_id, outputs, times), items)
             case Probe():
                 self._send(peer, Probed(message.request_id, [0], 2, []))
             case _:

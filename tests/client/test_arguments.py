@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from mmcached.client import AsyncClient, Client, EmptyImage, InvalidRequest, RowsWanted, image_files
+from mmcached.client import AsyncClient, Audio, Client, EmptyImage, InvalidRequest, RowsWanted, Video, media_files
 from mmcached.wire.messages.client import Encoded, Generated, ToClient
 from mmcached.wire.messages.frontend import Cancel, ClientHello, Encode, FromClient, Generate
+from mmcached.wire.messages.parts import EncoderOutput
 from tests.client.blocking import Make
 from tests.client.services import fake_service
 
@@ -23,13 +26,23 @@ NAN, HUGE = float("nan"), 10**5000
 def answer(message: FromClient) -> list[ToClient]:
     if isinstance(message, Generate):
         return [Generated(message.request_id, [1], "length", 1, 0)]
-    return [Encoded(message.request_id, [{}] * len(message.image_ids))] if isinstance(message, Encode) else []
+    if not isinstance(message, Encode):
+        return []
+    outputs: list[EncoderOutput] = [{}] * (len(message.image_ids) + len(message.clips))
+    return [Encoded(message.request_id, outputs, [[(0.0, 1.0)]] * len(message.clips))]
 
 
 class Unprintable:
     def __repr__(self) -> str:
         raise ZeroDivisionError
 
+
+WRONG_OF_VIDEOS: dict[str, tuple[Any, ...]] = {
+    "fps": (0, -1.0, NAN, math.inf, 1001, HUGE, "2", True, 1j),
+    "num_frames": (0, -1, 2.0, True, "8", 1 << 17, HUGE),
+    "start_s": (-0.1, NAN, math.inf, "0", None, True, HUGE),
+    "end_s": (0, -1, NAN, math.inf, "1", True, HUGE),
+}
 
 WRONG: list[tuple[str, str, tuple[Any, ...], dict[str, Any]]] = [
     *(("generate", "max_tokens", ("x", (), wrong), {}) for wrong in (0, -1, "3", True, 2.0, HUGE, None, 1 << 21)),
@@ -55,6 +68,20 @@ WRONG: list[tuple[str, str, tuple[Any, ...], dict[str, Any]]] = [
     ("generate", "images[0]", ("<image>", [None]), {}),
     ("encode", "images[1]", ([b"x", None],), {"image_ids": ["a", None]}),
     ("encode", "images[0]", ([b"", b"x"],), {"image_ids": ["a", None]}),
+    *(("encode", "videos", (), {"videos": wrong}) for wrong in ("a.mp4", b"file", Path("a.mp4"), None, 5, Video(b"x"))),
+    *(("encode", "audios", (), {"audios": wrong}) for wrong in (b"file", Audio(b"x"))),
+    ("encode", "videos", (), {"videos": [b"x"] * 1000, "audios": [b"x"] * 25}),
+    *(("encode", "videos[0]", (), {"videos": [wrong]}) for wrong in ("a.mp4", 5, None, Audio(b"x"), Video("a.mp4"))),  # type: ignore[arg-type]
+    *(("encode", "audios[1]", (), {"audios": [b"x", wrong]}) for wrong in ("a.wav", None, Video(b"x"), Audio(None))),  # type: ignore[arg-type]
+    *(
+        ("encode", f"videos[1].{name}", (), {"videos": [b"x", replace(Video(b"x"), **{name: wrong})]})
+        for name, wrongs in WRONG_OF_VIDEOS.items()
+        for wrong in wrongs
+    ),
+    ("encode", "videos[0].num_frames", (), {"videos": [Video(b"x", fps=2.0, num_frames=8)]}),
+    ("encode", "audios[0].end_s", (), {"audios": [Audio(b"x", start_s=3, end_s=3)]}),
+    ("generate", "audios[0].start_s", ("<audio>",), {"audios": [Audio(b"x", start_s=-1)]}),
+    ("generate_stream", "videos[0].fps", ("<video>",), {"videos": [Video(b"x", fps=0)]}),
     *(("generate_stream", name, ("x",), {name: wrong}) for name, wrong in (("timeout_s", -1.0), ("priority", "1"))),
     ("generate_stream", "images[0]", ("x", [None]), {}),
     *(("get", "key", (wrong,), {}) for wrong in (5, None, b"k", "x" * 257, "\ud800")),
@@ -138,16 +165,16 @@ def test_image_ids_travel_with_the_request(run_dir: Path, make: Make) -> None:
 def test_an_empty_file_never_passes_for_an_id_alone(tmp_path: Path) -> None:
     empty = tmp_path / "empty.png"
     empty.touch()
-    assert image_files.read_images([None, empty], ["a", None]) == [b"", b""]
+    assert media_files.read_images([None, empty], ["a", None]) == [b"", b""]
     with pytest.raises(EmptyImage, match=r"images\[1\]"):
-        image_files.read_images([None, empty], ["a", "b"])
+        media_files.read_images([None, empty], ["a", "b"])
 
 
 @pytest.fixture
 def odd_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Path]]:
     os.mkfifo(tmp_path / "fifo")
     (tmp_path / "large").touch()
-    os.truncate(tmp_path / "large", image_files.MAX_FILE_BYTES + 1)
+    os.truncate(tmp_path / "large", media_files.MAX_FILE_BYTES + 1)
     with socket.socket(socket.AF_UNIX) as listener:
         monkeypatch.chdir(tmp_path)  # a socket's path may have 107 bytes
         listener.bind("socket")
@@ -160,4 +187,6 @@ def test_only_regular_files_of_a_possible_size_are_read(run_dir: Path, make: Mak
         for path in odd_files.values():
             with pytest.raises(InvalidRequest, match=r"images\[1\]"):
                 client.encode([b"data", path])
+            with pytest.raises(InvalidRequest, match=r"audios\[0\]"):
+                client.generate("<audio>", audios=[Audio(path)])
         assert not [message for message in received if isinstance(message, Encode)]

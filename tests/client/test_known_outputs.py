@@ -14,6 +14,7 @@ from mmcached.client import Client
 from mmcached.client.contact import Contact, Deadline
 from mmcached.client.known_outputs import output_keys
 from mmcached.frontend.processing.item_processor import Processing
+from mmcached.frontend.processing.media import Medium
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import DeadlineExceeded
 from mmcached.wire.messages.client import Welcome
@@ -25,7 +26,7 @@ FILES = [b"a file with 24 bytes ...", b"another with 20 byte"]
 
 
 def welcome(fingerprint: str = "f") -> Welcome:
-    return Welcome("fake", 258, 257, 64, 8192, encoder_fingerprint=fingerprint, item_fingerprint="p")
+    return Welcome("fake", 258, 257, 64, 8192, encoder_fingerprint=fingerprint, item_fingerprints={"image": "p"})
 
 
 @pytest.fixture
@@ -51,10 +52,10 @@ def test_names_are_those_of_the_service(algorithm: Literal["blake3", "sha256"]) 
     said = Welcome(
         *("fake", 258, 257, 64, 8192),
         encoder_fingerprint="f",
-        item_fingerprint=processing.fingerprint,
+        item_fingerprints=dict(processing.fingerprints),
         hasher_algorithm=algorithm,
     )
-    key = output_key("f", processing.key(FILES[0], "tenant"))
+    key = output_key("f", processing.keys(Medium("image", FILES[0], "images[0]"), "tenant")[1])
     assert output_keys(said, [FILES[0], b""], [None, "cat"], "tenant") == {0: key}, "the service saves none of a name"
     assert list(output_keys(said, FILES, [], "tenant")) == [0, 1]
     assert output_keys(welcome(""), FILES, [], "tenant") == {}

@@ -114,6 +114,20 @@ def test_no_more_waits_than_may(new_saver: Callable[..., Saver], ends: Ends) -> 
     assert not saver.save("larger than all", 101, unwanted)
 
 
+def test_what_was_dropped_is_saved_when_it_comes_again(client: Client, new_saver: Callable[..., Saver]) -> None:
+    saver, keys = new_saver(), [f"slice {index}" for index in range(8)]
+    num_left: list[int] = []
+    while not num_left or num_left[-1]:
+        gate = Gate()
+        for key, is_there in zip(keys, client.contains_many(keys), strict=True):
+            if not is_there:
+                saver.save(key, 40, gate)
+        gate.may_go_on.set()
+        assert saver.drain(DEADLINE_S)
+        num_left.append(client.contains_many(keys).count(False))
+    assert num_left == [6, 4, 2, 0], "as many of a clip's as fit, each time that the clip is seen"
+
+
 def test_what_has_waited_too_long_is_dropped(new_saver: Callable[..., Saver], ends: Ends) -> None:
     clock, gate = Clock(), Gate()
     saver = new_saver(clock=clock, max_wait_s=5.0)

@@ -60,6 +60,6 @@ def small_config(*, max_patches: int = 600, **changes: Any) -> ServiceConfig:
         "max_num_batched_tokens": 1024,
         "max_num_encoder_input_tokens": 1024,
         "encoder_cache_size": 2048,
-        "model": ModelConfig(max_patches_per_image=max_patches),
+        "model": ModelConfig(max_patches_per_image=max_patches, audio_window=max_patches),
     }
     return ServiceConfig(**(fields | changes))

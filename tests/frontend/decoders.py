@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import pytest
 
 from mmcached.frontend.processing.decoder_pool import DecoderPool
 from mmcached.frontend.processing.pixel_budget import PixelBudget
@@ -114,6 +116,23 @@ def decoders(num_decoders: int = 1, **settings: Any) -> Iterator[Pool]:
         yield pool
     finally:
         pool.close()
+
+
+LIAR = """#!{python} -S
+import os, sys
+channel = int(sys.argv[3])
+for packet in {packets}:
+    os.write(channel, packet)
+    os.read(channel, 1 << 14)
+"""
+
+
+def write_liar(said: list[object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have decoders be a process that says these messages, whatever it is told."""
+    liar = tmp_path / "liar"
+    liar.write_text(LIAR.format(python=sys.executable, packets=[msgspec.msgpack.encode(packet) for packet in said]))
+    liar.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(liar))
 
 
 def pids() -> list[int]:

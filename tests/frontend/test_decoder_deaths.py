@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from mmcached.frontend.requests import preprocess_queue
+from mmcached.frontend.requests import item_work
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.messages import client as to_client
 from mmcached.wire.messages import engine as to_engine
@@ -36,7 +36,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def bench(run_dir: Path, clock: Clock, room: HeldRoom, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
-    monkeypatch.setattr(preprocess_queue, "PixelBudget", lambda max_pixels: room)
+    monkeypatch.setattr(item_work, "PixelBudget", lambda max_pixels: room)
     config: dict[str, Any] = {"mm_processor_cache_gb": 1 / 1024, "mm_shm_cache_max_object_size_mb": 1}
     with Bench(run_dir, ServiceConfig(mm_processor_workers=2, store_gb=0, **config), clock) as bench:
         yield bench

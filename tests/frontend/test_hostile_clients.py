@@ -16,7 +16,7 @@ from mmcached.wire.limits import LimitsConfig
 from mmcached.wire.messages import client as to_client
 from mmcached.wire.messages import engine as to_engine
 from mmcached.wire.messages import frontend as to_frontend
-from mmcached.wire.messages.parts import FetchEnd
+from mmcached.wire.messages.parts import ClipOptions, FetchEnd
 from mmcached.wire.sockets.frames import encode_frames
 from mmcached.wire.sockets.zmtp import pack
 from tests.clock import Clock
@@ -73,11 +73,13 @@ def words(message: object, payload: list[bytes] | None = None) -> bytes:
 
 
 KEYS = [f"key {number}" for number in range(100)]
+CLIPS = [ClipOptions("video", fps=2.0), ClipOptions("audio")]
 NO_RING = RingAnnouncement(os.geteuid(), STRANGER, 1, 1 << 20, 64, 1)
 FLOODS: dict[str, bytes] = {
     "hello": words(to_frontend.ClientHello(STRANGER)),
     "generate": words(to_frontend.Generate(STRANGER, 1, "hello", 4, None, 60.0)),
     "encode": words(to_frontend.Encode(STRANGER, 1, 60.0), [b"no picture"]),
+    "clips": words(to_frontend.Encode(STRANGER, 1, 60.0, clips=CLIPS), [b"no film", b"no song"]),
     "taken": words(to_frontend.TokensTaken(STRANGER, 1, 16)),
     "cancel": words(to_frontend.Cancel(STRANGER, 1)),
     "stats": words(to_frontend.GetStats(1)),
@@ -106,7 +108,7 @@ FLOODS: dict[str, bytes] = {
 
 def test_there_is_a_flood_of_each_message() -> None:
     said = {type(name).__name__ for name in to_frontend.FromClient.__args__}
-    assert len(to_frontend.FromClient.__args__) == len(FLOODS) - 4, said
+    assert len(to_frontend.FromClient.__args__) == len(FLOODS) - 5, said
 
 
 @pytest.mark.parametrize("kind", FLOODS)

@@ -157,7 +157,7 @@ def test_ids_that_cannot_be_are_refused_before_any_work(
 
 
 def test_what_has_an_id_is_not_hashed(bench: Bench, engine: WireEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Processing, "key", None)
+    monkeypatch.setattr(Processing, "keys", None)
     large = encode(noise(240, 240))
     assert len(large) > HASH_HERE_BYTES
     ask(bench, 1, [large, A], ["large", "small"])

@@ -169,7 +169,7 @@ def test_a_request_that_took_too_long_is_in_the_slow_log(run_dir: Path, clock: C
         assert (slow.what, slow.number) == ("request", add.request_id)
         assert slow.took_ns > 5 * 10**9
         (line,) = (line for line in logs if line["event"] == "slow request")
-        assert (line["request_id"], line["kind"], line["num_images"]) == (add.request_id, "generate", 0)
+        assert (line["request_id"], line["kind"], line["num_files"]) == (add.request_id, "generate", 0)
 
 
 def test_answer_goes_to_the_client_that_asked_with_its_own_number(bench: Bench) -> None:

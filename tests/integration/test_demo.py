@@ -1,4 +1,4 @@
-"""`mmcached demo`, as its users run it: hits in all four caches, each photograph encoded once, all bit-identical."""
+"""`mmcached demo`, as its users run it: hits in all four caches, each item encoded once, all bit-identical."""
 
 from __future__ import annotations
 
@@ -56,12 +56,13 @@ def test_demo_hits_in_all_four_caches_and_is_bit_identical(output: str) -> None:
     assert "0 B (2 readers)" in output
 
 
-def test_two_engines_encode_each_photograph_once_and_their_successors_none(output: str) -> None:
+def test_two_engines_encode_each_item_once_and_their_successors_none(output: str) -> None:
     found = where(output)
-    assert found["encoded"][-1] == 18
-    assert all(found["encoded"][:-1]), "both have work"
+    encoded = [row for name, row in found.items() if name.startswith("encoded: ")]
+    assert [row[-1] for row in encoded] == [18, 6, 3], "photographs, slices of the film, slices of the sound"
+    assert all(map(sum, list(zip(*encoded, strict=True))[:-1])), "both have work"
     assert found["after the kills: encoded"] == [0, 0, 0]
-    assert found["after the kills: loaded from the store"][-1] >= 10, "all of which the conversations are"
+    assert found["after the kills: loaded from the store"][-1] >= 19, "all of which the conversations are"
 
 
 def test_who_kills_on_purpose_is_not_warned(done: subprocess.CompletedProcess[str]) -> None:
@@ -90,5 +91,5 @@ def test_demo_takes_the_users_own_images(tmp_path: Path) -> None:
         Image.linear_gradient("L").resize((70 + 50 * index, 90)).convert("RGB").save(folder / f"{index}.png")
     done = run_demo("--images", str(folder), "--users", "2", "--turns", "2", cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "6 photographs, 2 users" in done.stdout
+    assert "6 photographs, a film, a sound; 3 users" in done.stdout
     assert "bit-identical" in done.stdout

@@ -70,9 +70,8 @@ def test_worker_whose_encoder_cache_is_not_as_listed_ends_the_engine(
     what: str,
 ) -> None:
     """The second image takes the place of the first, or should leave it alone."""
-    config = small_config(
-        world_size=1, model=ModelConfig(max_patches_per_image=4), encoder_cache_size=encoder_cache_size
-    )
+    model = ModelConfig(max_patches_per_image=4, audio_window=4)
+    config = small_config(world_size=1, model=model, encoder_cache_size=encoder_cache_size)
     service = LocalService(run_dir, config)
     with contextlib.suppress(InvariantError), service, Client(run_dir) as client:
         client.encode([photo(0)])

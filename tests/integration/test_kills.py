@@ -29,7 +29,7 @@ from mmcached.wire.limits import LimitsConfig
 from tests.integration.processes import DEADLINE_S, descendants, is_alive, segments_of, stats_of
 from tests.integration.test_bit_identical import uncached
 from tests.integration.test_mixed_load import Crowd, answered_without_caches, at_rest, config, crowd, save_images
-from tests.integration.workloads import Answer, Ask, assert_same, photo, random_rounds
+from tests.integration.workloads import Answer, Ask, assert_same, random_rounds
 
 pytestmark = pytest.mark.soak
 
@@ -175,15 +175,17 @@ def all_asks() -> list[Ask]:
 
 async def ask_once(client: AsyncClient, ask: Ask, *, streamed: bool) -> Answer:
     """Return the answer; of a stream its tokens and rows must be those that came before, without a gap."""
-    images = [photo(index) for index in ask.photos]
     if ask.prompt is None:
-        return await client.encode(images)
+        return await client.encode(**ask.files)
     if not streamed:
-        return await client.generate(ask.prompt, images, ask.max_tokens, hidden_states=ask.hidden_states)
+        return await client.generate(
+            ask.prompt, max_tokens=ask.max_tokens, hidden_states=ask.hidden_states, **ask.files
+        )
     heard: list[int] = []
     rows: list[torch.Tensor] = []
     wanted = RowsWanted(delivery="delta") if ask.hidden_states else False
-    async for piece in client.generate_stream(ask.prompt, images, ask.max_tokens, hidden_states=wanted):
+    stream = client.generate_stream(ask.prompt, max_tokens=ask.max_tokens, hidden_states=wanted, **ask.files)
+    async for piece in stream:
         match piece:
             case RowRange():
                 assert piece.first == sum(map(len, rows))

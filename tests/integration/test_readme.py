@@ -15,8 +15,9 @@ import pytest
 import torch
 from PIL import Image
 
-from mmcached.client import CacheMiss, Client, Generation, RowRange, RowsWanted
+from mmcached.client import CacheMiss, Client, Generation, RowRange, RowsWanted, Video
 from tests.cli.test_app import mmcached
+from tests.clips.files import sound, video
 from tests.integration.local_service import LocalService
 from tests.integration.processes import DEADLINE_S, small_config
 
@@ -42,8 +43,11 @@ def test_example_runs(
     assert [line.count("torch.Size") for line in capsys.readouterr().out.splitlines()] == [1, 1]
 
 
-def test_examples_of_the_clients_page_run(run_dir: Path) -> None:
+def test_examples_of_the_clients_page_run(run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The rows of a stream join to what comes with the answer in full."""
+    (tmp_path / "film.mp4").write_bytes(video(24, fps=1))
+    (tmp_path / "song.ogg").write_bytes(sound(3, format="OGG"))
+    monkeypatch.chdir(tmp_path)
     (code,) = [block for block in blocks("py", CLIENTS) if "RowRange" in block]
     consumer = Consumer()
     with LocalService(run_dir, small_config(world_size=1)), Client(run_dir) as client:
@@ -62,10 +66,11 @@ def test_examples_of_the_clients_page_run(run_dir: Path) -> None:
 def run_other_examples(client: Client) -> None:
     """Run each `py` block by itself, with the names that the text around it uses."""
     codes = [block for page in (README, CLIENTS) for block in blocks("py", page) if "RowRange" not in block]
-    assert len(codes) == 4
+    assert len(codes) == 5
     buffer = io.BytesIO()
     Image.fromarray(np.full((50, 70, 3), 99, np.uint8)).save(buffer, "PNG")
-    names = {"client": client, "cat": buffer.getvalue(), "CacheMiss": CacheMiss, "pixels": torch.ones(2)}
+    names: dict[str, Any] = {kind.__name__: kind for kind in (CacheMiss, Path, Video)}
+    names |= {"client": client, "cat": buffer.getvalue(), "pixels": torch.ones(2)}
     for code in codes:
         exec(compile(code, "README.md", "exec"), {**names, "key": "of a page", "tower": torch.Tensor.double})
     found = client.get("of a page")

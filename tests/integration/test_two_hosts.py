@@ -21,12 +21,13 @@ import torch
 
 from mmcached.cli.admin.observe import fetch
 from mmcached.cli.serve.child_service import ChildService
-from mmcached.client import Client
+from mmcached.client import Client, Video
 from mmcached.second_level.process import SecondLevel
 from mmcached.second_level.shared_records import SharedRecords
 from mmcached.second_level.urls import make_backend
 from mmcached.wire.limits import LimitsConfig
 from mmcached.wire.paths import RunDir
+from tests.clips.files import video_and_longer
 from tests.integration.local_service import LocalService
 from tests.integration.processes import DEADLINE_S, descendants, eventually, small_config
 from tests.integration.test_encode_once import encoded
@@ -97,6 +98,28 @@ def test_an_image_encoded_on_one_host_is_a_hit_on_the_other(run_dir: Path, serve
     assert after.store.fetches.hits - before.store.fetches.hits == len(images)
     assert_same([again], [answer])
     assert all(map(torch.equal, others, outputs))
+
+
+def test_a_clip_encoded_on_one_host_is_not_opened_on_the_other(run_dir: Path, server: Server) -> None:
+    clip, longer = video_and_longer(8, 4)
+    with (
+        encoding_host(run_dir / "a", server.url) as (ann, level),
+        encoding_host(run_dir / "b", server.url) as (bob, _),
+    ):
+        answer = ann.generate("see <video>", max_tokens=4, videos=[Video(clip, fps=10)])
+        eventually(lambda: level.stats().puts_kept, lambda count: count == encoded(ann.stats()) + 1, "all is saved")
+        before = bob.stats()
+        again = bob.generate("see <video>", max_tokens=4, videos=[Video(clip, fps=10)])
+        after = bob.stats()
+        assert (encoded(after), after.processor.items_processed) == (
+            encoded(before),
+            before.processor.items_processed,
+        )
+        assert after.store.fetches.hits - before.store.fetches.hits == 4 + 1
+        assert again.tokens == answer.tokens
+        more = bob.generate("see <video>", max_tokens=4, videos=[Video(longer, fps=10)])
+        assert encoded(bob.stats()) == encoded(before) + 2, "what is new of a longer one"
+        assert more.tokens == ann.generate("see <video>", max_tokens=4, videos=[Video(longer, fps=10)]).tokens
 
 
 # ---- records, and a server that fails

@@ -1,18 +1,21 @@
-"""Random workloads in which photographs and prefixes repeat, and playing one against a service."""
+"""Random workloads in which photographs, clips and prefixes repeat, and playing one against a service."""
 
 from __future__ import annotations
 
 import asyncio
 import io
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 from PIL import Image
 
-from mmcached.client import AsyncClient, Generation
+from mmcached.client import AsyncClient, Audio, Clip, Generation, Video
+from tests.clips.files import sound, video
 
 
 @dataclass(frozen=True)
@@ -23,9 +26,16 @@ class Ask:
     photos: tuple[int, ...]
     max_tokens: int
     hidden_states: bool
+    videos: tuple[Video, ...] = ()
+    sounds: tuple[Audio, ...] = ()
+
+    @property
+    def files(self) -> dict[str, Any]:
+        """What comes with the prompt, as calls of a client take it."""
+        return {"images": [photo(index) for index in self.photos], "videos": self.videos, "audios": self.sounds}
 
 
-Answer = Generation | list[torch.Tensor]
+Answer = Generation | Sequence[torch.Tensor | Clip]
 
 
 @cache
@@ -37,6 +47,36 @@ def photo(index: int) -> bytes:
     buffer = io.BytesIO()
     image.save(buffer, "PNG")
     return buffer.getvalue()
+
+
+@cache
+def film(index: int) -> bytes:
+    """The `index`-th of a few small videos of 4 seconds."""
+    return video(20, fps=5, seed=index)
+
+
+@cache
+def tune(index: int) -> bytes:
+    """The `index`-th of a few sounds of 5 seconds, in stereo."""
+    return sound(5.0, rate=8000, channels=2, seed=index)
+
+
+def with_clips(seed: int) -> list[Ask]:
+    """Return requests for videos and sounds, of which parts are in several, among photographs."""
+    rng = random.Random(seed)
+    whole, begin = Video(film(0)), Video(film(0), end_s=2.5)
+    end, other = Video(film(0), start_s=1.0), Video(film(1), num_frames=5)
+    tail = Audio(tune(0), start_s=2.0)
+    asks = [
+        Ask("<video> what happens?", (), 4, True, (begin,)),
+        Ask("<video><image> and <audio>", (1,), 4, True, (end,), (Audio(tune(0)),)),
+        Ask("<audio> twice <audio>", (), 3, False, (), (tail, tail)),
+        Ask("<video> then <video>", (), 3, True, (other, whole)),
+        Ask(None, (2, 0), 0, False, (whole, other), (tail,)),
+        Ask(None, (), 0, False, (begin, end)),
+    ]
+    rng.shuffle(asks)
+    return asks
 
 
 def random_rounds(seed: int, *, num_rounds: int = 1, width: int = 6) -> list[list[Ask]]:
@@ -61,6 +101,7 @@ def random_rounds(seed: int, *, num_rounds: int = 1, width: int = 6) -> list[lis
         rounds.append(asks)
     # Short prompts with long answers, all at once: these outgrow a small KV pool after they were admitted.
     rounds.append([Ask(f"{seed} and {index}: go on", (), 40, True) for index in range(6)])
+    rounds.append(with_clips(seed))
     return rounds
 
 
@@ -74,10 +115,9 @@ async def play(run_dir: Path, rounds: list[list[Ask]]) -> list[Answer]:
 
 
 async def _ask(client: AsyncClient, ask: Ask) -> Answer:
-    images = [photo(index) for index in ask.photos]
     if ask.prompt is None:
-        return await client.encode(images)
-    return await client.generate(ask.prompt, images, ask.max_tokens, hidden_states=ask.hidden_states)
+        return await client.encode(**ask.files)
+    return await client.generate(ask.prompt, max_tokens=ask.max_tokens, hidden_states=ask.hidden_states, **ask.files)
 
 
 def assert_same(ours: list[Answer], wanted: list[Answer]) -> None:
@@ -96,4 +136,15 @@ def assert_same(ours: list[Answer], wanted: list[Answer]) -> None:
             assert isinstance(a, list)
             assert isinstance(b, list)
             assert len(a) == len(b)
-            assert all(torch.equal(x, y) for x, y in zip(a, b, strict=True)), f"embeddings of answer {index}"
+            for x, y in zip(a, b, strict=True):
+                assert times_of(x) == times_of(y)
+                assert torch.equal(rows_of(x), rows_of(y)), f"embeddings of answer {index}"
+
+
+def rows_of(output: torch.Tensor | Clip) -> torch.Tensor:
+    rows: torch.Tensor = output.joined() if isinstance(output, Clip) else output
+    return rows
+
+
+def times_of(output: torch.Tensor | Clip) -> list[tuple[float, float]]:
+    return output.times if isinstance(output, Clip) else []

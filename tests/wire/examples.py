@@ -10,6 +10,7 @@ from mmcached.wire.handle import Handle, LeaseId, RingAnnouncement
 from mmcached.wire.messages import client, engine, frontend, worker
 from mmcached.wire.messages.parts import (
     Barrier,
+    ClipOptions,
     EgressPlace,
     EncoderForm,
     Feature,
@@ -35,7 +36,9 @@ HANDLE = Handle(RING_ID, 2**62, 3, 4, 4096, 12_345, "tenant")
 LEASE = LeaseId(2**63 - 1, 17)
 TENSOR = Tensor(0, "float32", (3, 64))
 ENCODER = EncoderForm(
-    "reference", [TensorForm("pixel_values", "uint8", (-1, 12))], [TensorForm("embeddings", "int32", (-1, 8))]
+    "reference",
+    {"image": [TensorForm("pixel_values", "uint8", (-1, 12))]},
+    [TensorForm("embeddings", "int32", (-1, 8))],
 )
 FEATURES = [
     Feature("a" * 64, "image", 1, 6, 6, 99, HANDLE, LEASE),
@@ -80,6 +83,7 @@ EXAMPLES: list[tuple[str, Any]] = [
     ("ToClient", client.Generated(1, [], "length", 12, 0, saved_rows=[SAVED_ROWS])),
     ("ToClient", client.Encoded(1, [{"embeddings": TENSOR}, {"a": TENSOR, "b": TENSOR}])),
     ("ToClient", client.Encoded(1, ["key"])),
+    ("ToClient", client.Encoded(1, ["key", "key"], [[(0.0, 0.5), (0.5, 1.0)]])),
     ("ToClient", client.ProcessorInfo(1, ENCODER)),
     ("ToClient", client.Orders(1, [Fetch(1, "tenant", "key", 2**62, True, 50)], [Save("tenant", "key", HANDLE)], 7)),
     ("FromClient", frontend.TakeOrders(CLIENT_ID, 1, 10.0)),
@@ -106,6 +110,10 @@ EXAMPLES: list[tuple[str, Any]] = [
     ("FromClient", frontend.Encode(CLIENT_ID, 1, 0.5)),
     ("FromClient", frontend.Encode(CLIENT_ID, 1, 0.5, "", ["cat"])),
     ("FromClient", frontend.Encode(CLIENT_ID, 1, 0.5, takes_keys=True)),
+    (
+        "FromClient",
+        frontend.Encode(CLIENT_ID, 1, 0.5, clips=[ClipOptions("video", 0.5, 9.5, 2.0), ClipOptions("audio")]),
+    ),
     ("FromClient", frontend.Cancel(CLIENT_ID, 1)),
     ("FromClient", frontend.GetStats(1)),
     ("FromClient", frontend.GetProcessorInfo(1)),

@@ -34,6 +34,9 @@ EXAMPLES: list[MmcachedError] = [
     errors.EmptyImage("images[0]", 0, "has no bytes"),
     errors.CorruptImage("images[1]", "12 bytes", "is damaged"),
     errors.ImageTooLarge("images[2]", 10**9, "at most 64000000 pixels"),
+    errors.EmptyClip("videos[0]", 0, "has no bytes"),
+    errors.CorruptClip("videos[1]", "12 bytes", "is damaged"),
+    errors.ClipTooLarge("audios[0]", 7200.0, "at most 3600.0 s"),
     errors.ConfigError("world_size", 0, "must be between 1 and 16"),
     errors.InvariantError("books differ"),
 ]

@@ -20,7 +20,7 @@ from mmcached.wire.version import PROTOCOL_VERSION, VERSION_FIELD
 from tests.house import REPOSITORY
 from tests.wire.examples import UNIONS
 
-SCHEMA = "11:5a227fdc0f70a0fa"
+SCHEMA = "12:5c664e3bb65c5219"
 """Of `PROTOCOL_VERSION`: after a change raise the version, then put here what the test found."""
 
 

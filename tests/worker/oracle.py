@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mmcached.wire.config import ModelConfig
-from mmcached.wire.vocabulary import END_TOKEN_ID, VOCABULARY_SIZE
+from mmcached.wire.vocabulary import END_TOKEN_ID, VOCABULARY_SIZE, Modality
 from mmcached.worker.model.arithmetic import draw
 
 P = 4093
@@ -27,9 +27,56 @@ class Image:
     grid: tuple[int, int]
 
 
+@dataclass(frozen=True)
+class VideoSlice:
+    """What it makes of two frames of a video."""
+
+    frames: npt.NDArray[np.uint8]
+    grid: tuple[int, int]
+
+
+@dataclass(frozen=True)
+class SoundSlice:
+    """What it makes of a window of a sound."""
+
+    samples: npt.NDArray[np.int16]
+
+
+Item = Image | VideoSlice | SoundSlice
+
+
 def random_image(rng: np.random.Generator, grid: tuple[int, int], patch_size: int) -> Image:
     shape = (grid[0] * grid[1], 3 * patch_size**2)
     return Image(rng.integers(0, 256, shape, dtype=np.uint8), grid)
+
+
+def random_video(rng: np.random.Generator, grid: tuple[int, int], patch_size: int) -> VideoSlice:
+    shape = (grid[0] * grid[1], 2 * 3 * patch_size**2)
+    return VideoSlice(rng.integers(0, 256, shape, dtype=np.uint8), grid)
+
+
+def random_sound(rng: np.random.Generator, num_frames: int, audio_frame: int) -> SoundSlice:
+    return SoundSlice(rng.integers(-32768, 32768, (num_frames, audio_frame), dtype=np.int16))
+
+
+def modality_of(item: Item) -> Modality:
+    match item:
+        case Image():
+            return "image"
+        case VideoSlice():
+            return "video"
+        case SoundSlice():
+            return "audio"
+
+
+def num_embeds_of(item: Item) -> int:
+    match item:
+        case Image():
+            return len(item.pixel_values)
+        case VideoSlice():
+            return len(item.frames)
+        case SoundSlice():
+            return len(item.samples)
 
 
 class Oracle:
@@ -41,25 +88,38 @@ class Oracle:
     def _draw(self, name: str, *shape: int) -> IntArray:
         return draw(self.config.seed, name, shape).numpy().astype(np.int64)
 
-    def encode(self, image: Image) -> IntArray:
-        """`(num_patches, hidden_size)` embeddings."""
+    def encode(self, item: Item) -> IntArray:
+        """`(num_embeds, hidden_size)` embeddings."""
+        match item:
+            case Image():
+                return self._encode("encoder", *self._placed("encoder", item.pixel_values, item.grid))
+            case VideoSlice():
+                return self._encode("video", *self._placed("video", item.frames, item.grid))
+            case SoundSlice():
+                place = self._draw("audio.frame", self.config.encoder_width)
+                numbers = [index * place for index in range(len(item.samples))]
+                return self._encode("audio", item.samples.astype(np.int64) + 32768, numbers)
+
+    def _placed(
+        self, name: str, patches: npt.NDArray[np.uint8], grid: tuple[int, int]
+    ) -> tuple[IntArray, list[IntArray]]:
+        """Return patches, and what is added for the place of each."""
+        row, column = (self._draw(f"{name}.{part}", self.config.encoder_width) for part in ("row", "column"))
+        places = [down * row + right * column for down in range(grid[0]) for right in range(grid[1])]
+        return patches.astype(np.int64), places
+
+    def _encode(self, name: str, rows: IntArray, places: Sequence[IntArray]) -> IntArray:
         config, width = self.config, self.config.encoder_width
-        weights = self._draw("encoder.input", image.pixel_values.shape[1], width)
-        row_weights, column_weights = self._draw("encoder.row", width), self._draw("encoder.column", width)
-        x = image.pixel_values.astype(np.int64) @ weights
-        for index in range(len(x)):
-            row, column = divmod(index, image.grid[1])
-            x[index] += row * row_weights + column * column_weights
-        x %= P
+        x = (rows @ self._draw(f"{name}.input", rows.shape[1], width) + np.stack(places)) % P
         for layer in range(config.encoder_layers):
             query, key, value = (
-                x @ self._draw(f"encoder.{layer}.{part}", width, width) % P for part in ("query", "key", "value")
+                x @ self._draw(f"{name}.{layer}.{part}", width, width) % P for part in ("query", "key", "value")
             )
             attention = 1 + (query @ key.T) % 13
-            x = (x + (attention @ value % P) @ self._draw(f"encoder.{layer}.output", width, width)) % P
-            inner = (x @ self._draw(f"encoder.{layer}.up", width, width) % P) ** 2 % P
-            x = (x + inner @ self._draw(f"encoder.{layer}.down", width, width)) % P
-        return x @ self._draw("encoder.output", width, config.hidden_size) % P
+            x = (x + (attention @ value % P) @ self._draw(f"{name}.{layer}.output", width, width)) % P
+            inner = (x @ self._draw(f"{name}.{layer}.up", width, width) % P) ** 2 % P
+            x = (x + inner @ self._draw(f"{name}.{layer}.down", width, width)) % P
+        return x @ self._draw(f"{name}.output", width, config.hidden_size) % P
 
     def hidden_states(self, token_ids: Sequence[int], replaced: Mapping[int, IntArray] | None = None) -> IntArray:
         """`(num_tokens, hidden_size)`; `replaced` maps positions to what stands there instead of the token."""

@@ -14,15 +14,21 @@ from mmcached.shm.store.codec import encode
 from mmcached.wire.handle import Handle, LeaseId
 from mmcached.wire.sockets.frames import Frame
 from mmcached.worker.payloads import PayloadReader
-from tests.worker.oracle import Image
+from tests.worker.oracle import Image, Item, SoundSlice, VideoSlice
 
 
-def record_of(image: Image) -> dict[str, object]:
-    return {"pixel_values": image.pixel_values, "grid": np.array(image.grid, np.int64)}
+def record_of(item: Item) -> dict[str, object]:
+    match item:
+        case Image():
+            return {"pixel_values": item.pixel_values, "grid": np.array(item.grid, np.int64)}
+        case VideoSlice():
+            return {"frames": item.frames, "grid": np.array(item.grid, np.int64)}
+        case SoundSlice():
+            return {"samples": item.samples}
 
 
-def inline_frames(image: Image) -> list[Frame]:
-    return [bytes(frame) for frame in encode(record_of(image)).frames()]
+def inline_frames(item: Item) -> list[Frame]:
+    return [bytes(frame) for frame in encode(record_of(item)).frames()]
 
 
 @dataclass

@@ -9,7 +9,8 @@ import pytest
 
 from mmcached.wire.errors import CacheMiss, RemoteProtocolError, StaleHandle
 from mmcached.wire.messages.parts import Inline
-from mmcached.worker.encoders.reference import image_of
+from mmcached.worker.encoders.encoder import tensor_of
+from mmcached.worker.encoders.reference import grid_of
 from mmcached.worker.payloads import PayloadReader
 from tests.worker.oracle import random_image
 from tests.worker.rings import engine_ring, inline_frames, is_inside, record_of
@@ -22,8 +23,8 @@ def test_an_item_in_the_ring_is_read_in_place_until_its_last_view_dies() -> None
     with engine_ring() as engine, engine.payloads() as payloads:
         handle, _ = engine.put("a", record_of(IMAGE))
         record = payloads.read(handle, (), mm_hash="a", on_release=lambda: released.append("a"))
-        pixels, grid = image_of(record)
-        assert grid == IMAGE.grid
+        pixels = tensor_of(record, "pixel_values")
+        assert grid_of(record) == IMAGE.grid
         assert np.array_equal(pixels.numpy(), IMAGE.pixel_values)
         assert is_inside(engine.ring, pixels)
         row = pixels[1]
@@ -39,8 +40,8 @@ def test_an_item_in_the_ring_is_read_in_place_until_its_last_view_dies() -> None
 def test_an_inline_item_is_read_from_its_frames() -> None:
     frames = [b"another", *inline_frames(IMAGE)]
     record = PayloadReader(None).read(Inline(1, len(frames) - 1), frames, mm_hash="a")
-    pixels, grid = image_of(record)
-    assert grid == IMAGE.grid
+    pixels = tensor_of(record, "pixel_values")
+    assert grid_of(record) == IMAGE.grid
     assert np.array_equal(pixels.numpy(), IMAGE.pixel_values)
 
 

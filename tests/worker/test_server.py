@@ -47,7 +47,11 @@ CONFIG = ServiceConfig(model=MODEL, block_size=4, num_kv_blocks=40, max_model_le
 ORACLE = Oracle(MODEL)
 ENCODER = EncoderForm(
     "reference",
-    [TensorForm("pixel_values", "uint8", (-1, 12)), TensorForm("grid", "int64", (2,))],
+    {
+        "image": [TensorForm("pixel_values", "uint8", (-1, 12)), TensorForm("grid", "int64", (2,))],
+        "video": [TensorForm("frames", "uint8", (-1, 24)), TensorForm("grid", "int64", (2,))],
+        "audio": [TensorForm("samples", "int16", (-1, 640))],
+    },
     [TensorForm("embeddings", "int32", (-1, 8))],
 )
 IMAGE = random_image(np.random.default_rng(0), (2, 3), 2)

@@ -14,12 +14,16 @@ import pytest
 import torch
 
 from mmcached.cache.store_keys import output_key
+from mmcached.client import Client
+from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import CacheMiss
 from mmcached.wire.limits import LimitsConfig
 from mmcached.wire.messages.engine import ItemSaved
 from mmcached.wire.messages.parts import SavedRows, StoredOutput
 from mmcached.wire.messages.worker import EmitEmbedding, EncodeItem, StepPlan
+from mmcached.wire.stats import EncodedOfModality
 from mmcached.worker.steps.runner import ModelRunner
+from mmcached.worker.stored_outputs import StoredOutputs
 from tests.worker.oracle import random_image
 from tests.worker.plans import chunk, plan
 from tests.worker.rings import inline_frames
@@ -73,6 +77,10 @@ def item(key: str = "a", store_epoch: int = 5) -> EncodeItem:
     return EncodeItem(inline.key, inline.mm_hash, inline.num_embeds, inline.payload, None, "t", store_epoch)
 
 
+def fail_to_connect() -> Client:
+    raise AssertionError("nothing is asked")
+
+
 def key_of(runner: ModelRunner, mm_hash: str = "a") -> str:
     return output_key(runner.encoder_fingerprint, mm_hash)
 
@@ -104,6 +112,7 @@ def test_what_one_worker_has_encoded_another_loads_bit_for_bit(store: Store) -> 
         output, payload = run(second, load(key))
         assert np.array_equal(tensor_of(output.embeddings[0], payload), wanted)
         assert (second.stats().items_encoded, second.stats().items_loaded) == (0, 1)
+        assert second.stats().by_modality.image == EncodedOfModality(loaded=1, embeds_loaded=NUM_EMBEDS)
         store.records[key]["embeddings"].zero_()
         output, payload = run(second, plan(2, emit=[EmitEmbedding(1, 0, "b")]))
         assert np.array_equal(tensor_of(output.embeddings[0], payload), wanted), "it owns its bytes"
@@ -211,6 +220,16 @@ def test_what_takes_no_time_every_rank_encodes_and_one_saves(store: Store) -> No
             save_all(runner, 1)
             assert (runner.stats().items_encoded, runner.stats().items_loaded) == (3, 0)
         assert store.records.keys() == {key_of(first, each) for each in "abcd"}
+
+
+def test_what_takes_no_time_in_one_modality_may_take_long_in_another() -> None:
+    outputs = StoredOutputs(ServiceConfig(), fail_to_connect, "")
+    image, video = item("a"), msgspec.structs.replace(item("b"), modality="video")
+    assert (outputs.is_shared(image), outputs.is_shared(video)) == (True, True), "nobody knows"
+    outputs.encoded(video, 0.0)
+    assert (outputs.is_shared(image), outputs.is_shared(video)) == (True, False)
+    outputs.encoded(image, 60.0)
+    assert (outputs.is_shared(image), outputs.is_shared(video)) == (True, False)
 
 
 def test_a_rank_that_finds_something_else_in_the_place_of_an_output_encodes(store: Store) -> None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mmcached.engine import Request, Scheduler
+from mmcached.engine.encoder.encoder_budget import service_encoder_budget
 from mmcached.engine.encoder.worker_check import check_encoder_caches
 from mmcached.engine.scheduling.step import ScheduledStep
 from mmcached.wire.config import ServiceConfig
@@ -63,9 +64,8 @@ class Audit:
         assert len(set(ids)) == len(ids)
         assert len(step.request_ids()) <= self._scheduler.num_running <= config.max_num_seqs
         features = (item.request.features[item.input_id] for item in step.encode)
-        assert sum(feature.num_embeds for feature in features if not feature.has_output) <= max(
-            config.max_num_encoder_input_tokens, config.model.max_patches_per_image
-        )
+        to_encode = sum(feature.num_embeds for feature in features if not feature.has_output)
+        assert to_encode <= service_encoder_budget(config).compute_budget
         assert len({item.key for item in step.encode}) == len(step.encode)
         requests = step.requests()
         assert len(requests) == 1 or not any(request.alone_until for request in requests), "a suspect is not alone"

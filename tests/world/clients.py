@@ -10,6 +10,7 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+import msgspec
 import numpy as np
 
 from mmcached.engine import Request
@@ -18,20 +19,34 @@ from mmcached.wire.messages.engine import AddRequest
 from mmcached.wire.messages.parts import Feature, Inline, Rows, RowsWanted, Tensor
 from mmcached.wire.row_pieces import RowPieces
 from mmcached.wire.sockets.frames import Frame
-from mmcached.wire.vocabulary import END_TOKEN_ID, IMAGE_TOKEN_ID
-from tests.worker.oracle import Image, IntArray, random_image
+from mmcached.wire.vocabulary import END_TOKEN_ID, TOKEN_IDS
+from tests.worker.oracle import (
+    IntArray,
+    Item,
+    modality_of,
+    num_embeds_of,
+    random_image,
+    random_sound,
+    random_video,
+)
 from tests.worker.rings import inline_frames
 from tests.world.knobs import MAX_MODEL_LEN, Knobs
 from tests.world.plainly import PlainModel, embeddings_of
 
 _RNG = np.random.default_rng(5)
-IMAGES = {
-    f"{number:064d}": random_image(_RNG, grid, 2)
-    for number, grid in enumerate([(1, 1), (1, 2), (1, 3), (2, 2), (1, 5), (2, 3)])
-}
+_PATCH, _FRAME = 2, 3
+_ITEMS: list[Item] = [
+    random_image(_RNG, (1, 1), _PATCH),
+    random_sound(_RNG, 2, _FRAME),
+    random_video(_RNG, (1, 3), _PATCH),
+    random_image(_RNG, (2, 2), _PATCH),
+    random_sound(_RNG, 5, _FRAME),
+    random_video(_RNG, (2, 3), _PATCH),
+]
+ITEMS = {f"{number:064d}": item for number, item in enumerate(_ITEMS)}
 TWO_SIZES = "z" * 64
 """A name that some clients give to one image, and others to another of another size: one of them may be refused."""
-OF_TWO_SIZES = (random_image(_RNG, (1, 2), 2), random_image(_RNG, (1, 4), 2))
+OF_TWO_SIZES = (random_image(_RNG, (1, 2), _PATCH), random_image(_RNG, (1, 4), _PATCH))
 
 
 @dataclass(slots=True)
@@ -39,7 +54,7 @@ class Client:
     """One request, from without.
 
     Attributes:
-        images: of its features, in order.
+        items: of its features, in order.
         epochs: of the weights with which something was computed for it; of more than one, its answer is nobody's.
         streamed: by key, the rows that came before the answer.
         names: digests of its full blocks.
@@ -49,7 +64,7 @@ class Client:
 
     message: AddRequest
     payload: list[Frame]
-    images: list[Image]
+    items: list[Item]
     request: Request
     epochs: set[int] = field(default_factory=set)
     streamed: dict[str, RowPieces] = field(default_factory=dict)
@@ -63,7 +78,7 @@ class Client:
         A chunk may end before an item, and behind it; tokens that were generated may have to be computed again.
         """
         num_tokens = len(self.message.prompt_token_ids) + self.message.max_tokens
-        return -(-num_tokens // most_tokens) + self.message.max_tokens + 2 * len(self.images) + 1
+        return -(-num_tokens // most_tokens) + self.message.max_tokens + 2 * len(self.items) + 1
 
     @property
     def most_progress(self) -> int:
@@ -100,8 +115,8 @@ class Client:
         request, wanted = self.request, self.message.rows
         tokens, first_output = request.token_ids, request.num_prompt_tokens
         replaced = {}
-        for feature, image in zip(self.message.features, self.images, strict=True):
-            for index, row in enumerate(embeddings_of(model, image)):
+        for feature, item in zip(self.message.features, self.items, strict=True):
+            for index, row in enumerate(embeddings_of(model, item)):
                 replaced[feature.offset + index] = row
         truth = self.truth = model.rows(tokens[:-1], replaced)
         assert tokens[first_output:] == model.next_tokens(truth["hidden_states"][first_output - 1 :])
@@ -115,8 +130,8 @@ class Client:
             assert np.array_equal(array_of(part.tensor, frames), truth[part.key][first:]), part.key
 
     def check_embeddings(self, model: PlainModel, tensors: Sequence[Tensor], frames: Sequence[Frame]) -> None:
-        for image, tensor in zip(self.images, tensors, strict=True):
-            assert np.array_equal(array_of(tensor, frames), embeddings_of(model, image))
+        for item, tensor in zip(self.items, tensors, strict=True):
+            assert np.array_equal(array_of(tensor, frames), embeddings_of(model, item))
 
     def check_shape(self, rows: Sequence[Rows]) -> None:
         """Of an answer that belongs to no single epoch: it has what was asked for, of the range that was asked for."""
@@ -178,19 +193,19 @@ class Arrivals:
             tokens, named = [], []
         for _ in range(0 if is_repeated else rng.choice((0, 1, 1, 2))):
             if rng.random() < self._knobs.p_items:
-                mm_hash = named[-1][1] if named and rng.random() < 0.3 else rng.choice(sorted(IMAGES))
-                num_embeds = len(IMAGES[mm_hash].pixel_values)
+                mm_hash = named[-1][1] if named and rng.random() < 0.3 else rng.choice(sorted(ITEMS))
+                num_embeds = num_embeds_of(ITEMS[mm_hash])
                 if len(tokens) + num_embeds < MAX_MODEL_LEN - 3:
                     named.append((len(tokens), mm_hash))
-                    tokens = tokens + [IMAGE_TOKEN_ID] * num_embeds
+                    tokens = tokens + [TOKEN_IDS[modality_of(ITEMS[mm_hash])]] * num_embeds
             tokens = tokens + [rng.choice((1, 2))] * rng.choice((0, 1, 3, 9))
         tokens = (tokens or [rng.choice((1, 2))])[: MAX_MODEL_LEN - 2]
-        named = [(at, mm_hash) for at, mm_hash in named if at + len(IMAGES[mm_hash].pixel_values) <= len(tokens)]
-        features = [_feature(mm_hash, at, IMAGES[mm_hash]) for at, mm_hash in named]
+        named = [(at, mm_hash) for at, mm_hash in named if at + num_embeds_of(ITEMS[mm_hash]) <= len(tokens)]
+        features = [_feature(mm_hash, at, ITEMS[mm_hash]) for at, mm_hash in named]
         max_tokens = rng.randint(1, min(rng.choice((4, 9, 20)), MAX_MODEL_LEN - len(tokens)))
-        images = [IMAGES[mm_hash] for _, mm_hash in named]
+        items = [ITEMS[mm_hash] for _, mm_hash in named]
         rows = self._rows(len(tokens), num_had)
-        return _client(request_id, tokens, features, images, max_tokens=max_tokens, rows=rows, tenant=tenant, rng=rng)
+        return _client(request_id, tokens, features, items, max_tokens=max_tokens, rows=rows, tenant=tenant, rng=rng)
 
     def _rows(self, num_tokens: int, num_had: int) -> RowsWanted | None:
         rng = self._rng
@@ -204,16 +219,16 @@ class Arrivals:
         return RowsWanted(wanted, min(first, num_tokens - 1), "delta")
 
     def _encode(self, request_id: int) -> Client:
-        names = self._rng.choices(sorted(IMAGES), k=self._rng.randint(1, 4))
-        features = [_feature(mm_hash, 0, IMAGES[mm_hash]) for mm_hash in names]
-        images = [IMAGES[mm_hash] for mm_hash in names]
-        return _client(request_id, [], features, images, kind="encode", rng=self._rng)
+        names = self._rng.choices(sorted(ITEMS), k=self._rng.randint(1, 4))
+        features = [_feature(mm_hash, 0, ITEMS[mm_hash]) for mm_hash in names]
+        items = [ITEMS[mm_hash] for mm_hash in names]
+        return _client(request_id, [], features, items, kind="encode", rng=self._rng)
 
     def _of_two_sizes(self, request_id: int) -> Client:
         """A prompt that shares its tenant only with those of the same image: KV must not be mixed, only refused."""
         which = self._rng.randrange(2)
         image = OF_TWO_SIZES[which]
-        tokens = [1, *[IMAGE_TOKEN_ID] * len(image.pixel_values), 2]
+        tokens = [1, *[TOKEN_IDS["image"]] * num_embeds_of(image), 2]
         features = [_feature(TWO_SIZES, 1, image)]
         tenant = f"two sizes, {which}"
         return _client(request_id, tokens, features, [image], max_tokens=3, tenant=tenant, rng=self._rng)
@@ -224,16 +239,16 @@ def last_client(request_id: int) -> Client:
     return _client(request_id, [9], [], [], max_tokens=1, tenant="last", rng=random.Random(0))
 
 
-def _feature(mm_hash: str, offset: int, image: Image) -> Feature:
-    num_embeds = len(image.pixel_values)
-    return Feature(mm_hash, "image", offset, num_embeds, num_embeds, 100, Inline(0, 0))
+def _feature(mm_hash: str, offset: int, item: Item) -> Feature:
+    num_embeds = num_embeds_of(item)
+    return Feature(mm_hash, modality_of(item), offset, num_embeds, num_embeds, 100, Inline(0, 0))
 
 
 def _client(
     request_id: int,
     tokens: list[int],
     features: list[Feature],
-    images: list[Image],
+    items: list[Item],
     *,
     rng: random.Random,
     kind: str = "generate",
@@ -243,13 +258,11 @@ def _client(
 ) -> Client:
     payload: list[Frame] = []
     placed = []
-    for feature, image in zip(features, images, strict=True):
-        frames = inline_frames(image)
+    for feature, item in zip(features, items, strict=True):
+        frames = inline_frames(item)
         where = Inline(len(payload), len(frames))
         payload += frames
-        placed.append(
-            Feature(feature.mm_hash, "image", feature.offset, feature.length, feature.num_embeds, feature.nbytes, where)
-        )
+        placed.append(msgspec.structs.replace(feature, payload=where))
     message = AddRequest(
         request_id=request_id,
         kind="encode" if kind == "encode" else "generate",
@@ -261,7 +274,7 @@ def _client(
         priority=rng.randrange(3),
         is_streamed=rng.random() < 0.5,
     )
-    return Client(message, payload, images, request_of(message))
+    return Client(message, payload, items, request_of(message))
 
 
 def request_of(message: AddRequest, outputs: Mapping[int, str] | None = None) -> Request:

@@ -74,6 +74,8 @@ class Knobs:
             encoder_layers=1,
             patch_size=2,
             max_patches_per_image=MAX_PATCHES,
+            audio_frame=3,
+            audio_window=MAX_PATCHES,
             num_layer_outputs=self.num_layer_outputs,
         )
         block_bytes = self.block_size * len(model.row_keys) * model.hidden_size * 4

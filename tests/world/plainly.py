@@ -13,7 +13,8 @@ import numpy as np
 
 from mmcached.wire.config import ModelConfig
 from mmcached.wire.vocabulary import BEGIN_TOKEN_ID, END_TOKEN_ID, VOCABULARY_SIZE
-from tests.worker.oracle import Image, IntArray, Oracle, P
+from tests.worker.oracle import IntArray, Item, Oracle, P
+from tests.worker.rings import inline_frames
 
 
 class PlainModel(Oracle):
@@ -78,9 +79,9 @@ def model_in(config: ModelConfig, epoch: int) -> ModelConfig:
 _EMBEDDINGS: dict[tuple[ModelConfig, bytes], IntArray] = {}
 
 
-def embeddings_of(model: PlainModel, image: Image) -> IntArray:
-    """Return `(num_patches, hidden_size)`; computed once for each image and model."""
-    name = model.config, repr(image.grid).encode() + image.pixel_values.tobytes()
+def embeddings_of(model: PlainModel, item: Item) -> IntArray:
+    """Return `(num_embeds, hidden_size)`; computed once for each item and model."""
+    name = model.config, b"".join(inline_frames(item))
     if name not in _EMBEDDINGS:
-        _EMBEDDINGS[name] = model.encode(image)
+        _EMBEDDINGS[name] = model.encode(item)
     return _EMBEDDINGS[name]

@@ -111,7 +111,8 @@ class Rank:
         model = model_in(self._config.model, epoch)
         self._weights = epoch
         self._model = ReferenceModel(model, max_model_len=self._config.max_model_len, device=_CPU)
-        self.runner._model, self.runner._items.encoder = self._model, ReferenceEncoder(model, self._model.encoder)
+        self._items = ReferenceEncoder(model, self._model.encoder)
+        self.runner._model, self.runner._items.encoder = self._model, self._items
 
     def encoder_keys(self) -> list[str]:
         return self.runner.encoder_cache.keys()
@@ -123,8 +124,7 @@ class Rank:
             yield
             self._accident = None
             return
-        model = self._model
-        part: Any = model.encoder if accident.point == "encode" else model.decoder
+        part: Any = self._items if accident.point == "encode" else self._model.decoder
         real = getattr(part, accident.point)
 
         def broken(*args: Any, **named: Any) -> None:

@@ -21,7 +21,7 @@ import torch
 
 from mmcached.cache.store_keys import EMBEDDINGS, output_key, store_key
 from mmcached.wire.config import ServiceConfig
-from tests.world.clients import IMAGES
+from tests.world.clients import ITEMS
 from tests.world.plainly import embeddings_of, plain_model
 
 
@@ -93,9 +93,9 @@ class Shelf:
         if self._may("evictions", 0.1) and self._records:
             self._evict(self._rng.choice(list(self._records)))
         if self._may("outputs of another engine", 0.5):
-            mm_hash = self._rng.choice(sorted(IMAGES))
+            mm_hash = self._rng.choice(sorted(ITEMS))
             model = plain_model(self._model, self.epoch - 1)
-            rows = torch.from_numpy(embeddings_of(model, IMAGES[mm_hash])).to(torch.int32)
+            rows = torch.from_numpy(embeddings_of(model, ITEMS[mm_hash])).to(torch.int32)
             self._put(store_key("", output_key(self.fingerprint, mm_hash)), rows)
 
     # ---- as a client

@@ -6,7 +6,8 @@
     verb                        runs a verb in a thread or an event loop
     contact                     one client id: greets the service, and exchanges requests for answers
     piece_stream, token_stream  one streamed generation: its verb, and the pieces that have come
-    arguments, image_files      checks of what a caller passes
+    arguments, media_files      checks of what a caller passes
+    clips                       what may be wanted of a video or a sound, and the outputs of its slices
     results                     what a caller gets
     known_outputs               names of what the encoder has said of images, as the service gives them
     saver                       saves records in a thread of its own: bounded in bytes, dropped when late
@@ -22,7 +23,8 @@ version: `mmcached` itself is a namespace that several folders share.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from mmcached.client.image_files import ImageLike
+from mmcached.client.clips import Audio, AudioLike, Clip, Video, VideoLike
+from mmcached.client.media_files import ImageLike
 from mmcached.client.results import Generation, RowRange
 from mmcached.client.store.claims import Claim, Pending
 from mmcached.client.store.fail_open import StoreCounters
@@ -30,8 +32,11 @@ from mmcached.client.store.hits import Hit
 from mmcached.client.synchronous import Client
 from mmcached.wire.errors import (
     CacheMiss,
+    ClipTooLarge,
+    CorruptClip,
     CorruptImage,
     DeadlineExceeded,
+    EmptyClip,
     EmptyImage,
     ImageTooLarge,
     InvalidRequest,
@@ -49,11 +54,17 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AsyncClient",
+    "Audio",
+    "AudioLike",
     "CacheMiss",
     "Claim",
     "Client",
+    "Clip",
+    "ClipTooLarge",
+    "CorruptClip",
     "CorruptImage",
     "DeadlineExceeded",
+    "EmptyClip",
     "EmptyImage",
     "Generation",
     "Hit",
@@ -70,6 +81,8 @@ __all__ = [
     "RowsWanted",
     "ServiceUnavailable",
     "StoreCounters",
+    "Video",
+    "VideoLike",
 ]
 
 

@@ -2,7 +2,7 @@
 and limit; of a list, those of its first bad entry.
 
 No call sends anything before all of its arguments have passed. Integers and real numbers of numpy are taken for what
-they are; a bool is no number. What an image may be: see `image_files`.
+they are; a bool is no number. What a file may be: see `media_files`; what may be wanted of a clip: `clips`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import math
 import numbers
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeGuard
@@ -43,6 +43,7 @@ class Options:
         tenant: name under which items are cached; other tenants never hit them.
         fail_open: a store verb without a service is a miss instead of an error.
         name: of this kind of client, under which the service shows its figures.
+        counts_hits: what it finds stays for its sake.
     """
 
     timeout_s: float
@@ -50,12 +51,14 @@ class Options:
     tenant: str
     fail_open: bool
     name: str = ANY_CLIENT
+    counts_hits: bool = True
 
     def __post_init__(self) -> None:
         self.timeout_s = checked_timeout("timeout_s", self.timeout_s)
         self.connect_timeout_s = checked_timeout("connect_timeout_s", self.connect_timeout_s)
         check_tenant(self.tenant)
         check_bool("fail_open", self.fail_open)
+        check_bool("counts_hits", self.counts_hits)
         if not isinstance(self.name, str) or not re.match(CLIENT_NAME, self.name):
             limit = "1 to 32 lower-case letters, digits, '.', '_' and '-', the first a letter or digit"
             raise _invalid("name", self.name, limit)
@@ -86,16 +89,27 @@ def checked_int(field: str, value: Any, least: int, most: int) -> int:
 
 def checked_timeout(field: str, value: Any) -> float:
     """Return a number of seconds that somebody can wait."""
+    limit = f"a number of seconds above 0 and at most {MAX_TIMEOUT_S:.0f}"
+    return checked_real(field, value, lambda seconds: 0 < seconds <= MAX_TIMEOUT_S, limit)
+
+
+def checked_real(field: str, value: Any, is_possible: Callable[[float], bool], limit: str) -> float:
+    """Return a number that is possible, which NaN never is."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        raise _invalid(field, value, f"a number of seconds above 0 and at most {MAX_TIMEOUT_S:.0f}")
+        raise _invalid(field, value, limit)
     try:
-        seconds = float(value)
+        number = float(value)
     except OverflowError:
-        seconds = math.inf
-    if not 0 < seconds <= MAX_TIMEOUT_S:
-        shown = seconds if math.isfinite(seconds) else str(seconds)
-        raise InvalidRequest(field, shown, f"must be above 0 and at most {MAX_TIMEOUT_S:.0f} seconds")
-    return seconds
+        number = math.inf
+    if not is_possible(number):
+        raise InvalidRequest(field, number if math.isfinite(number) else str(number), limit)
+    return number
+
+
+def check_sequence(field: str, values: Any) -> None:
+    """Refuse what is no sequence of files."""
+    if not _is_sequence(values):
+        raise _invalid(field, values, f"a sequence of {field}, also for a single one: [{field[:-1]}]")
 
 
 def check_bool(field: str, value: Any) -> None:
@@ -168,8 +182,7 @@ def checked_key(key: Any) -> str:
 
 def checked_image_ids(image_ids: Any, images: Any) -> list[str | None]:
     """Return the ids as they may travel: one per image, or an empty list."""
-    if not _is_sequence(images):
-        raise _invalid("images", images, "a sequence of images, also for a single one: [image]")
+    check_sequence("images", images)
     num_images = len(images)
     limit = f"a sequence of {num_images}: an id or None for each image"
     if not _is_sequence(image_ids):
@@ -230,7 +243,7 @@ def _is_unicode(text: str) -> bool:
 
 def _invalid(field: str, value: Any, limit: str) -> InvalidRequest:
     try:
-        shown = repr(value)
+        shown = repr(value[:80] if isinstance(value, str | bytes | bytearray) else value)  # it may be a whole film
     except Exception:  # a stranger's object may do anything, an error shall not depend on it
         shown = type(value).__name__
     return InvalidRequest(field, shown.encode(errors="backslashreplace").decode()[:80], limit)

@@ -38,8 +38,9 @@ class BaseClient(ABC):
         tenant: str = "",
         fail_open: bool = True,
         name: str = ANY_CLIENT,
+        counts_hits: bool = True,
     ) -> None:
-        options = Options(timeout_s, connect_timeout_s, tenant, fail_open, name)
+        options = Options(timeout_s, connect_timeout_s, tenant, fail_open, name, counts_hits)
         self._guard = FailOpen(is_open=fail_open)
         self._new_calls = partial(Calls, run_dir_of(run_dir), options, self._guard, type(self)._make_link)
         self._lock = threading.RLock()

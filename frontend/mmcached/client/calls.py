@@ -17,9 +17,10 @@ from mmcached.client.arguments import (
     checked_rows,
     checked_tenant,
 )
+from mmcached.client.clips import AudioLike, VideoLike, checked_clips, read_clips
 from mmcached.client.contact import Contact, MakeLink, Request
-from mmcached.client.image_files import ImageLike, read_images
 from mmcached.client.links.shared_socket import Received
+from mmcached.client.media_files import ImageLike, read_images
 from mmcached.client.model_verbs import ModelVerbs
 from mmcached.client.piece_stream import PieceStream
 from mmcached.client.results import Generation, expect
@@ -32,8 +33,8 @@ from mmcached.client.store.verbs import StoreVerbs
 from mmcached.client.verb import Call, Verb
 from mmcached.shm.store.codec import DEFAULT_LIBRARY, Library, Record
 from mmcached.wire.messages.client import Flushed, Probed, ProcessorInfo, Stats, Welcome
-from mmcached.wire.messages.frontend import Flush, Generate, GetProcessorInfo, GetStats, Probe
-from mmcached.wire.messages.parts import EncoderForm, RowsWanted
+from mmcached.wire.messages.frontend import Encode, Flush, Generate, GetProcessorInfo, GetStats, Probe
+from mmcached.wire.messages.parts import ClipOptions, EncoderForm, RowsWanted
 from mmcached.wire.paths import RunDir
 from mmcached.wire.sockets.frames import Frame
 from mmcached.wire.stats import ServiceStats
@@ -47,7 +48,7 @@ class Calls:
     """The calls of one client id; any thread may make any."""
 
     def __init__(self, directory: RunDir, options: Options, guard: FailOpen, make_link: MakeLink) -> None:
-        sessions = StoreSessions()
+        sessions = StoreSessions(counts_hits=options.counts_hits)
         self.contact = Contact(directory, options, make_link, sessions)
         self._store = StoreVerbs(self.contact, sessions, guard)
         self._model = ModelVerbs(self.contact, self._store)
@@ -61,6 +62,8 @@ class Calls:
         max_tokens: int = 16,
         *,
         image_ids: Sequence[str | None] = (),
+        videos: Sequence[VideoLike] = (),
+        audios: Sequence[AudioLike] = (),
         hidden_states: bool | RowsWanted = False,
         priority: int = 0,
         timeout_s: float | None = None,
@@ -68,11 +71,13 @@ class Calls:
         """Continue a prompt greedily.
 
         Args:
-            prompt: text with one `<image>` per image, or token ids with one image token per image.
+            prompt: text with one `<image>` per image, `<video>` per video and `<audio>` per sound, or token ids with a
+                token of its kind for each.
             images: encoded image files, in the order of their markers; None for one that is named by its id only.
             image_ids: what to call each image, or None; 1 to 256 bytes. A named image is cached under its name, and
                 found there without its file. A name stands for one content: a file that comes with a name which is
                 cached is not looked at. For other content take another name, or `flush` before.
+            videos, audios: encoded files, each in the order of their markers; a `Video` or an `Audio` says more.
             max_tokens: how many tokens to generate at most.
             hidden_states: also return hidden states, one row per computed token: True for all of the last layer, or say
                 which ones, and from which position on.
@@ -83,11 +88,18 @@ class Calls:
             CacheMiss: an image came without its file and is not cached; `mm_hashes` has the ids. Send the files.
             DeadlineExceeded, ServiceUnavailable, RequestAborted, PeerGone: retryable.
         """
-        ids = checked_image_ids(image_ids, images)
+        ids, clips = checked_image_ids(image_ids, images), checked_clips(videos, audios)
         request = self._generate(
-            prompt, ids, max_tokens=max_tokens, hidden_states=hidden_states, priority=priority, timeout_s=timeout_s
+            prompt,
+            ids,
+            clips,
+            max_tokens=max_tokens,
+            hidden_states=hidden_states,
+            priority=priority,
+            timeout_s=timeout_s,
         )
-        return self._model.generate(request, read_images(images, ids), self.contact.deadline(timeout_s))
+        files = _files(images, ids, videos, audios)
+        return self._model.generate(request, files, self.contact.deadline(timeout_s))
 
     def generate_stream(
         self,
@@ -96,6 +108,8 @@ class Calls:
         max_tokens: int = 16,
         *,
         image_ids: Sequence[str | None] = (),
+        videos: Sequence[VideoLike] = (),
+        audios: Sequence[AudioLike] = (),
         hidden_states: bool | RowsWanted = False,
         priority: int = 0,
         timeout_s: float | None = None,
@@ -116,43 +130,61 @@ class Calls:
         ...     if isinstance(piece, list):
         ...         print(piece)
         """
-        ids = checked_image_ids(image_ids, images)
+        ids, clips = checked_image_ids(image_ids, images), checked_clips(videos, audios)
         request = self._generate(
             prompt,
             ids,
+            clips,
             max_tokens=max_tokens,
             hidden_states=hidden_states,
             priority=priority,
             timeout_s=timeout_s,
             stream_window=STREAM_WINDOW,
         )
-        return PieceStream(self.contact, request, read_images(images, ids))
+        return PieceStream(self.contact, request, _files(images, ids, videos, audios))
 
     def encode(
         self,
-        images: Sequence[ImageLike | None],
+        images: Sequence[ImageLike | None] = (),
         *,
         image_ids: Sequence[str | None] = (),
+        videos: Sequence[VideoLike] = (),
+        audios: Sequence[AudioLike] = (),
         view: bool = False,
         tensors: Library = DEFAULT_LIBRARY,
         timeout_s: float | None = None,
     ) -> Verb[list[Any]]:
         """Return the encoder's output for each image: a tensor, cpu, owned; by name in a dict if there are several.
 
-        The reference model's are int32 `(num_embeds, hidden_size)`; `processor_info` says what another encoder's are.
+        After those comes a `Clip` for each video, then for each sound: an output for each slice of it. The reference
+        model's outputs are int32 `(num_embeds, hidden_size)`; `processor_info` says what another encoder's are.
+
         What was encoded before, for whomever on this host, is found in shared memory without asking the service; what
         is large comes through it.
 
         Args:
-            images, image_ids: as for `generate`.
+            images, image_ids, videos, audios: as for `generate`.
             view: what lies there in place, without a copy: see `get`. **Read it, never write.**
             tensors: as for `get`.
             timeout_s: deadline of this call.
         Raises:
             As `generate`.
         """
-        ids, reading = checked_image_ids(image_ids, images), reading_of(tensors, view)
-        return self._model.encode(read_images(images, ids), ids, reading, self.contact.deadline(timeout_s))
+        ids, clips, reading = (
+            checked_image_ids(image_ids, images),
+            checked_clips(videos, audios),
+            reading_of(tensors, view),
+        )
+        request = Encode(
+            self.contact.client_id,
+            self.contact.next_id(),
+            self.contact.limit_s(timeout_s),
+            self.contact.options.tenant,
+            ids,
+            clips=clips,
+        )
+        files = _files(images, ids, videos, audios)
+        return self._model.encode(request, files, reading, self.contact.deadline(timeout_s))
 
     # ---- the store
 
@@ -353,7 +385,7 @@ class Calls:
         return expect(message, Stats).stats
 
     def processor_info(self, *, timeout_s: float = 10.0) -> Verb[EncoderForm]:
-        """Return what the service makes of an image: the tensors that its encoder takes, and those that it gives.
+        """Return what the service makes of an item: the tensors that its encoder takes, and those that it gives.
 
         Raises:
             ServiceUnavailable: no engine is ready; the service may be a store alone.
@@ -383,6 +415,7 @@ class Calls:
         self,
         prompt: str | Sequence[int],
         image_ids: list[str | None],
+        clips: list[ClipOptions],
         *,
         max_tokens: int,
         hidden_states: bool | RowsWanted,
@@ -401,6 +434,7 @@ class Calls:
             image_ids=image_ids,
             stream_window=stream_window,
             priority=checked_int("priority", priority, -MAX_PRIORITY - 1, MAX_PRIORITY),
+            clips=clips,
         )
 
     def _ask(self, request: Request, timeout_s: float | None, payload: Sequence[Frame] = ()) -> Verb[Received]:
@@ -412,3 +446,14 @@ class Calls:
 
 def _checked_epoch(store_epoch: int | None) -> int | None:
     return None if store_epoch is None else checked_int("store_epoch", store_epoch, 0, MAX_EPOCH)
+
+
+def _files(
+    images: Sequence[ImageLike | None],
+    image_ids: Sequence[str | None],
+    videos: Sequence[VideoLike],
+    audios: Sequence[AudioLike],
+) -> list[bytes]:
+    """Return the files of a request in the order in which they travel."""
+    files = read_images(images, image_ids)
+    return files + read_clips(videos, audios) if videos or audios else files

@@ -1,20 +1,33 @@
-"""Names what the encoder says of an image as the service does: a client finds it in the store without asking.
+"""Names what the encoder says of a file as the service does: a client finds it in the store without asking.
 
-    bytes of the file ──> key of the item ──> key of the encoder's output
+    bytes of an image ──> key of its item ────────────────────────────────────┬──> keys of the encoder's outputs
+    bytes of a clip, options ──> key of it ──the store──> keys of its slices ─┘
 
 A fingerprint of the service's processor and one of its encoder are part of the keys: a service that would say something
-else has other keys. Of an image that has the name that its caller gave it, the store keeps no output.
+else has other keys. Of an image that has the name that its caller gave it, the store keeps no output. The record of a
+clip may be put by whoever puts records of the tenant: what is none of the service's counts as missing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Literal
+from typing import Any, Literal, NamedTuple
 
+import msgspec
+
+from mmcached.cache.clip_keys import ListedSlices, clip_key, clip_record, file_key
 from mmcached.cache.hasher import MultiModalHasher
 from mmcached.cache.store_keys import output_key
 from mmcached.wire.messages.client import Welcome
+from mmcached.wire.messages.parts import ClipOptions
+
+
+class KnownSlice(NamedTuple):
+    """The key of the encoder's output of a slice, and the seconds of the file that the slice is made of."""
+
+    key: str
+    time: tuple[float, float]
 
 
 def output_keys(
@@ -27,14 +40,43 @@ def output_keys(
         files: encoded image files.
         image_ids: one per image, or none at all.
     """
-    if not welcome.encoder_fingerprint:
+    if not (welcome.encoder_fingerprint and welcome.item_fingerprints.get("image")):
         return {}
     hasher, keys = _hasher(welcome.hasher_algorithm), {}
     for index, file in enumerate(files):
         if not image_ids or image_ids[index] is None:
-            key = hasher.item_key(file, modality="image", fingerprint=welcome.item_fingerprint, tenant=tenant)
+            key = hasher.item_key(file, modality="image", fingerprint=welcome.item_fingerprints["image"], tenant=tenant)
             keys[index] = output_key(welcome.encoder_fingerprint, key)
     return keys
+
+
+def clip_records(welcome: Welcome, clips: Sequence[ClipOptions], files: Sequence[bytes], tenant: str) -> dict[int, str]:
+    """Return the keys of the lists of slices by the index of the clip, of those that may be in the store.
+
+    Args:
+        files: of the clips; one that occurs several times is hashed once.
+    """
+    hasher, keys = _hasher(welcome.hasher_algorithm), {}
+    of_files: dict[tuple[int, str], str] = {}
+    for index, (options, file) in enumerate(zip(clips, files, strict=True)):
+        fingerprint = welcome.item_fingerprints.get(options.modality)
+        if not (welcome.encoder_fingerprint and fingerprint):
+            continue
+        which = id(file), options.modality
+        if which not in of_files:
+            of_files[which] = file_key(hasher, file, options, fingerprint=fingerprint, tenant=tenant)
+        keys[index] = clip_record(clip_key(hasher, of_files[which], options))
+    return keys
+
+
+def slices_in(record: Any, welcome: Welcome) -> list[KnownSlice]:
+    """Return the slices that the record of a clip lists; none if it is no such record."""
+    try:
+        listed = msgspec.convert(record, ListedSlices).slices
+    except msgspec.ValidationError:
+        return []
+    fingerprint = welcome.encoder_fingerprint
+    return [KnownSlice(output_key(fingerprint, key), (start_s, end_s)) for key, _, start_s, end_s in listed]
 
 
 @lru_cache(maxsize=2)

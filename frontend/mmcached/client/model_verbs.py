@@ -8,14 +8,16 @@ Knows nothing of arguments as callers give them, of sockets and of event loops.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 from msgspec.structs import replace
 
 from mmcached.cache.store_keys import ROWS
+from mmcached.client.clips import together
 from mmcached.client.contact import Contact, Deadline
-from mmcached.client.known_outputs import output_keys
+from mmcached.client.known_outputs import KnownSlice, clip_records, output_keys, slices_in
 from mmcached.client.results import Generation, embeddings_from, expect, generation_from, plain
 from mmcached.client.store.hits import Reading
 from mmcached.client.store.verbs import StoreVerbs
@@ -54,28 +56,29 @@ class ModelVerbs:
                 return generation
         raise RemoteProtocolError("rows are named that were to come inline", "saved_rows")
 
-    def encode(
-        self, files: list[bytes], image_ids: list[str | None], reading: Reading, deadline: Deadline
-    ) -> Verb[list[Any]]:
-        """Return the encoder's output for each image; what is known already is not asked for."""
-        outputs = yield from self._known_outputs(files, image_ids, reading, deadline)
-        for takes_keys in (self._store.is_reader, False):  # what has gone from the store again comes with the answer
-            missing = [index for index, output in enumerate(outputs) if output is None]
-            if missing or not files:
-                wanted = [image_ids[index] for index in missing] if image_ids else []
-                made = yield from self._encoded(
-                    [files[index] for index in missing], wanted, reading, deadline, takes_keys
-                )
-                for index, output in zip(missing, made, strict=True):
-                    outputs[index] = output
-        return outputs
+    def encode(self, request: Encode, files: list[bytes], reading: Reading, deadline: Deadline) -> Verb[list[Any]]:
+        """Return what the encoder says of each image and clip; what is known already is not asked for."""
+        results = yield from self._known_outputs(request, files, reading, deadline)
+        try:
+            for takes_keys in (self._store.is_reader, False):  # what has gone from the store again comes inline
+                missing = [index for index, result in enumerate(results) if result is None]
+                if missing or not files:
+                    part = _part_of(request, missing, len(files))
+                    part = replace(part, request_id=self._contact.next_id(), takes_keys=takes_keys)
+                    made = yield from self._encoded(part, [files[index] for index in missing], reading, deadline)
+                    for index, result in zip(missing, made, strict=True):
+                        results[index] = result
+        except BaseException:
+            results.clear()  # the error's traceback would keep them, and their leases
+            raise
+        return results
 
     def _generation(self, message: Generated, payload: Sequence[Frame], deadline: Deadline) -> Verb[Generation | None]:
         """Return what an answer says; None if rows that it names are not in the store any more."""
         names = [rows.name for rows in message.saved_rows]
         if not names:
             return generation_from(message, payload)
-        hits = yield from self._store.look(names, _BYTES, deadline)
+        hits = yield from self._store.look(names, _BYTES, deadline, counts_hits=False)
         found = [memoryview(hit.record[ROWS]) for hit in hits if hit is not None]
         if len(found) < len(names):
             return None
@@ -84,37 +87,31 @@ class ModelVerbs:
             self._contact.tell(DropRecord(self._contact.next_id(), name, self._contact.options.tenant))
         return generation
 
-    def _encoded(
-        self,
-        files: list[bytes],
-        image_ids: list[str | None],
-        reading: Reading,
-        deadline: Deadline,
-        takes_keys: bool,
-    ) -> Verb[list[Any]]:
-        """Have images encoded; return their outputs, None of each that was named and is not in the store any more."""
-        contact = self._contact
-        request = Encode(
-            contact.client_id, contact.next_id(), deadline.timeout_s, contact.options.tenant, image_ids, takes_keys
-        )
-        yield from contact.connect(deadline)
-        message, payload = yield from contact.exchange(request, deadline, files)
+    def _encoded(self, request: Encode, files: list[bytes], reading: Reading, deadline: Deadline) -> Verb[list[Any]]:
+        """Have images and clips encoded; return their outputs, None of each of which something was named and is not in
+        the store any more.
+        """
+        yield from self._contact.connect(deadline)
+        message, payload = yield from self._contact.exchange(request, deadline, files)
         answer = expect(message, Encoded)
-        if len(answer.outputs) != len(files):
-            raise RemoteProtocolError(f"{len(answer.outputs)} outputs for {len(files)} images", "outputs")
-        outputs = embeddings_from(answer, payload, reading.tensors)
+        num_clips, num_slices = len(request.clips), sum(map(len, answer.clips))
+        if len(answer.clips) != num_clips or not all(answer.clips):
+            raise RemoteProtocolError(f"the slices of {len(answer.clips)} clips, asked for were {num_clips}", "clips")
+        if len(answer.outputs) != len(files) - num_clips + num_slices:
+            expected = f"{len(files) - num_clips} images and {num_slices} slices"
+            raise RemoteProtocolError(f"{len(answer.outputs)} outputs for {expected}", "outputs")
         keys = {index: output for index, output in enumerate(answer.outputs) if isinstance(output, str)}
-        if keys and not takes_keys:
+        if keys and not request.takes_keys:
             raise RemoteProtocolError(f"{len(keys)} outputs are named, none was to be", "outputs")
-        hits = (yield from self._store.look(list(keys.values()), reading, deadline)) if keys else []
-        for index, hit in zip(keys, hits, strict=True):
-            outputs[index] = None if hit is None else plain(hit.record)
-        return outputs
+        outputs = embeddings_from(answer, payload, reading.tensors)
+        for index, output in (yield from self._outputs(keys, reading, deadline, is_answer=True)).items():
+            outputs[index] = output
+        return together(outputs, answer.clips)
 
     def _known_outputs(
-        self, files: Sequence[bytes], image_ids: Sequence[str | None], reading: Reading, deadline: Deadline
+        self, request: Encode, files: Sequence[bytes], reading: Reading, deadline: Deadline
     ) -> Verb[list[Any]]:
-        """Return what the encoder has said of some images, as far as the store shows it; None for the others.
+        """Return what the encoder has said of images and clips, as far as the store shows it; None for the others.
 
         A frontend that is away has said before how outputs are named.
         """
@@ -123,9 +120,45 @@ class ModelVerbs:
         except MmcachedError:
             if self._welcome is None or self._contact.is_over:
                 raise
-        keys = output_keys(self._welcome, files, image_ids, self._contact.options.tenant)
-        outputs: list[Any] = [None] * len(files)
-        hits = (yield from self._store.look(list(keys.values()), reading, deadline)) if keys else []
-        for index, hit in zip(keys, hits, strict=True):
-            outputs[index] = None if hit is None else plain(hit.record)
-        return outputs
+        num_images = len(files) - len(request.clips)
+        keys = output_keys(self._welcome, files[:num_images], request.image_ids, request.tenant)
+        clips: list[list[KnownSlice]] = []
+        if request.clips:
+            clips = yield from self._known_slices(self._welcome, request, files[num_images:], deadline)
+            keys |= {index: each.key for index, each in enumerate(chain.from_iterable(clips), num_images)}
+        found = yield from self._outputs(keys, reading, deadline)
+        outputs = [found.get(index) for index in range(num_images + sum(map(len, clips)))]
+        return together(outputs, [[each.time for each in slices] for slices in clips])
+
+    def _known_slices(
+        self, welcome: Welcome, request: Encode, files: Sequence[bytes], deadline: Deadline
+    ) -> Verb[list[list[KnownSlice]]]:
+        """Return the slices of each clip all of whose outputs the store shows; none of the others."""
+        clips: list[list[KnownSlice]] = [[] for _ in files]
+        records = clip_records(welcome, request.clips, files, request.tenant)
+        hits = (yield from self._store.look(list(records.values()), _BYTES, deadline)) if records else []
+        for index, hit in zip(records, hits, strict=True):
+            slices = [] if hit is None else slices_in(hit.record, welcome)
+            if self._store.sees([each.key for each in slices]):  # else the whole clip is asked for, and none of it read
+                clips[index] = slices
+        return clips
+
+    def _outputs(
+        self, keys: Mapping[int, str], reading: Reading, deadline: Deadline, *, is_answer: bool = False
+    ) -> Verb[dict[int, Any]]:
+        """Return the encoder's outputs that the store shows of those with these keys, by their index.
+
+        What is an answer has just been put, and is taken as a message is: nobody has asked for it again.
+        """
+        if not keys:
+            return {}
+        hits = yield from self._store.look(list(keys.values()), reading, deadline, counts_hits=not is_answer)
+        return {index: plain(hit.record) for index, hit in zip(keys, hits, strict=True) if hit is not None}
+
+
+def _part_of(request: Encode, indices: Sequence[int], num_files: int) -> Encode:
+    """Return a request for some of its files."""
+    num_images = num_files - len(request.clips)
+    image_ids = [request.image_ids[index] for index in indices if index < num_images] if request.image_ids else []
+    clips = [request.clips[index - num_images] for index in indices if index >= num_images]
+    return replace(request, image_ids=image_ids, clips=clips)

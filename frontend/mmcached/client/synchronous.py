@@ -76,6 +76,7 @@ class Client(BaseClient, Closeable):
         tenant: name under which items are cached; other tenants never hit them.
         fail_open: also, a client can be made while no service is there.
         name: of this kind of client ("vllm"), under which `/metrics` shows hits, misses and puts.
+        counts_hits: False if nothing that this client finds is to stay in the store for its sake, or to be counted.
     Raises:
         InvalidRequest: an argument can't be.
         ServiceUnavailable: nobody answers in that directory, and `fail_open` is False.

@@ -324,7 +324,7 @@ class Frontend(Closeable):
             limits=message_limits(self._config),
             max_egress_bytes=self.store.max_egress_bytes,
             encoder_fingerprint=self._connections.encoder_fingerprint,
-            item_fingerprint=self.requests.item_fingerprint,
+            item_fingerprints=dict(self.requests.item_fingerprints),
             hasher_algorithm=self._config.mm_hasher_algorithm,
             has_second_level=self.store.second_level.is_on,
         )

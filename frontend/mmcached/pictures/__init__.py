@@ -6,6 +6,7 @@
     images      file -> RGB, upright, scaled
     grid        how many patches a picture gets
     messages    what frontend and decoder tell each other
+    loop        what a decoder of any kind does with messages
     decoder     the process: `python -m mmcached.pictures.decoder`
     confinement its limits, set by the kernel
 

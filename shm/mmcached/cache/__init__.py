@@ -4,6 +4,7 @@
     hashing/     content keys of KV blocks, from tokens and items
     kinds        the kind of cache that a configuration asks for
     request_lru  the move that P0 and P1 make alike
+    clip_keys    the names of a clip: of its file, of what is wanted of it, of its slices
     store_keys   the name of a tenant's record in the store, and the key of an encoder's output
     fingerprints the name of all that an output depends on beside the item
     checkpoints/ how many embeddings a picture has, by a checkpoint's small files

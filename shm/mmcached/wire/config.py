@@ -40,6 +40,10 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     encoder_layers: int = 2
     patch_size: int = 32
     max_patches_per_image: int = 64
+    audio_frame: int = 640
+    """Samples that become one embedding, at 16,000 a second."""
+    audio_window: int = 50
+    """Such frames in one slice of a sound."""
     num_layer_outputs: int = 0
     """First layers that give their rows too, beside the last one."""
 
@@ -51,10 +55,10 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class EncoderConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What encodes images: the reference model, or the vision part of a local checkpoint of Transformers ("hf").
+    """What encodes items: the reference model, or the towers of a local checkpoint of Transformers ("hf").
 
     `path` is the checkpoint's folder, `dtype` that of its computation ("auto": as the checkpoint says), `device` the
-    tower's ("auto": the workers'). With a `ray_address` the workers have images encoded by the actors that live in the
+    tower's ("auto": the workers'). With a `ray_address` the workers have items encoded by the actors that live in the
     `ray_namespace` of that cluster; HOST:PORT, or "auto".
     """
 
@@ -371,6 +375,7 @@ _RANGES: Mapping[str, tuple[float, float]] = {
     **{f"restart_{span}_s": (0.001, 86_400.0) for span in ("window", "backoff", "backoff_max")},
     **{f"model.{size}": (1, 4096) for size in ("hidden_size", "num_layers", "num_heads", "patch_size")},
     **{f"model.{size}": (1, 4096) for size in ("encoder_width", "encoder_layers", "max_patches_per_image")},
+    **{f"model.{size}": (1, 4096) for size in ("audio_frame", "audio_window")},
     "kv_events.buffer_steps": (1, 1 << 20),
     "kv_events.buffer_mb": (1, 1 << 16),
     "kv_events.hwm": (1, 1 << 24),

@@ -286,6 +286,22 @@ class ImageTooLarge(InvalidRequest):
     code = "image_too_large"
 
 
+class EmptyClip(InvalidRequest):
+    code = "empty_clip"
+
+
+class CorruptClip(InvalidRequest):
+    """Bytes that no decoder takes for a video, or for a sound, or a damaged one."""
+
+    code = "corrupt_clip"
+
+
+class ClipTooLarge(InvalidRequest):
+    """A video or a sound with more of something (bytes, seconds, frames, pixels, channels) than the service accepts."""
+
+    code = "clip_too_large"
+
+
 class ConfigError(InvalidRequest):
     """A setting outside what is possible. A value that is a URL is shown without its password."""
 

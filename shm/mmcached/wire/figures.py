@@ -4,6 +4,7 @@
         hits: Annotated[int, Metric("cache_hits", cache="processor")] = 0       a counter, and its line
         waiting: Annotated[Gauge, Metric("items_waiting")] = 0                  may fall
         ring: Annotated[RingStats, Ring("store", cache="store")] = RingStats()  a record in it: `ring.used_bytes`, ...
+        video: Annotated[ItemStats, Of("video")] = ItemStats()                  the same of one modality
         by_host: Annotated[dict[str, HostStats], By("host")] = {}               a record for each name: `host="..."`
         wait: Annotated[Histogram, Metric("wait_seconds")] = Histogram()        as many words as a histogram has
 
@@ -12,10 +13,10 @@ Knows nothing of the records (see `stats`), nor of pages.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cache
 from operator import attrgetter
-from typing import Annotated, Any, NamedTuple, get_args, get_origin, get_type_hints
+from typing import Annotated, NamedTuple, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -32,7 +33,8 @@ class Metric:
     """One name, with labels, under which a figure stands on the metrics page.
 
     Args:
-        name: a key of `METRICS`. `{ring}` in it, and `{cache}` in a label, stand for what the ring's `Ring` says.
+        name: a key of `METRICS`. `{ring}` in it, and `{cache}` or `{modality}` in a label, stand for what the record's
+            `Ring` or `Of` says.
         needs: a figure of the same record. If both are 0, there is nothing to say.
         within: the only `Ring` of which this is said.
         labels: beside `role`, which every figure has.
@@ -50,6 +52,12 @@ class Ring(NamedTuple):
 
     ring: str
     cache: str
+
+
+class Of(NamedTuple):
+    """The modality whose figures a record has."""
+
+    modality: str
 
 
 class By(NamedTuple):
@@ -81,28 +89,28 @@ def figures(record: type[msgspec.Struct]) -> tuple[Figure, ...]:
     Raises:
         InvariantError: a field is neither a whole number, a histogram, a slow log, a record, a list nor a dictionary.
     """
-    return tuple(_figures(record, "", Ring("", "")))
+    return tuple(_figures(record, "", {"ring": ""}))
 
 
-def _figures(record: type[msgspec.Struct], prefix: str, ring: Ring) -> Iterator[Figure]:
+def _figures(record: type[msgspec.Struct], prefix: str, words: Mapping[str, str]) -> Iterator[Figure]:
     for field, hint in get_type_hints(record, include_extras=True).items():
         kind, *said = get_args(hint) if get_origin(hint) is Annotated else (hint,)
         name = prefix + field
         if kind in (int, Histogram, SlowLog):
-            metrics = (_resolved(each, prefix, ring) for each in said if isinstance(each, Metric))
-            said_here = tuple(each for each in metrics if each.within in ("", ring.ring))
+            metrics = (_resolved(each, prefix, words) for each in said if isinstance(each, Metric))
+            said_here = tuple(each for each in metrics if each.within in ("", words["ring"]))
             block = None if kind is int else kind
             yield Figure(name, _GAUGE in said or block is SlowLog, said_here, block)
         elif isinstance(kind, type) and issubclass(kind, msgspec.Struct):
-            yield from _figures(kind, f"{name}.", next((each for each in said if isinstance(each, Ring)), ring))
+            of_record = next((each._asdict() for each in said if isinstance(each, Ring | Of)), {})
+            yield from _figures(kind, f"{name}.", {**words, **of_record})
         elif get_origin(kind) not in (list, dict):
             raise InvariantError(
                 f"{record.__name__}.{field} is no whole number, histogram, slow log, record, list or dict"
             )
 
 
-def _resolved(metric: Metric, prefix: str, ring: Ring) -> Metric:
-    words: dict[str, Any] = ring._asdict()
+def _resolved(metric: Metric, prefix: str, words: Mapping[str, str]) -> Metric:
     labels = {label: value.format(**words) for label, value in metric.labels.items()}
     needs = metric.needs and prefix + metric.needs
     return Metric(metric.name.format(**words), needs=needs, within=metric.within, **labels)

@@ -52,10 +52,26 @@ class LimitsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_decoding_pixels: int = 128_000_000
     image_cpu_s: float = 10.0
     image_memory_mb: int = 1280
-    max_open_image_mb: int = 1024
+    max_open_file_mb: int = 1024
+
+    # clips: videos and sounds
+    max_clip_mb: int = 128
+    max_clips_per_request: int = 8
+    max_clip_s: float = 3600.0
+    max_clip_frames: int = 768
+    max_frame_pixels: int = 8_847_360
+    max_clip_streams: int = 16
+    max_audio_channels: int = 8
+    max_clip_slices_mb: int = 512
+    max_clip_items_mb: int = 2048
+    clip_cpu_s: float = 60.0
+    clip_memory_mb: int = 1280
+
+    # items
+    max_inline_items_mb: int = 2048
 
     # encoder outputs
-    max_unsaved_mb: int = 64
+    max_unsaved_mb: int = 256
     output_wait_s: float = 2.0
     max_inline_output_kb: int = 64
     min_shared_encode_ms: float = 2.0
@@ -158,12 +174,38 @@ LIMITS: Mapping[str, Limit] = MappingProxyType(
         ),
         "limits.image_cpu_s": Limit(0.1, 3600, "s", "CPU time of one picture", "`ImageTooLarge`"),
         "limits.image_memory_mb": Limit(64, 1 << 20, "MiB", "memory of one decoder process", "`ImageTooLarge`"),
-        "limits.max_open_image_mb": Limit(
+        "limits.max_open_file_mb": Limit(
             1,
             1 << 20,
             "MiB",
-            "image files of open requests; of one client, half of what others leave",
+            "files of open requests; of one client, half of what others leave",
             "`ServiceUnavailable`",
+        ),
+        # ---- clips
+        "limits.max_clip_mb": Limit(1, 1 << 16, "MiB", "size of one video or audio file", "`ClipTooLarge`"),
+        "limits.max_clips_per_request": Limit(1, 1024, "clips", "videos and sounds of one request", "`InvalidRequest`"),
+        "limits.max_clip_s": Limit(
+            0.1, 86_400, "s", "seconds of a clip from its beginning to the end", "`ClipTooLarge`"
+        ),
+        "limits.max_clip_frames": Limit(1, 1 << 16, "frames", "frames that are taken of one video", "`ClipTooLarge`"),
+        "limits.max_frame_pixels": Limit(1, 1 << 32, "pixels", "width × height of a video", "`ClipTooLarge`"),
+        "limits.max_clip_streams": Limit(1, 1 << 16, "streams", "streams of one file", "`ClipTooLarge`"),
+        "limits.max_audio_channels": Limit(1, 1024, "channels", "channels of a sound", "`ClipTooLarge`"),
+        "limits.max_clip_slices_mb": Limit(
+            1, 1 << 20, "MiB", "what is made of one clip for the encoder, all slices together", "`ClipTooLarge`"
+        ),
+        "limits.max_clip_items_mb": Limit(
+            1,
+            1 << 20,
+            "MiB",
+            "the same of all clips whose requests are not sent; one that is being decoded: `limits.max_clip_slices_mb`",
+            "waits; the oldest request does not",
+        ),
+        "limits.clip_cpu_s": Limit(0.1, 3600, "s", "CPU time of one clip", "`ClipTooLarge`"),
+        "limits.clip_memory_mb": Limit(64, 1 << 20, "MiB", "memory of one decoder of clips", "`ClipTooLarge`"),
+        # ---- items
+        "limits.max_inline_items_mb": Limit(
+            1, 4096, "MiB", "items of open requests that were sent beside the ring", "waits, or is sent alone"
         ),
         # ---- encoder outputs
         "limits.max_unsaved_mb": Limit(
@@ -173,24 +215,24 @@ LIMITS: Mapping[str, Limit] = MappingProxyType(
             0,
             86_400,
             "s",
-            "time that a request waits while another engine encodes its image, or its output is being saved",
+            "time that a request waits while another engine encodes its item, or its output is being saved",
             "encodes it too; gets it inline",
         ),
         "limits.max_inline_output_kb": Limit(
-            0, 1 << 30, "KiB", "output of one image, or rows of one step, that an answer carries", "named, in the store"
+            0, 1 << 30, "KiB", "output of one item, or rows of one step, that an answer carries", "named, in the store"
         ),
         "limits.min_shared_encode_ms": Limit(
             0,
             60_000,
             "ms",
-            "time of an image's encoding from which one of an engine's workers does it for all",
+            "time of an item's encoding from which one of an engine's workers does it for all",
             "each encodes what takes less",
         ),
         "limits.remote_encode_s": Limit(
             0.1,
             86_400,
             "s",
-            "time in which actors on a Ray cluster encode an image; half of it is the first one's",
+            "time in which actors on a Ray cluster encode an item; half of it is the first one's",
             "asked of another actor, then `ServiceUnavailable`",
         ),
         # ---- the second level

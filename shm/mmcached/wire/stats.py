@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from mmcached.wire.figures import By, Gauge, Metric, Ring
+from mmcached.wire.figures import By, Gauge, Metric, Of, Ring
 from mmcached.wire.latency import Histogram
 from mmcached.wire.slow_log import SlowLog
 
@@ -34,6 +34,9 @@ METRICS: Mapping[str, str] = {
     "items_processed": "items preprocessed",
     "items_waiting": "items that wait for a thread to preprocess them",
     "items_busy_refusals": "requests refused because too many items waited",
+    "modality_queries": "items that requests needed, by modality: an image is one, of a clip each slice",
+    "modality_hits": "of these, items that were not preprocessed for their request",
+    "modality_processed": "items preprocessed, by modality",
     "items_inline": "items sent as message frames, not through the ring",
     "ring_fallbacks": "of these, because the ring had no room",
     "cache_insertions": "items put",
@@ -107,6 +110,10 @@ METRICS: Mapping[str, str] = {
     "worker_items_loaded": "items not encoded: another worker's output was in the store",
     "worker_outputs_saved": "encoder outputs offered to the store, by outcome",
     "worker_embeds_encoded": "embeddings computed",
+    "modality_encoded": "items encoded, by modality",
+    "modality_loaded": "items not encoded, by modality: another worker's output was in the store",
+    "modality_embeds_encoded": "embeddings computed, by modality",
+    "modality_embeds_loaded": "embeddings not computed, by modality",
     "worker_tokens_computed": "token positions computed",
     "worker_items_received": "items viewed in the ring, or copied from messages",
     "worker_received_bytes": "bytes viewed in the ring, or copied from messages",
@@ -140,6 +147,39 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Base of all statistics records."""
 
 
+def _of_modality(name: str) -> Metric:
+    return Metric(f"modality_{name}", modality="{modality}")
+
+
+class ItemsOfModality(Stats, frozen=True):
+    """Items of one modality, of which `ProcessorCacheStats` has the totals."""
+
+    queries: Annotated[int, _of_modality("queries")] = 0
+    hits: Annotated[int, _of_modality("hits")] = 0
+    processed: Annotated[int, _of_modality("processed")] = 0
+
+
+class ItemsByModality(Stats, frozen=True):
+    image: Annotated[ItemsOfModality, Of("image")] = ItemsOfModality()
+    video: Annotated[ItemsOfModality, Of("video")] = ItemsOfModality()
+    audio: Annotated[ItemsOfModality, Of("audio")] = ItemsOfModality()
+
+
+class EncodedOfModality(Stats, frozen=True):
+    """What a worker has encoded of one modality, or loaded instead, in items and in embeddings."""
+
+    encoded: Annotated[int, _of_modality("encoded")] = 0
+    loaded: Annotated[int, _of_modality("loaded")] = 0
+    embeds_encoded: Annotated[int, _of_modality("embeds_encoded")] = 0
+    embeds_loaded: Annotated[int, _of_modality("embeds_loaded")] = 0
+
+
+class EncodedByModality(Stats, frozen=True):
+    image: Annotated[EncodedOfModality, Of("image")] = EncodedOfModality()
+    video: Annotated[EncodedOfModality, Of("video")] = EncodedOfModality()
+    audio: Annotated[EncodedOfModality, Of("audio")] = EncodedOfModality()
+
+
 class ProcessorCacheStats(Stats, frozen=True):
     """The sender cache of P0. One query per item of a request; a hit is an item that was not preprocessed for it. An
     item that a request names twice counts once.
@@ -152,6 +192,7 @@ class ProcessorCacheStats(Stats, frozen=True):
     inline_fallbacks: Annotated[int, Metric("ring_fallbacks")] = 0
     items_waiting: Annotated[Gauge, Metric("items_waiting")] = 0
     busy_refusals: Annotated[int, Metric("items_busy_refusals")] = 0
+    by_modality: ItemsByModality = ItemsByModality()
 
 
 def _of_cache(name: str) -> Metric:
@@ -291,6 +332,7 @@ class WorkerStats(Stats, frozen=True):
     ] = 0
     prefix_bytes: Annotated[Gauge, Metric("cache_bytes", cache="tensor_prefix")] = 0
     prefix_evictions: Annotated[int, Metric("cache_evictions", cache="tensor_prefix")] = 0
+    by_modality: EncodedByModality = EncodedByModality()
 
 
 class EngineStats(Stats, frozen=True):

@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Literal
+
 BEGIN_TOKEN_ID = 256
 END_TOKEN_ID = 257
 IMAGE_TOKEN_ID = 258
-"""In a prompt: one per image. In what the engine computes: one per embedding of that image."""
-VOCABULARY_SIZE = 259
-IMAGE_MARKER = "<image>"
+"""In a prompt: one per image. In what the engine computes: one per embedding of that image. So for the next two."""
+VIDEO_TOKEN_ID = 259
+AUDIO_TOKEN_ID = 260
+VOCABULARY_SIZE = 261
+
+Modality = Literal["image", "video", "audio"]
+MODALITIES: tuple[Modality, ...] = ("image", "video", "audio")
+TOKEN_IDS: Mapping[Modality, int] = {"image": IMAGE_TOKEN_ID, "video": VIDEO_TOKEN_ID, "audio": AUDIO_TOKEN_ID}
+MARKERS: Mapping[Modality, str] = {modality: f"<{modality}>" for modality in MODALITIES}
+"""What stands for one of them in the text of a prompt."""

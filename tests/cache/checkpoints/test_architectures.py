@@ -32,7 +32,7 @@ SIDE_14 = {"vision_config": {"patch_size": 14}}
     ],
 )
 def test_count(name: str, model: dict[str, Any], tensors: dict[str, Any], count: int) -> None:
-    assert ARCHITECTURES[name].count(model, tensors) == count
+    assert ARCHITECTURES[name]["image"].count(model, tensors) == count
 
 
 @pytest.mark.parametrize(
@@ -50,13 +50,15 @@ def test_count(name: str, model: dict[str, Any], tensors: dict[str, Any], count:
     ],
 )
 def test_largest(name: str, model: dict[str, Any], processor: dict[str, Any], largest: int) -> None:
-    assert ARCHITECTURES[name].largest(model, processor) == largest
+    assert ARCHITECTURES[name]["image"].largest(model, processor) == largest
 
 
 def test_what_is_no_picture_alone_is_refused() -> None:
     several = {"pixel_values": np.zeros((3, 3, 56, 56), np.float32)}
     for name in ("CLIPModel", "CLIPVisionModel", "Gemma3ForConditionalGeneration"):
         with pytest.raises(InvalidRequest, match="3 pictures"):
-            ARCHITECTURES[name].count({}, several)
+            ARCHITECTURES[name]["image"].count({}, several)
     with pytest.raises(InvalidRequest, match="one picture"):
-        ARCHITECTURES["Qwen3VLForConditionalGeneration"].count({}, {"image_grid_thw": np.ones((2, 3), np.int64)})
+        ARCHITECTURES["Qwen3VLForConditionalGeneration"]["image"].count(
+            {}, {"image_grid_thw": np.ones((2, 3), np.int64)}
+        )

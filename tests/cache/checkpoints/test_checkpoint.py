@@ -10,14 +10,15 @@ import pytest
 
 from mmcached.cache.checkpoints import checkpoint
 from mmcached.cache.checkpoints.checkpoint import Checkpoint, check_encoder, checkpoint_of, max_embeds_per_item
-from mmcached.wire.config import EncoderConfig, ServiceConfig
+from mmcached.wire.config import EncoderConfig, ModelConfig, ServiceConfig
 from mmcached.wire.errors import ConfigError
 from tests.cache.checkpoints.folders import CLIP, CROPPED, config_of, write
 
 
 def test_a_service_has_the_reference_encoder_unless_it_is_told() -> None:
     assert checkpoint_of(ServiceConfig()) is None
-    assert max_embeds_per_item(ServiceConfig()) == ServiceConfig().model.max_patches_per_image
+    sizes = (ModelConfig(max_patches_per_image=7, audio_window=5), ModelConfig(max_patches_per_image=5, audio_window=7))
+    assert [max_embeds_per_item(ServiceConfig(model=model)) for model in sizes] == [7, 7]
     check_encoder(ServiceConfig())
 
 
@@ -32,7 +33,7 @@ def test_the_largest_item_follows_from_configuration_and_processor(tmp_path: Pat
 def test_a_processor_may_lie_in_that_of_the_whole_model(tmp_path: Path) -> None:
     (write(tmp_path) / "preprocessor_config.json").unlink()
     (tmp_path / "processor_config.json").write_text(json.dumps({"image_processor": CROPPED, "patch_size": 14}))
-    assert Checkpoint.open(tmp_path).processor == CROPPED
+    assert Checkpoint.open(tmp_path).processors == {"image": CROPPED}
 
 
 @pytest.mark.parametrize(

@@ -113,6 +113,19 @@ def test_an_output_that_cannot_be_leased_is_missed(bench: Bench, store: Store, h
     bench.serve(2)
 
 
+def test_after_one_output_that_cannot_be_leased_none_is_asked_for(bench: Bench, store: Store) -> None:
+    """What cannot be leased is copied: of a clip's outputs that would be much."""
+    hashes = [letter * 64 for letter in "nop"]
+    store.tokens = {KEY: "token"} | {output_key("", each): None for each in hashes}
+    features = [
+        Feature(each, "image", index, 1, 1, 0, None, has_output=True) for index, each in enumerate([HASH, *hashes])
+    ]
+    bench.send(to_engine.AddRequest(1, "encode", [258] * 4, features, 0, None, tenant="t", store_epoch=9))
+    assert bench.expect(from_engine.RequestMissed) == from_engine.RequestMissed(1, [])
+    assert len(store.leases) == 2
+    assert store.num_leased == 0
+
+
 def test_the_lease_outlives_a_request_that_is_aborted_in_its_step(bench: Bench, store: Store) -> None:
     add(bench, 1)
     plans = bench.plans()

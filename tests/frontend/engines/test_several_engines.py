@@ -12,6 +12,7 @@ from mmcached.cache.hashing.block_hash import extend_block_hashes
 from mmcached.engine import Request
 from mmcached.frontend.caches.item_cache import OutgoingItem
 from mmcached.frontend.engines.held_content import HeldContent
+from mmcached.frontend.processing.media import Medium
 from mmcached.frontend.requests.hashed_prompt import PromptHasher
 from mmcached.frontend.requests.open_requests import OpenRequest
 from mmcached.wire.config import ServiceConfig
@@ -112,10 +113,16 @@ def test_each_in_turn(bench: Bench, engines: list[WireEngine]) -> None:
     assert chosen == [0, 1] * 3
 
 
+def image(key: str, name: str | None = None) -> Medium:
+    return Medium("image", b"", "images[0]", name, key=key)
+
+
 def test_what_an_engine_has_to_do_for_a_prompt() -> None:
     message = to_frontend.Generate("client", 1, "", 4, None, 60.0, image_ids=[None, "name", None])
     token_ids = [7, IMAGE_TOKEN_ID, *range(10, 30), IMAGE_TOKEN_ID, IMAGE_TOKEN_ID, 9]
-    request = OpenRequest(1, b"", message, [b"", b"", b""], 1.0, token_ids=token_ids)
+    request = OpenRequest(
+        1, b"", message, [image("first"), image("second", "name"), image("stored")], 1.0, token_ids=token_ids
+    )
     items = [
         OutgoingItem("first", 100, 20, None),
         OutgoingItem("second", 100, 8, None),
@@ -127,7 +134,7 @@ def test_what_an_engine_has_to_do_for_a_prompt() -> None:
     some.take(to_frontend.CacheChanged(True, [*prompt.block_hashes[:2], prompt.block_hashes[3]], [], ["second:8"]))
     assert prompt.num_uncached(nothing) == 80 + 20 + 8
     assert prompt.num_uncached(some) == 80 - 32
-    encode = OpenRequest(2, b"", to_frontend.Encode("client", 2, 60.0), [b"", b""], 1.0)
+    encode = OpenRequest(2, b"", to_frontend.Encode("client", 2, 60.0), [image("first"), image("second")], 1.0)
     encode.token_ids = [IMAGE_TOKEN_ID, IMAGE_TOKEN_ID]
     assert PromptHasher(CONFIG).hashed(encode, items[:2]).block_hashes == []
 

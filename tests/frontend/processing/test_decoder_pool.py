@@ -15,14 +15,15 @@ import msgspec
 import pytest
 
 from mmcached.frontend.processing import decoder_pool
-from mmcached.frontend.processing.decoder_process import Decoder, DecoderDiedError, Pixels
+from mmcached.frontend.processing.confined_decoder import DecoderDiedError
+from mmcached.frontend.processing.decoder_process import Decoder, Pixels
 from mmcached.frontend.processing.pixel_budget import PixelBudget
 from mmcached.frontend.processing.pool import NotWantedError
 from mmcached.pictures.messages import MAX_TENSORS, Made, Opened, OutOfMemory, Processed, Ready
 from mmcached.pictures.settings import PictureSettings
 from mmcached.wire.errors import CorruptImage, ImageTooLarge, MmcachedError, ServiceUnavailable
 from mmcached.wire.messages.parts import TensorForm
-from tests.frontend.decoders import DEADLINE_S, HELD, HELD_PIXELS, SETTINGS, decoders, pids
+from tests.frontend.decoders import DEADLINE_S, HELD, HELD_PIXELS, SETTINGS, decoders, pids, write_liar
 from tests.frontend.in_process import pixels_of
 from tests.frontend.pictures import PHOTOGRAPHS, jpeg_of_scans, photograph, plain
 
@@ -209,15 +210,6 @@ def assert_ended(pidfd: int) -> None:
     assert select.select([pidfd], [], [], DEADLINE_S)[0], "it lives on"
 
 
-LIAR = """#!{python} -S
-import os, sys
-channel = int(sys.argv[3])
-for packet in {packets}:
-    os.write(channel, packet)
-    os.read(channel, 1 << 14)
-"""
-
-
 @pytest.mark.parametrize(
     "said",
     [
@@ -293,10 +285,3 @@ def decode_with_liar(
         decode()
     assert not decoder.is_alive
     decoder.close()
-
-
-def write_liar(said: list[object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    liar = tmp_path / "liar"
-    liar.write_text(LIAR.format(python=sys.executable, packets=[msgspec.msgpack.encode(packet) for packet in said]))
-    liar.chmod(0o700)
-    monkeypatch.setattr(sys, "executable", str(liar))

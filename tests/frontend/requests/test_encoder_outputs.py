@@ -241,3 +241,27 @@ def test_without_a_store_nothing_is_saved(run_dir: Path, clock: Clock) -> None:
         engine = bench.connect_engine(encoder_fingerprint=FINGERPRINT)
         bench.generate(1, [png(1)])
         assert bench.from_frontend(engine, to_engine.AddRequest).store_epoch == 0
+
+
+def test_a_request_loads_no_more_than_its_engine_may_lease(run_dir: Path, clock: Clock) -> None:
+    """Of what is beyond, it gets pixels at once, and not after an attempt."""
+    config = msgspec.structs.replace(CONFIG, store_client_quota_gb=2**-19)  # two outputs, and not three
+    with Bench(run_dir, config, clock) as bench:
+        host = Host(bench)
+        images = [png(shade) for shade in (1, 2, 3)]
+        for image in images:
+            engine, add, feature = host.asked(image)
+            host.save(feature)
+            host.answer(engine, add)
+        asked = []
+        for number in (11, 12, 13):
+            prompt = "<image>" * 3
+            bench.client.send(to_frontend.Generate(bench.client_id, number, prompt, 4, None, 60.0), images)
+            engine, add, _ = host.sent()
+            asked.append((engine, add))
+            assert [each.has_output for each in add.features] == [number != 13] * 2 + [False], "each engine has as many"
+        assert asked[0][0] is not asked[1][0]
+        host.answer(*asked[0])
+        bench.client.send(to_frontend.Generate(bench.client_id, 14, "<image>" * 3, 4, None, 60.0), images)
+        assert [each.has_output for each in host.sent()[1].features] == [True, True, False], "one has given back"
+        bench.frontend.check_integrity()

@@ -18,6 +18,7 @@ from mmcached.wire.messages import client as to_client
 from mmcached.wire.messages import engine as to_engine
 from mmcached.wire.messages import frontend as to_frontend
 from mmcached.wire.messages.parts import Inline
+from mmcached.wire.stats import ItemsOfModality
 from tests.clock import Clock
 from tests.doubles.engine import WireEngine
 from tests.frontend.fake_peers import DEADLINE_S, Bench, png
@@ -123,6 +124,23 @@ def test_equal_items_are_processed_once_at_a_time(bench: Bench, engine: WireEngi
     assert processor.items_processed == 2
     if mode != "off":
         assert (processor.queries, processor.hits) == (4, 2), "what a request names twice counts once"
+    by_modality = processor.by_modality
+    assert by_modality.image == ItemsOfModality(queries=4, hits=processor.hits, processed=2)
+    assert by_modality.video == by_modality.audio == ItemsOfModality()
+
+
+@pytest.mark.parametrize("mode", MODES, indirect=True)
+def test_what_was_processed_for_one_that_waits_on_is_had_at_once(
+    bench: Bench, engine: WireEngine, work: HeldWork, mode: str
+) -> None:
+    work.hold(B)
+    bench.generate(1, [A, B])
+    is_begun(bench, work, A, B)
+    bench.generate(2, [A])
+    assert added(bench, engine).request_id == 2
+    work.release()
+    assert added(bench, engine).request_id == 1
+    assert work.begun == [A, B]
 
 
 @pytest.mark.parametrize("mode", ["off", "processor_only"], indirect=True)
@@ -288,7 +306,7 @@ def test_one_client_s_images_leave_room_for_another_s(bench: Bench, engine: Wire
 def test_files_that_requests_hold_are_bounded_and_shared(run_dir: Path, clock: Clock, work: HeldWork) -> None:
     """Of two MiB one client may have half, and the next half of what that one has left."""
     files = [large_png(shade) for shade in range(4)]
-    config = ServiceConfig(mm_processor_workers=1, store_gb=0, limits=LimitsConfig(max_open_image_mb=2), **SHM)
+    config = ServiceConfig(mm_processor_workers=1, store_gb=0, limits=LimitsConfig(max_open_file_mb=2), **SHM)
     with Bench(run_dir, config, clock) as bench:
         engine = bench.connect_engine()
         work.hold(files[0])
@@ -297,7 +315,7 @@ def test_files_that_requests_hold_are_bounded_and_shared(run_dir: Path, clock: C
         bench.generate(2, [files[1]])
         failed = bench.answer(to_client.Failed)
         assert (failed.error.code, failed.error.retryable) == ("service_unavailable", True)
-        assert (failed.error.details["field"], failed.error.details["limit"]) == ("limits.max_open_image_mb", 2 << 20)
+        assert (failed.error.details["field"], failed.error.details["limit"]) == ("limits.max_open_file_mb", 2 << 20)
         other = bench.connect_client(is_reader=False)
         for number in (3, 4):
             other.channel.send(to_frontend.Encode(other.client_id, number, 30.0), [files[number - 1]])

@@ -145,6 +145,21 @@ def test_what_was_got_of_late_has_another_chance(tier: RecordStore) -> None:
     tier.check_integrity()
 
 
+@pytest.mark.parametrize("quota", [None, MIB])
+def test_a_clip_as_large_as_the_store_leaves_what_is_used(quota: int | None) -> None:
+    own = [f"image {index}" for index in range(60)]
+    with make_tier(MIB if quota is None else 4 * MIB, quota=quota, max_object_bytes=MIB // 4) as tier:
+        for _ in range(3):
+            for index, key in enumerate(own):
+                if tier.get("", key) is None:
+                    tier.put("", key, encoded(index, 15_000), epoch=EPOCH)
+        for index in range(16):
+            tier.put("", f"slice {index}", encoded(index, 60_000), epoch=EPOCH)
+            tier.put("", f"name {index}", encoded(index, 100), epoch=EPOCH)
+        assert sum(tier.has("", key) for key in own) > (50 if quota is None else 40)
+        tier.check_integrity()
+
+
 def test_over_its_quota_a_tenant_loses_its_own_oldest() -> None:
     with make_tier(20 * CHUNK, quota=3 * CHUNK) as tier:
         tier.put("other", "x", encoded(9), epoch=EPOCH)

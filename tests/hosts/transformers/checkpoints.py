@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+import json
+from collections.abc import Iterator, Mapping
 from functools import partial
 from io import BytesIO
 from pathlib import Path
@@ -29,10 +30,21 @@ PROCESSORS: Mapping[str, tuple[str, str, Mapping[str, Any]]] = {
     "llava": ("clip", "CLIP", CUT),
     "qwen2_vl": ("qwen2_vl", "Qwen2VL", {"size": {"shortest_edge": 784, "longest_edge": 28 * 28 * 20}}),
     "qwen2_5_vl": ("qwen2_vl", "Qwen2VL", {"size": {"shortest_edge": 784, "longest_edge": 28 * 28 * 20}}),
+    "qwen2_5_omni": ("qwen2_vl", "Qwen2VL", {"size": {"shortest_edge": 784, "longest_edge": 28 * 28 * 20}}),
     "qwen3_vl": ("qwen2_vl", "Qwen2VL", {"patch_size": 16, "size": {"shortest_edge": 1024, "longest_edge": 20480}}),
     "gemma3": ("gemma3", "Gemma3", {"size": SIDE}),
 }
 """By family: module, class and settings of its image processor."""
+WHOLE: Mapping[str, tuple[str, str, Mapping[str, Any]]] = {
+    "videomae": ("videomae", "VideoMAE", {"size": {"shortest_edge": 36}, "crop_size": {"height": 32, "width": 32}}),
+}
+"""Of families that take clips whole."""
+EXTRACTORS: Mapping[str, Mapping[str, Any]] = {
+    "whisper": {"feature_size": 80, "chunk_length": 1},
+    "qwen2_5_omni": {"feature_size": 80, "chunk_length": 300, "return_attention_mask": True},
+    "qwen3_omni": {"feature_size": 80, "chunk_length": 300, "return_attention_mask": True},
+}
+"""By family that takes sounds: settings of its feature extractor."""
 TOWERS = ("clip_tower", "siglip_tower", "siglip2_tower", "dinov2")
 OUTPUTS: Mapping[str, list[str]] = {
     **{
@@ -46,12 +58,22 @@ OUTPUTS: Mapping[str, list[str]] = {
 
 def save(family: str, folder: Path) -> Path:
     """Write a checkpoint with random weights; return its folder."""
-    module, name, settings = PROCESSORS[family]
     model, _ = make(family)
     model.save_pretrained(folder)
-    path = f"transformers.models.{module}.image_processing_pil_{module}"
-    getattr(importlib.import_module(path), f"{name}ImageProcessorPil")(**settings).save_pretrained(folder)
+    settings: dict[str, Any] = {}
+    for processor in processors_of(family):
+        settings |= json.loads(processor.to_json_string())
+    (folder / "preprocessor_config.json").write_text(json.dumps(settings))
     return folder
+
+
+def processors_of(family: str) -> Iterator[Any]:
+    if family in EXTRACTORS:
+        yield transformers.WhisperFeatureExtractor(**EXTRACTORS[family])
+    if family in {**PROCESSORS, **WHOLE}:
+        module, name, settings = {**PROCESSORS, **WHOLE}[family]
+        path = f"transformers.models.{module}.image_processing_pil_{module}"
+        yield getattr(importlib.import_module(path), f"{name}ImageProcessorPil")(**settings)
 
 
 def alone(folder: Path, file: bytes) -> list[torch.Tensor]:

@@ -12,6 +12,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
+from transformers.models.qwen3_omni_moe.configuration_qwen3_omni_moe import Qwen3OmniMoeThinkerConfig
 
 WIDTH, DEPTH = 64, 2
 IMAGE = 500
@@ -29,6 +30,15 @@ TEXT = {
     "eos_token_id": 2,
 }
 SMALL = {"hidden_size": WIDTH, "intermediate_size": WIDTH, "num_attention_heads": 2, "num_hidden_layers": DEPTH}
+
+HEARING = {
+    "d_model": WIDTH,
+    "encoder_layers": DEPTH,
+    "encoder_attention_heads": 2,
+    "encoder_ffn_dim": WIDTH,
+    "output_dim": 64,
+    "num_mel_bins": 80,
+}
 
 Inputs = dict[str, torch.Tensor]
 
@@ -177,6 +187,42 @@ def siglip2_tower() -> tuple[Any, Inputs]:
     return transformers.Siglip2VisionModel(transformers.Siglip2VisionConfig(**SMALL, num_patches=16, patch_size=14)), {}
 
 
+def whisper() -> tuple[Any, Inputs]:
+    sizes = {"d_model": WIDTH, "encoder_layers": DEPTH, "encoder_attention_heads": 2, "encoder_ffn_dim": WIDTH}
+    text = {"decoder_layers": 1, "decoder_attention_heads": 2, "decoder_ffn_dim": WIDTH, "vocab_size": 64}
+    ids = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1}
+    config = transformers.WhisperConfig(**sizes, **text, **ids, max_source_positions=50, max_target_positions=16)
+    return transformers.WhisperForConditionalGeneration(config), {}
+
+
+def videomae() -> tuple[Any, Inputs]:
+    config = transformers.VideoMAEConfig(**SMALL, image_size=32, patch_size=16, num_frames=4, tubelet_size=2)
+    return transformers.VideoMAEModel(config), {}
+
+
+def qwen2_5_omni() -> tuple[Any, Inputs]:
+    sizes = {"hidden_size": WIDTH, "intermediate_size": WIDTH, "out_hidden_size": 64, "patch_size": 14}
+    vision = sizes | {"depth": DEPTH, "num_heads": 2, "window_size": 112, "fullatt_block_indexes": [1]}
+    rope = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [8, 4, 4]}
+    config = transformers.Qwen2_5OmniThinkerConfig(
+        audio_config=HEARING | {"n_window": 50}, vision_config=vision, text_config=TEXT | {"rope_parameters": rope}
+    )
+    return transformers.Qwen2_5OmniThinkerForConditionalGeneration(config), {}
+
+
+def qwen3_omni() -> tuple[Any, Inputs]:
+    vision = {"hidden_size": WIDTH, "intermediate_size": WIDTH, "out_hidden_size": 64, "depth": DEPTH, "num_heads": 2}
+    rope = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [8, 4, 4], "mrope_interleaved": True}
+    experts = {"num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 32, "rope_parameters": rope}
+    hearing = HEARING | {"downsample_hidden_size": 16, "n_window": 50, "n_window_infer": 200}
+    config = Qwen3OmniMoeThinkerConfig(
+        audio_config=hearing,
+        vision_config=vision | {"num_position_embeddings": 256, "deepstack_visual_indexes": [0, 1]},
+        text_config=TEXT | experts,
+    )
+    return transformers.Qwen3OmniMoeThinkerForConditionalGeneration(config), {}
+
+
 GENERATIVE: list[Callable[[], tuple[Any, Inputs]]] = [
     llava,
     qwen2_vl,
@@ -187,7 +233,15 @@ GENERATIVE: list[Callable[[], tuple[Any, Inputs]]] = [
     internvl,
 ]
 TOWERS: list[Callable[[], tuple[Any, Inputs]]] = [clip, siglip, clip_tower, siglip_tower]
-OTHERS: list[Callable[[], tuple[Any, Inputs]]] = [dinov2, siglip2, siglip2_tower]
+OTHERS: list[Callable[[], tuple[Any, Inputs]]] = [
+    dinov2,
+    siglip2,
+    siglip2_tower,
+    whisper,
+    qwen2_5_omni,
+    qwen3_omni,
+    videomae,
+]
 """Which a service encodes with, and `cached_image_features` does not take."""
 MAKERS = {maker.__name__: maker for maker in (*GENERATIVE, *TOWERS, *OTHERS)}
 

@@ -19,11 +19,11 @@ from mmcached.worker.encoders.actor_table import Report
 from mmcached.worker.encoders.pieces import cut, join
 from mmcached.worker.encoders.reference import ReferenceEncoder
 from mmcached.worker.encoders.remote import pack
-from mmcached.worker.model.encoder import VisionEncoder
+from mmcached.worker.model.encoder import ItemEncoder
 from tests.worker.encoders.fake_actors import MODEL
 from tests.worker.oracle import random_image
 
-LOCAL = ReferenceEncoder(MODEL, VisionEncoder(MODEL, torch.device("cpu")))
+LOCAL = ReferenceEncoder(MODEL, ItemEncoder(MODEL, torch.device("cpu")))
 IMAGE = random_image(np.random.default_rng(0), (2, 3), 2)
 RECORD = {"pixel_values": torch.from_numpy(IMAGE.pixel_values), "grid": torch.tensor(IMAGE.grid)}
 

@@ -11,6 +11,7 @@ import pytest
 from scripts.bench import policies, traces
 from scripts.bench.eviction import RingCache, mean_rates, sessions
 from scripts.bench.eviction import replay as replay_trace
+from scripts.bench.eviction_clips import SLICE_BYTES, hit_rate
 from scripts.bench.policies import Fifo, Lru, Policy, S3Fifo, Sieve, furthest
 
 
@@ -70,6 +71,15 @@ def test_sessions_that_do_not_all_fit_are_found_nearly_as_often_as_by_lru(share:
     trace = [sessions(1, share)]
     ring, lru = (mean_rates(trace, partial(replay_trace, policy))[0] for policy in (RingCache, Lru))
     assert ring > 0.8 * lru
+
+
+@pytest.mark.parametrize("is_asked", [True, False])
+@pytest.mark.parametrize("num_slices", SLICE_BYTES)
+def test_clips_that_nobody_asks_for_again_leave_what_is_used(num_slices: int, is_asked: bool) -> None:
+    slices = 5 * num_slices, SLICE_BYTES[num_slices]  # of a store that one clip nearly fills
+    ring, lru = (hit_rate(policy, 512 * traces.MIB, slices, is_asked, seed=0) for policy in (RingCache, Lru))
+    assert ring > 85
+    assert lru < 70
 
 
 @pytest.mark.parametrize("make", [traces.zipf, traces.hot_scan_loop])

@@ -8,7 +8,7 @@ from mmcached.wire.messages.parts import EncoderForm
 from mmcached.worker.encoders.actor_table import ActorTable, Lost, Report, most_common
 from tests.worker.encoders.fake_actors import FakeCall
 
-FORM = EncoderForm("reference", [], [])
+FORM = EncoderForm("reference", {}, [])
 
 
 class Named:

@@ -15,13 +15,15 @@ from mmcached.worker.encoders import remote
 from mmcached.worker.encoders.actor_table import Answer
 from mmcached.worker.encoders.reference import ReferenceEncoder
 from mmcached.worker.encoders.remote import RemoteEncoder
-from mmcached.worker.model.encoder import VisionEncoder
+from mmcached.worker.model.encoder import ItemEncoder
 from tests.worker.encoders.fake_actors import MODEL, FakeActor, FakeCluster
-from tests.worker.oracle import random_image
+from tests.worker.oracle import Item, num_embeds_of, random_image, random_sound, random_video
+from tests.worker.rings import record_of
 
 CPU = torch.device("cpu")
-LOCAL = ReferenceEncoder(MODEL, VisionEncoder(MODEL, CPU))
-IMAGE = random_image(np.random.default_rng(0), (2, 3), 2)
+LOCAL = ReferenceEncoder(MODEL, ItemEncoder(MODEL, CPU))
+_RNG = np.random.default_rng(0)
+IMAGE = random_image(_RNG, (2, 3), 2)
 RECORD = {"pixel_values": torch.from_numpy(IMAGE.pixel_values), "grid": torch.tensor(IMAGE.grid)}
 OTHER_MODEL = msgspec.structs.replace(MODEL, seed=4)
 Make = Callable[..., RemoteEncoder]
@@ -64,6 +66,14 @@ def test_it_says_of_itself_and_of_an_image_what_an_encoder_here_says(make: Make)
     encoder.close()
     encoder.close()
     assert cluster.num_closed == 1
+
+
+@pytest.mark.parametrize("item", [random_video(_RNG, (2, 1), 2), random_sound(_RNG, 3, MODEL.audio_frame)])
+def test_slices_of_clips_are_sent_as_images_are(make: Make, item: Item) -> None:
+    encoder = make(FakeCluster(FakeActor("a")))
+    record, num_embeds = {name: torch.as_tensor(each) for name, each in record_of(item).items()}, num_embeds_of(item)
+    found = encoder.encode(record, num_embeds)[EMBEDDINGS]
+    assert torch.equal(found, LOCAL.encode(record, num_embeds)[EMBEDDINGS])
 
 
 def test_images_of_a_step_are_under_way_together_with_the_least_loaded(make: Make) -> None:

@@ -23,6 +23,8 @@ def test_every_configuration_the_service_accepts_is_within_the_bound() -> None:
         encoder_width=4096,
         patch_size=4096,
         max_patches_per_image=4096,
+        audio_frame=4096,
+        audio_window=4096,
     )
     sums = largest_sums(largest, 1 << 24)
     assert max(sums.values()) <= MAX_SUM < 2**53
@@ -30,14 +32,17 @@ def test_every_configuration_the_service_accepts_is_within_the_bound() -> None:
 
 
 def test_bounds_are_not_less_than_the_sums() -> None:
-    model = ModelConfig(hidden_size=8, num_heads=2, encoder_width=6, patch_size=2, max_patches_per_image=5)
+    model = ModelConfig(
+        hidden_size=8, num_heads=2, encoder_width=6, patch_size=2, max_patches_per_image=5, audio_frame=3
+    )
     sums = largest_sums(model, 20)
-    assert sums["pixels"] >= 12 * 255 * P + 4 * P
+    assert sums["pixels"] >= 24 * 255 * P + 4 * P
+    assert sums["samples"] >= 3 * 65535 * P + 49 * P
     assert sums["projection"] >= 8 * P * P + P
     assert sums["score"] >= 4 * P * P + 2 * 19
     assert sums["attention"] >= 20 * 13 * P
     assert sums["position"] >= P + 19 * P + P * P + 0
-    assert sums["key"] >= P * 259 + 258
+    assert sums["key"] >= P * 261 + 260
 
 
 def test_constructor_refuses_sizes_that_could_round() -> None:

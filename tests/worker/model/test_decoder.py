@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from mmcached.wire.config import ModelConfig
 from mmcached.wire.errors import InvariantError
 from mmcached.wire.messages.worker import RunChunk
-from mmcached.wire.vocabulary import BEGIN_TOKEN_ID, END_TOKEN_ID, IMAGE_TOKEN_ID, VOCABULARY_SIZE
+from mmcached.wire.vocabulary import BEGIN_TOKEN_ID, END_TOKEN_ID, TOKEN_IDS, VOCABULARY_SIZE
 from mmcached.worker.model import batch as batches
 from mmcached.worker.model import decoder as decoders
 from mmcached.worker.model.batch import check_chunk, pack
@@ -134,7 +134,7 @@ def test_ties_go_to_the_lowest_id() -> None:
     logits = torch.zeros((4, VOCABULARY_SIZE), dtype=torch.float64)
     logits[1, [40, 90, END_TOKEN_ID]] = 4092
     logits[2, END_TOKEN_ID] = 1
-    logits[3, [BEGIN_TOKEN_ID, IMAGE_TOKEN_ID]] = 4092
+    logits[3, [BEGIN_TOKEN_ID, *TOKEN_IDS.values()]] = 4092
     logits[3, [7, 8]] = 3
     assert pick_tokens(logits) == [0, 40, END_TOKEN_ID, 7]
 
@@ -146,7 +146,7 @@ def test_sampled_tokens_equal_the_oracle_and_are_not_degenerate() -> None:
     assert tokens[:200] == [ORACLE.next_token(row) for row in hidden[:200]]
     assert len(set(tokens)) > 200
     assert 0 < tokens.count(END_TOKEN_ID) < 60
-    assert not {BEGIN_TOKEN_ID, IMAGE_TOKEN_ID} & set(tokens)
+    assert not {BEGIN_TOKEN_ID, *TOKEN_IDS.values()} & set(tokens)
 
 
 def test_generations_differ_by_prompt_and_are_not_constant() -> None:

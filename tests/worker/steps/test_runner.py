@@ -21,21 +21,41 @@ from mmcached.wire.messages.engine import ItemEmbedding, ReadDone, RowsMissing, 
 from mmcached.wire.messages.parts import Inline, RequestRows
 from mmcached.wire.messages.worker import EmbedSpan, EmitEmbedding, EncodeItem, StepPlan
 from mmcached.wire.sockets.frames import Frame
-from mmcached.wire.vocabulary import END_TOKEN_ID, IMAGE_TOKEN_ID
+from mmcached.wire.stats import EncodedOfModality
+from mmcached.wire.vocabulary import END_TOKEN_ID, TOKEN_IDS
 from mmcached.worker.payloads import PayloadReader, Record
 from mmcached.worker.steps.runner import ModelRunner
 from mmcached.worker.steps.stopwatch import Stopwatch
 from tests.house.drawing import examples
-from tests.worker.oracle import Image, IntArray, Oracle, random_image
+from tests.worker.oracle import (
+    Image,
+    IntArray,
+    Item,
+    Oracle,
+    modality_of,
+    num_embeds_of,
+    random_image,
+    random_sound,
+    random_video,
+)
 from tests.worker.plans import EPOCH, INCARNATION, chunk, names_of, plan
 from tests.worker.rings import engine_ring, inline_frames, record_of
 
 MODEL = ModelConfig(
-    seed=9, hidden_size=8, num_heads=2, encoder_width=12, patch_size=2, max_patches_per_image=9, encoder_layers=1
+    seed=9,
+    hidden_size=8,
+    num_heads=2,
+    encoder_width=12,
+    patch_size=2,
+    max_patches_per_image=9,
+    audio_frame=3,
+    encoder_layers=1,
 )
 CONFIG = ServiceConfig(model=MODEL, block_size=4, num_kv_blocks=40, max_model_len=64, world_size=2)
 ORACLE = Oracle(MODEL)
 IMAGES = [random_image(np.random.default_rng(seed), grid, 2) for seed, grid in enumerate([(2, 3), (1, 2), (3, 3)])]
+_RNG = np.random.default_rng(3)
+ITEMS: list[Item] = [*IMAGES, random_video(_RNG, (1, 4), 2), random_sound(_RNG, 5, 3)]
 INLINE_ONLY = PayloadReader(None)
 CPU = torch.device("cpu")
 
@@ -69,8 +89,9 @@ def tensor_of(part: RequestRows | ItemEmbedding, payload: Sequence[Frame]) -> In
     return np.frombuffer(payload[tensor.frame], "<i4").reshape(tensor.shape).astype(np.int64)
 
 
-def inline_item(key: str, image: Image, first_frame: int = 0) -> EncodeItem:
-    return EncodeItem(key, key, len(image.pixel_values), Inline(first_frame, len(inline_frames(image))))
+def inline_item(key: str, item: Item, first_frame: int = 0) -> EncodeItem:
+    where = Inline(first_frame, len(inline_frames(item)))
+    return EncodeItem(key, key, num_embeds_of(item), where, modality=modality_of(item))
 
 
 PROMPT = [256, 10, 20, 30, 40, 50, 60, 70, 80, 90]
@@ -104,19 +125,22 @@ def test_sampled_tokens_and_hidden_rows_equal_the_oracle() -> None:
     assert np.array_equal(tensor_of(rows, payload), expected)
 
 
-def test_images_are_encoded_kept_emitted_and_placed() -> None:
-    runner, image = make_runner(), IMAGES[0]
-    embeddings = ORACLE.encode(image)
-    frames = inline_frames(image)
-    output, payload = run(runner, plan(1, encode=[inline_item("k", image)], emit=[EmitEmbedding(5, 2, "k")]), frames)
+@pytest.mark.parametrize("item", [IMAGES[0], random_video(_RNG, (3, 2), 2), random_sound(_RNG, 6, 3)])
+def test_items_are_encoded_kept_emitted_and_placed(item: Item) -> None:
+    runner = make_runner()
+    embeddings = ORACLE.encode(item)
+    frames = inline_frames(item)
+    output, payload = run(runner, plan(1, encode=[inline_item("k", item)], emit=[EmitEmbedding(5, 2, "k")]), frames)
     [emitted] = output.embeddings
     assert (emitted.request_id, emitted.index) == (5, 2)
     assert np.array_equal(tensor_of(emitted, payload), embeddings)
     assert (runner.stats().items_encoded, runner.stats().embeds_encoded) == (1, 6)
+    assert getattr(runner.stats().by_modality, modality_of(item)) == EncodedOfModality(encoded=1, embeds_encoded=6)
     assert (runner.stats().items_copied, runner.stats().bytes_copied) == (1, sum(map(len, frames)))
     assert (runner.stats().encoder_entries, runner.stats().encoder_bytes) == (1, embeddings.size * 4)
 
-    tokens = [256, *[IMAGE_TOKEN_ID] * 6, 1, *[IMAGE_TOKEN_ID] * 2]
+    placeholder = TOKEN_IDS[modality_of(item)]
+    tokens = [256, *[placeholder] * 6, 1, *[placeholder] * 2]
     spans = [EmbedSpan("k", 1, 0, 6), EmbedSpan("k", 8, 3, 2)]
     output, payload = run(runner, plan(2, chunk(1, tokens, [1, 2, 3], spans=spans, hidden=True)))
     replaced = {1 + index: embeddings[index] for index in range(6)} | {8: embeddings[3], 9: embeddings[4]}
@@ -135,14 +159,14 @@ def test_what_is_measured_of_one_embedding_is_what_is_kept_of_each() -> None:
 def test_an_item_encoded_among_others_has_the_same_bits() -> None:
     frames: list[Frame] = []
     items = []
-    for index, image in enumerate(IMAGES):
-        items.append(inline_item(f"k{index}", image, len(frames)))
-        frames += inline_frames(image)
+    for index, item in enumerate(ITEMS):
+        items.append(inline_item(f"k{index}", item, len(frames)))
+        frames += inline_frames(item)
     together = make_runner()
     run(together, plan(1, encode=items), frames)
-    for index, image in enumerate(IMAGES):
+    for index, item in enumerate(ITEMS):
         alone = make_runner()
-        run(alone, plan(1, encode=[inline_item("k", image)]), inline_frames(image))
+        run(alone, plan(1, encode=[inline_item("k", item)]), inline_frames(item))
         assert torch.equal(
             together.encoder_cache.get(f"k{index}")["embeddings"], alone.encoder_cache.get("k")["embeddings"]
         )
@@ -318,17 +342,17 @@ def test_a_new_row_epoch_forgets_all_rows() -> None:
 def test_every_lease_is_reported_in_the_step_that_read_it() -> None:
     with engine_ring() as engine, engine.payloads() as payloads:
         runner = make_runner()
-        leased = [engine.put(f"k{index}", record_of(image)) for index, image in enumerate(IMAGES)]
+        leased = [engine.put(f"k{index}", record_of(item)) for index, item in enumerate(ITEMS)]
         items = [
-            EncodeItem(f"k{index}", f"k{index}", len(image.pixel_values), *leased[index])
-            for index, image in enumerate(IMAGES)
+            EncodeItem(f"k{index}", f"k{index}", num_embeds_of(item), *leased[index])
+            for index, item in enumerate(ITEMS)
         ]
         output, _ = run(runner, plan(4, encode=items[:2]), payloads=payloads)
         assert output.read_done == [ReadDone(4, leased[0][1].seq), ReadDone(4, leased[1][1].seq)]
         assert (runner.stats().items_viewed, runner.stats().items_copied) == (2, 0)
         assert runner.stats().bytes_viewed == leased[0][0].nbytes + leased[1][0].nbytes
         output, _ = run(runner, plan(5, encode=items[2:]), payloads=payloads)
-        assert output.read_done == [ReadDone(5, leased[2][1].seq)]
+        assert {done.seq for done in output.read_done} == {lease.seq for _, lease in leased[2:]}
         for handle, _ in leased:
             engine.entry.give_back(handle)
         assert engine.ring.stats().leases == 0
@@ -483,8 +507,8 @@ class Conversation:
     def spans(self, start: int, end: int) -> list[EmbedSpan]:
         """One span per embedding: how long they are must not matter."""
         return [
-            EmbedSpan(f"image {image}", position - start, row, 1)
-            for position, (image, row) in self.replaced.items()
+            EmbedSpan(f"item {item}", position - start, row, 1)
+            for position, (item, row) in self.replaced.items()
             if start <= position < end
         ]
 
@@ -492,10 +516,10 @@ class Conversation:
 def make_conversation(request_id: int, rng: np.random.Generator) -> Conversation:
     prompt, replaced = [256], {}
     for _ in range(int(rng.integers(0, 3))):
-        image = int(rng.integers(0, len(IMAGES)))
-        for row in range(len(IMAGES[image].pixel_values)):
-            replaced[len(prompt)] = (image, row)
-            prompt.append(IMAGE_TOKEN_ID)
+        item = int(rng.integers(0, len(ITEMS)))
+        for row in range(num_embeds_of(ITEMS[item])):
+            replaced[len(prompt)] = (item, row)
+            prompt.append(TOKEN_IDS[modality_of(ITEMS[item])])
         prompt += rng.integers(97, 100, int(rng.integers(0, 5))).tolist()
     prompt += [97] * int(rng.integers(1, 4))
     return Conversation(request_id, prompt, replaced, int(rng.integers(1, 6)))
@@ -525,10 +549,10 @@ def play(seed: int, device: torch.device = CPU) -> None:
             end = request.computed + count
             while len(request.blocks) * CONFIG.block_size < end:
                 request.blocks.append(free.pop())
-            for image in {image for image, _ in request.replaced.values()} - encoded:
-                encoded.add(image)
-                items.append(inline_item(f"image {image}", IMAGES[image], len(frames)))
-                frames += inline_frames(IMAGES[image])
+            for number in {number for number, _ in request.replaced.values()} - encoded:
+                encoded.add(number)
+                items.append(inline_item(f"item {number}", ITEMS[number], len(frames)))
+                frames += inline_frames(ITEMS[number])
             chunks.append(
                 chunk(
                     index,
@@ -550,9 +574,9 @@ def play(seed: int, device: torch.device = CPU) -> None:
             request.computed = end
         for sampled in output.sampled:
             conversations[sampled.request_id].tokens.append(sampled.token_id)
-    embeddings = [ORACLE.encode(image) for image in IMAGES]
+    embeddings = [ORACLE.encode(item) for item in ITEMS]
     for request in conversations:
-        replaced = {position: embeddings[image][row] for position, (image, row) in request.replaced.items()}
+        replaced = {position: embeddings[item][row] for position, (item, row) in request.replaced.items()}
         tokens, expected = ORACLE.reference_generate(request.prompt, replaced, request.max_tokens)
         assert request.tokens == tokens
         assert np.array_equal(np.concatenate(request.rows), expected)
@@ -608,6 +632,6 @@ def test_an_error_that_leaves_no_device_ends_the_process(monkeypatch: pytest.Mon
     monkeypatch.setattr(torch.cuda, "synchronize", fail)
     monkeypatch.setattr(runner, "_check_chunks", lambda _: None)  # they would need the device
     monkeypatch.setattr("mmcached.worker.steps.item_outputs.Stopwatch", lambda _: Stopwatch(torch.device("cpu")))
-    monkeypatch.setattr(runner._model.encoder, "encode", fail)
+    monkeypatch.setattr(runner._items.encoder, "encode", fail)
     with pytest.raises(RuntimeError, match="illegal memory access"):
         runner.execute(plan(1, encode=[inline_item("k", IMAGES[0])]), inline_frames(IMAGES[0]), INLINE_ONLY)

@@ -25,6 +25,7 @@ from mmcached.wire.closeable import Closeable
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.messages.parts import SavedRows
 from mmcached.wire.messages.worker import EmitEmbedding, EncodeItem, RunChunk
+from mmcached.wire.vocabulary import MODALITIES, Modality
 
 CALL_S = 1.0
 """Deadline of a call that has to ask the frontend, which answers within a turn while it lives."""
@@ -32,8 +33,11 @@ NUM_TIMES = 8
 
 
 def contact(run_dir: Path) -> Client:
-    """Return a client of the service; it comes back by itself after a restart of the frontend."""
-    return Client(run_dir, timeout_s=CALL_S, connect_timeout_s=CALL_S, name="worker")
+    """Return a client of the service; it comes back by itself after a restart of the frontend.
+
+    What it finds is no hit: another rank has just encoded it for the same request, or the engine has counted it.
+    """
+    return Client(run_dir, timeout_s=CALL_S, connect_timeout_s=CALL_S, name="worker", counts_hits=False)
 
 
 def own_share(items: Sequence[EncodeItem], rank: int, world_size: int, turn: int) -> list[int]:
@@ -69,7 +73,7 @@ class StoredOutputs(Closeable):
         self._max_inline_bytes = config.limits.max_inline_output_kb << 10
         self._wait_s = max(config.limits.output_wait_s, 0.001)
         self._min_shared_s = config.limits.min_shared_encode_ms / 1000
-        self._s_per_embed = deque[float](maxlen=NUM_TIMES)
+        self._s_per_embed: dict[Modality, deque[float]] = {each: deque(maxlen=NUM_TIMES) for each in MODALITIES}
         self._make_client = make_client
         self._fingerprint = fingerprint
         self._client: Client | None = None
@@ -102,14 +106,14 @@ class StoredOutputs(Closeable):
 
     def encoded(self, item: EncodeItem, seconds: float) -> None:
         """Take note of how long an item's encoding took here."""
-        self._s_per_embed.append(seconds / max(item.num_embeds, 1))
+        self._s_per_embed[item.modality].append(seconds / max(item.num_embeds, 1))
 
     def is_shared(self, item: EncodeItem) -> bool:
         """Return whether the ranks have one of them encode an item: it takes long enough, or nobody knows.
 
         The shortest of late counts: one that was interrupted says nothing. Ranks that differ both encode.
         """
-        return item.num_embeds * min(self._s_per_embed, default=inf) >= self._min_shared_s
+        return item.num_embeds * min(self._s_per_embed[item.modality], default=inf) >= self._min_shared_s
 
     def save_large_rows(self, chunk: RunChunk, key: str, first: int, rows: torch.Tensor) -> SavedRows | None:
         """Have rows of a chunk saved that are too large to travel inline; return how they are named, or None."""

@@ -51,7 +51,7 @@ def compute_encoder_budget(model_config: Any, scheduler_config: Any, mm_registry
 
 
 def service_encoder_budget(config: ServiceConfig) -> EncoderBudget:
-    """Return the budgets of a service, whose items are images. Raises ConfigError as `compute_encoder_budget` does."""
+    """Return the budgets of a service. Raises ConfigError as `compute_encoder_budget` does."""
     if not config.is_multimodal_model:
         return EncoderBudget(0, 0)
     return _budget(config, max_embeds_per_item(config))

@@ -143,7 +143,7 @@ class OpenRequests:
     def miss(self, request: Request) -> None:
         """Have a request sent again that lacks an output; if part of it has been answered, its client has to."""
         if request.num_tokens > request.num_prompt_tokens or request.num_emitted or request.num_rows_delivered:
-            reason = "the encoder's output of an image was lost while it was computed; try again"
+            reason = "the encoder's output of an item was lost while it was computed; try again"
             self.end_with(request.request_id, RequestAborted(reason))
         else:
             self._forget(request.request_id)

@@ -57,7 +57,14 @@ def _encode_item(request: Request, index: int, key: str, items: ItemFrames, payl
         payload.extend(frames)
     store_epoch = 0 if feature.has_output or is_named(feature.mm_hash) else request.store_epoch
     return EncodeItem(
-        key, feature.mm_hash, feature.num_embeds, where, feature.lease, tenant=request.tenant, store_epoch=store_epoch
+        key,
+        feature.mm_hash,
+        feature.num_embeds,
+        where,
+        feature.lease,
+        tenant=request.tenant,
+        store_epoch=store_epoch,
+        modality=feature.modality,
     )
 
 

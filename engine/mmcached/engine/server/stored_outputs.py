@@ -38,8 +38,9 @@ class StoredOutputs(Closeable):
         return sum(map(len, self._hits.values()))
 
     def hold(self, message: AddRequest, fingerprint: str) -> bool:
-        """Take the leases that a request needs; return whether they were all to be had."""
-        has_all = True
+        """Take the leases that a request needs; return whether they were all to be had. After one that was not, none is
+        taken: a record that cannot be leased is copied, and may be large.
+        """
         for index, feature in enumerate(message.features):
             if not feature.has_output:
                 continue
@@ -49,10 +50,9 @@ class StoredOutputs(Closeable):
             # It was there a moment ago; the loop waits for no other host.
             hit = self._client.get(key, view=True, tensors="bytes", tenant=message.tenant, local=True)
             if hit is None or hit.token is None:  # too much is leased here already: it is a copy
-                has_all = False
-            else:
-                self._hits.setdefault(message.request_id, {})[index] = hit
-        return has_all
+                return False
+            self._hits.setdefault(message.request_id, {})[index] = hit
+        return True
 
     def tokens(self, request_id: int) -> dict[int, str]:
         """Return the token of each item's lease, by its index."""

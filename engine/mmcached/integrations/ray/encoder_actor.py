@@ -22,7 +22,7 @@ from mmcached.worker.encoders.making import make_encoder
 from mmcached.worker.encoders.pieces import Bytes1D, cut, join
 from mmcached.worker.encoders.remote import pack
 from mmcached.worker.model.bounds import check_bounds
-from mmcached.worker.model.encoder import VisionEncoder
+from mmcached.worker.model.encoder import ItemEncoder
 
 NOTHING = np.empty(0, np.uint8)
 
@@ -40,7 +40,7 @@ class EncoderActor:
         config = ServiceConfig.from_fields(fields)
         check_bounds(config.model, config.max_model_len)
         self._device = choose_device(config.device)
-        self._encoder = make_encoder(config, VisionEncoder(config.model, self._device), self._device)
+        self._encoder = make_encoder(config, ItemEncoder(config.model, self._device), self._device)
         self._measured = self._encoder.measure()
         self._turn = asyncio.Lock()
         self._num_open = 0

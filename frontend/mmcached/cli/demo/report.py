@@ -10,23 +10,33 @@ from dataclasses import dataclass
 import torch
 from rich.table import Table
 
+from mmcached.cli.demo.clips import SHOWN
 from mmcached.cli.demo.killing import Survival
 from mmcached.cli.demo.workload import Outcome
 from mmcached.cli.watch.shown_figures import queries_and_hits
 from mmcached.wire.stats import ServiceStats, WorkerStats
 
 CACHES = {
-    "processor": ("processor (images)", "not preprocessed"),
-    "encoder": ("encoder (images)", "not encoded"),
+    "processor": ("processor (items)", "not preprocessed"),
+    "encoder": ("encoder (items)", "not encoded"),
     "kv_prefix": ("KV prefix (tokens)", "not recomputed"),
     "tensor_prefix": ("tensor prefix (rows)", "not recomputed"),
 }
 """By the label of the metrics page: the cache's name, and what a hit saves."""
-FIGURES: dict[str, Callable[[WorkerStats], int]] = {
-    "encoded": lambda worker: worker.items_encoded,
-    "loaded from the store": lambda worker: worker.items_loaded,
+ENCODED: dict[str, Callable[[WorkerStats], int]] = {
+    "photographs": lambda worker: worker.by_modality.image.encoded,
+    SHOWN["video"]: lambda worker: worker.by_modality.video.encoded,
+    SHOWN["audio"]: lambda worker: worker.by_modality.audio.encoded,
 }
-"""By what is said of photographs, the figure of a worker."""
+"""By what was encoded, the figure of a worker."""
+
+
+def _num_encoded(worker: WorkerStats) -> int:
+    return worker.items_encoded
+
+
+def _num_loaded(worker: WorkerStats) -> int:
+    return worker.items_loaded
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,15 +102,21 @@ def make_where_table(on: Measured, again: Measured) -> Table:
     """Return the table: what the workers of each engine have encoded, and what they have loaded, before and after the
     kills.
     """
-    table = Table("photographs", title="what was encoded where", title_justify="left")
+    table = Table("items", title="what was encoded where", title_justify="left")
     for name in (*(f"engine {index}" for index in range(len(on.after.engines))), "together"):
         table.add_column(name, justify="right", no_wrap=True)
-    for title, measured in (("", on), ("after the kills: ", again)):
-        for name, figure in FIGURES.items():
-            counts = measured.by_engine(figure)
-            table.add_row(title + name, *map(str, (*counts, sum(counts))))
-        table.add_section()
+    for name, figure in ENCODED.items():
+        if any(counts := on.by_engine(figure)):
+            table.add_row(f"encoded: {name}", *_and_sum(counts))
+    table.add_row("loaded from the store", *_and_sum(on.by_engine(_num_loaded)))
+    table.add_section()
+    table.add_row("after the kills: encoded", *_and_sum(again.by_engine(_num_encoded)))
+    table.add_row("after the kills: loaded from the store", *_and_sum(again.by_engine(_num_loaded)))
     return table
+
+
+def _and_sum(counts: list[int]) -> list[str]:
+    return [*map(str, counts), str(sum(counts))]
 
 
 def differences(on: Outcome, off: Outcome) -> list[str]:
@@ -142,5 +158,5 @@ def survival_line(survival: Survival) -> str:
 
 def restart_line(seconds: float, again: Measured) -> str:
     """Return the sentence that says what the death of the engines has cost."""
-    encoded, loaded = (sum(again.by_engine(figure)) for figure in FIGURES.values())
-    return f"engines killed: others ready {seconds:.1f} s later; {loaded} photographs loaded, {encoded} encoded"
+    encoded, loaded = (sum(again.by_engine(figure)) for figure in (_num_encoded, _num_loaded))
+    return f"engines killed: others ready {seconds:.1f} s later; {loaded} items loaded, {encoded} encoded"

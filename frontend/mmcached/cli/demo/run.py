@@ -6,7 +6,7 @@ import asyncio
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from mmcached.cli.config.fields import DEFAULT
 from mmcached.cli.config.settings import LoadedConfig
+from mmcached.cli.demo.clips import clip_turns, missing_extras
 from mmcached.cli.demo.killing import Survival, kill_engines, kill_frontend
 from mmcached.cli.demo.photos import Photo, load_photos
 from mmcached.cli.demo.report import (
@@ -28,7 +29,7 @@ from mmcached.cli.demo.report import (
     restart_line,
     survival_line,
 )
-from mmcached.cli.demo.workload import Turn, conversations, num_requests, play
+from mmcached.cli.demo.workload import Turn, User, num_requests, play, user_with_clips, users_with_photos
 from mmcached.cli.serve.child_service import ChildService
 from mmcached.client import Client
 from mmcached.wire.config import ServiceConfig
@@ -43,11 +44,11 @@ class Workload:
     """What is played, again and again."""
 
     photos: list[Photo]
-    users: list[list[Turn]]
+    users: list[User]
 
     @property
     def num_requests(self) -> int:
-        return num_requests(self.users, self.photos)
+        return num_requests(self.users)
 
 
 def as_shown(loaded: LoadedConfig) -> ServiceConfig:
@@ -79,10 +80,15 @@ def run_demo(config: ServiceConfig, *, images: Path | None, num_users: int, num_
         raise ConfigError("world_size", 0, "must be at least 1: the demo generates")
     console = Console()
     photos = load_photos(images)
-    workload = Workload(photos, conversations(photos, num_users, num_turns))
+    users = users_with_photos(photos, num_users, num_turns)
+    if turns := clip_turns(photos[0]):
+        users.append(user_with_clips(turns))
+    for extra in missing_extras():
+        console.print(f"no {extra} in this play: pip install 'mmcached[{extra}]'", highlight=False, markup=False)
+    workload = Workload(photos, users)
     console.print(
-        f"{len(photos)} photographs, {num_users} users, {workload.num_requests} requests; "
-        f"frontend, {_count(config.num_engines, 'engine')} with {_count(config.world_size, 'worker')} each"
+        f"{len(photos)} photographs{_clips_in(turns)}; {len(users)} users, {workload.num_requests} requests; "
+        f"{_count(config.num_engines, 'engine')}, {_count(config.world_size, 'worker')} each"
     )
     columns = (TextColumn("{task.description:<16}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
@@ -95,6 +101,13 @@ def run_demo(config: ServiceConfig, *, images: Path | None, num_users: int, num_
     console.print(survival_line(survival), style="bold green" if survival.is_whole else "bold red", highlight=False)
     console.print(restart_line(restart_s, again), style="bold green", highlight=False)
     return 1 if different or not survival.is_whole else 0
+
+
+def _clips_in(turns: Sequence[Turn]) -> str:
+    """Return what is in turns beside photographs, in words."""
+    return (", a film" if any(turn.files.videos for turn in turns) else "") + (
+        ", a sound" if any(turn.files.audios for turn in turns) else ""
+    )
 
 
 def _count(num: int, what: str) -> str:
@@ -139,5 +152,5 @@ def _measure(run_dir: Path, workload: Workload, progress: Progress, title: str) 
     with Client(run_dir) as client:
         before = client.stats()
         started = time.perf_counter()
-        outcome = asyncio.run(play(run_dir, workload.users, workload.photos, lambda: progress.advance(task)))
+        outcome = asyncio.run(play(run_dir, workload.users, lambda: progress.advance(task)))
         return Measured(outcome, before, client.stats(), time.perf_counter() - started)

@@ -1,5 +1,5 @@
 """The demo's workload: several users who talk about photographs, turn by turn, each turn on top of all that was said
-before; at the end each of them wants the embeddings of all photographs.
+before; at the end each of them wants the embeddings of all photographs. One more talks about a film and a sound.
 
 Photographs repeat within a conversation and across users; all prompts start with the same words, and each turn's prompt
 starts with the whole former turn. Nothing is random: two plays differ only in how the requests of several users fall
@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mmcached.cli.demo.photos import Photo
-from mmcached.client import AsyncClient, Generation
-from mmcached.wire.vocabulary import BEGIN_TOKEN_ID, IMAGE_TOKEN_ID
+from mmcached.client import AsyncClient, Audio, Clip, Generation, Video
+from mmcached.wire.vocabulary import AUDIO_TOKEN_ID, BEGIN_TOKEN_ID, IMAGE_TOKEN_ID, VIDEO_TOKEN_ID
 
 if TYPE_CHECKING:
     import torch
@@ -37,11 +37,40 @@ PAGE = 6
 
 
 @dataclass(frozen=True, slots=True)
+class Files:
+    """What a request brings along."""
+
+    images: Sequence[bytes] = ()
+    videos: Sequence[Video] = ()
+    audios: Sequence[Audio] = ()
+
+    def __add__(self, more: Files) -> Files:
+        return Files([*self.images, *more.images], [*self.videos, *more.videos], [*self.audios, *more.audios])
+
+    @property
+    def markers(self) -> list[int]:
+        """Their token ids in a prompt, in order."""
+        return (
+            [IMAGE_TOKEN_ID] * len(self.images)
+            + [VIDEO_TOKEN_ID] * len(self.videos)
+            + [AUDIO_TOKEN_ID] * len(self.audios)
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Turn:
-    """One user's words at one time; `photos` are new in this turn."""
+    """One user's words at one time, and the files that are new in this turn."""
 
     text: str
-    photos: Sequence[Photo]
+    files: Files
+
+
+@dataclass(frozen=True, slots=True)
+class User:
+    """Somebody who talks, and at the end wants the embeddings of all files of each page."""
+
+    turns: Sequence[Turn]
+    pages: Sequence[Files]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,52 +78,57 @@ class Outcome:
     """All that a play has produced, in an order that does not depend on timing.
 
     Attributes:
-        embeddings: of all photographs, for each user; the first user's are in the photographs' order.
+        embeddings: of all photographs, for each user; the first user's are in the photographs' order. Of a film or a
+            sound, those of each slice.
     """
 
     generations: list[Generation]
     embeddings: list[torch.Tensor]
 
 
-def conversations(photos: Sequence[Photo], num_users: int, num_turns: int) -> list[list[Turn]]:
-    """Return each user's turns. Neighbouring users look at overlapping photographs."""
-    users = []
-    for user in range(num_users):
-        turns = []
-        for turn in range(num_turns):
-            shown = [photos[(2 * (user // 2) + 3 * turn) % len(photos)]]
-            if turn == 0:
-                shown.append(photos[(2 * user + 1) % len(photos)])
-            if turn == num_turns - 1:
-                shown.append(photos[2 * (user // 2) % len(photos)])  # "look again": shown in the first turn already
-            turns.append(Turn(f"User {user}: {QUESTIONS[turn % len(QUESTIONS)]}", shown))
-        users.append(turns)
-    return users
+def users_with_photos(photos: Sequence[Photo], num_users: int, num_turns: int) -> list[User]:
+    """Return who talks about photographs. Neighbouring users look at overlapping ones."""
+    return [User(_turns(photos, user, num_turns), _pages(photos, user)) for user in range(num_users)]
 
 
-def pages(photos: Sequence[Photo], user: int) -> list[Sequence[Photo]]:
+def user_with_clips(turns: Sequence[Turn]) -> User:
+    """Return who talks about films and sounds; the embeddings are those of all of them."""
+    return User(turns, [sum((turn.files for turn in turns), Files())])
+
+
+def _turns(photos: Sequence[Photo], user: int, num_turns: int) -> list[Turn]:
+    turns = []
+    for turn in range(num_turns):
+        shown = [photos[(2 * (user // 2) + 3 * turn) % len(photos)]]
+        if turn == 0:
+            shown.append(photos[(2 * user + 1) % len(photos)])
+        if turn == num_turns - 1:
+            shown.append(photos[2 * (user // 2) % len(photos)])  # "look again": shown in the first turn already
+        files = Files([photo.data for photo in shown])
+        turns.append(Turn(f"User {user}: {QUESTIONS[turn % len(QUESTIONS)]}", files))
+    return turns
+
+
+def _pages(photos: Sequence[Photo], user: int) -> list[Files]:
     """Return in which order a user wants the embeddings of all photographs: each begins with another page."""
-    all_pages = [photos[start : start + PAGE] for start in range(0, len(photos), PAGE)]
+    data = [photo.data for photo in photos]
+    all_pages = [Files(data[start : start + PAGE]) for start in range(0, len(data), PAGE)]
     first = user % len(all_pages)
     return all_pages[first:] + all_pages[:first]
 
 
-def num_requests(users: Sequence[Sequence[Turn]], photos: Sequence[Photo]) -> int:
-    return sum(len(turns) + len(pages(photos, 0)) for turns in users)
+def num_requests(users: Sequence[User]) -> int:
+    return sum(len(user.turns) + len(user.pages) for user in users)
 
 
-async def play(
-    run_dir: Path, users: Sequence[Sequence[Turn]], photos: Sequence[Photo], advance: Callable[[], None]
-) -> Outcome:
+async def play(run_dir: Path, users: Sequence[User], advance: Callable[[], None]) -> Outcome:
     """Play all conversations at once; `advance` is called after each answer.
 
     Raises:
         MmcachedError: a request failed.
     """
     async with AsyncClient(run_dir) as client:
-        parts = await asyncio.gather(
-            *(_converse(client, turns, pages(photos, user), advance) for user, turns in enumerate(users))
-        )
+        parts = await asyncio.gather(*(_converse(client, user, advance) for user in users))
     return Outcome(
         generations=[generation for generations, _ in parts for generation in generations],
         embeddings=[embedding for _, embeddings in parts for embedding in embeddings],
@@ -102,20 +136,22 @@ async def play(
 
 
 async def _converse(
-    client: AsyncClient, turns: Sequence[Turn], album: Sequence[Sequence[Photo]], advance: Callable[[], None]
+    client: AsyncClient, user: User, advance: Callable[[], None]
 ) -> tuple[list[Generation], list[torch.Tensor]]:
-    tokens = [BEGIN_TOKEN_ID, *SYSTEM.encode()]
-    images: list[bytes] = []
+    tokens, files = [BEGIN_TOKEN_ID, *SYSTEM.encode()], Files()
     generations = []
-    for turn in turns:
-        images += [photo.data for photo in turn.photos]
-        tokens += [*turn.text.encode(), *[IMAGE_TOKEN_ID] * len(turn.photos), *b"\nGuide: "]
-        generation = await client.generate(tokens, images, REPLY_TOKENS, hidden_states=True)
+    for turn in user.turns:
+        files += turn.files
+        tokens += [*turn.text.encode(), *turn.files.markers, *b"\nGuide: "]
+        generation = await client.generate(
+            tokens, files.images, REPLY_TOKENS, videos=files.videos, audios=files.audios, hidden_states=True
+        )
         generations.append(generation)
         tokens = [*tokens, *(token for token in generation.tokens if token < BEGIN_TOKEN_ID), *b"\n"]
         advance()
-    embeddings = []
-    for page in album:
-        embeddings += await client.encode([photo.data for photo in page])
+    embeddings: list[torch.Tensor] = []
+    for page in user.pages:
+        for output in await client.encode(page.images, videos=page.videos, audios=page.audios):
+            embeddings += output.outputs if isinstance(output, Clip) else [output]
         advance()
     return generations, embeddings

@@ -1,8 +1,10 @@
-"""Sends the requests after which a service says that it is ready: small generations about a small image, end to end."""
+"""Sends the requests after which a service says that it is ready: small ones about a small file, end to end."""
 
 from __future__ import annotations
 
 import base64
+import io
+import wave
 from pathlib import Path
 
 from mmcached.client import Client
@@ -28,9 +30,29 @@ def first_request(run_dir: Path, timeout_s: float = TIMEOUT_S, *, num_engines: i
     with Client(run_dir, connect_timeout_s=timeout_s, fail_open=False) as client:
         for number in range(num_engines):
             if not generates:
-                # As bytes: here, torch would take more memory than all the rest.
-                client.encode([TINY_PNG], image_ids=[f"ready {number}"], tensors="bytes", timeout_s=DECODER_TIMEOUT_S)
+                _encode(client, number)
                 continue
             generation = client.generate(f"{number}: ready? <image>", [TINY_PNG], max_tokens=1, timeout_s=timeout_s)
             if len(generation.tokens) != 1:
                 raise MmcachedError(f"the first request was answered with {len(generation.tokens)} tokens, not 1")
+
+
+def _encode(client: Client, number: int) -> None:
+    """Have a small file encoded, another one for each number, of a modality that the service's checkpoint takes."""
+    taken = client.processor_info().inputs
+    # As bytes: here, torch would take more memory than all the rest.
+    if "image" in taken:
+        client.encode([TINY_PNG], image_ids=[f"ready {number}"], tensors="bytes", timeout_s=DECODER_TIMEOUT_S)
+    elif "audio" in taken:
+        client.encode(audios=[_silence(number)], tensors="bytes", timeout_s=DECODER_TIMEOUT_S)
+
+
+def _silence(number: int) -> bytes:
+    """Return a WAV file of some milliseconds."""
+    file = io.BytesIO()
+    with wave.open(file, "wb") as writer:
+        writer.setnchannels(1)
+        writer.setsampwidth(2)
+        writer.setframerate(16_000)
+        writer.writeframes(bytes(2 * (160 + number)))
+    return file.getvalue()

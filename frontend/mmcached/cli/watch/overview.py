@@ -20,7 +20,7 @@ import msgspec
 from mmcached.cli.admin.records import Reader
 from mmcached.cli.watch.latencies import LatencyStatus, histograms_of, latencies_of
 from mmcached.cli.watch.service_status import RoleStatus, ServiceStatus
-from mmcached.cli.watch.shown_figures import WORK, caches_of, note_of, queries_and_hits
+from mmcached.cli.watch.shown_figures import WORK, ModalityLine, caches_of, modalities_of, note_of, queries_and_hits
 from mmcached.wire.figures import samples
 from mmcached.wire.slow_log import SlowCall, SlowLog
 from mmcached.wire.stats import RingStats, ServiceStats
@@ -123,6 +123,7 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
     clients: int
     roles: list[RoleLine]
     caches: list[CacheLine]
+    modalities: list[ModalityLine]
     rings: list[RingLine]
     readers: list[Reader]
     latencies: list[LatencyLine]
@@ -173,6 +174,7 @@ def overview_of(now: Look, before: Look | None, readers: Sequence[Reader] = ()) 
         clients=stats.clients,
         roles=[_role(role, now, before) for role in status.roles],
         caches=_caches(stats, former, rate),
+        modalities=modalities_of(stats),
         rings=[
             _ring(name, ring, then, rate)
             for name, ring, then in (

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 
+import msgspec
+
 from mmcached.wire.figures import samples
 from mmcached.wire.stats import SecondLevelStats, ServiceStats
+from mmcached.wire.vocabulary import MODALITIES, Modality
 
 CACHES = {
     "processor": "processor (items)",
@@ -27,6 +30,40 @@ WORK = {
     "l2_claim": "second level, claim",
 }
 """By the name in `ServiceStatus.latency`: what people call it."""
+
+
+class ModalityLine(msgspec.Struct, frozen=True, kw_only=True):
+    """Items of one modality; what was encoded and loaded is of all workers together."""
+
+    name: Modality
+    queries: int
+    hits: int
+    processed: int
+    encoded: int
+    loaded: int
+    embeds_encoded: int
+
+
+def modalities_of(stats: ServiceStats) -> list[ModalityLine]:
+    """Return what there is of each modality; nothing where all items are images, of which the caches tell."""
+    workers = [worker for engine in stats.engines for worker in engine.workers]
+    lines = []
+    for name in MODALITIES:
+        items = getattr(stats.processor.by_modality, name)
+        outputs = [getattr(worker.by_modality, name) for worker in workers]
+        lines.append(
+            ModalityLine(
+                name=name,
+                queries=items.queries,
+                hits=items.hits,
+                processed=items.processed,
+                encoded=sum(each.encoded for each in outputs),
+                loaded=sum(each.loaded for each in outputs),
+                embeds_encoded=sum(each.embeds_encoded for each in outputs),
+            )
+        )
+    found = [line for line in lines if any((line.queries, line.processed, line.encoded, line.loaded))]
+    return found if any(line.name != "image" for line in found) else []
 
 
 def caches_of(stats: ServiceStats) -> list[str]:

@@ -7,7 +7,15 @@ from rich.table import Table
 
 from mmcached.cli.watch.latencies import LatencyStatus, in_words
 from mmcached.cli.watch.service_status import RoleStatus, ServiceStatus
-from mmcached.cli.watch.shown_figures import CACHES, WORK, caches_of, note_of, queries_and_hits
+from mmcached.cli.watch.shown_figures import (
+    CACHES,
+    WORK,
+    ModalityLine,
+    caches_of,
+    modalities_of,
+    note_of,
+    queries_and_hits,
+)
 from mmcached.wire.stats import ServiceStats
 
 
@@ -22,6 +30,8 @@ def show_status(status: ServiceStatus, console: Console) -> None:
         console.print(note, style="red", markup=False, highlight=False)
     console.print(_roles(status.roles))
     console.print(_caches(status.stats))
+    if lines := modalities_of(status.stats):
+        console.print(_modalities(lines))
     if status.latency:
         console.print(_latencies(status.latency))
     stats = status.stats
@@ -59,6 +69,14 @@ def _caches(stats: ServiceStats) -> Table:
     for cache in caches_of(stats):
         rate = f"{hits[cache] / queries[cache]:.0%}" if queries[cache] else ""
         table.add_row(CACHES[cache], f"{queries[cache]:,}", f"{hits[cache]:,}", rate)
+    return table
+
+
+def _modalities(lines: list[ModalityLine]) -> Table:
+    table = Table("items", "queries", "hits", "processed", "encoded", "loaded", "embeddings computed")
+    for line in lines:
+        numbers = (line.queries, line.hits, line.processed, line.encoded, line.loaded, line.embeds_encoded)
+        table.add_row(line.name, *(f"{number:,}" for number in numbers))
     return table
 
 

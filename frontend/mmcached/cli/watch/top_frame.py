@@ -18,6 +18,8 @@ _NOTHING = "–"
 def draw(overview: Overview) -> RenderableType:
     """Return a frame."""
     parts: list[RenderableType] = [_head(overview), _roles(overview.roles), _caches(overview)]
+    if overview.modalities:
+        parts.append(_modalities(overview))
     if overview.latencies:
         parts.append(_latencies(overview))
     parts.append(_rings(overview.rings))
@@ -88,6 +90,14 @@ def _caches(overview: Overview) -> Table:
     for line in overview.caches:
         rates = (_share(line.rate_now), _share(line.rate))
         _add(table, CACHES[line.name], _per_s(line.hits_per_s), *rates, f"{line.hits:,}", f"{line.queries:,}")
+    return table
+
+
+def _modalities(overview: Overview) -> Table:
+    table = _table("items", "queries", "hits", "processed", "encoded", "loaded", "embeddings computed")
+    for line in overview.modalities:
+        numbers = (line.queries, line.hits, line.processed, line.encoded, line.loaded, line.embeds_encoded)
+        _add(table, line.name, *(f"{number:,}" for number in numbers))
     return table
 
 

@@ -48,14 +48,16 @@ class StoreSession:
 
     Args:
         ring: None if the service keeps no records.
+        counts_hits: False if nothing is to stay for the sake of what is found.
     Attributes:
         why_inline: the reason that it is no reader; empty if it is one, or if there is no ring.
         is_attached: the service has said that it knows the entry.
         seen_epoch: the store's, at the last look.
     """
 
-    def __init__(self, ring: RingAnnouncement | None) -> None:
+    def __init__(self, ring: RingAnnouncement | None, *, counts_hits: bool = True) -> None:
         self.ring = ring
+        self._counts_hits = counts_hits
         self.is_attached = self._is_announced = self._is_counting = False
         self.why_inline = ""
         self.seen_epoch = 0
@@ -89,12 +91,19 @@ class StoreSession:
     # ---- records
 
     def find(
-        self, keys: Sequence[str], tenant: str, reading: Reading, *, counts_misses: bool = True
+        self,
+        keys: Sequence[str],
+        tenant: str,
+        reading: Reading,
+        *,
+        counts_misses: bool = True,
+        counts_hits: bool = True,
     ) -> list[Hit | None] | None:
         """Return the records of keys, as far as they are there; None if it cannot be seen from here.
 
         Args:
             counts_misses: False if the service is asked for what is missing, and counts it.
+            counts_hits: False if nothing is to stay for the sake of this look.
         Raises:
             RemoteProtocolError, ChecksumMismatch: a record is not what it should be.
             InvalidRequest: a dtype that the wanted library does not have.
@@ -109,7 +118,9 @@ class StoreSession:
             self.seen_epoch = look.store_epoch
             places = self._taken([look.find(digest) for digest in digests], reader)
             hits = [place for place in places if isinstance(place, Handle)]
-            reader.count(hits, len(places) - len(hits) if counts_misses else 0)
+            reader.count(
+                hits if counts_hits and self._counts_hits else [], len(places) - len(hits) if counts_misses else 0
+            )
             # So much that others would find no room: copies, then.
             return places, reading.view and bool(hits) and not look.may_hold(reader.taken_bytes)
 
@@ -157,7 +168,7 @@ class StoreSession:
                 if place is not None and not reader.take_beside(place, look):
                     self._returns.give_back(place)
                     place = None
-            reader.count([] if place is None else [place], int(place is None))
+            reader.count([place] if place is not None and self._counts_hits else [], int(place is None))
             return [place]
 
         places = self._alone(take)

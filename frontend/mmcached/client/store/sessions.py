@@ -29,7 +29,8 @@ class StoreSessions:
         has_second_level: what is not in the ring is asked for, as far as is known.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, counts_hits: bool = True) -> None:
+        self._counts_hits = counts_hits
         self._store_epoch = 0
         self.egress = Egress()
         self.has_second_level = False
@@ -51,7 +52,7 @@ class StoreSessions:
                 return former
             if former is not None:
                 former.close()
-            self.present = uninterrupted(partial(StoreSession, ring))
+            self.present = uninterrupted(partial(StoreSession, ring, counts_hits=self._counts_hits))
             return self.present
 
     def arrived(self, message: ToClient) -> ToClient:

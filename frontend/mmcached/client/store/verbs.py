@@ -112,17 +112,29 @@ class StoreVerbs:
         session = self._sessions.present
         return session is not None and session.incarnation > 0
 
-    def look(self, keys: list[str], reading: Reading, deadline: Deadline) -> Verb[list[Hit | None]]:
-        """Return those records that are seen in the ring; the service is told of this reader, but asked for nothing."""
+    def look(
+        self, keys: list[str], reading: Reading, deadline: Deadline, *, counts_hits: bool = True
+    ) -> Verb[list[Hit | None]]:
+        """Return those records that are seen in the ring; the service is told of this reader, but asked for nothing.
+
+        Args:
+            counts_hits: False if they are an answer, for the sake of which they need not stay.
+        """
         try:
-            hits = self._find(keys, reading)
+            hits = self._find(keys, reading, counts_hits=counts_hits)
             if hits is None:
                 yield from self._in_contact(deadline)
-                hits = self._find(keys, reading)
+                hits = self._find(keys, reading, counts_hits=counts_hits)
         except MmcachedError as error:
             self._is_miss("look", error)
             hits = None
         return [None] * len(keys) if hits is None else hits
+
+    def sees(self, keys: list[str]) -> bool:
+        """Return whether all of these records are seen in the ring just now; takes no lease of any."""
+        session = self._sessions.present
+        seen = None if session is None else session.contains(keys, self._contact.options.tenant)
+        return seen is not None and all(seen)
 
     def open(self, token: LeaseToken, reading: Reading, timeout_s: float | None) -> Verb[Hit | None]:
         verb = self._open_token(token, reading, self._contact.deadline(timeout_s))
@@ -423,13 +435,13 @@ class StoreVerbs:
         return self._contact.options.tenant if tenant is None else tenant
 
     def _find(
-        self, keys: list[str], reading: Reading, tenant: str | None = None, *, counts_misses: bool = True
+        self, keys: list[str], reading: Reading, tenant: str | None = None, **counts: bool
     ) -> list[Hit | None] | None:
-        """Look into the ring; None: it cannot be seen, or not yet."""
+        """Look into the ring; None: it cannot be seen, or not yet. `counts` as for `StoreSession.find`."""
         session = self._sessions.present
         if session is None:
             return None
-        return session.find(keys, self._tenant(tenant), reading, counts_misses=counts_misses)
+        return session.find(keys, self._tenant(tenant), reading, **counts)
 
     def _find_before_asking(self, key: str, reading: Reading, tenant: str) -> list[Hit | None] | None:
         """As `_find`; where what is missing may become a hit, the service counts it."""

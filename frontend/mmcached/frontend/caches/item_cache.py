@@ -62,7 +62,7 @@ class ItemCache:
     `keys` are those of a request's items, in prompt order.
     """
 
-    _counts_hits = False
+    counts_hits = False
 
     def __init__(self) -> None:
         self._num_hits = self._num_new = self._num_inline = self._num_fallbacks = 0
@@ -86,7 +86,7 @@ class ItemCache:
 
     def loaded(self, num_items: int) -> None:
         """Take note of items of a request that nobody processed, because their output is in the store."""
-        if self._counts_hits:
+        if self.counts_hits:
             self._num_hits += num_items
 
     def release(self) -> None:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 class LocalItemCache(ItemCache):
     """Key -> item, at most `capacity` bytes of encoded items."""
 
-    _counts_hits = True
+    counts_hits = True
 
     def __init__(self, capacity: int) -> None:
         super().__init__()

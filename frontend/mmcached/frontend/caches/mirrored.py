@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 class MirroredItemCache(ItemCache):
     """Key -> size and number of embeddings of an item that the engine holds; `lru` has the engine's capacity."""
 
-    _counts_hits = True
+    counts_hits = True
 
     def __init__(self, lru: RequestLRU[int]) -> None:
         super().__init__()

@@ -36,7 +36,7 @@ _NUM_EMBEDS = struct.Struct("<I")
 class RingItemCache(ItemCache):
     """Key -> item in the ring, or here."""
 
-    _counts_hits = True
+    counts_hits = True
 
     def __init__(self, config: ServiceConfig, store: ObjectStoreWriter) -> None:
         super().__init__()

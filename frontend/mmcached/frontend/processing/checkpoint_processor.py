@@ -30,12 +30,14 @@ class CheckpointProcessor:
 
     @property
     def fingerprint(self) -> str:
-        """What decides the result beside the file: goes into the item's key."""
+        """What decides the result beside the file: goes into the item's key; "" if no tower takes pictures."""
+        if "image" not in self._checkpoint.processors:
+            return ""
         return fingerprint(
             {
                 "kind": "hf",
                 "version": _VERSION,
-                "processor": self._checkpoint.processor,
+                "processor": self._checkpoint.processors["image"],
                 "model": self._checkpoint.model,  # the number of embeddings follows from it
                 "versions": package_versions(),
                 "limits": self._limits,
@@ -50,8 +52,8 @@ class CheckpointProcessor:
         """
         if isinstance(made, Pixels):
             raise InvariantError("a decoder with an image processor made plain pixels")
-        names = self._checkpoint.counting.inputs
+        names = self._checkpoint.countings["image"].inputs
         if missing := [name for name in names if name not in made.arrays]:
             raise InvalidRequest("image", f"no {missing[0]}", f"the image processor must make {', '.join(names)}")
         kept = {name: made.arrays[name] for name in names}
-        return Processed(encode(kept), self._checkpoint.num_embeds(kept))
+        return Processed(encode(kept), self._checkpoint.num_embeds("image", kept))

@@ -1,4 +1,4 @@
-"""Checks an image and finds its key before any cache is asked, and makes its item of the decoded pixels.
+"""Checks a file and finds its key before any cache is asked, and makes items of what was decoded of it.
 
 An image that its client names has the key of that name: the file is not hashed, and need not even come. The name stands
 for one content. A file that comes with a name which is cached is not looked at; other content takes another name, or a
@@ -9,68 +9,90 @@ Knows nothing of requests, threads or caches. Stateless, so any thread may call 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 
 from mmcached.cache.checkpoints.checkpoint import checkpoint_of
+from mmcached.cache.clip_keys import clip_key, file_key, slice_record
 from mmcached.cache.hasher import MultiModalHasher
 from mmcached.frontend.processing.checkpoint_processor import CheckpointProcessor
 from mmcached.frontend.processing.decoder_process import Pixels, Tensors
-from mmcached.frontend.processing.processor import MODALITY, ImageProcessor, Processed
-from mmcached.wire.config import ServiceConfig
-from mmcached.wire.errors import EmptyImage, ImageTooLarge, InvalidRequest
-
-
-def field_of(index: int) -> str:
-    """Return how errors call an image of a request."""
-    return f"images[{index}]"
+from mmcached.frontend.processing.media import Medium
+from mmcached.frontend.processing.processor import ImageProcessor, Processed
+from mmcached.frontend.processing.slice_processor import DecodedSlice, SliceProcessor
+from mmcached.wire.config import MIB, ServiceConfig
+from mmcached.wire.errors import ClipTooLarge, EmptyClip, EmptyImage, ImageTooLarge, InvalidRequest
+from mmcached.wire.vocabulary import Modality
 
 
 class Processing:
     """Checks, keys and items of one service.
 
     Attributes:
-        fingerprint: what the keys of items depend on beside their files.
+        fingerprints: by modality, what the keys of items depend on beside their files; "" of one that is not taken.
     """
 
     def __init__(self, config: ServiceConfig) -> None:
         self._max_bytes = config.max_image_bytes
+        self._max_clip_bytes = config.limits.max_clip_mb * MIB
         self._processor = _processor_of(config)
-        self.fingerprint = self._processor.fingerprint
+        self._slices = SliceProcessor(config)
+        self.fingerprints: Mapping[Modality, str] = {
+            "image": self._processor.fingerprint,
+            **self._slices.fingerprints,
+        }
         self._hasher = MultiModalHasher(config.mm_hasher_algorithm)
 
-    def check(self, images: Sequence[bytes], image_ids: Sequence[str | None]) -> None:
-        """Refuse what can be refused without looking into the files.
+    def check(self, medium: Medium) -> None:
+        """Refuse what can be refused without looking into the file; an image that its client names may be empty.
 
-        Args:
-            image_ids: one per image; an image with an id may be empty.
         Raises:
-            InvalidRequest: another number of ids than of images.
-            EmptyImage, ImageTooLarge: name the image.
+            InvalidRequest: its modality is not taken, or what is wanted of it cannot be.
+            EmptyImage, ImageTooLarge, EmptyClip, ClipTooLarge: name the file.
         """
-        if len(image_ids) != len(images):
-            raise InvalidRequest("image_ids", len(image_ids), f"{len(images)} image(s) came: one id, or none, for each")
-        for index, (data, image_id) in enumerate(zip(images, image_ids, strict=True)):
-            if data or image_id is None:
-                _check_file(data, self._max_bytes, field_of(index))
+        if medium.options is not None:
+            self._slices.check(medium.options, medium.field)
+            _check_clip(medium.data, self._max_clip_bytes, medium.field)
+        elif not self.fingerprints["image"]:
+            raise InvalidRequest(medium.field, "image", "none: the service's checkpoint does not encode it")
+        elif medium.data or medium.name is None:
+            _check_image(medium.data, self._max_bytes, medium.field)
 
-    def key(self, data: bytes, tenant: str) -> str:
-        """Return the content key of an encoded image, without decoding it."""
-        return self._hasher.item_key(data, modality=MODALITY, fingerprint=self.fingerprint, tenant=tenant)
+    def keys(self, medium: Medium, tenant: str) -> tuple[str, str]:
+        """Return the key of a file, and that of what is wanted of it, without decoding it."""
+        fingerprint = self.fingerprints[medium.modality]
+        if medium.options is None:
+            key = self._hasher.item_key(medium.data, modality="image", fingerprint=fingerprint, tenant=tenant)
+            return key, key
+        key = file_key(self._hasher, medium.data, medium.options, fingerprint=fingerprint, tenant=tenant)
+        return key, clip_key(self._hasher, key, medium.options)
 
-    def key_of_id(self, image_id: str, tenant: str, *, index: int) -> str:
+    def key_of_name(self, medium: Medium, tenant: str) -> str:
         """Return the key of an image that its client names.
 
         Raises:
             InvalidRequest: no id has that length; names the image's index.
         """
         try:
-            return self._hasher.caller_key(image_id, modality=MODALITY, fingerprint=self.fingerprint, tenant=tenant)
+            return self._hasher.caller_key(
+                medium.name or "", modality="image", fingerprint=self.fingerprints["image"], tenant=tenant
+            )
         except InvalidRequest as error:
-            details = error.details
-            raise InvalidRequest(f"image_ids[{index}]", details["value"], str(details["limit"])) from None
+            field = medium.field.replace("images", "image_ids")
+            raise InvalidRequest(field, error.details["value"], str(error.details["limit"])) from None
+
+    def slice_record(self, key_of_file: str, place: tuple[int, ...]) -> str:
+        """Return the key under which the store has the name of the slice at a place of a file."""
+        return slice_record(self._hasher, key_of_file, place)
 
     def item(self, made: Pixels | Tensors) -> Processed:
         return self._processor.item(made)
+
+    def slice_item(self, decoded: DecodedSlice, modality: Modality, tenant: str) -> tuple[str, Processed]:
+        """Return the content key of a decoded slice, and its item."""
+        key = self._hasher.hash_kwargs(
+            modality=modality, fingerprint=self.fingerprints[modality], tenant=tenant, content=dict(decoded.arrays)
+        )
+        return key, self._slices.item(decoded, modality)
 
 
 def _processor_of(config: ServiceConfig) -> ImageProcessor | CheckpointProcessor:
@@ -80,7 +102,14 @@ def _processor_of(config: ServiceConfig) -> ImageProcessor | CheckpointProcessor
     return CheckpointProcessor(checkpoint, f"{config.max_image_pixels} pixels, {config.max_image_bytes} bytes")
 
 
-def _check_file(data: bytes, max_bytes: int, field: str) -> None:
+def _check_clip(data: bytes, max_bytes: int, field: str) -> None:
+    if not data:
+        raise EmptyClip(field, 0, "a video or a sound has bytes")
+    if len(data) > max_bytes:
+        raise ClipTooLarge(field, f"{len(data)} bytes", f"at most {max_bytes} bytes (limits.max_clip_mb)")
+
+
+def _check_image(data: bytes, max_bytes: int, field: str) -> None:
     if not data:
         raise EmptyImage(field, 0, "an image has bytes")
     if len(data) > max_bytes:

@@ -21,13 +21,12 @@ from mmcached.shm.store.codec import EncodedRecord, encode
 from mmcached.wire.config import ModelConfig
 from mmcached.wire.errors import InvariantError
 
-MODALITY = "image"
 _VERSION = 2
 """Raise it with every change, here or in `mmcached.pictures`, that gives other bytes for some file."""
 
 
 class Processed(NamedTuple):
-    """One processed image, as it is cached and sent: its record, and the embeddings that the encoder makes of it."""
+    """One processed item, as it is cached and sent: its record, and the embeddings that the encoder makes of it."""
 
     encoded: EncodedRecord
     num_embeds: int

@@ -1,65 +1,77 @@
-"""Turns prompts into tokens: text or ids with one marker per image, then with every placeholder.
+"""Turns prompts into tokens: text or ids with one marker per image, video or sound, then with every placeholder.
 
     "see <image>!"   -> tokenise ->   BEGIN s e e _ IMG !   -> expand ->   BEGIN s e e _ IMG IMG IMG !
 
-The tokens of text are its UTF-8 bytes; see `mmcached.wire.vocabulary`. Knows nothing of images but their number, and of
+The tokens of text are its UTF-8 bytes; see `mmcached.wire.vocabulary`. Knows nothing of files but their numbers, and of
 what replaces their markers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
+from itertools import chain
 
 from mmcached.wire.errors import InvalidRequest
-from mmcached.wire.vocabulary import BEGIN_TOKEN_ID, IMAGE_MARKER, IMAGE_TOKEN_ID, VOCABULARY_SIZE
+from mmcached.wire.vocabulary import BEGIN_TOKEN_ID, MARKERS, TOKEN_IDS, VOCABULARY_SIZE, Modality
 
 FIELD = "prompt"
+_MARKS = tuple(TOKEN_IDS.values())
+_MARKER_TO_TOKEN = {MARKERS[modality]: (token_id,) for modality, token_id in TOKEN_IDS.items()}
+_ANY_MARKER = re.compile(f"({'|'.join(map(re.escape, _MARKER_TO_TOKEN))})")
 
 
-def tokenise(prompt: str | Sequence[int], num_images: int, *, max_model_len: int, max_tokens: int) -> list[int]:
-    """Return the token ids of a prompt, with one `IMAGE_TOKEN_ID` per image.
+def tokenise(
+    prompt: str | Sequence[int], numbers: Mapping[Modality, int], *, max_model_len: int, max_tokens: int
+) -> list[int]:
+    """Return the token ids of a prompt, with one token per image, video and sound.
 
     Args:
-        prompt: text, in which `<image>` marks an image (a BEGIN is put in front); or token ids, taken as they are.
+        prompt: text, in which `<image>` marks an image (a BEGIN is put in front), `<video>` a video and `<audio>` a
+            sound; or token ids, taken as they are.
+        numbers: of files that came, by modality.
         max_model_len: limit of tokens, of the prompt and the `max_tokens` to be generated.
     Raises:
-        InvalidRequest: empty, no valid text, an id outside the vocabulary, another number of markers than of images, or
-            hopelessly long: images still count one token each.
+        InvalidRequest: empty, no valid text, an id outside the vocabulary, another number of markers than of files, or
+            hopelessly long: each file still counts one token.
     """
     if len(prompt) == 0:
         raise InvalidRequest(FIELD, "", "must not be empty")
     # What is longer can have no fewer tokens, so no time is spent on it.
-    longest = max_model_len + (len(IMAGE_MARKER) - 1) * num_images if isinstance(prompt, str) else max_model_len
+    extra = sum((len(MARKERS[modality]) - 1) * number for modality, number in numbers.items())
+    longest = max_model_len + extra if isinstance(prompt, str) else max_model_len
     if len(prompt) > longest:
         raise InvalidRequest(FIELD, f"{len(prompt)} long", f"at most {longest} (max_model_len is {max_model_len})")
     token_ids = _from_text(prompt) if isinstance(prompt, str) else _from_ids(prompt)
-    num_markers = token_ids.count(IMAGE_TOKEN_ID)
-    if num_markers != num_images:
-        raise InvalidRequest(FIELD, f"{num_markers} image marker(s)", f"{num_images} image(s) came with it")
+    for modality, token_id in TOKEN_IDS.items():
+        num_markers, number = token_ids.count(token_id), numbers.get(modality, 0)
+        if num_markers != number:
+            raise InvalidRequest(FIELD, f"{num_markers} {modality} marker(s)", f"{number} {modality}(s) came with it")
     check_length(len(token_ids), max_model_len=max_model_len, max_tokens=max_tokens)
     return token_ids
 
 
-def expand(token_ids: Sequence[int], lengths: Sequence[int]) -> tuple[list[int], list[int]]:
-    """Replace each image marker by its placeholders.
+def expand(token_ids: Sequence[int], lengths: Sequence[Sequence[int]]) -> tuple[list[int], list[int]]:
+    """Replace each marker by the placeholders of its items.
 
     Args:
-        lengths: number of placeholders of each image, in the order of the prompt.
+        lengths: number of placeholders of each item of each file, in the order of the prompt.
     Returns:
-        the token ids, and the index of each image's first placeholder.
+        the token ids, and the index of each item's first placeholder.
     Raises:
-        InvalidRequest: another number of markers than of lengths.
+        InvalidRequest: another number of markers than of files.
     """
-    num_markers = token_ids.count(IMAGE_TOKEN_ID)
+    num_markers = sum(map(token_ids.count, _MARKS))
     if num_markers != len(lengths):
-        raise InvalidRequest(FIELD, f"{num_markers} image marker(s)", f"{len(lengths)} image(s) came with it")
+        raise InvalidRequest(FIELD, f"{num_markers} marker(s)", f"{len(lengths)} file(s) came with it")
     expanded: list[int] = []
     offsets: list[int] = []
     remaining = iter(lengths)
     for token_id in token_ids:
-        if token_id == IMAGE_TOKEN_ID:
-            offsets.append(len(expanded))
-            expanded += [IMAGE_TOKEN_ID] * next(remaining)
+        if token_id in _MARKS:
+            for length in next(remaining):
+                offsets.append(len(expanded))
+                expanded += [token_id] * length
         else:
             expanded.append(token_id)
     return expanded, offsets
@@ -74,13 +86,10 @@ def check_length(num_tokens: int, *, max_model_len: int, max_tokens: int) -> Non
 
 def _from_text(text: str) -> list[int]:
     try:
-        pieces = [piece.encode() for piece in text.split(IMAGE_MARKER)]
+        pieces = [_MARKER_TO_TOKEN.get(piece) or piece.encode() for piece in _ANY_MARKER.split(text)]
     except UnicodeEncodeError as error:
         raise InvalidRequest(FIELD, f"character {error.start}", "half of a surrogate pair is no text") from None
-    token_ids = [BEGIN_TOKEN_ID, *pieces[0]]
-    for piece in pieces[1:]:
-        token_ids += (IMAGE_TOKEN_ID, *piece)
-    return token_ids
+    return [BEGIN_TOKEN_ID, *chain.from_iterable(pieces)]
 
 
 def _from_ids(token_ids: Sequence[int]) -> list[int]:

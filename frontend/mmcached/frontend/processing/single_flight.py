@@ -89,6 +89,18 @@ class SingleFlight(Generic[T]):
         self._keys_of.setdefault(request, {})[key] = None
         return is_new
 
+    def has_joined(self, request: int, key: str) -> bool:
+        """Return whether a request waits for a key, or has its outcome."""
+        return key in self._keys_of.get(request, ())
+
+    def landed(self) -> list[tuple[str, T]]:
+        """Return keys and outcomes of all that has landed, and is still waited for."""
+        return [(key, flight.outcome[0]) for key, flight in self._flights.items() if flight.outcome is not None]
+
+    def is_waited_for(self, key: str) -> bool:
+        """Return whether a request has joined a key."""
+        return key in self._flights and bool(self._flights[key].waiters)
+
     def is_complete(self, request: int) -> bool:
         return all(self._flights[key].outcome is not None for key in self._keys_of.get(request, ()))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from mmcached.frontend.processing.fair_queue import fair_share
+from mmcached.frontend.processing.media import in_prompt_order
 from mmcached.frontend.requests.open_requests import OpenRequest, OpenRequests
 from mmcached.frontend.requests.preprocessing import Preprocessing
 from mmcached.frontend.requests.request_builder import prompt_tokens
@@ -30,9 +31,10 @@ class Admission:
         if not self._config.has_workers:
             raise InvalidRequest("world_size", 0, "must be more than 0 to generate or encode: this service is a store")
         self.check_room(request)
-        request.token_ids = prompt_tokens(request.message, len(request.images), self._config)
+        request.token_ids = prompt_tokens(request.message, request.media, self._config)
+        request.media = in_prompt_order(request.media, request.token_ids)
         self._preprocessing.check(request)
-        self._check_image_bytes(request)
+        self._check_file_bytes(request)
 
     def check_room(self, request: OpenRequest) -> None:
         message, limits = request.message, self._config.limits
@@ -49,14 +51,14 @@ class Admission:
         if self._requests.find(message.client_id, message.request_id) is not None:
             raise RemoteProtocolError(f"request {message.request_id} of this client is open already", "request_id")
 
-    def _check_image_bytes(self, request: OpenRequest) -> None:
+    def _check_file_bytes(self, request: OpenRequest) -> None:
         """Refuse a client's files beyond its share of memory; where no request holds any, one may be larger."""
-        new, held = request.image_bytes, self._requests.image_bytes
+        new, held = request.file_bytes, self._requests.file_bytes
         if not new or not held:
             return
-        of_client = self._requests.image_bytes_of_client(request.message.client_id)
-        name, limit = "limits.max_open_image_mb", self._config.limits.max_open_image_mb * MIB
+        of_client = self._requests.file_bytes_of_client(request.message.client_id)
+        name, limit = "limits.max_open_file_mb", self._config.limits.max_open_file_mb * MIB
         if of_client + new > fair_share(limit, held - of_client):
-            reason = f"open requests hold {held} bytes of image files, {of_client} of them this client's"
+            reason = f"open requests hold {held} bytes of files, {of_client} of them this client's"
             reason = f"{reason} ({name} = {limit} bytes, half of what is left for one client); try again later"
             raise ServiceUnavailable(reason, field=name, value=held + new, limit=limit)

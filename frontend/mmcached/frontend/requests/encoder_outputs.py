@@ -1,6 +1,7 @@
-"""Encoder outputs in the store: says of each image whether an engine loads it, or encodes it, or its request waits.
+"""Encoder outputs in the store: says of each item whether an engine loads it, or encodes it, or its request waits.
 
-    in the store                                         loaded: nothing of the image is processed
+    in the store                                         loaded: nothing of the item is processed, unless its engine
+                                                         would hold more than a reader of the store may: then encoded
     an open request of another engine has it encoded     the request waits, for `output_wait_s` at most
     the engine says that it has it in its own cache      nobody encodes it, and nobody waits but for an answer's name
     the second level may have it                         the request waits until it has been fetched, or cannot be: once
@@ -11,7 +12,7 @@
       └──the owner has ended──> for a moment, in which the put may come; then gone, and the first who waits owns it
 
 A look takes no lease: the engine does, and has the request sent again if the output has gone meanwhile. Requests of one
-engine never wait for each other; it encodes an image once for all of them. An answer that names outputs waits for their
+engine never wait for each other; it encodes an item once for all of them. An answer that names outputs waits for their
 puts in the same way.
 
 Knows nothing of sockets and pixels. Invariant: who waits does so for a key that somebody owns, or that is fetched.
@@ -19,7 +20,8 @@ Knows nothing of sockets and pixels. Invariant: who waits does so for a key that
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable
+from collections import Counter
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from math import inf
@@ -74,6 +76,8 @@ class EncoderOutputs:
         self._give_up_at: dict[int, float] = {}
         self._ready: dict[int, None] = {}
         self._number_to_fetch: dict[int, bool] = {}  # whether it is under way
+        self._quota_bytes = config.store_client_quota_bytes
+        self._number_to_loaded: dict[int, tuple[int, int]] = {}  # incarnation of the engine, bytes
         self.num_waits = 0
 
     @property
@@ -83,7 +87,7 @@ class EncoderOutputs:
         return self._records.epoch if is_saved else 0
 
     def look(self, request: OpenRequest) -> dict[str, int]:
-        """Return key -> number of embeddings, of images whose output is in the store. One that is sent again has
+        """Return key -> number of embeddings, of items whose output is in the store. One that is sent again has
         everything encoded.
         """
         found = {}
@@ -116,6 +120,23 @@ class EncoderOutputs:
             self._number_to_fetch[number] = False
             self._ready[number] = None
 
+    def loadable(self, request: OpenRequest, stored: Mapping[str, int]) -> dict[str, int]:
+        """Return those of the stored outputs that some engine may lease beside what it holds already, the first ones.
+
+        Args:
+            stored: from `look`.
+        """
+        held = Counter(dict.fromkeys((each.incarnation for each in self._connections.ready()), 0))
+        for engine, num_bytes in self._number_to_loaded.values():
+            held[engine] += num_bytes
+        room, found = self._quota_bytes - min(held.values(), default=0), {}
+        for key, num_bytes in self._stored_bytes(request, stored):
+            room -= num_bytes
+            if room < 0:
+                break
+            found[key] = stored[key]
+        return found
+
     def has_to_wait(self, request: OpenRequest, engine: int, stored: Container[str]) -> bool:
         """Return whether a request for an engine waits for what another one encodes; `take_ready` will name it.
 
@@ -145,7 +166,7 @@ class EncoderOutputs:
         Args:
             stored: from `look`.
         """
-        return _names_outputs(request) and all(key in stored for key in request.keys) and not any(request.image_ids)
+        return _names_outputs(request) and all(key in stored for key in request.keys) and not request.has_names
 
     def keys(self, request: OpenRequest) -> list[str]:
         """Return the keys in the store of a request's outputs."""
@@ -180,10 +201,14 @@ class EncoderOutputs:
     def sent(self, request: OpenRequest, connection: EngineConnection, stored: Container[str]) -> None:
         """Take note that a request is with an engine, which encodes all but what it loads, or has in its own cache."""
         self._give_up_at.pop(request.number, None)
-        for key, name, _ in self._names(request):
+        if num_bytes := sum(num_bytes for _, num_bytes in self._stored_bytes(request, stored)):
+            self._number_to_loaded[request.number] = connection.incarnation, num_bytes
+        for key, name, output in self._names(request):
             has_it = connection.held.has_item(key)
             if key in stored or (has_it and not _names_outputs(request)):
                 continue
+            if self._records.has(request.message.tenant, output):
+                continue  # it was not loadable: nothing is put
             owner = self._owners.get(name)
             if owner is None or (owner.has_it and not has_it):
                 self._owners[name] = _Owner(request.number, connection.incarnation, has_it)
@@ -198,6 +223,7 @@ class EncoderOutputs:
         self._ready.pop(number, None)
         self._give_up_at.pop(number, None)
         self._number_to_fetch.pop(number, None)
+        self._number_to_loaded.pop(number, None)
         until = self._clock() + GRACE_S if has_ended else -inf
         for owner in self._owners.values():
             if owner.number == number:
@@ -237,7 +263,7 @@ class EncoderOutputs:
 
     def numbers(self) -> set[int]:
         """Return the requests of which something is noted that only an open one needs."""
-        return {*self._waiting, *self._give_up_at, *self._ready, *self._number_to_fetch}
+        return {*self._waiting, *self._give_up_at, *self._ready, *self._number_to_fetch, *self._number_to_loaded}
 
     def check_integrity(self) -> None:
         """Raise `InvariantError` if somebody waits for what nobody owns."""
@@ -245,14 +271,20 @@ class EncoderOutputs:
             raise InvariantError(f"{len(lost)} encoder outputs are waited for, but nobody has them encoded")
 
     def _names(self, request: OpenRequest) -> Iterable[tuple[str, str, str]]:
-        """Yield key, name in the store and output key, each once, of images whose output may be in the store."""
+        """Yield key, name in the store and output key, each once, of items whose output may be in the store."""
         fingerprint = self._connections.encoder_fingerprint
         if not self._is_on or not fingerprint or request.num_resends:
             return
-        keys = (key for key, image_id in zip(request.keys, request.image_ids, strict=True) if image_id is None)
+        keys = (key for medium, key in request.items if medium.name is None)
         for key in dict.fromkeys(keys):
             output = output_key(fingerprint, key)
             yield key, store_key(request.message.tenant, output), output
+
+    def _stored_bytes(self, request: OpenRequest, stored: Container[str]) -> Iterable[tuple[str, int]]:
+        """Yield key and bytes of each output that is stored, in prompt order."""
+        for key, _, output in self._names(request):
+            if key in stored and (place := self._records.find(request.message.tenant, output)) is not None:
+                yield key, place.nbytes
 
     def _release(self, name: str) -> list[int]:
         released = [number for number, waits_for in self._waiting.items() if waits_for == name]

@@ -11,7 +11,7 @@ from mmcached.frontend.caches.item_cache import OutgoingItem
 from mmcached.frontend.engines.held_content import HeldContent
 from mmcached.frontend.processing.prompt import expand
 from mmcached.frontend.requests.open_requests import OpenRequest
-from mmcached.frontend.requests.request_builder import hash_in_engine
+from mmcached.frontend.requests.request_builder import hash_in_engine, lengths_of
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.messages.frontend import Generate
 from mmcached.wire.messages.parts import Feature
@@ -61,11 +61,11 @@ class PromptHasher:
         Raises:
             InvalidRequest: it has another number of markers than of items.
         """
-        token_ids, offsets = expand(request.token_ids, [item.num_embeds for item in items])
+        token_ids, offsets = expand(request.token_ids, lengths_of(items, request.media))
         features = [
             Feature(
-                mm_hash=hash_in_engine(item, name),
-                modality="image",
+                mm_hash=hash_in_engine(item, medium.name),
+                modality=medium.modality,
                 offset=offset,
                 length=item.num_embeds,
                 num_embeds=item.num_embeds,
@@ -73,7 +73,7 @@ class PromptHasher:
                 payload=None,
                 has_output=item.has_output,
             )
-            for item, name, offset in zip(items, request.image_ids, offsets, strict=True)
+            for item, (medium, _), offset in zip(items, request.items, offsets, strict=True)
         ]
         prompt = HashedPrompt(token_ids, features, request.message.tenant, self._block_size)
         if isinstance(request.message, Generate):

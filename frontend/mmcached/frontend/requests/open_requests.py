@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from mmcached.frontend.processing.media import Medium
 from mmcached.wire.errors import InvariantError
 from mmcached.wire.messages.client import Encoded, Generated
 from mmcached.wire.messages.frontend import Encode, Generate
@@ -21,15 +22,14 @@ class OpenRequest:
 
     Attributes:
         number: what the engine knows it by; unique for the life of this frontend.
-        images: the encoded image files, kept so that the items can be sent again after a miss; empty for one that is
-            named by its id only.
+        media: its files, kept so that the items can be sent again after a miss; in prompt order once `token_ids` are
+            known.
         deadline: on the frontend's clock, seconds.
         came_at: when it was read, on the same clock.
         engine: incarnation of the engine that has it; 0 while it is being prepared.
         num_prompt_tokens: with all placeholders.
         num_waiting: of these, those that its engine has still to compute; 0 from its first token on.
-        token_ids: the prompt with one token per image.
-        keys: of the images; empty until they are known.
+        token_ids: the prompt with one token per medium.
         answer: its answer, and the frames of that, which names records that the store may not have yet.
         has_to_be_inline: records were named for it that are not in the store.
     """
@@ -37,7 +37,7 @@ class OpenRequest:
     number: int
     peer: bytes
     message: Generate | Encode
-    images: list[bytes]
+    media: list[Medium]
     deadline: float
     engine: int = 0
     num_prompt_tokens: int = 0
@@ -45,7 +45,6 @@ class OpenRequest:
     num_resends: int = 0
     came_at: float = 0.0
     token_ids: list[int] = field(default_factory=list)
-    keys: list[str] = field(default_factory=list)
     answer: tuple[Encoded | Generated, Sequence[Frame]] | None = None
     has_to_be_inline: bool = False
 
@@ -55,23 +54,28 @@ class OpenRequest:
         return self.message.takes_keys and not self.has_to_be_inline and not self.num_resends
 
     @property
-    def image_ids(self) -> Sequence[str | None]:
-        """What the client calls each image; None for one that it only sent."""
-        return self.message.image_ids or [None] * len(self.images)
+    def keys(self) -> list[str]:
+        """Keys of its items in prompt order, each of an image or of a clip's slice, as far as they are known."""
+        return [key for medium in self.media for key in medium.keys]
 
     @property
-    def image_bytes(self) -> int:
-        return sum(map(len, self.images))
+    def items(self) -> list[tuple[Medium, str]]:
+        """Medium and key of each item, in prompt order."""
+        return [(medium, key) for medium in self.media for key in medium.keys]
 
-    def files(self) -> dict[str, bytes]:
-        """Return key -> file, of those that came; of several with one key the first. All `keys` must be known."""
-        return {key: data for key, data in reversed(list(zip(self.keys, self.images, strict=True))) if data}
+    @property
+    def has_names(self) -> bool:
+        """Whether its client calls an image by an id."""
+        return any(medium.name is not None for medium in self.media)
+
+    @property
+    def file_bytes(self) -> int:
+        return sum(len(medium.data) for medium in self.media)
 
     def ids_of(self, keys: Iterable[str]) -> list[str]:
         """Return what the client calls the items with these keys, each id once, in prompt order."""
         wanted = set(keys)
-        named = zip(self.keys, self.image_ids, strict=True)
-        return list(dict.fromkeys(name for key, name in named if key in wanted and name is not None))
+        return list(dict.fromkeys(each.name for each, key in self.items if key in wanted and each.name is not None))
 
 
 @dataclass(slots=True)
@@ -84,7 +88,7 @@ class OpenRequests:
     _by_number: dict[int, OpenRequest] = field(default_factory=dict)
     _by_client: dict[tuple[str, int], OpenRequest] = field(default_factory=dict)
     _num_of_client: Counter[str] = field(default_factory=Counter)
-    _image_bytes_of_client: Counter[str] = field(default_factory=Counter)
+    _file_bytes_of_client: Counter[str] = field(default_factory=Counter)
     _num_on_engine: Counter[int] = field(default_factory=Counter)
     _tokens_on_engine: Counter[int] = field(default_factory=Counter)
     _last_number: int = 0
@@ -103,7 +107,7 @@ class OpenRequests:
         self._by_number[request.number] = request
         self._by_client[request.message.client_id, request.message.request_id] = request
         self._num_of_client[request.message.client_id] += 1
-        self._image_bytes_of_client[request.message.client_id] += request.image_bytes
+        self._file_bytes_of_client[request.message.client_id] += request.file_bytes
         self._join_engine(request)
 
     def get(self, number: int) -> OpenRequest | None:
@@ -116,9 +120,9 @@ class OpenRequests:
             client_id = request.message.client_id
             del self._by_client[client_id, request.message.request_id]
             self._num_of_client[client_id] -= 1
-            self._image_bytes_of_client[client_id] -= request.image_bytes
+            self._file_bytes_of_client[client_id] -= request.file_bytes
             if not self._num_of_client[client_id]:
-                del self._num_of_client[client_id], self._image_bytes_of_client[client_id]
+                del self._num_of_client[client_id], self._file_bytes_of_client[client_id]
             self._leave_engine(request)
         return request
 
@@ -132,11 +136,11 @@ class OpenRequests:
         return self._num_of_client[client_id]
 
     @property
-    def image_bytes(self) -> int:
-        return self._image_bytes_of_client.total()
+    def file_bytes(self) -> int:
+        return self._file_bytes_of_client.total()
 
-    def image_bytes_of_client(self, client_id: str) -> int:
-        return self._image_bytes_of_client[client_id]
+    def file_bytes_of_client(self, client_id: str) -> int:
+        return self._file_bytes_of_client[client_id]
 
     def of_client(self, client_id: str) -> list[OpenRequest]:
         return [request for request in self if request.message.client_id == client_id]

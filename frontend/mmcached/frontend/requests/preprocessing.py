@@ -11,10 +11,13 @@ from typing import TYPE_CHECKING, NoReturn, Protocol
 
 from mmcached.frontend.caches.item_cache import ItemCache
 from mmcached.frontend.processing.pool import Mailbox
+from mmcached.frontend.requests.clip_records import ClipRecords
+from mmcached.frontend.requests.item_counts import ItemCounts
 from mmcached.frontend.requests.open_requests import OpenRequest
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import InvariantError
 from mmcached.wire.stats import ProcessorCacheStats
+from mmcached.wire.vocabulary import Modality
 
 if TYPE_CHECKING:
     from mmcached.frontend.processing.processor import Processed
@@ -24,7 +27,8 @@ class Preprocessing(Protocol):
     """What requests ask of either; see `PreprocessQueue`."""
 
     items: ItemCache
-    item_fingerprint: str
+    item_fingerprints: Mapping[Modality, str]
+    counts: ItemCounts
 
     def fileno(self) -> int: ...
     def check(self, request: OpenRequest) -> None: ...
@@ -41,10 +45,11 @@ class Preprocessing(Protocol):
 class NoPreprocessing:
     """Stands where nothing is processed; its descriptor never becomes readable."""
 
-    item_fingerprint = ""
+    item_fingerprints: Mapping[Modality, str] = {}
 
     def __init__(self, items: ItemCache) -> None:
         self.items = items
+        self.counts = ItemCounts()
         self._mailbox = Mailbox()
 
     def fileno(self) -> int:
@@ -74,11 +79,11 @@ class NoPreprocessing:
         self._mailbox.close()
 
 
-def preprocessing_from_config(config: ServiceConfig, items: ItemCache) -> Preprocessing:
+def preprocessing_from_config(config: ServiceConfig, items: ItemCache, records: ClipRecords) -> Preprocessing:
     """Return what processes the items of this service's requests."""
     if not config.has_workers:
         return NoPreprocessing(items)
     from mmcached.frontend.processing.item_processor import Processing
     from mmcached.frontend.requests.preprocess_queue import PreprocessQueue
 
-    return PreprocessQueue(config, Processing(config), items)
+    return PreprocessQueue(config, Processing(config), items, records)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from mmcached.frontend.caches.item_cache import OutgoingItem
+from mmcached.frontend.processing.media import Medium
 from mmcached.frontend.processing.prompt import check_length, expand, tokenise
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import InvalidRequest
@@ -13,25 +15,30 @@ from mmcached.wire.messages.engine import AddRequest
 from mmcached.wire.messages.frontend import Encode, Generate
 from mmcached.wire.messages.parts import Feature, Inline
 from mmcached.wire.sockets.frames import Frame
-from mmcached.wire.vocabulary import IMAGE_TOKEN_ID
+from mmcached.wire.vocabulary import TOKEN_IDS
 
 
-def prompt_tokens(message: Generate | Encode, num_images: int, config: ServiceConfig) -> list[int]:
-    """Return the prompt's tokens with one image token per image.
+def prompt_tokens(message: Generate | Encode, media: Sequence[Medium], config: ServiceConfig) -> list[int]:
+    """Return the prompt's tokens with one token per medium.
 
     Raises:
-        InvalidRequest: too many images, none to encode, or a prompt that does not fit.
+        InvalidRequest: too many images or clips, none to encode, or a prompt that does not fit.
     """
+    numbers = Counter(medium.modality for medium in media)
     limit = config.max_images_per_request
-    if num_images > limit:
-        raise InvalidRequest("images", num_images, f"at most {limit} images per request")
+    if numbers["image"] > limit:
+        raise InvalidRequest("images", numbers["image"], f"at most {limit} images per request")
+    limit = config.limits.max_clips_per_request
+    if len(message.clips) > limit:
+        raise InvalidRequest("clips", len(message.clips), f"at most {limit} (limits.max_clips_per_request)")
     if isinstance(message, Generate):
-        if num_images and config.encoder.kind != "reference":
-            raise InvalidRequest("images", num_images, "none: the service's checkpoint only encodes; ask it to encode")
-        return tokenise(message.prompt, num_images, max_model_len=config.max_model_len, max_tokens=message.max_tokens)
-    if not num_images:
-        raise InvalidRequest("images", 0, "at least one image is needed to encode")
-    return [IMAGE_TOKEN_ID] * num_images
+        if media and config.encoder.kind != "reference":
+            field, value = media[0].field.partition("[")[0], len(media)
+            raise InvalidRequest(field, value, "none: the service's checkpoint only encodes; ask it to encode")
+        return tokenise(message.prompt, numbers, max_model_len=config.max_model_len, max_tokens=message.max_tokens)
+    if not media:
+        raise InvalidRequest("images", 0, "at least one image, video or sound is needed to encode")
+    return [TOKEN_IDS[medium.modality] for medium in media]
 
 
 def build_request(
@@ -39,6 +46,7 @@ def build_request(
     message: Generate | Encode,
     token_ids: list[int],
     items: Sequence[OutgoingItem],
+    media: Sequence[Medium],
     *,
     leases: Sequence[LeaseId | None],
     mirror_seq: int,
@@ -50,19 +58,20 @@ def build_request(
 
     Args:
         token_ids: from `prompt_tokens`.
+        media: in prompt order; the items are theirs.
         leases: one per item; None for one that is not in the ring.
         mirror_seq, store_epoch, takes_keys: see `AddRequest`.
     Raises:
         InvalidRequest: with the placeholders the prompt is longer than the model takes.
     """
-    expanded, offsets = expand(token_ids, [item.num_embeds for item in items])
+    expanded, offsets = expand(token_ids, lengths_of(items, media))
     if isinstance(message, Generate):
         check_length(len(expanded), max_model_len=config.max_model_len, max_tokens=message.max_tokens)
-    image_ids = message.image_ids or [None] * len(items)
+    medium_of = [medium for medium in media for _ in medium.keys]
     payload: list[Frame] = []
     features = []
     inline: dict[str, Inline] = {}
-    for item, image_id, offset, lease in zip(items, image_ids, offsets, leases, strict=True):
+    for item, medium, offset, lease in zip(items, medium_of, offsets, leases, strict=True):
         where: Handle | Inline | None
         if isinstance(item.payload, list):  # its frames travel once, however often the request names it
             where = inline.get(item.mm_hash) or Inline(len(payload), len(item.payload))
@@ -71,10 +80,12 @@ def build_request(
                 payload += item.payload
         else:
             where = item.payload
-        mm_hash = hash_in_engine(item, image_id)
+        mm_hash = hash_in_engine(item, medium.name)
         length = item.num_embeds
         features.append(
-            Feature(mm_hash, "image", offset, length, length, item.nbytes, where, lease, has_output=item.has_output)
+            Feature(
+                mm_hash, medium.modality, offset, length, length, item.nbytes, where, lease, has_output=item.has_output
+            )
         )
     add = AddRequest(
         request_id=number,
@@ -91,6 +102,12 @@ def build_request(
         takes_keys=takes_keys,
     )
     return add, payload
+
+
+def lengths_of(items: Sequence[OutgoingItem], media: Sequence[Medium]) -> list[list[int]]:
+    """Return the placeholders of each medium's items."""
+    lengths = iter([item.num_embeds for item in items])
+    return [[next(lengths) for _ in medium.keys] for medium in media]
 
 
 def hash_in_engine(item: OutgoingItem, image_id: str | None) -> str:

@@ -19,14 +19,15 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from mmcached.frontend.caches.item_cache import ItemCache, OutgoingItem
+from mmcached.frontend.caches.item_cache import ItemCache
 from mmcached.frontend.engines.engine_connections import EngineConnection, EngineConnections
+from mmcached.frontend.processing.media import media_of
 from mmcached.frontend.requests.admission import Admission
+from mmcached.frontend.requests.clip_records import ClipRecords
 from mmcached.frontend.requests.encoder_outputs import EncoderOutputs
-from mmcached.frontend.requests.engine_choice import EngineChoice
 from mmcached.frontend.requests.open_requests import OpenRequest, OpenRequests
 from mmcached.frontend.requests.preprocessing import preprocessing_from_config
-from mmcached.frontend.requests.request_builder import build_request
+from mmcached.frontend.requests.submission import Submission
 from mmcached.frontend.requests.token_streams import TokenStreams
 from mmcached.frontend.store.record_store import RecordStore
 from mmcached.frontend.store.second_level import SecondLevel
@@ -35,21 +36,21 @@ from mmcached.wire.errors import (
     DeadlineExceeded,
     InvariantError,
     MmcachedError,
-    PeerGone,
     RequestAborted,
     error_to_wire,
 )
-from mmcached.wire.handle import LeaseId
 from mmcached.wire.messages import client as to_client
 from mmcached.wire.messages import engine as to_engine
 from mmcached.wire.messages import frontend as received
+from mmcached.wire.messages.parts import EncoderOutput
 from mmcached.wire.process.turns import Guard
 from mmcached.wire.slow_log import SlowCalls
 from mmcached.wire.sockets.frames import Frame
 from mmcached.wire.stats import ProcessorCacheStats
+from mmcached.wire.vocabulary import Modality
 
 if TYPE_CHECKING:  # a service without workers imports nothing that processes images
-    from mmcached.frontend.processing.processor import Processed
+    pass
 
 log = structlog.get_logger("mmcached.frontend")
 
@@ -78,14 +79,15 @@ class RequestService:
     ) -> None:
         self._config = config
         self._connections = connections
-        self.items = items
         self._send = send
         self._clock = clock
         self._requests = OpenRequests()
-        self._engines = EngineChoice(config, connections, self._requests)
-        self._preprocessing = preprocessing_from_config(config, items)
+        self._preprocessing = preprocessing_from_config(config, items, ClipRecords(records, config, second_level))
         self._admission = Admission(config, self._requests, self._preprocessing)
         self.outputs = EncoderOutputs(config, records, connections, second_level, clock=clock)
+        self._submission = Submission(
+            config, connections, self._requests, self.outputs, items=items, counts=self._preprocessing.counts
+        )
         self.streams = TokenStreams(send)
         self._waiting: dict[int, None] = {}  # numbers of those that wait for an engine
         self.slow = SlowCalls(config.slow_log_ms, log.warning)
@@ -97,9 +99,14 @@ class RequestService:
         return len(self._requests)
 
     @property
-    def item_fingerprint(self) -> str:
-        """All that the keys of items depend on beside their files."""
-        return self._preprocessing.item_fingerprint
+    def items(self) -> ItemCache:
+        """The cache of processed items."""
+        return self._submission.items
+
+    @property
+    def item_fingerprints(self) -> Mapping[Modality, str]:
+        """By modality, all that the keys of items depend on beside their files."""
+        return self._preprocessing.item_fingerprints
 
     def clients(self) -> set[str]:
         return self._requests.clients()
@@ -109,8 +116,7 @@ class RequestService:
         return self._preprocessing.fileno()
 
     def use(self, items: ItemCache) -> None:
-        self.items = items
-        self._preprocessing.items = items
+        self._submission.items = self._preprocessing.items = items
 
     def drain(self) -> None:
         """Accept no new request from now on; those open go on."""
@@ -139,7 +145,8 @@ class RequestService:
         self._preprocessing.check_integrity()
         self.streams.check_integrity()
         self.outputs.check_integrity()
-        if left := (self.streams.numbers() | self.outputs.numbers()) - {request.number for request in self._requests}:
+        noted = self.streams.numbers() | self.outputs.numbers() | self._submission.inline.numbers()
+        if left := noted - {request.number for request in self._requests}:
             raise InvariantError(f"streams, or waits, of requests that are over: {left}")
 
     def close(self) -> None:
@@ -149,12 +156,13 @@ class RequestService:
 
     # ---- from clients
 
-    def accept(self, peer: bytes, message: received.Generate | received.Encode, images: list[bytes]) -> None:
+    def accept(self, peer: bytes, message: received.Generate | received.Encode, files: list[bytes]) -> None:
         """Open a request and begin it, or answer why not and leave nothing open."""
         now = self._clock()
         deadline = now + min(message.timeout_s, self._config.request_timeout_s)
-        request = OpenRequest(self._requests.next_number(), peer, message, images, deadline, came_at=now)
+        request = OpenRequest(self._requests.next_number(), peer, message, [], deadline, came_at=now)
         try:
+            request.media = media_of(message, files)
             self._admission.check(request)
             self._advance(request)
         except MmcachedError as error:
@@ -191,89 +199,42 @@ class RequestService:
     def _advance(self, request: OpenRequest) -> None:
         """Send a request if all its items are there and an engine is ready; if not, it is advanced again later."""
         is_sent = False
-        if self._engines.is_possible:
+        if self._submission.is_possible:
             try:
                 if not self._preprocessing.has_keys(request):
                     return
                 stored = self.outputs.look(request)
                 if self.outputs.are_all_in(request, stored):
                     self._preprocessing.leave(request.number, has_used=False)
-                    request.answer = to_client.Encoded(request.message.request_id, [*self.outputs.keys(request)]), ()
+                    request.answer = _encoded(request, [*self.outputs.keys(request)]), ()
                     return
                 if self.outputs.has_to_fetch(request, stored):
                     return
+                stored = self.outputs.loadable(request, stored)
                 given = self._preprocessing.advance(request, stored)
                 if given is None:
                     return
-                is_sent = self._submit(request, given, stored)
+                is_sent = self._submission.submit(request, given, stored)
             except MmcachedError:
                 self._preprocessing.leave(request.number, has_used=False)
                 self.outputs.leave(request.number)
                 raise
         if is_sent:
             self._preprocessing.leave(request.number, has_used=True)
-        elif not self.outputs.is_waiting(request.number):
+        elif not (self.outputs.is_waiting(request.number) or self._submission.inline.is_waiting(request.number)):
             self._waiting[request.number] = None
 
     def _take_waiting(self) -> list[OpenRequest]:
         """Return and forget those that wait for an engine, if one is ready."""
-        if not self._waiting or not self._engines.is_possible:
+        if not self._waiting or not self._submission.is_possible:
             return []
         waiting, self._waiting = self._waiting, {}
         return [request for number in waiting if (request := self._requests.get(number)) is not None]
 
     def _take_ready(self) -> list[OpenRequest]:
-        """Return and forget those that have waited for what another engine encodes, or another host has."""
-        ready = self.outputs.take_ready()
+        """Return and forget those that have waited for what is encoded, or fetched, or for room."""
+        ready = [*self.outputs.take_ready(), *self._submission.inline.take_ready()]
         return [request for number in ready if (request := self._requests.get(number)) is not None]
-
-    def _submit(self, request: OpenRequest, given: Mapping[str, Processed], stored: Mapping[str, int]) -> bool:
-        """Resolve, lease, send; return False if no engine is there, or the request has to wait. No lease, pin or mirror
-        has moved then, nor if this raises.
-
-        Args:
-            stored: key -> number of embeddings, of items whose output the engine loads.
-        """
-
-        def make(
-            routed: Sequence[OutgoingItem], leases: Sequence[LeaseId | None]
-        ) -> tuple[to_engine.AddRequest, list[Frame]]:
-            mirror_seq, config = self.items.next_mirror_seq, self._config
-            message, token_ids = request.message, request.token_ids
-            add, payload = build_request(
-                request.number,
-                message,
-                token_ids,
-                routed,
-                leases=leases,
-                mirror_seq=mirror_seq,
-                store_epoch=self.outputs.store_epoch,
-                takes_keys=request.takes_keys and config.limits.output_wait_s > 0,
-                config=config,
-            )
-            request.num_prompt_tokens = len(add.prompt_token_ids)
-            return add, payload
-
-        try:
-            resolved = iter(self.items.resolve([key for key in request.keys if key not in stored], given))
-            items = [
-                OutgoingItem(key, 0, stored[key], None, has_output=True) if key in stored else next(resolved)
-                for key in request.keys
-            ]
-            chosen = self._engines.choose(request, items)
-            if chosen is None or self.outputs.has_to_wait(request, chosen.connection.incarnation, stored):
-                return False
-            routed = self._connections.send_with_leases(chosen.connection, items, make)
-            self.items.sent([item for item in routed if not item.has_output])
-            self.items.loaded(len(stored))
-        except PeerGone:
-            return False
-        finally:
-            self.items.release()
-        self._engines.sent(chosen)
-        self._requests.move(request, chosen.connection.incarnation, chosen.num_waiting)
-        self.outputs.sent(request, chosen.connection, stored)
-        return True
 
     # ---- from engines: of a request that is not with that engine (any more), nothing
 
@@ -321,8 +282,7 @@ class RequestService:
     def encoded(self, engine: int, message: received.RequestEncoded, payload: Sequence[Frame]) -> None:
         request = self._with(engine, message.request_id)
         if request is not None:
-            answer = to_client.Encoded(request.message.request_id, message.outputs)
-            self._hold_answer(request, answer, payload)
+            self._hold_answer(request, _encoded(request, message.outputs), payload)
 
     def _hold_answer(
         self, request: OpenRequest, answer: to_client.Encoded | to_client.Generated, payload: Sequence[Frame]
@@ -432,18 +392,24 @@ class RequestService:
         self.streams.close(number)
         self._preprocessing.leave(number, has_used=False)
         self.outputs.leave(number)
+        self._submission.inline.leave(number)
         self._waiting.pop(number, None)
         request = self._requests.take(number)
         if request is not None:
             message, took_s = request.message, self._clock() - request.came_at
-            kind, num_images = type(message).__name__.lower(), len(request.images)
-            self.slow.note("request", took_s, number, request_id=number, kind=kind, num_images=num_images)
+            kind, num_files = type(message).__name__.lower(), len(request.media)
+            self.slow.note("request", took_s, number, request_id=number, kind=kind, num_files=num_files)
         return request
 
     def _abort_in_engine(self, request: OpenRequest) -> None:
         connection = self._connections.get(request.engine)
         if connection is not None:
             self._connections.tell(connection, to_engine.AbortRequest(request.number))
+
+
+def _encoded(request: OpenRequest, outputs: list[EncoderOutput]) -> to_client.Encoded:
+    clips = [[(each.start_s, each.end_s) for each in medium.slices] for medium in request.media if medium.options]
+    return to_client.Encoded(request.message.request_id, outputs, clips)
 
 
 def _named_in(answer: to_client.Encoded | to_client.Generated) -> list[str]:

@@ -1,7 +1,7 @@
 """The store keeps records that clients put, in a ring of their own.
 
 store_service   serves the clients' messages
-record_store    records under a tenant and a key
+record_store    records under a tenant and a key               tenant_books: what a tenant's quota takes first
 claim_table     claims: a record that several clients lack is computed once
 record_sender   records on their way to clients
 second_level    the process that fetches and saves records beside this one

@@ -5,7 +5,7 @@
     drop, clear, begin_epoch ── forgotten; whoever holds a lease reads on
 
 The first writer wins: a key that has a record keeps it, and a second put of it counts as kept. A tenant over its quota
-loses its own records, the least recently used first; what the ring evicts for room may be anybody's.
+loses its own records, in the order of `tenant_books`; what the ring evicts for room may be anybody's.
 
 An epoch ends when everything derived from the old weights becomes unreachable. Epochs are numbered on from a clock, so
 that one of a former frontend is never taken for the present one, unless its records were adopted with it.
@@ -16,12 +16,12 @@ Knows nothing of clients, leases or sockets. Invariant: a tenant's records take 
 from __future__ import annotations
 
 import time
-from collections import OrderedDict
 from enum import StrEnum
 from typing import Self
 
 from mmcached.cache.store_keys import EMBEDDINGS, about_record, store_key, tenant_and_key
 from mmcached.frontend.connections.rings import NoRing
+from mmcached.frontend.store.tenant_books import TenantBooks
 from mmcached.shm import EncodedRecord, ObjectStoreWriter, RingWriter
 from mmcached.shm.crash_points import crash_point
 from mmcached.shm.ring.touch_logs import TouchLogs
@@ -58,7 +58,7 @@ class RecordStore(Closeable):
         self._store: ObjectStoreWriter | _NoStore = _NoStore()
         self._touch_logs: TouchLogs | None = None
         self._quota_bytes = tenant_quota_bytes
-        self._tenant_to_books: dict[str, _TenantBooks] = {}
+        self._tenant_to_books: dict[str, TenantBooks] = {}
         self._key_to_tenant: dict[str, str] = {}
         self._num_queries = self._num_hits = 0
         self.num_puts = self.num_refusals = self.num_quota_evictions = 0
@@ -117,13 +117,17 @@ class RecordStore(Closeable):
 
     # ---- records
 
-    def get(self, tenant: str, key: str) -> Handle | None:
-        """Return where the record of a key lies, and make it young; None if it has none."""
-        self._num_queries += 1
+    def get(self, tenant: str, key: str, *, counts: bool = True) -> Handle | None:
+        """Return where the record of a key lies, and make it young; None if it has none.
+
+        Args:
+            counts: for the figures, which are of what clients ask for.
+        """
         name = store_key(tenant, key)
         handle = self._store.find(name)
+        self._num_queries += counts
         if handle is not None:
-            self._num_hits += 1
+            self._num_hits += counts
             self._store.ring.touch(handle)
             self._tenant_to_books[tenant].touch(name)
         return handle
@@ -215,8 +219,9 @@ class RecordStore(Closeable):
         for tenant, books in self._tenant_to_books.items():
             if any(self._key_to_tenant.get(key) != tenant for key in books.key_to_bytes):
                 raise InvariantError(f"tenant {tenant!r} is charged for a record of another")
-            if not books.key_to_bytes or books.num_bytes != sum(books.key_to_bytes.values()):
-                raise InvariantError(f"tenant {tenant!r}: {books.num_bytes} bytes in {len(books.key_to_bytes)} records")
+            sizes = books.key_to_bytes
+            if not sizes or books.num_bytes != sum(sizes.values()):
+                raise InvariantError(f"tenant {tenant!r}: {books.num_bytes} bytes in {len(sizes)} records")
             if self._quota_bytes is not None and books.num_bytes > self._quota_bytes:
                 raise InvariantError(f"tenant {tenant!r} takes {books.num_bytes} bytes of {self._quota_bytes}")
 
@@ -252,13 +257,14 @@ class RecordStore(Closeable):
 
     def _charge(self, tenant: str, name: str, num_bytes: int) -> None:
         if (books := self._tenant_to_books.get(tenant)) is None:
-            books = self._tenant_to_books[tenant] = _TenantBooks()
+            books = self._tenant_to_books[tenant] = TenantBooks()
         books.add(name, num_bytes)
         self._key_to_tenant[name] = tenant
 
     def _make_room_in_quota(self, tenant: str, limit: int) -> None:
+        quota = self._quota_bytes or 0
         while (books := self._tenant_to_books.get(tenant)) and books.num_bytes > limit:
-            oldest = next(iter(books.key_to_bytes))
+            oldest = books.first_to_go(quota, quota - limit)
             self._store.discard(oldest)
             self._forget(oldest)
             self.num_quota_evictions += 1
@@ -270,26 +276,8 @@ class RecordStore(Closeable):
         tenant = self._key_to_tenant.pop(name)
         books = self._tenant_to_books[tenant]
         books.remove(name)
-        if not books.key_to_bytes:
+        if not books.num_bytes:
             del self._tenant_to_books[tenant]
-
-
-class _TenantBooks:
-    """What the records of one tenant take, the least recently used first."""
-
-    def __init__(self) -> None:
-        self.key_to_bytes: OrderedDict[str, int] = OrderedDict()
-        self.num_bytes = 0
-
-    def add(self, key: str, num_bytes: int) -> None:
-        self.key_to_bytes[key] = num_bytes
-        self.num_bytes += num_bytes
-
-    def touch(self, key: str) -> None:
-        self.key_to_bytes.move_to_end(key)
-
-    def remove(self, key: str) -> None:
-        self.num_bytes -= self.key_to_bytes.pop(key)
 
 
 class _NoStore:

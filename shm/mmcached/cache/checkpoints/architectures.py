@@ -1,9 +1,4 @@
-"""Says of each known class of models which of the processor's tensors its vision part takes, and counts embeddings.
-
-    one            the picture as a whole                        CLIP, SigLIP, SigLIP 2
-    patches        each patch of the processed picture           towers of their own, DINOv2, LLaVA
-    grid           each square of merged patches                 Qwen
-    constant       as many as the configuration says             Gemma 3
+"""Lists the classes of models that are known: which modalities each takes, and how their embeddings are counted.
 
 An architecture is here when its tests are.
 """
@@ -11,173 +6,54 @@ An architecture is here when its tests are.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Protocol
 
-from mmcached.wire.errors import InvalidRequest
+from mmcached.cache.checkpoints.counting import PATCHES, Constant, Counting, Grid, Llava, One, Padded, Patches
+from mmcached.cache.checkpoints.frames import FrameGrid, WholeClip
+from mmcached.cache.checkpoints.sounds import Chunked, Filled
+from mmcached.wire.vocabulary import Modality
 
-Settings = Mapping[str, Any]
-PIXELS = "pixel_values"
-GRID = "image_grid_thw"
-_PATCHES = (PIXELS, "pixel_attention_mask", "spatial_shapes")
-_MAX_PIXELS = 28 * 28 * 1280
-_IMAGE_SIZE = 224
+_CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
+_CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
+_HALF = (0.5, 0.5, 0.5)
+_QWEN2: Mapping[Modality, Counting] = {
+    "image": Grid(14),
+    "video": FrameGrid(14, mean=_CLIP_MEAN, std=_CLIP_STD, min_pixels=128 * 28 * 28, max_pixels=768 * 28 * 28),
+}
+_QWEN3: Mapping[Modality, Counting] = {
+    "image": Grid(16),
+    "video": FrameGrid(
+        16, mean=_HALF, std=_HALF, min_pixels=128 * 32 * 32, max_pixels=768 * 32 * 32, num_sharing=2, max_squares=768
+    ),
+}
+_OMNI2: Mapping[Modality, Counting] = {
+    **_QWEN2,
+    "audio": Chunked(num_halvings=1, has_pairs=True, n_window=100, is_followed=True),
+}
+# Its pictures have DeepStack levels and its sounds none: a service has outputs of one form.
+_OMNI3: Mapping[Modality, Counting] = {
+    "audio": Chunked(num_halvings=3, has_pairs=False, n_window=50, reach="n_window_infer")
+}
 
-
-class Architecture(Protocol):
-    """One way of counting; tensors are arrays of numpy or torch."""
-
-    @property
-    def inputs(self) -> tuple[str, ...]:
-        """Names of the processor's tensors that the vision part takes."""
-
-    def count(self, model: Settings, tensors: Mapping[str, Any]) -> int:
-        """Return how many embeddings the item with these tensors has."""
-
-    def largest(self, model: Settings, processor: Settings) -> int:
-        """Return how many the largest item has."""
-
-
-@dataclass(frozen=True, slots=True)
-class One:
-    inputs: tuple[str, ...] = (PIXELS,)
-
-    def count(self, model: Settings, tensors: Mapping[str, Any]) -> int:
-        _check_alone(tensors)
-        return 1
-
-    def largest(self, model: Settings, processor: Settings) -> int:
-        return 1
-
-
-@dataclass(frozen=True, slots=True)
-class Patches:
-    """Patches of a picture of any size.
-
-    Attributes:
-        num_others: rows that stand for no patch, as that of the class token.
-        patch_size: where the configuration does not say it.
-    """
-
-    num_others: int
-    patch_size: int
-    inputs: tuple[str, ...] = (PIXELS,)
-
-    def count(self, model: Settings, tensors: Mapping[str, Any]) -> int:
-        _check_alone(tensors)
-        height, width = tensors[PIXELS].shape[-2:]
-        return self._of(model, int(height), int(width))
-
-    def largest(self, model: Settings, processor: Settings) -> int:
-        return self._of(model, *_processed_size(_vision(model), processor))
-
-    def _of(self, model: Settings, height: int, width: int) -> int:
-        side = int(_vision(model).get("patch_size", self.patch_size))
-        return (height // side) * (width // side) + self.num_others
-
-
-@dataclass(frozen=True, slots=True)
-class Llava:
-    """Patches of the tower that the configuration names, with or without its class token."""
-
-    inputs: tuple[str, ...] = (PIXELS,)
-
-    def count(self, model: Settings, tensors: Mapping[str, Any]) -> int:
-        return self._patches(model).count(model, tensors)
-
-    def largest(self, model: Settings, processor: Settings) -> int:
-        return self._patches(model).largest(model, processor)
-
-    def _patches(self, model: Settings) -> Patches:
-        has_class_token = _vision(model).get("model_type", "clip_vision_model") == "clip_vision_model"
-        is_cut = model.get("vision_feature_select_strategy", "default") == "default"
-        return Patches(has_class_token - is_cut, 14)
-
-
-@dataclass(frozen=True, slots=True)
-class Padded:
-    """Patches in a sequence that is padded to one length."""
-
-    inputs: tuple[str, ...] = _PATCHES
-
-    def count(self, model: Settings, tensors: Mapping[str, Any]) -> int:
-        _check_alone(tensors)
-        return int(tensors[PIXELS].shape[1])
-
-    def largest(self, model: Settings, processor: Settings) -> int:
-        return int(processor.get("max_num_patches", 256))
-
-
-@dataclass(frozen=True, slots=True)
-class Grid:
-    """Squares of patches of a picture that keeps its form."""
-
-    patch_size: int
-    inputs: tuple[str, ...] = (PIXELS, GRID)
-
-    def count(self, model: Settings, tensors: Mapping[str, Any]) -> int:
-        grid = [int(size) for size in tensors[GRID].reshape(-1).tolist()]
-        if len(grid) != 3:
-            raise InvalidRequest(GRID, str(grid), "must be of one picture")
-        return grid[0] * grid[1] * grid[2] // self._merged(model) ** 2
-
-    def largest(self, model: Settings, processor: Settings) -> int:
-        side = int(_vision(model).get("patch_size", self.patch_size)) * self._merged(model)
-        size = processor.get("size") or {}
-        max_pixels = processor.get("max_pixels") or size.get("longest_edge") or size.get("max_pixels") or _MAX_PIXELS
-        return max(1, int(max_pixels) // side**2)
-
-    def _merged(self, model: Settings) -> int:
-        return int(_vision(model).get("spatial_merge_size", 2))
-
-
-@dataclass(frozen=True, slots=True)
-class Constant:
-    setting: str
-    default: int
-    inputs: tuple[str, ...] = (PIXELS,)
-
-    def count(self, model: Settings, tensors: Mapping[str, Any]) -> int:
-        _check_alone(tensors)
-        return self.largest(model, {})
-
-    def largest(self, model: Settings, processor: Settings) -> int:
-        return int(model.get(self.setting, self.default))
-
-
-ARCHITECTURES: Mapping[str, Architecture] = {
-    "CLIPModel": One(),
-    "SiglipModel": One(),
-    "Siglip2Model": One(_PATCHES),
-    "CLIPVisionModel": Patches(1, 32),
-    "SiglipVisionModel": Patches(0, 16),
-    "Siglip2VisionModel": Padded(),
-    "Dinov2Model": Patches(1, 14),
-    "LlavaForConditionalGeneration": Llava(),
-    "Qwen2VLForConditionalGeneration": Grid(14),
-    "Qwen2_5_VLForConditionalGeneration": Grid(14),
-    "Qwen3VLForConditionalGeneration": Grid(16),
-    "Gemma3ForConditionalGeneration": Constant("mm_tokens_per_image", 256),
+ARCHITECTURES: Mapping[str, Mapping[Modality, Counting]] = {
+    "CLIPModel": {"image": One()},
+    "SiglipModel": {"image": One()},
+    "Siglip2Model": {"image": One(PATCHES)},
+    "CLIPVisionModel": {"image": Patches(1, 32)},
+    "SiglipVisionModel": {"image": Patches(0, 16)},
+    "Siglip2VisionModel": {"image": Padded()},
+    "Dinov2Model": {"image": Patches(1, 14)},
+    "LlavaForConditionalGeneration": {"image": Llava()},
+    "Qwen2VLForConditionalGeneration": _QWEN2,
+    "Qwen2_5_VLForConditionalGeneration": _QWEN2,
+    "Qwen3VLForConditionalGeneration": _QWEN3,
+    "Qwen2_5OmniModel": _OMNI2,
+    "Qwen2_5OmniForConditionalGeneration": _OMNI2,
+    "Qwen2_5OmniThinkerForConditionalGeneration": _OMNI2,
+    "Qwen3OmniMoeForConditionalGeneration": _OMNI3,
+    "Qwen3OmniMoeThinkerForConditionalGeneration": _OMNI3,
+    "VideoMAEModel": {"video": WholeClip()},
+    "WhisperModel": {"audio": Filled()},
+    "WhisperForConditionalGeneration": {"audio": Filled()},
+    "Gemma3ForConditionalGeneration": {"image": Constant("mm_tokens_per_image", 256)},
 }
 """By the name that a checkpoint's configuration gives."""
-
-
-def _vision(model: Settings) -> Settings:
-    vision: Settings = model.get("vision_config") or model
-    return vision
-
-
-def _check_alone(tensors: Mapping[str, Any]) -> None:
-    num_pictures = int(tensors[PIXELS].shape[0])
-    if num_pictures != 1:
-        raise InvalidRequest(PIXELS, f"{num_pictures} pictures", "the processor must make one picture of one")
-
-
-def _processed_size(vision: Settings, processor: Settings) -> tuple[int, int]:
-    """Return height and width of a picture behind its processor, as far as they are fixed."""
-    is_cropped = processor.get("do_center_crop", "crop_size" in processor)
-    size = processor.get("crop_size" if is_cropped else "size") or vision.get("image_size", _IMAGE_SIZE)
-    if isinstance(size, Mapping):
-        side = size.get("shortest_edge", _IMAGE_SIZE)
-        return int(size.get("height", side)), int(size.get("width", side))
-    return (int(size), int(size)) if isinstance(size, int) else (int(size[0]), int(size[1]))

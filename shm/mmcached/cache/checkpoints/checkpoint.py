@@ -6,22 +6,50 @@ Knows nothing of weights. What the folder says is its owner's word: it is the op
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from mmcached.cache.checkpoints.architectures import ARCHITECTURES, Architecture
+from mmcached.cache.checkpoints.architectures import ARCHITECTURES
+from mmcached.cache.checkpoints.counting import Counting
+from mmcached.cache.checkpoints.frames import FrameGrid, WholeClip
+from mmcached.cache.checkpoints.sounds import Chunked, Filled
+from mmcached.clips.frame_sizes import Sizes
+from mmcached.clips.versions import EXTRAS, decoder_of
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import ConfigError
+from mmcached.wire.vocabulary import Modality
 
 FIELD = "encoder.path"
 EXTRA = ("transformers", "safetensors")
 """What `pip install 'mmcached[hf]'` brings, and a service with a checkpoint needs."""
 _PACKAGES = ("transformers", "torch", "torchvision", "numpy", "pillow")
-_PROCESSORS = ("preprocessor_config.json", "processor_config.json")
+_WHOLE = "processor_config.json"
+_FILES: Mapping[Modality, tuple[str, ...]] = {
+    "image": ("preprocessor_config.json",),
+    "video": ("video_preprocessor_config.json", "preprocessor_config.json"),
+    "audio": ("preprocessor_config.json",),
+}
+"""Where the settings of a processor lie that has a file of its own; the first that is there counts."""
+_SECTIONS: Mapping[Modality, str] = {
+    "image": "image_processor",
+    "video": "video_processor",
+    "audio": "feature_extractor",
+}
+"""Of the file that all processors may share."""
+_NEEDED: Mapping[Modality, Mapping[str, Any]] = {
+    "video": {"do_resize": True, "do_rescale": True, "do_normalize": True, "temporal_patch_size": 2},
+    "audio": {
+        "feature_extractor_type": "WhisperFeatureExtractor",
+        "sampling_rate": 16_000,
+        "padding_value": 0.0,
+        "dither": 0.0,
+    },
+}
+"""Settings that have one value: our own processing of slices does nothing else."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,21 +58,21 @@ class Checkpoint:
 
     Attributes:
         architecture: class of Transformers that wrote it.
-        model: its configuration.
-        processor: settings of its image processor.
+        model: its configuration; of one that also speaks, that of the part which sees and hears.
+        processors: by modality that it takes, the settings of its processor.
     """
 
     path: Path
     architecture: str
     model: Mapping[str, Any]
-    processor: Mapping[str, Any]
+    processors: Mapping[Modality, Mapping[str, Any]]
 
     @classmethod
     def open(cls, path: Path) -> Checkpoint:
         """Read a folder.
 
         Raises:
-            ConfigError: it is no checkpoint of a known architecture with safetensors and an image processor.
+            ConfigError: it is no checkpoint of a known architecture with safetensors and its processors.
         """
         model = _json_of(path / "config.json")
         named = model.get("architectures") or [""]
@@ -52,23 +80,30 @@ class Checkpoint:
             raise ConfigError(FIELD, f"{path}: {named[0] or 'no architecture'}", f"one of {', '.join(ARCHITECTURES)}")
         if not any(path.glob("*.safetensors")):
             raise ConfigError(FIELD, str(path), "has no *.safetensors: other formats of weights are not read")
-        return cls(path, named[0], model, _processor_of(path))
+        processors = {modality: _processor_of(path, modality) for modality in ARCHITECTURES[named[0]]}
+        return cls(path, named[0], model.get("thinker_config") or model, processors)
 
     @property
-    def counting(self) -> Architecture:
+    def countings(self) -> Mapping[Modality, Counting]:
+        """How embeddings are counted, by modality that it takes."""
         return ARCHITECTURES[self.architecture]
 
     @property
     def max_embeds_per_item(self) -> int:
-        return self.counting.largest(self.model, self.processor)
+        return max(each.largest(self.model, self.processors[of]) for of, each in self.countings.items())
 
-    def num_embeds(self, tensors: Mapping[str, Any]) -> int:
-        """Return how many embeddings an item has, by the tensors that the processor has made of it.
+    def num_embeds(self, modality: Modality, tensors: Mapping[str, Any]) -> int:
+        """Return how many embeddings an item has, by the tensors that its processor has made of it.
 
         Raises:
-            InvalidRequest: they are not of one picture.
+            InvalidRequest: they are not of one item.
         """
-        return self.counting.count(self.model, tensors)
+        return self.countings[modality].count(self.model, tensors)
+
+    def modality_of(self, names: Container[str]) -> Modality:
+        """Return of which modality an item is that has tensors with these names; if of none, any that it takes."""
+        of = {modality: each for modality, each in self.countings.items() if each.inputs[0] in names}
+        return next(iter(of or self.countings))
 
 
 def checkpoint_of(config: ServiceConfig) -> Checkpoint | None:
@@ -84,10 +119,47 @@ def checkpoint_of(config: ServiceConfig) -> Checkpoint | None:
     return Checkpoint.open(Path(config.encoder.path))
 
 
-def max_embeds_per_item(config: ServiceConfig) -> int:
-    """Return how many embeddings the largest item of a service has. Raises ConfigError as `checkpoint_of`."""
+def frame_sizes(config: ServiceConfig) -> Sizes | None:
+    """Return how large frames of videos are for a service's checkpoint; None: it has none that takes them.
+
+    Raises:
+        ConfigError: as `Checkpoint.open`.
+    """
     checkpoint = checkpoint_of(config)
-    return config.model.max_patches_per_image if checkpoint is None else checkpoint.max_embeds_per_item
+    counting = None if checkpoint is None else checkpoint.countings.get("video")
+    if checkpoint is None or not isinstance(counting, (FrameGrid, WholeClip)):
+        return None
+    return counting.sizes(checkpoint.processors["video"])
+
+
+def frames_of_slice(config: ServiceConfig) -> int:
+    """Return how many frames of a video an encoder is given together. Raises ConfigError as `checkpoint_of`."""
+    checkpoint = checkpoint_of(config)
+    counting = None if checkpoint is None else checkpoint.countings.get("video")
+    if checkpoint is None or not isinstance(counting, (FrameGrid, WholeClip)):
+        return 2
+    return counting.num_frames(checkpoint.model)
+
+
+def window_samples(config: ServiceConfig) -> int:
+    """Return the samples of a window of a sound, at 16,000 a second. Raises ConfigError as `checkpoint_of`."""
+    checkpoint = checkpoint_of(config)
+    counting = None if checkpoint is None else checkpoint.countings.get("audio")
+    if checkpoint is None or not isinstance(counting, (Filled, Chunked)):
+        return config.model.audio_frame * config.model.audio_window
+    return counting.window(checkpoint.model, checkpoint.processors["audio"])
+
+
+def max_embeds_per_item(config: ServiceConfig) -> int:
+    """Return how many embeddings the largest item of a service has, whatever its modality.
+
+    Raises ConfigError as `checkpoint_of`.
+    """
+    checkpoint = checkpoint_of(config)
+    if checkpoint is not None:
+        return checkpoint.max_embeds_per_item
+    model = config.model
+    return max(model.max_patches_per_image, model.audio_window)  # a slice of a video has as many as an image
 
 
 def check_encoder(config: ServiceConfig) -> None:
@@ -96,8 +168,13 @@ def check_encoder(config: ServiceConfig) -> None:
     Raises:
         ConfigError: as `checkpoint_of`; or a package is not installed.
     """
-    if checkpoint_of(config) is not None:
+    checkpoint = checkpoint_of(config)
+    if checkpoint is not None:
         check_packages()
+        if not any(modality == "image" or decoder_of(modality) for modality in checkpoint.countings):
+            extras = " or ".join(f"'mmcached[{EXTRAS[modality]}]'" for modality in checkpoint.countings)
+            reason = f"{checkpoint.architecture} takes what cannot be decoded here: pip install {extras}"
+            raise ConfigError(FIELD, str(checkpoint.path), reason)
     if config.encoder.ray_address and config.has_workers and find_spec("ray") is None:
         raise ConfigError(
             "encoder.ray_address", config.encoder.ray_address, "needs ray, not installed: pip install 'mmcached[ray]'"
@@ -125,14 +202,25 @@ def _version(name: str) -> str:
         return ""
 
 
-def _processor_of(path: Path) -> Mapping[str, Any]:
-    for name in _PROCESSORS:
+def _processor_of(path: Path, modality: Modality) -> Mapping[str, Any]:
+    settings = _settings_of(path, modality)
+    for name, value in _NEEDED.get(modality, {}).items():
+        if settings.get(name, value) != value:
+            found = f"{path}: {name} is {settings[name]}"
+            raise ConfigError(FIELD, found, f"of a {_SECTIONS[modality].replace('_', ' ')} it must be {value}")
+    return settings
+
+
+def _settings_of(path: Path, modality: Modality) -> Mapping[str, Any]:
+    section = _SECTIONS[modality]
+    if (path / _WHOLE).exists() and (settings := _json_of(path / _WHOLE).get(section)):
+        return dict(settings)
+    for name in _FILES[modality]:
         if (path / name).exists():
             settings = _json_of(path / name)
-            settings = dict(settings.get("image_processor", settings))
-            if "image_processor_type" in settings or name == _PROCESSORS[0]:
-                return settings
-    raise ConfigError(FIELD, str(path), f"has no image processor ({' or '.join(_PROCESSORS)})")
+            return dict(settings.get(section, settings))
+    files = " or ".join((*_FILES[modality], _WHOLE))
+    raise ConfigError(FIELD, str(path), f"has no {section.replace('_', ' ')} ({files})")
 
 
 def _json_of(file: Path) -> dict[str, Any]:

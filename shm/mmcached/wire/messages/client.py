@@ -19,11 +19,13 @@ from mmcached.wire.messages.parts import (
     Rows,
     Save,
     SavedRows,
+    Seconds,
     StreamedTokens,
     Text,
     TokenId,
 )
 from mmcached.wire.stats import ServiceStats
+from mmcached.wire.vocabulary import Modality
 
 
 class Welcome(Message, frozen=True):
@@ -38,7 +40,8 @@ class Welcome(Message, frozen=True):
         encoder_fingerprint: names all that the output of the engines' encoder depends on beside the item; "" while no
             engine has been ready.
         has_second_level: a key that is not in the ring may be elsewhere: ask.
-        item_fingerprint, hasher_algorithm: what the service makes the keys of items with, beside their files.
+        item_fingerprints: by modality, what the service makes the keys of items with, beside their files and
+            `hasher_algorithm`; "", or nothing, of a modality that it does not take.
     """
 
     service_id: Text
@@ -51,7 +54,7 @@ class Welcome(Message, frozen=True):
     limits: MessageLimits | None = None
     max_egress_bytes: Count = 0
     encoder_fingerprint: Text = ""
-    item_fingerprint: Text = ""
+    item_fingerprints: dict[Modality, Text] = msgspec.field(default_factory=dict)
     hasher_algorithm: Literal["blake3", "sha256"] = "blake3"
     has_second_level: bool = False
 
@@ -90,12 +93,16 @@ class Generated(Message, frozen=True):
 
 
 class Encoded(Message, frozen=True):
-    """The outputs of the encoder by name, one set per image, in the order of the request; in place of a set its key in
+    """The outputs of the encoder by name, one set per item, in the order of the request; in place of a set its key in
     the store, if the request takes keys. It may have gone from there since: then ask for what is not named.
+
+    Attributes:
+        clips: of each clip, the seconds of the file that each of its slices is made of; each slice is an item.
     """
 
     request_id: Count
     outputs: list[EncoderOutput]
+    clips: list[list[tuple[Seconds, Seconds]]] = msgspec.field(default_factory=list)
 
 
 class Stats(Message, frozen=True):

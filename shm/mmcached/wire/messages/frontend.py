@@ -9,6 +9,7 @@ import msgspec
 from mmcached.wire.errors import ErrorInfo
 from mmcached.wire.handle import Count, RingAnnouncement
 from mmcached.wire.messages.parts import (
+    ClipOptions,
     EgressPlace,
     EncoderForm,
     EncoderOutput,
@@ -33,6 +34,8 @@ Timeout = Annotated[float, msgspec.Meta(gt=0, le=86_400)]
 MAX_KEYS = 256
 """Of one message: more come in several, between which others have their turn."""
 Keys = Annotated[list[Text], msgspec.Meta(max_length=MAX_KEYS)]
+MAX_CLIPS = 1024
+Clips = Annotated[list[ClipOptions], msgspec.Meta(max_length=MAX_CLIPS)]
 
 ROW_WINDOW_BYTES = 1 << 20
 """So many bytes of rows of a stream may be on the way to its client before it says that it has taken them. Receipts
@@ -56,10 +59,10 @@ class ClientHello(Message, frozen=True):
 
 
 class Generate(Message, frozen=True):
-    """Continue a prompt; the encoded image files are the further frames, one per `<image>` marker.
+    """Continue a prompt; the files are the further frames: the images, one per `<image>` marker, then the clips.
 
     Attributes:
-        prompt: text (markers spelled `<image>`), or token ids (markers are the image token).
+        prompt: text (markers spelled `<image>`, `<video>`, `<audio>`), or token ids (markers are the tokens of these).
         timeout_s: the frontend abandons the request after it.
         image_ids: one per image, or none at all. Under its id an image is cached and looked for; an empty frame asks
             for what is cached under it, and if nothing is, the answer is a `CacheMiss` that names the ids.
@@ -67,6 +70,7 @@ class Generate(Message, frozen=True):
             `TokensTaken`; 0: none, they all come with the answer.
         priority: the lower, the earlier it is served, if the service looks at it (`scheduling_policy`).
         takes_keys: the client reads the store: it finds large parts of the rows there, as the answer names them.
+        clips: what is wanted of each clip; those of one modality in the order of their markers.
     """
 
     client_id: ClientId
@@ -80,10 +84,11 @@ class Generate(Message, frozen=True):
     stream_window: Annotated[int, msgspec.Meta(ge=0, le=4096)] = 0
     priority: Priority = 0
     takes_keys: bool = False
+    clips: Clips = msgspec.field(default_factory=list)
 
 
 class Encode(Message, frozen=True):
-    """Embed images; the encoded image files are the further frames. `image_ids` as in `Generate`.
+    """Embed images and clips; their files are the further frames. `image_ids` and `clips` as in `Generate`.
 
     Attributes:
         takes_keys: the client reads the store: what is large it finds there, under the key that the answer names.
@@ -95,6 +100,7 @@ class Encode(Message, frozen=True):
     tenant: Text = ""
     image_ids: list[Text | None] = msgspec.field(default_factory=list)
     takes_keys: bool = False
+    clips: Clips = msgspec.field(default_factory=list)
 
 
 class TokensTaken(Message, frozen=True):

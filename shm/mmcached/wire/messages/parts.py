@@ -7,11 +7,16 @@ from typing import Annotated, Literal
 import msgspec
 
 from mmcached.wire.handle import Count, Handle, LeaseId
+from mmcached.wire.vocabulary import Modality
 
 MAX_ROW_KEYS = 64
 Text = Annotated[str, msgspec.Meta(max_length=256)]
 Priority = Annotated[int, msgspec.Meta(ge=-(1 << 31), le=(1 << 31) - 1)]
 TokenId = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
+MAX_SECONDS = 1e9
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=MAX_SECONDS)]
+MAX_FPS = 1000
+MAX_CLIP_FRAMES = 1 << 16
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=True):
@@ -76,10 +81,14 @@ class TensorForm(Part, frozen=True):
 
 
 class EncoderForm(Part, frozen=True):
-    """The tensors that a service makes of an item for its encoder, and those that the encoder makes of them."""
+    """The tensors that a service makes of an item for its encoder, and those that the encoder makes of them.
+
+    Attributes:
+        inputs: by the modality of the item.
+    """
 
     kind: Text
-    inputs: list[TensorForm]
+    inputs: dict[Modality, list[TensorForm]]
     outputs: list[TensorForm]
 
 
@@ -197,10 +206,28 @@ class StreamedTokens(Part, frozen=True):
     token_ids: list[TokenId]
 
 
+class ClipOptions(Part, frozen=True):
+    """What is wanted of a clip: a video, or a sound, of which the encoder is given slices.
+
+    Attributes:
+        start_s, end_s: the part that is wanted, seconds from the file's beginning; `end_s` None: to its end.
+        fps: frames of a video for each second, taken where `k / fps` seconds have passed since the file's beginning.
+        num_frames: frames of a video at equal distances instead; of `fps` and this one, a video has one and a sound
+            none.
+    """
+
+    modality: Literal["video", "audio"]
+    start_s: Seconds = 0.0
+    end_s: Seconds | None = None
+    fps: Annotated[float, msgspec.Meta(gt=0, le=MAX_FPS)] | None = None
+    num_frames: Annotated[int, msgspec.Meta(ge=1, le=MAX_CLIP_FRAMES)] | None = None
+
+
 class Feature(Part, frozen=True):
     """One multimodal item of a request: `length` placeholder tokens of the prompt from `offset` on.
 
     Attributes:
+        modality: of the file; of a clip, each slice is an item.
         mm_hash: content key of the processed item, 64 hex digits; of one that its client has named, the key of the
             name, ":" and `num_embeds`.
         num_embeds: embeddings that the encoder makes of it.
@@ -210,7 +237,7 @@ class Feature(Part, frozen=True):
     """
 
     mm_hash: Text
-    modality: Literal["image"]
+    modality: Modality
     offset: Count
     length: Count
     num_embeds: Count

@@ -9,6 +9,7 @@ import msgspec
 from mmcached.wire.errors import ErrorInfo
 from mmcached.wire.handle import Count, Handle, LeaseId, RingAnnouncement
 from mmcached.wire.messages.parts import Inline, Message, Part, StoredOutput, Text, TokenId
+from mmcached.wire.vocabulary import Modality
 
 
 class Attach(Message, frozen=True):
@@ -25,6 +26,7 @@ class EncodeItem(Part, frozen=True):
 
     Attributes:
         tenant, store_epoch: of the record in the store that is made of it; epoch 0: none is.
+        modality: of the file that it was made of.
     """
 
     key: Text
@@ -34,6 +36,7 @@ class EncodeItem(Part, frozen=True):
     lease: LeaseId | None = None
     tenant: Text = ""
     store_epoch: Count = 0
+    modality: Modality = "image"
 
 
 class EmbedSpan(Part, frozen=True):

@@ -1,10 +1,11 @@
-"""Raises the number of files and sockets that a role may have open to what its user may allow it.
+"""Raises the number of descriptors that a role may have, and writes to one as much as it is given.
 
 Shells set the soft limit to 1024 for the sake of programs that use `select`; no role does.
 """
 
 from __future__ import annotations
 
+import os
 import resource
 
 
@@ -12,3 +13,10 @@ def raise_descriptor_limit() -> int:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     return hard
+
+
+def write_all(descriptor: int, data: bytes | memoryview, place: int = 0) -> None:
+    """Write all of the data from a place of a file on."""
+    rest = memoryview(data)
+    while rest:
+        rest = rest[os.pwrite(descriptor, rest, place + len(data) - len(rest)) :]

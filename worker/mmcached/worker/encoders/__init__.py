@@ -4,11 +4,13 @@
     reference   the reference model's, in exact integers
     checkpoint  a local checkpoint's
     making      chooses one of them, as a configuration says
-    remote      asks actors, perhaps on other hosts, each image of the least loaded
+    remote      asks actors, perhaps on other hosts, each item of the least loaded
     actor_table     which actors answer, and what each has to do
     pieces      what is small travels in the messages of a call
     ray_actors      finds and calls them on a Ray cluster
-    tower       loads the vision part of a checkpoint, and asks it
+    tower       loads the towers of a checkpoint, and asks them
+    pixels      normalises the colours of frames
+    examples    small items of each modality, to see what they give
     families    which models of Transformers are known: how they take images, and what they return for them
     weights     names the content of a vision tower, and notices when that changes
     content     digests of tensors, images and plain values

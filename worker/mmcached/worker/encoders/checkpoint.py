@@ -1,31 +1,33 @@
-"""Encodes pictures with the vision part of a local checkpoint.
+"""Encodes pictures and slices of clips with the towers of a local checkpoint.
 
-One picture at a time, so that an output has the bits that Transformers gives for that picture alone, in the same dtype
-on the same kind of device; on a CPU also with as many threads, which divide sums among them.
+One item at a time, so that an output has the bits that Transformers gives for that item alone, in the same dtype on the
+same kind of device; on a CPU also with as many threads, which divide sums among them. Of a whole clip Transformers
+gives the same but for rounding: a product of larger matrices may add in another order.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
 from mmcached.cache.checkpoints.checkpoint import FIELD, Checkpoint, package_versions
+from mmcached.cache.checkpoints.frames import FrameGrid, WholeClip
 from mmcached.cache.fingerprints import fingerprint
 from mmcached.wire.config import EncoderConfig
 from mmcached.wire.errors import ConfigError, InvalidRequest
 from mmcached.wire.messages.parts import EncoderForm, TensorForm
+from mmcached.wire.vocabulary import Modality
 from mmcached.worker.encoders.encoder import Measured, Outputs, tensor_of
+from mmcached.worker.encoders.examples import Record, examples
+from mmcached.worker.encoders.pixels import normalised
 from mmcached.worker.encoders.tower import ask, load_tower
 from mmcached.worker.encoders.weights import Weights, numeric_settings
 
-_SIZES = ((64, 64), (384, 192))
-"""Of the pictures that are looked at; where their tensors differ, those of others do."""
-
 
 class CheckpointEncoder:
-    """A tower on one device, for records as `mmcached.frontend.processing.checkpoint_processor` makes them.
+    """Towers on one device, for records as `checkpoint_processor` and `checkpoint_slices` of the frontend make them.
 
     Raises:
         ConfigError: see `load_tower`.
@@ -34,9 +36,9 @@ class CheckpointEncoder:
     def __init__(self, config: EncoderConfig, device: torch.device) -> None:
         self._checkpoint = Checkpoint.open(config.folder)
         self._device = device
-        self._model, self._family = load_tower(self._checkpoint, config.dtype, device)
+        self._model, self._families = load_tower(self._checkpoint, config.dtype, device)
         self._dtype = self._model.dtype
-        weights = Weights(self._model, self._family.others)
+        weights = Weights(self._model, frozenset.intersection(*(each.others for each in self._families.values())))
         attention = [str(getattr(each, "_attn_implementation", None)) for each in weights.configs]
         self._fingerprint = fingerprint(
             {
@@ -56,33 +58,33 @@ class CheckpointEncoder:
         return self._fingerprint
 
     def encode(self, record: Mapping[str, Any], num_embeds: int) -> Outputs:
-        tensors = {name: self._placed(tensor_of(record, name)) for name in self._checkpoint.counting.inputs}
-        found = self._checkpoint.num_embeds(tensors)
+        modality = self._checkpoint.modality_of(record)
+        names = self._checkpoint.countings[modality].inputs
+        tensors = {name: self._placed(tensor_of(record, name), modality) for name in names}
+        found = self._checkpoint.num_embeds(modality, tensors)
         if found != num_embeds:
             raise InvalidRequest("num_embeds", num_embeds, f"the item has {found} embeddings")
-        return ask(self._model, self._family, tensors)
+        return ask(self._model, self._families[modality], tensors)
 
     def measure(self) -> Measured:
-        """Process and encode two small pictures of different form.
+        """Encode two small items of different form, of each modality.
 
         Raises:
-            ConfigError: processor and tower do not go together.
+            ConfigError: a processor and its tower do not go together.
         """
-        seen = [self._look(size) for size in _SIZES]
-        records, outputs, counts = zip(*seen, strict=True)
-        form = EncoderForm(self._checkpoint.architecture, _forms(*records), _forms(*outputs))
-        num_bytes = sum(tensor.nbytes for tensor in outputs[0].values())
-        return Measured(form, -(-num_bytes // counts[0]))
+        inputs: dict[Modality, list[TensorForm]] = {}
+        seen: list[tuple[Outputs, int]] = []
+        for modality in self._checkpoint.countings:
+            records = examples(self._checkpoint, modality)
+            inputs[modality] = _forms(records)
+            seen += [self._look(modality, record) for record in records]
+        form = EncoderForm(self._checkpoint.architecture, inputs, _forms([outputs for outputs, _ in seen]))
+        sizes = [-(-sum(tensor.nbytes for tensor in outputs.values()) // count) for outputs, count in seen]
+        return Measured(form, max(sizes))
 
-    def _look(self, size: tuple[int, int]) -> tuple[Mapping[str, torch.Tensor], Outputs, int]:
-        from PIL import Image
-
-        from mmcached.pictures.processor import PictureProcessor
-
-        made = PictureProcessor(self._checkpoint.path).tensors(Image.new("RGB", size, "gray"))
+    def _look(self, modality: Modality, record: Record) -> tuple[Outputs, int]:
         try:
-            record = {name: torch.from_numpy(made[name]) for name in self._checkpoint.counting.inputs}
-            num_embeds = self._checkpoint.num_embeds(record)
+            num_embeds = self._checkpoint.num_embeds(modality, record)
             outputs = self.encode(record, num_embeds)
         except (InvalidRequest, KeyError, RuntimeError, ValueError, TypeError) as error:
             reason = f"its processor and its tower do not go together: {type(error).__name__}: {str(error)[:200]}"
@@ -91,18 +93,22 @@ class CheckpointEncoder:
         if num_embeds != (len(first) if first.ndim > 1 else 1):
             reason = f"{num_embeds} embeddings are expected, its tower gives {tuple(first.shape)}"
             raise ConfigError(FIELD, str(self._checkpoint.path), reason)
-        return record, outputs, num_embeds
+        return outputs, num_embeds
 
-    def _placed(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return a tensor on the device, numbers of a picture in the tower's dtype; a copy: the record is not ours."""
-        dtype = self._dtype if tensor.is_floating_point() else tensor.dtype
-        return tensor.to(self._device, dtype, copy=True)
+    def _placed(self, tensor: torch.Tensor, modality: Modality) -> torch.Tensor:
+        """Return a tensor on the device, numbers of an item in the tower's dtype; a copy: the record is not ours."""
+        counting = self._checkpoint.countings[modality]
+        placed = tensor.to(self._device, copy=True)
+        if placed.dtype == torch.uint8 and isinstance(counting, (FrameGrid, WholeClip)):
+            placed = normalised(placed, counting, self._checkpoint.processors[modality])
+        return placed.to(self._dtype) if placed.is_floating_point() else placed
 
 
-def _forms(some: Mapping[str, torch.Tensor], others: Mapping[str, torch.Tensor]) -> list[TensorForm]:
-    return [_form(name, some[name], others[name]) for name in some]
+def _forms(seen: Sequence[Record]) -> list[TensorForm]:
+    return [_form(name, [each[name] for each in seen]) for name in seen[0]]
 
 
-def _form(name: str, one: torch.Tensor, other: torch.Tensor) -> TensorForm:
-    shape = tuple(size if size == another else -1 for size, another in zip(one.shape, other.shape, strict=True))
-    return TensorForm(name, str(one.dtype).removeprefix("torch."), shape)
+def _form(name: str, seen: Sequence[torch.Tensor]) -> TensorForm:
+    sizes = zip(*(tensor.shape for tensor in seen), strict=True)
+    shape = tuple(each[0] if len(set(each)) == 1 else -1 for each in sizes)
+    return TensorForm(name, str(seen[0].dtype).removeprefix("torch."), shape)

@@ -32,7 +32,7 @@ class Measured:
 
 
 class Encoder(Protocol):
-    """One model's vision part, on one device."""
+    """One model's encoder, on one device."""
 
     @property
     def fingerprint(self) -> str:
@@ -60,7 +60,7 @@ def tensor_of(record: Mapping[str, Any], name: str) -> torch.Tensor:
     """
     value = record.get(name)
     if not isinstance(value, torch.Tensor):
-        raise InvalidRequest(name, type(value).__name__, "must be a tensor of an image's record")
+        raise InvalidRequest(name, type(value).__name__, "must be a tensor of an item's record")
     return value
 
 

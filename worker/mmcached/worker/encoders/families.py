@@ -6,6 +6,7 @@
     stacked   a tensor whose first dimension is the images
     split     a tensor for each image
     levels    for each level a tensor for each image
+    rows      rows of all items, one after the other
 
 A family is here when its tests are: of another one it is not known whether it treats images one by one.
 """
@@ -18,7 +19,7 @@ from typing import Any, Literal
 
 from mmcached.wire.errors import InvalidRequest
 
-Form = Literal["stacked", "split", "levels"]
+Form = Literal["stacked", "split", "levels", "rows"]
 GRID = "image_grid_thw"
 FROM_CONFIG = ("vision_feature_layer", "vision_feature_select_strategy")
 """Arguments that the configuration gives where a caller does not."""

@@ -9,27 +9,27 @@ from mmcached.worker.devices import choose_device
 from mmcached.worker.encoders.encoder import Encoder
 from mmcached.worker.encoders.reference import ReferenceEncoder
 from mmcached.worker.encoders.remote import RemoteEncoder
-from mmcached.worker.model.encoder import VisionEncoder
+from mmcached.worker.model.encoder import ItemEncoder
 
 
-def make_encoder(config: ServiceConfig, vision: VisionEncoder, device: torch.device) -> Encoder:
+def make_encoder(config: ServiceConfig, items: ItemEncoder, device: torch.device) -> Encoder:
     """Return an encoder that computes here.
 
     Args:
-        vision: of the reference model.
+        items: the reference model's.
         device: where, if the configuration does not say.
     Raises:
         ConfigError: it cannot be had; see `CheckpointEncoder`.
     """
     if config.encoder.kind == "reference":
-        return ReferenceEncoder(config.model, vision)
+        return ReferenceEncoder(config.model, items)
     from mmcached.worker.encoders.checkpoint import CheckpointEncoder  # which reads a checkpoint with Transformers
 
     name = config.encoder.device
     return CheckpointEncoder(config.encoder, device if name == "auto" else choose_device(name))
 
 
-def make_remote_encoder(config: ServiceConfig, vision: VisionEncoder, device: torch.device) -> RemoteEncoder:
+def make_remote_encoder(config: ServiceConfig, items: ItemEncoder, device: torch.device) -> RemoteEncoder:
     """Return an encoder that asks actors; with the reference model, those alone that compute as it would here.
 
     Raises:
@@ -43,5 +43,5 @@ def make_remote_encoder(config: ServiceConfig, vision: VisionEncoder, device: to
         device=device,
         limit_s=config.limits.remote_encode_s,
         start_timeout_s=config.start_timeout_s,
-        fingerprint=vision.fingerprint if encoder.kind == "reference" else None,
+        fingerprint=items.fingerprint if encoder.kind == "reference" else None,
     )

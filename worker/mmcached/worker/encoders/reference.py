@@ -1,6 +1,10 @@
-"""Encodes images with the reference model, in exact integers.
+"""Encodes items with the reference model, in exact integers; the tensors of a record say what it is of.
 
-The one output is `embeddings`, `(num_patches, hidden_size)` int32: the same on every device and rank.
+    pixel_values, grid    an image
+    frames, grid          a slice of a video
+    samples               a slice of a sound
+
+The one output is `embeddings`, `(num_embeds, hidden_size)` int32: the same on every device and rank.
 """
 
 from __future__ import annotations
@@ -13,15 +17,16 @@ import torch
 from mmcached.cache.store_keys import EMBEDDINGS
 from mmcached.wire.config import ModelConfig
 from mmcached.wire.errors import InvalidRequest
-from mmcached.wire.messages.parts import EncoderForm
+from mmcached.wire.messages.parts import EncoderForm, TensorForm
+from mmcached.wire.vocabulary import Modality
 from mmcached.worker.encoders.encoder import Measured, Outputs, form_of, tensor_of
-from mmcached.worker.model.encoder import VisionEncoder
+from mmcached.worker.model.encoder import ItemEncoder
 
 
 class ReferenceEncoder:
-    """The reference model's vision encoder, for records as `mmcached.frontend.processing.processor` makes them."""
+    """The reference model's encoder, for records as the processors of `mmcached.frontend.processing` make them."""
 
-    def __init__(self, config: ModelConfig, encoder: VisionEncoder) -> None:
+    def __init__(self, config: ModelConfig, encoder: ItemEncoder) -> None:
         self._config = config
         self._encoder = encoder
 
@@ -30,27 +35,38 @@ class ReferenceEncoder:
         return self._encoder.fingerprint
 
     def encode(self, record: Mapping[str, Any], num_embeds: int) -> Outputs:
-        embeddings = self._encoder.encode(*image_of(record))
+        if "samples" in record:
+            embeddings = self._encoder.audio(tensor_of(record, "samples"))
+        elif "frames" in record:
+            embeddings = self._encoder.video(tensor_of(record, "frames"), grid_of(record))
+        else:
+            embeddings = self._encoder.image(tensor_of(record, "pixel_values"), grid_of(record))
         if len(embeddings) != num_embeds:
             raise InvalidRequest("num_embeds", num_embeds, f"the item has {len(embeddings)} embeddings")
         return {EMBEDDINGS: embeddings}
 
     def measure(self) -> Measured:
-        pixels = torch.zeros((1, 3 * self._config.patch_size**2), dtype=torch.uint8)
+        num_pixels = 3 * self._config.patch_size**2
+        patch = torch.zeros((1, num_pixels), dtype=torch.uint8)
         grid = torch.ones(2, dtype=torch.int64)
-        embeddings = self.encode({"pixel_values": pixels, "grid": grid}, 1)[EMBEDDINGS]
-        inputs = [form_of("pixel_values", pixels, [0]), form_of("grid", grid)]
+        embeddings = self.encode({"pixel_values": patch, "grid": grid}, 1)[EMBEDDINGS]
+        of_grid = form_of("grid", grid)
+        inputs: dict[Modality, list[TensorForm]] = {
+            "image": [form_of("pixel_values", patch, [0]), of_grid],
+            "video": [TensorForm("frames", "uint8", (-1, 2 * num_pixels)), of_grid],
+            "audio": [TensorForm("samples", "int16", (-1, self._config.audio_frame))],
+        }
         form = EncoderForm("reference", inputs, [form_of(EMBEDDINGS, embeddings, [0])])
         return Measured(form, embeddings.nbytes)
 
 
-def image_of(record: Mapping[str, Any]) -> tuple[torch.Tensor, tuple[int, int]]:
-    """Return pixels and grid of an image's record.
+def grid_of(record: Mapping[str, Any]) -> tuple[int, int]:
+    """Return rows and columns of the patches of an image, or of a pair of frames.
 
     Raises:
-        InvalidRequest: one is not there, or is none.
+        InvalidRequest: it is not there, or is none.
     """
-    pixels, grid = tensor_of(record, "pixel_values"), tensor_of(record, "grid")
+    grid = tensor_of(record, "grid")
     if grid.shape != (2,) or grid.dtype != torch.int64:
         raise InvalidRequest("grid", f"{grid.dtype} {tuple(grid.shape)}", "must be torch.int64 (2,)")
-    return pixels, (int(grid[0]), int(grid[1]))
+    return int(grid[0]), int(grid[1])

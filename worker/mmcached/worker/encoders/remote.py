@@ -1,7 +1,7 @@
-"""Has images encoded by actors, perhaps on other hosts: each by the one that has the least to do.
+"""Has items encoded by actors, perhaps on other hosts: each by the one that has the least to do.
 
     begin ──record, as bytes──> an actor ──lost, or late──> another one ──lost, or late──> ServiceUnavailable
-      └── the images of a step are under way together; then each is waited for
+      └── the items of a step are under way together; then each is waited for
 
 Knows nothing of Ray. A thread looks for actors, so that no step waits for a cluster that does not answer. What an actor
 of another fingerprint says is never taken.
@@ -53,7 +53,7 @@ class RemoteEncoder(Closeable):
     Args:
         cluster: is closed with this encoder.
         device: where outputs are wanted.
-        limit_s: for an image; the first actor has half of it.
+        limit_s: for an item; the first actor has half of it.
         start_timeout_s: for the first actor to answer.
         fingerprint: of the actors that are asked; None: the one that most of them have.
         clock: monotonic seconds.
@@ -140,12 +140,12 @@ class RemoteEncoder(Closeable):
             return self._take(name, call, num_embeds, began + self._limit_s / 2)
         except Lost as lost:
             reason = str(lost)
-            _logger.warning("an actor has not encoded an image: %s; another one is asked", reason)
+            _logger.warning("an actor has not encoded an item: %s; another one is asked", reason)
         try:
             name, call = self._ask(packed, num_embeds)
             return self._take(name, call, num_embeds, began + self._limit_s)
         except Lost as lost:
-            raise ServiceUnavailable(f"no actor has encoded the image: {reason}; then {lost}") from None
+            raise ServiceUnavailable(f"no actor has encoded the item: {reason}; then {lost}") from None
 
     def _take(self, name: str, call: Call, num_embeds: int, deadline: float) -> Outputs:
         """Wait for an actor's answer. Raises `Lost`, and then the actor is not asked until it is heard of again."""
@@ -155,7 +155,7 @@ class RemoteEncoder(Closeable):
                 raise Lost(f"{name} has another fingerprint by now")
             found = None if error else self._read(outputs, num_embeds)
             if found is None and not error:
-                raise Lost(f"{name} has answered what is no output of the image")
+                raise Lost(f"{name} has answered what is no output of the item")
         except Lost:
             self._table.lost(name)
             self._is_wanted.set()

@@ -1,6 +1,6 @@
-"""Loads the vision part of a checkpoint with Transformers, and asks it for one picture at a time.
+"""Loads the towers of a checkpoint with Transformers, and asks them for one item at a time.
 
-    checkpoint ── configuration with no text layers ──> model ── its other parts removed ──> what is asked for images
+    checkpoint ── configuration with no text layers ──> model ── its other parts removed ──> what is asked for items
     the model's output ── a family's parts ──> named tensors: embeddings, deepstack_0 …; or last_hidden_state …
 
 The language model's weights are not read: a model without layers and words has no place for them. Nothing is fetched,
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ import torch
 from mmcached.cache.checkpoints.checkpoint import FIELD, Checkpoint, check_packages
 from mmcached.cache.store_keys import EMBEDDINGS
 from mmcached.wire.errors import ConfigError
+from mmcached.wire.vocabulary import Modality
 from mmcached.worker.encoders.families import FAMILIES, Family, find_family
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -26,20 +28,42 @@ _FAMILIES: Mapping[str, Family] = {
     **FAMILIES,
     "Dinov2Model": _PLAIN,
     "Siglip2VisionModel": _PLAIN,
+    "Qwen2_5OmniThinkerModel": FAMILIES["Qwen2_5_VLModel"],
     "Siglip2Model": Family({"pooler_output": "stacked"}, others=FAMILIES["SiglipModel"].others),
 }
 """With those that are only asked here: it is known what they are given."""
-_TEXT = ("language_model", "lm_head", "text_model", "text_projection", "embed_tokens")
-"""Parts of names of parameters that no picture needs."""
+_VIDEO: Mapping[str, Family] = {
+    name: replace(_FAMILIES[name], method="get_video_features")
+    for name in ("Qwen2VLModel", "Qwen2_5_VLModel", "Qwen3VLModel", "Qwen2_5OmniThinkerModel")
+}
+"""Of those that take frames, too: in place of pictures, and for the same outputs."""
+_CLIPS: Mapping[str, Family] = {
+    "VideoMAEModel": Family({"last_hidden_state": "stacked"}, others=frozenset(), method="forward"),
+}
+"""Of those that take clips alone, whole."""
+_HEARING = Family({"pooler_output": "rows"}, method="get_audio_features")
+_AUDIO: Mapping[str, Family] = {
+    "WhisperEncoder": Family({"last_hidden_state": "stacked"}, others=frozenset(), method="forward"),
+    "Qwen2_5OmniThinkerModel": _HEARING,
+    "Qwen3OmniMoeThinkerModel": replace(_HEARING, others=frozenset({"language_model", "visual"})),
+}
+_THINKERS: Mapping[str, str] = {
+    "Qwen2_5OmniModel": "Qwen2_5OmniThinkerForConditionalGeneration",
+    "Qwen2_5OmniForConditionalGeneration": "Qwen2_5OmniThinkerForConditionalGeneration",
+    "Qwen3OmniMoeForConditionalGeneration": "Qwen3OmniMoeThinkerForConditionalGeneration",
+}
+"""Of models that also speak: the class of the part which sees and hears."""
+_TEXT = ("language_model", "lm_head", "text_model", "text_projection", "embed_tokens", "decoder", "proj_out")
+"""Parts of names of parameters that no item needs."""
 
 
-def load_tower(checkpoint: Checkpoint, dtype: str, device: torch.device) -> tuple[Any, Family]:
-    """Return a checkpoint's vision part in evaluation mode, and its family.
+def load_tower(checkpoint: Checkpoint, dtype: str, device: torch.device) -> tuple[Any, Mapping[Modality, Family]]:
+    """Return a checkpoint's towers in evaluation mode, and by modality how they are asked.
 
     Args:
         dtype: as `EncoderConfig` has it.
     Raises:
-        ConfigError: Transformers is not installed, or cannot load it; or weights of the vision part are missing, or of
+        ConfigError: Transformers is not installed, or cannot load it; or weights of a tower are missing, or of
             another shape.
     """
     check_packages()
@@ -50,7 +74,9 @@ def load_tower(checkpoint: Checkpoint, dtype: str, device: torch.device) -> tupl
     transformers.utils.logging.disable_progress_bar()
     try:
         config = transformers.AutoConfig.from_pretrained(checkpoint.path, local_files_only=True)
-        whole, report = getattr(transformers, checkpoint.architecture).from_pretrained(
+        config = getattr(config, "thinker_config", config)
+        name = _THINKERS.get(checkpoint.architecture, checkpoint.architecture)
+        whole, report = getattr(transformers, name).from_pretrained(
             checkpoint.path,
             config=_without_text(config),
             dtype=_DTYPES.get(dtype, "auto"),
@@ -63,15 +89,33 @@ def load_tower(checkpoint: Checkpoint, dtype: str, device: torch.device) -> tupl
         reason = f"cannot be loaded: {type(error).__name__}: {str(error)[:300]}"
         raise ConfigError(FIELD, str(checkpoint.path), reason) from error
     _check_report(report, checkpoint)
-    model, family = find_family(whole, _FAMILIES)
-    for name in family.others:
+    model, families = _asked(whole, checkpoint)
+    for name in frozenset.intersection(*(each.others for each in families.values())):
         if hasattr(model, name):
             delattr(model, name)
-    return model.eval().requires_grad_(False).to(device), family
+    return model.eval().requires_grad_(False).to(device), families
+
+
+def _asked(whole: Any, checkpoint: Checkpoint) -> tuple[Any, Mapping[Modality, Family]]:
+    """Return the part of a model that is asked, and how it is for each modality."""
+    families: dict[Modality, Family] = {}
+    model = getattr(whole, "model", whole)
+    if "image" in checkpoint.countings:
+        model, families["image"] = find_family(whole, _FAMILIES)
+    elif type(model).__name__ in _CLIPS:
+        return model, {"video": _CLIPS[type(model).__name__]}
+    elif not hasattr(model, "get_audio_features"):
+        model = whole.get_encoder()
+    name = type(model).__name__
+    if name in _VIDEO:
+        families["video"] = _VIDEO[name]
+    if name in _AUDIO:
+        families["audio"] = _AUDIO[name]
+    return model, families
 
 
 def ask(model: Any, family: Family, record: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return the named outputs for the one picture of a record, whose tensors are on the model's device."""
+    """Return the named outputs for the one item of a record, whose tensors are on the model's device."""
     with torch.inference_mode():
         output = getattr(model, family.method)(**record, return_dict=True)
     return dict(_named(family, output))
@@ -83,11 +127,15 @@ def _named(family: Family, output: Any) -> Iterator[tuple[str, torch.Tensor]]:
         if form == "levels":
             for level, tensors in enumerate(value):
                 yield f"{part.partition('_')[0]}_{level}", tensors[0]
+        elif form == "rows":
+            yield EMBEDDINGS, value
         elif value is not None:
             yield (EMBEDDINGS if family.method != "forward" and part == "pooler_output" else part), value[0]
 
 
 def _without_text(config: Any) -> Any:
+    if getattr(config, "decoder_layers", 0):  # Whisper
+        config.decoder_layers, config.vocab_size, config.pad_token_id = 0, 1, None
     text = getattr(config, "text_config", None)
     if text is not None:
         text.num_hidden_layers = 0

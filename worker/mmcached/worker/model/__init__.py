@@ -1,7 +1,7 @@
-"""The reference model: a small causal model with a vision encoder, in exact integer arithmetic.
+"""The reference model: a small causal model with an encoder for each modality, in exact integer arithmetic.
 
 model        both parts, from a seed and sizes
-encoder      patches of an image to embeddings
+encoder      patches of an image or a video, frames of a sound, to embeddings
 decoder      tokens and embeddings to rows, over the KV pool
 kv_pool      keys and values by slot
 batch        the packed rows of one step

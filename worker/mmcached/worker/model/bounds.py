@@ -4,8 +4,10 @@ Knows the shapes of the layers and none of their code. Checked once, when a mode
 sum is an exact one are in `arithmetic`. Write p for PRIME - 1, the largest value and the largest weight.
 
     sum                          terms                              at most
-    pixels                       3 * patch_size^2 features          3 * patch_size^2 * 255 * p
+    pixels                       2 * 3 * patch_size^2 features      2 * 3 * patch_size^2 * 255 * p
       + place                    row, column times a weight         2 * max_patches * p
+    samples                      audio_frame features               audio_frame * 65535 * p
+      + place                    frame times a weight               audio_window * p
     projection (q k v o, MLP)    one per input                      width * p * p
       + what it is added to      residual                           + 2 * p
     score                        one per dimension of a head        width * p * p
@@ -31,9 +33,10 @@ def largest_sums(model: ModelConfig, max_model_len: int) -> dict[str, int]:
     """Return the most that each kind of sum can be, by name; exact, in Python's integers."""
     p = PRIME - 1
     width = max(model.hidden_size, model.encoder_width)
-    context = max(max_model_len, model.max_patches_per_image)
+    context = max(max_model_len, model.max_patches_per_image, model.audio_window)
     return {
-        "pixels": 3 * model.patch_size**2 * 255 * p + 2 * model.max_patches_per_image * p,
+        "pixels": 2 * 3 * model.patch_size**2 * 255 * p + 2 * model.max_patches_per_image * p,
+        "samples": model.audio_frame * 65_535 * p + model.audio_window * p,
         "projection": width * p * p + 2 * p,
         "score": width * p * p + context * model.num_heads,
         "attention": context * ATTENTION_MODULUS * p,

@@ -1,6 +1,6 @@
 """The causal decoder of the reference model turns packed rows into hidden states, over a paged KV pool.
 
-Knows nothing of requests, plans or caches of images: it is given packed rows and says where each lies. Its output is
+Knows nothing of requests, plans or items: it is given packed rows and says where each lies. Its output is
 the same to the bit for any batching, chunking, block layout or preemption, because every number is exact
 (`arithmetic`).
 
@@ -15,7 +15,7 @@ the same to the bit for any batching, chunking, block layout or preemption, beca
     everything else modulo PRIME
 
 No weight is 0, positions enter twice, and squares make it non-linear: so every hidden state depends on every earlier
-token and on its place. Begin and image tokens are never sampled.
+token and on its place. Begin and the tokens of images, videos and sounds are never sampled.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from __future__ import annotations
 import torch
 
 from mmcached.wire.config import ModelConfig
-from mmcached.wire.vocabulary import BEGIN_TOKEN_ID, IMAGE_TOKEN_ID, VOCABULARY_SIZE
+from mmcached.wire.vocabulary import BEGIN_TOKEN_ID, TOKEN_IDS, VOCABULARY_SIZE
 from mmcached.worker.model.arithmetic import PRIME, draw, reduce_
 from mmcached.worker.model.batch import AttentionGroup, PackedBatch
 from mmcached.worker.model.bounds import ATTENTION_MODULUS
@@ -142,9 +142,9 @@ def pick_tokens(logits: torch.Tensor) -> list[int]:
     """Return the id of the largest of each row of `(n, VOCABULARY_SIZE)` whole numbers, ties to the lowest id.
 
     Each logit is joined with its id in one number, so that no two are equal and no order of comparison matters. Begin
-    and image tokens are left out.
+    and the tokens of images, videos and sounds are left out.
     """
     ids = torch.arange(VOCABULARY_SIZE, dtype=torch.float64, device=logits.device)
     joined = logits * VOCABULARY_SIZE + (VOCABULARY_SIZE - 1 - ids)
-    joined[:, [BEGIN_TOKEN_ID, IMAGE_TOKEN_ID]] = -1
+    joined[:, [BEGIN_TOKEN_ID, *TOKEN_IDS.values()]] = -1
     return [int(token) for token in joined.argmax(dim=1).tolist()]

@@ -1,19 +1,24 @@
-"""The vision encoder of the reference model turns the patches of one image into one embedding each.
+"""The encoder of the reference model turns one item into embeddings: one for each of the rows that it consists of.
 
-Knows nothing of caches, requests or text. Encodes one image at a time; integers are exact, so nothing could differ in a
-batch. Every embedding depends on every patch of its image and on where the patches are.
+    image   a picture's patches             pixel_values (n, 3 * patch_size^2) uint8         places: row, column
+    video   patches of a pair of frames     frames       (n, 2 * 3 * patch_size^2) uint8     places: row, column
+    audio   frames of a sound               samples      (n, audio_frame) int16              place: number of the frame
 
-    pixel_values (n, 3 * patch_size^2) uint8        grid (2,) = rows, columns, rows * columns = n
-        x = pixels · W_in + row * r + column * c                         (n, width)
-        per layer:  x += attention(x) · W_o        weights from query and key, all patches see all
+        x = rows · W_in + place * r + …             (n, width)         a sample counts from -32768 on
+        per layer:  x += attention(x) · W_o         weights from query and key, all rows see all
                     x += (x · W_up)^2 · W_down
-        embeddings = x · W_out                                           (n, hidden_size) int32
+        embeddings = x · W_out                      (n, hidden_size) int32
     everything modulo PRIME
+
+Each modality has weights of its own. Items are encoded one at a time; as integers are exact, nothing could differ in a
+batch. Every embedding depends on every row of its item and on where the rows are. Knows nothing of caches and requests.
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
+from functools import cached_property
 
 import torch
 
@@ -21,6 +26,9 @@ from mmcached.wire.config import ModelConfig
 from mmcached.wire.errors import InvalidRequest
 from mmcached.worker.model.arithmetic import draw, reduce_
 from mmcached.worker.model.bounds import ATTENTION_MODULUS
+
+LOWEST_SAMPLE = -32_768
+"""What is taken from a sample, as no term of a sum may be negative."""
 
 
 class EncoderLayer:
@@ -42,30 +50,69 @@ class EncoderLayer:
         return reduce_((inner @ self._down).add_(x))
 
 
-class VisionEncoder:
-    """Deterministic in `config.seed`; holds weights on `device` and no other state.
+class RowEncoder:
+    """The weights for one modality, called `name`, and what is computed with them.
+
+    Args:
+        num_features: of one row.
+        places: names of the numbers that say where a row is.
+    """
+
+    def __init__(
+        self, config: ModelConfig, name: str, num_features: int, places: Sequence[str], device: torch.device
+    ) -> None:
+        seed, width = config.seed, config.encoder_width
+        self._device = device
+        self._input = draw(seed, f"{name}.input", (num_features, width)).to(device)
+        self._places = [draw(seed, f"{name}.{place}", (width,)).to(device) for place in places]
+        self._layers = [EncoderLayer(seed, f"{name}.{i}", width, device) for i in range(config.encoder_layers)]
+        self._output = draw(seed, f"{name}.output", (width, config.hidden_size)).to(device)
+
+    def __call__(self, rows: torch.Tensor, *places: torch.Tensor) -> torch.Tensor:
+        """Return `(n, hidden_size)` int32 in [0, PRIME) on the device; owns its memory.
+
+        Args:
+            rows: `(n, num_features)`, whole numbers, none negative, float64 on the device.
+            places: `(n,)` each, as many as were named.
+        """
+        x = rows @ self._input
+        for place, weight in zip(places, self._places, strict=True):
+            x.add_(torch.outer(place.to(self._device, torch.float64), weight))
+        x = reduce_(x)
+        for layer in self._layers:
+            x = layer(x)
+        return reduce_(x @ self._output).to(torch.int32)
+
+
+class ItemEncoder:
+    """Encodes items of each modality. Deterministic in `config.seed`; holds weights on `device` and no other state.
+
+    Weights for clips are drawn when the first one comes: many services never see one.
 
     Args:
         config: sizes; `bounds.check_bounds` has accepted them.
     Attributes:
-        fingerprint: 32 hex digits; encoders with the same say the same of each image.
+        fingerprint: 32 hex digits; encoders with the same say the same of each item.
     """
 
     def __init__(self, config: ModelConfig, device: torch.device) -> None:
         self._config = config
         self._device = device
-        self._num_features = 3 * config.patch_size**2
-        seed, width = config.seed, config.encoder_width
-        self._input = draw(seed, "encoder.input", (self._num_features, width)).to(device)
-        self._row = draw(seed, "encoder.row", (width,)).to(device)
-        self._column = draw(seed, "encoder.column", (width,)).to(device)
-        self._layers = [EncoderLayer(seed, f"encoder.{i}", width, device) for i in range(config.encoder_layers)]
-        self._output = draw(seed, "encoder.output", (width, config.hidden_size)).to(device)
+        self._num_pixels = 3 * config.patch_size**2
+        self._image = RowEncoder(config, "encoder", self._num_pixels, ("row", "column"), device)
         # Not of the device nor of a version of torch: integers are exact.
-        sizes = (seed, config.patch_size, width, config.encoder_layers, config.hidden_size)
-        self.fingerprint = hashlib.blake2b(f"reference {sizes}".encode(), digest_size=16).hexdigest()
+        sizes = (config.patch_size, config.audio_frame, config.encoder_width, config.encoder_layers, config.hidden_size)
+        self.fingerprint = hashlib.blake2b(f"reference {(config.seed, *sizes)}".encode(), digest_size=16).hexdigest()
 
-    def encode(self, pixel_values: torch.Tensor, grid: tuple[int, int]) -> torch.Tensor:
+    @cached_property
+    def _video(self) -> RowEncoder:
+        return RowEncoder(self._config, "video", 2 * self._num_pixels, ("row", "column"), self._device)
+
+    @cached_property
+    def _audio(self) -> RowEncoder:
+        return RowEncoder(self._config, "audio", self._config.audio_frame, ("frame",), self._device)
+
+    def image(self, pixel_values: torch.Tensor, grid: tuple[int, int]) -> torch.Tensor:
         """Return the embeddings of one image.
 
         Args:
@@ -76,25 +123,50 @@ class VisionEncoder:
         Raises:
             InvalidRequest: names the field that does not fit; nothing was computed.
         """
-        self._check(pixel_values, grid)
-        pixels = pixel_values.to(self._device).to(torch.float64)
-        place = torch.arange(grid[0] * grid[1], device=self._device)
-        row = (place // grid[1]).to(torch.float64)
-        column = (place % grid[1]).to(torch.float64)
-        x = (pixels @ self._input).add_(torch.outer(row, self._row)).add_(torch.outer(column, self._column))
-        x = reduce_(x)
-        for layer in self._layers:
-            x = layer(x)
-        return reduce_(x @ self._output).to(torch.int32)
+        self._check_patches("pixel_values", pixel_values, self._num_pixels, grid)
+        return self._image(self._numbers(pixel_values), *_places(grid))
 
-    def _check(self, pixel_values: torch.Tensor, grid: tuple[int, int]) -> None:
-        if pixel_values.dtype != torch.uint8:
-            raise InvalidRequest("pixel_values.dtype", str(pixel_values.dtype), "must be torch.uint8")
-        if pixel_values.ndim != 2 or pixel_values.shape[1] != self._num_features:
-            shape = str(tuple(pixel_values.shape))
-            raise InvalidRequest("pixel_values.shape", shape, f"must be (num_patches, {self._num_features})")
-        limit = self._config.max_patches_per_image
-        if not 1 <= len(pixel_values) <= limit:
-            raise InvalidRequest("pixel_values", len(pixel_values), f"must have 1 … {limit} patches")
-        if min(grid) < 1 or grid[0] * grid[1] != len(pixel_values):
-            raise InvalidRequest("grid", str(grid), f"rows times columns must be {len(pixel_values)} patches")
+    def video(self, frames: torch.Tensor, grid: tuple[int, int]) -> torch.Tensor:
+        """Return the embeddings of one slice of a video, as `image` those of an image.
+
+        Args:
+            frames: `(num_patches, 2 * 3 * patch_size^2)` uint8: at each place the patch of one frame, then the other's.
+        """
+        self._check_patches("frames", frames, 2 * self._num_pixels, grid)
+        return self._video(self._numbers(frames), *_places(grid))
+
+    def audio(self, samples: torch.Tensor) -> torch.Tensor:
+        """Return the embeddings of one slice of a sound, as `image` those of an image.
+
+        Args:
+            samples: `(num_frames, audio_frame)` int16.
+        """
+        _check_rows("samples", samples, torch.int16, self._config.audio_frame)
+        _check_number("samples", len(samples), self._config.audio_window, "frames")
+        return self._audio(self._numbers(samples).sub_(LOWEST_SAMPLE), torch.arange(len(samples)))
+
+    def _numbers(self, rows: torch.Tensor) -> torch.Tensor:
+        return rows.to(self._device).to(torch.float64)
+
+    def _check_patches(self, name: str, rows: torch.Tensor, num_features: int, grid: tuple[int, int]) -> None:
+        _check_rows(name, rows, torch.uint8, num_features)
+        _check_number(name, len(rows), self._config.max_patches_per_image, "patches")
+        if min(grid) < 1 or grid[0] * grid[1] != len(rows):
+            raise InvalidRequest("grid", str(grid), f"rows times columns must be {len(rows)} patches")
+
+
+def _places(grid: tuple[int, int]) -> tuple[torch.Tensor, torch.Tensor]:
+    place = torch.arange(grid[0] * grid[1])
+    return place // grid[1], place % grid[1]
+
+
+def _check_rows(name: str, rows: torch.Tensor, dtype: torch.dtype, num_features: int) -> None:
+    if rows.dtype != dtype:
+        raise InvalidRequest(f"{name}.dtype", str(rows.dtype), f"must be {dtype}")
+    if rows.ndim != 2 or rows.shape[1] != num_features:
+        raise InvalidRequest(f"{name}.shape", str(tuple(rows.shape)), f"must be (n, {num_features})")
+
+
+def _check_number(name: str, number: int, limit: int, what: str) -> None:
+    if not 1 <= number <= limit:
+        raise InvalidRequest(name, number, f"must have 1 … {limit} {what}")

@@ -10,7 +10,7 @@ import torch
 from mmcached.wire.config import ModelConfig
 from mmcached.worker.model.bounds import check_bounds
 from mmcached.worker.model.decoder import CausalDecoder
-from mmcached.worker.model.encoder import VisionEncoder
+from mmcached.worker.model.encoder import ItemEncoder
 
 
 class ReferenceModel:
@@ -22,5 +22,5 @@ class ReferenceModel:
 
     def __init__(self, config: ModelConfig, *, max_model_len: int, device: torch.device) -> None:
         check_bounds(config, max_model_len)
-        self.encoder = VisionEncoder(config, device)
+        self.encoder = ItemEncoder(config, device)
         self.decoder = CausalDecoder(config, device)

@@ -32,6 +32,7 @@ from mmcached.worker.encoder_cache import EncoderCache
 from mmcached.worker.encoders.encoder import Encoder, Measured, Outputs, outputs_in
 from mmcached.worker.encoders.remote import RemoteEncoder
 from mmcached.worker.payloads import PayloadReader, Record
+from mmcached.worker.steps.output_counts import OutputCounts
 from mmcached.worker.steps.read_ledger import Read
 from mmcached.worker.steps.step_result import StepResult
 from mmcached.worker.steps.stopwatch import Stopwatch
@@ -44,7 +45,7 @@ class ItemOutputs(Closeable):
     Args:
         run_dir: of the service whose store has outputs; None: nothing is loaded or saved.
     Attributes:
-        num_encoded, num_loaded, num_embeds: items, and embeddings of those that were encoded.
+        counts: items and embeddings by modality.
         num_viewed, num_copied: items that were read in place, or from frames; with their bytes.
     """
 
@@ -59,9 +60,7 @@ class ItemOutputs(Closeable):
     ) -> None:
         self.cache = EncoderCache()
         self.latency = Latency()
-        self.num_encoded = 0
-        self.num_loaded = 0
-        self.num_embeds = 0
+        self.counts = OutputCounts()
         self.num_viewed = 0
         self.bytes_viewed = 0
         self.num_copied = 0
@@ -110,7 +109,7 @@ class ItemOutputs(Closeable):
         Args:
             reads: of each item, under its lease.
         """
-        watch, num_encoded = Stopwatch(self._device), self.num_encoded
+        watch, num_encoded = Stopwatch(self._device), self.counts.num_encoded
         own = own_share(plan.encode, self._rank, self._world_size, plan.step)
         if isinstance(self.encoder, RemoteEncoder):
             for index in own:
@@ -121,7 +120,7 @@ class ItemOutputs(Closeable):
         for item in plan.encode:
             made.used += self.cache.get(item.key).values()
         watch.stop()
-        if self.num_encoded > num_encoded:
+        if self.counts.num_encoded > num_encoded:
             self._watches.append((watch, self.latency.add))
         for emit in plan.emit:
             made.used += self.cache.get(emit.key).values()
@@ -226,8 +225,7 @@ class ItemOutputs(Closeable):
         self.cache.put(item.key, outputs)
         if self._outputs is not None and self._world_size > 1:
             self._watches.append((watch, partial(self._outputs.encoded, item)))
-        self.num_encoded += 1
-        self.num_embeds += item.num_embeds
+        self.counts.encoded(item)
         return outputs
 
     def _make(
@@ -268,7 +266,7 @@ class ItemOutputs(Closeable):
         if outputs is None:
             return False
         self.cache.put(item.key, {name: tensor.to(self._device) for name, tensor in outputs.items()})
-        self.num_loaded += 1
+        self.counts.loaded(item)
         return True
 
     def _load(self, item: EncodeItem, stored: StoredOutput) -> None:

@@ -138,13 +138,13 @@ class ModelRunner(Closeable):
         rows = self.prefix_store.stats() if self.prefix_store is not None else None
         items, saver = self._items, self._items.saved
         return WorkerStats(
-            items_encoded=items.num_encoded,
+            items_encoded=items.counts.num_encoded,
             encode_latency=items.latency.histogram(),
-            items_loaded=items.num_loaded,
+            items_loaded=items.counts.num_loaded,
             outputs_saved=saver.saved,
             outputs_dropped=saver.dropped,
             outputs_refused=saver.refused + saver.failed,
-            embeds_encoded=items.num_embeds,
+            embeds_encoded=items.counts.num_embeds_encoded,
             tokens_computed=self._tokens_computed,
             items_viewed=items.num_viewed,
             bytes_viewed=items.bytes_viewed,
@@ -156,6 +156,7 @@ class ModelRunner(Closeable):
             prefix_row_hits=rows.read if rows else 0,
             prefix_bytes=rows.blocks * rows.block_nbytes if rows else 0,
             prefix_evictions=rows.evictions if rows else 0,
+            by_modality=items.counts.by_modality(),
         )
 
     def close(self) -> None:

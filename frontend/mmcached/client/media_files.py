@@ -1,4 +1,4 @@
-"""Reads the encoded image files that a caller hands over: bytes, or the path of a regular file. Decodes nothing.
+"""Reads the encoded files that a caller hands over: bytes, or the path of a regular file. Decodes nothing.
 
 A string is refused: it may be anything, and a server that passes a user's on would read files for him. A path is
 believed, but only a regular file of a possible size is read: a FIFO would be waited for, a device never ends.
@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from mmcached.wire.errors import EmptyImage, InvalidRequest
 
 ImageLike = bytes | bytearray | memoryview | os.PathLike[str]
-"""An encoded image file: its bytes, or its path."""
+"""An encoded image file: its bytes, or its path. So is a video's, or a sound's."""
 MAX_FILE_BYTES = 1 << 30
-"""More than a service takes by default (`max_image_bytes`); it judges again, by its own limit."""
+"""More than a service takes by default (`max_image_bytes`, `limits.max_clip_mb`); it judges again, by its own limit."""
 
 
 def read_images(images: Sequence[ImageLike | None], image_ids: Sequence[str | None] = ()) -> list[bytes]:
@@ -30,7 +30,7 @@ def read_images(images: Sequence[ImageLike | None], image_ids: Sequence[str | No
     data = []
     for index, image in enumerate(images):
         has_id = bool(image_ids) and image_ids[index] is not None
-        content = b"" if image is None else _content(image, f"images[{index}]")
+        content = b"" if image is None else read_file(image, f"images[{index}]")
         if image is None and not has_id:
             raise InvalidRequest(f"images[{index}]", "None", "an image without an id needs its file")
         if image is not None and has_id and not content:
@@ -39,15 +39,20 @@ def read_images(images: Sequence[ImageLike | None], image_ids: Sequence[str | No
     return data
 
 
-def _content(image: ImageLike, field: str) -> bytes:
-    if isinstance(image, bytes | bytearray | memoryview):
-        if len(image) > MAX_FILE_BYTES:
-            raise InvalidRequest(field, len(image), f"a file has at most {MAX_FILE_BYTES} bytes")
-        return bytes(image)
-    if isinstance(image, os.PathLike):
-        return _read(image, field)
+def read_file(file: ImageLike, field: str) -> bytes:
+    """Return the bytes of an encoded file.
+
+    Raises:
+        InvalidRequest: neither bytes nor a path, or a path that cannot be read.
+    """
+    if isinstance(file, bytes | bytearray | memoryview):
+        if len(file) > MAX_FILE_BYTES:
+            raise InvalidRequest(field, len(file), f"a file has at most {MAX_FILE_BYTES} bytes")
+        return bytes(file)
+    if isinstance(file, os.PathLike):
+        return _read(file, field)
     limit = "bytes of an encoded file, or its pathlib.Path; a string is not taken for a path: Path(...)"
-    shown = repr(image)[:80] if isinstance(image, str) else type(image).__name__
+    shown = repr(file)[:80] if isinstance(file, str) else type(file).__name__
     raise InvalidRequest(field, shown.encode(errors="backslashreplace").decode(), limit)
 
 

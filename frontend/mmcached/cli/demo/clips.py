@@ -1,0 +1,82 @@
+"""The demo's film and sound: the camera moves over a photograph, and a tone rises. Both are small, and made here.
+
+    seconds    0   1   2   3   4   5   6
+    slices       a   b   c   d   e   f        two frames each
+    asked        └──────┬──────┘              first
+                        └──────┬──────┘       then: c and d are known
+
+Each is there only where what decodes it is installed.
+"""
+
+from __future__ import annotations
+
+import io
+import tempfile
+import wave
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from mmcached.cli.demo.photos import Photo
+from mmcached.cli.demo.workload import Files, Turn
+from mmcached.client import Audio, Video
+from mmcached.clips.versions import EXTRAS, decoder_of
+from mmcached.wire.vocabulary import Modality
+
+FILM_S, FILM_RATE, FILM_SIZE = 6, 8, (160, 120)
+WINDOW_S, SHIFT_S = 4.0, 2.0
+SOUND_S, SOUND_RATE = 5, 22_050
+SHOWN: Mapping[Modality, str] = {"video": "film, 4 + 4 slices, 2 shared", "audio": "sound, 3 slices"}
+"""What is asked for, in the reference model's slices."""
+
+
+def missing_extras() -> list[str]:
+    """Return the extras without which there is no film, or no sound."""
+    return [EXTRAS[modality] for modality in SHOWN if not decoder_of(modality)]
+
+
+def clip_turns(photo: Photo) -> list[Turn]:
+    """Return what one more user says: about a film, the same film a little later, and a sound, as far as is installed.
+
+    Args:
+        photo: what the film shows.
+    """
+    turns = []
+    if decoder_of("video"):
+        film = _film(photo)
+        first, then = (Video(film, start_s=start_s, end_s=start_s + WINDOW_S) for start_s in (0.0, SHIFT_S))
+        turns.append(Turn("Somebody with a film: What happens in it?", Files(videos=[first])))
+        turns.append(Turn("Somebody with a film: And a little later?", Files(videos=[then])))
+    if decoder_of("audio"):
+        turns.append(Turn("Somebody with a sound: What do you hear?", Files(audios=[Audio(_sound())])))
+    return turns
+
+
+def _film(photo: Photo) -> bytes:
+    import cv2
+
+    width, height = FILM_SIZE
+    num_frames = FILM_S * FILM_RATE
+    with Image.open(io.BytesIO(photo.data)) as opened:
+        scene = np.asarray(opened.convert("RGB").resize((width + 4 * num_frames, height)))[:, :, ::-1]
+    with tempfile.TemporaryDirectory(prefix="mmc-demo-") as folder:
+        path = Path(folder) / "film.mp4"
+        writer = cv2.VideoWriter(str(path), cv2.CAP_FFMPEG, cv2.VideoWriter.fourcc(*"mp4v"), FILM_RATE, FILM_SIZE)
+        for left in range(0, 4 * num_frames, 4):
+            writer.write(np.ascontiguousarray(scene[:, left : left + width]))
+        writer.release()
+        return path.read_bytes()
+
+
+def _sound() -> bytes:
+    times = np.arange(SOUND_S * SOUND_RATE) / SOUND_RATE
+    tone = (8000 * np.sin(2 * np.pi * times * (220 + 60 * times))).astype("<i2")
+    buffer = io.BytesIO()
+    with wave.open(buffer, "wb") as file:
+        file.setnchannels(1)
+        file.setsampwidth(2)
+        file.setframerate(SOUND_RATE)
+        file.writeframes(tone.tobytes())
+    return buffer.getvalue()

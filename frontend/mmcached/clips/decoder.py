@@ -1,0 +1,115 @@
+"""Runs the decoder of clips: a process that makes slices of one file after the other, and may be killed.
+
+    python -m mmcached.clips.decoder SOCKET FILE MADE SETTINGS      three descriptors, and JSON
+
+It lives as long as its frontend: it ends when the socket is closed, and is killed when the frontend is. It has no
+threads, opens no path that a file names, and keeps nothing of a file when it is done. What libraries write to stderr of
+a bad file is dropped: nobody fills a service's log with files.
+"""
+
+import os
+
+from mmcached.wire.process.death import arm_from_environment
+
+if __name__ == "__main__":
+    # Before any heavy import: a parent killed while its child still imports must not leave an orphan.
+    arm_from_environment()
+    os.environ |= dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+    os.environ |= {"OPENCV_LOG_LEVEL": "SILENT", "OPENCV_FFMPEG_LOGLEVEL": "-8"}
+
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from contextlib import closing
+from typing import Any, Protocol
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from mmcached.clips import messages as said
+from mmcached.clips.sampling import Piece
+from mmcached.clips.settings import ClipSettings
+from mmcached.pictures.confinement import confine
+from mmcached.pictures.loop import DecoderLoop
+from mmcached.wire.errors import InvariantError
+from mmcached.wire.messages.parts import ClipOptions
+
+
+class Clip(Protocol):
+    """A video or a sound that is open."""
+
+    pieces: list[Piece]
+
+    @property
+    def pixels(self) -> int: ...
+    def decode(self, piece: Piece) -> npt.NDArray[Any]: ...
+    def close(self) -> None: ...
+
+
+OpenClip = Callable[[bytes, ClipOptions, ClipSettings], Clip]
+
+
+class ClipLoop(DecoderLoop):
+    """Makes slices of clips.
+
+    Args:
+        open_clip: opens one, and decodes nothing.
+    """
+
+    def __init__(
+        self, channel: socket.socket, file: int, made: int, settings: ClipSettings, open_clip: OpenClip
+    ) -> None:
+        super().__init__(channel, file, made, hears=said.ToDecoder, cpu_s=settings.cpu_s)
+        self._settings = settings
+        self._open_clip = open_clip
+
+    def make(self, message: said.ToDecoder) -> said.Planned | None:
+        if isinstance(message, said.Enough):
+            return None  # of a file that was refused meanwhile
+        if not isinstance(message, said.Plan | said.Open):
+            raise InvariantError(f"{message} where a file was due")
+        data = self.read_file(message.num_bytes)
+        with closing(self._open_clip(data, message.options, self._settings)) as clip:
+            if isinstance(message, said.Open):
+                self._make_slices(clip)
+                return None
+            pieces = msgspec.msgpack.encode(clip.pieces)
+        self.write_made(pieces)
+        return said.Planned(len(pieces))
+
+    def _make_slices(self, clip: Clip) -> None:
+        self.tell(said.Opened(clip.pixels))
+        while isinstance(message := self.receive(), said.Next):
+            piece = clip.pieces[message.index]
+            made = np.ascontiguousarray(clip.decode(piece))
+            self.write_made(made.reshape(-1).view(np.uint8).data)
+            self.tell(said.Made(made.shape, piece.start_s, piece.end_s))
+        if not isinstance(message, said.Enough):
+            raise InvariantError(f"{message} where Next or Enough was due")
+
+
+def opener(modality: str) -> OpenClip:
+    """Import what opens clips of a modality."""
+    if modality == "video":
+        from mmcached.clips.video import Video
+
+        return Video
+    from mmcached.clips.audio import Sound
+
+    return Sound
+
+
+def main(arguments: list[str]) -> None:
+    channel, file, made = map(int, arguments[:3])
+    settings = msgspec.json.decode(arguments[3], type=ClipSettings)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the frontend, which ends this process
+    open_clip = opener(settings.modality)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
+    confine(settings.memory_bytes)
+    ClipLoop(socket.socket(fileno=channel), file, made, settings, open_clip).run()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

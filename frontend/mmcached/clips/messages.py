@@ -1,0 +1,79 @@
+"""Defines the messages between a frontend and its decoder of clips: one at a time, each in one packet of a socket.
+
+    frontend                decoder
+                  <------   Ready
+    Plan          ------>                    the file lies in the file descriptor that both have
+                  <------   Planned          where its slices lie, in the other descriptor
+    Open          ------>                    a file, as for Plan
+                  <------   Opened           all limits are checked; nothing is decoded
+    Next          ------>                    a slice that is wanted
+                  <------   Made             it lies in the other descriptor
+    Next          ------>                    only now is another one made
+                  <------   Made
+    Enough        ------>                    what is open is closed; no answer
+    Plan          ------>
+                  <------   Refused | OutOfMemory | Failed      at any time instead, and the end of that file
+
+A decoder reads what anybody sends, so what it says is checked as if a stranger said it.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+from mmcached.clips.sampling import Count, Piece, Seconds
+from mmcached.pictures.messages import Failed, OutOfMemory, Ready, Refused
+from mmcached.wire.messages.parts import ClipOptions
+
+
+class Plan(msgspec.Struct, frozen=True, tag=True):
+    """Say where the slices lie of the file that lies there, of so many bytes."""
+
+    num_bytes: int
+    options: ClipOptions
+
+
+class Open(msgspec.Struct, frozen=True, tag=True):
+    """Open the file that lies there, of so many bytes; slices of it will be wanted."""
+
+    num_bytes: int
+    options: ClipOptions
+
+
+class Next(msgspec.Struct, frozen=True, tag=True):
+    """Decode the slice with this index; they come in order."""
+
+    index: int
+
+
+class Enough(msgspec.Struct, frozen=True, tag=True):
+    """No more slices are wanted."""
+
+
+class Planned(msgspec.Struct, frozen=True, tag=True):
+    """The list of all `Piece`s lies there, so many bytes of msgpack."""
+
+    num_bytes: Count
+
+
+class Opened(msgspec.Struct, frozen=True, tag=True):
+    """A frame of the clip has so many pixels; none, if it is a sound."""
+
+    pixels: Count
+
+
+class Made(msgspec.Struct, frozen=True, tag=True):
+    """A slice lies there: two frames as rows of pixels, 3 bytes each, or samples, float32."""
+
+    shape: Annotated[tuple[Annotated[int, msgspec.Meta(gt=0)], ...], msgspec.Meta(min_length=1, max_length=4)]
+    start_s: Seconds
+    end_s: Seconds
+
+
+ToDecoder = Plan | Open | Next | Enough
+FromDecoder = Ready | Planned | Opened | Made | Refused | OutOfMemory | Failed
+
+PIECES: msgspec.msgpack.Decoder[list[Piece]] = msgspec.msgpack.Decoder(list[Piece])
+"""Reads what `Planned` is about."""

@@ -1,0 +1,267 @@
+"""Decodes the frames of a video that its slices are made of: RGB, upright, scaled for the encoder.
+
+    bytes ──> container ──> OpenCV's FFmpeg, packets only ──> times and key frames of all frames ──> slices
+                            OpenCV's FFmpeg, frames ────────> those that are wanted ──> RGB ──> scaled
+
+A frame's number counts the packets in the order of their times, from the first key frame on. A packet that gives no
+frame (a damaged one, or one that is never shown) is stood in for by the next frame that is given, or at the end by the
+last one, if few are missing. Frames in between are decoded, but not converted. Where a key frame lies between, they are
+not even decoded: what comes from a key frame on is the same, however one got there, as far as the container says the
+truth about its key frames.
+
+Nothing of a header is believed: the number of frames is that of the packets, a size is checked, and a video may end
+before. FFmpeg is told to know three containers and no protocol. No threads. Pixels that are not square are taken for
+square ones, of several pictures (tracks) the first is taken.
+
+torchcodec, which decodes quicker, is not used: it has been importable nowhere that this could be tried.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import cast
+
+import cv2
+import numpy as np
+import numpy.typing as npt
+from PIL import Image
+
+from mmcached.clips.containers import container_of
+from mmcached.clips.frame_sizes import BICUBIC
+from mmcached.clips.sampling import Piece, check_options, sample_video
+from mmcached.clips.settings import ClipSettings
+from mmcached.pictures.grid import scaled_size
+from mmcached.wire.errors import ClipTooLarge, CorruptClip, EmptyClip, MmcachedError
+from mmcached.wire.messages.parts import ClipOptions
+
+_FIELD = "video"
+
+_FFMPEG_OPTIONS = (
+    "protocol_whitelist;none|format_whitelist;mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi|enable_drefs;0|max_streams;{}"
+)
+_MANY_STREAMS = 1000
+
+_OPEN = [
+    *(cv2.CAP_PROP_N_THREADS, 1),
+    # Time of the clock says nothing: the kernel counts that of the CPU.
+    *(cv2.CAP_PROP_OPEN_TIMEOUT_MSEC, 0),
+    *(cv2.CAP_PROP_READ_TIMEOUT_MSEC, 0),
+]
+_PACKETS_ONLY = [cv2.CAP_PROP_FORMAT, -1]
+
+_MAX_LOST = 16
+"""Packets in a row that may give no frame; also how far the order of packets may be from that of their times."""
+
+_MAX_PACKETS = 1 << 22
+"""Of a file: nine hours with 120 frames a second. A file of nothing else has less than ten bytes for each."""
+
+_SEEK_GAIN = 8
+"""Frames that a jump has to save at least."""
+
+_OPENCV_LEAD = 16
+"""Frames before its aim at which OpenCV begins to look for a key frame."""
+
+_DEFAULT_FRAME_S = 0.04
+
+
+class Video:
+    """A video that is open.
+
+    Attributes:
+        pixels: of a frame as it is in the file.
+        pieces: where its slices lie.
+    """
+
+    def __init__(self, data: bytes, options: ClipOptions, settings: ClipSettings) -> None:
+        """Open a video, and decode nothing of it.
+
+        Raises:
+            InvalidRequest: (often a subclass) it is none, or has too much of something.
+        """
+        check_options(options, settings)
+        container_of(data, "video")
+        self._data = data
+        self._settings = settings
+        self._capture: cv2.VideoCapture | None = None
+        self._place = -1  # of the frame that the capture has given last
+        # The last one that was asked for, or its stand-in.
+        self._shown: tuple[range, npt.NDArray[np.uint8]] | None = None
+        with _typed_errors(len(data)):
+            # Of packets alone, OpenCV does not say how they are turned.
+            width, height = self._checked_size(self._begun())
+            self.pixels = width * height
+            packets = _opened(data, settings, _PACKETS_ONLY)
+            self._read_packets(packets, options)
+            nominal_fps = packets.get(cv2.CAP_PROP_FPS)
+            del packets
+        if settings.sizes is None:
+            size = scaled_size((width, height), settings.patch_size, settings.max_patches)
+        else:
+            size = settings.sizes.of(width, height)
+        self.pieces = sample_video(self._times, self._end_s(nominal_fps), size, options, settings)
+
+    def decode(self, piece: Piece) -> npt.NDArray[np.uint8]:
+        """Return the frames of a slice, (num_frames, height, width, 3); cheapest in the order of `pieces`.
+
+        Raises:
+            CorruptClip: they cannot be decoded.
+        """
+        *frames, width, height = piece.place
+        with _typed_errors(len(self._data)):
+            return np.stack([self._frame(number, (width, height)) for number in frames])
+
+    def close(self) -> None:
+        # Not `release`: with a file in memory, OpenCV 5.0.0 crashes in it. What nobody refers to closes itself.
+        self._capture = None
+
+    # ---- packets
+
+    def _checked_size(self, capture: cv2.VideoCapture) -> tuple[int, int]:
+        width, height = (int(capture.get(each)) for each in (cv2.CAP_PROP_FRAME_WIDTH, cv2.CAP_PROP_FRAME_HEIGHT))
+        if width < 1 or height < 1:
+            raise CorruptClip(_FIELD, f"{width} x {height} pixels", "a video has a size")
+        if width * height > self._settings.max_frame_pixels:
+            limit = f"at most {self._settings.max_frame_pixels} pixels (limits.max_frame_pixels)"
+            raise ClipTooLarge(_FIELD, f"{width} x {height} pixels", limit)
+        return width, height
+
+    def _read_packets(self, capture: cv2.VideoCapture, options: ClipOptions) -> None:
+        """Read the times of frames as far as they are wanted."""
+        enough_s = self._settings.max_s if options.end_s is None else min(options.end_s, self._settings.max_s)
+        times, keys = array("d"), bytearray()
+        num_behind = 0
+        for _ in _grabbed(capture):
+            time_s, is_key = _time_s(capture), capture.get(cv2.CAP_PROP_LRF_HAS_KEY_FRAME) > 0
+            if not times and not is_key:
+                continue
+            times.append(time_s)
+            keys.append(is_key)
+            if len(times) > _MAX_PACKETS:
+                raise ClipTooLarge(_FIELD, f"more than {_MAX_PACKETS} frames", f"at most {_MAX_PACKETS} in a file")
+            num_behind = num_behind + 1 if time_s > enough_s else 0
+            # A frame behind the end may be nearer to a time than the one before it, and comes with those after it.
+            if num_behind > 2 * _MAX_LOST:
+                break
+        if not times:
+            raise EmptyClip(_FIELD, "0 key frames", "a video has frames, and begins with a key frame")
+        found = np.frombuffer(times)
+        unique = np.unique(found[found >= found[0]])
+        is_key_time = np.isin(unique, found[np.frombuffer(keys, np.bool_)])
+        self._times: list[float] = unique.tolist()
+        self._keys: list[int] = np.flatnonzero(is_key_time).tolist()
+
+    def _end_s(self, nominal_fps: float) -> float:
+        if len(self._times) > 1:
+            return round(2 * self._times[-1] - self._times[-2], 6)
+        return self._times[0] + (1 / nominal_fps if 1 <= nominal_fps <= 1000 else _DEFAULT_FRAME_S)
+
+    # ---- frames
+
+    def _frame(self, number: int, size: tuple[int, int]) -> npt.NDArray[np.uint8]:
+        """Return a frame, or the one that stands in for it."""
+        if self._shown is None or number not in self._shown[0]:
+            frame = self._found(number, size)
+            self._shown = range(min(number, self._place), max(number, self._place) + 1), frame
+        return self._shown[1]
+
+    def _found(self, number: int, size: tuple[int, int]) -> npt.NDArray[np.uint8]:
+        capture = self._before(number)
+        for _ in _grabbed(capture):
+            self._place = bisect_left(self._times, _time_s(capture))
+            if self._place >= number:
+                if self._place - number > _MAX_LOST:
+                    break
+                return self._scaled(capture, size)
+        if 0 <= self._place < number and number - self._place <= _MAX_LOST and number + _MAX_LOST >= len(self._times):
+            return self._found(self._place, size)
+        raise CorruptClip(_FIELD, f"frame {number}", "it and some after it cannot be decoded")
+
+    def _before(self, number: int) -> cv2.VideoCapture:
+        """Return what gives a frame next, or some frames before it."""
+        capture = self._capture
+        if capture is None or self._place >= number:
+            capture = self._begun()
+        key = bisect_right(self._keys, number - _OPENCV_LEAD) - 1
+        if key < 0 or self._keys[key] - self._place <= _SEEK_GAIN:
+            return capture
+        # OpenCV decodes on from the key frame to the frame before the one that it takes for the wanted one, and errs
+        # where frames have uneven distances.
+        capture.set(cv2.CAP_PROP_POS_MSEC, self._times[number - 1] * 1000)
+        if capture.grab():
+            self._place = bisect_left(self._times, _time_s(capture))
+            if self._place < number:
+                return capture
+        return self._begun()
+
+    def _begun(self) -> cv2.VideoCapture:
+        """Return what gives the first frame next."""
+        self.close()
+        self._capture = _opened(self._data, self._settings, [])
+        self._place = -1
+        return self._capture
+
+    def _scaled(self, capture: cv2.VideoCapture, size: tuple[int, int]) -> npt.NDArray[np.uint8]:
+        is_given, frame = capture.retrieve()
+        if not is_given or frame.ndim != 3 or frame.shape[2] != 3 or frame.dtype != np.uint8:
+            raise CorruptClip(_FIELD, f"frame {self._place}", "it has no pixels that can be converted")
+        height, width, _ = frame.shape
+        # Pillow's integers are the same on all machines, and those that scale pictures.
+        picture = Image.frombuffer("RGB", (width, height), np.ascontiguousarray(frame), "raw", "BGR", 0, 1)
+        sizes = self._settings.sizes
+        return np.asarray(picture.resize(size, Image.Resampling(BICUBIC if sizes is None else sizes.resample)))
+
+
+def _time_s(capture: cv2.VideoCapture) -> float:
+    """Return when a packet, or a frame, is shown. `CAP_PROP_PTS` counts in frames at an even distance."""
+    return round(capture.get(cv2.CAP_PROP_POS_MSEC) / 1000, 6)
+
+
+def _grabbed(capture: cv2.VideoCapture) -> Iterator[None]:
+    """Yield when the next frame is there, until there are none; go over some that are damaged."""
+    num_lost = 0
+    while num_lost <= _MAX_LOST:
+        if capture.grab():
+            num_lost = 0
+            yield
+        else:
+            num_lost += 1
+
+
+def _opened(data: bytes, settings: ClipSettings, how: list[int]) -> cv2.VideoCapture:
+    """Open a file; it is closed by whoever has it.
+
+    Raises:
+        CorruptClip: it cannot be opened.
+        ClipTooLarge: it can, but has too many streams.
+    """
+    capture = _open_with(data, settings.max_streams, how)
+    if capture.isOpened():
+        return capture
+    if _open_with(data, _MANY_STREAMS, how).isOpened():
+        limit = f"at most {settings.max_streams} streams (limits.max_clip_streams)"
+        raise ClipTooLarge(_FIELD, f"more than {settings.max_streams} streams", limit)
+    raise CorruptClip(_FIELD, f"{len(data)} bytes", "cannot be opened as a video")
+
+
+def _open_with(data: bytes, max_streams: int, how: list[int]) -> cv2.VideoCapture:
+    os.environ["OPENCV_FFMPEG_CAPTURE_OPTIONS"] = _FFMPEG_OPTIONS.format(max_streams)
+    stream = cast("cv2.IStreamReader", io.BytesIO(data))  # its stub says nothing of file objects
+    return cv2.VideoCapture(stream, cv2.CAP_FFMPEG, [*_OPEN, *how])
+
+
+@contextmanager
+def _typed_errors(num_bytes: int) -> Iterator[None]:
+    try:
+        yield
+    except (MmcachedError, MemoryError):
+        raise
+    except Exception as error:
+        if isinstance(error, cv2.error) and error.code == cv2.Error.StsNoMem:
+            raise MemoryError from error
+        reason = f"cannot be decoded: {type(error).__name__}: {str(error)[:120]}"
+        raise CorruptClip(_FIELD, f"{num_bytes} bytes", reason) from error

@@ -1,0 +1,123 @@
+"""Has a decoder process say where the slices of a clip lie, and make them one at a time; checks what it says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
+from math import prod
+
+import msgspec
+import numpy as np
+
+from mmcached.clips import messages as said
+from mmcached.clips.settings import ClipSettings
+from mmcached.frontend.processing.confined_decoder import ConfinedDecoder, DecoderDiedError
+from mmcached.frontend.processing.slice_processor import DecodedSlice, SlicePlace
+from mmcached.wire.messages.parts import ClipOptions
+
+MAX_FILES = 1000
+"""That one process is given: OpenCV 5.0.0 keeps some kilobytes of each."""
+
+
+class ClipDecoder(ConfinedDecoder):
+    """Decodes clips of one modality in one process after the other."""
+
+    def __init__(self, settings: ClipSettings) -> None:
+        super().__init__("mmcached.clips.decoder", settings, said.FromDecoder)
+        self._settings = settings
+        self._num_files = 0
+
+    def start(self, is_wanted: Callable[[], bool]) -> None:
+        super().start(is_wanted)
+        self._num_files = 0
+
+    @contextmanager
+    def with_file(self, data: bytes) -> Iterator[None]:
+        """Lay a file where the process can read it, until the end of the block; end one that has had many."""
+        try:
+            with super().with_file(data):
+                yield
+        finally:
+            self._num_files += 1
+            if self._num_files >= MAX_FILES:
+                self.close()
+
+    def plan(self, data: bytes, options: ClipOptions, is_wanted: Callable[[], bool]) -> list[SlicePlace]:
+        """Return where the slices of a clip lie.
+
+        Args:
+            data: the file.
+            is_wanted: asked again and again while the process works.
+        Raises:
+            MmcachedError: what the file is refused with; calls it "video" or "audio".
+            DecoderDiedError: the process has ended.
+            NotWantedError: see `is_wanted`.
+        """
+        with self.with_file(data):
+            self.tell(said.Plan(len(data), options))
+            answer = self.receive(is_wanted)
+            if not isinstance(answer, said.Planned):
+                self.fail(answer, 0)
+            if answer.num_bytes > self._settings.memory_bytes:
+                self.refuse(answer)
+            written = bytearray(answer.num_bytes)
+            self.read_into(written, 0, answer)
+            self.free_made()
+            try:
+                pieces = said.PIECES.decode(written)
+            except msgspec.MsgspecError:
+                self.refuse(answer)
+            return [SlicePlace(*msgspec.structs.astuple(piece)) for piece in pieces]
+
+    def slices(
+        self,
+        data: bytes,
+        options: ClipOptions,
+        wanted: Sequence[int],
+        *,
+        is_wanted: Callable[[], bool],
+        before_pixels: Callable[[int], AbstractContextManager[None]],
+    ) -> Generator[DecodedSlice]:
+        """Yield slices of a clip; each is made when it is asked for.
+
+        Args:
+            wanted: their indices in the plan.
+            before_pixels: entered with the number of a frame's pixels before one is decoded, left after the last one.
+        Raises:
+            MmcachedError, DecoderDiedError, NotWantedError: as above.
+        """
+        with self.with_file(data):
+            self.tell(said.Open(len(data), options))
+            answer = self.receive(is_wanted)
+            if not isinstance(answer, said.Opened):
+                self.fail(answer, 0)
+            with before_pixels(answer.pixels):
+                for index in wanted:
+                    self.tell(said.Next(index))
+                    made = self.receive(is_wanted, answer.pixels)
+                    if not isinstance(made, said.Made):
+                        self.fail(made, answer.pixels)
+                    try:
+                        yield self._slice_of(made, index)
+                    except GeneratorExit:
+                        with suppress(DecoderDiedError):
+                            self.tell(said.Enough())
+                        raise
+                    finally:
+                        self.free_made()  # nothing is written there until the next one is asked for
+                self.tell(said.Enough())
+
+    def _slice_of(self, made: said.Made, index: int) -> DecodedSlice:
+        settings, shape = self._settings, made.shape
+        if settings.modality == "video":
+            name, dtype, limit = "frames", "uint8", settings.num_frames * 3 * settings.max_scaled_pixels
+            is_possible = len(shape) == 4 and (shape[0], shape[3]) == (settings.num_frames, 3)
+            is_possible = is_possible and not shape[1] % settings.side and not shape[2] % settings.side
+        else:
+            name, dtype, limit = "samples", "float32", settings.window_samples
+            is_possible = len(shape) == 1
+        if not is_possible or prod(shape) > limit:
+            self.refuse(made)
+        data = bytearray(prod(shape) * np.dtype(dtype).itemsize)
+        self.read_into(data, 0, made)
+        return DecodedSlice(index, made.start_s, made.end_s, {name: np.frombuffer(data, dtype).reshape(shape)})

@@ -1,0 +1,102 @@
+"""Opens and decodes clips in processes, for threads that wait for them; any thread may call.
+
+A decoder that dies with a clip in hand costs it the slice that was being made: another one goes on with that slice.
+Which modality a process is for is known when it starts, as it imports what decodes that one: so there are none for
+sounds where nobody sends any.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from contextlib import closing
+from functools import partial
+from typing import Literal, get_args
+
+from mmcached.cache.checkpoints.checkpoint import frame_sizes, frames_of_slice, window_samples
+from mmcached.clips.settings import ClipSettings
+from mmcached.frontend.processing.clip_decoder_process import ClipDecoder
+from mmcached.frontend.processing.confined_decoder import DecoderDiedError
+from mmcached.frontend.processing.decoder_set import DecoderSet, Terms
+from mmcached.frontend.processing.pixel_budget import PixelBudget
+from mmcached.frontend.processing.pool import IsWanted
+from mmcached.frontend.processing.slice_processor import DecodedSlice, SlicePlace
+from mmcached.wire.config import ServiceConfig
+from mmcached.wire.errors import ClipTooLarge, CorruptClip
+from mmcached.wire.messages.parts import ClipOptions
+
+BYTES_PER_PIXEL = 70
+"""More than FFmpeg takes for a frame, with its conversion to RGB: up to 22 were measured, and H.264 and H.265 may look
+back at 16 frames, of 3 bytes each where samples have more than eight bits."""
+
+ClipModality = Literal["video", "audio"]
+
+
+class ClipDecoderPool:
+    """So many decoders of clips of each modality."""
+
+    def __init__(self, num_decoders: int, config: ServiceConfig, budget: PixelBudget) -> None:
+        self._budget = budget
+        self._decoders: dict[ClipModality, DecoderSet[ClipDecoder]] = {}
+        self._terms: dict[ClipModality, Terms] = {}
+        for modality in get_args(ClipModality):
+            settings = ClipSettings.from_config(
+                config,
+                modality,
+                sizes=frame_sizes(config),
+                num_frames=frames_of_slice(config),
+                window_samples=window_samples(config),
+            )
+            self._decoders[modality] = DecoderSet([ClipDecoder(settings) for _ in range(num_decoders)])
+            self._terms[modality] = Terms(
+                what=modality,
+                field=modality,
+                too_large=ClipTooLarge,
+                corrupt=CorruptClip,
+                cpu_s=settings.cpu_s,
+                memory_bytes=settings.memory_bytes,
+                needed_bytes=lambda pixels: pixels * BYTES_PER_PIXEL,
+            )
+
+    def plan(self, data: bytes, options: ClipOptions, is_wanted: IsWanted) -> Sequence[SlicePlace]:
+        """Return where the slices of a clip lie, in order; decodes nothing.
+
+        Raises:
+            MmcachedError: what the file is refused with; calls it "video" or "audio".
+            NotWantedError: see `is_wanted`.
+        """
+
+        def plan(decoder: ClipDecoder) -> list[SlicePlace]:
+            return decoder.plan(data, options, is_wanted)
+
+        return self._decoders[options.modality].use(plan, self._terms[options.modality], is_wanted)
+
+    def decode(
+        self, data: bytes, options: ClipOptions, wanted: Sequence[int], is_wanted: IsWanted
+    ) -> Generator[DecodedSlice]:
+        """Yield slices of a clip by their indices in its plan, in that order; each is made when it is asked for.
+
+        Raises:
+            MmcachedError, NotWantedError: as above.
+        """
+        before_pixels = partial(self._budget.room_for, is_wanted=is_wanted)
+        num_made = num_deaths = 0
+        while num_made < len(wanted):
+            with self._decoders[options.modality].living(is_wanted) as decoder:
+                rest = wanted[num_made:]
+                slices = decoder.slices(data, options, rest, is_wanted=is_wanted, before_pixels=before_pixels)
+                try:
+                    with closing(slices):
+                        for each in slices:
+                            num_made += 1
+                            yield each
+                    return
+                except DecoderDiedError as died:
+                    num_deaths += 1
+                    error = self._terms[options.modality].blame(died, num_deaths)
+            if error is not None:
+                raise error
+
+    def close(self) -> None:
+        """End all processes; nothing may be decoded any more."""
+        for decoders in self._decoders.values():
+            decoders.close()

@@ -1,0 +1,166 @@
+"""Keeps decoders alive for threads that have files decoded, and says what a file is refused with that ends them.
+
+    file ──> decoded ──────────────────────────────────────> what it is made to
+         ├─> refused, more CPU time than the limit ────────> typed error
+         ├─> its decoder died: once more, in another ──────> typed error the second time
+         └─> not wanted any more: its decoder is killed ───> NotWantedError
+
+Processes, because a codec that is fed by strangers must have an end: of CPU time, of memory, of crashes. Each waiting
+thread has one decoder in hand. The one that was used last is used next, and a process is started only when no idle one
+lives: a service that sees no pictures, or no clips, has none for them.
+
+Knows nothing of requests, caches or queues. Any thread may ask, as many at a time as there are decoders.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+import structlog
+
+from mmcached.frontend.processing.confined_decoder import ConfinedDecoder, DecoderDiedError
+from mmcached.frontend.processing.pool import IsWanted, NotWantedError
+from mmcached.wire.errors import InvalidRequest, MmcachedError, ServiceUnavailable
+
+log = structlog.get_logger("mmcached.frontend")
+
+MAX_DEATHS = 2
+"""Of decoders with one file in hand."""
+
+_MAX_FAILED_STARTS = 3
+_BACKOFF_S, _MAX_BACKOFF_S = 0.1, 5.0
+_LOOK_S = 0.1
+
+_Decoder = TypeVar("_Decoder", bound=ConfinedDecoder)
+_Made = TypeVar("_Made")
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What decoders may take for a file, and what one is refused with that takes more.
+
+    Attributes:
+        what: the file is called in errors, as `picture`.
+        field: of the errors.
+        needed_bytes: what a file may be expected to take, from the pixels that it has.
+    """
+
+    what: str
+    field: str
+    too_large: type[InvalidRequest]
+    corrupt: type[InvalidRequest]
+    cpu_s: float
+    memory_bytes: int
+    needed_bytes: Callable[[int], int]
+
+    def blame(self, died: DecoderDiedError, num_deaths: int) -> MmcachedError | None:
+        """Return what a file is refused with whose decoder has died; None if it may be tried once more."""
+        log.warning("a decoder died", reason=died.reason, out_of_memory=died.was_out_of_memory)
+        if died.was_cpu_limit:
+            limit = f"at most {self.cpu_s} s of CPU time for a {self.what}"
+            return self.too_large(self.field, "too much work", limit)
+        if died.was_out_of_memory and self.needed_bytes(died.pixels) > self.memory_bytes:
+            limit = f"at most {self.memory_bytes} bytes of memory for a {self.what}"
+            return self.too_large(self.field, f"{died.pixels} pixels", limit)
+        if num_deaths < MAX_DEATHS:
+            return None
+        if died.was_out_of_memory or died.status in (None, -signal.SIGKILL):
+            # Whoever kills a decoder for want of memory, or by hand, says nothing about the file.
+            return ServiceUnavailable(f"the {self.what}'s decoders were killed ({died.reason}); try again later")
+        return self.corrupt(self.field, died.reason, f"ended {num_deaths} decoders")
+
+
+class DecoderSet(Generic[_Decoder]):
+    """So many decoders, which live as long as their work lets them."""
+
+    def __init__(self, decoders: Sequence[_Decoder]) -> None:
+        self._decoders = decoders
+        self._idle = list(decoders)  # the one used last at the end, those without a process at the beginning
+        self._changed = threading.Condition()
+        self._num_failed_starts = 0
+
+    def use(self, call: Callable[[_Decoder], _Made], terms: Terms, is_wanted: IsWanted) -> _Made:
+        """Return what a call makes with a decoder; call again with another one if it dies.
+
+        Raises:
+            MmcachedError: what the file is refused with.
+            NotWantedError: see `is_wanted`.
+        """
+        num_deaths = 0
+        while True:
+            with self.living(is_wanted) as decoder:
+                made = _outcome(call, decoder)
+            if not isinstance(made, DecoderDiedError):
+                return made
+            num_deaths += 1
+            if (error := terms.blame(made, num_deaths)) is not None:
+                raise error
+
+    def close(self) -> None:
+        """End all processes; nothing may be decoded any more."""
+        for decoder in self._decoders:
+            decoder.close()
+
+    @contextmanager
+    def living(self, is_wanted: IsWanted) -> Iterator[_Decoder]:
+        """Lend an idle decoder that lives; see `_wait_after` for what this raises."""
+        decoder = self._take(is_wanted)
+        try:
+            yield decoder
+        finally:
+            self._give_back(decoder)
+
+    def _take(self, is_wanted: IsWanted) -> _Decoder:
+        """Return an idle decoder that lives; start one if none does, again and again while another one lives."""
+        while True:
+            with self._changed:
+                decoder = self._idle.pop()
+            if decoder.is_alive:
+                return decoder
+            try:
+                decoder.start(is_wanted)
+            except NotWantedError:
+                self._give_back(decoder)
+                raise
+            except Exception as error:
+                self._give_back(decoder)
+                self._wait_after(error, is_wanted)
+            else:
+                self._num_failed_starts = 0
+                return decoder
+
+    def _give_back(self, decoder: _Decoder) -> None:
+        with self._changed:
+            self._idle.insert(len(self._idle) if decoder.is_alive else 0, decoder)
+            self._changed.notify_all()
+
+    def _wait_after(self, error: Exception, is_wanted: IsWanted) -> None:
+        """Wait a while after a start that has failed, or until another decoder is idle.
+
+        Raises:
+            ServiceUnavailable: it was not the first, and no decoder lives.
+            NotWantedError: see `is_wanted`.
+        """
+        self._num_failed_starts += 1
+        log.warning("a decoder does not start", reason=str(error), tries=self._num_failed_starts)
+        if self._num_failed_starts >= _MAX_FAILED_STARTS and not any(one.is_alive for one in self._decoders):
+            raise ServiceUnavailable(f"no decoder can be started ({error}); try again later")
+        give_up = time.monotonic() + min(_MAX_BACKOFF_S, _BACKOFF_S * 2 ** (self._num_failed_starts - 1))
+        with self._changed:
+            while time.monotonic() < give_up and not self._idle[-1].is_alive:
+                if not is_wanted():
+                    raise NotWantedError
+                self._changed.wait(_LOOK_S)
+
+
+def _outcome(call: Callable[[_Decoder], _Made], decoder: _Decoder) -> _Made | DecoderDiedError:
+    try:
+        return call(decoder)
+    except DecoderDiedError as died:
+        return died.with_traceback(None)

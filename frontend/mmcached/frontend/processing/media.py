@@ -1,0 +1,93 @@
+"""Puts the files of a request into the order of its prompt: each is a medium, and each medium becomes items.
+
+    image    one item
+    clip     one item for each slice: two frames of a video, a window of a sound
+
+Knows nothing of caches and decoders.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from mmcached.wire.errors import InvalidRequest
+from mmcached.wire.messages.frontend import Encode, Generate
+from mmcached.wire.messages.parts import ClipOptions
+from mmcached.wire.vocabulary import MODALITIES, TOKEN_IDS, Modality
+
+_FIELDS: dict[Modality, str] = {"image": "images", "video": "videos", "audio": "audios"}
+
+
+class Slice(NamedTuple):
+    """An item of a medium: its content key, its embeddings, and the seconds of the file that it is made of."""
+
+    key: str
+    num_embeds: int
+    start_s: float
+    end_s: float
+
+
+@dataclass(slots=True)
+class Medium:
+    """One file of a request.
+
+    Attributes:
+        data: as it came; empty of an image that is named by its id only.
+        field: how errors call it.
+        name: what its client calls an image, if it does.
+        options: of a clip.
+        file_key: of a clip: names its file.
+        key: of an image's item, or of the clip; "" until it is known.
+        slices: of a clip; none until they are known.
+    """
+
+    modality: Modality
+    data: bytes
+    field: str
+    name: str | None = None
+    options: ClipOptions | None = None
+    file_key: str = ""
+    key: str = ""
+    slices: list[Slice] = dataclasses.field(default_factory=list)
+
+    @property
+    def keys(self) -> list[str]:
+        """Keys of its items in order; none until they are known."""
+        if self.options is not None:
+            return [each.key for each in self.slices]
+        return [self.key] if self.key else []
+
+
+def media_of(message: Generate | Encode, files: Sequence[bytes]) -> list[Medium]:
+    """Return the files of a request in the order in which they came: images, then clips.
+
+    Raises:
+        InvalidRequest: fewer files than clips, or another number of ids than of images.
+    """
+    num_images = len(files) - len(message.clips)
+    if num_images < 0:
+        raise InvalidRequest("clips", len(message.clips), f"{len(files)} file(s) came: one for each clip")
+    names = message.image_ids or [None] * num_images
+    if len(names) != num_images:
+        raise InvalidRequest("image_ids", len(names), f"{num_images} image(s) came: one id, or none, for each")
+    media = [
+        Medium("image", data, f"images[{index}]", name)
+        for index, (data, name) in enumerate(zip(files, names, strict=False))
+    ]
+    counts: Counter[Modality] = Counter()
+    for options, data in zip(message.clips, files[num_images:], strict=True):
+        place = f"{_FIELDS[options.modality]}[{counts[options.modality]}]"
+        media.append(Medium(options.modality, data, place, options=options))
+        counts[options.modality] += 1
+    return media
+
+
+def in_prompt_order(media: Sequence[Medium], token_ids: Sequence[int]) -> list[Medium]:
+    """Return media as their markers come in a prompt that has one marker for each."""
+    of_modality = {modality: iter([each for each in media if each.modality == modality]) for modality in MODALITIES}
+    by_token = {TOKEN_IDS[modality]: each for modality, each in of_modality.items()}
+    return [next(by_token[token_id]) for token_id in token_ids if token_id in by_token]

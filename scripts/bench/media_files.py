@@ -1,0 +1,71 @@
+"""Makes films and sounds of which no two are alike, as files that a camera or a recorder could have written.
+
+film     MPEG-4 in MP4: a camera that moves over a picture, 5 to 7 Mbit/s at 720p; a longer one begins with the frames,
+         bit for bit, of a shorter one of the same seed
+sound    FLAC, two channels of 44.1 kHz: tones that rise, and noise
+
+A tower for sounds is a checkpoint as large as whisper-tiny, with weights at random.
+"""
+
+from __future__ import annotations
+
+import io
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from scripts.bench.harness import Unavailable
+
+RATE = 24
+"""Frames a second."""
+SAMPLES_PER_S = 44_100
+
+
+def film(seconds: float, size: tuple[int, int], seed: int) -> bytes:
+    """Return the file of a film.
+
+    Args:
+        size: width and height, pixels.
+    """
+    cv2 = _package("cv2", "video")
+    width, height = size
+    noise = np.random.default_rng(seed).integers(0, 256, (height // 8, width // 4, 3), dtype=np.uint8)
+    scene = cv2.resize(noise, (2 * width, height), interpolation=cv2.INTER_CUBIC)
+    with tempfile.TemporaryDirectory(prefix="mmc-film-") as folder:
+        path = Path(folder) / "film.mp4"
+        writer = cv2.VideoWriter(str(path), cv2.VideoWriter_fourcc(*"mp4v"), RATE, size)
+        for number in range(round(RATE * seconds)):
+            left = number % width
+            writer.write(np.ascontiguousarray(scene[:, left : left + width]))
+        writer.release()
+        return path.read_bytes()
+
+
+def sound(seconds: float, seed: int) -> bytes:
+    """Return the file of a sound."""
+    soundfile = _package("soundfile", "audio")
+    random = np.random.default_rng(seed)
+    times = np.arange(round(seconds * SAMPLES_PER_S)) / SAMPLES_PER_S
+    tones = [
+        np.sin(2 * np.pi * times * (start + times * rise)) for start, rise in random.uniform((80, 0), (900, 40), (4, 2))
+    ]
+    noise = random.normal(scale=0.05, size=(len(times), 2))
+    buffer = io.BytesIO()
+    soundfile.write(buffer, 0.2 * np.sum(tones, axis=0)[:, None] + noise, SAMPLES_PER_S, format="FLAC")
+    return buffer.getvalue()
+
+
+def save_whisper(folder: Path) -> None:
+    """Write a checkpoint; the defaults of Transformers are the sizes of whisper-tiny."""
+    transformers = _package("transformers", "hf")
+    transformers.WhisperModel(transformers.WhisperConfig(decoder_layers=1)).save_pretrained(folder)
+    transformers.WhisperFeatureExtractor().save_pretrained(folder)
+
+
+def _package(name: str, extra: str) -> Any:
+    try:
+        return __import__(name)
+    except ImportError:
+        raise Unavailable(f"{name} is not installed: pip install 'mmcached[{extra}]'") from None

@@ -1,0 +1,171 @@
+"""Says in which ways towers make embeddings of a picture, and which of the processor's tensors they take.
+
+one            the picture as a whole                        CLIP, SigLIP, SigLIP 2
+patches        each patch of the processed picture           towers of their own, DINOv2, LLaVA
+grid           each square of merged patches                 Qwen
+constant       as many as the configuration says             Gemma 3
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from mmcached.wire.errors import InvalidRequest
+
+Settings = Mapping[str, Any]
+PIXELS = "pixel_values"
+GRID = "image_grid_thw"
+PATCHES = (PIXELS, "pixel_attention_mask", "spatial_shapes")
+_MAX_PIXELS = 28 * 28 * 1280
+_IMAGE_SIZE = 224
+
+
+class Counting(Protocol):
+    """One way of counting; tensors are arrays of numpy or torch."""
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Names of the processor's tensors that the tower takes."""
+
+    def count(self, model: Settings, tensors: Mapping[str, Any]) -> int:
+        """Return how many embeddings the item with these tensors has."""
+
+    def largest(self, model: Settings, processor: Settings) -> int:
+        """Return how many the largest item has."""
+
+
+@dataclass(frozen=True, slots=True)
+class One:
+    inputs: tuple[str, ...] = (PIXELS,)
+
+    def count(self, model: Settings, tensors: Mapping[str, Any]) -> int:
+        _check_alone(tensors)
+        return 1
+
+    def largest(self, model: Settings, processor: Settings) -> int:
+        return 1
+
+
+@dataclass(frozen=True, slots=True)
+class Patches:
+    """Patches of a picture of any size.
+
+    Attributes:
+        num_others: rows that stand for no patch, as that of the class token.
+        patch_size: where the configuration does not say it.
+    """
+
+    num_others: int
+    patch_size: int
+    inputs: tuple[str, ...] = (PIXELS,)
+
+    def count(self, model: Settings, tensors: Mapping[str, Any]) -> int:
+        _check_alone(tensors)
+        height, width = tensors[PIXELS].shape[-2:]
+        return self._of(model, int(height), int(width))
+
+    def largest(self, model: Settings, processor: Settings) -> int:
+        return self._of(model, *_processed_size(_vision(model), processor))
+
+    def _of(self, model: Settings, height: int, width: int) -> int:
+        side = int(_vision(model).get("patch_size", self.patch_size))
+        return (height // side) * (width // side) + self.num_others
+
+
+@dataclass(frozen=True, slots=True)
+class Llava:
+    """Patches of the tower that the configuration names, with or without its class token."""
+
+    inputs: tuple[str, ...] = (PIXELS,)
+
+    def count(self, model: Settings, tensors: Mapping[str, Any]) -> int:
+        return self._patches(model).count(model, tensors)
+
+    def largest(self, model: Settings, processor: Settings) -> int:
+        return self._patches(model).largest(model, processor)
+
+    def _patches(self, model: Settings) -> Patches:
+        has_class_token = _vision(model).get("model_type", "clip_vision_model") == "clip_vision_model"
+        is_cut = model.get("vision_feature_select_strategy", "default") == "default"
+        return Patches(has_class_token - is_cut, 14)
+
+
+@dataclass(frozen=True, slots=True)
+class Padded:
+    """Patches in a sequence that is padded to one length."""
+
+    inputs: tuple[str, ...] = PATCHES
+
+    def count(self, model: Settings, tensors: Mapping[str, Any]) -> int:
+        _check_alone(tensors)
+        return int(tensors[PIXELS].shape[1])
+
+    def largest(self, model: Settings, processor: Settings) -> int:
+        return int(processor.get("max_num_patches", 256))
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """Squares of patches of a picture that keeps its form."""
+
+    patch_size: int
+    inputs: tuple[str, ...] = (PIXELS, GRID)
+
+    def count(self, model: Settings, tensors: Mapping[str, Any]) -> int:
+        return squares_of(tensors[GRID], GRID) // merged_side(model) ** 2
+
+    def largest(self, model: Settings, processor: Settings) -> int:
+        side = int(_vision(model).get("patch_size", self.patch_size)) * merged_side(model)
+        size = processor.get("size") or {}
+        max_pixels = processor.get("max_pixels") or size.get("longest_edge") or size.get("max_pixels") or _MAX_PIXELS
+        return max(1, int(max_pixels) // side**2)
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    setting: str
+    default: int
+    inputs: tuple[str, ...] = (PIXELS,)
+
+    def count(self, model: Settings, tensors: Mapping[str, Any]) -> int:
+        _check_alone(tensors)
+        return self.largest(model, {})
+
+    def largest(self, model: Settings, processor: Settings) -> int:
+        return int(model.get(self.setting, self.default))
+
+
+def squares_of(grid: Any, name: str) -> int:
+    """Return how many patches a grid (1, 3) has. Raises InvalidRequest, with its name, if it is of several items."""
+    sizes = [int(size) for size in grid.reshape(-1).tolist()]
+    if len(sizes) != 3:
+        raise InvalidRequest(name, str(sizes), "must be of one picture")
+    return sizes[0] * sizes[1] * sizes[2]
+
+
+def merged_side(model: Settings) -> int:
+    """Return how many patches lie on a side of the square that becomes one embedding."""
+    return int(_vision(model).get("spatial_merge_size", 2))
+
+
+def _vision(model: Settings) -> Settings:
+    vision: Settings = model.get("vision_config") or model
+    return vision
+
+
+def _check_alone(tensors: Mapping[str, Any]) -> None:
+    num_pictures = int(tensors[PIXELS].shape[0])
+    if num_pictures != 1:
+        raise InvalidRequest(PIXELS, f"{num_pictures} pictures", "the processor must make one picture of one")
+
+
+def _processed_size(vision: Settings, processor: Settings) -> tuple[int, int]:
+    """Return height and width of a picture behind its processor, as far as they are fixed."""
+    is_cropped = processor.get("do_center_crop", "crop_size" in processor)
+    size = processor.get("crop_size" if is_cropped else "size") or vision.get("image_size", _IMAGE_SIZE)
+    if isinstance(size, Mapping):
+        side = size.get("shortest_edge", _IMAGE_SIZE)
+        return int(size.get("height", side)), int(size.get("width", side))
+    return (int(size), int(size)) if isinstance(size, int) else (int(size[0]), int(size[1]))

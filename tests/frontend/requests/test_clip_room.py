@@ -1,0 +1,275 @@
+"""What clips may take of memory: as many are decoded at a time as there is room for, and nobody waits for ever."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Generator, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from mmcached.frontend.engines.engine_connections import EngineConnections
+from mmcached.frontend.processing.clip_decoders import ClipDecoderPool
+from mmcached.frontend.processing.media import Medium
+from mmcached.frontend.requests.clip_queue import ClipQueue, ClipTask
+from mmcached.frontend.requests.clip_room import ClipRoom
+from mmcached.frontend.requests.inline_items import InlineItems
+from mmcached.wire.config import ServiceConfig
+from mmcached.wire.handle import Handle
+from mmcached.wire.limits import LimitsConfig
+from mmcached.wire.messages import client as to_client
+from mmcached.wire.messages import engine as to_engine
+from mmcached.wire.messages import frontend as to_frontend
+from tests.clips import fake_decoders
+from tests.clips.fake_decoders import START, FakeClipDecoders, clip, video
+from tests.clock import Clock
+from tests.doubles.engine import WireEngine
+from tests.frontend.fake_peers import DEADLINE_S, Bench
+from tests.frontend.held_work import HeldWork
+from tests.frontend.requests.test_preprocess_queue import MODES
+
+NUM_THREADS = 4
+
+
+def entered(room: ClipRoom[str], in_work: str, urgent: str = "") -> str:
+    """Return what is let in, by names of one letter; the job of each is its own name."""
+    return "".join(job for _, job, _ in room.let_in(in_work, lambda: urgent))
+
+
+def test_what_is_decoded_counts_as_the_most_it_may_become() -> None:
+    room: ClipRoom[str] = ClipRoom(100, 40)
+    for key, client in ("xa", "ya", "za", "wb"):
+        room.wait(key, key, client)
+    assert (entered(room, "xyzw"), room.num_bytes) == ("xw", 80), "clients take turns"
+    room.made("x", 50)
+    assert (entered(room, "xyzw"), room.num_bytes) == ("", 90)
+    room.made("w", 5)
+    assert (entered(room, "xyzw"), room.num_bytes) == ("y", 95)
+    room.made("y", 20)
+    assert (entered(room, "yzw"), room.num_bytes) == ("z", 65), "nobody waits for x any more"
+    assert ("x" in room, "z" in room, len(room)) == (False, True, 0)
+
+
+def test_the_oldest_request_goes_on_without_room() -> None:
+    room: ClipRoom[str] = ClipRoom(10, 40)
+    for key in "xyz":
+        room.wait(key, key, "a")
+    assert not entered(room, "xyz")
+    assert entered(room, "xyz", "yx") == "yx"
+    assert room.withdraw("z")
+    assert not room.withdraw("x"), "it is inside"
+    assert not entered(room, "xy", "z")
+
+
+def test_one_request_more_than_fits_waits_until_another_has_ended() -> None:
+    inline = InlineItems(100)
+    assert not inline.has_to_wait(1, 500), "alone"
+    inline.sent(1, 500)
+    assert not inline.has_to_wait(1, 500), "it is sent again"
+    assert not inline.has_to_wait(2, 0)
+    assert [inline.has_to_wait(number, 1) for number in (2, 3)] == [True, True]
+    assert (inline.is_waiting(2), inline.take_ready()) == (True, [])
+    inline.leave(3)
+    inline.leave(1)
+    assert (inline.is_waiting(2), inline.take_ready(), inline.numbers()) == (False, [2], set())
+
+
+def test_what_the_oldest_request_waits_behind_goes_on_without_room() -> None:
+    begun: list[str] = []
+    work: Any = SimpleNamespace(decode=lambda *_: None)
+    workers: Any = SimpleNamespace(submit=lambda key, *_: begun.append(key))
+    mailbox: Any = None
+    queue = ClipQueue(work, ClipRoom(10, 40), workers, mailbox)
+    film = Medium("video", b"film", "videos[0]", file_key="film")
+    for index, key in enumerate(("of another", "its own")):
+        queue.begin(key, ClipTask(film, (index,), "", key))
+    queue.let_in({"of another", "its own"}, lambda: ["its own", "an image"])
+    assert begun == ["of another"]
+
+
+class Decoding:
+    """Decoders that stand still, and say how many of them do."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.clips = FakeClipDecoders(monkeypatch)
+        self.num_begun = self.num_now = self.most = 0
+        self._changing = threading.Lock()
+        decode = ClipDecoderPool.decode
+
+        def counted(*said: Any) -> Generator[Any]:
+            with self._changing:
+                self.num_begun += 1
+                self.num_now += 1
+                self.most = max(self.most, self.num_now)
+            yield from decode(*said)
+            with self._changing:
+                self.num_now -= 1
+
+        monkeypatch.setattr(ClipDecoderPool, "decode", counted)
+
+
+@pytest.fixture
+def decoding(monkeypatch: pytest.MonkeyPatch, work: HeldWork) -> Iterator[Decoding]:
+    decoding = Decoding(monkeypatch)
+    yield decoding
+    decoding.clips.release()
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock(tick_s=1e-6)
+
+
+@pytest.fixture
+def bench(run_dir: Path, clock: Clock, decoding: Decoding, mode: str) -> Iterator[Bench]:
+    limits = LimitsConfig(max_clip_slices_mb=1, max_clip_items_mb=2, max_inline_items_mb=1)
+    settings: dict[str, Any] = {"mm_processor_workers": NUM_THREADS, "limits": limits, **MODES[mode]}
+    with Bench(run_dir, ServiceConfig(store_gb=1 / 1024, **settings), clock) as bench:
+        yield bench
+        decoding.clips.release()
+        bench.frontend.check_integrity()
+
+
+@pytest.fixture
+def engine(bench: Bench) -> WireEngine:
+    return bench.connect_engine()
+
+
+def ask(bench: Bench, number: int, *files: bytes) -> None:
+    clips = [video() for _ in files]
+    bench.client.send(to_frontend.Encode(bench.client_id, number, 60.0, clips=clips), list(files))
+
+
+def answer(bench: Bench, engine: WireEngine) -> to_engine.AddRequest:
+    add = bench.from_frontend(engine, to_engine.AddRequest)
+    engine.channel.send(to_frontend.RequestEncoded(add.request_id, [{} for _ in add.features]))
+    bench.answer(to_client.Encoded)
+    return add
+
+
+def test_so_many_clips_are_decoded_at_a_time_as_there_is_room_for(
+    bench: Bench, engine: WireEngine, decoding: Decoding
+) -> None:
+    decoding.clips.hold()
+    for number, letter in enumerate("abcdefgh", 1):
+        ask(bench, number, clip(letter))
+    bench.pump(lambda: len(decoding.clips.planned) == 8 and decoding.num_begun >= 2)
+    bench.stats()
+    decoding.clips.release()
+    assert {len(answer(bench, engine).features) for _ in range(8)} == {1}
+    assert decoding.most == 2
+
+
+@pytest.mark.usefixtures("large")
+def test_who_waits_for_room_begins_in_the_turn_in_which_a_request_is_sent(
+    bench: Bench, engine: WireEngine, decoding: Decoding, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And not in the next one, for which there may be no reason."""
+    sent, send = [], EngineConnections.send_with_leases
+
+    def noted(*said: Any) -> Any:
+        sent.append(said)
+        return send(*said)
+
+    monkeypatch.setattr(EngineConnections, "send_with_leases", noted)
+    decoding.clips.hold()
+    for number, first in enumerate((40, 80, 120), 1):
+        ask(bench, number, seconds(first))
+    bench.pump(lambda: decoding.num_begun == 2 and len(decoding.clips.planned) == 3)
+    decoding.clips.release()
+    bench.pump(lambda: bool(sent))
+    give_up = time.monotonic() + DEADLINE_S
+    while decoding.num_begun < 3:
+        assert time.monotonic() < give_up, "the third does not begin"
+
+
+def test_a_clip_that_waits_for_room_is_forgotten_with_its_request(
+    bench: Bench, engine: WireEngine, decoding: Decoding
+) -> None:
+    decoding.clips.hold()
+    for number, letter in enumerate("abcd", 1):
+        ask(bench, number, clip(letter))
+    bench.pump(lambda: len(decoding.clips.planned) == 4 and decoding.num_begun == 2)
+    for number in (4, 3, 2, 1):
+        bench.client.send(to_frontend.Cancel(bench.client_id, number))
+    assert bench.stats().requests_open == 0
+    decoding.clips.release()
+    bench.pump(lambda: not decoding.num_now)
+    ask(bench, 5, clip("xy"))
+    assert len(answer(bench, engine).features) == 2
+    assert decoding.num_begun == 3
+
+
+def test_clips_that_wait_for_room_begin_anew_after_a_flush(
+    bench: Bench, engine: WireEngine, decoding: Decoding
+) -> None:
+    decoding.clips.hold()
+    for number, letter in enumerate("abcd", 1):
+        ask(bench, number, clip(letter))
+    bench.pump(lambda: len(decoding.clips.planned) == 4 and decoding.num_begun == 2)
+    bench.frontend.requests.forget_items()
+    decoding.clips.release()
+    for _ in range(4):
+        answer(bench, engine)
+    assert sorted(decoding.clips.planned) == sorted([clip(letter) for letter in "abcd"] * 2)
+
+
+def seconds(first: int) -> bytes:
+    """Return the file of a clip of 30 seconds, none like another's: 3/4 of what may be beside the ring."""
+    return START + bytes(range(first, first + 30))
+
+
+@pytest.fixture
+def large(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fake_decoders, "SIDE", 64)  # 24 KiB a second
+
+
+@pytest.mark.usefixtures("large")
+def test_requests_of_several_clips_never_wait_for_each_other(
+    bench: Bench, engine: WireEngine, decoding: Decoding
+) -> None:
+    """Each has more clips than there is room for, and all are planned, and let in, by turns."""
+    decoding.clips.hold()
+    for number in range(3):
+        ask(bench, number + 1, *(seconds(40 + number + 40 * index) for index in range(4)))
+    bench.pump(lambda: len(decoding.clips.planned) == 12)
+    decoding.clips.release()
+    assert {len(answer(bench, engine).features) for _ in range(3)} == {120}
+
+
+@pytest.mark.usefixtures("large")
+@pytest.mark.parametrize("mode", ["off", "processor_only", "lru"], indirect=True)
+def test_an_engine_is_not_sent_more_beside_the_ring_than_may_be(
+    bench: Bench, engine: WireEngine, decoding: Decoding, mode: str
+) -> None:
+    for number, files in enumerate(([40], [80], [120, 160]), 1):
+        ask(bench, number, *map(seconds, files))
+    bench.pump(lambda: decoding.num_begun >= 3 and not decoding.num_now)
+    sent = []
+    for _ in range(3):
+        add = bench.from_frontend(engine, to_engine.AddRequest)
+        bench.stats()
+        assert not engine.backlog
+        sent.append(len(add.features))
+        engine.channel.send(to_frontend.RequestEncoded(add.request_id, [{} for _ in add.features]))
+        bench.answer(to_client.Encoded)
+    assert sorted(sent) == [30, 30, 60], "one of them is larger than all room"
+
+
+@pytest.mark.usefixtures("large")
+@pytest.mark.parametrize("mode", MODES, indirect=True)
+def test_a_clip_that_does_not_fit_into_the_cache_of_items_is_encoded_all_the_same(
+    bench: Bench, engine: WireEngine, decoding: Decoding, mode: str
+) -> None:
+    files = [seconds(first) for first in (40, 80, 120)]  # 2.2 MiB, and the ring has one
+    for number in (1, 2):
+        ask(bench, number, *files)
+        add = answer(bench, engine)
+        assert len({feature.mm_hash for feature in add.features}) == 90
+        in_ring = sum(isinstance(feature.payload, Handle) for feature in add.features)
+        assert (0 < in_ring < 90) if mode == "shm" else not in_ring
+    num_again = len(decoding.clips.decoded) - 90
+    assert num_again == {"off": 90, "processor_only": 0, "lru": 0}.get(mode, 90 - in_ring)
