@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import signal
 import threading
 from collections.abc import Callable
 
@@ -111,3 +113,44 @@ def test_the_entry_lives_as_long_as_a_view_of_the_mapping() -> None:
         assert len(ring.poll_deaths()) == 1
         with pytest.raises(LocalProtocolError, match="closed"):
             reader.when_unmapped(returns.close_reader)
+
+
+class Idle(ReaderEntry):
+    """An entry that gives nothing back for now."""
+
+    is_idle = True
+
+    def give_back(self, handle: Handle) -> None:
+        if not self.is_idle:
+            super().give_back(handle)
+
+
+class Interrupt(BaseException):
+    """What a signal handler raises, as Ctrl-C does."""
+
+
+def test_interrupted_at_any_moment_it_goes_on() -> None:
+    """A return that is interrupted may be lost, as what any finalizer does; those that come later are not."""
+
+    def interrupt(*_: object) -> None:
+        raise Interrupt
+
+    with make_ring() as ring:
+        entry, handle = leased(ring, Idle, 1)
+        returns = LeaseReturns(entry)
+        former = signal.signal(signal.SIGALRM, interrupt)
+        try:
+            for _ in range(1000):
+                with contextlib.suppress(Interrupt):
+                    signal.setitimer(signal.ITIMER_REAL, 20e-6)
+                    while True:
+                        returns.give_back(handle)
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, former)
+        returns.give_back(handle)  # and whatever an interrupt has left in the queue
+        assert isinstance(entry, Idle)
+        entry.is_idle = False
+        returns.give_back(handle)
+        assert ring.stats().leases == 0
+        returns.close_reader()

@@ -30,13 +30,12 @@ class LeaseReturns:
     def give_back(self, handle: Handle | None) -> None:
         """Return one lease, or None: the reader; at once, unless another thread is just doing so and takes it along."""
         self._queue.append(handle)
-        # Whoever finds the turn taken leaves its entry to the holder, who looks once more after letting go.
-        while self._queue and self._turn.acquire(blocking=False):
-            try:
+        # Whoever finds the turn taken leaves its entry to the holder, who looks once more after letting go. `with` is
+        # the one way to take a lock that no signal handler's exception gets between.
+        while self._queue and not self._turn.locked():
+            with self._turn:
                 while self._queue:
                     self._return(self._queue.popleft())
-            finally:
-                self._turn.release()
 
     def close_reader(self) -> None:
         """End the incarnation, once everything queued is given back."""
