@@ -37,6 +37,7 @@ class WireEngine:
         self._hello = to_frontend.EngineHello(index, secrets.randbits(62), digest)
         self.entry: ReaderEntry | None = None
         self.answers_barriers = True
+        self.is_greeting = False
         self.backlog: list[tuple[to_engine.FromFrontend, list[Frame]]] = []
         self._connect()
 
@@ -54,10 +55,20 @@ class WireEngine:
         self.entry = ReaderEntry.attach(announcement)
         self.channel.send(to_frontend.ReaderHello(announcement.epoch, self.entry.reader_id, self.entry.incarnation))
 
+    def greet_again(self) -> None:
+        """Say once more which entry is taken; the answer, behind all that was sent before, ends `is_greeting`."""
+        assert self.entry is not None
+        names = self.entry
+        self.channel.send(to_frontend.ReaderHello(names.announcement.epoch, names.reader_id, names.incarnation))
+        self.is_greeting = True
+
     def receive(self) -> None:
-        """Put what has come into the backlog, except barriers that are answered here."""
+        """Put what has come into the backlog, except barriers and greetings that are answered here."""
         while self.channel.wait(0):
             message, payload = self.channel.receive(0)
+            if self.is_greeting and isinstance(message, to_engine.ReaderAttached):
+                self.is_greeting = False
+                continue
             if self.answers_barriers and self.entry is not None:
                 if isinstance(message, Barrier):
                     self.answer(message)

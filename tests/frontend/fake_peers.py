@@ -250,12 +250,29 @@ class Bench(Closeable):
         self.client.send(to_frontend.Generate(self.client_id, request_id, prompt, 4, None, timeout_s), images)
 
     def stats(self, *, after: type[object] | None = None) -> ServiceStats:
-        """Return the service's statistics, when the engines have what was sent to them. See `answer` for `after`."""
+        """Return the service's statistics, when all that engines have sent was read, and they have what was sent to
+        them. See `answer` for `after`.
+        """
+        for engine in self.engines:
+            self._read_all_of(engine)
         self.client.send(to_frontend.GetStats(0))
         stats = self.answer(to_client.Stats, after=after).stats
         for engine in self.engines:
-            engine.receive()
+            self._read_all_of(engine)
         return stats
+
+    def _read_all_of(self, engine: WireEngine) -> None:
+        """Wait until a second greeting of an attached engine is answered, which changes nothing."""
+        if engine.entry is None:
+            engine.receive()
+            return
+        engine.greet_again()
+
+        def is_answered() -> bool:
+            engine.receive()
+            return not engine.is_greeting
+
+        self.pump(is_answered)
 
     def close(self) -> None:
         self.frontend.close()

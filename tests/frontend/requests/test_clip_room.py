@@ -31,7 +31,8 @@ from tests.frontend.fake_peers import DEADLINE_S, Bench
 from tests.frontend.held_work import HeldWork
 from tests.frontend.requests.test_preprocess_queue import MODES
 
-NUM_THREADS = 4
+NUM_THREADS = 8
+"""More than decode at a time: two for whom there is room, and four clips of the oldest request."""
 
 
 def entered(room: ClipRoom[str], in_work: str, urgent: str = "") -> str:

@@ -312,7 +312,7 @@ def test_more_clients_than_rings(bench: Bench) -> None:
 
 
 def test_rings_leave_descriptors_for_others(bench: Bench) -> None:
-    """The limit lies half the reserve lower than it must: what is left of other tests may close descriptors meanwhile."""
+    """The limit is half the reserve lower than it must be: what is left of other tests may close descriptors."""
     with layer_of(bench) as layer:
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         lowest = os.open("/dev/null", os.O_RDONLY)
