@@ -14,9 +14,11 @@ import pytest
 from mmcached.frontend.engines.engine_connections import EngineConnections
 from mmcached.frontend.processing.clip_decoders import ClipDecoderPool
 from mmcached.frontend.processing.media import Medium
+from mmcached.frontend.requests import item_keys
 from mmcached.frontend.requests.clip_queue import ClipQueue, ClipTask
 from mmcached.frontend.requests.clip_room import ClipRoom
 from mmcached.frontend.requests.inline_items import InlineItems
+from mmcached.frontend.requests.item_work import ItemWork
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.handle import Handle
 from mmcached.wire.limits import LimitsConfig
@@ -185,6 +187,28 @@ def test_who_waits_for_room_begins_in_the_turn_in_which_a_request_is_sent(
     give_up = time.monotonic() + DEADLINE_S
     while decoding.num_begun < 3:
         assert time.monotonic() < give_up, "the third does not begin"
+
+
+@pytest.mark.parametrize("mode", ["off"], indirect=True)
+def test_slices_are_made_again_from_the_turn_on_in_which_their_request_goes_on(
+    bench: Bench, engine: WireEngine, decoding: Decoding, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A large file is hashed in a thread, so its request goes on at the end of a turn."""
+    ask(bench, 1, clip("ab"))
+    answer(bench, engine)
+    joined, join = [], ItemWork.join
+
+    def noted(*said: Any, **more: Any) -> Any:
+        joined.extend(each for each in said[2] if each.wanted)
+        return join(*said, **more)
+
+    monkeypatch.setattr(item_keys, "HASH_HERE_BYTES", 0)
+    monkeypatch.setattr(ItemWork, "join", noted)
+    ask(bench, 2, clip("ab"))
+    bench.pump(lambda: bool(joined))
+    give_up = time.monotonic() + DEADLINE_S
+    while decoding.num_begun < 2:
+        assert time.monotonic() < give_up, "they wait for another turn"
 
 
 def test_a_clip_that_waits_for_room_is_forgotten_with_its_request(

@@ -141,6 +141,8 @@ class ItemWork:
                 self._begin(joined)
             else:
                 self._clips.join(each.key, client)
+        if num_new:
+            self.let_in()
 
     def share(self, number: int, keys: AbstractSet[str]) -> None:
         """Let a request have those items of clips that were made for another one, which still waits for something."""
@@ -189,7 +191,7 @@ class ItemWork:
         return items_in(dict(left.unused))
 
     def let_in(self) -> None:
-        """Begin to decode clips that there is room for; to be called when something has landed."""
+        """Begin to decode clips that there is room for; to be called when work has begun or landed."""
         self._clips.let_in(self._flights, self._urgent)
 
     def flush(self) -> None:
