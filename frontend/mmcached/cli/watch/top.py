@@ -27,8 +27,8 @@ from mmcached.cli.watch.top_frame import draw
 LookAt = Callable[[], ServiceStatus | None]
 Readers = Callable[[], list[Reader]]
 _KEY_WAIT_S = 0.1
-_QUIT = b"qQ\x04"
-"""Also ctrl-d."""
+_QUIT = b"qQ\x03\x04"
+"""Also ctrl-c and ctrl-d."""
 
 
 class Watcher:
@@ -93,7 +93,10 @@ def show(watcher: Watcher, interval_s: float, console: Console, nobody: str) -> 
 
 @contextlib.contextmanager
 def _keys() -> Iterator[Callable[[], bool]]:
-    """Hear each key at once; yield what waits a moment, and returns whether somebody wants to end."""
+    """Hear each key at once; yield what waits a moment, and returns whether somebody wants to end.
+
+    Ctrl-c is a key, too: as a signal it could come in the middle of a finalizer, which swallows it.
+    """
     if not sys.stdin.isatty():
         yield _wait_a_moment
         return
@@ -109,6 +112,9 @@ def _keys() -> Iterator[Callable[[], bool]]:
 
     try:
         tty.setcbreak(fd)
+        silent = termios.tcgetattr(fd)
+        silent[6][termios.VINTR] = b"\0"  # _POSIX_VDISABLE
+        termios.tcsetattr(fd, termios.TCSADRAIN, silent)
         yield has_quit
     finally:
         termios.tcsetattr(fd, termios.TCSADRAIN, before)
