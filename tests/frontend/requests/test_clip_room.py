@@ -196,7 +196,7 @@ def test_slices_are_made_again_from_the_turn_on_in_which_their_request_goes_on(
     """A large file is hashed in a thread, so its request goes on at the end of a turn."""
     ask(bench, 1, clip("ab"))
     answer(bench, engine)
-    joined, join = [], ItemWork.join
+    join, joined = ItemWork.join, list[Any]()
 
     def noted(*said: Any, **more: Any) -> Any:
         joined.extend(each for each in said[2] if each.wanted)
