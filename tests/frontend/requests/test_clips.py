@@ -11,6 +11,7 @@ import pytest
 
 from mmcached.cache.store_keys import output_key
 from mmcached.frontend.requests.clip_records import ClipRecords
+from mmcached.frontend.requests.submission import Submission
 from mmcached.shm import encode as encode_record
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.limits import LimitsConfig
@@ -407,6 +408,36 @@ def test_what_somebody_else_puts_in_place_of_a_clips_record_counts_as_missing(
     assert asking.encode((clip("abc"), video())) == hashes
     assert decoders.planned == [clip("abc")] * 2
     del liar
+
+
+@pytest.mark.parametrize("mode", MODES, indirect=True)
+@pytest.mark.parametrize(("num_listed", "code"), [(1, "request_aborted"), (3, "request_aborted"), (5, "invariant_error")])
+def test_a_list_of_what_no_slice_is_called_ends_one_request_and_is_forgotten(
+    bench: Bench, asking: Asking, decoders: FakeClipDecoders, mode: str, num_listed: int, code: str
+) -> None:
+    lie = [[f"{number:064x}", 4, 0.0, 1.0] for number in range(num_listed)]
+    bench.frontend.store.records.put = lying(bench, {"slices": lie})  # type: ignore[method-assign]
+    asking.send((clip("abc"), video()))
+    assert asking.failure()[0] == code
+    del bench.frontend.store.records.put
+    assert len(asking.encode((clip("abc"), video()))) == 3
+
+
+@pytest.mark.parametrize("mode", ["shm"], indirect=True)
+def test_a_fault_while_a_request_is_taken_leaves_nothing_of_it(
+    bench: Bench, asking: Asking, decoders: FakeClipDecoders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else what it has joined would take room for ever, and all other clips would wait for that."""
+    asking.encode(images=(A,))
+
+    def submit(*_: Any) -> bool:
+        raise KeyError
+
+    with monkeypatch.context() as faulty:
+        faulty.setattr(Submission, "submit", submit)
+        asking.send(images=(A,))
+        assert asking.failure()[0] == "invariant_error"
+    bench.frontend.check_integrity()
 
 
 def lying(bench: Bench, record: dict[str, Any]) -> Any:

@@ -82,6 +82,10 @@ class ClipRecords:
         if is_new and place is not None and self._second_level is not None:
             self._second_level.was_put("", Wanted(store_key(tenant, key), tenant, key), place)
 
+    def drop(self, tenant: str, key_of_clip: str) -> None:
+        """Forget the slices of a clip."""
+        self._records.drop(tenant, clip_record(key_of_clip))
+
     def put_slice(self, tenant: str, key: str, found: Slice, *, epoch: int) -> None:
         """Keep what a slice is called, if the store has room."""
         self._put(tenant, key, {"slice": [list(found)]}, epoch)

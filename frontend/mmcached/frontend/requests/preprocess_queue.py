@@ -19,6 +19,7 @@ Knows nothing of sockets, engines or leases. Belongs to the loop's thread.
 from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 
 import msgspec
 
@@ -101,7 +102,8 @@ class PreprocessQueue:
             InvalidRequest: (often a subclass) the request's first bad image, or a bad id; names its index.
             CacheMiss: images that came as ids only, and are not cached (any more); names the ids.
             ServiceUnavailable: more would wait than may; this request has begun nothing.
-            RequestAborted: another file that came with the same id, at the same time, could not be processed.
+            RequestAborted: another file that came with the same id, at the same time, could not be processed; or what
+                the store said of a clip was wrong.
         """
         if not self.has_keys(request):
             return None
@@ -111,12 +113,16 @@ class PreprocessQueue:
         while True:
             outcomes = self._work.outcomes(request.number)
             given = items_in(outcomes)
-            work = self._work_for(request, [key for key in missing if key not in given])
+            lost = [key for key in missing if key not in given]
+            work = self._work_for(request, lost)
             self._join(request, work)
             if not self._work.is_complete(request.number):
                 return None
             if all(each.key in outcomes for each in work):
+                self._forget(request, frozenset(lost))
                 _check(request, outcomes)
+                if lost:
+                    raise RequestAborted("a clip has other slices than the store said; try again")
                 return given
             # What it has just joined had landed before, for another request.
 
@@ -151,6 +157,10 @@ class PreprocessQueue:
     def flush(self) -> None:
         """Let nothing that was begun until now be cached or sent; what is waited for is begun again."""
         self._work.flush()
+
+    def numbers(self) -> AbstractSet[int]:
+        """Return the requests that have come here, and not left."""
+        return self._requests.keys()
 
     def stats(self, of_cache: ProcessorCacheStats) -> ProcessorCacheStats:
         """Return a cache's figures with those of the work for it."""
@@ -223,6 +233,12 @@ class PreprocessQueue:
         if lost := [key for key in without_file if key in missing]:
             raise CacheMiss(request.ids_of(lost))
         return list(work.values())
+
+    def _forget(self, request: OpenRequest, lost: AbstractSet[str]) -> None:
+        """Have the clips cut anew, next time, of which slices with these keys could not be made."""
+        for medium in request.media:
+            if medium.options is not None and not lost.isdisjoint(medium.keys):
+                self._records.drop(request.message.tenant, medium.key)
 
     def _join(self, request: OpenRequest, work: Sequence[Work]) -> None:
         message = request.message

@@ -7,6 +7,7 @@ no workers    NoPreprocessing     no request comes so far
 from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING, NoReturn, Protocol
 
 from mmcached.frontend.caches.item_cache import ItemCache
@@ -37,6 +38,7 @@ class Preprocessing(Protocol):
     def collect(self) -> Sequence[OpenRequest]: ...
     def leave(self, number: int, *, has_used: bool) -> None: ...
     def flush(self) -> None: ...
+    def numbers(self) -> AbstractSet[int]: ...
     def stats(self, of_cache: ProcessorCacheStats) -> ProcessorCacheStats: ...
     def check_integrity(self) -> None: ...
     def close(self) -> None: ...
@@ -68,6 +70,9 @@ class NoPreprocessing:
 
     def flush(self) -> None:
         pass
+
+    def numbers(self) -> AbstractSet[int]:
+        return frozenset()
 
     def stats(self, of_cache: ProcessorCacheStats) -> ProcessorCacheStats:
         return of_cache

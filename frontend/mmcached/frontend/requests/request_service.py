@@ -145,7 +145,8 @@ class RequestService:
         self._preprocessing.check_integrity()
         self.streams.check_integrity()
         self.outputs.check_integrity()
-        noted = self.streams.numbers() | self.outputs.numbers() | self._submission.inline.numbers()
+        noted = self.streams.numbers() | self._preprocessing.numbers()
+        noted |= self.outputs.numbers() | self._submission.inline.numbers()
         if left := noted - {request.number for request in self._requests}:
             raise InvariantError(f"streams, or waits, of requests that are over: {left}")
 
@@ -215,7 +216,7 @@ class RequestService:
                 if given is None:
                     return
                 is_sent = self._submission.submit(request, given, stored)
-            except MmcachedError:
+            except Exception:  # a fault, too: what the request has joined counts until it leaves
                 self._preprocessing.leave(request.number, has_used=False)
                 self.outputs.leave(request.number)
                 raise
