@@ -242,6 +242,35 @@ def test_clips_that_wait_for_room_begin_anew_after_a_flush(
     assert sorted(decoding.clips.planned) == sorted([clip(letter) for letter in "abcd"] * 2)
 
 
+@pytest.mark.parametrize("is_one_file", [False, True])
+def test_clips_of_one_client_that_wait_leave_others_their_share(
+    run_dir: Path, clock: Clock, decoding: Decoding, is_one_file: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether they wait for room, or behind a clip of the same file."""
+    limits = LimitsConfig(max_clip_slices_mb=1, max_clip_items_mb=1)
+    config = ServiceConfig(mm_processor_workers=2, mm_processor_max_waiting=8, limits=limits)
+    planned, take = [0], ClipQueue.take
+
+    def counted(*said: Any, **more: Any) -> object:
+        planned[0] += 1
+        return take(*said, **more)
+
+    monkeypatch.setattr(ClipQueue, "take", counted)
+    decoding.clips.hold()
+    with Bench(run_dir, config, clock) as bench:
+        bench.connect_engine()
+        other = bench.connect_client(is_reader=False)
+        for number in range(1, 7):
+            file, window = (clip("abcdef"), video(0, number)) if is_one_file else (clip("abcdef"[:number]), video())
+            bench.client.send(to_frontend.Encode(bench.client_id, number, 60.0, clips=[window]), [file])
+            bench.pump(lambda number=number: planned == [number])  # type: ignore[misc]
+        ask(bench, 7, clip("g"))
+        assert bench.answer(to_client.Failed).request_id == 7, "it has half of what may wait"
+        other.channel.send(to_frontend.Encode(other.client_id, 1, 60.0, clips=[video()]), [clip("xyz")])
+        bench.pump(lambda: clip("xyz") in decoding.clips.planned)
+        decoding.clips.release()
+
+
 def seconds(first: int) -> bytes:
     """Return the file of a clip of 30 seconds, none like another's: 3/4 of what may be beside the ring."""
     return START + bytes(range(first, first + 30))

@@ -117,6 +117,11 @@ class ClipQueue:
         """Return whether work waits for room, or has some."""
         return key in self._room
 
+    def num_waiting_of(self, client: str) -> int:
+        """Return how many works of a client no thread knows of yet: they wait for room, or behind another one."""
+        behind = (self._tasks[key].client for keys in self._behind.values() for key in keys)
+        return self._room.num_waiting_of(client) + sum(each == client for each in behind)
+
     def check_integrity(self, num_in_work: int) -> None:
         """Raise `InvariantError` if more is noted than is in work."""
         numbers = len(self._tasks), len(self._room), len(self._work), sum(map(len, self._behind.values()))

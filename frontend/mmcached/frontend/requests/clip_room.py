@@ -63,6 +63,9 @@ class ClipRoom(Generic[Job]):
         self._line.discard(key)
         return self._jobs.pop(key, None) is not None
 
+    def num_waiting_of(self, client: str) -> int:
+        return self._line.num_of(client)
+
     def let_in(self, in_work: Container[str], urgent: Callable[[], Iterable[str]]) -> Iterator[tuple[str, Job, str]]:
         """Yield key, job and client of what may begin.
 

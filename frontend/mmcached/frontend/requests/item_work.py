@@ -223,7 +223,8 @@ class ItemWork:
         # Where nothing waits, a request may be larger than the limit: else it could never be served.
         if not num_waiting:
             return
-        of_client = min(num_waiting, self._workers.num_waiting_of(client))
+        num_own = self._workers.num_waiting_of(client) + self._clips.num_waiting_of(client)
+        of_client = min(num_waiting, num_own)
         if of_client + num_new > fair_share(self._max_waiting, num_waiting - of_client):
             self.num_refusals += 1
             reason = f"{num_waiting} items wait to be processed, {of_client} of them this client's"
