@@ -110,6 +110,22 @@ def test_another_engines_request_waits_for_the_one_that_encodes(host: Host) -> N
     assert loaded.has_output
 
 
+def test_who_waits_for_several_is_woken_once(host: Host) -> None:
+    """A film has hundreds, and at each waking all of them are looked for."""
+    images = [png(shade) for shade in range(1, 9)]
+    for number in range(2):
+        prompt = "<image>" * len(images)
+        generate = to_frontend.Generate(host.bench.client_id, number, prompt, 4, None, 60.0, "")
+        host.bench.client.send(generate, images)
+    _, add, _ = host.sent()
+    assert host.waits()
+    for feature in add.features:
+        host.save(feature)
+    _, again, _ = host.sent()
+    assert all(feature.has_output for feature in again.features)
+    assert host.bench.frontend.requests.outputs.num_waits == 1
+
+
 def test_nobody_waits_for_an_engine_that_has_the_output_in_its_own_cache(host: Host, clock: Clock) -> None:
     """It encodes nothing, so it saves nothing; the record of before has left the store."""
     first, add, feature = host.asked(png(1))

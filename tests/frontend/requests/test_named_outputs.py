@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from mmcached.cache.store_keys import output_key
+from mmcached.frontend.requests.encoder_outputs import EncoderOutputs
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import ErrorInfo
 from mmcached.wire.limits import LimitsConfig
@@ -96,10 +98,28 @@ def test_an_answer_goes_when_the_store_has_what_it_names(desk: Desk, is_saved_fi
         desk.name(add, key, other)
         desk.wait(add)
         desk.save(other)
-        desk.wait(add)  # for the first
+        desk.wait(add)  # for the other
         desk.save(key)
     assert desk.answer().outputs == [key, other]
     assert desk.bench.frontend.stats().requests_done == 1
+
+
+def test_who_waits_for_several_is_woken_once(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A film has hundreds, and at each waking all of them are looked for."""
+    waits, have_to_come = [], EncoderOutputs.have_to_come
+
+    def noted(*said: Any) -> bool:
+        waits.append(have_to_come(*said))
+        return waits[-1]
+
+    monkeypatch.setattr(EncoderOutputs, "have_to_come", noted)
+    add, keys = desk.asked(*(png(shade) for shade in range(1, 9)))
+    desk.name(add, *keys)
+    desk.wait(add)
+    for key in keys:
+        desk.save(key)
+    assert desk.answer().outputs == keys
+    assert waits == [True, False]
 
 
 def test_what_the_engine_has_in_its_own_cache_is_named_too(desk: Desk) -> None:

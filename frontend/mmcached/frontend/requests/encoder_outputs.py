@@ -13,7 +13,8 @@
 
 A look takes no lease: the engine does, and has the request sent again if the output has gone meanwhile. Requests of one
 engine never wait for each other; it encodes an item once for all of them. An answer that names outputs waits for their
-puts in the same way.
+puts in the same way. Who waits for several waits for the last one: they come in order, and whoever is woken looks for
+all of them.
 
 Knows nothing of sockets and pixels. Invariant: who waits does so for a key that somebody owns, or that is fetched.
 """
@@ -21,7 +22,7 @@ Knows nothing of sockets and pixels. Invariant: who waits does so for a key that
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import inf
@@ -144,7 +145,7 @@ class EncoderOutputs:
             stored: from `look`.
         """
         now = self._clock()
-        for key, name, _ in self._names(request):
+        for key, name, _ in reversed([*self._names(request)]):
             owner = self._owners.get(name)
             if (
                 key in stored
@@ -179,10 +180,10 @@ class EncoderOutputs:
             if name not in self._refused and not self._records.has(request.message.tenant, key):
                 self._owners.setdefault(name, _Owner(request.number, 0, has_it=True))
 
-    def have_to_come(self, request: OpenRequest, keys: Iterable[str]) -> bool:
+    def have_to_come(self, request: OpenRequest, keys: Sequence[str]) -> bool:
         """Return whether a request waits for outputs that are being put; `take_ready` will name it."""
         now, tenant = self._clock(), request.message.tenant
-        for key in keys:
+        for key in reversed(keys):
             name = store_key(tenant, key)
             if name not in self._owners or self._records.has(tenant, key):
                 continue
