@@ -411,14 +411,14 @@ def test_what_somebody_else_puts_in_place_of_a_clips_record_counts_as_missing(
 
 
 @pytest.mark.parametrize("mode", MODES, indirect=True)
-@pytest.mark.parametrize(("num_listed", "code"), [(1, "request_aborted"), (3, "request_aborted"), (5, "invariant_error")])
+@pytest.mark.parametrize("num_listed", [1, 3, 5])
 def test_a_list_of_what_no_slice_is_called_ends_one_request_and_is_forgotten(
-    bench: Bench, asking: Asking, decoders: FakeClipDecoders, mode: str, num_listed: int, code: str
+    bench: Bench, asking: Asking, decoders: FakeClipDecoders, num_listed: int
 ) -> None:
     lie = [[f"{number:064x}", 4, 0.0, 1.0] for number in range(num_listed)]
     bench.frontend.store.records.put = lying(bench, {"slices": lie})  # type: ignore[method-assign]
     asking.send((clip("abc"), video()))
-    assert asking.failure()[0] == code
+    assert asking.failure()[0] == ("request_aborted" if num_listed <= 3 else "invariant_error")
     del bench.frontend.store.records.put
     assert len(asking.encode((clip("abc"), video()))) == 3
 
