@@ -14,12 +14,14 @@ import pytest
 from mmcached.frontend.engines.engine_connections import EngineConnections
 from mmcached.frontend.processing.clip_decoders import ClipDecoderPool
 from mmcached.frontend.processing.media import Medium
+from mmcached.frontend.processing.pool import Done, Mailbox
 from mmcached.frontend.requests import item_keys
 from mmcached.frontend.requests.clip_queue import ClipQueue, ClipTask
 from mmcached.frontend.requests.clip_room import ClipRoom
 from mmcached.frontend.requests.inline_items import InlineItems
 from mmcached.frontend.requests.item_work import ItemWork
 from mmcached.wire.config import ServiceConfig
+from mmcached.wire.errors import RequestAborted
 from mmcached.wire.handle import Handle
 from mmcached.wire.limits import LimitsConfig
 from mmcached.wire.messages import client as to_client
@@ -78,6 +80,23 @@ def test_one_request_more_than_fits_waits_until_another_has_ended() -> None:
     inline.leave(3)
     inline.leave(1)
     assert (inline.is_waiting(2), inline.take_ready(), inline.numbers()) == (False, [2], set())
+
+
+def test_who_waits_longest_for_room_beside_the_ring_is_not_overtaken() -> None:
+    """Else a large request would wait for as long as small ones come."""
+    inline = InlineItems(100)
+    for number in (1, 2):
+        inline.sent(number, 50)
+    assert inline.has_to_wait(3, 80)
+    assert inline.has_to_wait(4, 10)
+    inline.leave(1)
+    assert inline.has_to_wait(5, 10), "3 is to be asked again"
+    assert inline.take_ready() == [3, 4]
+    assert [inline.has_to_wait(number, num_bytes) for number, num_bytes in ((3, 80), (4, 10))] == [True, True]
+    assert not inline.has_to_wait(6, 0), "it takes no room"
+    inline.leave(3)
+    assert inline.take_ready() == [5, 4], "nobody is before them any more"
+    assert not inline.has_to_wait(4, 10)
 
 
 def test_what_the_oldest_request_waits_behind_goes_on_without_room() -> None:
@@ -311,6 +330,44 @@ def test_an_engine_is_not_sent_more_beside_the_ring_than_may_be(
         engine.channel.send(to_frontend.RequestEncoded(add.request_id, [{} for _ in add.features]))
         bench.answer(to_client.Encoded)
     assert sorted(sent) == [30, 30, 60], "one of them is larger than all room"
+
+
+@pytest.mark.usefixtures("large")
+@pytest.mark.parametrize("mode", ["lru"], indirect=True)
+def test_a_request_whose_items_and_room_come_in_one_turn_is_sent_once(
+    bench: Bench, engine: WireEngine, decoding: Decoding, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits, has_to_wait = [False], InlineItems.has_to_wait
+    landed, put = threading.Event(), Mailbox.put
+
+    def noted(inline: InlineItems, number: int, num_bytes: int) -> bool:
+        waits.append(has_to_wait(inline, number, num_bytes))
+        return waits[-1]
+
+    def put_and_noted(mailbox: Mailbox, done: Done) -> None:
+        put(mailbox, done)
+        landed.set()
+
+    monkeypatch.setattr(InlineItems, "has_to_wait", noted)
+    monkeypatch.setattr(Mailbox, "put", put_and_noted)
+    ask(bench, 1, seconds(40))
+    add = bench.from_frontend(engine, to_engine.AddRequest)
+    ask(bench, 2, seconds(80))
+    bench.pump(lambda: waits[-1])
+    decoding.clips.hold()
+    bench.frontend.requests.forget_items()
+    bench.pump(lambda: decoding.num_begun == 3)
+    landed.clear()
+    decoding.clips.release()
+    assert landed.wait(DEADLINE_S)
+    bench.frontend.requests.fail(add.request_id, RequestAborted("the test has ended it"))
+    bench.answer(to_client.Failed)
+    again = bench.from_frontend(engine, to_engine.AddRequest)
+    bench.stats()
+    engine.receive()
+    assert (again.request_id, engine.backlog) == (2, [])
+    engine.channel.send(to_frontend.RequestEncoded(again.request_id, [{} for _ in again.features]))
+    bench.answer(to_client.Encoded)
 
 
 @pytest.mark.usefixtures("large")

@@ -1,9 +1,10 @@
 """Bounds the bytes of items that travel to engines beside the ring, until their requests have ended.
 
 An engine that is in a long step reads nothing meanwhile, and what it has read it keeps until it is encoded. A request
-that would be one too many waits until another has ended; one that is larger than all room goes alone.
+that would be one too many waits until another has ended; one that is larger than all room goes alone. The request that
+has come first goes first.
 
-Knows nothing of engines and items; requests by number.
+Knows nothing of engines and items; requests by number: the higher, the later it has come.
 """
 
 from __future__ import annotations
@@ -20,8 +21,10 @@ class InlineItems:
 
     def has_to_wait(self, number: int, num_bytes: int) -> bool:
         """Return whether a request with so many bytes has to wait; `take_ready` will name it."""
+        self._waiting.pop(number, None)
         others = sum(self._sent.values()) - self._sent.get(number, 0)
-        if not (num_bytes and others) or others + num_bytes <= self._max_bytes:
+        is_first = not any(each < number for each in (*self._waiting, *self._ready))
+        if not (num_bytes and others) or (is_first and others + num_bytes <= self._max_bytes):
             return False
         self._waiting[number] = None
         return True
@@ -36,11 +39,12 @@ class InlineItems:
 
     def leave(self, number: int) -> None:
         """Forget a request; an unknown one changes nothing."""
-        self._waiting.pop(number, None)
-        self._ready.pop(number, None)
-        if self._sent.pop(number, None) is not None:
-            self._ready |= self._waiting
-            self._waiting.clear()
+        if number not in self.numbers():
+            return
+        for of in (self._sent, self._waiting, self._ready):
+            of.pop(number, None)
+        self._ready |= self._waiting
+        self._waiting.clear()
 
     def take_ready(self) -> list[int]:
         """Return and forget the requests that need wait no more, or are to ask again."""

@@ -130,7 +130,8 @@ class RequestService:
 
     def go_on(self, guard: Guard) -> None:
         """End a turn: advance what has been processed or has waited for an engine, and send what streams have."""
-        for request in (*self._preprocessing.collect(), *self._take_waiting(), *self._take_ready()):
+        # First who has waited for room: whoever is asked before may take it.
+        for request in (*self._take_ready(), *self._preprocessing.collect(), *self._take_waiting()):
             error = guard.call("a request that goes on", self._advance_or_fail, request)
             if error is not None:
                 guard.call("a request that fails", self.fail, request.number, error)
@@ -189,6 +190,8 @@ class RequestService:
     # ---- on the way to an engine
 
     def _advance_or_fail(self, request: OpenRequest) -> None:
+        if request.engine or self._requests.get(request.number) is not request:
+            return  # it waited for two things, which came in one turn: it has been sent, or has ended
         try:
             if request.answer is None:
                 self._advance(request)
