@@ -15,8 +15,6 @@ engines through their connections.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
-
 import structlog
 
 from mmcached.frontend.caches.item_cache import ItemCache
@@ -48,9 +46,6 @@ from mmcached.wire.slow_log import SlowCalls
 from mmcached.wire.sockets.frames import Frame
 from mmcached.wire.stats import ProcessorCacheStats
 from mmcached.wire.vocabulary import Modality
-
-if TYPE_CHECKING:  # a service without workers imports nothing that processes images
-    pass
 
 log = structlog.get_logger("mmcached.frontend")
 
