@@ -15,6 +15,7 @@ engines through their connections.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+
 import structlog
 
 from mmcached.frontend.caches.item_cache import ItemCache
