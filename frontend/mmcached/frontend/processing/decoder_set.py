@@ -34,7 +34,7 @@ MAX_DEATHS = 2
 """Of decoders with one file in hand."""
 
 _MAX_FAILED_STARTS = 3
-_BACKOFF_S, _MAX_BACKOFF_S = 0.1, 5.0
+_BACKOFF_S, _MAX_DOUBLINGS = 0.1, 6
 _LOOK_S = 0.1
 
 _Decoder = TypeVar("_Decoder", bound=ConfinedDecoder)
@@ -151,7 +151,7 @@ class DecoderSet(Generic[_Decoder]):
         log.warning("a decoder does not start", reason=str(error), tries=self._num_failed_starts)
         if self._num_failed_starts >= _MAX_FAILED_STARTS and not any(one.is_alive for one in self._decoders):
             raise ServiceUnavailable(f"no decoder can be started ({error}); try again later")
-        give_up = time.monotonic() + min(_MAX_BACKOFF_S, _BACKOFF_S * 2 ** (self._num_failed_starts - 1))
+        give_up = time.monotonic() + _BACKOFF_S * 2 ** min(self._num_failed_starts - 1, _MAX_DOUBLINGS)
         with self._changed:
             while time.monotonic() < give_up and not self._idle[-1].is_alive:
                 if not is_wanted():
