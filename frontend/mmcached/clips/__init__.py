@@ -4,6 +4,7 @@
     versions    names the libraries that decode, without importing them
     settings    what every decoder of a service is told
     containers  looks what a file is, before a library does
+    in_place    reads a file where it lies
     sampling    which frames are taken, where a sound is cut
     video       file -> pairs of frames, RGB, upright, scaled
     audio       file -> windows of samples, mono, 16,000 a second

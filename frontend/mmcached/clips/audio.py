@@ -14,7 +14,6 @@ are refused before they are decoded. An MP3 file without a table in its first fr
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterator
 from contextlib import contextmanager
 from math import ceil, gcd
@@ -25,6 +24,7 @@ import soundfile
 from scipy.signal import firwin, resample_poly
 
 from mmcached.clips.containers import container_of
+from mmcached.clips.in_place import Contents, InPlace
 from mmcached.clips.sampling import RATE, Piece, check_options, sample_audio
 from mmcached.clips.settings import ClipSettings
 from mmcached.wire.errors import ClipTooLarge, CorruptClip, MmcachedError
@@ -66,7 +66,7 @@ class Sound:
 
     pixels = 0
 
-    def __init__(self, data: bytes, options: ClipOptions, settings: ClipSettings) -> None:
+    def __init__(self, data: Contents, options: ClipOptions, settings: ClipSettings) -> None:
         """Open a sound, and decode nothing of it.
 
         Raises:
@@ -76,7 +76,7 @@ class Sound:
         container_of(data, "audio")
         self._data = data
         with _typed_errors(len(data)):
-            self._stream = _Stream(io.BytesIO(data))
+            self._stream = _Stream(InPlace(data))
             self._check(settings)
             self._can_seek = self._stream.subtype.startswith(_SEEKABLE)
             divisor = gcd(self._stream.samplerate, RATE)
@@ -135,7 +135,7 @@ class Sound:
     def _begin(self) -> None:
         """Begin to read at the first sample."""
         self._stream.close()
-        self._stream = _Stream(io.BytesIO(self._data))
+        self._stream = _Stream(InPlace(self._data))
         self._next = 0  # sample that the stream gives next
         self._kept = np.zeros(0, np.float32)  # samples before it
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from typing import Literal
 
+from mmcached.clips.in_place import Contents
 from mmcached.wire.errors import CorruptClip
 
 _SIGNATURES: dict[str, dict[str, re.Pattern[bytes]]] = {
@@ -31,7 +32,7 @@ _SIGNATURES: dict[str, dict[str, re.Pattern[bytes]]] = {
 _NAMES = {"video": "MP4, QuickTime, Matroska, WebM or AVI", "audio": "WAV, FLAC, Ogg or MP3"}
 
 
-def container_of(data: bytes, modality: Literal["video", "audio"]) -> str:
+def container_of(data: Contents, modality: Literal["video", "audio"]) -> str:
     """Return the name of the container that a file begins as.
 
     Raises:

@@ -29,6 +29,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mmcached.clips import messages as said
+from mmcached.clips.in_place import Contents, contents_of
 from mmcached.clips.sampling import Piece
 from mmcached.clips.settings import ClipSettings
 from mmcached.pictures.confinement import confine
@@ -48,7 +49,7 @@ class Clip(Protocol):
     def close(self) -> None: ...
 
 
-OpenClip = Callable[[bytes, ClipOptions, ClipSettings], Clip]
+OpenClip = Callable[[Contents, ClipOptions, ClipSettings], Clip]
 
 
 class ClipLoop(DecoderLoop):
@@ -70,7 +71,7 @@ class ClipLoop(DecoderLoop):
             return None  # of a file that was refused meanwhile
         if not isinstance(message, said.Plan | said.Open):
             raise InvariantError(f"{message} where a file was due")
-        data = self.read_file(message.num_bytes)
+        data = contents_of(self._file, message.num_bytes)
         with closing(self._open_clip(data, message.options, self._settings)) as clip:
             if isinstance(message, said.Open):
                 self._make_slices(clip)

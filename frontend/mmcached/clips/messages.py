@@ -2,7 +2,8 @@
 
     frontend                decoder
                   <------   Ready
-    Plan          ------>                    the file lies in the file descriptor that both have
+    Plan          ------>                    the file lies in the file descriptor that both have, and is read in place:
+                                             it stays as it is until the last answer about it
                   <------   Planned          where its slices lie, in the other descriptor
     Open          ------>                    a file, as for Plan
                   <------   Opened           all limits are checked; nothing is decoded

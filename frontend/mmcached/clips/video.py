@@ -18,7 +18,6 @@ torchcodec, which decodes quicker, is not used: it has been importable nowhere t
 
 from __future__ import annotations
 
-import io
 import os
 from array import array
 from bisect import bisect_left, bisect_right
@@ -33,6 +32,7 @@ from PIL import Image
 
 from mmcached.clips.containers import container_of
 from mmcached.clips.frame_sizes import BICUBIC
+from mmcached.clips.in_place import Contents, InPlace
 from mmcached.clips.sampling import Piece, check_options, sample_video
 from mmcached.clips.settings import ClipSettings
 from mmcached.pictures.grid import scaled_size
@@ -77,7 +77,7 @@ class Video:
         pieces: where its slices lie.
     """
 
-    def __init__(self, data: bytes, options: ClipOptions, settings: ClipSettings) -> None:
+    def __init__(self, data: Contents, options: ClipOptions, settings: ClipSettings) -> None:
         """Open a video, and decode nothing of it.
 
         Raises:
@@ -232,7 +232,7 @@ def _grabbed(capture: cv2.VideoCapture) -> Iterator[None]:
             num_lost += 1
 
 
-def _opened(data: bytes, settings: ClipSettings, how: list[int]) -> cv2.VideoCapture:
+def _opened(data: Contents, settings: ClipSettings, how: list[int]) -> cv2.VideoCapture:
     """Open a file; it is closed by whoever has it.
 
     Raises:
@@ -248,9 +248,9 @@ def _opened(data: bytes, settings: ClipSettings, how: list[int]) -> cv2.VideoCap
     raise CorruptClip(_FIELD, f"{len(data)} bytes", "cannot be opened as a video")
 
 
-def _open_with(data: bytes, max_streams: int, how: list[int]) -> cv2.VideoCapture:
+def _open_with(data: Contents, max_streams: int, how: list[int]) -> cv2.VideoCapture:
     os.environ["OPENCV_FFMPEG_CAPTURE_OPTIONS"] = _FFMPEG_OPTIONS.format(max_streams)
-    stream = cast("cv2.IStreamReader", io.BytesIO(data))  # its stub says nothing of file objects
+    stream = cast("cv2.IStreamReader", InPlace(data))  # its stub says nothing of file objects
     return cv2.VideoCapture(stream, cv2.CAP_FFMPEG, [*_OPEN, *how])
 
 
