@@ -36,6 +36,7 @@ from mmcached.pictures.images import decode_image
 from mmcached.pictures.settings import PictureSettings
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.messages.frontend import Encode
+from mmcached.wire.sockets.frames import Frame
 from scripts.bench.harness import Row, row
 
 SIZES_MPX = (0.3, 2.0, 8.0, 20.0)
@@ -65,9 +66,9 @@ class Threads:
     def __init__(self, num_decoders: int, settings: PictureSettings, budget: PixelBudget) -> None:
         self._settings = settings
 
-    def decode(self, data: bytes, is_wanted: IsWanted) -> Pixels:
+    def decode(self, data: Frame, is_wanted: IsWanted) -> Pixels:
         size = partial(scaled_size, patch_size=self._settings.patch_size, max_patches=self._settings.max_patches)
-        image = decode_image(data, self._settings, scaled_size=size)
+        image = decode_image(bytes(data), self._settings, scaled_size=size)
         return Pixels(*image.size, image.tobytes())
 
     def close(self) -> None:

@@ -34,7 +34,7 @@ class HeldWork:
         self._gates: dict[bytes, threading.Event] = {}
         # Whether the test or a clock is faster must not decide.
         monkeypatch.setattr(pool, "GRACE_S", DEADLINE_S)
-        monkeypatch.setattr(DecoderPool, "decode", lambda _, data, is_wanted: self._decode(data, is_wanted))
+        monkeypatch.setattr(DecoderPool, "decode", lambda _, data, is_wanted: self._decode(bytes(data), is_wanted))
 
     def _decode(self, data: bytes, is_wanted: IsWanted) -> Pixels:
         self._running.add(threading.get_ident())

@@ -247,7 +247,7 @@ class Frontend(Closeable):
                 self.store.greet(peer, message.client_id, message.name)
                 self._clients.try_send(peer, self._welcome())
             case received.Generate() | received.Encode():
-                self.requests.accept(peer, message, [bytes(frame) for frame in payload])
+                self.requests.accept(peer, message, payload)
             case received.TokensTaken():
                 self.requests.taken(message)
             case received.Cancel():

@@ -16,7 +16,7 @@ import msgspec
 from mmcached.wire.messages.parts import ClipOptions, Seconds
 
 if TYPE_CHECKING:  # a store has no use for hashes
-    from mmcached.cache.hasher import MultiModalHasher
+    from mmcached.cache.hasher import MultiModalHasher, Piece
 
 ListedSlice = tuple[
     Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}\Z")], Annotated[int, msgspec.Meta(ge=1)], Seconds, Seconds
@@ -30,7 +30,7 @@ class ListedSlices(msgspec.Struct):
     slices: Annotated[list[ListedSlice], msgspec.Meta(min_length=1)]
 
 
-def file_key(hasher: MultiModalHasher, data: bytes, options: ClipOptions, *, fingerprint: str, tenant: str) -> str:
+def file_key(hasher: MultiModalHasher, data: Piece, options: ClipOptions, *, fingerprint: str, tenant: str) -> str:
     """Return the key of a clip's file, 64 hex digits.
 
     Args:

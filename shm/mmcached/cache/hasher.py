@@ -78,7 +78,7 @@ class MultiModalHasher:
         """
         return self._hexdigest(_KWARGS_DOMAIN, kwargs)
 
-    def item_key(self, content: bytes, *, modality: str, fingerprint: str, tenant: str) -> str:
+    def item_key(self, content: Piece, *, modality: str, fingerprint: str, tenant: str) -> str:
         """Return the key of a processed item, from its *encoded* bytes: so a hit needs no decoding.
 
         Args:

@@ -96,6 +96,16 @@ def asking(bench: Bench, engine: WireEngine) -> Asking:
     return Asking(bench, engine)
 
 
+@pytest.mark.parametrize("mode", ["shm"], indirect=True)
+def test_a_large_file_is_decoded_from_where_it_was_received(asking: Asking, decoders: FakeClipDecoders) -> None:
+    """A copy would stop the loop for milliseconds, and take the memory once more."""
+    large = clip("ab").ljust(1 << 20, b".")
+    assert len(asking.encode((large, video(0, 2)))) == 2
+    (received,) = decoders.planned
+    assert received == large
+    assert isinstance(received, bytearray)
+
+
 @pytest.mark.parametrize("mode", MODES, indirect=True)
 def test_a_known_clip_is_not_opened(asking: Asking, decoders: FakeClipDecoders, mode: str) -> None:
     hashes = asking.encode((clip("abc"), video()))

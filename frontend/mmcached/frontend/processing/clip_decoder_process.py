@@ -14,6 +14,7 @@ from mmcached.clips.settings import ClipSettings
 from mmcached.frontend.processing.confined_decoder import ConfinedDecoder, DecoderDiedError
 from mmcached.frontend.processing.slice_processor import DecodedSlice, SlicePlace
 from mmcached.wire.messages.parts import ClipOptions
+from mmcached.wire.sockets.frames import Frame
 
 MAX_FILES = 1000
 """That one process is given: OpenCV 5.0.0 keeps some kilobytes of each."""
@@ -32,7 +33,7 @@ class ClipDecoder(ConfinedDecoder):
         self._num_files = 0
 
     @contextmanager
-    def with_file(self, data: bytes) -> Iterator[None]:
+    def with_file(self, data: Frame) -> Iterator[None]:
         """Lay a file where the process can read it, until the end of the block; end one that has had many."""
         try:
             with super().with_file(data):
@@ -42,7 +43,7 @@ class ClipDecoder(ConfinedDecoder):
             if self._num_files >= MAX_FILES:
                 self.close()
 
-    def plan(self, data: bytes, options: ClipOptions, is_wanted: Callable[[], bool]) -> list[SlicePlace]:
+    def plan(self, data: Frame, options: ClipOptions, is_wanted: Callable[[], bool]) -> list[SlicePlace]:
         """Return where the slices of a clip lie.
 
         Args:
@@ -71,7 +72,7 @@ class ClipDecoder(ConfinedDecoder):
 
     def slices(
         self,
-        data: bytes,
+        data: Frame,
         options: ClipOptions,
         wanted: Sequence[int],
         *,

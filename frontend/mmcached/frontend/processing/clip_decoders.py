@@ -23,6 +23,7 @@ from mmcached.frontend.processing.slice_processor import DecodedSlice, SlicePlac
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import ClipTooLarge, CorruptClip
 from mmcached.wire.messages.parts import ClipOptions
+from mmcached.wire.sockets.frames import Frame
 
 BYTES_PER_PIXEL = 70
 """More than FFmpeg takes for a frame, with its conversion to RGB: up to 22 were measured, and H.264 and H.265 may look
@@ -57,7 +58,7 @@ class ClipDecoderPool:
                 needed_bytes=lambda pixels: pixels * BYTES_PER_PIXEL,
             )
 
-    def plan(self, data: bytes, options: ClipOptions, is_wanted: IsWanted) -> Sequence[SlicePlace]:
+    def plan(self, data: Frame, options: ClipOptions, is_wanted: IsWanted) -> Sequence[SlicePlace]:
         """Return where the slices of a clip lie, in order; decodes nothing.
 
         Raises:
@@ -71,7 +72,7 @@ class ClipDecoderPool:
         return self._decoders[options.modality].use(plan, self._terms[options.modality], is_wanted)
 
     def decode(
-        self, data: bytes, options: ClipOptions, wanted: Sequence[int], is_wanted: IsWanted
+        self, data: Frame, options: ClipOptions, wanted: Sequence[int], is_wanted: IsWanted
     ) -> Generator[DecodedSlice]:
         """Yield slices of a clip by their indices in its plan, in that order; each is made when it is asked for.
 

@@ -32,6 +32,7 @@ from mmcached.pictures.confinement import CPU_SIGNAL
 from mmcached.wire.errors import InvariantError, error_from_wire
 from mmcached.wire.process.death import environment_for_children
 from mmcached.wire.process.descriptors import write_all
+from mmcached.wire.sockets.frames import Frame
 
 log = structlog.get_logger("mmcached.frontend")
 
@@ -145,7 +146,7 @@ class ConfinedDecoder:
     # ---- for those who know what is decoded
 
     @contextlib.contextmanager
-    def with_file(self, data: bytes) -> Iterator[None]:
+    def with_file(self, data: Frame) -> Iterator[None]:
         """Lay a file where the process can read it, until the end of the block; end the process that works in vain."""
         write_all(self._file, data)
         try:

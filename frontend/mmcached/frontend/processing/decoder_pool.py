@@ -10,6 +10,7 @@ from mmcached.frontend.processing.pixel_budget import PixelBudget
 from mmcached.frontend.processing.pool import IsWanted
 from mmcached.pictures.settings import PictureSettings
 from mmcached.wire.errors import CorruptImage, ImageTooLarge
+from mmcached.wire.sockets.frames import Frame
 
 BYTES_PER_PIXEL = 20
 """More than any codec takes for a picture, with its conversion to RGB: measured, see DECISIONS."""
@@ -35,7 +36,7 @@ class DecoderPool:
             needed_bytes=lambda pixels: pixels * per_pixel,
         )
 
-    def decode(self, data: bytes, is_wanted: IsWanted) -> Pixels | Tensors:
+    def decode(self, data: Frame, is_wanted: IsWanted) -> Pixels | Tensors:
         """Return the scaled pixels of a file, or its tensors.
 
         Raises:

@@ -15,6 +15,7 @@ from mmcached.pictures import messages as said
 from mmcached.pictures.settings import PictureSettings
 from mmcached.shm.store.tensor_bytes import NUMPY_ITEMSIZES, TensorType
 from mmcached.wire.errors import RemoteProtocolError
+from mmcached.wire.sockets.frames import Frame
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,7 @@ class Decoder(ConfinedDecoder):
 
     def process(
         self,
-        data: bytes,
+        data: Frame,
         *,
         is_wanted: Callable[[], bool],
         before_pixels: Callable[[int], AbstractContextManager[None]],

@@ -21,6 +21,7 @@ from mmcached.frontend.processing.processor import ImageProcessor, Processed
 from mmcached.frontend.processing.slice_processor import DecodedSlice, SliceProcessor
 from mmcached.wire.config import MIB, ServiceConfig
 from mmcached.wire.errors import ClipTooLarge, EmptyClip, EmptyImage, ImageTooLarge, InvalidRequest
+from mmcached.wire.sockets.frames import Frame
 from mmcached.wire.vocabulary import Modality
 
 
@@ -102,14 +103,14 @@ def _processor_of(config: ServiceConfig) -> ImageProcessor | CheckpointProcessor
     return CheckpointProcessor(checkpoint, f"{config.max_image_pixels} pixels, {config.max_image_bytes} bytes")
 
 
-def _check_clip(data: bytes, max_bytes: int, field: str) -> None:
+def _check_clip(data: Frame, max_bytes: int, field: str) -> None:
     if not data:
         raise EmptyClip(field, 0, "a video or a sound has bytes")
     if len(data) > max_bytes:
         raise ClipTooLarge(field, f"{len(data)} bytes", f"at most {max_bytes} bytes (limits.max_clip_mb)")
 
 
-def _check_image(data: bytes, max_bytes: int, field: str) -> None:
+def _check_image(data: Frame, max_bytes: int, field: str) -> None:
     if not data:
         raise EmptyImage(field, 0, "an image has bytes")
     if len(data) > max_bytes:

@@ -17,6 +17,7 @@ from typing import NamedTuple
 from mmcached.wire.errors import InvalidRequest
 from mmcached.wire.messages.frontend import Encode, Generate
 from mmcached.wire.messages.parts import ClipOptions
+from mmcached.wire.sockets.frames import Frame
 from mmcached.wire.vocabulary import MODALITIES, TOKEN_IDS, Modality
 
 _FIELDS: dict[Modality, str] = {"image": "images", "video": "videos", "audio": "audios"}
@@ -46,7 +47,7 @@ class Medium:
     """
 
     modality: Modality
-    data: bytes
+    data: Frame
     field: str
     name: str | None = None
     options: ClipOptions | None = None
@@ -62,7 +63,7 @@ class Medium:
         return [self.key] if self.key else []
 
 
-def media_of(message: Generate | Encode, files: Sequence[bytes]) -> list[Medium]:
+def media_of(message: Generate | Encode, files: Sequence[Frame]) -> list[Medium]:
     """Return the files of a request in the order in which they came: images, then clips.
 
     Raises:

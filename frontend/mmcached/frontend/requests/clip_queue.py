@@ -20,13 +20,14 @@ from mmcached.frontend.processing.pool import Done, IsWanted, Mailbox, NotWanted
 from mmcached.frontend.requests.clip_room import ClipRoom
 from mmcached.frontend.requests.clip_work import ClipWork, Cut, Decoded, Job, Planned
 from mmcached.wire.errors import InvariantError
+from mmcached.wire.sockets.frames import Frame
 from mmcached.wire.vocabulary import Modality
 
 
 class Refused(NamedTuple):
     """Why nothing could be made of a file."""
 
-    data: bytes
+    data: Frame
     error: Exception
 
 
@@ -173,7 +174,7 @@ class ClipQueue:
             self._behind.pop(file, None)
 
 
-def run(data: bytes, job: Job, is_wanted: IsWanted) -> object:
+def run(data: Frame, job: Job, is_wanted: IsWanted) -> object:
     """Return the outcome of a job, or why the file has none. Runs in a thread."""
     try:
         return job(is_wanted)

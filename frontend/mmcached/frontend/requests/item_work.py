@@ -35,6 +35,7 @@ from mmcached.frontend.requests.item_counts import ItemCounts
 from mmcached.pictures.settings import PictureSettings
 from mmcached.wire.config import MIB, ServiceConfig
 from mmcached.wire.errors import InvariantError, ServiceUnavailable
+from mmcached.wire.sockets.frames import Frame
 
 _NEVER = -1
 """A generation before all."""
@@ -43,7 +44,7 @@ _NEVER = -1
 class Decoders(Protocol):
     """What decodes image files for the threads that ask it."""
 
-    def decode(self, data: bytes, is_wanted: IsWanted) -> Pixels | Tensors: ...
+    def decode(self, data: Frame, is_wanted: IsWanted) -> Pixels | Tensors: ...
     def close(self) -> None: ...
 
 
@@ -249,7 +250,7 @@ class ItemWork:
         for other in others:
             self._clips.join(key, other.client)
 
-    def _process(self, data: bytes, is_wanted: IsWanted) -> object:
+    def _process(self, data: Frame, is_wanted: IsWanted) -> object:
         """Return the item of an image file, or why there is none. Runs in a thread."""
         return run(data, lambda is_wanted: self._processing.item(self._decoders.decode(data, is_wanted)), is_wanted)
 

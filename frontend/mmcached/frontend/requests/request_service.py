@@ -154,7 +154,7 @@ class RequestService:
 
     # ---- from clients
 
-    def accept(self, peer: bytes, message: received.Generate | received.Encode, files: list[bytes]) -> None:
+    def accept(self, peer: bytes, message: received.Generate | received.Encode, files: Sequence[Frame]) -> None:
         """Open a request and begin it, or answer why not and leave nothing open."""
         now = self._clock()
         deadline = now + min(message.timeout_s, self._config.request_timeout_s)

@@ -15,7 +15,7 @@ def raise_descriptor_limit() -> int:
     return hard
 
 
-def write_all(descriptor: int, data: bytes | memoryview, place: int = 0) -> None:
+def write_all(descriptor: int, data: bytes | bytearray | memoryview, place: int = 0) -> None:
     """Write all of the data from a place of a file on."""
     rest = memoryview(data)
     while rest:
