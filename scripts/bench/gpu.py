@@ -16,45 +16,47 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import msgspec
-import numpy as np
 import torch
 
 from mmcached.cli.serve.child_service import ChildService
 from mmcached.client import Client
+from mmcached.client.device import DeviceLoader
+from mmcached.client.device.runtime import PageRefused
+from mmcached.client.device.streams import CudaCopies, Done
 from mmcached.shm import ObjectStoreReader, ObjectStoreWriter, ReaderEntry, RingReader, RingWriter
 from mmcached.shm.segment.mapped import open_data
+from mmcached.shm.segment.pages import Pages
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.handle import Handle
+from mmcached.wire.messages.worker import RunChunk
+from mmcached.worker.model.batch import pack
+from mmcached.worker.model.kv_pool import KVPool
+from mmcached.worker.model.model import ReferenceModel
 from scripts.bench import harness
-from scripts.bench.gpu_memory import (
-    PORTABLE,
-    Bounce,
-    Direct,
-    Registered,
-    RegisterRefused,
-    new_event,
-    registered,
-    require_cuda,
-)
+from scripts.bench.gpu_memory import Direct, new_event, pinned, pinned_for_writing, require_cuda
 from scripts.bench.gpu_tower import PATCH, WIDTH, Tower, num_patches
 from scripts.bench.harness import Bound, Row, Unavailable, row
 
 MIB, GIB = 1 << 20, 1 << 30
 SIZES = {"1 MiB": MIB, "4.7 MiB": int(4.7 * MIB), "19 MiB": 19 * MIB, "64 MiB": 64 * MIB}
 PINNED = "pinned by torch"
+IN_PLACE = "out of the pinned ring"
 DEADLINE_S = 30.0
+PIN_S = 5.0
+"""How long a loader may take to pin what is read, where the device takes it."""
+CONTEXT = 256
+"""Tokens of each request, of a step whose time is measured alone."""
 
-Copier = Callable[..., torch.cuda.Event]
+Copier = Callable[..., Done]
 
 
 @contextlib.contextmanager
-def ring_with(
-    records: dict[str, torch.Tensor], data_bytes: int
-) -> Iterator[tuple[RingReader, dict[str, torch.Tensor]]]:
-    """Yield a reader of a new ring, and views of the records in it."""
+def ring_with(records: dict[str, torch.Tensor], data_bytes: int) -> Iterator[tuple[Pages, dict[str, torch.Tensor]]]:
+    """Yield the pages of a new ring, and views of the records in it."""
     with contextlib.ExitStack() as stack:
         ring = RingWriter.create(data_bytes=data_bytes, max_readers=2, max_object_bytes=data_bytes)
         store = stack.enter_context(ObjectStoreWriter(ring))
@@ -71,7 +73,7 @@ def ring_with(
             if not entry.receive(handle, ring.grant(entry.reader_id, handle)):
                 raise RuntimeError("a lease was not taken")
             views[name] = objects.get(handle, tensors="torch")["data"]
-        yield reader, views
+        yield reader.pages, views
         views.clear()
 
 
@@ -92,27 +94,30 @@ def copies(num_rounds: int) -> Iterator[Row]:
     """Yield the rates of copies to the device and back."""
     device = require_cuda()
     records = {name: torch.randint(0, 255, (nbytes,), dtype=torch.uint8) for name, nbytes in SIZES.items()}
-    direct, bounce = Direct(device), Bounce(device)
-    with ring_with(records, GIB) as (reader, views):
-        mapping = reader._open_mapping()
+    direct, ours = Direct(device), CudaCopies(device)
+    ours.warm_up()
+    with ring_with(records, GIB) as (pages, views):
         targets = {name: torch.empty(nbytes, dtype=torch.uint8, device=device) for name, nbytes in SIZES.items()}
-        pinned = {name: tensor.pin_memory() for name, tensor in records.items()}
-        ways: dict[str, Callable[[str], torch.cuda.Event]] = {
+        own = {name: tensor.pin_memory() for name, tensor in records.items()}
+        ways: dict[str, Callable[[str], Done]] = {
             "pageable": lambda name: direct.copy(targets[name], views[name]),
-            "bounce": lambda name: bounce.copy(targets[name], views[name]),
-            PINNED: lambda name: direct.copy(targets[name], pinned[name]),
+            "by way of pinned memory": lambda name: ours.copy([(views[name], False)])[1],
+            PINNED: lambda name: direct.copy(targets[name], own[name]),
         }
         found = {way: {name: times_of(num_rounds, copy, name) for name in SIZES} for way, copy in ways.items()}
         try:
-            with registered(mapping, len(mapping)):
-                found["registered ring"] = {
-                    name: times_of(num_rounds, direct.copy, targets[name], views[name]) for name in SIZES
+            with pinned(pages):
+                found[IN_PLACE] = {
+                    name: times_of(num_rounds, lambda view: ours.copy([(view, True)])[1], view)
+                    for name, view in views.items()
                 }
-        except RegisterRefused as error:
-            harness.tell_once(f"registered ring: rows are left out: {error}")
-        for name, target in targets.items():
-            if not torch.equal(target.cpu(), records[name]):
-                raise RuntimeError(f"{name}: the device has other bytes")
+        except PageRefused as error:
+            harness.tell_once(f"{IN_PLACE}: rows are left out: {error}")
+        with loader_that_pins(device, views) as loader:
+            found["by a DeviceLoader"] = {name: times_of(num_rounds, loaded, loader, views[name]) for name in SIZES}
+            for name, view in views.items():
+                if not torch.equal(loader.load([view])[0].cpu(), records[name]):
+                    raise RuntimeError(f"{name}: the device has other bytes")
         for way, of_size in found.items():
             for name, (ended_s, returned_s) in of_size.items():
                 rate, best = (SIZES[name] / s / 1e9 for s in (ended_s, found[PINNED][name][0]))
@@ -121,23 +126,55 @@ def copies(num_rounds: int) -> Iterator[Row]:
     yield from _copies_back(targets, direct, num_rounds)
 
 
+@contextlib.contextmanager
+def loader_that_pins(device: torch.device, views: dict[str, torch.Tensor]) -> Iterator[DeviceLoader]:
+    """Yield a loader that has pinned what lies under the views, if the device takes it."""
+    with DeviceLoader(device, max_pinned_bytes=8 * GIB) as loader:
+        give_up = time.monotonic() + PIN_S
+        wanted = sum(view.nbytes for view in views.values())
+        while loader.pinned_bytes < wanted and time.monotonic() < give_up:
+            for view in views.values():
+                loader.load([view])
+            torch.cuda.synchronize()
+        if loader.pinned_bytes < wanted:
+            harness.tell_once("the loader has pinned nothing: its figures are of copies by way of pinned memory")
+        yield loader
+
+
+def loaded(loader: DeviceLoader, view: torch.Tensor) -> torch.cuda.Event:
+    loader.load([view])
+    done = new_event()
+    done.record()
+    return done
+
+
 def _copies_back(targets: dict[str, torch.Tensor], direct: Direct, num_rounds: int) -> Iterator[Row]:
     """Yield the rates from the device into a ring that this process writes, into pinned and into plain memory."""
     largest = max(SIZES.values())
-    egress = mmap.mmap(-1, largest)  # goes with its last view
-    plain, pinned = torch.empty(largest, dtype=torch.uint8), torch.empty(largest, dtype=torch.uint8).pin_memory()
-    ways = {"pageable": plain, PINNED: pinned, "registered ring": torch.from_numpy(np.frombuffer(egress, np.uint8))}
-    found = {}
-    with registered(egress, largest, PORTABLE):
-        for way, host in ways.items():
-            found[way] = {
+    plain, own = torch.empty(largest, dtype=torch.uint8), torch.empty(largest, dtype=torch.uint8).pin_memory()
+    with pinned_for_writing(mmap.mmap(-1, largest)) as egress:
+        found = {
+            way: {
                 name: times_of(num_rounds, direct.copy, host[:nbytes], targets[name])[0]
                 for name, nbytes in SIZES.items()
             }
+            for way, host in {"pageable": plain, PINNED: own, "into a pinned ring": egress}.items()
+        }
+    again = torch.empty(largest, dtype=torch.uint8)
+    for name, nbytes in SIZES.items():  # what is saved lies in pinned memory, and is copied into the ring by the CPU
+        copied_s = min(_seconds(partial(again[:nbytes].copy_, own[:nbytes])) for _ in range(num_rounds))
+        rate, best = (nbytes / s / 1e9 for s in (found[PINNED][name] + copied_s, found["into a pinned ring"][name]))
+        yield row("from the device: as it is saved", name, rate, "GB/s", peer="into a pinned ring", peer_value=best)
     for way, of_size in found.items():
         for name, ended_s in of_size.items():
             rate, best = (SIZES[name] / s / 1e9 for s in (ended_s, found[PINNED][name]))
             yield row(f"from the device: {way}", name, rate, "GB/s", peer=PINNED, peer_value=best)
+
+
+def _seconds(call: Callable[[], object]) -> float:
+    begun = time.perf_counter()
+    call()
+    return time.perf_counter() - begun
 
 
 def registering(num_rounds: int) -> Iterator[Row]:
@@ -149,21 +186,19 @@ def registering(num_rounds: int) -> Iterator[Row]:
             if not ring.wait_populated(DEADLINE_S):
                 harness.tell_once(f"{num_gib} GiB: rows are left out: its pages are not there in time")
                 continue
-            mapping = open_data(ring.announcement)
-            begun = time.perf_counter()
-            try:
-                pinned = Registered(mapping, len(mapping))
-            except RegisterRefused as error:
-                raise Unavailable(str(error)) from error
-            alone_s = time.perf_counter() - begun
-            params = f"{num_gib} GiB"
-            yield row("pinning a ring", params, alone_s / num_gib * 1e3, "ms/GiB", peer="100 ms/GiB", peer_value=100)
-            if num_gib == 1:
-                beside_s = _in_child(ring, is_killed=False)
-                yield row("a second process", params, beside_s * 1e3, "ms", peer="the first", peer_value=alone_s * 1e3)
-                yield from _killed(ring)
-            pinned.close()
-            mapping.close()
+            params, begun = f"{num_gib} GiB", time.perf_counter()
+            with contextlib.ExitStack() as stack:
+                try:
+                    stack.enter_context(pinned(open_data(ring.announcement)))
+                except PageRefused as error:
+                    raise Unavailable(str(error)) from error
+                alone_s = time.perf_counter() - begun
+                per_gib_ms = alone_s / num_gib * 1e3
+                yield row("pinning a ring", params, per_gib_ms, "ms/GiB", peer="100 ms/GiB", peer_value=100)
+                if num_gib == 1:
+                    beside_ms = _in_child(ring, is_killed=False) * 1e3
+                    yield row("a second process", params, beside_ms, "ms", peer="the first", peer_value=alone_s * 1e3)
+                    yield from _killed(ring)
 
 
 def _in_child(ring: RingWriter, *, is_killed: bool) -> float:
@@ -216,26 +251,17 @@ def tower(num_rounds: int) -> Iterator[Row]:
     device = require_cuda()
     torch.manual_seed(0)
     model = Tower().to(device, torch.bfloat16).eval()
-    direct = Direct(device)
     for megapixels in (0.3, 2, 8):
         count = num_patches(int(megapixels * 1e6))
         patches = torch.randn(count, 3 * PATCH**2, device=device, dtype=torch.bfloat16)
         with torch.inference_mode():
             encode_s, _ = times_of(num_rounds, _encoded, model, patches)
             output = model(patches).cpu()
-        with ring_with({"output": output.view(torch.uint8).reshape(-1)}, 512 * MIB) as (reader, views):
-            mapping = reader._open_mapping()
-            target = torch.empty(output.nbytes, dtype=torch.uint8, device=device)
-            params = f"{megapixels} Mpx, {count} × {WIDTH}"
-            with contextlib.ExitStack() as stack:
-                way = "registered"
-                try:
-                    stack.enter_context(registered(mapping, len(mapping)))
-                except RegisterRefused as error:
-                    way = "pageable"
-                    harness.tell_once(f"hits are copied from pageable memory: {error}")
-                hit_s, _ = times_of(num_rounds, direct.copy, target, views["output"])
-            yield row(f"hit, {way}", params, hit_s * 1e3, "ms", peer="encode", peer_value=encode_s * 1e3)
+        views = {"output": output.view(torch.uint8).reshape(-1)}
+        with ring_with(views, 512 * MIB) as (_, found), loader_that_pins(device, found) as loader:
+            hit_s, _ = times_of(num_rounds, loaded, loader, found["output"])
+        params = f"{megapixels} Mpx, {count} × {WIDTH}"
+        yield row("hit", params, hit_s * 1e3, "ms", peer="encode", peer_value=encode_s * 1e3)
 
 
 def _encoded(model: Tower, patches: torch.Tensor) -> torch.cuda.Event:
@@ -246,16 +272,12 @@ def _encoded(model: Tower, patches: torch.Tensor) -> torch.cuda.Event:
 
 
 def stall(num_rounds: int) -> Iterator[Row]:
-    """Yield what one load takes away from a stream that computes."""
+    """Yield what one load takes away from a stream that computes, and from the thread that queues its work."""
     device = require_cuda()
     left = torch.randn(2048, 2048, device=device, dtype=torch.bfloat16)
-    direct, num_items, per_item = Direct(device), 32, 16
-    with ring_with({"item": torch.zeros(SIZES["4.7 MiB"], dtype=torch.uint8)}, 64 * MIB) as (reader, views):
-        mapping, target = reader._open_mapping(), torch.empty_like(views["item"], device=device)
-        try:
-            pinned = Registered(mapping, len(mapping))
-        except RegisterRefused as error:
-            raise Unavailable(str(error)) from error
+    num_items, per_item = 32, 16
+    record = {"item": torch.zeros(SIZES["4.7 MiB"], dtype=torch.uint8)}
+    with ring_with(record, 64 * MIB) as (_, views), loader_that_pins(device, views) as loader:
 
         def run(*, loads: bool) -> float:
             begun, ended = (new_event(is_timed=True) for _ in range(2))
@@ -263,7 +285,7 @@ def stall(num_rounds: int) -> Iterator[Row]:
             begun.record()
             for _ in range(num_items):
                 if loads:
-                    direct.copy(target, views["item"])
+                    loader.load([views["item"]])
                 for _ in range(per_item):
                     torch.mm(left, left)
             ended.record()
@@ -271,7 +293,6 @@ def stall(num_rounds: int) -> Iterator[Row]:
             return float(begun.elapsed_time(ended)) / 1e3
 
         rounds = [(run(loads=True), run(loads=False)) for _ in range(num_rounds + 2)][2:]
-        pinned.close()
         lost_s = statistics.median((with_loads - without) / num_items for with_loads, without in rounds)
         yield row("stall of the compute stream", "4.7 MiB", lost_s * 1e6, "µs per item", peer="20 µs", peer_value=20)
 
@@ -285,7 +306,6 @@ def steps(num_rounds: int) -> Iterator[Row]:
     )
     on_s, off_s = (_step_s(config, num_rounds) for config in (with_caches, without))
     yield row("decode step, caches on", "1 request", on_s * 1e6, "µs", peer="caches off", peer_value=off_s * 1e6)
-    raise Unavailable("the reference model is not captured in CUDA graphs")
 
 
 def _step_s(config: ServiceConfig, num_rounds: int) -> float:
@@ -301,10 +321,70 @@ def _step_s(config: ServiceConfig, num_rounds: int) -> float:
             return statistics.median(taken[1:])
 
 
+def graphs(num_rounds: int) -> Iterator[Row]:
+    """Yield the forward pass of a decode step of the reference model, queued call by call, and replayed."""
+    device = require_cuda()
+    for num_requests in (1, 16):
+        queue = decode_step(device, num_requests)
+        for _ in range(3):
+            expected = queue().cpu()
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            captured = queue()
+        graph.replay()
+        if not torch.equal(captured.cpu(), expected):
+            raise RuntimeError("a replayed step has other hidden states")
+        off_s, _ = times_of(num_rounds, _queued, queue)
+        on_s, _ = times_of(num_rounds, _queued, graph.replay)
+        params = f"{num_requests} requests of {CONTEXT} tokens"
+        yield row("forward, CUDA graphs on", params, on_s * 1e6, "µs", peer="off", peer_value=off_s * 1e6)
+
+
+def decode_step(device: torch.device, num_requests: int) -> Callable[[], torch.Tensor]:
+    """Return what queues one decode step of some requests and returns their hidden states."""
+    config = ServiceConfig()
+    model = ReferenceModel(config.model, max_model_len=config.max_model_len, device=device)
+    num_blocks = -(-CONTEXT // config.block_size)
+    pool = KVPool(
+        num_layers=config.model.num_layers,
+        num_blocks=1 + num_requests * num_blocks,
+        block_size=config.block_size,
+        hidden_size=config.model.hidden_size,
+        device=device,
+    )
+    chunks = [
+        RunChunk(
+            request_id=number,
+            token_ids=[number % 256],
+            num_computed_tokens=CONTEXT - 1,
+            block_ids=list(range(1 + number * num_blocks, 1 + (number + 1) * num_blocks)),
+            spans=[],
+            sample=True,
+            row_keys=[],
+            first_row=0,
+            first_block=0,
+            block_hashes=[],
+        )
+        for number in range(num_requests)
+    ]
+    batch = pack(chunks, config.block_size, device)
+    embeddings = model.decoder.embed(batch.token_ids)
+    return lambda: model.decoder.forward(embeddings, batch, pool)
+
+
+def _queued(queue: Callable[[], object]) -> torch.cuda.Event:
+    queue()
+    done = new_event()
+    done.record()
+    return done
+
+
 BOUNDS = [
-    *(Bound("reach", "to the device: registered ring", name, PINNED, 0.9, is_floor=True) for name in list(SIZES)[1:]),
+    *(Bound("reach", f"to the device: {IN_PLACE}", name, PINNED, 0.9, is_floor=True) for name in list(SIZES)[1:]),
+    *(Bound("reach", "to the device: by a DeviceLoader", name, PINNED, 0.9, is_floor=True) for name in list(SIZES)[1:]),
     Bound("reach", "stall of the compute stream", "4.7 MiB", "20 µs", 1.0),
-    Bound("reach", "hit, registered", f"2 Mpx, {num_patches(2_000_000)} × {WIDTH}", "encode", 0.05),
+    Bound("reach", "hit", f"2 Mpx, {num_patches(2_000_000)} × {WIDTH}", "encode", 0.05),
 ]
 
 SECTIONS: dict[str, harness.Section] = {
@@ -313,6 +393,7 @@ SECTIONS: dict[str, harness.Section] = {
     "tower": tower,
     "stall": stall,
     "steps": steps,
+    "graphs": graphs,
 }
 
 if __name__ == "__main__":

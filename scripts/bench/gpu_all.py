@@ -25,7 +25,7 @@ from scripts.bench.harness import Row, print_bounds, print_rows, row
 
 PART_S = 120
 CHECKOUT = Path(__file__).resolve().parents[2]
-TESTED = ["tests/worker", "tests/integrations", "tests/cli/doctor"]
+TESTED = ["tests/worker", "tests/client/device", "tests/cli/doctor"]
 SOURCES = ["frontend", "engine", "worker", "shm"]
 
 

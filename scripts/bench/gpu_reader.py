@@ -10,7 +10,7 @@ import msgspec
 from mmcached.shm import ReaderEntry
 from mmcached.shm.segment.mapped import open_data
 from mmcached.wire.handle import Handle, LeaseId, RingAnnouncement
-from scripts.bench.gpu_memory import registered, require_cuda
+from scripts.bench.gpu_memory import pinned, require_cuda
 
 
 def say(value: object) -> None:
@@ -26,9 +26,9 @@ def main() -> None:
         handle, lease = msgspec.json.decode(sys.stdin.buffer.readline(), type=tuple[Handle, LeaseId])
         if not entry.receive(handle, lease):
             raise RuntimeError("the lease was not taken")
-        mapping = open_data(ring)
+        pages = open_data(ring)
         begun = time.perf_counter()
-        with registered(mapping, len(mapping)):
+        with pinned(pages):
             say(time.perf_counter() - begun)
             sys.stdin.buffer.read()
         entry.give_back(handle)

@@ -15,6 +15,7 @@ import torch
 
 from mmcached.cache.store_keys import output_key
 from mmcached.client import Client
+from mmcached.client.device.devices import device_of
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import CacheMiss
 from mmcached.wire.limits import LimitsConfig
@@ -223,7 +224,7 @@ def test_what_takes_no_time_every_rank_encodes_and_one_saves(store: Store) -> No
 
 
 def test_what_takes_no_time_in_one_modality_may_take_long_in_another() -> None:
-    outputs = StoredOutputs(ServiceConfig(), fail_to_connect, "")
+    outputs = StoredOutputs(ServiceConfig(), fail_to_connect, "", device_of("cpu", max_pinned_bytes=0))
     image, video = item("a"), msgspec.structs.replace(item("b"), modality="video")
     assert (outputs.is_shared(image), outputs.is_shared(video)) == (True, True), "nobody knows"
     outputs.encoded(video, 0.0)

@@ -1,7 +1,6 @@
 """Lets programs that bring their own model use the store in their own words; each room belongs to one host program.
 
     identity          names what an output depends on: the content of a checkpoint, and all else beside the item
-    devices           copies outputs from and to the device that a host's model runs on
     vllm/             encoder outputs of all engines of a host, for vLLM
     sglang/           the same for SGLang's encoder servers, and a second level of its engines' caches
     transformers/     image features and processed images, once per host

@@ -12,6 +12,7 @@
     known_outputs               names of what the encoder has said of images, as the service gives them
     saver                       saves records in a thread of its own: bounded in bytes, dropped when late
     store/                      the verbs of the store, without sockets
+    device/                     copies records out of shared memory onto a CUDA device; imports torch
     links/                      the sockets of both clients, and what a fork lets go of
     kv_events/                  changes of an engine's prefix cache, for routers
 

@@ -71,6 +71,7 @@ class LimitsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_inline_items_mb: int = 2048
 
     # encoder outputs
+    max_pinned_mb: int = 2048
     max_unsaved_mb: int = 256
     output_wait_s: float = 2.0
     max_inline_output_kb: int = 64
@@ -208,6 +209,13 @@ LIMITS: Mapping[str, Limit] = MappingProxyType(
             1, 4096, "MiB", "items of open requests that were sent beside the ring", "waits, or is sent alone"
         ),
         # ---- encoder outputs
+        "limits.max_pinned_mb": Limit(
+            0,
+            1 << 20,
+            "MiB",
+            "shared memory that one worker with CUDA pins of a ring, where it reads again; 0: none",
+            "copied by way of other memory",
+        ),
         "limits.max_unsaved_mb": Limit(
             0, 1 << 20, "MiB", "encoder outputs of one worker, or rows, that wait to be saved in the store", "not saved"
         ),

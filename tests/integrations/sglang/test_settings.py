@@ -13,7 +13,7 @@ from mmcached.wire.errors import ConfigError
 
 
 def test_nothing_is_asked_where_nothing_is_said() -> None:
-    assert Settings.read({}) == Settings(frozenset(), None, "", 256 << 20)
+    assert Settings.read({}) == Settings(frozenset(), None, "", 256 << 20, 2048 << 20)
 
 
 def test_all_that_can_be_said() -> None:
@@ -22,12 +22,20 @@ def test_all_that_can_be_said() -> None:
         "MMCACHED_RUN_DIR": "/run/x",
         "MMCACHED_NAMESPACE": " m@1 ",
         "MMCACHED_MAX_SAVE_MB": "2",
+        "MMCACHED_MAX_PINNED_MB": "0",
     }
-    assert Settings.read(said) == Settings(frozenset({"engine_cache", "embedding_store"}), "/run/x", "m@1", 2 << 20)
+    asked = frozenset({"engine_cache", "embedding_store"})
+    assert Settings.read(said) == Settings(asked, "/run/x", "m@1", 2 << 20, 0)
 
 
 @pytest.mark.parametrize(
-    ("variable", "value"), [("MMCACHED_SGLANG", "1"), ("MMCACHED_SGLANG", "cache"), ("MMCACHED_MAX_SAVE_MB", "-1")]
+    ("variable", "value"),
+    [
+        ("MMCACHED_SGLANG", "1"),
+        ("MMCACHED_SGLANG", "cache"),
+        ("MMCACHED_MAX_SAVE_MB", "-1"),
+        ("MMCACHED_MAX_PINNED_MB", "1g"),
+    ],
 )
 def test_what_cannot_be_names_its_variable(variable: str, value: str) -> None:
     with pytest.raises(ConfigError, match=f"{variable} = '{value}'"):

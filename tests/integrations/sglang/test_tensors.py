@@ -9,17 +9,25 @@ import pytest
 import torch
 
 from mmcached.client import Client
+from mmcached.client.device.devices import device_of
 from mmcached.client.saver import Saver
-from mmcached.integrations.devices import device_of
 from mmcached.integrations.sglang.tensors import Tensors
 from tests.client.services import StoreService
+from tests.doubles.device import HeldCopies, HeldDevice
+from tests.integration.processes import eventually
 
 DEADLINE_S = 30.0
 
 
 @pytest.fixture
-def client(run_dir: Path) -> Iterator[Client]:
-    with StoreService(run_dir), Client(run_dir, timeout_s=DEADLINE_S) as client:
+def service(run_dir: Path) -> Iterator[StoreService]:
+    with StoreService(run_dir) as service:
+        yield service
+
+
+@pytest.fixture
+def client(service: StoreService, run_dir: Path) -> Iterator[Client]:
+    with Client(run_dir, timeout_s=DEADLINE_S) as client:
         yield client
 
 
@@ -31,7 +39,7 @@ def saver(client: Client) -> Iterator[Saver]:
 
 @pytest.fixture
 def tensors(client: Client, saver: Saver) -> Tensors:
-    return Tensors(client, saver, device_of("cpu"))
+    return Tensors(client, saver, device_of("cpu", max_pinned_bytes=0))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
@@ -48,6 +56,24 @@ def test_an_embedding_comes_back_owned_with_its_bits(tensors: Tensors, saver: Sa
     again = tensors.get("x")
     assert again is not None
     assert torch.equal(again, embedding)
+
+
+def test_an_embedding_stays_until_the_device_has_read_it(service: StoreService, client: Client, saver: Saver) -> None:
+    copies, embedding = HeldCopies(), torch.randn(40, 16)
+    device = HeldDevice(copies)
+    tensors = Tensors(client, saver, device)
+    tensors.save("x", embedding)
+    assert saver.drain(DEADLINE_S)
+    found = tensors.get("x")
+    tensors.drop("x")
+    for number in range(100):  # the store is filled more than once
+        client.put(f"{number}", {"x": torch.zeros(1 << 18, dtype=torch.uint8)})
+    assert service.leases == 1
+    copies.begun[0].end()
+    assert found is not None
+    assert torch.equal(found, embedding)
+    eventually(lambda: service.leases, lambda leases: leases == 0, "the lease to be back")
+    device.close()
 
 
 def test_a_part_of_a_batch_is_saved_alone(tensors: Tensors, saver: Saver, client: Client) -> None:

@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 import torch
 
+from mmcached.client.device.devices import device_of
 from mmcached.integrations.transformers.splitting import join, parts_of, split
 from mmcached.wire.errors import InvalidRequest
 from mmcached.worker.encoders.families import FAMILIES, find_family
 
-CPU = torch.device("cpu")
+CPU = device_of("cpu", max_pinned_bytes=0)
 QWEN = FAMILIES["Qwen3VLModel"]
 GRID = torch.tensor([[1, 2, 2], [1, 4, 2]])
 
@@ -46,13 +47,13 @@ def alone(seed: int) -> Any:
 
 def test_parts_are_put_together_in_the_form_of_the_family() -> None:
     found = [parts_of(QWEN, alone(seed)) for seed in (1, 2)]
-    joined = join(QWEN, found, CPU)
+    joined = join(QWEN, found, CPU.load)
     assert torch.equal(joined["pooler_output"][1], alone(2).pooler_output[0])
     assert [len(level) for level in joined["deepstack_features"]] == [2, 2]
     assert torch.equal(joined["deepstack_features"][1][0], alone(1).deepstack_features[1][0])
     stacked = FAMILIES["SiglipModel"]
     found = [parts_of(stacked, alone(seed)) for seed in (1, 2)]
-    assert torch.equal(join(stacked, found, CPU)["pooler_output"][1], alone(2).pooler_output[0])
+    assert torch.equal(join(stacked, found, CPU.load)["pooler_output"][1], alone(2).pooler_output[0])
 
 
 def leaves(part: Any) -> list[torch.Tensor]:
@@ -61,16 +62,17 @@ def leaves(part: Any) -> list[torch.Tensor]:
 
 def test_what_is_found_goes_to_the_device_of_the_model() -> None:
     device = torch.device("meta")  # stands in for one that has its own memory
+    load = device_of("meta", max_pinned_bytes=0).load
     for family in FAMILIES.values():
         outputs = SimpleNamespace(**vars(alone(1)), last_hidden_state=torch.zeros(1, 4, 8))
-        joined = join(family, [parts_of(family, outputs)], device)
+        joined = join(family, [parts_of(family, outputs)], load)
         assert {tensor.device for part in joined.values() for tensor in leaves(part)} == {device}
 
 
 def test_a_part_that_a_tower_does_not_give_is_none() -> None:
     tower = FAMILIES["SiglipVisionModel"]
     output = SimpleNamespace(last_hidden_state=torch.zeros(1, 2), pooler_output=None)
-    assert join(tower, [parts_of(tower, output)], CPU)["pooler_output"] is None
+    assert join(tower, [parts_of(tower, output)], CPU.load)["pooler_output"] is None
 
 
 def test_a_model_of_no_known_family_is_refused() -> None:

@@ -12,7 +12,7 @@ from functools import partial
 import torch
 
 from mmcached.client import Client
-from mmcached.integrations.devices import Host
+from mmcached.client.device.devices import Host
 from mmcached.integrations.vllm.messages import Load, StepPlan
 from mmcached.integrations.vllm.ranks import failed_in_any
 from mmcached.integrations.vllm.worker_side import WorkerSide

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from mmcached.client import Client
-from mmcached.integrations.devices import Host
+from mmcached.client.device.devices import Device, Host
 from mmcached.integrations.vllm.claims import Claims
 from mmcached.integrations.vllm.contact import Contact
 from mmcached.integrations.vllm.keys import Sharing
@@ -99,6 +99,7 @@ class Steps:
         claim_wait_s: float = DEADLINE_S,
         max_waiting_bytes: int = 1 << 20,
         window: int = 1000,
+        device: Callable[[], Device] = Host,
     ) -> None:
         self.prefix = prefix
         self.contact = Contact(
@@ -127,7 +128,7 @@ class Steps:
         self.workers = [
             WorkerSide(
                 client,
-                Host(),
+                device(),
                 torch.float32,
                 max_waiting_bytes=max_waiting_bytes if can_save and rank == 0 else 0,
                 agree=list,

@@ -15,6 +15,7 @@ def test_settings_are_read() -> None:
     assert (settings.run_dir, settings.claim_wait_s, settings.single_flight) == ("/run/x", 2.0, False)
     assert settings.max_waiting_bytes == 1 << 20
     assert Settings.of({"run_dir": None}) == Settings()
+    assert Settings.of({"max_pinned_mb": 0}).max_pinned_bytes == 0
 
 
 @pytest.mark.parametrize(
@@ -25,6 +26,7 @@ def test_settings_are_read() -> None:
         ({"single_flight": "yes"}, "single_flight is 'yes', and must be bool"),
         ({"claim_wait_s": True}, "claim_wait_s is True, and must be float"),
         ({"tenant": None}, "tenant is None, and must be str"),
+        ({"max_pinned_mb": -1}, "max_pinned_mb is -1.0, and must be 0 or more"),
         ({"lease_steps": 0}, "lease_steps is 0, and must be above 0"),
         ({"claim_wait_s": float("nan")}, "claim_wait_s is nan, and must be above 0"),
     ],

@@ -12,6 +12,8 @@ import torch
 from mmcached.client import Client
 from mmcached.integrations.vllm.messages import StepReport
 from tests.client.services import StoreService
+from tests.doubles.device import HeldCopies, HeldDevice
+from tests.integration.processes import eventually
 from tests.integrations.vllm.steps import PREFIX, ROWS, WIDTH, Output, Request, Steps, embedding, item
 
 A, B, C = item(1), item(2), item(3)
@@ -42,6 +44,25 @@ def test_a_loaded_tensor_is_the_engines_own(new_engine: NewEngine) -> None:
     two.step(Request("r2", [A]))
     two.caches[0][A].add_(1)  # in shared memory this would end the process
     assert new_engine().step(Request("r3", [A])) == []
+
+
+def test_a_record_stays_until_the_device_has_read_it(store: StoreService, new_engine: NewEngine) -> None:
+    copies = HeldCopies()
+    one, two = new_engine(), new_engine(device=lambda: HeldDevice(copies))
+    one.step(Request("r1", [A]))
+    one.settle(A)
+    scheduled = two.schedule(Request("r2", [A]))
+    assert scheduled is not None
+    two.run(*scheduled)
+    assert two.leases.num_in_use == 0, "the step has ended, as far as the host goes"
+    assert one.clients[0].drop(PREFIX + A)
+    for number in range(100):  # the store is filled more than once
+        one.clients[0].put(f"{number}", {"x": torch.zeros(1 << 18, dtype=torch.uint8)})
+    assert store.leases == 1
+    (copy,) = copies.begun
+    copy.end()
+    assert torch.equal(two.caches[0][A], embedding(A))
+    eventually(lambda: store.leases, lambda leases: leases == 0, "the lease to be back, with no further step")
 
 
 def test_all_ranks_load_and_the_lease_lasts_until_the_last_has(store: StoreService, new_engine: NewEngine) -> None:

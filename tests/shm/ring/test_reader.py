@@ -79,7 +79,7 @@ def test_each_view_is_a_holder_of_its_own(no_gc: None) -> None:
 def test_views_outlive_close_and_nothing_outlives_the_views(no_gc: None) -> None:
     with make_ring() as ring:
         reader = RingReader.open(ring.announcement)
-        mapping = weakref.ref(reader._open_mapping())
+        mapping = weakref.ref(reader.pages)
         view = reader.view(put(ring, 100, 8))
         reader.close()
         reader.close()

@@ -19,6 +19,7 @@ from mmcached.shm import Host, ReaderEntry, RingReader, RingWriter
 from mmcached.shm.files import locks
 from mmcached.shm.segment import mapped, populate, segment
 from mmcached.shm.segment.layout import LAYOUT_VERSION, PAGE_BYTES, Layout
+from mmcached.shm.segment.pages import Pages
 from mmcached.shm.segment.segment import WriterSegment
 from mmcached.shm.segment.sweep import sweep
 from mmcached.wire.errors import LayoutMismatch, SegmentError
@@ -268,14 +269,12 @@ def test_a_directory_that_may_not_be_written_is_an_error(monkeypatch: pytest.Mon
 
 
 def test_no_address_space_is_an_error_that_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    map_object = mmap.mmap
-
-    def fails_on_data(fd: int, length: int, **options: Any) -> mmap.mmap:
+    def fails_on_data(fd: int, length: int, **options: Any) -> Pages:
         if length > 1 << 16:
             raise OSError(errno.ENOMEM, "Cannot allocate memory")
-        return map_object(fd, length, **options)
+        return Pages(fd, length, **options)
 
-    monkeypatch.setattr(mmap, "mmap", fails_on_data)
+    monkeypatch.setattr(mapped, "Pages", fails_on_data)
     with pytest.raises(SegmentError, match="ulimit -v"):
         create_named(secrets.token_hex(16))
 

@@ -20,6 +20,7 @@ import torch
 
 from mmcached.cache.store_keys import ROWS, output_key
 from mmcached.client import Client
+from mmcached.client.device.devices import Device
 from mmcached.client.saver import Saver, SaverCounters
 from mmcached.wire.closeable import Closeable
 from mmcached.wire.config import ServiceConfig
@@ -66,9 +67,13 @@ class StoredOutputs(Closeable):
     Args:
         make_client: connects with the service; a service that is not there is a miss.
         fingerprint: of this worker's encoder.
+        device: where its outputs are.
     """
 
-    def __init__(self, config: ServiceConfig, make_client: Callable[[], Client], fingerprint: str) -> None:
+    def __init__(
+        self, config: ServiceConfig, make_client: Callable[[], Client], fingerprint: str, device: Device
+    ) -> None:
+        self._device = device
         self._max_bytes = config.limits.max_unsaved_mb << 20
         self._max_inline_bytes = config.limits.max_inline_output_kb << 10
         self._wait_s = max(config.limits.output_wait_s, 0.001)
@@ -93,13 +98,13 @@ class StoredOutputs(Closeable):
     def save(self, item: EncodeItem | EmitEmbedding, output: Mapping[str, torch.Tensor]) -> bool:
         """Have an output saved, unless too much waits; return whether it is being saved.
 
-        Its tensors must not change any more; a copy from a device is made in the thread.
+        Its tensors must not change any more; they are copied from their device in the thread.
         """
         self._saver = self._saver or self._make_saver()
         return self._saver.save(
             output_key(self._fingerprint, item.mm_hash),
             sum(tensor.nbytes for tensor in output.values()),
-            lambda: {name: tensor.cpu() for name, tensor in output.items()},
+            lambda: self._on_host(output),
             tenant=item.tenant,
             store_epoch=item.store_epoch,
         )
@@ -139,7 +144,7 @@ class StoredOutputs(Closeable):
         """
         return self._contact().get_or_compute(
             output_key(self._fingerprint, item.mm_hash),
-            lambda: {name: tensor.cpu() for name, tensor in encode().items()},
+            lambda: self._on_host(encode()),
             view=True,
             timeout_s=self._wait_s,
             tenant=item.tenant,
@@ -158,6 +163,10 @@ class StoredOutputs(Closeable):
         for saver in (self._saver, self._row_saver):
             if saver is not None:
                 saver.close()
+
+    def _on_host(self, output: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Return an output's tensors on the host, once they are there."""
+        return dict(zip(output, self._device.begin_copy(list(output.values()))(), strict=True))
 
     def _make_saver(self) -> Saver:
         return Saver(self._contact(), max_bytes=self._max_bytes, timeout_s=CALL_S)

@@ -21,8 +21,8 @@ from sglang.srt.mem_cache.multimodal_cache import EmbeddingResult, MultiModalSta
 from sglang.srt.runtime_context import get_device, get_parallel
 
 from mmcached.client import Client
+from mmcached.client.device.devices import device_of
 from mmcached.client.saver import Saver, SaverCounters
-from mmcached.integrations.devices import device_of
 from mmcached.integrations.sglang.identity import item_key, namespace
 from mmcached.integrations.sglang.settings import ASKED, ENGINE_CACHE, Settings
 from mmcached.integrations.sglang.tensors import Tensors
@@ -54,7 +54,8 @@ class EngineCache(MultiModalStaticCache, Closeable):
         self._client = Client(settings.run_dir, timeout_s=TIMEOUT_S, connect_timeout_s=TIMEOUT_S, name="sglang")
         self._names = namespace(ENGINE_CACHE, settings, self._client)
         self._saver = Saver(self._client, max_bytes=settings.max_save_bytes)
-        self._tensors = Tensors(self._client, self._saver, device_of(str(get_device().device)))
+        self._device = device_of(str(get_device().device), max_pinned_bytes=settings.max_pinned_bytes)
+        self._tensors = Tensors(self._client, self._saver, self._device)
         self._list: tuple[int | None, str | None] = (None, None)
         """Python's hash of the list of items that was asked for last, and its key."""
 
@@ -118,8 +119,9 @@ class EngineCache(MultiModalStaticCache, Closeable):
         return self._saver.drain(timeout_s)
 
     def close(self) -> None:
-        """End the saver and the client. A second call does nothing."""
+        """End the saver and the client, and let go of the device. A second call does nothing."""
         self._saver.close()
+        self._device.close()
         self._client.close()
 
 

@@ -4,6 +4,7 @@ MMCACHED_SGLANG        "embedding_store", "engine_cache", or both with a comma; 
 MMCACHED_RUN_DIR       the service's run directory; unset: where `mmcached serve` has it
 MMCACHED_NAMESPACE     names the weights, instead of the content of the checkpoint
 MMCACHED_MAX_SAVE_MB   MiB of embeddings that may wait to be saved; 256
+MMCACHED_MAX_PINNED_MB MiB of the store's memory that an engine with CUDA pins, where it reads again; 2048; 0: none
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ ASKED = "MMCACHED_SGLANG"
 RUN_DIR = "MMCACHED_RUN_DIR"
 NAMESPACE = "MMCACHED_NAMESPACE"
 MAX_SAVE_MB = "MMCACHED_MAX_SAVE_MB"
+MAX_PINNED_MB = "MMCACHED_MAX_PINNED_MB"
 EMBEDDING_STORE = "embedding_store"
 ENGINE_CACHE = "engine_cache"
 
@@ -31,12 +33,14 @@ class Settings:
         run_dir: of the service; None for the default.
         namespace: name of the weights; empty for the content of the checkpoint.
         max_save_bytes: of embeddings that may wait to be saved.
+        max_pinned_bytes: of the store's memory that an engine pins.
     """
 
     asked: frozenset[str] = frozenset()
     run_dir: str | None = None
     namespace: str = ""
     max_save_bytes: int = 256 << 20
+    max_pinned_bytes: int = 2048 << 20
 
     @classmethod
     def read(cls, environment: Mapping[str, str] = os.environ) -> Settings:
@@ -49,9 +53,17 @@ class Settings:
         if asked - {EMBEDDING_STORE, ENGINE_CACHE}:
             limit = f"names of {EMBEDDING_STORE}, {ENGINE_CACHE}, with a comma between"
             raise ConfigError(ASKED, environment[ASKED], limit)
-        megabytes = environment.get(MAX_SAVE_MB, "256")
-        if not megabytes.isdecimal():
-            raise ConfigError(MAX_SAVE_MB, megabytes, "a number of MiB")
         return cls(
-            asked, environment.get(RUN_DIR) or None, environment.get(NAMESPACE, "").strip(), int(megabytes) << 20
+            asked,
+            environment.get(RUN_DIR) or None,
+            environment.get(NAMESPACE, "").strip(),
+            _bytes_of(environment, MAX_SAVE_MB, 256),
+            _bytes_of(environment, MAX_PINNED_MB, 2048),
         )
+
+
+def _bytes_of(environment: Mapping[str, str], name: str, default_mb: int) -> int:
+    megabytes = environment.get(name, str(default_mb))
+    if not megabytes.isdecimal():
+        raise ConfigError(name, megabytes, "a number of MiB")
+    return int(megabytes) << 20

@@ -11,8 +11,8 @@ from __future__ import annotations
 import torch
 
 from mmcached.client import Client
+from mmcached.client.device.devices import Device
 from mmcached.client.saver import Saver
-from mmcached.integrations.devices import Device
 
 TENSOR = "embedding"
 
@@ -31,7 +31,7 @@ class Tensors:
         self._device = device
 
     def get(self, key: str) -> torch.Tensor | None:
-        """Return the embedding of a key, owned and on the device, or None."""
+        """Return the embedding of a key, owned and on the device, for what is queued on the current stream; or None."""
         hit = self._client.get(key, view=self._device.reads_in_place)
         if hit is None:
             return None
@@ -39,7 +39,7 @@ class Tensors:
             found = hit.record.get(TENSOR)
             if not isinstance(found, torch.Tensor) or found.dim() < 2:
                 return None
-            (own,) = self._device.load([found])  # out of memory that is not pinned: it is there when the call returns
+            (own,) = self._device.load([found])
             return own
 
     def save(self, key: str, embedding: torch.Tensor) -> bool:

@@ -26,9 +26,11 @@ import torch
 
 from mmcached.cache.fingerprints import fingerprint
 from mmcached.client import Client
+from mmcached.client.device.devices import Device, device_of
 from mmcached.integrations.transformers import splitting
 from mmcached.integrations.transformers.records import find_or_make
 from mmcached.integrations.transformers.splitting import Parts, Picture
+from mmcached.wire.closeable import Closeable
 from mmcached.worker.encoders.content import Content
 from mmcached.worker.encoders.families import FROM_CONFIG, Family, find_family
 from mmcached.worker.encoders.weights import Weights, numeric_settings
@@ -42,7 +44,7 @@ _KNOWN: weakref.WeakKeyDictionary[torch.nn.Module, Weights] = weakref.WeakKeyDic
 
 @contextmanager
 def cached_image_features(
-    model: Any, client: Client, *, view: bool = False, timeout_s: float = 30.0
+    model: Any, client: Client, *, view: bool = False, timeout_s: float = 30.0, max_pinned_mb: int = 2048
 ) -> Iterator[ImageFeatures]:
     """Have a model take image features from the store while the block runs; yields the counters.
 
@@ -50,6 +52,7 @@ def cached_image_features(
         model: of a known family (`families.FAMILIES`), or one that wraps it.
         view: hand out tensors in the store's memory where nothing has to be copied: **read them, never write**.
         timeout_s: how long to wait for another process that encodes an image; then it is encoded here.
+        max_pinned_mb: of the store's memory, pinned for a CUDA device where features are read again; 0: none is.
     Raises:
         InvalidRequest: the model is of no known family, or its weights cannot be read.
     """
@@ -57,7 +60,9 @@ def cached_image_features(
     before = inner.__dict__.get(family.method)
     # Of a block around this one: through its method each image would wait for its own encoding.
     original = getattr(before, "original", None) or getattr(inner, family.method)
-    features = ImageFeatures(inner, family, client, view=view, timeout_s=timeout_s)
+    features = ImageFeatures(
+        inner, family, client, view=view, timeout_s=timeout_s, max_pinned_bytes=max_pinned_mb << 20
+    )
     features.fingerprint(inner.device)  # reads all weights, and says what cannot be read, before the first request
 
     @functools.wraps(original)  # `generate` looks at the arguments' names
@@ -73,9 +78,10 @@ def cached_image_features(
             del inner.__dict__[family.method]
         else:
             inner.__dict__[family.method] = before
+        features.close()
 
 
-class ImageFeatures:
+class ImageFeatures(Closeable):
     """Answers calls for image features of one model; threads may share it.
 
     Attributes:
@@ -84,7 +90,9 @@ class ImageFeatures:
         num_bypassed: calls that went to the model as they were.
     """
 
-    def __init__(self, model: Any, family: Family, client: Client, *, view: bool, timeout_s: float) -> None:
+    def __init__(
+        self, model: Any, family: Family, client: Client, *, view: bool, timeout_s: float, max_pinned_bytes: int
+    ) -> None:
         self.num_images = self.num_encoded = self.num_bypassed = 0
         self._model = model
         self._family = family
@@ -93,6 +101,8 @@ class ImageFeatures:
         self._timeout_s = timeout_s
         self._lock = threading.RLock()
         self._name: tuple[Any, str] | None = None
+        self._max_pinned_bytes = max_pinned_bytes
+        self._devices: dict[str, Device] = {}
 
     @property
     def num_hits(self) -> int:
@@ -110,8 +120,9 @@ class ImageFeatures:
         with self._lock:
             self.num_images += len(pictures)
         keys = [f"encoder/{name}/{_name_of(picture)}" for picture in pictures]
-        found = self._find(original, keys, pictures)
-        parts = splitting.join(self._family, found, pictures[0].pixels.device)
+        device = self._device(str(pictures[0].pixels.device))
+        found = self._find(original, keys, pictures, view=self._view or device.reads_in_place)
+        parts = splitting.join(self._family, found, device.load)
         return splitting.output_class(self._model, self._family)(**parts)
 
     def fingerprint(self, device: torch.device) -> str | None:
@@ -145,7 +156,18 @@ class ImageFeatures:
         with self._lock:
             _KNOWN.pop(self._model, None)
 
+    def close(self) -> None:
+        """Let go of devices. A second call does nothing."""
+        for device in self._devices.values():
+            device.close()
+
     # ---- how
+
+    def _device(self, name: str) -> Device:
+        with self._lock:
+            if name not in self._devices:
+                self._devices[name] = device_of(name, max_pinned_bytes=self._max_pinned_bytes)
+            return self._devices[name]
 
     def _pictures(
         self, original: Callable[..., Any], values: tuple[Any, ...], named: dict[str, Any]
@@ -166,9 +188,11 @@ class ImageFeatures:
                 arguments[name] = getattr(config, name)
         return splitting.split(self._family, pixels, arguments)
 
-    def _find(self, original: Callable[..., Any], keys: list[str], pictures: list[Picture]) -> list[Parts]:
+    def _find(
+        self, original: Callable[..., Any], keys: list[str], pictures: list[Picture], *, view: bool
+    ) -> list[Parts]:
         # Parts that are put together are copied then; others are handed out, so the caller says whether they are his.
-        view = self._view or set(self._family.parts.values()) == {"stacked"}
+        view = view or set(self._family.parts.values()) == {"stacked"}
         encoded: dict[int, Parts] = {}
 
         def make(place: int) -> Parts:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,7 @@ from mmcached.worker.encoders.families import GRID, Family, Form
 
 Parts = dict[str, Any]
 """What is kept of one image, by part: a tensor, for `levels` a list of tensors, or None."""
+Load = Callable[[list[torch.Tensor]], list[torch.Tensor]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +50,13 @@ def parts_of(family: Family, output: Any) -> Parts:
     return {name: _TAKE[form](getattr(output, name)) for name, form in family.parts.items()}
 
 
-def join(family: Family, found: Sequence[Parts], device: torch.device) -> dict[str, Any]:
-    """Return each part of all images in the form of its family, on a device; what is split and there is not copied."""
-    return {name: _JOIN[form]([parts[name] for parts in found], device) for name, form in family.parts.items()}
+def join(family: Family, found: Sequence[Parts], load: Load) -> dict[str, Any]:
+    """Return each part of all images in the form of its family.
+
+    Args:
+        load: returns tensors on the model's device; what is there already it does not copy.
+    """
+    return {name: _JOIN[form]([parts[name] for parts in found], load) for name, form in family.parts.items()}
 
 
 def output_class(model: Any, family: Family) -> Any:
@@ -59,16 +64,16 @@ def output_class(model: Any, family: Family) -> Any:
     return getattr(sys.modules[type(model).__module__], family.output)
 
 
-def _join_stacked(found: list[Any], device: torch.device) -> Any:
-    return None if found[0] is None else torch.cat([each.to(device) for each in found])
+def _join_stacked(found: list[Any], load: Load) -> Any:
+    return None if found[0] is None else torch.cat(load(found))
 
 
-def _join_split(found: list[Any], device: torch.device) -> Any:
-    return tuple(each.to(device) for each in found)
+def _join_split(found: list[Any], load: Load) -> Any:
+    return tuple(load(found))
 
 
-def _join_levels(found: list[Any], device: torch.device) -> Any:
-    return [_join_split(list(level), device) for level in zip(*found, strict=True)]
+def _join_levels(found: list[Any], load: Load) -> Any:
+    return [_join_split(list(level), load) for level in zip(*found, strict=True)]
 
 
 _TAKE: Mapping[Form, Any] = {

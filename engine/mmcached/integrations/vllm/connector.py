@@ -25,7 +25,7 @@ from vllm.logger import init_logger
 from vllm.platforms import current_platform
 
 from mmcached.client import Client
-from mmcached.integrations.devices import device_of
+from mmcached.client.device.devices import device_of
 from mmcached.integrations.vllm.claims import Claims
 from mmcached.integrations.vllm.contact import Contact
 from mmcached.integrations.vllm.keys import Namespace, Sharing
@@ -228,7 +228,7 @@ class MmcachedECConnector(ECConnectorBase):
         saves = self.is_producer and (num_ranks == 1 or _rank() == 0)
         return WorkerSide(
             _client(settings, fail_open=True),
-            device_of(device),
+            device_of(device, max_pinned_bytes=settings.max_pinned_bytes),
             vllm_config.model_config.dtype,
             max_waiting_bytes=settings.max_waiting_bytes if saves else 0,
             agree=_agree if num_ranks > 1 else list,

@@ -24,6 +24,8 @@ class Settings:
         share_named_items: also share items that clients have named (`uuid`): they are what the client says they are.
         single_flight: have one engine of the host encode a new item while the others wait for it.
         claim_wait_s: how long an engine waits for another one's encoder.
+        max_pinned_mb: of the store's memory, pinned in each rank with CUDA where outputs are loaded from again; 0: none
+            is, and loads take longer.
         max_waiting_saves_mb: outputs that wait to be saved, per engine; what is more is not saved.
         call_timeout_s: the longest that a look-up in a step may wait for the service, after that was restarted.
         lease_steps: for how many steps a record is kept for ranks whose report does not come.
@@ -37,6 +39,7 @@ class Settings:
     share_named_items: bool = False
     single_flight: bool = True
     claim_wait_s: float = 10.0
+    max_pinned_mb: float = 2048.0
     max_waiting_saves_mb: float = 1024.0
     call_timeout_s: float = 0.05
     lease_steps: int = 256
@@ -61,7 +64,15 @@ class Settings:
         for name in ("claim_wait_s", "max_waiting_saves_mb", "call_timeout_s", "lease_steps"):
             if not getattr(settings, name) > 0:
                 raise ValueError(f"ec_connector_extra_config: {name} is {getattr(settings, name)}, and must be above 0")
+        if not settings.max_pinned_mb >= 0:
+            raise ValueError(
+                f"ec_connector_extra_config: max_pinned_mb is {settings.max_pinned_mb}, and must be 0 or more"
+            )
         return settings
+
+    @property
+    def max_pinned_bytes(self) -> int:
+        return int(self.max_pinned_mb * MIB)
 
     @property
     def max_waiting_bytes(self) -> int:

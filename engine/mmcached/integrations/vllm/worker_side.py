@@ -21,8 +21,8 @@ from typing import Any
 import torch
 
 from mmcached.client import Client, Hit
+from mmcached.client.device.devices import Device, Tensors
 from mmcached.client.saver import Saver
-from mmcached.integrations.devices import Device, Tensors
 from mmcached.integrations.vllm.messages import Load, StepPlan, StepReport
 from mmcached.integrations.vllm.records import num_rows_of, output_of, record_of, tensors_of
 
@@ -136,6 +136,7 @@ class WorkerSide:
         if self._saver is not None:
             self._saver.drain(LAST_SAVES_S)
             self._saver.close()
+        self._device.close()
         self._client.close()
 
     # ---- how

@@ -14,7 +14,6 @@ Knows nothing of messages or of what the bytes mean. A view may be made only und
 
 from __future__ import annotations
 
-import mmap
 import weakref
 import zlib
 from collections.abc import Callable
@@ -28,6 +27,7 @@ from mmcached.shm.ring.lookup import Lookup
 from mmcached.shm.ring.slot_table import HAS_CRC32
 from mmcached.shm.segment.layout import ALIGNMENT
 from mmcached.shm.segment.mapped import Control, Tables, layout_of, open_control, open_data
+from mmcached.shm.segment.pages import Pages
 from mmcached.shm.segment.populate import Advice, Populator
 from mmcached.wire.closeable import Closeable
 from mmcached.wire.errors import (
@@ -48,12 +48,23 @@ class RingReader(Closeable):
         look: finds keys and judges handles by the writer's words.
     """
 
-    def __init__(self, announcement: RingAnnouncement, mapping: mmap.mmap) -> None:
+    def __init__(self, announcement: RingAnnouncement, mapping: Pages) -> None:
         self.announcement = announcement
         self.look = Lookup(Tables(mapping, layout_of(announcement)), announcement)
-        self._mapping: mmap.mmap | None = mapping
+        self._pages: Pages | None = mapping
         self._populator: Populator | None = None
         self._joined: tuple[Control, int] | None = None
+
+    @property
+    def pages(self) -> Pages:
+        """What is mapped.
+
+        Raises:
+            LocalProtocolError: this reader is closed.
+        """
+        if self._pages is None:
+            raise LocalProtocolError("this reader is closed")
+        return self._pages
 
     @classmethod
     def open(cls, announcement: RingAnnouncement, *, populate: bool = False) -> RingReader:
@@ -84,7 +95,7 @@ class RingReader(Closeable):
             InvalidRequest: no such entry or rank.
             LocalProtocolError: joined already, or closed.
         """
-        mapping = self._open_mapping()
+        pages = self.pages
         if self._joined is not None:
             raise LocalProtocolError("this reader has joined an entry already; open another one for another entry")
         for field, value, limit in (
@@ -101,7 +112,7 @@ class RingReader(Closeable):
             raise
         crash_point("reader.after_share")
         # Not in `close`: a free reader byte says that nobody reads, so the locks have to outlast the last view.
-        weakref.finalize(mapping, control.close).atexit = False
+        weakref.finalize(pages, control.close).atexit = False
         self._joined = (control, reader_id)
 
     def when_unmapped(self, callback: Callable[[], object]) -> None:
@@ -110,7 +121,7 @@ class RingReader(Closeable):
         For locks that an entry has taken itself. It is called in any thread, and must neither block nor refer to this
         reader; not at the interpreter's exit, where the kernel drops the locks.
         """
-        weakref.finalize(self._open_mapping(), callback).atexit = False
+        weakref.finalize(self.pages, callback).atexit = False
 
     def is_engine_alive(self) -> bool:
         """Return whether the engine of the joined entry lives. If not: drop all views and exit."""
@@ -132,7 +143,7 @@ class RingReader(Closeable):
             StaleHandle: another ring or epoch, outside the ring, or the chunk holds something else by now.
             ChecksumMismatch: the bytes do not have the checksum that the writer has put there.
         """
-        self._open_mapping()
+        _ = self.pages
         self._check(handle)
         if self.look.check_of(handle) is None:
             raise StaleHandle(f"slot {handle.slot} does not hold generation {handle.generation}")
@@ -140,11 +151,11 @@ class RingReader(Closeable):
 
     def view_found(self, handle: Handle) -> npt.NDArray[np.uint8]:
         """As `view`, of what `look` has found and a lease was taken of then: it was judged, and cannot change."""
-        mapping = self._open_mapping()
+        pages = self.pages
         check = self.look.checksum(handle)
         # Not a slice of one large array: numpy lets slices of slices refer to the first array, and the holder would
         # die early.
-        holder: npt.NDArray[np.uint8] = np.ndarray(handle.nbytes, np.uint8, mapping, handle.offset)
+        holder: npt.NDArray[np.uint8] = np.ndarray(handle.nbytes, np.uint8, pages, handle.offset)
         if check and (actual := zlib.crc32(holder.data)) != check - HAS_CRC32:
             raise ChecksumMismatch(handle.slot, actual, check - HAS_CRC32)
         return holder
@@ -156,7 +167,7 @@ class RingReader(Closeable):
             self._populator = None
         self.look.close()
         self._joined = None
-        self._mapping = None
+        self._pages = None
 
     def _check(self, handle: Handle) -> None:
         names = self.announcement
@@ -170,11 +181,6 @@ class RingReader(Closeable):
         if self._joined is None:
             raise LocalProtocolError("no entry is joined")
         return self._joined
-
-    def _open_mapping(self) -> mmap.mmap:
-        if self._mapping is None:
-            raise LocalProtocolError("this reader is closed")
-        return self._mapping
 
 
 def _lock_share(control: Control, reader_id: int, incarnation: int, rank: int) -> None:

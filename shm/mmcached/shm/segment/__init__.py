@@ -4,6 +4,7 @@ layout     what each word means, and who writes it
 segment    creates, names and removes the objects
 board      what readers must know of their writer now
 mapped     opens and maps them                    populate: touches the pages before they are needed
+pages      finds what is mapped by the address of a record, and says when it is unmapped
 words      stores control words in order
 ring_notes which rings are to be adopted
 headroom   how much memory the process may still take

@@ -18,6 +18,7 @@ import posix_ipc
 
 from mmcached.shm.files import locks
 from mmcached.shm.segment.layout import FIRST_COUNT_WORD, PAGE_BYTES, Layout, SegmentHeader
+from mmcached.shm.segment.pages import Pages
 from mmcached.wire.errors import LayoutMismatch, SegmentError
 from mmcached.wire.handle import RingAnnouncement
 
@@ -99,15 +100,18 @@ def open_control(announcement: RingAnnouncement) -> Control:
         raise
 
 
-def open_data(announcement: RingAnnouncement, *, is_writer: bool = False) -> mmap.mmap:
+def open_data(announcement: RingAnnouncement, *, is_writer: bool = False) -> Pages:
     """Open and map the data object, without write permission but for its writer; raise as `open_control` does."""
     fd = _open(announcement.data_name, read_only=not is_writer)
     try:
         nbytes = layout_of(announcement).data_object_bytes
         LayoutMismatch.unless_equal("data_bytes", os.fstat(fd).st_size, nbytes)
-        return map_object(fd, nbytes, prot=mmap.PROT_READ | (mmap.PROT_WRITE if is_writer else 0))
+        pages = map_object(fd, nbytes, prot=mmap.PROT_READ | (mmap.PROT_WRITE if is_writer else 0))
     finally:
         os.close(fd)
+    if not is_writer:
+        pages.list_records(announcement.data_bytes)
+    return pages
 
 
 def _open(name: str, *, read_only: bool) -> int:
@@ -149,10 +153,10 @@ def granted_of(mapping: mmap.mmap, layout: Layout) -> npt.NDArray[np.uint64]:
     return words.reshape(layout.max_readers, -1)[:, : layout.num_slots]
 
 
-def map_object(fd: int, nbytes: int, *, offset: int = 0, prot: int = mmap.PROT_READ | mmap.PROT_WRITE) -> mmap.mmap:
+def map_object(fd: int, nbytes: int, *, offset: int = 0, prot: int = mmap.PROT_READ | mmap.PROT_WRITE) -> Pages:
     """Map a part of an object; raise SegmentError if there is no address space for it."""
     try:
-        return mmap.mmap(fd, nbytes, prot=prot, offset=offset)
+        return Pages(fd, nbytes, prot=prot, offset=offset)
     except OSError as error:
         raise SegmentError(
             f"{nbytes >> 20} MiB of shared memory could not be mapped ({error.strerror}): raise the limit of address "

@@ -15,6 +15,7 @@ import torch
 from mmcached.cache.checkpoints.checkpoint import FIELD, Checkpoint, package_versions
 from mmcached.cache.checkpoints.frames import FrameGrid, WholeClip
 from mmcached.cache.fingerprints import fingerprint
+from mmcached.client.device.devices import device_of
 from mmcached.wire.config import EncoderConfig
 from mmcached.wire.errors import ConfigError, InvalidRequest
 from mmcached.wire.messages.parts import EncoderForm, TensorForm
@@ -29,13 +30,15 @@ from mmcached.worker.encoders.weights import Weights, numeric_settings
 class CheckpointEncoder:
     """Towers on one device, for records as `checkpoint_processor` and `checkpoint_slices` of the frontend make them.
 
+    Args:
+        max_pinned_bytes: of the memory in which items lie, for CUDA.
     Raises:
         ConfigError: see `load_tower`.
     """
 
-    def __init__(self, config: EncoderConfig, device: torch.device) -> None:
+    def __init__(self, config: EncoderConfig, device: torch.device, *, max_pinned_bytes: int = 0) -> None:
         self._checkpoint = Checkpoint.open(config.folder)
-        self._device = device
+        self._transfers = device_of(str(device), max_pinned_bytes=max_pinned_bytes)
         self._model, self._families = load_tower(self._checkpoint, config.dtype, device)
         self._dtype = self._model.dtype
         weights = Weights(self._model, frozenset.intersection(*(each.others for each in self._families.values())))
@@ -60,10 +63,12 @@ class CheckpointEncoder:
     def encode(self, record: Mapping[str, Any], num_embeds: int) -> Outputs:
         modality = self._checkpoint.modality_of(record)
         names = self._checkpoint.countings[modality].inputs
-        tensors = {name: self._placed(tensor_of(record, name), modality) for name in names}
-        found = self._checkpoint.num_embeds(modality, tensors)
+        given = {name: tensor_of(record, name) for name in names}
+        found = self._checkpoint.num_embeds(modality, given)  # on the host: nobody waits for a device
         if found != num_embeds:
             raise InvalidRequest("num_embeds", num_embeds, f"the item has {found} embeddings")
+        loaded = self._loaded(list(given.values()))
+        tensors = {name: self._prepared(each, modality) for name, each in zip(names, loaded, strict=True)}
         return ask(self._model, self._families[modality], tensors)
 
     def measure(self) -> Measured:
@@ -95,13 +100,17 @@ class CheckpointEncoder:
             raise ConfigError(FIELD, str(self._checkpoint.path), reason)
         return outputs, num_embeds
 
-    def _placed(self, tensor: torch.Tensor, modality: Modality) -> torch.Tensor:
-        """Return a tensor on the device, numbers of an item in the tower's dtype; a copy: the record is not ours."""
+    def _loaded(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+        """Return tensors on the device; copies, for the record is not ours."""
+        is_host = not self._transfers.reads_in_place
+        return [tensor.clone() for tensor in tensors] if is_host else self._transfers.load(tensors)
+
+    def _prepared(self, tensor: torch.Tensor, modality: Modality) -> torch.Tensor:
+        """Return numbers of an item in the tower's dtype."""
         counting = self._checkpoint.countings[modality]
-        placed = tensor.to(self._device, copy=True)
-        if placed.dtype == torch.uint8 and isinstance(counting, (FrameGrid, WholeClip)):
-            placed = normalised(placed, counting, self._checkpoint.processors[modality])
-        return placed.to(self._dtype) if placed.is_floating_point() else placed
+        if tensor.dtype == torch.uint8 and isinstance(counting, (FrameGrid, WholeClip)):
+            tensor = normalised(tensor, counting, self._checkpoint.processors[modality])
+        return tensor.to(self._dtype) if tensor.is_floating_point() else tensor
 
 
 def _forms(seen: Sequence[Record]) -> list[TensorForm]:

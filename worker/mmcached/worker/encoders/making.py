@@ -26,7 +26,11 @@ def make_encoder(config: ServiceConfig, items: ItemEncoder, device: torch.device
     from mmcached.worker.encoders.checkpoint import CheckpointEncoder  # which reads a checkpoint with Transformers
 
     name = config.encoder.device
-    return CheckpointEncoder(config.encoder, device if name == "auto" else choose_device(name))
+    return CheckpointEncoder(
+        config.encoder,
+        device if name == "auto" else choose_device(name),
+        max_pinned_bytes=config.limits.max_pinned_mb << 20,
+    )
 
 
 def make_remote_encoder(config: ServiceConfig, items: ItemEncoder, device: torch.device) -> RemoteEncoder:

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from mmcached.cache.store_keys import output_key
+from mmcached.client.device.devices import device_of
 from mmcached.client.saver import SaverCounters
 from mmcached.wire.closeable import Closeable
 from mmcached.wire.config import ServiceConfig
@@ -69,9 +70,10 @@ class ItemOutputs(Closeable):
         self._rank = rank
         self._world_size = config.world_size
         self._device = device
+        self._transfers = device_of(str(device), max_pinned_bytes=config.limits.max_pinned_mb << 20)
         self._outputs: StoredOutputs | None = None
         if run_dir is not None and config.shares_encoder_outputs:
-            self._outputs = StoredOutputs(config, partial(contact, run_dir), self.fingerprint)
+            self._outputs = StoredOutputs(config, partial(contact, run_dir), self.fingerprint, self._transfers)
         self._begun: dict[str, Callable[[], Outputs]] = {}  # what a step has others encode, by key
         self._unsaved: list[EncodeItem] = []
         self._watches: deque[tuple[Stopwatch, Callable[[float], None]]] = deque()  # of encodings, in their order
@@ -147,6 +149,7 @@ class ItemOutputs(Closeable):
         """Let go of the store and of encoders elsewhere. A second call does nothing."""
         if self._outputs is not None:
             self._outputs.close()
+        self._transfers.close()
         if isinstance(self.encoder, RemoteEncoder):
             self.encoder.close()
 
@@ -211,9 +214,8 @@ class ItemOutputs(Closeable):
         read: Read | None,
         viewed: set[Read],
     ) -> Outputs:
-        """Encode one item into the encoder cache and return its outputs; the item's views end with the call.
-
-        With CUDA too: the copy to the device is a blocking one, so it is done when `encode` goes on.
+        """Encode one item into the encoder cache and return its outputs; the item's views end with the call, or with
+        their copy onto a device.
         """
         finish = self._begun.pop(item.key, None)
         if finish is None:
@@ -265,7 +267,7 @@ class ItemOutputs(Closeable):
         outputs = outputs_in(record, self.measured.form, item.num_embeds)
         if outputs is None:
             return False
-        self.cache.put(item.key, {name: tensor.to(self._device) for name, tensor in outputs.items()})
+        self.cache.put(item.key, dict(zip(outputs, self._transfers.load(list(outputs.values())), strict=True)))
         self.counts.loaded(item)
         return True
 

@@ -1,10 +1,11 @@
-"""Copies outputs from and to the device that a host's model runs on.
+"""Copies outputs from and to the device that a model runs on, for adapters and workers.
 
     host    an output is read where it lies: an encoder makes a new tensor each time, and nothing writes into it again
-    CUDA    out: a side stream copies into pinned memory while the step goes on; the saver waits for its event
+    CUDA    in and out: side streams copy while the step goes on. What comes in is read out of the ring itself
+            (`loader`); what goes out lies in pinned memory, and the saver waits for its event
     others  out: a copy in the step
 
-What is loaded is the engine's own: it never lies in shared memory.
+What is loaded is the caller's own: it never lies in shared memory.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from collections.abc import Callable
 from typing import Protocol
 
 import torch
+
+from mmcached.client.device import DeviceLoader
 
 Tensors = list[torch.Tensor]
 
@@ -27,20 +30,28 @@ class Device(Protocol):
     reads_in_place: bool
 
     def load(self, tensors: Tensors) -> Tensors:
-        """Return tensors on the device that are the caller's own."""
+        """Return tensors on the device that are the caller's own, for what is queued on the current stream."""
         ...
 
     def begin_copy(self, tensors: Tensors) -> Callable[[], Tensors]:
         """Begin to copy an output; return what waits for the copy, in any thread, and returns it."""
         ...
 
+    def close(self) -> None:
+        """Let go of what belongs to the device; nothing is loaded any more."""
+        ...
 
-def device_of(name: str) -> Device:
-    """Return the device of that name, such as "cpu" or "cuda:0"."""
+
+def device_of(name: str, *, max_pinned_bytes: int) -> Device:
+    """Return the device of that name, such as "cpu" or "cuda:0".
+
+    Args:
+        max_pinned_bytes: of shared memory, for CUDA; see `DeviceLoader`.
+    """
     kind = name.partition(":")[0]
     if kind == "cpu":
         return Host()
-    return Cuda(torch.device(name)) if kind == "cuda" else Other(torch.device(name))
+    return Cuda(torch.device(name), max_pinned_bytes) if kind == "cuda" else Other(torch.device(name))
 
 
 class Host:
@@ -53,6 +64,9 @@ class Host:
 
     def begin_copy(self, tensors: Tensors) -> Callable[[], Tensors]:
         return lambda: [tensor.detach().contiguous() for tensor in tensors]
+
+    def close(self) -> None:
+        """Nothing is held."""
 
 
 class Other:
@@ -70,11 +84,27 @@ class Other:
         copies = [tensor.detach().cpu().contiguous() for tensor in tensors]
         return lambda: copies
 
+    def close(self) -> None:
+        """Nothing is held."""
+
 
 class Cuda(Other):
     """An NVIDIA or AMD device."""
 
     _stream: torch.cuda.Stream | None = None
+    _loader: DeviceLoader | None = None
+
+    def __init__(self, device: torch.device, max_pinned_bytes: int) -> None:
+        super().__init__(device)
+        self._max_pinned_bytes = max_pinned_bytes
+
+    def load(self, tensors: Tensors) -> Tensors:
+        self._loader = self._loader or DeviceLoader(self._device, max_pinned_bytes=self._max_pinned_bytes)
+        return self._loader.load(tensors)
+
+    def close(self) -> None:
+        if self._loader is not None:
+            self._loader.close()
 
     def begin_copy(self, tensors: Tensors) -> Callable[[], Tensors]:
         if not all(tensor.is_cuda for tensor in tensors):  # the host program has moved them away

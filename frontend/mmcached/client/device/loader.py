@@ -1,0 +1,152 @@
+"""Loads tensors that lie in shared memory onto a CUDA device; neither the caller nor its stream's work waits.
+
+    load ──> the record's bytes in one copy, on a stream of its own ──> tensors on the device, in one allocation
+               └── the views, and with them their lease, are held until the copy has ended
+
+What lies elsewhere, or is not dense, is copied as torch does it. What is loaded is the caller's own.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
+
+import torch
+
+from mmcached.client.device.pinned_pages import PIECE_BYTES, PinnedPages
+from mmcached.client.device.runtime import CudaRuntime, Runtime
+from mmcached.client.device.streams import Copies, CudaCopies, Done
+from mmcached.shm.segment.pages import Pages, find
+from mmcached.wire.closeable import Closeable
+
+MAX_GAP_BYTES = 4096
+"""Between two tensors that are copied together; those of one record are less than 64 apart."""
+MAX_PINNED_BYTES = 2 << 30
+
+
+class DeviceLoader(Closeable):
+    """Loads onto one device; any thread may call.
+
+    Args:
+        device: with a number, as "cuda:0".
+        max_pinned_bytes: of shared memory, pinned where records are read again; 0: none is, and all goes by way of
+            other memory. Of several loaders in a process, the one that pins a piece first has it.
+        piece_bytes: pinned in one call.
+    """
+
+    def __init__(
+        self,
+        device: torch.device | str,
+        *,
+        max_pinned_bytes: int = MAX_PINNED_BYTES,
+        piece_bytes: int = PIECE_BYTES,
+        copies: Copies | None = None,
+        runtime: Runtime | None = None,
+    ) -> None:
+        self._device = torch.device(device)
+        self._copies = copies or CudaCopies(self._device)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="mmcached device")
+        self._pinned = PinnedPages(
+            runtime or CudaRuntime(self._device),
+            max_bytes=max_pinned_bytes,
+            piece_bytes=piece_bytes,
+            later=self._thread.submit,
+        )
+        self._thread.submit(self._copies.warm_up)
+        self._held: deque[tuple[Done, list[torch.Tensor]]] = deque()
+
+    @property
+    def pinned_bytes(self) -> int:
+        """Bytes of shared memory that are pinned just now."""
+        return self._pinned.nbytes
+
+    def load(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Return copies on the device, for whatever is queued on the current stream from now on.
+
+        The tensors may be dropped at once.
+        """
+        self.release()
+        loaded: dict[int, torch.Tensor] = {}
+        for run in _runs(tensors):
+            parts = [
+                (_bytes_in(run.pages, part.begin, part.end), part.is_pinned)
+                for part in self._pinned.parts_of(run.pages, run.begin, run.end)
+            ]
+            copied, done = self._copies.copy(parts)
+            self._held.append((done, [tensors[index] for index in run.indexes]))
+            self._thread.submit(self._wait_for, done)
+            for index in run.indexes:
+                loaded[index] = _tensor_in(copied, tensors[index], run)
+        return [loaded[index] if index in loaded else each.to(self._device) for index, each in enumerate(tensors)]
+
+    def release(self) -> None:
+        """Let go of what has been copied; it is done by itself, too, a moment after."""
+        for _ in range(len(self._held)):
+            try:
+                done, views = self._held.popleft()
+            except IndexError:  # another thread was faster
+                return
+            if not done.query():
+                self._held.appendleft((done, views))
+                return
+
+    def close(self) -> None:
+        """Wait for what is under way, and let go of all memory. A second call does nothing."""
+        self._thread.shutdown(cancel_futures=True)
+        while self._held:
+            self._held.popleft()[0].synchronize()
+        self._pinned.close()
+
+    def _wait_for(self, done: Done) -> None:
+        done.synchronize()
+        self.release()
+
+
+class _Run(NamedTuple):
+    """Tensors that lie side by side: their indexes, and where their bytes begin and end in the pages."""
+
+    pages: Pages
+    begin: int
+    end: int
+    indexes: list[int]
+
+
+def _runs(tensors: Sequence[torch.Tensor]) -> Iterator[_Run]:
+    """Yield the runs of those tensors that lie in shared memory."""
+    run: _Run | None = None
+    for index in sorted(range(len(tensors)), key=lambda index: tensors[index].data_ptr()):
+        tensor = tensors[index]
+        pages = find(tensor.data_ptr(), tensor.nbytes) if _is_dense(tensor) else None
+        if pages is None:
+            continue
+        begin = tensor.data_ptr() - pages.address
+        if run is not None and run.pages is pages and _fits_behind(run, begin, tensor):
+            run = run._replace(end=max(run.end, begin + tensor.nbytes), indexes=[*run.indexes, index])
+            continue
+        if run is not None:
+            yield run
+        run = _Run(pages, begin, begin + tensor.nbytes, [index])
+    if run is not None:
+        yield run
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    is_plain = tensor.device.type == "cpu" and tensor.layout == torch.strided and tensor.is_contiguous()
+    return is_plain and not tensor.is_conj() and not tensor.is_neg()
+
+
+def _fits_behind(run: _Run, begin: int, tensor: torch.Tensor) -> bool:
+    return begin - run.end <= MAX_GAP_BYTES and (begin - run.begin) % tensor.itemsize == 0
+
+
+def _bytes_in(pages: Pages, begin: int, end: int) -> torch.Tensor:
+    array = pages.bytes_of(begin, end)
+    return torch.from_dlpack(array.__dlpack__(max_version=(1, 0)))  # type: ignore[attr-defined]
+
+
+def _tensor_in(copied: torch.Tensor, tensor: torch.Tensor, run: _Run) -> torch.Tensor:
+    """Return the copy of one tensor of a run."""
+    begin = tensor.data_ptr() - run.pages.address - run.begin
+    return copied[begin : begin + tensor.nbytes].view(tensor.dtype).view(tensor.shape)

@@ -1,0 +1,65 @@
+"""Pins pages that this process may only read, through the CUDA runtime that torch has loaded.
+
+Torch has no word for it: its own calls would need pages that may be written.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+_PORTABLE, _READ_ONLY = 1, 8
+"""Flags of `cudaHostRegister`: for all contexts of this process; the device only reads."""
+
+
+class PageRefused(Exception):
+    """The device does not take these pages; the error is cleared, so that no later call is blamed for it."""
+
+
+class Runtime(Protocol):
+    """What pins pages; any thread may call."""
+
+    def pin(self, address: int, nbytes: int) -> None:
+        """Pin pages that are mapped.
+
+        Raises:
+            PageRefused: they stay as they are.
+        """
+        ...
+
+    def unpin(self, address: int) -> None:
+        """Let go of what was pinned from there on, before it is unmapped."""
+        ...
+
+
+class CudaRuntime:
+    """The CUDA runtime of this process, which torch uses already."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def pin(self, address: int, nbytes: int) -> None:
+        flags = _PORTABLE | _READ_ONLY
+        with torch.cuda.device(self._device):  # else a thread's first call makes a context on the first device
+            library = _library()
+            error = library.cudaHostRegister(ctypes.c_void_p(address), ctypes.c_size_t(nbytes), ctypes.c_uint(flags))
+            if error:
+                library.cudaGetLastError()
+                raise PageRefused(f"cudaHostRegister of {nbytes} bytes: error {error}")
+
+    def unpin(self, address: int) -> None:
+        with torch.cuda.device(self._device):
+            if _library().cudaHostUnregister(ctypes.c_void_p(address)):
+                _library().cudaGetLastError()
+
+
+@cache
+def _library() -> ctypes.CDLL:
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        if "libcudart" in line:
+            return ctypes.CDLL(line.split(maxsplit=5)[-1])
+    raise PageRefused("torch has loaded no CUDA runtime of its own: the device is not NVIDIA's")

@@ -1,0 +1,58 @@
+"""Pages are memory that this process has mapped of a ring; those to be read are found by the address of a record.
+
+Whoever lets a device read there must let go of it before it is unmapped, which happens with the last view: in any
+thread.
+"""
+
+from __future__ import annotations
+
+import mmap
+import weakref
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+
+
+class Pages(mmap.mmap):
+    """Mapped memory.
+
+    Attributes:
+        address: of the first byte, if records lie there; else 0.
+        nbytes: of records.
+    """
+
+    address = nbytes = 0
+    _before_unmapping: Callable[[int], None] | None = None
+
+    def before_unmapping(self, callback: Callable[[int], None]) -> None:
+        """Call back once with the address while all is still mapped, in any thread; the last callback counts."""
+        self._before_unmapping = callback
+
+    def list_records(self, nbytes: int) -> None:
+        """Have these pages found by what lies in their first bytes, until they are unmapped."""
+        self.address = int(self.bytes_of(0, 1).__array_interface__["data"][0])
+        self.nbytes = nbytes
+        _LIVING[self.address] = nbytes, weakref.ref(self)
+
+    def bytes_of(self, begin: int, end: int) -> npt.NDArray[np.uint8]:
+        """Return a view of what lies there, `(end - begin,)`."""
+        return np.frombuffer(self, np.uint8, end - begin, begin)
+
+    def __del__(self) -> None:
+        # Not a weak reference: those to an `mmap` end when it is unmapped already.
+        _LIVING.pop(self.address, None)
+        if self._before_unmapping is not None:
+            self._before_unmapping(self.address)
+
+
+_LIVING: dict[int, tuple[int, weakref.ref[Pages]]] = {}
+"""Bytes of records, and pages, by address. One key is set or removed at a time, so any thread may look."""
+
+
+def find(address: int, nbytes: int) -> Pages | None:
+    """Return the pages that have a stretch of records, of which the caller holds a view."""
+    for begin, (length, reference) in list(_LIVING.items()):
+        if begin <= address and address + nbytes <= begin + length:
+            return reference()
+    return None
