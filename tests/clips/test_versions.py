@@ -13,7 +13,11 @@ from mmcached.clips.versions import decoder_of
 
 
 def test_names_have_versions() -> None:
-    assert decoder_of("video").startswith("opencv-python-headless ")
+    assert [each.split()[0] for each in decoder_of("video").split(", ")] == [
+        "opencv-python-headless",
+        "pillow",
+        "recipe",
+    ]
     assert [each.split()[0] for each in decoder_of("audio").split(", ")] == ["soundfile", "scipy", "recipe"]
 
 
@@ -24,7 +28,7 @@ def test_a_decoder_lacks_none_of_its_packages(monkeypatch: pytest.MonkeyPatch) -
         return "5"
 
     monkeypatch.setattr(versions, "version", version)
-    assert (decoder_of("video"), decoder_of("audio")) == ("opencv-python-headless 5, recipe 1", "")
+    assert (decoder_of("video"), decoder_of("audio")) == ("opencv-python-headless 5, pillow 5, recipe 1", "")
 
 
 def test_nothing_is_imported_for_it() -> None:

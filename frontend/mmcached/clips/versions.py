@@ -31,7 +31,8 @@ def decoder_of(modality: Modality) -> str:
     """
     match modality:
         case "video":
-            parts = [next(filter(None, (_found(name, major=_OPENCV_MAJOR) for name in _OPENCV)), "")]
+            opencv = next(filter(None, (_found(name, major=_OPENCV_MAJOR) for name in _OPENCV)), "")
+            parts = [opencv, _found("pillow")]  # which scales frames
         case "audio":
             parts = [_found("soundfile"), _found("scipy")]
         case _:
