@@ -9,6 +9,7 @@ from collections.abc import Generator, Sequence
 import numpy as np
 import pytest
 
+from mmcached.clips.messages import check_num_slices
 from mmcached.frontend.processing.clip_decoders import ClipDecoderPool
 from mmcached.frontend.processing.pool import IsWanted, NotWantedError
 from mmcached.frontend.processing.slice_processor import DecodedSlice, SlicePlace
@@ -70,6 +71,7 @@ class FakeClipDecoders:
             raise CorruptClip("video", f"{len(data)} bytes", "is no clip")
         first = int(options.start_s)
         end = min(len(data) - len(START), int(options.end_s or 1e6))
+        check_num_slices("video", end - first)
         return [SlicePlace((second, SIDE, SIDE), float(second), second + 1.0) for second in range(first, end)]
 
     def _decode(

@@ -16,7 +16,8 @@ import numpy as np
 import pytest
 
 from mmcached.clips.frame_sizes import FrameSizes
-from mmcached.clips.messages import Made, Opened, Planned
+from mmcached.clips.messages import MAX_LIST_BYTES, MAX_SLICES, PIECES, Made, Opened, Planned
+from mmcached.clips.sampling import Piece
 from mmcached.clips.settings import ClipSettings
 from mmcached.clips.video import Video
 from mmcached.frontend.processing import clip_decoder_process
@@ -152,6 +153,27 @@ def test_memory_of_a_decoder_is_limited_by_the_kernel() -> None:
         assert decoded(pool, video(4))
 
 
+def test_a_clip_has_so_many_slices_and_no_more() -> None:
+    """Their list is short, however long the film may be: the frontend reads it in its own memory."""
+    frame, every = jpeg(16, 16), ClipOptions("video", fps=100.0)
+    with pool_of(max_clip_frames=1 << 16) as pool:
+        places = pool.plan(avi([frame] * 2 * MAX_SLICES, (16, 16), fps=100), every, wanted_until_deadline())
+        assert len(places) == MAX_SLICES
+        error = outcome(pool, avi([frame] * (2 * MAX_SLICES + 1), (16, 16), fps=100), fps=100.0)
+        assert isinstance(error, ClipTooLarge)
+        assert f"{MAX_SLICES + 1} slices" in str(error)
+        assert f"1 to {MAX_SLICES}" in str(error)
+
+
+@pytest.mark.parametrize("num_frames", [2, 16])
+def test_the_longest_list_of_slices_fits(num_frames: int) -> None:
+    place = (*range((1 << 16) - num_frames, 1 << 16), 1 << 16, 1 << 16)
+    pieces = [Piece(place, 86_400.25, 86_400.75)] * min(MAX_SLICES, (1 << 16) // num_frames)
+    encoded = msgspec.msgpack.encode(pieces)
+    assert len(encoded) <= MAX_LIST_BYTES // 2
+    assert PIECES.decode(encoded) == pieces
+
+
 def test_there_are_no_processes_for_what_nobody_sends() -> None:
     others = pids()
     with pool_of(3) as pool:
@@ -191,7 +213,8 @@ VIDEO_SHAPE, AUDIO_SHAPE = (2, 32, 32, 3), (100,)
         ("audio", [Ready(), Opened(0), Made((32_001,), 0.0, 1.0)]),
         ("audio", [Ready(), Opened(0), Made((10, 10), 0.0, 1.0)]),
         ("audio", [Ready(), Opened(0), Made(AUDIO_SHAPE, 0.0, float("nan"))]),
-        ("plan", [Ready(), Planned(1 << 40)]),
+        ("plan", [Ready(), {"type": "Planned", "num_bytes": MAX_LIST_BYTES + 1}]),
+        ("plan", [Ready(), Planned(MAX_LIST_BYTES)]),
         ("plan", [Ready(), Planned(5)]),
         ("plan", [Ready(), Opened(1)]),
     ],

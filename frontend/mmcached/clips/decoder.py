@@ -76,6 +76,7 @@ class ClipLoop(DecoderLoop):
             if isinstance(message, said.Open):
                 self._make_slices(clip)
                 return None
+            said.check_num_slices(self._settings.modality, len(clip.pieces))
             pieces = msgspec.msgpack.encode(clip.pieces)
         self.write_made(pieces)
         return said.Planned(len(pieces))

@@ -26,7 +26,14 @@ import msgspec
 
 from mmcached.clips.sampling import Count, Piece, Seconds
 from mmcached.pictures.messages import Failed, OutOfMemory, Ready, Refused
+from mmcached.wire.errors import ClipTooLarge
 from mmcached.wire.messages.parts import ClipOptions
+
+MAX_SLICES = 4096
+"""Of one clip: their list has to fit into a record of the store, and they into a request of an engine."""
+
+MAX_LIST_BYTES = 1 << 20
+"""Of that list: the longest has less than half as many."""
 
 
 class Plan(msgspec.Struct, frozen=True, tag=True):
@@ -56,7 +63,7 @@ class Enough(msgspec.Struct, frozen=True, tag=True):
 class Planned(msgspec.Struct, frozen=True, tag=True):
     """The list of all `Piece`s lies there, so many bytes of msgpack."""
 
-    num_bytes: Count
+    num_bytes: Annotated[int, msgspec.Meta(ge=0, le=MAX_LIST_BYTES)]
 
 
 class Opened(msgspec.Struct, frozen=True, tag=True):
@@ -76,5 +83,11 @@ class Made(msgspec.Struct, frozen=True, tag=True):
 ToDecoder = Plan | Open | Next | Enough
 FromDecoder = Ready | Planned | Opened | Made | Refused | OutOfMemory | Failed
 
-PIECES: msgspec.msgpack.Decoder[list[Piece]] = msgspec.msgpack.Decoder(list[Piece])
+PIECES = msgspec.msgpack.Decoder(Annotated[list[Piece], msgspec.Meta(min_length=1, max_length=MAX_SLICES)])
 """Reads what `Planned` is about."""
+
+
+def check_num_slices(modality: str, num: int) -> None:
+    """Refuse a clip of too many slices, or of none."""
+    if not 1 <= num <= MAX_SLICES:
+        raise ClipTooLarge(modality, f"{num} slices", f"1 to {MAX_SLICES} of one clip")

@@ -59,8 +59,6 @@ class ClipDecoder(ConfinedDecoder):
             answer = self.receive(is_wanted)
             if not isinstance(answer, said.Planned):
                 self.fail(answer, 0)
-            if answer.num_bytes > self._settings.memory_bytes:
-                self.refuse(answer)
             written = bytearray(answer.num_bytes)
             self.read_into(written, 0, answer)
             self.free_made()

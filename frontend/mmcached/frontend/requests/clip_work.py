@@ -25,9 +25,6 @@ from mmcached.frontend.requests.clip_records import ClipRecords
 from mmcached.wire.errors import ClipTooLarge, InvariantError
 from mmcached.wire.messages.parts import ClipOptions
 
-MAX_SLICES = 4096
-"""Of one clip: their list has to fit into a record of the store, and they into a request of an engine."""
-
 Job = Callable[[IsWanted], object]
 
 
@@ -129,10 +126,7 @@ class ClipWork:
     # ---- in a thread
 
     def _plan(self, medium: Medium, is_wanted: IsWanted) -> Planned:
-        places = self._decoders.plan(medium.data, _options(medium), is_wanted)
-        if not 1 <= len(places) <= MAX_SLICES:
-            raise ClipTooLarge(medium.modality, f"{len(places)} slices", f"1 to {MAX_SLICES} of one clip")
-        return Planned(places)
+        return Planned(self._decoders.plan(medium.data, _options(medium), is_wanted))
 
     def _decode(self, medium: Medium, tenant: str, wanted: Sequence[int], is_wanted: IsWanted) -> Decoded:
         slices: dict[int, Slice] = {}
