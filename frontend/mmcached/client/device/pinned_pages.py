@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from mmcached.client.device.runtime import PageRefused, Runtime
-from mmcached.shm.segment.pages import Pages
+from mmcached.shm.segment.pages import Pages, find
 
 _LOG = logging.getLogger("mmcached.client")
 PIECE_BYTES = 256 << 20
@@ -70,7 +70,7 @@ class PinnedPages:
     def nbytes(self) -> int:
         """Bytes that are pinned, in whole pieces."""
         with self._lock:
-            return sum(len(known.pinned) for known in self._known.values()) * self._piece_bytes
+            return self._num_pinned() * self._piece_bytes
 
     def parts_of(self, pages: Pages, begin: int, end: int) -> Iterator[Part]:
         """Yield the parts of a record between the borders of pieces, in order; note that it is being read.
@@ -88,25 +88,34 @@ class PinnedPages:
             self._max_pieces = 0
             self._wanted.clear()
             for address in list(self._known):
+                if (pages := find(address, 1)) is not None:
+                    pages.forget_callback(self._forget)
                 self._forget(address)
 
     def _is_pinned(self, pages: Pages, piece: int) -> bool:
         with self._lock:
-            known = self._known.setdefault(pages.address, _Known())
+            known = self._known.get(pages.address)
+            if known is None:
+                known = self._known[pages.address] = _Known()
+                pages.before_unmapping(self._forget)
             if piece in known.pinned:
                 return True
             place = pages.address, piece
-            if piece not in known.seen:
-                known.seen.add(piece)
-                pages.before_unmapping(self._forget)
-            elif place not in self._wanted and self._has_room():
-                self._wanted[place] = pages
-                self._later(self._pin_next)
-            return False
+            is_read_again = piece in known.seen
+            known.seen.add(piece)
+            if not is_read_again or place in self._wanted or not self._has_room():
+                return False
+            self._wanted[place] = pages
+        # Not under our lock: `later` has one of its own, and in it pages may be unmapped, for which ours is taken.
+        self._later(self._pin_next)
+        return False
 
     def _has_room(self) -> bool:
-        pinned = sum(len(known.pinned) for known in self._known.values())
-        return pinned + len(self._wanted) < self._max_pieces
+        return self._num_pinned() + len(self._wanted) < self._max_pieces
+
+    def _num_pinned(self) -> int:
+        # A list: pages that are unmapped meanwhile change the dict.
+        return sum(len(known.pinned) for known in list(self._known.values()))
 
     def _pin_next(self) -> None:
         """Pin the lowest of the pieces that are wanted."""

@@ -23,16 +23,20 @@ class Pages(mmap.mmap):
     """
 
     address = nbytes = 0
-    _before_unmapping: Callable[[int], None] | None = None
+    _callbacks: set[Callable[[int], None]]
 
     def before_unmapping(self, callback: Callable[[int], None]) -> None:
-        """Call back once with the address while all is still mapped, in any thread; the last callback counts."""
-        self._before_unmapping = callback
+        """Call back once with the address while all is still mapped, in any thread; only if records lie there."""
+        self._callbacks.add(callback)
+
+    def forget_callback(self, callback: Callable[[int], None]) -> None:
+        self._callbacks.discard(callback)
 
     def list_records(self, nbytes: int) -> None:
         """Have these pages found by what lies in their first bytes, until they are unmapped."""
         self.address = int(self.bytes_of(0, 1).__array_interface__["data"][0])
         self.nbytes = nbytes
+        self._callbacks = set()
         _LIVING[self.address] = nbytes, weakref.ref(self)
 
     def bytes_of(self, begin: int, end: int) -> npt.NDArray[np.uint8]:
@@ -41,9 +45,9 @@ class Pages(mmap.mmap):
 
     def __del__(self) -> None:
         # Not a weak reference: those to an `mmap` end when it is unmapped already.
-        _LIVING.pop(self.address, None)
-        if self._before_unmapping is not None:
-            self._before_unmapping(self.address)
+        if _LIVING.pop(self.address, None) is not None:
+            for callback in list(self._callbacks):
+                callback(self.address)
 
 
 _LIVING: dict[int, tuple[int, weakref.ref[Pages]]] = {}
