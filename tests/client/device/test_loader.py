@@ -17,7 +17,7 @@ from mmcached.client.device.pinned_pages import PinnedPages
 from tests.client.device.shared import RING_BYTES, Shared, output
 from tests.client.records import is_equal
 from tests.doubles.device import HeldCopies, ListedRuntime
-from tests.integration.processes import eventually
+from tests.integration.processes import DEADLINE_S, eventually
 from tests.shm.rings import make_ring
 
 PIECE_BYTES = 1 << 14
@@ -76,6 +76,41 @@ def test_leases_of_copies_that_have_ended_are_given_back_by_whoever_asks(shared:
         loader.release()
         assert shared.num_leases() == 1
         copies.begun[2].end()
+
+
+def test_a_lease_comes_back_while_another_call_asks_for_its_copy(
+    shared: Shared, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The copy ends between the question and its answer; who waits for it finds it all the same."""
+    copies = HeldCopies()
+    with loader_of(copies) as loader:
+        loader.load(list(shared.view("k", output(1)).values()))
+        (copy,) = copies.begun
+
+        def query() -> bool:
+            copy.end()
+            eventually(shared.num_leases, lambda leases: leases == 0, "the lease to be back, with no further call")
+            return False
+
+        monkeypatch.setattr(copy, "query", query)
+        loader.release()
+
+
+def test_what_is_under_way_at_the_end_keeps_its_lease(shared: Shared, monkeypatch: pytest.MonkeyPatch) -> None:
+    copies, leases = HeldCopies(), list[int]()
+    with loader_of(copies) as loader:
+        for number in range(2):
+            loader.load(list(shared.view(f"k{number}", output(number)).values()))
+        first, second = copies.begun
+
+        def synchronize() -> None:
+            leases.append(shared.num_leases())
+            second.end()
+
+        monkeypatch.setattr(second, "synchronize", synchronize)
+        threading.Timer(1 / 50, first.end).start()
+    assert leases == [1]
+    assert shared.num_leases() == 0
 
 
 def test_the_end_waits_for_what_is_under_way(shared: Shared) -> None:
@@ -169,6 +204,39 @@ def test_memory_is_unpinned_before_it_is_unmapped() -> None:
         del views, shared
         eventually(lambda: runtime.pinned, lambda pinned: not pinned, "nothing pinned")
         assert loader.pinned_bytes == 0
+
+
+def test_of_two_loaders_each_unpins_what_it_has_pinned() -> None:
+    """What stays pinned is read for whatever is mapped there next."""
+    copies, runtime = HeldCopies(ends_at_once=True), ListedRuntime()
+    with loader_of(copies, runtime) as loader, loader_of(copies, ListedRuntime(refuses_from=0)) as other:
+        with make_ring(RING_BYTES) as ring, contextlib.ExitStack() as stack:
+            shared = Shared(ring, stack)
+            views = list(shared.view("k", output(1)).values())
+            for each in (loader, loader, other):
+                each.load(views)
+            with loader_of(copies) as third:
+                third.load(views)
+            eventually(lambda: loader.pinned_bytes, bool, "a piece")
+        del views, shared
+        eventually(lambda: runtime.pinned, lambda pinned: not pinned, "nothing pinned")
+        assert loader.pinned_bytes == 0
+
+
+def test_nothing_is_locked_while_another_thread_is_given_work(shared: Shared) -> None:
+    """That thread's queue has a lock, under which pages may be unmapped, which needs ours."""
+    looks = list[threading.Thread]()
+
+    def later(_: Callable[[], None]) -> None:
+        looks.append(threading.Thread(target=lambda: pinned.nbytes, daemon=True))
+        looks[0].start()
+        looks[0].join(DEADLINE_S)
+        assert not looks[0].is_alive()
+
+    pinned = PinnedPages(ListedRuntime(), max_bytes=RING_BYTES, piece_bytes=PIECE_BYTES, later=later)
+    for _ in range(2):
+        list(pinned.parts_of(shared.pages, 0, 1))
+    assert len(looks) == 1
 
 
 def test_what_is_being_pinned_at_the_end_is_unpinned(shared: Shared) -> None:

@@ -8,7 +8,6 @@ What lies elsewhere, or is not dense, is copied as torch does it. What is loaded
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
@@ -30,7 +29,7 @@ class DeviceLoader(Closeable):
     """Loads onto one device; any thread may call.
 
     Args:
-        device: with a number, as "cuda:0".
+        device: as "cuda:0"; without a number the one that is current in this thread.
         max_pinned_bytes: of shared memory, pinned where records are read again; 0: none is, and all goes by way of
             other memory. Of several loaders in a process, the one that pins a piece first has it.
         piece_bytes: pinned in one call.
@@ -45,7 +44,7 @@ class DeviceLoader(Closeable):
         copies: Copies | None = None,
         runtime: Runtime | None = None,
     ) -> None:
-        self._device = torch.device(device)
+        self._device = torch.empty(0, device=device).device  # with a number: our thread has another current one
         self._copies = copies or CudaCopies(self._device)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="mmcached device")
         self._pinned = PinnedPages(
@@ -55,7 +54,7 @@ class DeviceLoader(Closeable):
             later=self._thread.submit,
         )
         self._thread.submit(self._copies.warm_up)
-        self._held: deque[tuple[Done, list[torch.Tensor]]] = deque()
+        self._held: dict[Done, list[torch.Tensor]] = {}  # one key is set or removed at a time, by any thread
 
     @property
     def pinned_bytes(self) -> int:
@@ -75,7 +74,7 @@ class DeviceLoader(Closeable):
                 for part in self._pinned.parts_of(run.pages, run.begin, run.end)
             ]
             copied, done = self._copies.copy(parts)
-            self._held.append((done, [tensors[index] for index in run.indexes]))
+            self._held[done] = [tensors[index] for index in run.indexes]
             self._thread.submit(self._wait_for, done)
             for index in run.indexes:
                 loaded[index] = _tensor_in(copied, tensors[index], run)
@@ -83,25 +82,20 @@ class DeviceLoader(Closeable):
 
     def release(self) -> None:
         """Let go of what has been copied; it is done by itself, too, a moment after."""
-        for _ in range(len(self._held)):
-            try:
-                done, views = self._held.popleft()
-            except IndexError:  # another thread was faster
-                return
-            if not done.query():
-                self._held.appendleft((done, views))
-                return
+        for done in list(self._held):
+            if done.query():
+                self._held.pop(done, None)
 
     def close(self) -> None:
         """Wait for what is under way, and let go of all memory. A second call does nothing."""
         self._thread.shutdown(cancel_futures=True)
-        while self._held:
-            self._held.popleft()[0].synchronize()
+        for done in list(self._held):
+            self._wait_for(done)
         self._pinned.close()
 
     def _wait_for(self, done: Done) -> None:
         done.synchronize()
-        self.release()
+        self._held.pop(done, None)
 
 
 class _Run(NamedTuple):
