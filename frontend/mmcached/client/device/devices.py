@@ -109,7 +109,7 @@ class Cuda(Other):
     def begin_copy(self, tensors: Tensors) -> Callable[[], Tensors]:
         if not all(tensor.is_cuda for tensor in tensors):  # the host program has moved them away
             return super().begin_copy(tensors)
-        copies = [torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True) for tensor in tensors]
+        copies = [torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=True) for tensor in tensors]
         place = tensors[0].device  # has a number, also if our device was named without one
         stream = self._stream = self._stream or torch.cuda.Stream(place)  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream(place))  # the encoder's work comes first

@@ -79,4 +79,4 @@ class CudaCopies:
 
 
 def _pinned() -> torch.Tensor:
-    return torch.empty(BOUNCE_BYTES, dtype=torch.uint8, pin_memory=True)
+    return torch.empty(BOUNCE_BYTES, dtype=torch.uint8, device="cpu", pin_memory=True)  # whatever the default device
