@@ -20,13 +20,13 @@ from xml.etree import ElementTree
 
 import torch
 
-from scripts.bench.gpu import BOUNDS, SECTIONS
 from scripts.bench.harness import Row, print_bounds, print_rows, row
 
 PART_S = 120
 CHECKOUT = Path(__file__).resolve().parents[2]
 TESTED = ["tests/worker", "tests/client/device", "tests/cli/doctor"]
 SOURCES = ["frontend", "engine", "worker", "shm"]
+sys.path[:0] = [str(CHECKOUT / source) for source in SOURCES]  # for this process, as `environment` for the parts
 
 
 def environment() -> dict[str, str]:
@@ -100,6 +100,8 @@ def main() -> None:
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
         sys.exit("no CUDA device here: nothing was run")
+    from scripts.bench.gpu import BOUNDS, SECTIONS
+
     out: Path = arguments.out
     out.mkdir(parents=True, exist_ok=True)
     properties = torch.cuda.get_device_properties(0)

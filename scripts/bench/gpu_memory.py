@@ -15,10 +15,12 @@ from scripts.bench.harness import Unavailable
 
 
 def require_cuda() -> torch.device:
-    """Return the first CUDA device; raise `Unavailable` if there is none."""
+    """Return the first CUDA device, which has its context then; raise `Unavailable` if there is none."""
     if not torch.cuda.is_available():
         raise Unavailable("no CUDA device here")
-    return torch.device("cuda:0")
+    device = torch.device("cuda:0")
+    torch.cuda.synchronize(device)  # makes the context, which takes longer than much of what is measured
+    return device
 
 
 def new_event(*, is_timed: bool = False) -> torch.cuda.Event:
