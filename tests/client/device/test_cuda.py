@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -10,9 +11,10 @@ import torch
 from mmcached.client.device import DeviceLoader
 from mmcached.client.device.devices import device_of
 from mmcached.client.device.runtime import CudaRuntime, PageRefused
+from mmcached.client.device.streams import CudaCopies
 from tests.client.device.shared import RING_BYTES, Shared, output
 from tests.client.records import is_equal
-from tests.integration.processes import eventually
+from tests.integration.processes import DEADLINE_S, eventually
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 BUSY_CYCLES = 2_000_000_000
@@ -112,3 +114,22 @@ def test_memory_of_a_copy_is_not_used_again_before_its_reader_has_come_so_far(sh
             sums.append(loaded[0].double().sum())
             del loaded  # its memory is wanted by the next load at once
         assert [float(each) for each in sums] == pytest.approx([float(expected)] * len(sums))
+
+
+def test_a_graph_is_captured_while_a_copy_is_waited_for() -> None:
+    """With the default mode, in which calls of other threads count, too."""
+    copies = CudaCopies(torch.device("cuda:0"))
+    _, done = copies.copy([(torch.ones(8, dtype=torch.uint8), False)])
+    given, graph = torch.ones(4, device="cuda:0"), torch.cuda.CUDAGraph()
+
+    def wait() -> None:
+        copies.warm_up()
+        done.synchronize()
+        assert done.query()
+
+    with ThreadPoolExecutor(1) as pool:
+        with torch.cuda.graph(graph):
+            made = given + 1
+            pool.submit(wait).result(DEADLINE_S)
+        graph.replay()
+    assert made.tolist() == [2] * 4

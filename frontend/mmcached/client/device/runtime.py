@@ -14,6 +14,8 @@ import torch
 
 _PORTABLE, _READ_ONLY = 1, 8
 """Flags of `cudaHostRegister`: for all contexts of this process; the device only reads."""
+_RELAXED = 2
+"""Of `cudaStreamCaptureMode`."""
 
 
 class PageRefused(Exception):
@@ -55,6 +57,16 @@ class CudaRuntime:
         with torch.cuda.device(self._device):
             if _library().cudaHostUnregister(ctypes.c_void_p(address)):
                 _library().cudaGetLastError()
+
+
+def allow_beside_captures() -> None:
+    """Let this thread, which never captures a graph itself, pin and wait while others do; else it spoils their graphs.
+
+    Source: what `torch.cuda.graph` captures in its default mode; torch's own watchdog of NCCL had to do so (148594).
+    Raises:
+        PageRefused: there is no such runtime.
+    """
+    _library().cudaThreadExchangeStreamCaptureMode(ctypes.byref(ctypes.c_int(_RELAXED)))
 
 
 @cache

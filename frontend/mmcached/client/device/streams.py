@@ -9,10 +9,13 @@ The current stream waits for the copy on the device; this thread does not.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import Protocol
 
 import torch
+
+from mmcached.client.device.runtime import PageRefused, allow_beside_captures
 
 BOUNCE_BYTES = 32 << 20
 """Of what is copied by way of other memory at a time."""
@@ -34,7 +37,9 @@ class Copies(Protocol):
     """What copies onto one device."""
 
     def warm_up(self) -> None:
-        """Take the memory that copies go through; to take it makes a device wait, so it is done before."""
+        """Prepare the thread that will wait for copies, and take the memory that they go through: that makes a device
+        wait, so it is done before.
+        """
         ...
 
     def copy(self, parts: Sequence[tuple[torch.Tensor, bool]]) -> tuple[torch.Tensor, Done]:
@@ -58,6 +63,8 @@ class CudaCopies:
 
     def warm_up(self) -> None:
         with torch.cuda.device(self._device):
+            with contextlib.suppress(PageRefused):  # where that runtime is not, there is nothing to allow
+                allow_beside_captures()
             _ = _pinned(), _pinned()
 
     def copy(self, parts: Sequence[tuple[torch.Tensor, bool]]) -> tuple[torch.Tensor, Done]:
