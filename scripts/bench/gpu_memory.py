@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import mmap
+import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import numpy as np
 import torch
 
+from mmcached.client.device.loader import bytes_in
 from mmcached.client.device.runtime import CudaRuntime, PageRefused
+from mmcached.shm.segment.mapped import SHM_DIR, open_data
 from mmcached.shm.segment.pages import Pages
+from mmcached.wire.handle import RingAnnouncement
 from scripts.bench.harness import Unavailable
 
 
@@ -28,12 +32,31 @@ def new_event(*, is_timed: bool = False) -> torch.cuda.Event:
 
 
 @contextmanager
-def pinned(pages: Pages, piece_bytes: int = 1 << 30) -> Iterator[None]:
-    """Pin all records of a mapped ring, piece by piece, the lowest first.
+def pinned(ring: RingAnnouncement) -> Iterator[tuple[str, torch.Tensor]]:
+    """Pin a ring, mapped as its readers map it; where the device refuses that, as none of them does: for writing.
 
+    Yields:
+        how it is mapped, and its bytes, `(n,)` uint8.
     Raises:
-        PageRefused: a piece is not taken; nothing stays pinned.
+        PageRefused: the device takes neither.
     """
+    with ExitStack() as stack:
+        pages = open_data(ring)
+        try:
+            stack.enter_context(_pinned_for_reading(pages))
+            how, data = "read-only", bytes_in(pages, 0, pages.nbytes)
+        except PageRefused:
+            descriptor = os.open(SHM_DIR / ring.data_name.lstrip("/"), os.O_RDWR)
+            try:
+                memory = mmap.mmap(descriptor, ring.data_bytes)
+            finally:
+                os.close(descriptor)
+            how, data = "for writing", stack.enter_context(pinned_for_writing(memory))
+        yield how, data
+
+
+@contextmanager
+def _pinned_for_reading(pages: Pages, piece_bytes: int = 1 << 30) -> Iterator[None]:
     runtime, pieces = CudaRuntime(require_cuda()), list[int]()
     try:
         for begin in range(0, pages.nbytes, piece_bytes):

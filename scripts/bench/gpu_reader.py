@@ -8,7 +8,6 @@ import time
 import msgspec
 
 from mmcached.shm import ReaderEntry
-from mmcached.shm.segment.mapped import open_data
 from mmcached.wire.handle import Handle, LeaseId, RingAnnouncement
 from scripts.bench.gpu_memory import pinned, require_cuda
 
@@ -26,9 +25,8 @@ def main() -> None:
         handle, lease = msgspec.json.decode(sys.stdin.buffer.readline(), type=tuple[Handle, LeaseId])
         if not entry.receive(handle, lease):
             raise RuntimeError("the lease was not taken")
-        pages = open_data(ring)
         begun = time.perf_counter()
-        with pinned(pages):
+        with pinned(ring):
             say(time.perf_counter() - begun)
             sys.stdin.buffer.read()
         entry.give_back(handle)

@@ -62,23 +62,24 @@ class ListedRuntime:
     """Pinned memory, by address.
 
     Args:
-        refuses_from: so many pieces are taken.
+        refuses_from: so many pieces are taken; then `error` is raised.
     Attributes:
         asked: the addresses that were to be pinned, in order.
         meanwhile: what happens while a piece is being pinned.
     """
 
-    def __init__(self, *, refuses_from: int = 1 << 30) -> None:
+    def __init__(self, *, refuses_from: int = 1 << 30, error: type[Exception] = PageRefused) -> None:
         self.pinned: dict[int, int] = {}
         self.asked: list[int] = []
         self.meanwhile: Callable[[], None] = lambda: None
         self._refuses_from = refuses_from
+        self._error = error
 
     def pin(self, address: int, nbytes: int) -> None:
         self.asked.append(address)
         self.meanwhile()
         if len(self.asked) > self._refuses_from:
-            raise PageRefused("no more")
+            raise self._error("no more")
         assert address not in self.pinned
         self.pinned[address] = nbytes
 

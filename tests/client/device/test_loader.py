@@ -14,6 +14,7 @@ import torch
 
 from mmcached.client.device.loader import MAX_GAP_BYTES, DeviceLoader
 from mmcached.client.device.pinned_pages import PinnedPages
+from mmcached.client.device.runtime import PageRefused
 from tests.client.device.shared import RING_BYTES, Shared, output
 from tests.client.records import is_equal
 from tests.doubles.device import HeldCopies, ListedRuntime
@@ -173,11 +174,11 @@ def test_no_more_is_pinned_than_may_be(shared: Shared) -> None:
         assert len(runtime.asked) == 2
 
 
-@pytest.mark.parametrize("taken", [0, 1])
+@pytest.mark.parametrize(("taken", "error"), [(0, PageRefused), (1, PageRefused), (1, OSError)])
 def test_a_device_that_refuses_is_asked_for_no_more(
-    shared: Shared, taken: int, caplog: pytest.LogCaptureFixture
+    shared: Shared, taken: int, error: type[Exception], caplog: pytest.LogCaptureFixture
 ) -> None:
-    copies, runtime = HeldCopies(ends_at_once=True), ListedRuntime(refuses_from=taken)
+    copies, runtime = HeldCopies(ends_at_once=True), ListedRuntime(refuses_from=taken, error=error)
     with loader_of(copies, runtime) as loader:
         views = list(shared.view("k", output(1, rows=1000)).values())
         for _ in range(2):

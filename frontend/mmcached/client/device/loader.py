@@ -70,7 +70,7 @@ class DeviceLoader(Closeable):
         loaded: dict[int, torch.Tensor] = {}
         for run in _runs(tensors):
             parts = [
-                (_bytes_in(run.pages, part.begin, part.end), part.is_pinned)
+                (bytes_in(run.pages, part.begin, part.end), part.is_pinned)
                 for part in self._pinned.parts_of(run.pages, run.begin, run.end)
             ]
             copied, done = self._copies.copy(parts)
@@ -135,7 +135,8 @@ def _fits_behind(run: _Run, begin: int, tensor: torch.Tensor) -> bool:
     return begin - run.end <= MAX_GAP_BYTES and (begin - run.begin) % tensor.itemsize == 0
 
 
-def _bytes_in(pages: Pages, begin: int, end: int) -> torch.Tensor:
+def bytes_in(pages: Pages, begin: int, end: int) -> torch.Tensor:
+    """Return a view of what lies there, `(end - begin,)` uint8, never to be written."""
     array = pages.bytes_of(begin, end)
     return torch.from_dlpack(array.__dlpack__(max_version=(1, 0)))  # type: ignore[attr-defined]
 

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from mmcached.client.device.runtime import PageRefused, Runtime
+from mmcached.client.device.runtime import Runtime
 from mmcached.shm.segment.pages import Pages, find
 
 _LOG = logging.getLogger("mmcached.client")
@@ -127,7 +127,7 @@ class PinnedPages:
         begin = piece * self._piece_bytes
         try:
             self._runtime.pin(address + begin, min(self._piece_bytes, pages.nbytes - begin))
-        except PageRefused as error:
+        except Exception as error:  # whatever a driver raises: all goes on by way of other memory
             # As text: the error would keep what is being unmapped.
             _LOG.warning("mmcached: no memory is pinned any more, and copies to the device take longer: %s", str(error))
             with self._lock:
