@@ -33,6 +33,7 @@ class DeviceLoader(Closeable):
         max_pinned_bytes: of shared memory, pinned where records are read again; 0: none is, and all goes by way of
             other memory. Of several loaders in a process, the one that pins a piece first has it.
         piece_bytes: pinned in one call.
+        copies, runtime: what copies, and what pins; CUDA's by default.
     """
 
     def __init__(
