@@ -67,8 +67,10 @@ class CheckpointEncoder:
         found = self._checkpoint.num_embeds(modality, given)  # on the host: nobody waits for a device
         if found != num_embeds:
             raise InvalidRequest("num_embeds", num_embeds, f"the item has {found} embeddings")
-        loaded = self._loaded(list(given.values()))
-        tensors = {name: self._prepared(each, modality) for name, each in zip(names, loaded, strict=True)}
+        tensors = {}
+        for name, loaded in zip(names, self._transfers.load(list(given.values())), strict=True):
+            prepared = self._prepared(loaded, modality)
+            tensors[name] = prepared.clone() if prepared is given[name] else prepared  # the record is not ours
         return ask(self._model, self._families[modality], tensors)
 
     def measure(self) -> Measured:
@@ -100,13 +102,8 @@ class CheckpointEncoder:
             raise ConfigError(FIELD, str(self._checkpoint.path), reason)
         return outputs, num_embeds
 
-    def _loaded(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-        """Return tensors on the device; copies, for the record is not ours."""
-        is_host = not self._transfers.reads_in_place
-        return [tensor.clone() for tensor in tensors] if is_host else self._transfers.load(tensors)
-
     def _prepared(self, tensor: torch.Tensor, modality: Modality) -> torch.Tensor:
-        """Return numbers of an item in the tower's dtype."""
+        """Return numbers of an item in the tower's dtype; the same tensor, if it is as it has to be."""
         counting = self._checkpoint.countings[modality]
         if tensor.dtype == torch.uint8 and isinstance(counting, (FrameGrid, WholeClip)):
             tensor = normalised(tensor, counting, self._checkpoint.processors[modality])
