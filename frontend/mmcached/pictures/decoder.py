@@ -53,7 +53,7 @@ class PictureLoop(DecoderLoop):
         if not isinstance(message, said.Decode):
             raise InvariantError(f"{message} where Decode was due")
         image = decode_image(
-            self.read_file(message.num_bytes),
+            os.pread(self._file, message.num_bytes, 0),
             self._settings,
             field=_FIELD,
             scaled_size=self._scaled_size if self._processor is None else as_it_is,

@@ -58,12 +58,6 @@ class DecoderLoop:
             sys.exit()  # the frontend is gone
         return self._decoder.decode(packet)
 
-    def read_file(self, num_bytes: int) -> bytes:
-        """Return the file that the frontend has laid there."""
-        with open(self._file, "rb", closefd=False) as reader:
-            reader.seek(0)
-            return reader.read(num_bytes)
-
     def write_made(self, data: bytes | memoryview, place: int = 0) -> None:
         """Lay bytes where the frontend reads what was made."""
         write_all(self._made, data, place)
