@@ -87,14 +87,17 @@ def test_a_lease_comes_back_while_another_call_asks_for_its_copy(
     with loader_of(copies) as loader:
         loader.load(list(shared.view("k", output(1)).values()))
         (copy,) = copies.begun
+        asked = list[int]()
 
         def query() -> bool:
+            asked.append(shared.num_leases())
             copy.end()
             eventually(shared.num_leases, lambda leases: leases == 0, "the lease to be back, with no further call")
             return False
 
         monkeypatch.setattr(copy, "query", query)
         loader.release()
+        assert (asked, shared.num_leases()) == ([1], 0)
 
 
 def test_what_is_under_way_at_the_end_keeps_its_lease(shared: Shared, monkeypatch: pytest.MonkeyPatch) -> None:
