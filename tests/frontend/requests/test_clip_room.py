@@ -165,6 +165,14 @@ def ask(bench: Bench, number: int, *files: bytes) -> None:
     bench.client.send(to_frontend.Encode(bench.client_id, number, 60.0, clips=clips), list(files))
 
 
+def ask_for_four(bench: Bench, decoding: Decoding) -> None:
+    """Ask for a clip in each of four requests; two are being decoded then, and two wait for room."""
+    decoding.clips.hold()
+    for number, letter in enumerate("abcd", 1):
+        ask(bench, number, clip(letter))
+    bench.pump(lambda: len(decoding.clips.planned) == 4 and decoding.num_begun == 2)
+
+
 def answer(bench: Bench, engine: WireEngine) -> to_engine.AddRequest:
     add = bench.from_frontend(engine, to_engine.AddRequest)
     engine.channel.send(to_frontend.RequestEncoded(add.request_id, [{} for _ in add.features]))
@@ -233,10 +241,7 @@ def test_slices_are_made_again_from_the_turn_on_in_which_their_request_goes_on(
 def test_a_clip_that_waits_for_room_is_forgotten_with_its_request(
     bench: Bench, engine: WireEngine, decoding: Decoding
 ) -> None:
-    decoding.clips.hold()
-    for number, letter in enumerate("abcd", 1):
-        ask(bench, number, clip(letter))
-    bench.pump(lambda: len(decoding.clips.planned) == 4 and decoding.num_begun == 2)
+    ask_for_four(bench, decoding)
     for number in (4, 3, 2, 1):
         bench.client.send(to_frontend.Cancel(bench.client_id, number))
     assert bench.stats().requests_open == 0
@@ -250,10 +255,7 @@ def test_a_clip_that_waits_for_room_is_forgotten_with_its_request(
 def test_clips_that_wait_for_room_begin_anew_after_a_flush(
     bench: Bench, engine: WireEngine, decoding: Decoding
 ) -> None:
-    decoding.clips.hold()
-    for number, letter in enumerate("abcd", 1):
-        ask(bench, number, clip(letter))
-    bench.pump(lambda: len(decoding.clips.planned) == 4 and decoding.num_begun == 2)
+    ask_for_four(bench, decoding)
     bench.frontend.requests.forget_items()
     decoding.clips.release()
     for _ in range(4):
