@@ -23,14 +23,14 @@ from tests.clock import Clock
 from tests.doubles.dealer import Dealer
 from tests.doubles.engine import WireEngine
 from tests.frontend.fake_peers import Bench
-from tests.wire.raw_peer import RawPeer
+from tests.wire.raw_peer import RawPeer, frame
 
 CONFIG = ServiceConfig(
     mm_processor_cache_gb=1 / 1024,
     mm_shm_cache_max_object_size_mb=1,
     store_gb=1 / 1024,
     max_num_requests=8,
-    limits=LimitsConfig(max_requests_per_client=4, flush_interval_s=5.0),
+    limits=LimitsConfig(max_requests_per_client=4, flush_interval_s=5.0, max_held_mb=4),
 )
 STRANGER = "f" * 32
 
@@ -184,6 +184,21 @@ def test_one_client_has_no_more_requests_open_than_it_may(bench: Bench) -> None:
     other = bench.connect_client(is_reader=False)
     other.channel.send(to_frontend.Generate(other.client_id, 1, "hello", 4, None, 60.0))
     bench.pump(lambda: len(bench.frontend.requests) == 5)
+
+
+# ---- memory
+
+
+def test_a_client_for_whose_message_there_is_no_room_is_told_the_limit(bench: Bench) -> None:
+    with RawPeer(bench.directory.client_address) as holder:
+        holder.send(frame(bytes(1 << 16), more=True))
+        put = to_frontend.PutRecord(bench.client_id, 1, "large", 0)
+        bench.client.send(put, [bytes(8 << 20)])
+        failed = bench.answer(to_client.Failed)
+        assert (failed.request_id, failed.error.code) == (None, "service_unavailable")
+        assert failed.error.details == {"field": "limits.max_held_mb", "limit": 4}
+        assert not holder.is_closed(), "it holds less"
+    bench.pump(lambda: bench.frontend.stats().clients_disconnected == 1)
 
 
 # ---- in whose name

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from typing import Any
 
 import msgspec
@@ -38,6 +39,17 @@ def test_frames_that_are_no_message(frames: list[bytes], field: str, reason: str
     with pytest.raises(RemoteProtocolError, match=reason) as caught:
         decode_frames(frames, make_decoder(FromClient))
     assert caught.value.details["field"] == field
+
+
+def test_a_large_first_frame_is_not_copied() -> None:
+    large = bytearray(32 << 20)
+    tracemalloc.start()
+    try:
+        with pytest.raises(RemoteProtocolError, match="not an mmcached version"):
+            decode_frames([large, GOOD[1]], make_decoder(FromClient))
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.parametrize(

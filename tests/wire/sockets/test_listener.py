@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
+import mmap
 import os
 import resource
 import stat
@@ -21,6 +23,7 @@ from mmcached.wire.errors import ChannelFull, PeerGone, RemoteProtocolError, Ser
 from mmcached.wire.messages.client import Failed, Flushed, ToClient
 from mmcached.wire.messages.frontend import FromClient, GetStats
 from mmcached.wire.process.turns import TurnShare
+from mmcached.wire.sockets import zmtp
 from mmcached.wire.sockets.channels import DealerChannel
 from mmcached.wire.sockets.frames import Frame, encode_frames
 from mmcached.wire.sockets.listener import MAX_REFUSED, Bounds, Listener
@@ -31,6 +34,7 @@ from tests.wire.raw_peer import RawPeer, frame, head
 DEADLINE_S = 20.0
 MIB = 1 << 20
 REFUSAL = Failed(None, error_to_wire(ServiceUnavailable("too many")))
+OVERLOAD = Failed(None, error_to_wire(ServiceUnavailable("all hold too much")))
 BOUNDS = Bounds(
     max_connections=1024,
     reserved_descriptors=64,
@@ -58,7 +62,7 @@ class Wiring:
     def listen(self, **bounds: Any) -> Listener[FromClient]:
         chosen = dataclasses.replace(BOUNDS, **bounds)
         self.listener: Listener[FromClient] = Listener(
-            self.address, FromClient, chosen, refusal=REFUSAL, clock=self.clock
+            self.address, FromClient, chosen, refusal=REFUSAL, overload=OVERLOAD, clock=self.clock
         )
         return self.stack.enter_context(self.listener)
 
@@ -104,7 +108,7 @@ def wiring(run_dir: Path) -> Iterator[Wiring]:
 def test_messages_and_answers_of_any_size_go_through_whole(wiring: Wiring) -> None:
     listener = wiring.listen()
     dealer = wiring.dealer()
-    sizes = [0, 1, 255, 256, 20_000, 3 * MIB + 5, 17]
+    sizes = [0, 1, 255, 256, 20_000, 3 * MIB + 5, 17, 9 * MIB + 1]
     payload = [os.urandom(size) for size in sizes]
     dealer.send(GetStats(7), payload)
     peer, message, came = wiring.hear()
@@ -193,6 +197,45 @@ def test_a_message_that_never_ends_costs_no_memory(wiring: Wiring) -> None:
     assert (listener.num_disconnected, len(listener)) == (1, 0)
 
 
+def test_peers_that_announce_the_largest_frame_cost_no_memory(wiring: Wiring) -> None:
+    listener = wiring.listen()
+    before = _rss_bytes()
+    liars = [wiring.raw() for _ in range(8)]
+    for liar in liars:
+        liar.send(head(256 * MIB) + b"x")
+    dealer = wiring.dealer()
+    for number in range(20):
+        dealer.send(GetStats(number))
+        assert wiring.hear()[1] == GetStats(number)
+        for liar in liars:
+            liar.send(b"x")
+    wiring.pump(lambda: not listener.has_more)
+    assert _rss_bytes() - before < 16 * MIB
+    assert len(listener) == 9
+
+
+def test_a_frame_for_which_there_is_no_memory_costs_its_peer_the_connection(
+    wiring: Wiring, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(num_bytes: int) -> mmap.mmap:
+        raise OSError(errno.ENOMEM, "no memory")
+
+    listener = wiring.listen()
+    raw, honest = wiring.raw(), wiring.dealer()
+    honest.send(GetStats(1))
+    assert wiring.hear()[1] == GetStats(1)
+    monkeypatch.setattr(zmtp, "_mapped", refuse)
+    data = head(64 * MIB) + bytes(2 * MIB)
+    with suppress(OSError):
+        while data:
+            data = data[raw.send_some(data) :]
+            wiring.turn()
+    wiring.pump(raw.is_closed)
+    assert len(listener) == 1
+    honest.send(GetStats(2))
+    assert wiring.hear()[1] == GetStats(2)
+
+
 def test_a_client_that_does_not_read_is_not_read_either_and_then_disconnected(wiring: Wiring) -> None:
     listener = wiring.listen(max_queued_bytes=4 * MIB)
     wiring.on_message = lambda peer, message: listener.send(peer, Flushed(1), [bytes(2 * MIB)])
@@ -240,6 +283,46 @@ def test_of_all_that_hold_too_much_together_who_holds_most_goes(wiring: Wiring) 
     assert not any(map(RawPeer.is_closed, greedy[:3]))
     dealer.send(GetStats(2))
     assert wiring.hear()[1] == GetStats(2)
+
+
+@pytest.mark.parametrize("holds", ["messages", "answers"])
+def test_a_large_message_that_keeps_coming_outlives_those_that_have_held_memory_for_longer(
+    wiring: Wiring, holds: str
+) -> None:
+    listener = wiring.listen(max_held_bytes=8 * MIB, max_queued_bytes=64 * MIB)
+    holders = [wiring.raw() for _ in range(6)]
+    for holder in holders:
+        if holds == "messages":
+            send_all(wiring, holder, frame(bytes(MIB), more=True))
+        else:
+            holder.send(b"".join(bytes(piece) for piece in pack(encode_frames(GetStats(1)))))
+            listener.send(wiring.hear()[0], Flushed(1), [bytes(MIB + (1 << 19))])
+    wiring.clock.now += 10
+    honest = wiring.raw()
+    message = b"".join(bytes(piece) for piece in pack(encode_frames(GetStats(7), [bytes(6 * MIB)])))
+    for at in range(0, len(message), MIB):
+        wiring.clock.now += 0.1
+        if holds == "messages":
+            for holder in holders:
+                with suppress(OSError):
+                    holder.send(b"\1\0")  # one empty frame of its message: some progress
+        else:
+            for holder in holders:
+                with suppress(OSError):
+                    holder.socket.recv(1)
+        send_all(wiring, honest, message[at : at + MIB])
+    assert wiring.hear()[1] == GetStats(7)
+    assert 0 < listener.num_disconnected < 6, "no more of them than is needed"
+    for holder in holders:
+        holder.close()  # else the listener's own end waits for them
+
+
+def test_who_is_disconnected_for_what_it_holds_is_told_why(wiring: Wiring) -> None:
+    listener = wiring.listen(max_held_bytes=MIB)
+    dealer = wiring.dealer()
+    dealer.send(GetStats(1), [bytes(8 * MIB)])
+    assert wiring.answer(dealer) == OVERLOAD
+    assert listener.num_disconnected >= 1
 
 
 def send_all(wiring: Wiring, peer: RawPeer, data: bytes) -> None:

@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+import random
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from mmcached.wire.errors import RemoteProtocolError
-from mmcached.wire.sockets.zmtp import COMMAND, GREETING, LARGE_FRAME, MORE, MessageReader, pack
+from mmcached.wire.sockets.zmtp import (
+    COMMAND,
+    GREETING,
+    LARGE_FRAME,
+    MAPPED_BYTES,
+    MORE,
+    ROOM_BYTES,
+    MessageReader,
+    pack,
+)
 from tests.wire.raw_peer import frame, head, ready
 
 Message = list[bytes]
+MIB = 1 << 20
 
 
 def reader(*, max_frames: int = 8, max_bytes: int = 1 << 20) -> MessageReader:
@@ -101,6 +114,60 @@ def test_a_frame_that_announces_what_never_comes_takes_no_memory() -> None:
     assert of.room() is None
     assert give(of, bytes(100_000)) == []
     assert of.is_mid_message
+
+
+def committed_bytes() -> int:
+    """Return the anonymous memory of this process."""
+    return int(Path("/proc/self/status").read_text().partition("RssAnon:")[2].split()[0]) * 1024
+
+
+def test_the_memory_of_a_frame_grows_with_what_has_come_of_it() -> None:
+    size = 256 * MIB
+    of = reader(max_bytes=size)
+    before = committed_bytes()
+    assert give(of, head(size)) == []
+    piece = bytes(1 << 16)
+    for num_come in range(0, 20 * MIB, len(piece)):
+        assert of.num_held_bytes <= 4 * num_come + 2 * MIB
+        assert committed_bytes() - before <= of.num_held_bytes + 4 * MIB, "what is counted is what is committed"
+        room = of.room()
+        assert room is not None
+        assert len(room) <= ROOM_BYTES, "one call of the kernel's fills no more"
+        del room
+        assert give(of, piece) == []
+
+
+@pytest.mark.parametrize(
+    "size", [(1 << 16) + 1, (1 << 18) + 1, MIB, MAPPED_BYTES - 1, MAPPED_BYTES, MAPPED_BYTES * 2 + 1]
+)
+def test_a_large_frame_is_read_whole_and_may_be_written(size: int) -> None:
+    of = reader(max_bytes=size + 2)
+    body = random.Random(size).randbytes(size)
+    data = frame(b"a", more=True) + frame(body, more=True) + frame(b"z")
+    cut = size // 3
+    assert give(of, data[:cut]) == []
+    of.feed(data[cut : 2 * cut])  # not into the room
+    assert take_all(of) == []
+    room = of.room()
+    assert room is not None
+    rest = data[2 * cut :]
+    messages: list[Message | str] = []
+    while not messages:
+        room = of.room()
+        if room is None:
+            of.feed(rest)
+            rest = b""
+        else:
+            num_bytes = min(len(room), len(rest))
+            room[:num_bytes] = rest[:num_bytes]
+            of.filled(num_bytes)
+            rest = rest[num_bytes:]
+        message = of.next_message()
+        if message is not None:
+            assert not memoryview(message[1]).readonly
+            messages.append([bytes(part) for part in message])
+    assert messages == [[b"a", body, b"z"]]
+    assert of.num_held_bytes == 0
 
 
 def test_a_message_that_never_ends_takes_no_memory() -> None:

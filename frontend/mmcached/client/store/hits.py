@@ -106,5 +106,5 @@ def inline_record(place: Inline, payload: Sequence[Frame], reading: Reading) -> 
         frames = [memoryview(frame).toreadonly() for frame in frames]
     else:
         # Whoever owns a tensor may write into it.
-        frames[1:] = [frame if isinstance(frame, bytearray) else bytearray(frame) for frame in frames[1:]]
+        frames[1:] = [bytearray(frame) if memoryview(frame).readonly else frame for frame in frames[1:]]
     return decode_record_frames(frames, tensors=reading.tensors)

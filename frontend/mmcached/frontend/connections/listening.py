@@ -44,7 +44,10 @@ def listen_for_clients(run_dir: RunDir, config: ServiceConfig, clock: Callable[[
     reason = f"{limits.max_clients} clients are connected (limits.max_clients), or no descriptors are left for more"
     error = ServiceUnavailable(f"{reason}; try again later", field="limits.max_clients", limit=limits.max_clients)
     refusal = Failed(None, error_to_wire(error))
-    return Listener(run_dir.client_address, FromClient, bounds, refusal=refusal, clock=clock)
+    reason = f"clients hold more than {limits.max_held_mb} MiB together (limits.max_held_mb), this one most for longest"
+    error = ServiceUnavailable(f"{reason}; try again", field="limits.max_held_mb", limit=limits.max_held_mb)
+    overload = Failed(None, error_to_wire(error))
+    return Listener(run_dir.client_address, FromClient, bounds, refusal=refusal, overload=overload, clock=clock)
 
 
 def listen_for_engines(run_dir: RunDir, config: ServiceConfig, clock: Callable[[], float]) -> Listener[FromEngine]:

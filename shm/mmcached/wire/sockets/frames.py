@@ -48,8 +48,9 @@ def decode_frames(
     """
     if len(frames) < 2:
         raise RemoteProtocolError(f"{len(frames)} frame(s), a message has at least 2", "frames")
-    version = bytes(frames[0])
-    if version[:3] != _VERSION_FRAME[:3] or len(version) != len(_VERSION_FRAME):
+    # The length first: the frame may be a large one.
+    version = bytes(frames[0]) if len(frames[0]) == len(_VERSION_FRAME) else b""
+    if version[:3] != _VERSION_FRAME[:3]:
         raise RemoteProtocolError("the first frame is not an mmcached version", "version")
     if version != _VERSION_FRAME:
         raise RemoteProtocolError(mismatch(version[3]), "version")

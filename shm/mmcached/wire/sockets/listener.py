@@ -7,8 +7,13 @@ what waits for a peer nor how to be rid of it. Messages are those of `channels`.
     accepted ──greeting, READY──> open ──one message of each in a round──> handled
        └── too many: refused       ├── more waits for it than `pause_bytes`: it is not read until it has read
                                    ├── more than `max_queued_bytes`, or no progress for `stall_s`: disconnected
-                                   ├── all hold more than `max_held_bytes`: the one that holds most is disconnected
+                                   ├── all hold more than `max_held_bytes`: the costliest is told so, and disconnected
                                    └── its process ends: closed by the kernel
+
+Held are bytes that wait for a peer, and bytes that have come of a message that has not ended. A frame's announced size
+is compared with the limit of a message, and nothing is held or allocated for it until bytes come. The costliest peer is
+the one with the most bytes × seconds, from the time when the oldest of its bytes came. So a large message that keeps
+coming is not ended for the sake of those that have held memory for longer.
 
 Connections never take the last `reserved_descriptors` numbers of the process. One that is too many is told so, in
 answer to whatever it says, and closed a moment later; while enough of those are being told, nobody else is accepted.
@@ -59,7 +64,7 @@ class Bounds:
         max_frames, max_message_bytes: of one message; see `limits`.
         max_body_bytes: of a message without its payload, looked at before it is decoded.
         max_queued_bytes: that wait for one peer.
-        max_held_bytes: that wait for all peers together, or have come of messages that have not ended.
+        max_held_bytes: that wait for all peers together, or are committed for messages that have not ended.
         stall_s: how long a peer may read nothing of what waits for it, or send no more of a message.
     """
 
@@ -79,7 +84,10 @@ class _Connection:
 
     Attributes:
         queue, queued_bytes: what it has not taken yet.
-        held_bytes: that, and what has come of a message that has not ended, when it was last counted.
+        held_bytes: that, and what is held of a message that has not ended, when it was last counted.
+        message_at: when the first bytes came of the message that has not ended.
+        marked_at, marked_bytes: how many of the bytes that waited for it at that time still do; the oldest of them are
+            taken first.
         is_due: it is in the round: it may have something to read.
         refused_since: it is one too many.
     """
@@ -89,6 +97,9 @@ class _Connection:
     reader: MessageReader
     read_at: float
     sent_at: float
+    message_at: float
+    marked_at: float
+    marked_bytes: int = 0
     queue: deque[memoryview] = field(default_factory=deque)
     queued_bytes: int = 0
     held_bytes: int = 0
@@ -96,6 +107,11 @@ class _Connection:
     is_open: bool = True
     events: int = select.EPOLLIN
     refused_since: float | None = None
+
+    def cost(self, now: float) -> float:
+        """Return the bytes that are held for this peer, times the seconds since the oldest of them came."""
+        of_message = self.reader.num_held_bytes * (now - self.message_at)
+        return of_message + self.queued_bytes * (now - self.marked_at)
 
 
 class Listener(Generic[ReceivesT], Closeable):
@@ -105,9 +121,10 @@ class Listener(Generic[ReceivesT], Closeable):
         address: `ipc://PATH`.
         receives: the union of messages that this end takes.
         refusal: what one peer too many is told.
+        overload: what a peer is told that is disconnected because all hold too much; None: nothing.
         clock: monotonic seconds.
     Attributes:
-        num_refused, num_disconnected: peers that were too many, that did not read or did not end a message.
+        num_refused, num_disconnected: peers that were too many; that did not read, did not end a message or held most.
     """
 
     def __init__(
@@ -117,11 +134,13 @@ class Listener(Generic[ReceivesT], Closeable):
         bounds: Bounds,
         *,
         refusal: object,
+        overload: object | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._decoder = make_decoder(receives)
         self._bounds = bounds
         self._refusal = refusal
+        self._overload = overload
         self._clock = clock
         self._pause_bytes = bounds.max_queued_bytes // 4
         self._connections: dict[bytes, _Connection] = {}
@@ -229,10 +248,12 @@ class Listener(Generic[ReceivesT], Closeable):
         """Return the next message of a connection if it has come; take up to one piece off its socket for it."""
         message = connection.reader.next_message()
         if message is not None:
+            connection.message_at = connection.read_at  # what is left came with the last piece
             return message
         if connection.reader.has_more:
             self._make_due(connection)
             return None
+        was_mid_message = connection.reader.is_mid_message
         try:
             room = connection.reader.room()
             if room is not None:
@@ -253,6 +274,8 @@ class Listener(Generic[ReceivesT], Closeable):
             return None
         connection.read_at = self._clock()
         message = connection.reader.next_message()
+        if message is not None or not was_mid_message:
+            connection.message_at = connection.read_at
         if message is None and (connection.reader.has_more or not is_all):
             self._make_due(connection)
         self._count_held(connection)
@@ -275,7 +298,7 @@ class Listener(Generic[ReceivesT], Closeable):
             pieces = send_now(connection.socket, pieces)
             if not pieces:
                 return
-            connection.sent_at = self._clock()
+            connection.sent_at = connection.marked_at = self._clock()
         num_bytes = sum(map(nbytes, pieces))
         # One message may be larger than the limit: a record is, and its client reads it.
         if connection.queue and connection.queued_bytes + num_bytes > self._bounds.max_queued_bytes:
@@ -293,9 +316,12 @@ class Listener(Generic[ReceivesT], Closeable):
 
     def _write(self, connection: _Connection) -> None:
         num_sent = send_queued(connection.socket, connection.queue)
+        connection.queued_bytes -= num_sent
+        connection.marked_bytes -= num_sent
         if num_sent:
             connection.sent_at = self._clock()
-        connection.queued_bytes -= num_sent
+            if connection.marked_bytes <= 0:
+                connection.marked_at, connection.marked_bytes = connection.sent_at, connection.queued_bytes
         self._watch(connection)
         self._count_held(connection)
 
@@ -312,14 +338,18 @@ class Listener(Generic[ReceivesT], Closeable):
                 self._make_due(connection)  # what was read of it before may hold messages
 
     def _count_held(self, connection: _Connection) -> None:
-        """Count what a connection holds; if all hold too much, disconnect who holds most: others may go on."""
+        """Count what a connection holds; if all hold too much, end the costliest, until the others may go on."""
         held_bytes = connection.queued_bytes + connection.reader.num_held_bytes
         if held_bytes == connection.held_bytes or not connection.is_open:
             return
         self._held_bytes += held_bytes - connection.held_bytes
         connection.held_bytes = held_bytes
         while self._held_bytes > self._bounds.max_held_bytes:
-            self._disconnect(max(self._connections.values(), key=lambda one: one.held_bytes))
+            now = self._clock()
+            costliest = max(self._connections.values(), key=lambda one: (one.cost(now), one.held_bytes))
+            if self._overload is not None and not costliest.queue:  # else it is in the middle of an answer
+                send_now(costliest.socket, pack(encode_frames(self._overload)))
+            self._disconnect(costliest)
 
     # ---- connections
 
@@ -377,7 +407,7 @@ class Listener(Generic[ReceivesT], Closeable):
         self._last_peer += 1
         now = self._clock()
         reader = MessageReader(b"DEALER", max_frames=self._bounds.max_frames, max_bytes=self._bounds.max_message_bytes)
-        connection = _Connection(self._last_peer.to_bytes(5, "big"), accepted, reader, now, now)
+        connection = _Connection(self._last_peer.to_bytes(5, "big"), accepted, reader, now, now, now, now)
         if is_refused:
             self.num_refused += 1
             self._num_refused_now += 1
@@ -418,10 +448,12 @@ class Listener(Generic[ReceivesT], Closeable):
         end = time.monotonic() + LINGER_MS / 1000
         while any(connection.queue for connection in self._connections.values()) and time.monotonic() < end:
             for fd, events in self._epoll.poll(max(0.0, end - time.monotonic())):
-                if events & select.EPOLLOUT:
+                if events & select.EPOLLHUP:  # it takes nothing any more, and EPOLLOUT comes with it
+                    self._close(self._by_fd[fd])
+                elif events & select.EPOLLOUT:
                     self._write(self._by_fd[fd])
                 else:
-                    self._close(self._by_fd[fd]) if events & select.EPOLLHUP else self._stop_reading(fd)
+                    self._stop_reading(fd)
         for connection in list(self._connections.values()):
             self._close(connection)
         self._epoll.close()

@@ -6,11 +6,14 @@
 
 `MessageReader` makes messages of bytes, within limits: a message with too many frames or bytes is an error as soon as
 that is known, and the rest of it is left out as it comes. So it costs no memory, however long it is, and what follows
-it is read again. Source: rfc.zeromq.org, 23/ZMTP.
+it is read again. The memory of a message within the limits grows with the bytes that have come: a size that a frame's
+head announces is compared with the limits, and nothing is allocated for it. Source: rfc.zeromq.org, 23/ZMTP.
 """
 
 from __future__ import annotations
 
+import contextlib
+import mmap
 from collections.abc import Sequence
 
 from mmcached.wire.errors import RemoteProtocolError
@@ -21,6 +24,15 @@ GREETING = b"\xff" + bytes(8) + b"\x7f" + bytes((3, 0)) + b"NULL".ljust(20, b"\0
 MORE, LONG, COMMAND = 1, 2, 4
 LARGE_FRAME = 1 << 14
 """Frames of so many bytes are received where they stay; smaller ones are cut out of what came."""
+FIRST_BUFFER_BYTES = 1 << 16
+"""Size of a large frame's first buffer. A full buffer is replaced by one that is `BUFFER_GROWTH` times as large."""
+BUFFER_GROWTH = 4
+MAPPED_BYTES = 1 << 22
+"""From this size on the buffer has room for the whole frame: an anonymous mapping, whose pages are committed one by one
+when bytes are written to them, as huge pages where the kernel has them."""
+HUGE_PAGE_BYTES = 1 << 21
+ROOM_BYTES = 1 << 18
+"""Bytes that are received at once: one peer's large frame takes a millisecond of a loop that has other peers."""
 FRAMES_AT_ONCE = 64
 MAX_COMMAND_BYTES = 1 << 10
 
@@ -57,6 +69,14 @@ def pack(frames: Sequence[Frame]) -> list[Frame]:
     return pieces
 
 
+def _mapped(num_bytes: int) -> mmap.mmap:
+    """Return memory of which no page is committed yet; it lives as long as its views."""
+    mapped = mmap.mmap(-1, num_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with contextlib.suppress(OSError):  # a kernel without huge pages
+        mapped.madvise(mmap.MADV_HUGEPAGE)
+    return mapped
+
+
 class MessageReader:
     """Reads one connection. Give it bytes with `feed`, or straight into `room`; then take messages until None.
 
@@ -75,8 +95,9 @@ class MessageReader:
         self._frames: list[Frame] = []
         self._num_bytes = 0
         self._flags = 0
-        self._large: bytearray | None = None
-        self._left = 0  # bytes that the frame under way still lacks: of `_large`, or to be left out
+        self._large: bytearray | mmap.mmap | None = None  # the first bytes of the frame under way, or room for them
+        self._large_bytes = 0  # size of that frame
+        self._left = 0  # bytes that the frame under way still lacks: of `_large_bytes`, or to be left out
         self._is_leaving_out = False
         self.is_ready = False
         self.has_more = False
@@ -90,15 +111,23 @@ class MessageReader:
 
     @property
     def num_held_bytes(self) -> int:
-        """What has come of a message that has not ended."""
-        of_large = 0 if self._large is None else len(self._large) - self._left
+        """Most memory that is committed for a message that has not ended; a few times what has come of it."""
+        of_large = 0
+        if self._large is not None:
+            of_large = min(len(self._large), self._large_bytes - self._left + HUGE_PAGE_BYTES)
         return self._num_bytes + of_large + len(self._data) - self._at
 
     def room(self) -> memoryview | None:
-        """Return where the next bytes may be written, None if they are to be fed. Tell `filled` how many came."""
+        """Return where the next bytes may be written, None if they are to be fed. Tell `filled` how many came.
+
+        Raises:
+            OSError: no memory can be mapped for them.
+        """
         if self._large is None or self._at < len(self._data):
             return None
-        return memoryview(self._large)[len(self._large) - self._left :]
+        start = self._large_bytes - self._left
+        self._large = self._grown(self._large, start + 1)
+        return memoryview(self._large)[start : start + ROOM_BYTES]
 
     def filled(self, num_bytes: int) -> None:
         self._left -= num_bytes
@@ -146,18 +175,28 @@ class MessageReader:
         """Go on with the frame under way, if there is one; return whether it has ended."""
         if self._left:
             piece = self._data[self._at : self._at + self._left]
-            if self._large is not None:
-                start = len(self._large) - self._left
+            if self._large is not None and piece:
+                start = self._large_bytes - self._left
+                self._large = self._grown(self._large, start + len(piece))
                 self._large[start : start + len(piece)] = piece
             self._at += len(piece)
             self._left -= len(piece)
         return not self._left
 
+    def _grown(self, buffer: bytearray | mmap.mmap, end: int) -> bytearray | mmap.mmap:
+        """Return a buffer of the frame under way that reaches up to `end`: this one, or a larger one with its bytes."""
+        if end <= len(buffer):
+            return buffer
+        size = min(self._large_bytes, max(end, BUFFER_GROWTH * len(buffer), FIRST_BUFFER_BYTES))
+        larger = bytearray(size) if size < MAPPED_BYTES else _mapped(self._large_bytes)
+        larger[: len(buffer)] = buffer
+        return larger
+
     def _read_frame(self) -> Frame | None:
         """Return the next frame, b"" for one that is left out; None if more bytes are needed."""
         if self._large is not None:
-            frame, self._large = self._large, None
-            return frame
+            large, self._large = self._large, None
+            return memoryview(large) if isinstance(large, mmap.mmap) else large
         data, at = self._data, self._at
         if len(data) - at < 2:
             return None
@@ -178,8 +217,8 @@ class MessageReader:
             return data[body : body + size]
         if size >= LARGE_FRAME:
             self._flags = flags
-            self._large = bytearray(size)
-            self._left = size
+            self._large = bytearray()
+            self._large_bytes = self._left = size
             self._at = body
             return self._read_frame() if self._end_body() else None
         return None
