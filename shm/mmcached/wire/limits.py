@@ -121,7 +121,7 @@ LIMITS: Mapping[str, Limit] = MappingProxyType(
             1 << 20,
             "MiB",
             "answers that wait for clients, and messages that have not ended, all clients together",
-            "who holds most is disconnected",
+            "`ServiceUnavailable`, disconnected: the client with the most bytes × seconds",
         ),
         "limits.max_queued_mb_per_client": Limit(
             1, 1 << 20, "MiB", "answers that wait for one client to read them", "disconnected"
