@@ -341,6 +341,25 @@ def test_who_sends_more_than_a_question_is_disconnected_before_it_is_read(
         assert bench.ask(0)
 
 
+def test_a_reader_with_thousands_of_topics_keeps_no_event_from_another_one(bench: Bench) -> None:
+    """ZeroMQ keeps all of its topics; that is a limit of a tcp endpoint, which SECURITY.md names."""
+    honest = bench.subscriber()
+    greedy = bench.socket(zmq.SUB, SNDHWM=0)
+    greedy.connect(bench.addresses[0])
+    for number in range(5000):
+        greedy.setsockopt(zmq.SUBSCRIBE, packed(number) * 30)
+    greedy.setsockopt(zmq.SUBSCRIBE, b"kv@")  # the last: what it hears, it hears when all others were taken
+
+    def is_heard() -> bool:
+        bench.publisher.publish(removal(b"is anybody there"))
+        return bool(greedy.poll(1))
+
+    bench.until(is_heard)
+    number = bench.publisher.next_number
+    bench.publisher.publish(removal(b"a"))
+    assert digests(bench.hear(honest, number)[2]) == [b"a"]
+
+
 def test_what_is_kept_is_bounded_in_bytes(context: Context, run_dir: Path) -> None:
     with Bench(context, run_dir, buffer_mb=1) as bench:
         for _ in range(40):

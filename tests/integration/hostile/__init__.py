@@ -1,7 +1,8 @@
 """A service under attack: what attackers do, what an honest client sees of it, and what it costs the roles.
 
-files       pictures that are small to send and dear to decode
-attacks     the attacks, each a process of its own: `python -m tests.integration.hostile.attacks NAME RUN_DIR SEED`
-honest      a client with questions whose answers are known; counts and times them
-burden      memory and descriptors of each role over time
+files           pictures that are small to send and dear to decode
+announcements   frames that are announced and never come
+attacks         the attacks, each a process of its own: `python -m tests.integration.hostile.attacks NAME RUN_DIR SEED`
+honest          a client with questions whose answers are known; counts and times them
+burden          memory and descriptors of each role over time
 """

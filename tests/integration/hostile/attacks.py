@@ -32,7 +32,7 @@ from mmcached.wire.errors import MmcachedError
 from mmcached.wire.messages import frontend as said
 from mmcached.wire.paths import RunDir
 from mmcached.wire.sockets.frames import encode_frames
-from tests.integration.hostile import files
+from tests.integration.hostile import announcements, files
 from tests.integration.processes import DEADLINE_S
 from tests.wire.examples import EXAMPLES
 from tests.wire.raw_peer import RawPeer, frame, head
@@ -381,6 +381,9 @@ ATTACKS: dict[str, Attack] = {
             endless_small_frames,
             many_frames,
             huge_frame,
+            announcements.announced_frames,
+            announcements.announce_and_close,
+            announcements.announced_to_engines,
             stolen_name,
             deaf,
             false_engine,

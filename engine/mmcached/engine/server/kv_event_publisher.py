@@ -9,8 +9,10 @@ for a reader a restart is a gap that nobody can fill. The first batch of a life 
 Nothing here waits: the engine's loop calls `publish` and `serve_replay`. A long answer goes out in parts, one in a turn
 of the loop. A reader that does not take its answer costs its queue; one that asks again is answered anew.
 
-A reader may send a few bytes, and what waits for it is bounded in bytes. Against a message of endless small frames, and
-more connections than there are descriptors, a tcp endpoint needs a guard.
+A reader may send a few bytes at a time, and what waits for it is bounded in bytes. Against a message of endless small
+frames, more connections than there are descriptors, and a reader that subscribes to topics without end, a tcp endpoint
+needs a guard: ZeroMQ keeps every topic of a connection, about 50 bytes for each byte of it, and an XPUB in manual mode,
+which may leave a subscription out, keeps it all the same.
 
 Knows nothing of blocks or of what makes the events. Invariant: the ring holds the last batches without a gap.
 """
