@@ -20,11 +20,22 @@ def contents_of(descriptor: int, num_bytes: int) -> Contents:
     return mmap(descriptor, num_bytes, prot=PROT_READ) if num_bytes else b""
 
 
-class InPlace(io.BufferedIOBase):
-    """Reads a file; many may read one. Does what `io.BytesIO` does, which would copy what is no `bytes`."""
+_MAX_PLACE = 2**63 - 1
+"""A larger one is no number in C."""
 
-    def __init__(self, contents: Contents) -> None:
-        self._view = memoryview(contents)
+
+class InPlace(io.BufferedIOBase):
+    """Reads a file; many may read one. Does what `io.BytesIO` does, which would copy what is no `bytes`.
+
+    It is called by C libraries, and OpenCV goes on with the result of a call that has raised, which ends the process.
+    So no call raises for the numbers that it is given.
+
+    Args:
+        first: where the file begins in `contents`, bytes.
+    """
+
+    def __init__(self, contents: Contents, first: int = 0) -> None:
+        self._view = memoryview(contents)[first:]
         self._place = 0
 
     def readable(self) -> bool:
@@ -40,15 +51,11 @@ class InPlace(io.BufferedIOBase):
         return piece
 
     def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
-        """Go to a place, which may lie behind the end.
-
-        Raises:
-            ValueError: there is no such place, or `whence` is none of the three.
-        """
+        """Go to a place, which may lie behind the end, and return it; -1, as in C, if there is no such place."""
         base = {os.SEEK_SET: 0, os.SEEK_CUR: self._place, os.SEEK_END: len(self._view)}.get(whence)
-        if base is None or (whence == os.SEEK_SET and offset < 0):
-            raise ValueError(f"no place is {offset} from {whence} on")
-        self._place = max(0, base + offset)
+        if base is None or not 0 <= base + offset <= _MAX_PLACE:
+            return -1
+        self._place = base + offset
         return self._place
 
     def tell(self) -> int:

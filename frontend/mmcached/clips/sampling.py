@@ -33,6 +33,9 @@ RATE = 16_000
 MAX_FRAMES = 1024
 """Of one slice."""
 
+TIME_ERROR_S = 1.5e-6
+"""What two times of frames, each of whole microseconds, may be wrong by together, and a bit of floating point."""
+
 _EPSILON = 1e-9
 """What is lost of k / fps * fps."""
 
@@ -171,7 +174,7 @@ def _nearest(times: Sequence[float], time_s: float) -> int:
     behind = bisect_left(times, time_s)
     if behind == 0:
         return 0
-    if behind == len(times) or time_s - times[behind - 1] <= times[behind] - time_s:
+    if behind == len(times) or time_s - times[behind - 1] <= times[behind] - time_s + TIME_ERROR_S:
         return behind - 1
     return behind
 

@@ -23,6 +23,7 @@ from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from contextlib import contextmanager
+from math import inf
 from typing import cast
 
 import cv2
@@ -31,9 +32,10 @@ import numpy.typing as npt
 from PIL import Image
 
 from mmcached.clips.containers import container_of
+from mmcached.clips.edit_lists import Part, parts_of
 from mmcached.clips.frame_sizes import BICUBIC
 from mmcached.clips.in_place import Contents, InPlace
-from mmcached.clips.sampling import Piece, check_options, sample_video
+from mmcached.clips.sampling import TIME_ERROR_S, Piece, check_options, sample_video
 from mmcached.clips.settings import ClipSettings
 from mmcached.pictures.grid import scaled_size
 from mmcached.wire.errors import ClipTooLarge, CorruptClip, EmptyClip, MmcachedError
@@ -84,7 +86,7 @@ class Video:
             InvalidRequest: (often a subclass) it is none, or has too much of something.
         """
         check_options(options, settings)
-        container_of(data, "video")
+        container = container_of(data, "video")
         self._data = data
         self._settings = settings
         self._capture: cv2.VideoCapture | None = None
@@ -95,10 +97,8 @@ class Video:
             # Of packets alone, OpenCV does not say how they are turned.
             width, height = self._checked_size(self._begun())
             self.pixels = width * height
-            packets = _opened(data, settings, _PACKETS_ONLY)
-            self._read_packets(packets, options)
-            nominal_fps = packets.get(cv2.CAP_PROP_FPS)
-            del packets
+            nominal_fps = self._read_times(parts_of(data) if container == "mp4" else [], options)
+            self._delay_s = self._find_delay() if container == "avi" else 0.0
         if settings.sizes is None:
             size = scaled_size((width, height), settings.patch_size, settings.max_patches)
         else:
@@ -130,19 +130,33 @@ class Video:
             raise ClipTooLarge(_FIELD, f"{width} x {height} pixels", limit)
         return width, height
 
-    def _read_packets(self, capture: cv2.VideoCapture, options: ClipOptions) -> None:
-        """Read the times of frames as far as they are wanted."""
+    def _read_times(self, parts: list[Part], options: ClipOptions) -> float:
+        """Read the times of the frames that are shown, as far as they are wanted; return how many a second has.
+
+        FFmpeg gives packets that an edit list hides like the others. Of one part it is known which they are, of several
+        only FFmpeg's decoder knows.
+        """
         enough_s = self._settings.max_s if options.end_s is None else min(options.end_s, self._settings.max_s)
+        if len(parts) > 1:
+            capture = _opened(self._data, self._settings, [])
+        else:
+            capture = _opened(self._data, self._settings, _PACKETS_ONLY, with_edits=not parts)
         times, keys = array("d"), bytearray()
+        first_s: float | None = None
+        zero_s = inf
         num_behind = 0
-        for _ in _grabbed(capture):
-            time_s, is_key = _time_s(capture), capture.get(cv2.CAP_PROP_LRF_HAS_KEY_FRAME) > 0
-            if not times and not is_key:
-                continue
-            times.append(time_s)
-            keys.append(is_key)
-            if len(times) > _MAX_PACKETS:
+        for num, (time_s, is_key, is_shown) in enumerate(_stamps(capture, parts)):
+            if num == _MAX_PACKETS:
                 raise ClipTooLarge(_FIELD, f"more than {_MAX_PACKETS} frames", f"at most {_MAX_PACKETS} in a file")
+            if first_s is None:
+                if not is_key:
+                    continue
+                first_s = time_s
+            if is_shown:
+                zero_s = min(zero_s, time_s)
+                if time_s >= first_s:  # others look back behind the first key frame
+                    times.append(time_s)
+                    keys.append(is_key)
             num_behind = num_behind + 1 if time_s > enough_s else 0
             # A frame behind the end may be nearer to a time than the one before it, and comes with those after it.
             if num_behind > 2 * _MAX_LOST:
@@ -150,10 +164,29 @@ class Video:
         if not times:
             raise EmptyClip(_FIELD, "0 key frames", "a video has frames, and begins with a key frame")
         found = np.frombuffer(times)
-        unique = np.unique(found[found >= found[0]])
+        unique = np.unique(found)
         is_key_time = np.isin(unique, found[np.frombuffer(keys, np.bool_)])
-        self._times: list[float] = unique.tolist()
+        self._times = [round(each - zero_s, 6) for each in unique.tolist()] if parts else unique.tolist()
         self._keys: list[int] = np.flatnonzero(is_key_time).tolist()
+        return capture.get(cv2.CAP_PROP_FPS)
+
+    def _find_delay(self) -> float:
+        """Return how much later than shown the frames of an AVI file come, and set their times right.
+
+        Such a file says when packets are decoded. A decoder that has to look ahead gives a frame with the time of a later
+        packet, and the last frames without a time.
+        """
+        capture = self._begun()
+        late = self._number_at(_time_s(capture)) if capture.grab() else 0
+        self.close()
+        times = self._times
+        if not 0 < late < min(len(times), _MAX_LOST):
+            return 0.0
+        gap_s = times[-1] - times[-2]
+        ends = [times[-1] + gap_s * (each + 1) for each in range(late)]
+        self._times = [round(each - times[late], 6) for each in times[late:] + ends]
+        self._keys = [max(0, each - late) for each in self._keys]
+        return times[late]
 
     def _end_s(self, nominal_fps: float) -> float:
         if len(self._times) > 1:
@@ -172,7 +205,7 @@ class Video:
     def _found(self, number: int, size: tuple[int, int]) -> npt.NDArray[np.uint8]:
         capture = self._before(number)
         for _ in _grabbed(capture):
-            self._place = bisect_left(self._times, _time_s(capture))
+            self._place = self._place_of(capture)
             if self._place >= number:
                 if self._place - number > _MAX_LOST:
                     break
@@ -191,12 +224,23 @@ class Video:
             return capture
         # OpenCV decodes on from the key frame to the frame before the one that it takes for the wanted one, and errs
         # where frames have uneven distances.
-        capture.set(cv2.CAP_PROP_POS_MSEC, self._times[number - 1] * 1000)
+        capture.set(cv2.CAP_PROP_POS_MSEC, (self._times[number - 1] + self._delay_s) * 1000)
         if capture.grab():
-            self._place = bisect_left(self._times, _time_s(capture))
+            self._place = self._place_of(capture)
             if self._place < number:
                 return capture
         return self._begun()
+
+    def _place_of(self, capture: cv2.VideoCapture) -> int:
+        """Return the number of the frame that was grabbed last."""
+        time_s = _time_s(capture)
+        if self._delay_s and time_s == 0:  # one of those that come when there are no more packets
+            return self._place + 1
+        return self._number_at(time_s - self._delay_s)
+
+    def _number_at(self, time_s: float) -> int:
+        """Return the number of the frame that is shown at a time, or of the first one behind it."""
+        return bisect_left(self._times, time_s - TIME_ERROR_S)
 
     def _begun(self) -> cv2.VideoCapture:
         """Return what gives the first frame next."""
@@ -216,6 +260,25 @@ class Video:
         return np.asarray(picture.resize(size, Image.Resampling(BICUBIC if sizes is None else sizes.resample)))
 
 
+def _stamps(capture: cv2.VideoCapture, parts: list[Part]) -> Iterator[tuple[float, bool, bool]]:
+    """Yield of each packet when it is shown, whether a decoder may begin with it, and whether it is shown at all."""
+    if len(parts) > 1:
+        for number, _ in enumerate(_grabbed(capture)):
+            yield _time_s(capture), number == 0, True
+        return
+    origin: int | None = None
+    for _ in _grabbed(capture):
+        is_key = capture.get(cv2.CAP_PROP_LRF_HAS_KEY_FRAME) > 0
+        if not parts:
+            yield _time_s(capture), is_key, True
+            continue
+        units_per_s = round(1 / capture.get(cv2.CAP_PROP_POS_AVI_RATIO))
+        time = round(capture.get(cv2.CAP_PROP_POS_MSEC) * units_per_s / 1000)
+        if origin is None:
+            origin = time - parts[0].first_frame
+        yield (time - origin - parts[0].begin) / units_per_s, is_key, time - origin in parts[0].times(units_per_s)
+
+
 def _time_s(capture: cv2.VideoCapture) -> float:
     """Return when a packet, or a frame, is shown. `CAP_PROP_PTS` counts in frames at an even distance."""
     return round(capture.get(cv2.CAP_PROP_POS_MSEC) / 1000, 6)
@@ -232,24 +295,30 @@ def _grabbed(capture: cv2.VideoCapture) -> Iterator[None]:
             num_lost += 1
 
 
-def _opened(data: Contents, settings: ClipSettings, how: list[int]) -> cv2.VideoCapture:
+def _opened(
+    data: Contents, settings: ClipSettings, how: list[int], *, with_edits: bool = True
+) -> cv2.VideoCapture:
     """Open a file; it is closed by whoever has it.
+
+    Args:
+        with_edits: frames have the times that an edit list gives them; else those that they have without.
 
     Raises:
         CorruptClip: it cannot be opened.
         ClipTooLarge: it can, but has too many streams.
     """
-    capture = _open_with(data, settings.max_streams, how)
+    options = _FFMPEG_OPTIONS + ("" if with_edits else "|ignore_editlist;1")
+    capture = _open_with(data, settings.max_streams, how, options)
     if capture.isOpened():
         return capture
-    if _open_with(data, _MANY_STREAMS, how).isOpened():
+    if _open_with(data, _MANY_STREAMS, how, options).isOpened():
         limit = f"at most {settings.max_streams} streams (limits.max_clip_streams)"
         raise ClipTooLarge(_FIELD, f"more than {settings.max_streams} streams", limit)
     raise CorruptClip(_FIELD, f"{len(data)} bytes", "cannot be opened as a video")
 
 
-def _open_with(data: Contents, max_streams: int, how: list[int]) -> cv2.VideoCapture:
-    os.environ["OPENCV_FFMPEG_CAPTURE_OPTIONS"] = _FFMPEG_OPTIONS.format(max_streams)
+def _open_with(data: Contents, max_streams: int, how: list[int], options: str) -> cv2.VideoCapture:
+    os.environ["OPENCV_FFMPEG_CAPTURE_OPTIONS"] = options.format(max_streams)
     stream = cast("cv2.IStreamReader", InPlace(data))  # its stub says nothing of file objects
     return cv2.VideoCapture(stream, cv2.CAP_FFMPEG, [*_OPEN, *how])
 
