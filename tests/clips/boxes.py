@@ -106,6 +106,23 @@ def h264(shades: Sequence[int], *, key_every: int = 12) -> tuple[list[Packet], b
     return packets, private
 
 
+def with_edits(data: bytes, entries: Sequence[tuple[int, int]]) -> bytes:
+    """Return an MP4 file whose first track has this edit list.
+
+    Args:
+        data: of one whose tables are behind its frames.
+        entries: of each part its length, in the movie's units, and where it begins, in those of the track; -1: nothing.
+    """
+    table = struct.pack(">II", 0, len(entries)) + b"".join(struct.pack(">IiI", *entry, 1 << 16) for entry in entries)
+    movie, track, media = (data.index(name) - 4 for name in (b"moov", b"trak", b"mdia"))
+    (movie_size,), (track_size,) = (struct.unpack_from(">I", data, place) for place in (movie, track))
+    old = data.find(b"edts", track, media) - 4
+    head = data[track + 8 : old if old > 0 else media]
+    new = _box(b"trak", head + _box(b"edts", _box(b"elst", table)) + data[media : track + track_size])
+    grown = struct.pack(">I", movie_size + len(new) - track_size)
+    return data[:movie] + grown + data[movie + 4 : track] + new + data[track + track_size :]
+
+
 class _Bits:
     """Bits of H.264, one after the other."""
 
@@ -138,6 +155,10 @@ class _Bits:
                 escaped.append(3)
             escaped.append(byte)
         return bytes(escaped)
+
+
+def _box(name: bytes, content: bytes) -> bytes:
+    return struct.pack(">I4s", 8 + len(content), name) + content
 
 
 def _number(value: int) -> bytes:

@@ -27,6 +27,7 @@ from tests.clips.pools import decoded, outcome, pids, pool_of, warm_up
 from tests.house.drawing import examples
 
 SETTINGS = ClipSettings.from_config(ServiceConfig(), "video")
+MEDIA = Path(__file__).parent / "media"
 BILLION = struct.pack(">I", 10**9)
 
 
@@ -88,6 +89,12 @@ def test_a_truncated_video_ends_before_or_cannot_be_opened(
 def test_a_claim_of_more_frames_than_come_is_not_believed(living: ClipDecoderPool, data: bytes) -> None:
     assert [each.end_s for each in decoded(living, data, fps=2.0)] == [0.5]
     assert [each.end_s for each in decoded(living, data, num_frames=4)][-1] == 0.5
+
+
+def test_frames_outside_the_file_end_no_decoder(living: ClipDecoderPool) -> None:
+    """FFmpeg asks for a place before the file's beginning."""
+    data = patched(mp4(), box_of(mp4(), b"stco") + 8, b"\xff" * 4)
+    assert_refused(outcome(living, data), CorruptClip, "")
 
 
 @pytest.mark.parametrize("num", [10**6, 10**9])
@@ -257,7 +264,9 @@ def test_ffmpeg_itself_is_told_to_open_nothing_else(tmp_path: Path, monkeypatch:
 @cache
 def good_files() -> list[tuple[bytes, str]]:
     videos = [video(6), video(6, codec="MJPG"), video(6, suffix=".mkv"), video(6, codec="VP90")]
+    videos += [(MEDIA / name).read_bytes() for name in ("cut.mp4", "parts.mp4", "b_frames.avi")]
     sounds = [encoded(samples(0.2, rate=8000), 8000, format_) for format_ in ("WAV", "FLAC", "OGG", "MP3")]
+    sounds += [(MEDIA / name).read_bytes() for name in ("vbr.mp3", "tags.mp3")]
     return [*((data, "video") for data in videos), *((data, "audio") for data in sounds)]
 
 

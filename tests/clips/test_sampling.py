@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 from typing import Any
 
 import msgspec
@@ -33,6 +34,20 @@ def test_frames_are_those_nearest_to_times_since_the_file_s_beginning() -> None:
     assert frames(fps=2.0) == [(0, 5), (10, 15), (20, 25), (30, 35)]
     assert frames(fps=4.0, end_s=1.0) == [(0, 2), (5, 7)], "of two at one distance the earlier one"
     assert pieces(fps=2.0, end_s=1.5) == [Piece((0, 5, 64, 64), 0.0, 1.0), Piece((10, 10, 64, 64), 1.0, 1.5)]
+
+
+@pytest.mark.parametrize("rate", [Fraction(25), Fraction(30), Fraction(24_000, 1001), Fraction(10)])
+@pytest.mark.parametrize("fps", [Fraction(60), Fraction(50), Fraction(20), Fraction(15), Fraction(48_000, 1001)])
+def test_of_two_frames_at_one_distance_the_earlier_one_is_taken(rate: Fraction, fps: Fraction) -> None:
+    """Exact for times that are rounded to microseconds, as decoders give them."""
+    exact = [number / rate for number in range(200)]
+    options = ClipOptions("video", end_s=float(100 / rate), fps=float(fps))
+    found = sample_video([round(float(time), 6) for time in exact], float(200 / rate), SIZE, options, VIDEO)
+    taken = [frame for piece in found for frame in piece.place[:2]]
+    nearest = [
+        min(range(200), key=lambda number: (abs(exact[number] - each / fps), number)) for each in range(len(taken))
+    ]
+    assert taken[:-1] == nearest[:-1], "the last one may be half a pair"
 
 
 def test_half_a_pair_has_its_own_frame_twice() -> None:

@@ -28,7 +28,7 @@ def test_a_decoder_lacks_none_of_its_packages(monkeypatch: pytest.MonkeyPatch) -
         return "5"
 
     monkeypatch.setattr(versions, "version", version)
-    assert (decoder_of("video"), decoder_of("audio")) == ("opencv-python-headless 5, pillow 5, recipe 1", "")
+    assert (decoder_of("video"), decoder_of("audio")) == ("opencv-python-headless 5, pillow 5, recipe 2", "")
 
 
 def test_nothing_is_imported_for_it() -> None:

@@ -9,11 +9,13 @@ is a FLAC file that does not say how long it is, once more, to count.
 
 What a header claims is compared with what comes: a file that ends before is damaged, and what comes after the length
 that it names is left alone. That length is what the limit of seconds is about, so hours of silence in a few kilobytes
-are refused before they are decoded. An MP3 file without a table in its first frame is as long as that frame promises.
+are refused before they are decoded. The frames of an MP3 file without a table in its first one are counted. An Ogg file
+of several sounds, one after the other, is refused, because libsndfile would give the first one alone.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from math import ceil, gcd
@@ -23,7 +25,7 @@ import numpy.typing as npt
 import soundfile
 from scipy.signal import firwin, resample_poly
 
-from mmcached.clips.containers import container_of
+from mmcached.clips.containers import check_is_one_sound, container_of, first_mpeg_frame
 from mmcached.clips.in_place import Contents, InPlace
 from mmcached.clips.sampling import RATE, Piece, check_options, sample_audio
 from mmcached.clips.settings import ClipSettings
@@ -56,6 +58,17 @@ class _Stream(soundfile.SoundFile):  # type: ignore[misc]
         return False
 
 
+class _Unmeasured(InPlace):
+    """A file that claims to be empty, and is read as far as it goes.
+
+    libmpg123 takes the number of samples from the table in an MP3 file's first frame. Without a table it guesses from
+    the file's length, and counts the frames only where that is 0.
+    """
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
+        return super().seek(0) if whence == os.SEEK_END else super().seek(offset, whence)
+
+
 class Sound:
     """A sound that is open.
 
@@ -73,10 +86,12 @@ class Sound:
             InvalidRequest: (often a subclass) it is none, or has too much of something.
         """
         check_options(options, settings)
-        container_of(data, "audio")
+        if container_of(data, "audio") == "ogg":
+            check_is_one_sound(data)
         self._data = data
+        self._mpeg = first_mpeg_frame(data)
         with _typed_errors(len(data)):
-            self._stream = _Stream(InPlace(data))
+            self._begin()
             self._check(settings)
             self._can_seek = self._stream.subtype.startswith(_SEEKABLE)
             divisor = gcd(self._stream.samplerate, RATE)
@@ -85,7 +100,8 @@ class Sound:
             self._num_samples = self._stream.frames
             if self._num_samples >= _UNKNOWN:
                 self._num_samples = self._count(options, settings)
-            self._begin()
+                self._stream.close()
+                self._begin()
         self.pieces = sample_audio(ceil(self._num_samples * self._up / self._down), options, settings)
         self._filter: npt.NDArray[np.float32] | None = None
 
@@ -134,14 +150,14 @@ class Sound:
 
     def _begin(self) -> None:
         """Begin to read at the first sample."""
-        self._stream.close()
-        self._stream = _Stream(InPlace(self._data))
+        self._stream = _Stream(InPlace(self._data) if self._mpeg is None else _Unmeasured(self._data, self._mpeg))
         self._next = 0  # sample that the stream gives next
         self._kept = np.zeros(0, np.float32)  # samples before it
 
     def _samples(self, first: int, behind: int) -> npt.NDArray[np.float32]:
         """Return samples of the file, all channels in one."""
         if first < self._next - len(self._kept):
+            self._stream.close()
             self._begin()
         if self._can_seek and first > self._next:
             self._stream.seek(first)

@@ -15,6 +15,9 @@ from typing import Literal
 from mmcached.clips.in_place import Contents
 from mmcached.wire.errors import CorruptClip
 
+_MPEG_FRAME = rb"\xff[\xe2\xe3\xf2\xf3\xfa\xfb]"
+"""How a frame of layer III begins."""
+
 _SIGNATURES: dict[str, dict[str, re.Pattern[bytes]]] = {
     "video": {
         # The first box has a length and one of these names; a file for streaming begins with the last ones.
@@ -26,9 +29,13 @@ _SIGNATURES: dict[str, dict[str, re.Pattern[bytes]]] = {
         "wav": re.compile(rb"(?s)(?:RIFF|RF64)....WAVE"),
         "flac": re.compile(rb"fLaC"),
         "ogg": re.compile(rb"OggS"),
-        "mp3": re.compile(rb"ID3|\xff[\xe2\xe3\xf2\xf3\xfa\xfb]"),  # a tag, or a frame of layer III
+        "mp3": re.compile(rb"ID3|" + _MPEG_FRAME),
     },
 }
+_ID3_HEAD = 10
+_OGG_HEAD = 27
+"""Bytes."""
+
 _NAMES = {"video": "MP4, QuickTime, Matroska, WebM or AVI", "audio": "WAV, FLAC, Ogg or MP3"}
 
 
@@ -42,3 +49,30 @@ def container_of(data: Contents, modality: Literal["video", "audio"]) -> str:
         if signature.match(data):
             return name
     raise CorruptClip(modality, f"{len(data)} bytes", f"is no file of {_NAMES[modality]}")
+
+
+def first_mpeg_frame(data: Contents) -> int | None:
+    """Return where the first frame of an MP3 file begins, behind its tags; None if something else is there."""
+    place = 0
+    while data[place : place + 3] == b"ID3" and len(data) >= place + _ID3_HEAD:
+        flags, *size = data[place + 5 : place + _ID3_HEAD]
+        place += _ID3_HEAD + sum((byte & 0x7F) << shift for byte, shift in zip(size, (21, 14, 7, 0), strict=True))
+        place += _ID3_HEAD if flags & 0x10 else 0
+    return place if re.compile(_MPEG_FRAME).match(data, place) else None
+
+
+def check_is_one_sound(data: Contents) -> None:
+    """Refuse an Ogg file of several sounds, one after the other.
+
+    Raises:
+        CorruptClip: it is one.
+    """
+    place, has_begun = 0, False
+    while place + _OGG_HEAD <= len(data) and data[place : place + 4] == b"OggS":
+        is_first_page = bool(data[place + 5] & 2)
+        if is_first_page and has_begun:
+            limit = "a chained file is not decoded: cut it at this byte, and send its parts"
+            raise CorruptClip("audio", f"Ogg, another sound begins at byte {place}", limit)
+        has_begun = not is_first_page
+        body = place + _OGG_HEAD + data[place + _OGG_HEAD - 1]
+        place = body + sum(data[place + _OGG_HEAD : body])

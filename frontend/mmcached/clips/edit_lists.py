@@ -9,7 +9,7 @@ cut on, and names in the edit list the time from which on they are shown. The ot
                             └─ minf ── stbl ─┬─ stts    empty where the frames come in fragments
                                              └─ ctts    how long after it is decoded the first frame is shown
 
-A box that is missing or cut off counts as an edit list that is missing: FFmpeg then refuses the file, or has none either.
+Where a box is missing or cut off, there is no edit list: FFmpeg then refuses the file, or has no edit list either.
 """
 
 from __future__ import annotations

@@ -53,9 +53,9 @@ class InPlace(io.BufferedIOBase):
     def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
         """Go to a place, which may lie behind the end, and return it; -1, as in C, if there is no such place."""
         base = {os.SEEK_SET: 0, os.SEEK_CUR: self._place, os.SEEK_END: len(self._view)}.get(whence)
-        if base is None or not 0 <= base + offset <= _MAX_PLACE:
+        if base is None or (whence == os.SEEK_SET and offset < 0) or base + offset > _MAX_PLACE:
             return -1
-        self._place = base + offset
+        self._place = max(0, base + offset)
         return self._place
 
     def tell(self) -> int:

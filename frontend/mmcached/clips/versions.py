@@ -13,7 +13,7 @@ from mmcached.wire.vocabulary import Modality
 EXTRAS: dict[Modality, str] = {"video": "video", "audio": "audio"}
 """The extra of mmcached that brings what decodes a modality."""
 
-_RECIPES = {"video": "1", "audio": "1"}
+_RECIPES = {"video": "2", "audio": "2"}
 """Counts what this package itself does differently: sampling, scaling, resampling."""
 
 _OPENCV = ("opencv-python-headless", "opencv-python", "opencv-contrib-python-headless", "opencv-contrib-python")

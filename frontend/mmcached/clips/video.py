@@ -3,9 +3,9 @@
     bytes ──> container ──> OpenCV's FFmpeg, packets only ──> times and key frames of all frames ──> slices
                             OpenCV's FFmpeg, frames ────────> those that are wanted ──> RGB ──> scaled
 
-A frame's number counts the packets in the order of their times, from the first key frame on. A packet that gives no
-frame (a damaged one, or one that is never shown) is stood in for by the next frame that is given, or at the end by the
-last one, if few are missing. Frames in between are decoded, but not converted. Where a key frame lies between, they are
+A frame's number counts the frames that are shown in the order of their times, from the first key frame on: packets that
+the edit list of an MP4 file hides do not count. A packet that gives no frame, because it is damaged, is replaced by the
+next frame that is given, or at the end by the last one, if few are missing. Frames in between are decoded, but not converted. Where a key frame lies between, they are
 not even decoded: what comes from a key frame on is the same, however one got there, as far as the container says the
 truth about its key frames.
 
@@ -131,10 +131,10 @@ class Video:
         return width, height
 
     def _read_times(self, parts: list[Part], options: ClipOptions) -> float:
-        """Read the times of the frames that are shown, as far as they are wanted; return how many a second has.
+        """Read the times of the frames that are shown, as far as they are wanted; return the frames per second.
 
-        FFmpeg gives packets that an edit list hides like the others. Of one part it is known which they are, of several
-        only FFmpeg's decoder knows.
+        FFmpeg gives packets that an edit list hides like the others, and OpenCV does not say which they are. If one part
+        is shown, they follow from the edit list. If several are, all frames are decoded to learn their times.
         """
         enough_s = self._settings.max_s if options.end_s is None else min(options.end_s, self._settings.max_s)
         if len(parts) > 1:
@@ -162,7 +162,7 @@ class Video:
             if num_behind > 2 * _MAX_LOST:
                 break
         if not times:
-            raise EmptyClip(_FIELD, "0 key frames", "a video has frames, and begins with a key frame")
+            raise EmptyClip(_FIELD, "0 frames", "a video shows frames, and begins with a key frame")
         found = np.frombuffer(times)
         unique = np.unique(found)
         is_key_time = np.isin(unique, found[np.frombuffer(keys, np.bool_)])
@@ -171,10 +171,10 @@ class Video:
         return capture.get(cv2.CAP_PROP_FPS)
 
     def _find_delay(self) -> float:
-        """Return how much later than shown the frames of an AVI file come, and set their times right.
+        """Correct the times of the frames of an AVI file; return how much later those are that FFmpeg gives, seconds.
 
-        Such a file says when packets are decoded. A decoder that has to look ahead gives a frame with the time of a later
-        packet, and the last frames without a time.
+        An AVI file says when a packet is decoded, not when its frame is shown. With B-frames the decoder gives the
+        first frame after some packets, with the time of the last of these, and the last frames without a time.
         """
         capture = self._begun()
         late = self._number_at(_time_s(capture)) if capture.grab() else 0
@@ -185,7 +185,6 @@ class Video:
         gap_s = times[-1] - times[-2]
         ends = [times[-1] + gap_s * (each + 1) for each in range(late)]
         self._times = [round(each - times[late], 6) for each in times[late:] + ends]
-        self._keys = [max(0, each - late) for each in self._keys]
         return times[late]
 
     def _end_s(self, nominal_fps: float) -> float:
@@ -226,6 +225,7 @@ class Video:
         # where frames have uneven distances.
         capture.set(cv2.CAP_PROP_POS_MSEC, (self._times[number - 1] + self._delay_s) * 1000)
         if capture.grab():
+            self._place = len(self._times)  # that of a frame without a time is unknown
             self._place = self._place_of(capture)
             if self._place < number:
                 return capture
@@ -261,22 +261,36 @@ class Video:
 
 
 def _stamps(capture: cv2.VideoCapture, parts: list[Part]) -> Iterator[tuple[float, bool, bool]]:
-    """Yield of each packet when it is shown, whether a decoder may begin with it, and whether it is shown at all."""
+    """Yield the time of each packet in seconds, whether a decoder can begin with it, and whether it is shown.
+
+    Args:
+        capture: gives packets: for one part with the times that they have without an edit list. For several parts it
+            gives decoded frames.
+        parts: those that are shown; empty: everything is.
+    """
     if len(parts) > 1:
-        for number, _ in enumerate(_grabbed(capture)):
-            yield _time_s(capture), number == 0, True
+        last_s = -inf
+        for _ in _grabbed(capture):
+            time_s = _time_s(capture)  # FFmpeg goes back a little where two parts meet
+            yield time_s, last_s == -inf, time_s > last_s
+            last_s = max(last_s, time_s)
         return
-    origin: int | None = None
+    if not parts:
+        for _ in _grabbed(capture):
+            yield _time_s(capture), _is_key(capture), True
+        return
+    units_per_s = round(1 / capture.get(cv2.CAP_PROP_POS_AVI_RATIO))
+    shown = parts[0].times(units_per_s)
+    first: int | None = None
     for _ in _grabbed(capture):
-        is_key = capture.get(cv2.CAP_PROP_LRF_HAS_KEY_FRAME) > 0
-        if not parts:
-            yield _time_s(capture), is_key, True
-            continue
-        units_per_s = round(1 / capture.get(cv2.CAP_PROP_POS_AVI_RATIO))
         time = round(capture.get(cv2.CAP_PROP_POS_MSEC) * units_per_s / 1000)
-        if origin is None:
-            origin = time - parts[0].first_frame
-        yield (time - origin - parts[0].begin) / units_per_s, is_key, time - origin in parts[0].times(units_per_s)
+        first = time if first is None else first
+        time += parts[0].first_frame - first
+        yield (time - shown.start) / units_per_s, _is_key(capture), time in shown
+
+
+def _is_key(capture: cv2.VideoCapture) -> bool:
+    return capture.get(cv2.CAP_PROP_LRF_HAS_KEY_FRAME) > 0
 
 
 def _time_s(capture: cv2.VideoCapture) -> float:
@@ -295,9 +309,7 @@ def _grabbed(capture: cv2.VideoCapture) -> Iterator[None]:
             num_lost += 1
 
 
-def _opened(
-    data: Contents, settings: ClipSettings, how: list[int], *, with_edits: bool = True
-) -> cv2.VideoCapture:
+def _opened(data: Contents, settings: ClipSettings, how: list[int], *, with_edits: bool = True) -> cv2.VideoCapture:
     """Open a file; it is closed by whoever has it.
 
     Args:
