@@ -3,11 +3,11 @@
     bytes ──> container ──> OpenCV's FFmpeg, packets only ──> times and key frames of all frames ──> slices
                             OpenCV's FFmpeg, frames ────────> those that are wanted ──> RGB ──> scaled
 
-A frame's number counts the frames that are shown in the order of their times, from the first key frame on: packets that
-the edit list of an MP4 file hides do not count. A packet that gives no frame, because it is damaged, is replaced by the
-next frame that is given, or at the end by the last one, if few are missing. Frames in between are decoded, but not converted. Where a key frame lies between, they are
-not even decoded: what comes from a key frame on is the same, however one got there, as far as the container says the
-truth about its key frames.
+A frame's number counts the frames that are shown, in the order of their times, from the first key frame on: packets
+that the edit list of an MP4 file hides do not count. A packet that gives no frame, because it is damaged, is replaced
+by the next frame that is given, or at the end by the last one, if few are missing. Frames in between are decoded, but
+not converted. Where a key frame lies between, they are not even decoded: what comes from a key frame on is the same,
+however one got there, as far as the container says the truth about its key frames.
 
 Nothing of a header is believed: the number of frames is that of the packets, a size is checked, and a video may end
 before. FFmpeg is told to know three containers and no protocol. No threads. Pixels that are not square are taken for
@@ -133,8 +133,8 @@ class Video:
     def _read_times(self, parts: list[Part], options: ClipOptions) -> float:
         """Read the times of the frames that are shown, as far as they are wanted; return the frames per second.
 
-        FFmpeg gives packets that an edit list hides like the others, and OpenCV does not say which they are. If one part
-        is shown, they follow from the edit list. If several are, all frames are decoded to learn their times.
+        FFmpeg gives packets that an edit list hides like the others, and OpenCV does not say which they are. If one
+        part is shown, they follow from the edit list. If several are, all frames are decoded to learn their times.
         """
         enough_s = self._settings.max_s if options.end_s is None else min(options.end_s, self._settings.max_s)
         if len(parts) > 1:

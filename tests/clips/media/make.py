@@ -43,8 +43,8 @@ VIDEOS = {
     "late.mkv": "-itsoffset 1 -i open_gop.mp4 -c copy",
     "uneven.mkv": "-i uneven.mp4 -c copy",
     "odd_size.webm": _FRAMES.format(size="65x47", rate=25) + " -c:v libvpx-vp9 -pix_fmt yuv444p -g 12",
-    "hidden.webm": _GREY + " -c:v libvpx -auto-alt-ref 1 -lag-in-frames 16 -b:v 50k -g 25",
-    "with_opus.webm": "-i hidden.webm -f lavfi -i sine=d=2 -map 0 -map 1 -c:v copy -c:a libopus -b:a 16k",
+    "vp8.webm": _GREY + " -c:v libvpx -b:v 50k -g 25",
+    "with_opus.webm": "-i vp8.webm -f lavfi -i sine=d=2 -map 0 -map 1 -c:v copy -c:a libopus -b:a 16k",
     "no_b_frames.avi": _GREY + " -c:v mpeg4 -q:v 8 -g 12",
     "b_frames.avi": _GREY + " -c:v mpeg4 -q:v 8 -g 12 -bf 2",
     "packed.avi": _GREY + " -c:v libxvid -q:v 8 -g 12 -bf 2",
@@ -74,10 +74,9 @@ def make(folder: Path) -> None:
     """Make all files in a folder."""
     for name, arguments in (VIDEOS | SOUNDS).items():
         command = ["ffmpeg", "-v", "error", "-y", *shlex.split(arguments), "-fflags", "+bitexact"]
-        is_piped = command[-3] == "pipe:1"
-        made = subprocess.run([*command, *([] if is_piped else [name])], cwd=folder, check=True, capture_output=True)
-        if is_piped:
-            (folder / name).write_bytes(made.stdout)
+        made = _output([*command, *([] if "pipe:1" in command else [name])], folder)
+        if made:
+            (folder / name).write_bytes(made)
     for name, (source, edits) in EDITED.items():
         (folder / name).write_bytes(with_edits((folder / source).read_bytes(), edits))
 
@@ -119,8 +118,8 @@ def expected(folder: Path) -> dict[str, dict[str, Any]]:
     return found | {name: expected_sound(folder / name) for name in SOUNDS}
 
 
-def _output(command: list[str]) -> bytes:
-    return subprocess.run(command, check=True, capture_output=True).stdout
+def _output(command: list[str], folder: Path = HERE) -> bytes:
+    return subprocess.run(command, cwd=folder, check=True, capture_output=True).stdout
 
 
 if __name__ == "__main__":
