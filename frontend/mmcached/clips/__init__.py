@@ -4,6 +4,7 @@
     versions    names the libraries that decode, without importing them
     settings    what every decoder of a service is told
     containers  looks what a file is, before a library does
+    edit_lists  which parts of an MP4 file's video are shown
     in_place    reads a file where it lies
     sampling    which frames are taken, where a sound is cut
     video       file -> pairs of frames, RGB, upright, scaled

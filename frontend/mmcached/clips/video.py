@@ -80,7 +80,9 @@ class Video:
     """
 
     def __init__(self, data: Contents, options: ClipOptions, settings: ClipSettings) -> None:
-        """Open a video, and decode nothing of it.
+        """Open a video.
+
+        Nothing of it is decoded, except the first frame of an AVI file, and all frames of a video of several parts.
 
         Raises:
             InvalidRequest: (often a subclass) it is none, or has too much of something.
@@ -166,7 +168,7 @@ class Video:
         found = np.frombuffer(times)
         unique = np.unique(found)
         is_key_time = np.isin(unique, found[np.frombuffer(keys, np.bool_)])
-        self._times = [round(each - zero_s, 6) for each in unique.tolist()] if parts else unique.tolist()
+        self._times: list[float] = [round(each - zero_s, 6) for each in unique.tolist()] if parts else unique.tolist()
         self._keys: list[int] = np.flatnonzero(is_key_time).tolist()
         return capture.get(cv2.CAP_PROP_FPS)
 
