@@ -1,11 +1,11 @@
 """`python -m mmcached …`: the command line, and the way the supervisor starts its children."""
 
-from mmcached.wire.process.death import arm_from_environment
-
 if __name__ == "__main__":
+    from mmcached.cli import end_at_interrupt, main
+
+    end_at_interrupt()
+    from mmcached.wire.process.death import arm_from_environment
+
     # Before any heavy import: a parent killed while its child still imports must not leave an orphan.
     arm_from_environment()
-
-    from mmcached.cli import main
-
     main()

@@ -17,13 +17,24 @@
 Only the worker role, the demo's proof and what is placed on a Ray cluster import torch.
 """
 
+import os
+import signal
 import sys
+from types import FrameType
+from typing import NoReturn
 
 ROLES = ("frontend", "second-level", "engine", "worker")
+INTERRUPTED = 128 + signal.SIGINT
+"""Exit status after Ctrl-C, as a shell reports it."""
 
 
 def main() -> None:
-    """Run a role or the command line; say what to install where the extra `service` is missing."""
+    """Run a role or the command line; say what to install where the extra `service` is missing.
+
+    Ctrl-C ends it with status `INTERRUPTED` and without a traceback. `serve` and the roles install handlers of their
+    own.
+    """
+    end_at_interrupt()
     try:
         if sys.argv[1:] and sys.argv[1] in ROLES:
             from mmcached.cli.role import main as run
@@ -33,7 +44,32 @@ def main() -> None:
         if (error.name or "").startswith("mmcached"):
             raise
         raise SystemExit(f"mmcached: the command needs {error.name}: pip install 'mmcached[service]'") from None
-    run()
+    try:
+        _raise_at_interrupt()
+        run()
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
+    finally:
+        end_at_interrupt()  # also what Python does at its end has nothing to clean up
 
 
-__all__ = ["main"]
+def end_at_interrupt() -> None:
+    """End this process at the first Ctrl-C while modules are imported: nothing needs to be cleaned up yet.
+
+    An exception instead would pass through other packages' imports, some of which hide it. Where Ctrl-C is ignored, as
+    in a background job of a shell, it stays ignored.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _end)
+
+
+def _raise_at_interrupt() -> None:
+    if signal.getsignal(signal.SIGINT) is _end:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _end(signum: int, frame: FrameType | None) -> NoReturn:
+    os._exit(INTERRUPTED)
+
+
+__all__ = ["end_at_interrupt", "main"]
