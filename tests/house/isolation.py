@@ -12,21 +12,24 @@ import os
 import sys
 
 _CLONE_NEWNS = 0x00020000
+_MS_RDONLY = 1
 _MS_REC = 0x4000
 _MS_PRIVATE = 1 << 18
 _SIZE = b"size=50%"
 
 
-def private_shm() -> None:
+def private_shm(*, is_read_only: bool = False) -> None:
     """Move the calling thread, and what it starts from now on, to a mount namespace with an empty /dev/shm.
 
+    Args:
+        is_read_only: nothing can be made in it.
     Raises:
         OSError: the kernel does not allow it; nothing of use has changed.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     _check(libc.unshare(_CLONE_NEWNS), "unshare")
     _check(libc.mount(b"none", b"/", None, _MS_REC | _MS_PRIVATE, None), "mount /")
-    _check(libc.mount(b"tmpfs", b"/dev/shm", b"tmpfs", 0, _SIZE), "mount /dev/shm")
+    _check(libc.mount(b"tmpfs", b"/dev/shm", b"tmpfs", _MS_RDONLY if is_read_only else 0, _SIZE), "mount /dev/shm")
 
 
 def _check(result: int, what: str) -> None:

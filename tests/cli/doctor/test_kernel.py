@@ -18,7 +18,7 @@ def test_locks_are_really_taken(run_dir: Path, monkeypatch: pytest.MonkeyPatch) 
     host = Host(run_dir / "not" / "there")
     found = kernel.kernel_locks(host)
     assert (found.level, str(run_dir) in found.what) == ("ok", True), found
-    assert "locks do not work" in kernel.kernel_locks(Host(Path("/proc/1"))).what
+    assert "no file can be made" in kernel.kernel_locks(Host(Path("/proc/1"))).what
     monkeypatch.setattr(locks, "try_exclusive", lambda fd, byte: True)
     found = kernel.kernel_locks(host)
     assert (found.level, "locked twice" in found.what) == ("problem", True)

@@ -80,7 +80,7 @@ def test_a_service_through_which_nothing_goes_is_not_said_to_work(ear: socket.so
     config = ServiceConfig(world_size=0, store_gb=1 / 64)
     with Supervisor(run_dir / "s", config, manager=manager) as supervisor:
         supervisor.turn(time.monotonic())
-        assert heard(ear) == ["STATUS=not ready: not asked yet"]
+        assert heard(ear) == ["STATUS=not ready: the frontend has not answered a probe yet"]
     assert heard(ear) == ["STOPPING=1", "STATUS=draining"]
     for each, handler in before.items():
         signal.signal(each, handler)

@@ -66,6 +66,13 @@ def test_not_ready_and_since_when(run_dir: Path, watch: ReadinessWatch) -> None:
         look_until(watch, lambda: watch.not_ready_since == later, later)
 
 
+def test_a_frontend_that_refuses_the_connection_says_why(run_dir: Path, watch: ReadinessWatch) -> None:
+    reason = error_to_wire(ServiceUnavailable("no descriptors are left"))
+    with fake_service(run_dir, lambda message: [Failed(None, reason)]):
+        look_until(watch, lambda: watch.not_ready_since is not None)
+        assert (watch.is_ready, watch.reason) == (False, "no descriptors are left")
+
+
 def test_an_engine_through_which_nothing_goes_has_a_time_of_its_own(run_dir: Path) -> None:
     RunDir(run_dir).create()
     engines = [1]

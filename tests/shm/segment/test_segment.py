@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import msgspec
@@ -19,10 +20,13 @@ from mmcached.shm import Host, ReaderEntry, RingReader, RingWriter
 from mmcached.shm.files import locks
 from mmcached.shm.segment import mapped, populate, segment
 from mmcached.shm.segment.layout import LAYOUT_VERSION, PAGE_BYTES, Layout
+from mmcached.shm.segment.mapped import open_control
 from mmcached.shm.segment.pages import Pages
 from mmcached.shm.segment.segment import WriterSegment
 from mmcached.shm.segment.sweep import sweep
 from mmcached.wire.errors import LayoutMismatch, SegmentError
+from mmcached.wire.handle import RingAnnouncement
+from tests.house.isolation import private_shm
 from tests.shm.processes import DEADLINE_S
 from tests.shm.rings import make_ring
 
@@ -266,6 +270,28 @@ def test_a_directory_that_may_not_be_written_is_an_error(monkeypatch: pytest.Mon
     monkeypatch.setattr(posix_ipc, "SharedMemory", refuse)
     with pytest.raises(SegmentError, match="may not create"):
         create_named(secrets.token_hex(16))
+
+
+def test_a_read_only_dev_shm_is_an_error() -> None:
+    """In a mount namespace of a thread: neither the writer nor a reader of an announced ring gets anything else."""
+
+    def told() -> list[str]:
+        announced = RingAnnouncement(os.getuid(), secrets.token_hex(16), 1, 1 << 20, 16, 4, 0)
+        found = []
+        for attempt in (lambda: create_named(announced.ring_id), lambda: open_control(announced)):
+            with pytest.raises(SegmentError) as caught:
+                attempt()
+            found.append(str(caught.value))
+        return found
+
+    with ThreadPoolExecutor(1) as thread:
+        try:
+            thread.submit(private_shm, is_read_only=True).result(DEADLINE_S)
+        except OSError as error:
+            pytest.skip(str(error))
+        for_writer, for_reader = thread.submit(told).result(DEADLINE_S)
+    assert for_writer.startswith("/dev/shm is read-only: mount -o remount,rw /dev/shm")
+    assert for_reader.startswith("/dev/shm/mmc.")
 
 
 def test_no_address_space_is_an_error_that_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

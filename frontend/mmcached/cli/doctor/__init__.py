@@ -7,5 +7,6 @@ resources  descriptors, locked memory, cores, torch and CUDA
 service    the run directory, versions, a real round trip, a real request
 second_level  the server behind several hosts, if there is one
 checkup    the table of all checks, and their run
+start_checks  those that a start runs first
 command    the verb
 """

@@ -26,7 +26,8 @@ def kernel_locks(host: Host) -> Finding:
             with tempfile.NamedTemporaryFile(prefix=".mmc-doctor-", dir=place) as file:
                 fault = _fault_of_locks(file.fileno(), file.name)
         except OSError as error:
-            fault = error.strerror or str(error)
+            mend = f"make {place} writable (mount -o remount,rw, chmod), or give another --run-dir"
+            return Finding("problem", f"in {place} no file can be made: {error.strerror or error}", mend)
         if fault:
             mend = "put the run directory and /dev/shm on a local file system of Linux (tmpfs, ext4, xfs, overlay)"
             return Finding("problem", f"in {place} locks do not work: {fault}", mend)

@@ -8,10 +8,10 @@ import re
 from mmcached.cli.admin.shm_list import list_segments
 from mmcached.cli.doctor.finding import Finding, Host, mib
 from mmcached.cli.serve.shm_room import noted_bytes, rings_bytes
-from mmcached.shm.segment.headroom import memory_headroom
+from mmcached.shm.segment.headroom import READ_ONLY_SHM, memory_headroom
 
 LEAST_SHM_BYTES = 16 << 20
-"""With less even the smallest rings are of no use."""
+"""With less room even small rings are of no use, unless exactly these were asked for."""
 PROCESSES_BYTES = 512 << 20
 """What supervisor, frontend, engine and two workers take beside the rings."""
 DOCKER_SHM_BYTES = 64 << 20
@@ -21,7 +21,12 @@ _UNITS = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40, "": 1}
 
 
 def shm_size(host: Host) -> Finding:
-    """/dev/shm must be a tmpfs with room for ring and store."""
+    """/dev/shm must be a tmpfs that can be written, with room for ring and store."""
+    if os.statvfs(host.shm).f_flag & os.ST_RDONLY:
+        return Finding("problem", f"{host.shm} is read-only: rings cannot be made there", READ_ONLY_SHM)
+    if not os.access(host.shm, os.W_OK | os.X_OK):
+        mend = f"chmod 1777 {host.shm}"
+        return Finding("problem", f"uid {os.geteuid()} may not write to {host.shm}: rings cannot be made there", mend)
     kind = next((fields[2] for fields in _mounts(host) if fields[1] == str(host.shm)), "")
     if kind not in ("tmpfs", ""):
         return Finding("problem", f"{host.shm} is of type {kind}: rings would not lie in memory", _grow(host))
@@ -29,7 +34,7 @@ def shm_size(host: Host) -> Finding:
     needed = rings_bytes(host.config)
     fact = f"{mib(total)}, {mib(free)} of it free for us; ring and store take {mib(needed)}"
     smaller = "sizes that nobody has set are made smaller, others refused"
-    if free < LEAST_SHM_BYTES:
+    if free < min(LEAST_SHM_BYTES, needed):
         return Finding("problem", fact, _grow(host))
     if free < needed:
         return Finding("warning", f"{fact}: {smaller}", _grow(host))

@@ -25,6 +25,8 @@ from pathlib import Path
 
 import structlog
 
+from mmcached.cli.doctor.finding import Host
+from mmcached.cli.doctor.start_checks import require_startable
 from mmcached.cli.progress import Tell, Working, unseen
 from mmcached.cli.serve.first_request import first_request
 from mmcached.cli.serve.orphans import reap_orphans
@@ -66,9 +68,9 @@ class Supervisor(Closeable):
         working: shows in words how the start goes.
         manager: hears what became of it; by default there is none.
     Raises:
-        ServiceUnavailable: another supervisor holds this run directory.
+        ServiceUnavailable: another supervisor holds this run directory, or processes may have too few descriptors.
         ConfigError: the directory is not private, its path too long, or the HTTP address cannot be bound.
-        SegmentError: there is no room for the rings.
+        SegmentError: there is no room for the rings, or /dev/shm cannot be used.
     """
 
     def __init__(
@@ -96,6 +98,7 @@ class Supervisor(Closeable):
             self._remove_leftovers()
             stack.callback(self._remove_leftovers)
             require_room_for(config, host_without(self.run_dir))
+            require_startable(Host(self.run_dir, config))
             config.save(self._directory.config)
             stack.enter_context(StatsPage.create(self._directory.stats_page))
             self._page = stack.enter_context(StatsPublisher(self._directory.stats_page, RoleName("supervisor")))
@@ -226,6 +229,7 @@ class Supervisor(Closeable):
     def _say(self, words: str) -> None:
         self._tell(words)
         self._manager.status(words)
+        log.info(words)
 
     # ---- keeping alive
 

@@ -44,7 +44,7 @@ class ReadinessWatch(Closeable):
         self.not_ready_since: float | None = None
         self.engine_not_ready_since: dict[int, float] = {}
         self._engines = frozenset(range(config.num_engines))
-        self.reason = "not asked yet"
+        self.reason = "the frontend has not answered a probe yet"
         self._timeout_s = config.step_timeout_s
         self._next_ask = 0.0
         self._asked_at: float | None = None
@@ -105,6 +105,8 @@ class ReadinessWatch(Closeable):
                         self.is_ready, self.not_ready_since, self._asked_at = True, None, None
                         self.reason = found.reason
                         self._next_ask = now + (READY_INTERVAL_S if self.are_all_ready else RETRY_INTERVAL_S)
+                case Failed(request_id=None) as refusal:  # of the connection, which the frontend is about to close
+                    self._fail(verdict(refusal).reason, now)
                 case _:
                     pass  # to a former question
 

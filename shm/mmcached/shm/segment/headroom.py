@@ -12,6 +12,8 @@ from pathlib import Path
 from mmcached.wire.errors import SegmentError
 
 _ENLARGE_SHM = "enlarge /dev/shm (mount -o remount,size=… /dev/shm; docker run --shm-size=…)"
+READ_ONLY_SHM = "mount -o remount,rw /dev/shm; in a container --tmpfs /dev/shm, or an emptyDir of medium Memory"
+"""What to do about a /dev/shm in which nothing can be made."""
 _RAISE_LIMIT = "raise the memory limit (memory.max of the cgroup; docker run --memory=…), free memory"
 
 

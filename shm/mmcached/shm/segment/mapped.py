@@ -121,6 +121,8 @@ def _open(name: str, *, read_only: bool) -> int:
         raise SegmentError(f"{SHM_DIR}{name} is gone: its service has ended; wait for a new announcement") from error
     except posix_ipc.PermissionsError as error:
         raise SegmentError(f"{SHM_DIR}{name} belongs to another user; run both sides as one user") from error
+    except OSError as error:
+        raise SegmentError(f"{SHM_DIR}{name} cannot be opened: {error.strerror}") from error
     return fd
 
 

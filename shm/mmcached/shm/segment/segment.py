@@ -31,7 +31,7 @@ import posix_ipc
 
 from mmcached.shm.crash_points import crash_point
 from mmcached.shm.files import locks
-from mmcached.shm.segment.headroom import memory_headroom, no_shm_room, require_room
+from mmcached.shm.segment.headroom import READ_ONLY_SHM, memory_headroom, no_shm_room, require_room
 from mmcached.shm.segment.layout import HOME_OFFSET, MAGIC, PAGE_BYTES, Layout, SegmentHeader
 from mmcached.shm.segment.mapped import SHM_DIR, Control, map_object, open_control, open_data
 from mmcached.shm.segment.populate import Advice, Populator
@@ -209,6 +209,10 @@ def _create_object(name: str) -> int:
         raise SegmentError(f"{SHM_DIR}{name} exists already: {_owner_of(name)}", name=name) from error
     except posix_ipc.PermissionsError as error:
         raise SegmentError(f"this user may not create {SHM_DIR}{name}; make {SHM_DIR} writable", name=name) from error
+    except OSError as error:
+        if error.errno == errno.EROFS:
+            raise SegmentError(f"{SHM_DIR} is read-only: {READ_ONLY_SHM}", name=name) from error
+        raise SegmentError(f"{SHM_DIR}{name} cannot be made: {error.strerror}", name=name) from error
     return fd
 
 

@@ -1,0 +1,34 @@
+"""Refuses a start where a check of `doctor` finds that no service could work; only those that take no time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from mmcached.cli.doctor import kernel, memory, resources
+from mmcached.cli.doctor.finding import Finding, Host
+from mmcached.wire.errors import MmcachedError, SegmentError, ServiceUnavailable
+
+START_CHECKS: Mapping[str, tuple[Callable[[Host], Finding], type[MmcachedError]]] = {
+    "/dev/shm": (memory.shm_size, SegmentError),
+    "kernel locks": (kernel.kernel_locks, SegmentError),
+    "atomic words": (kernel.atomic_words, SegmentError),
+    "open files": (resources.open_files, ServiceUnavailable),
+}
+"""By name: the check, and the error if it finds a problem. Run directory and settings have errors of their own."""
+
+
+def require_startable(host: Host) -> None:
+    """Raise for the first problem, with what `doctor` says of it.
+
+    Raises:
+        SegmentError: rings cannot be made in /dev/shm, or not used by several processes.
+        ServiceUnavailable: the frontend would have no descriptor for clients.
+    """
+    for name, (check, kind) in START_CHECKS.items():
+        try:
+            found = check(host)
+        except OSError as error:
+            raise kind(f"{name}: {error}") from error
+        if found.level == "problem":
+            what = found.what if found.what.startswith(name) else f"{name}: {found.what}"
+            raise kind(f"{what}; mend: {found.mend}")
