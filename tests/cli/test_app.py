@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import signal
 import subprocess
 import sys
 import tomllib
@@ -53,6 +54,7 @@ Ended = subprocess.CompletedProcess[str]
 def mmcached(*arguments: str, **environment: str) -> Ended:
     """Run the command line in this process, with no MMC_ variables but the given ones, and a wide terminal."""
     out, err = io.StringIO(), io.StringIO()
+    before = signal.getsignal(signal.SIGINT)  # a command line ends with its process, and leaves it set for that
     with (
         mock.patch.dict(os.environ, environment_with(environment), clear=True),
         mock.patch.object(sys, "argv", ["mmcached", *arguments]),
@@ -61,6 +63,7 @@ def mmcached(*arguments: str, **environment: str) -> Ended:
         pytest.raises(SystemExit) as ended,
     ):
         main()
+    signal.signal(signal.SIGINT, before)
     return Ended(arguments, int(ended.value.code or 0), out.getvalue(), err.getvalue())
 
 

@@ -4,6 +4,7 @@
     role.py    one process of a service, as the supervisor starts it
     installed.py   its version
     progress.py    a bar on a terminal while something takes long
+    terminal_text.py   escapes text from outside that is printed
     serve/     the supervisor and the roles that it starts
     watch/     status, readiness, metrics, and the pages that show them over HTTP
     admin/     verbs that look at a running service and end it

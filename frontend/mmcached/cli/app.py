@@ -19,6 +19,7 @@ from mmcached.cli.config.show import TAKES_SETTINGS, ConfigOption, load
 from mmcached.cli.doctor.command import doctor
 from mmcached.cli.installed import installed_version
 from mmcached.cli.ray import command as ray_command
+from mmcached.cli.terminal_text import shown
 from mmcached.wire.errors import MmcachedError
 from mmcached.wire.paths import default_run_dir
 from mmcached.wire.process.descriptors import raise_descriptor_limit
@@ -160,7 +161,7 @@ def main() -> NoReturn:
     try:
         app()
     except MmcachedError as error:
-        sys.stderr.write(f"mmcached: {error.code}: {error}\n")
+        sys.stderr.write(f"mmcached: {error.code}: {shown(str(error))}\n")
         sys.exit(1)
     sys.exit(0)
 

@@ -10,6 +10,8 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 
+from mmcached.cli.terminal_text import shown
+
 Tell = Callable[[str], None]
 """Says in words what is being done now."""
 Working = Callable[[str], AbstractContextManager[Tell]]
@@ -28,8 +30,8 @@ def working(words: str) -> Iterator[Tell]:
     # Not in `rich`'s markup: the words may have a path with brackets in them.
     columns = (BarColumn(bar_width=20), TimeElapsedColumn(), TextColumn("{task.description}", markup=False))
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task(words, total=None)
-        yield lambda words: progress.update(task, description=words)
+        task = progress.add_task(shown(words), total=None)
+        yield lambda words: progress.update(task, description=shown(words))
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from mmcached.cli.logs.lines import set_up_logging
+from mmcached.cli.terminal_text import shown
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import MmcachedError
 from mmcached.wire.paths import RunDir
@@ -24,7 +25,7 @@ def main() -> NoReturn:
     try:
         sys.exit(_run(sys.argv[1], sys.argv[2:]))
     except MmcachedError as error:
-        sys.stderr.write(f"mmcached: {error.code}: {error}\n")
+        sys.stderr.write(f"mmcached: {error.code}: {shown(str(error))}\n")
         sys.exit(1)
 
 

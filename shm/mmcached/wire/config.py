@@ -331,7 +331,7 @@ class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             return cls.from_fields(fields)
         except OSError as error:
             raise ConfigError("config", str(path), f"cannot be read: {error.strerror}") from error
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, RecursionError) as error:
             raise ConfigError("config", str(path), str(error)) from error
 
     @classmethod

@@ -50,12 +50,12 @@ def found(lone: LoneFrontend, *arguments: str) -> Any:
 
 def test_keys_and_inspect_say_what_is_there_and_who_leases_it(lone: LoneFrontend) -> None:
     with Client(lone.directory.path, name="vllm") as client:
-        for tenant, key in (("", "image/1"), ("", "image/2"), ("alice", "image/2"), ("", "odd\x1b[2J[red]")):
+        for tenant, key in (("", "image/1"), ("", "image/2"), ("alice", "image/2"), ("", "odd\x1b[2J\x9b\u202e[red]")):
             assert client.put(key, RECORD, tenant=tenant)
         listed = found(lone, "keys")
         assert (listed["num_records"], listed["is_cut"]) == (4, False)
         assert [(k["age"], k["tenant"], k["key"]) for k in listed["keys"]] == [
-            (1, "", "odd\x1b[2J[red]"),
+            (1, "", "odd\x1b[2J\x9b\u202e[red]"),
             (2, "alice", "image/2"),
             (3, "", "image/2"),
             (4, "", "image/1"),
@@ -64,8 +64,12 @@ def test_keys_and_inspect_say_what_is_there_and_who_leases_it(lone: LoneFrontend
         cut = found(lone, "keys", "--match", "image*", "--limit", "2")
         assert (cut["is_cut"], len(cut["keys"])) == (True, 2)
         table = call(lone, "keys", "--limit", "1").stdout
-        assert "odd\\x1b[2J[red]" in table, "what a client has named is no command to a terminal, and no markup"
+        assert "odd\\x1b[2J\\x9b\\u202e[red]" in table, (
+            "what a client has named is no command to a terminal, and no markup"
+        )
         assert "1 of 4 records" in table
+        as_json = call(lone, "keys", "--limit", "1", "--json").stdout
+        assert '"odd\\u001b[2J\\u009b\\u202e[red]"' in as_json, "nor is it one in JSON"
 
         before = client.stats().store
         hit = client.get("image/1", view=True)

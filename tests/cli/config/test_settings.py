@@ -277,6 +277,9 @@ def test_an_impossible_value_names_field_value_limit_and_layer(path: str, text: 
     assert str(details["value"]) == text or limit.startswith("must be")
 
 
+DEEP = ".".join(["a"] * 3000)
+
+
 @pytest.mark.parametrize(
     ("toml", "path", "limit"),
     [
@@ -291,6 +294,9 @@ def test_an_impossible_value_names_field_value_limit_and_layer(path: str, text: 
         ("model = 3", "model", "is a section; set model.seed"),
         ("mm_processor_cache_gb = inf", "mm_processor_cache_gb", "must be between 0.0 and 4096.0"),
         ("[model]\nhidden_size = 0", "model.hidden_size", "must be between 1 and 4096"),
+        *((f"[{DEEP}]", "a", "unknown setting"), (f"[[{DEEP}]]", "a", "unknown setting")),
+        (f"model.{DEEP} = 1", "model.a", "unknown setting"),
+        (f"world_size.{DEEP} = 1", "world_size", "must be a whole number"),
     ],
 )
 def test_an_impossible_value_in_a_file(toml: str, path: str, limit: str) -> None:

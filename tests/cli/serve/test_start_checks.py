@@ -66,10 +66,10 @@ def test_a_warning_keeps_nobody_from_it(run_dir: Path) -> None:
 
 def test_locks_that_do_not_work(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(locks, "try_exclusive", lambda fd, byte: True)
-    with pytest.raises(SegmentError, match="kernel locks: .* locked twice; mend: "):
+    with pytest.raises(SegmentError, match=r"kernel locks: .* locked twice; mend: "):
         require_startable(Host(run_dir))
 
 
 def test_what_cannot_be_looked_at_is_a_problem(run_dir: Path) -> None:
-    with pytest.raises(SegmentError, match="/dev/shm: .*No such file"):
+    with pytest.raises(SegmentError, match=r"/dev/shm: .*No such file"):
         require_startable(Host(run_dir, shm=run_dir / "none"))

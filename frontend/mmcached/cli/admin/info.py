@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import typer
 
-from mmcached.cli.admin.printing import JsonOption, RunDirOption, directory_of, no_service, print_json, shown
+from mmcached.cli.admin.printing import JsonOption, RunDirOption, directory_of, no_service, print_json, say
 from mmcached.cli.installed import installed_version
+from mmcached.cli.terminal_text import shown
 from mmcached.wire.latency import Histogram
 from mmcached.wire.paths import RunDir
 from mmcached.wire.version import PROTOCOL_VERSION
@@ -85,7 +86,7 @@ def info(
     if as_json:
         print_json(wanted)
     else:
-        typer.echo("\n\n".join("\n".join(_lines(each, found)) for each, found in wanted.items()))
+        say("\n\n".join("\n".join(_lines(each, found)) for each, found in wanted.items()))
 
 
 def server_facts(path: Path, config: ServiceConfig, status: ServiceStatus | None) -> Facts:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import typer
 
+from mmcached.cli.terminal_text import json_shown, shown, shown_lines
 from mmcached.wire.paths import default_run_dir
 
 if TYPE_CHECKING:
@@ -27,12 +28,17 @@ def directory_of(run_dir: Path | None) -> Path:
 
 def no_service(path: Path) -> typer.Exit:
     """Say that nothing runs there, and return what ends the command."""
-    typer.echo(f"no service in {path}; start one: mmcached serve --run-dir {path}", err=True)
+    say(f"no service in {path}; start one: mmcached serve --run-dir {path}", err=True)
     return typer.Exit(NO_SERVICE)
 
 
+def say(text: str, *, err: bool = False) -> None:
+    """Print lines; what does not print is escaped."""
+    typer.echo(shown_lines(text), err=err)
+
+
 def print_json(value: object) -> None:
-    typer.echo(msgspec.json.format(msgspec.json.encode(value)).decode())
+    typer.echo(json_shown(msgspec.json.format(msgspec.json.encode(value)).decode()))
 
 
 def print_table(rows: list[list[str]], *headings: str) -> None:
@@ -41,7 +47,7 @@ def print_table(rows: list[list[str]], *headings: str) -> None:
 
     table = Table(*headings) if headings else Table(show_header=False)
     for row in rows:
-        table.add_row(*map(Text, row))  # a name with brackets is no markup
+        table.add_row(*(Text(shown(cell)) for cell in row))  # a name with brackets is no markup
     console().print(table)
 
 
@@ -50,12 +56,3 @@ def console() -> Console:
 
     # Off a terminal rich would cut everything at 80 columns, and a name that is cut is of no use to a script.
     return Console() if sys.stdout.isatty() else Console(width=160)
-
-
-def shown(text: str) -> str:
-    r"""Return a text that somebody else has chosen as a terminal may have it: what does not print is escaped.
-
-    >>> shown("a\x1b[2J"), shown("Katze")
-    ('a\\x1b[2J', 'Katze')
-    """
-    return "".join(sign if sign.isprintable() else sign.encode("unicode_escape").decode() for sign in text)

@@ -21,9 +21,10 @@ from mmcached.cli.admin.printing import (
     directory_of,
     print_json,
     print_table,
-    shown,
+    say,
 )
 from mmcached.cli.progress import working
+from mmcached.cli.terminal_text import shown
 from mmcached.wire.errors import InvalidRequest, ServiceUnavailable
 
 if TYPE_CHECKING:
@@ -49,11 +50,11 @@ def keys(
     if as_json:
         print_json(found)
         return
-    rows = [[str(k.age), shown(k.key), shown(k.tenant), f"{k.nbytes:,}", _readers(k.readers)] for k in found.keys]
+    rows = [[str(k.age), k.key, k.tenant, f"{k.nbytes:,}", _readers(k.readers)] for k in found.keys]
     if rows:
         print_table(rows, "#", "key", "tenant", "bytes", "leased by")
     more = f"; the {limit} last put of those that match are shown (--limit)" if found.is_cut else ""
-    typer.echo(f"{len(rows)} of {found.num_records} records{more}")
+    say(f"{len(rows)} of {found.num_records} records{more}")
 
 
 def inspect(
@@ -76,16 +77,16 @@ def inspect(
 def _show(found: FoundRecord) -> None:
     whose = f" of tenant {shown(found.tenant)}" if found.tenant else ""
     if found.slot is None:
-        typer.echo(f"{shown(found.key)}{whose}: not there")
+        say(f"{shown(found.key)}{whose}: not there")
         return
     state = "there" if found.state == "valid" else f"forgotten, and {found.state} for those who read it"
-    typer.echo(f"{shown(found.key)}{whose}: {state}")
-    typer.echo(f"{found.nbytes:,} bytes in slot {found.slot}, generation {found.generation}")
-    rows = [[shown(t.path), t.dtype, "x".join(map(str, t.shape)), f"{t.nbytes:,}"] for t in found.tensors]
+    say(f"{shown(found.key)}{whose}: {state}")
+    say(f"{found.nbytes:,} bytes in slot {found.slot}, generation {found.generation}")
+    rows = [[t.path, t.dtype, "x".join(map(str, t.shape)), f"{t.nbytes:,}"] for t in found.tensors]
     if rows:
         print_table(rows, "tensor", "dtype", "shape", "bytes")
-    typer.echo(f"{found.num_values} values that are no tensors")
-    typer.echo(f"leased by {_readers(found.readers) or 'nobody'}")
+    say(f"{found.num_values} values that are no tensors")
+    say(f"leased by {_readers(found.readers) or 'nobody'}")
 
 
 def _readers(readers: list[Reader]) -> str:
@@ -109,7 +110,7 @@ def _look(run_dir: Path | None) -> Iterator[StoreOnlooker]:
     try:
         store = StoreOnlooker(path)
     except (FileNotFoundError, ServiceUnavailable):
-        typer.echo(f"no store in {path}; start one: mmcached serve --run-dir {path}", err=True)
+        say(f"no store in {path}; start one: mmcached serve --run-dir {path}", err=True)
         raise typer.Exit(NO_SERVICE) from None
     with store:
         yield store

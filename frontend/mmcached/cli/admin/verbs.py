@@ -23,9 +23,10 @@ from mmcached.cli.admin.printing import (
     no_service,
     print_json,
     print_table,
-    shown,
+    say,
 )
 from mmcached.cli.progress import working
+from mmcached.cli.terminal_text import shown
 from mmcached.wire.errors import DeadlineExceeded
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ def register(app: typer.Typer) -> None:
 def ping(run_dir: RunDirOption = None) -> None:
     """Say whether the service works. Exit status 0: ready, 1: not ready, and why, 2: no service there."""
     found = _look(run_dir)
-    typer.echo(f"{'ready' if found.ready else 'not ready'}: {found.reason}")
+    say(f"{'ready' if found.ready else 'not ready'}: {found.reason}")
     raise typer.Exit(READY if found.ready else NOT_READY)
 
 
@@ -86,7 +87,7 @@ def top(
         if found is None:
             raise no_service(path)
         raise typer.Exit(READY if found.ready else NOT_READY)
-    show(watcher, interval, screen, nobody=f"no service in {path}")
+    show(watcher, interval, screen, nobody=f"no service in {shown(str(path))}")
 
 
 def shm_ls(as_json: JsonOption = False) -> None:
@@ -98,12 +99,12 @@ def shm_ls(as_json: JsonOption = False) -> None:
         print_json(entries)
     elif entries:
         rows = [
-            [e.name, e.purpose, f"{e.nbytes:,}", e.state, f"{e.pid or ''} {shown(e.process)}".strip(), shown(e.run_dir)]
+            [e.name, e.purpose, f"{e.nbytes:,}", e.state, f"{e.pid or ''} {e.process}".strip(), e.run_dir]
             for e in entries
         ]
         print_table(rows, "name", "purpose", "bytes", "writer", "process", "run directory")
     else:
-        typer.echo("no segments")
+        say("no segments")
 
 
 def shm_gc() -> None:
@@ -113,7 +114,7 @@ def shm_gc() -> None:
     with working("removing what the dead have left in /dev/shm"):
         removed = sweep()
     for name in removed:
-        typer.echo(f"removed {name}")
+        say(f"removed {name}")
 
 
 def drain(
@@ -132,7 +133,7 @@ def drain(
     started = time.monotonic()
     with working(f"draining the service in {path} (pid {pid})"):
         _terminate(path, pid, timeout_s)
-    typer.echo(f"drained in {time.monotonic() - started:.1f} s")
+    say(f"drained in {time.monotonic() - started:.1f} s")
 
 
 def flush(
@@ -155,7 +156,7 @@ def flush(
             client.invalidate(timeout_s=timeout)
         else:
             client.flush(timeout_s=timeout)
-    typer.echo("flushed, a new epoch has begun" if epoch else "flushed")
+    say("flushed, a new epoch has begun" if epoch else "flushed")
 
 
 def _terminate(run_dir: Path, pid: int, timeout_s: float) -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import typer
 
+from mmcached.cli.admin.printing import say
 from mmcached.cli.installed import installed_version
 from mmcached.wire.errors import ConfigError, ServiceUnavailable
 from mmcached.wire.paths import RunDir
@@ -44,7 +44,7 @@ def service_version(run_dir: Path) -> ServiceVersion:
         fields = msgspec.json.decode(directory.config.read_bytes(), type=dict[str, Any])
     except FileNotFoundError:
         return ServiceVersion(None)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise ConfigError("config", str(directory.config), str(error)) from error
     from mmcached.cli.admin.observe import fetch
     from mmcached.cli.serve.seat import supervisor_pid
@@ -62,11 +62,11 @@ def service_version(run_dir: Path) -> ServiceVersion:
 
 def print_versions(run_dir: Path) -> None:
     """Print a line for the client and one for the service."""
-    typer.echo(f"client: {installed_version()}, protocol {PROTOCOL_VERSION}")
+    say(f"client: {installed_version()}, protocol {PROTOCOL_VERSION}")
     found = service_version(run_dir)
     if found.protocol is None:
-        typer.echo(f"service: none has run in {run_dir}")
+        say(f"service: none has run in {run_dir}")
     elif not found.package:
-        typer.echo(f"service: none of this version runs in {run_dir}; the last one spoke protocol {found.protocol}")
+        say(f"service: none of this version runs in {run_dir}; the last one spoke protocol {found.protocol}")
     else:
-        typer.echo(f"service: {found.package}, protocol {found.protocol}")
+        say(f"service: {found.package}, protocol {found.protocol}")

@@ -14,6 +14,7 @@ import typer
 from mmcached.cli.bench.figures import MIB, OF_REDIS, SIZES, Figure, size_text, this_host
 from mmcached.cli.config.units import in_unit_of
 from mmcached.cli.installed import installed_version
+from mmcached.cli.terminal_text import shown
 from mmcached.wire.errors import ConfigError
 
 PAGE = Path("mmcached-bench.html")
@@ -86,4 +87,4 @@ def _print(figures: Sequence[Figure], page: Path) -> None:
     console.print(verdict(figures), highlight=False)
     if not {each.kind for each in figures} & set(OF_REDIS):
         console.print("without Redis: redis-server is not installed", highlight=False)
-    console.print(f"page: {page}", highlight=False, soft_wrap=True)
+    console.print(f"page: {shown(str(page))}", highlight=False, markup=False, soft_wrap=True)

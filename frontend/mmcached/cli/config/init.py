@@ -16,6 +16,7 @@ from typing import Annotated, Literal, get_args, get_origin
 
 import typer
 
+from mmcached.cli.admin.printing import say
 from mmcached.cli.config.fields import SETTINGS, Setting
 from mmcached.cli.config.texts import INTERNAL, describe
 from mmcached.cli.config.toml import toml_value
@@ -47,7 +48,7 @@ def init(
         raise ConfigError("file", str(file), "is there already: --force overwrites it") from None
     except OSError as error:
         raise ConfigError("file", str(file), f"cannot be written: {error.strerror}") from error
-    typer.echo(f"wrote {file}; mmcached serve --config {file}")
+    say(f"wrote {file}; mmcached serve --config {file}")
 
 
 def _lines() -> Iterator[str]:

@@ -13,6 +13,7 @@ in every layer. Roles read only the `config.json` that results.
 
 from __future__ import annotations
 
+import reprlib
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -128,7 +129,7 @@ def _file_layer(file: Path | None) -> dict[str, Given]:
             raise _config_error(name, value, f"is a section; set {members}", origin)
         setting = SETTINGS.get(ALIASES.get(name, name)) or by_key.get(name)
         if setting is None:
-            raise unknown_setting(name, str(value), origin, by_key)
+            raise unknown_setting(name, _shown(value), origin, by_key)
         if setting.path in found:
             raise _config_error(name, value, f"set twice, also as {setting.path}", origin)
         found[setting.path] = Given(value, origin)
@@ -189,5 +190,9 @@ def _limit(setting: Setting) -> str:
 
 
 def _config_error(field: object, value: object, limit: object, origin: str) -> ConfigError:
-    shown = value if isinstance(value, str | int | float) else str(value)
-    return ConfigError(str(field), shown, f"{limit} ({origin})")
+    return ConfigError(str(field), value if isinstance(value, int | float) else _shown(value), f"{limit} ({origin})")
+
+
+def _shown(value: object) -> str:
+    """Return a value as text; of what holds others only the outer levels: a file may nest them by the thousand."""
+    return reprlib.repr(value) if isinstance(value, dict | list) else str(value)

@@ -5,7 +5,6 @@ Without `--json` the output is TOML, so that it can be kept in a file and given 
 
 from __future__ import annotations
 
-import json
 import os
 from operator import attrgetter
 from pathlib import Path
@@ -14,12 +13,14 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
+from mmcached.cli.admin.printing import print_json
 from mmcached.cli.config.completion import SettingsCommand
 from mmcached.cli.config.fields import DEFAULT, SETTINGS
 from mmcached.cli.config.init import init
 from mmcached.cli.config.settings import LoadedConfig, load_config
 from mmcached.cli.config.texts import INTERNAL, describe
 from mmcached.cli.config.toml import toml_value
+from mmcached.cli.terminal_text import shown
 
 # Every field is a flag: what the command does not know itself, `load_config` reads, or refuses.
 TAKES_SETTINGS = {"allow_extra_args": True, "ignore_unknown_options": True}
@@ -52,7 +53,7 @@ def show(
     loaded = load(context, config)
     if as_json:
         plain = msgspec.to_builtins(loaded.config.shown())
-        typer.echo(json.dumps({"config": plain, "origins": loaded.origins} if origin else plain, indent=2))
+        print_json({"config": plain, "origins": loaded.origins} if origin else plain)
     else:
         typer.echo("\n".join(_toml_lines(loaded, with_origin=origin, everything=everything)))
 
@@ -73,7 +74,7 @@ def _toml_lines(loaded: LoadedConfig, *, with_origin: bool, everything: bool) ->
     lines = {path: _line(path, attrgetter(path)(loaded.config.shown())) for path in paths}
     width = max(map(len, lines.values()))
     said = {path: loaded.origins[path] if with_origin else describe(path) for path in paths}
-    return [f"{line:{width}}  # {said[path]}" for path, line in lines.items()]
+    return [f"{line:{width}}  # {shown(said[path])}" for path, line in lines.items()]
 
 
 def _line(path: str, value: Any) -> str:

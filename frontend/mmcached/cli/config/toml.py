@@ -11,5 +11,10 @@ def toml_value(value: str | float | bool) -> str:
     >>> toml_value("a"), toml_value(True), toml_value(0.5)
     ('"a"', 'true', '0.5')
     """
-    # JSON's words for these types are TOML's, but for DEL, which TOML wants escaped.
-    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    # JSON's words for these types are TOML's, but for characters beyond U+FFFF, of which TOML has no surrogates.
+    text = json.dumps(value, ensure_ascii=False)
+    return "".join(sign if sign.isprintable() else _escape(sign) for sign in text)
+
+
+def _escape(sign: str) -> str:
+    return f"\\u{ord(sign):04x}" if ord(sign) <= 0xFFFF else f"\\U{ord(sign):08x}"

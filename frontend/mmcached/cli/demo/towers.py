@@ -16,10 +16,12 @@ import msgspec
 import torch
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from mmcached.cache.checkpoints.checkpoint import check_encoder
 from mmcached.cli.demo.photos import Photo, load_photos
 from mmcached.cli.serve.child_service import ChildService
+from mmcached.cli.terminal_text import shown
 from mmcached.client import Client
 from mmcached.wire.config import EncoderConfig, ServiceConfig
 from mmcached.wire.messages.parts import EncoderForm
@@ -59,11 +61,14 @@ def run_tower_demo(config: ServiceConfig, folder: Path, *, images: Path | None) 
     photos = load_photos(images)
     with tempfile.TemporaryDirectory(prefix="mmc-demo-") as scratch:
         run_dir = Path(scratch) / "run"
-        with console.status(f"{folder.name}: start"), ChildService(run_dir, config, Path(scratch) / "config.json"):
+        with (
+            console.status(Text(f"{shown(folder.name)}: start")),
+            ChildService(run_dir, config, Path(scratch) / "config.json"),
+        ):
             with Client(run_dir) as client:
                 form = client.processor_info()
             plays = [_play(run_dir, photos) for _ in range(2)]
-    console.print(_headline(encoder, form, len(photos)), highlight=False)
+    console.print(shown(_headline(encoder, form, len(photos))), highlight=False, markup=False)
     console.print(_table(plays, len(photos)))
     is_same = _are_equal(plays[0].outputs, plays[1].outputs)
     is_whole = is_same and plays[1].processed == plays[1].encoded == 0

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mmcached.cli.admin.printing import JsonOption, RunDirOption, console, directory_of, print_json
+from mmcached.cli.admin.printing import JsonOption, RunDirOption, console, directory_of, print_json, say
 from mmcached.cli.progress import working
+from mmcached.cli.terminal_text import shown
 from mmcached.wire.errors import MmcachedError
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ def doctor(
         _show_table(found)
     else:
         for name, f in found:
-            typer.echo(f"{f.level}: {name}: {f.what}{f'; mend: {f.mend}' if f.mend else ''}")
+            say(f"{f.level}: {name}: {f.what}{f'; mend: {f.mend}' if f.mend else ''}")
     raise typer.Exit(int(any(finding.level == "problem" for _, finding in found)))
 
 
@@ -52,7 +53,7 @@ def _show_table(found: list[tuple[str, Finding]]) -> None:
 
     table = Table("", "check", "found", "mend")
     for name, f in found:
-        table.add_row(Text(f.level, _STYLES[f.level]), name, Text(f.what), Text(f.mend))
+        table.add_row(Text(f.level, _STYLES[f.level]), name, Text(shown(f.what)), Text(shown(f.mend)))
     console().print(table)
 
 

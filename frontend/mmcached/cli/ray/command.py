@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mmcached.cli.admin.printing import JsonOption, print_json, print_table
+from mmcached.cli.admin.printing import JsonOption, print_json, print_table, say
 from mmcached.cli.ray.placed_config import read
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def status(file: ConfigArgument, as_json: JsonOption = False) -> None:
 def down(file: ConfigArgument, timeout_s: TimeoutOption = 90.0) -> None:
     """End all services and encoders of the file's namespace; open requests end first."""
     with _placement(file) as placement:
-        typer.echo(f"{placement.down(timeout_s)} ended")
+        say(f"{placement.down(timeout_s)} ended")
 
 
 @contextmanager

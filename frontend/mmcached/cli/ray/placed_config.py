@@ -120,7 +120,7 @@ def read(file: Path) -> PlacedConfig:
         fields = yaml.safe_load(file.read_text())
     except OSError as error:
         raise ConfigError("CONFIG", str(file), f"cannot be read: {error.strerror}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError("CONFIG", str(file), "is no YAML") from error
     return from_fields({} if fields is None else fields)
 

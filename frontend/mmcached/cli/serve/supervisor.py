@@ -35,6 +35,7 @@ from mmcached.cli.serve.seat import Seat
 from mmcached.cli.serve.service_manager import ServiceManager
 from mmcached.cli.serve.shm_room import host_without, require_room_for
 from mmcached.cli.serve.watchdog import Watchdog
+from mmcached.cli.terminal_text import shown
 from mmcached.cli.watch.http_pages import AdminServer
 from mmcached.cli.watch.readiness_watch import ReadinessWatch
 from mmcached.cli.watch.service_status import ServiceView
@@ -144,7 +145,7 @@ class Supervisor(Closeable):
                 return 0
         self._was_ready = True
         address = f", {self._admin.url}" if self._admin.url else ""
-        sys.stdout.write(f"mmcached ready: {self.run_dir} (pid {os.getpid()}){address}\n")
+        sys.stdout.write(f"mmcached ready: {shown(str(self.run_dir))} (pid {os.getpid()}){address}\n")
         sys.stdout.flush()
         self._manager.ready()
         while not self._stop.is_set:

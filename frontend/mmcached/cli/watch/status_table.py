@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
+from mmcached.cli.terminal_text import shown
 from mmcached.cli.watch.latencies import LatencyStatus, in_words
 from mmcached.cli.watch.service_status import RoleStatus, ServiceStatus
 from mmcached.cli.watch.shown_figures import (
@@ -21,9 +23,9 @@ from mmcached.wire.stats import ServiceStats
 
 def show_status(status: ServiceStatus, console: Console) -> None:
     """Print all of it."""
-    word = "[green]ready[/]" if status.ready else "[red]not ready[/]"
-    console.print(f"mmcached {status.version} in {status.run_dir}: {word}", highlight=False)
-    console.print(status.reason, markup=False, highlight=False)
+    word = ("ready", "green") if status.ready else ("not ready", "red")
+    console.print(Text.assemble(f"mmcached {status.version} in {shown(str(status.run_dir))}: ", word))
+    console.print(shown(status.reason), markup=False, highlight=False)
     if status.http:
         console.print(f"health and metrics: {status.http}", markup=False, highlight=False)
     if note := note_of(status.stats):

@@ -8,6 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from mmcached.cli.terminal_text import shown
 from mmcached.cli.watch.latencies import LatencyStatus, in_words
 from mmcached.cli.watch.overview import Overview, RingLine, RoleLine
 from mmcached.cli.watch.shown_figures import CACHES, WORK
@@ -55,9 +56,9 @@ def _head(overview: Overview) -> Text:
     figures = f"requests: {counts}; clients: {overview.clients}"
     note = (f"\n{overview.note}" if overview.note else "", "red")
     return Text.assemble(
-        f"mmcached {overview.version} in {overview.run_dir}: ",
+        f"mmcached {overview.version} in {shown(str(overview.run_dir))}: ",
         (word, style),
-        f"\n{overview.reason}",
+        f"\n{shown(overview.reason)}",
         note,
         f"\n{figures}",
     )
@@ -72,7 +73,7 @@ def _table(*headings: str) -> Table:
 
 
 def _add(table: Table, *cells: str, style: str | None = None) -> None:
-    table.add_row(*map(Text, cells), style=style)  # a name with brackets is no markup
+    table.add_row(*(Text(shown(cell)) for cell in cells), style=style)  # a name with brackets is no markup
 
 
 def _roles(roles: list[RoleLine]) -> Table:

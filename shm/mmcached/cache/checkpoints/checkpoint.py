@@ -228,7 +228,7 @@ def _json_of(file: Path) -> dict[str, Any]:
         value = json.loads(file.read_bytes())
     except OSError as error:
         raise ConfigError(FIELD, str(file), f"cannot be read: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(FIELD, str(file), "is no JSON") from error
     if not isinstance(value, dict):
         raise ConfigError(FIELD, str(file), "is no JSON object")
