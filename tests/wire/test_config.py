@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from mmcached.wire.config import GIB, MIB, ModelConfig, ServiceConfig
+from mmcached.wire.config import GIB, MIB, EncoderConfig, ModelConfig, ServiceConfig
 from mmcached.wire.errors import ConfigError
 from mmcached.wire.kv_events_config import KVEventsConfig
 from mmcached.wire.paths import MAX_SOCKET_PATH_BYTES, RunDir
@@ -181,6 +181,13 @@ def test_without_workers_there_is_only_a_store() -> None:
     with pytest.raises(ConfigError, match="only a store") as caught:
         ServiceConfig(world_size=0, store_gb=0.0)
     assert (caught.value.details["field"], caught.value.details["value"]) == ("store_gb", 0.0)
+    for encoder, field in (
+        (EncoderConfig(kind="hf", path="/nowhere"), "encoder.kind"),
+        (EncoderConfig(ray_address="auto"), "encoder.ray_address"),
+    ):
+        with pytest.raises(ConfigError, match="only a store") as caught:
+            ServiceConfig(world_size=0, encoder=encoder)
+        assert caught.value.details["field"] == field
 
 
 def test_file_round_trip(run_dir: Path) -> None:
@@ -225,7 +232,7 @@ def test_a_file_with_an_impossible_value_names_its_field(run_dir: Path) -> None:
     assert caught.value.details == {"field": "world_size", "value": 99, "limit": "must be between 0 and 16"}
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b'{"world_size": 2'])
+@pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b'{"world_size": 2', b'{"a": ' * 5000])
 def test_a_file_that_is_no_json(run_dir: Path, content: bytes) -> None:
     path = run_dir / "config.json"
     path.write_bytes(content)

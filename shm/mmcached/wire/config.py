@@ -214,7 +214,7 @@ class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         _check_device("device", self.device)
         _check_device("encoder.device", self.encoder.device)
         _check_engines(self)
-        _check_ray(self)
+        _check_encoder(self)
         self.kv_events.check(self.num_engines)
 
     @property
@@ -397,13 +397,18 @@ def _check_engines(config: ServiceConfig) -> None:
         raise ConfigError("prefix_caching_hash_seed", "", limit)
 
 
-def _check_ray(config: ServiceConfig) -> None:
-    if config.encoder.ray_address:
-        check_address("encoder.ray_address", config.encoder.ray_address)
-    if config.encoder.ray_address and config.limits.remote_encode_s >= config.step_timeout_s:
+def _check_encoder(config: ServiceConfig) -> None:
+    encoder = config.encoder
+    for field, value in (("encoder.kind", encoder.kind), ("encoder.ray_address", encoder.ray_address)):
+        if not config.has_workers and value not in ("reference", ""):
+            limit = "must not be set: with world_size = 0 there is only a store, and nothing encodes"
+            raise ConfigError(field, value, limit)
+    if encoder.ray_address:
+        check_address("encoder.ray_address", encoder.ray_address)
+    if encoder.ray_address and config.limits.remote_encode_s >= config.step_timeout_s:
         limit = f"must be below step_timeout_s = {config.step_timeout_s}: a step that takes longer ends its workers"
         raise ConfigError("limits.remote_encode_s", config.limits.remote_encode_s, limit)
-    if not config.encoder.ray_namespace:
+    if not encoder.ray_namespace:
         raise ConfigError("encoder.ray_namespace", "", "must not be empty")
 
 

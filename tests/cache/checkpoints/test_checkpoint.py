@@ -22,10 +22,6 @@ def test_a_service_has_the_reference_encoder_unless_it_is_told() -> None:
     check_encoder(ServiceConfig())
 
 
-def test_a_store_alone_reads_no_checkpoint(tmp_path: Path) -> None:
-    assert checkpoint_of(config_of(tmp_path / "nowhere", world_size=0)) is None
-
-
 def test_the_largest_item_follows_from_configuration_and_processor(tmp_path: Path) -> None:
     assert max_embeds_per_item(config_of(write(tmp_path))) == 4 * 4 + 1
 

@@ -149,6 +149,12 @@ def test_console_form_is_for_people() -> None:
     assert "\x1b[" not in text, "no colours off a terminal"
 
 
+def test_what_a_peer_has_named_is_no_command_to_a_terminal() -> None:
+    _, text = run("made_before.warning('met\\x9b', client='a\\x1b[2J', reason='b c\\u202e')", form="console")
+    assert text.removesuffix("\n").isprintable()
+    assert "a\\x1b[2J" in text
+
+
 def test_auto_off_a_terminal_is_json() -> None:
     (found,) = records("made_before.warning('x')", form="auto")
     assert found["event"] == "x"

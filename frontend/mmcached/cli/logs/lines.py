@@ -31,6 +31,7 @@ if _is_rich_hidden:
     del sys.modules["rich"]
 
 from mmcached.cli.logs.limit import LogLimit
+from mmcached.cli.terminal_text import shown_lines
 from mmcached.wire.config import ServiceConfig
 
 KEY_DIGITS = 12
@@ -154,8 +155,13 @@ def _renderers(is_console: bool, stream: TextIO) -> list[Any]:
     if is_console:
         plain = structlog.dev.plain_traceback
         console = structlog.dev.ConsoleRenderer(colors=stream.isatty(), exception_formatter=plain, timestamp_key="ts")
-        return [*to_text, console]
+        return [*to_text, _escape, console]
     return [*to_text, _in_order, structlog.processors.JSONRenderer()]
+
+
+def _escape(logger: object, method: str, event: Event) -> Event:
+    """Escape what a terminal would take for a command, but for line ends: a traceback has some."""
+    return {field: shown_lines(value) if isinstance(value, str) else value for field, value in event.items()}
 
 
 def _in_order(logger: object, method: str, event: Event) -> Mapping[str, Any]:

@@ -112,7 +112,7 @@ def checkpoint_of(config: ServiceConfig) -> Checkpoint | None:
     Raises:
         ConfigError: as `Checkpoint.open`.
     """
-    if config.encoder.kind == "reference" or not config.has_workers:
+    if config.encoder.kind == "reference":
         return None
     if not config.encoder.path:
         raise ConfigError(FIELD, "", "must be the folder of a checkpoint: encoder.kind is hf")
@@ -175,7 +175,7 @@ def check_encoder(config: ServiceConfig) -> None:
             extras = " or ".join(f"'mmcached[{EXTRAS[modality]}]'" for modality in checkpoint.countings)
             reason = f"{checkpoint.architecture} takes what cannot be decoded here: pip install {extras}"
             raise ConfigError(FIELD, str(checkpoint.path), reason)
-    if config.encoder.ray_address and config.has_workers and find_spec("ray") is None:
+    if config.encoder.ray_address and find_spec("ray") is None:
         raise ConfigError(
             "encoder.ray_address", config.encoder.ray_address, "needs ray, not installed: pip install 'mmcached[ray]'"
         )
