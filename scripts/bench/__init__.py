@@ -25,5 +25,6 @@ fleet           the same for several engines, by routing policy: `python -m scri
 harness         the command line, the clock, the table, the bounds
 peers           makes vLLM's and vllm-omni's modules importable, runs Redis
 
-A peer that is not installed leaves its rows out and says so: `make bench-peers` installs them.
+A peer that is not installed leaves its rows out and says so: `make bench-peers` installs them. Without the package
+that an area is about, it says which extra to install, and ends with status 3.
 """

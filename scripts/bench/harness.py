@@ -2,6 +2,7 @@
 
 An area is a list of sections; a section is a function of how often everything is measured, and yields rows. What a
 section needs of a peer that is not installed raises `Unavailable`: its further rows are left out, and a line says so.
+An area that can measure nothing here, because what it measures is not installed, ends with status `NOT_HERE`.
 Absolute times of a busy machine mean little, so every row is a ratio within one run. Memory is what the kernel's tables
 in /proc say, so that no transport can claim to be zero-copy and be believed.
 """
@@ -21,19 +22,40 @@ from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, NoReturn, TypeVar
 
 from rich.console import Console
 from rich.table import Table
+
+from mmcached.wire.extras import how_to_install
 
 Name = TypeVar("Name", bound=Hashable)
 Made = TypeVar("Made")
 Kind = Literal["reach", "try"]
 
 
+NOT_HERE = 3
+"""Exit status of an area that can measure nothing here: `make bench` goes on with the next one."""
+
+
 class Unavailable(Exception):
-    """A peer is not installed here."""
+    """What is to be measured, or a peer, is not installed here."""
+
+
+def require_extras(**extras: str) -> None:
+    """Look for packages without importing them.
+
+    Args:
+        extras: extra of mmcached that brings each package, by the name of its module.
+
+    Raises:
+        Unavailable: one is missing; names the extra to install.
+    """
+    for module, extra in extras.items():
+        if find_spec(module) is None:
+            raise Unavailable(f"{module} is not installed: {how_to_install(extra)}")
 
 
 # ---- rows and bounds
@@ -229,20 +251,32 @@ def main(
     arguments = parser.parse_args()
     rows: list[Row] = []
     with contextlib.ExitStack() as undo:
-        opened = open_sections(undo)
+        try:
+            opened = open_sections(undo)
+        except Unavailable as error:
+            _end_without_rows(title, str(error))
+        left_out: list[Unavailable] = []
         for name in arguments.only:
             started = time.monotonic()
-            rows += _rows_of(name, opened[name], quick if arguments.quick else usual)
+            rows += _rows_of(name, opened[name], quick if arguments.quick else usual, left_out)
             print(f"{name}: {time.monotonic() - started:.0f} s", file=sys.stderr)
+    if left_out and not rows:
+        _end_without_rows(title, str(left_out[0]))
     print_rows(title, rows, as_json=arguments.json)
     if not arguments.json:
         print_bounds(rows, bounds)
 
 
-def _rows_of(name: str, section: Section, num_rounds: int) -> Iterator[Row]:
+def _end_without_rows(title: str, reason: str) -> NoReturn:
+    print(f"{title}: nothing can be measured here: {reason}", file=sys.stderr)
+    sys.exit(NOT_HERE)
+
+
+def _rows_of(name: str, section: Section, num_rounds: int, left_out: list[Unavailable]) -> Iterator[Row]:
     try:
         yield from section(num_rounds)
     except Unavailable as error:
+        left_out.append(error)
         tell_once(f"{name}: rows are left out: {error}")
 
 

@@ -289,11 +289,16 @@ def _new_sound() -> Audio:
 SECTIONS = {"known": known, "tower": tower, "longer": longer, "overlap": overlap, "hash": hashes, "one use": one_use}
 
 
+def _open_sections(undo: contextlib.ExitStack) -> Mapping[str, harness.Section]:
+    harness.require_extras(cv2="video", soundfile="audio", scipy="audio")
+    return SECTIONS
+
+
 if __name__ == "__main__":
     harness.main(
         "videos and sounds",
         SECTIONS,
-        lambda undo: SECTIONS,
+        _open_sections,
         rounds=(ROUNDS, QUICK_ROUNDS),
         bounds=BOUNDS,
     )

@@ -12,11 +12,10 @@ from __future__ import annotations
 import io
 import tempfile
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from scripts.bench.harness import Unavailable
+from scripts.bench.harness import require_extras
 
 RATE = 24
 """Frames a second."""
@@ -29,7 +28,8 @@ def film(seconds: float, size: tuple[int, int], seed: int) -> bytes:
     Args:
         size: width and height, pixels.
     """
-    cv2 = _package("cv2", "video")
+    import cv2
+
     width, height = size
     noise = np.random.default_rng(seed).integers(0, 256, (height // 8, width // 4, 3), dtype=np.uint8)
     scene = cv2.resize(noise, (2 * width, height), interpolation=cv2.INTER_CUBIC)
@@ -45,7 +45,8 @@ def film(seconds: float, size: tuple[int, int], seed: int) -> bytes:
 
 def sound(seconds: float, seed: int) -> bytes:
     """Return the file of a sound."""
-    soundfile = _package("soundfile", "audio")
+    import soundfile
+
     random = np.random.default_rng(seed)
     times = np.arange(round(seconds * SAMPLES_PER_S)) / SAMPLES_PER_S
     tones = [
@@ -58,14 +59,13 @@ def sound(seconds: float, seed: int) -> bytes:
 
 
 def save_whisper(folder: Path) -> None:
-    """Write a checkpoint; the defaults of Transformers are the sizes of whisper-tiny."""
-    transformers = _package("transformers", "hf")
+    """Write a checkpoint; the defaults of Transformers are the sizes of whisper-tiny.
+
+    Raises:
+        Unavailable: Transformers is not installed.
+    """
+    require_extras(transformers="hf", safetensors="hf")
+    import transformers
+
     transformers.WhisperModel(transformers.WhisperConfig(decoder_layers=1)).save_pretrained(folder)
     transformers.WhisperFeatureExtractor().save_pretrained(folder)
-
-
-def _package(name: str, extra: str) -> Any:
-    try:
-        return __import__(name)
-    except ImportError:
-        raise Unavailable(f"{name} is not installed: pip install 'mmcached[{extra}]'") from None

@@ -15,7 +15,6 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from importlib.util import find_spec
 from typing import Any
 
 import msgspec
@@ -32,7 +31,7 @@ from mmcached.worker.encoders.remote import RemoteEncoder
 from mmcached.worker.model.encoder import ItemEncoder
 from scripts.bench import harness
 from scripts.bench.encode import new_images, service
-from scripts.bench.harness import Bound, Row, Unavailable, compare, row
+from scripts.bench.harness import Bound, Row, compare, require_extras, row
 
 NUM_NODES = 2
 """Nodes with an actor, beside the one that asks."""
@@ -55,8 +54,7 @@ BOUNDS = [
 @contextlib.contextmanager
 def cluster() -> Iterator[str]:
     """Yield the address of a cluster whose nodes but the head have the resources `node0`, `node1` …"""
-    if find_spec("ray") is None:
-        raise Unavailable("ray is not installed: pip install 'mmcached[ray]'")
+    require_extras(ray="ray")
     from ray.cluster_utils import Cluster
 
     made = Cluster()

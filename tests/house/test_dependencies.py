@@ -46,7 +46,7 @@ def test_a_client_and_the_caches_work_without_what_the_service_needs() -> None:
     without = f"import sys; sys.modules.update(dict.fromkeys({of_service})); "
     run_python(without + "import mmcached.client, mmcached.engine, mmcached.shm, mmcached.cache")
     refused = run_python(without + "from mmcached.cli import main; main()", status=1)
-    assert "pip install 'mmcached[service]'" in refused
+    assert "pip install '.[service]'" in refused
 
 
 def run_python(code: str, status: int = 0) -> str:

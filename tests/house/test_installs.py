@@ -69,7 +69,7 @@ def test_a_python_serves_and_asks(dist: Path, tmp_path: Path, run_dir: Path, ver
     run(inside / "python", "-m", "pip", "install", "--quiet", wheel, cwd=tmp_path)
     of_service = [wanted for wanted in PROJECT["optional-dependencies"]["service"] if not wanted.startswith("torch")]
     refused = subprocess.run([inside / "mmcached"], capture_output=True, text=True, check=False)
-    assert "pip install 'mmcached[service]'" in refused.stderr
+    assert "pip install '.[service]'" in refused.stderr
     run(inside / "python", "-m", "pip", "install", "--quiet", *of_service, cwd=tmp_path)
     serve = [str(inside / "mmcached"), "serve", "--workers", "0", "--store-gb", "0.05", "--run-dir", str(run_dir)]
     with subprocess.Popen(serve, stdout=subprocess.PIPE, text=True, cwd=tmp_path) as service:

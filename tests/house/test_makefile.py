@@ -44,6 +44,18 @@ def test_test_runs_every_check_after_installing(clone: Path) -> None:
     assert places == sorted(places)
 
 
+@pytest.mark.parametrize(
+    "target", ["demo", "test", "test-vllm", "test-transformers", "test-ray", "docs", "bench-peers"]
+)
+def test_it_says_what_it_installs_before_pip_is_quiet(clone: Path, target: str) -> None:
+    (clone / "scripts" / "bench").mkdir(parents=True)
+    (clone / "scripts" / "bench" / "peers.txt").touch()
+    commands = make("-n", target, cwd=clone).stdout
+    said, installs = commands.find('echo "installing '), commands.find("pip install")
+    assert 0 <= said < installs
+    assert " GB" in commands[said:installs] or " MB" in commands[said:installs]
+
+
 def test_a_host_has_an_environment_of_its_own(clone: Path) -> None:
     for target, environment in (
         ("test-vllm", ".venv-vllm"),

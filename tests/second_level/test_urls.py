@@ -122,7 +122,7 @@ def test_a_url_whose_product_is_not_installed_says_what_to_install(monkeypatch: 
     ):
         check_url(url)
         monkeypatch.setitem(sys.modules, module, None)
-        with pytest.raises(ConfigError, match=rf"store_l2.*pip install 'mmcached\[{extra}\]'"):
+        with pytest.raises(ConfigError, match=rf"store_l2.*pip install '\.\[{extra}\]'"):
             make_backend(url)
 
 
@@ -130,6 +130,6 @@ def test_what_is_not_installed_is_found_without_importing_it(monkeypatch: pytest
     check_installed("redis://host")
     monkeypatch.setattr("mmcached.second_level.urls.find_spec", lambda name: None)
     for url, extra in (("redis://me:secret@host", "redis"), ("mooncake://host", "mooncake")):
-        with pytest.raises(ConfigError, match=rf"store_l2.*pip install 'mmcached\[{extra}\]'") as refused:
+        with pytest.raises(ConfigError, match=rf"store_l2.*pip install '\.\[{extra}\]'") as refused:
             check_installed(url)
         assert "secret" not in str(refused.value)

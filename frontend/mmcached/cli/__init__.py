@@ -44,7 +44,9 @@ def main() -> None:
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("mmcached"):
             raise
-        raise SystemExit(f"mmcached: the command needs {error.name}: pip install 'mmcached[service]'") from None
+        from mmcached.wire.extras import how_to_install
+
+        raise SystemExit(f"mmcached: the command needs {error.name}: {how_to_install('service')}") from None
     try:
         _raise_at_interrupt()
         run()

@@ -14,6 +14,7 @@ from mmcached.second_level.backend import Backend
 from mmcached.second_level.mooncake import place as mooncake
 from mmcached.second_level.redis import place as redis
 from mmcached.wire.errors import ConfigError
+from mmcached.wire.extras import how_to_install
 from mmcached.wire.shown_url import shown_url
 
 FIELD = "store_l2"
@@ -31,7 +32,7 @@ def make_backend(url: str) -> Backend:
     try:
         return make(url)
     except ImportError as error:
-        raise ConfigError(FIELD, shown_url(url), f"needs `pip install 'mmcached[{extra}]'`: {error}") from None
+        raise ConfigError(FIELD, shown_url(url), f"needs {how_to_install(extra)}: {error}") from None
 
 
 def check_installed(url: str) -> None:
@@ -39,7 +40,7 @@ def check_installed(url: str) -> None:
     check_url(url)
     module = extra = "mooncake" if _scheme(url) == mooncake.SCHEME else "redis"
     if find_spec(module) is None:
-        raise ConfigError(FIELD, shown_url(url), f"needs `pip install 'mmcached[{extra}]'`")
+        raise ConfigError(FIELD, shown_url(url), f"needs {how_to_install(extra)}")
 
 
 def check_url(url: str) -> None:

@@ -98,7 +98,7 @@ def test_a_checkpoint_of_sounds_needs_what_decodes_them(tmp_path: Path, monkeypa
     config = config_of(write(tmp_path, WHISPER, EXTRACTOR))
     check_encoder(config)
     monkeypatch.setattr(checkpoint, "decoder_of", lambda modality: "")
-    with pytest.raises(ConfigError, match=r"pip install 'mmcached\[audio\]'"):
+    with pytest.raises(ConfigError, match=r"pip install '\.\[audio\]'"):
         check_encoder(config)
 
 

@@ -78,4 +78,4 @@ def test_what_cannot_be_is_named(fields: Any, field: str) -> None:
 def test_without_ray_the_extra_is_named(tmp_path: Path) -> None:
     with mock.patch.dict(sys.modules, {"yaml": None}), pytest.raises(ConfigError) as caught:
         read(tmp_path / "placed.yaml")
-    assert "pip install 'mmcached[ray]'" in str(caught.value)
+    assert "pip install '.[ray]'" in str(caught.value)

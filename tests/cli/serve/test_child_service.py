@@ -31,7 +31,10 @@ def test_a_service_that_cannot_start_is_a_typed_error_and_the_reason_is_its_last
 ) -> None:
     config = small_config(device="cuda:63", world_size=1)
     service = ChildService(run_dir / "s", config, tmp_path / "config.json", log_file=tmp_path / "log")
-    with pytest.raises(ServiceUnavailable), service:
+    with (
+        pytest.raises(ServiceUnavailable, match=r"ended with status 1: mmcached: service_unavailable: worker 0\.0"),
+        service,
+    ):
         pass
     assert service.process.returncode == 1
     log = (tmp_path / "log").read_text()

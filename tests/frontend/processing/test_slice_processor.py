@@ -165,7 +165,7 @@ def test_what_cannot_be_decoded_here_names_the_extra(monkeypatch: pytest.MonkeyP
     processor = SliceProcessor(CONFIG)
     assert processor.fingerprints["audio"] == ""
     processor.check(ClipOptions("video", fps=1.0), "videos[0]")
-    with pytest.raises(InvalidRequest, match=r"audios\[0\].*mmcached\[audio\]"):
+    with pytest.raises(InvalidRequest, match=r"audios\[0\].*pip install .\.\[audio\]"):
         processor.check(ClipOptions("audio"), "audios[0]")
 
 

@@ -24,7 +24,7 @@ from tests.hosts.transformers.test_encoders import config_of
 from tests.hosts.transformers.test_sounds import heard
 
 pytestmark = pytest.mark.skipif(
-    not (decoder_of("video") and decoder_of("audio")), reason="needs pip install 'mmcached[video,audio]'"
+    not (decoder_of("video") and decoder_of("audio")), reason="needs pip install '.[video,audio]'"
 )
 
 

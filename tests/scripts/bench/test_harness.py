@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -32,6 +32,38 @@ def test_rows_before_a_missing_peer_stay_and_a_line_says_what_is_left_out(
     output = capsys.readouterr()
     assert [(each["name"], each["ours"]) for each in json.loads(output.out)] == [("put", 2.0), ("rounds", 2)]
     assert "second: rows are left out: its peer is not installed" in output.err
+
+
+def nothing(num_rounds: int) -> Iterator[Row]:
+    harness.require_extras(not_there="video", json="audio")
+    yield FAST
+
+
+def missing(undo: contextlib.ExitStack) -> dict[str, harness.Section]:
+    raise Unavailable("redis-server is not installed")
+
+
+@pytest.mark.parametrize(
+    ("open_sections", "reason"),
+    [
+        (lambda undo: {"first": nothing}, "not_there is not installed: pip install '.[video]' in a checkout"),
+        (missing, "redis-server is not installed"),
+    ],
+)
+def test_an_area_that_can_measure_nothing_says_why_and_has_a_status_of_its_own(
+    open_sections: Callable[[contextlib.ExitStack], dict[str, harness.Section]],
+    reason: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    harness.tell_once.cache_clear()
+    monkeypatch.setattr("sys.argv", ["bench"])
+    with pytest.raises(SystemExit) as ended:
+        harness.main("a title", ["first"], open_sections, rounds=(1, 1))
+    assert ended.value.code == harness.NOT_HERE
+    output = capsys.readouterr()
+    assert f"a title: nothing can be measured here: {reason}" in output.err
+    assert output.out == ""
 
 
 def test_a_table_is_followed_by_the_bounds_that_it_is_about(

@@ -10,6 +10,7 @@ from pathlib import Path
 from PIL import Image
 
 from mmcached.wire.errors import InvalidRequest
+from mmcached.wire.extras import how_to_install
 
 PHOTO_NAMES = ("astronaut.png", "chelsea.png", "coffee.png", "rocket.jpg", "hubble_deep_field.jpg", "retina.jpg")
 """Colour photographs of the scikit-image wheel whose licence (public domain or CC0) its loaders state."""
@@ -48,7 +49,7 @@ def _bundled() -> list[Path]:
     try:
         data = Path(str(metadata.distribution("scikit-image").locate_file("skimage/data")))
     except metadata.PackageNotFoundError:
-        fix = "is not installed: pip install 'mmcached[demo]', or give --images DIR"
+        fix = f"is not installed: {how_to_install('demo')}, or give --images DIR"
         raise InvalidRequest("photographs", "scikit-image", fix) from None
     return [data / name for name in PHOTO_NAMES]
 

@@ -34,6 +34,7 @@ from mmcached.cli.serve.child_service import ChildService
 from mmcached.client import Client
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import ConfigError, MmcachedError
+from mmcached.wire.extras import how_to_install
 
 SHOWN = {"data_parallel_size": 2, "world_size": 1}
 """What the demo starts where nobody has said anything else: small processes, and more than one engine."""
@@ -84,7 +85,7 @@ def run_demo(config: ServiceConfig, *, images: Path | None, num_users: int, num_
     if turns := clip_turns(photos[0]):
         users.append(user_with_clips(turns))
     for extra in missing_extras():
-        console.print(f"no {extra} in this play: pip install 'mmcached[{extra}]'", highlight=False, markup=False)
+        console.print(f"no {extra} in this play: {how_to_install(extra)}", highlight=False, markup=False)
     workload = Workload(photos, users)
     console.print(
         f"{len(photos)} photographs{_clips_in(turns)}; {len(users)} users, {workload.num_requests} requests; "

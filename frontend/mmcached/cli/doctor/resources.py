@@ -10,6 +10,7 @@ import sys
 from importlib.util import find_spec
 
 from mmcached.cli.doctor.finding import Finding, Host, mib
+from mmcached.wire.extras import how_to_install
 
 TORCH_TIMEOUT_S = 120.0
 DESCRIPTORS_PER_CLIENT = 4
@@ -65,7 +66,7 @@ def devices(host: Host) -> Finding:
     if not host.config.has_workers:
         return Finding("ok", "a store alone needs no torch")
     if find_spec("torch") is None:
-        mend = "pip install 'mmcached[service]', or serve --workers 0 for a store alone"
+        mend = f"{how_to_install('service')}, or serve --workers 0 for a store alone"
         return Finding("problem", "torch is not installed: workers need it", mend)
     nodes = sorted(path.name for path in (host.root / "dev").glob("nvidia[0-9]*"))
     fact = f"torch {importlib.metadata.version('torch')}; NVIDIA devices: {', '.join(nodes) or 'none'}"

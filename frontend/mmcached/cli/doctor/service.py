@@ -52,7 +52,7 @@ def versions(host: Host) -> Finding:
     if theirs.protocol is None:
         return Finding("ok", f"{mine}; no service has run here")
     if theirs.protocol != PROTOCOL_VERSION:
-        mend = "pip install the same mmcached on both sides, and restart the service"
+        mend = "install the same mmcached on both sides, and restart the service"
         return Finding("problem", f"{mine}; the service here: {mismatch(theirs.protocol)}", mend)
     return Finding("ok", f"{mine}; the service is {theirs.package}" if theirs.package else f"{mine}, as the last here")
 

@@ -17,6 +17,7 @@ import msgspec
 
 from mmcached.wire.config import EncoderConfig, ServiceConfig, check_address
 from mmcached.wire.errors import ConfigError
+from mmcached.wire.extras import how_to_install
 from mmcached.wire.limits import check_range
 
 MAX_ENCODERS = 10_000
@@ -135,7 +136,7 @@ def from_fields(fields: object) -> PlacedConfig:
 
 
 def missing() -> ConfigError:
-    return ConfigError("ray", "not installed", "is needed: pip install 'mmcached[ray]'")
+    return ConfigError("ray", "not installed", f"is needed: {how_to_install('ray')}")
 
 
 def _section(kind: type[Section], given: object, path: str) -> Section:

@@ -37,6 +37,7 @@ class ChildService:
     ) -> None:
         self.run_dir = run_dir
         self._start_timeout_s = config.start_timeout_s
+        self._log_file = log_file
         config.save(config_file)
         with contextlib.ExitStack() as stack:
             self.process = subprocess.Popen(
@@ -63,7 +64,17 @@ class ChildService:
                 raise ServiceUnavailable(f"the service was not ready within {self._start_timeout_s} s")
         line = output.readline()
         if not line.startswith(b"mmcached ready"):
-            raise ServiceUnavailable(f"the service did not start: {line!r}; its log says why")
+            raise ServiceUnavailable(f"the service did not start: {self._last_words(line)}")
+
+    def _last_words(self, line: bytes) -> str:
+        """Return what a service has said instead of being ready: a line, or the last one of its log."""
+        if line:
+            return f"it said {line!r}"
+        ended = f"it ended with status {self.stop()}"
+        if self._log_file is None:
+            return f"{ended}; what it said on stderr is above"
+        said = self._log_file.read_text(errors="replace").splitlines()
+        return f"{ended}: {said[-1]}" if said else ended
 
     def stop(self) -> int:
         """End the service in order and return its exit status; kill it if it does not end. May be called again."""

@@ -27,6 +27,7 @@ from mmcached.frontend.processing.processor import Processed, cut_patches
 from mmcached.shm.store.codec import encode
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import ClipTooLarge, CorruptClip, InvalidRequest, InvariantError
+from mmcached.wire.extras import how_to_install
 from mmcached.wire.limits import LimitsConfig
 from mmcached.wire.messages.parts import ClipOptions
 from mmcached.wire.vocabulary import Modality
@@ -138,7 +139,7 @@ class SliceProcessor:
     def _why_none(self, modality: Modality) -> str:
         if not self._settings(modality):
             return "none: the service's checkpoint does not encode it"
-        return f"none: the service cannot decode it; it needs pip install 'mmcached[{EXTRAS[modality]}]'"
+        return f"none: the service cannot decode it; it needs {how_to_install(EXTRAS[modality])}"
 
     def _cut(self, frames: npt.NDArray[Any]) -> dict[str, npt.NDArray[Any]]:
         patch, (_, height, width, _) = self._model.patch_size, frames.shape

@@ -21,11 +21,12 @@ from mmcached.clips.frame_sizes import Sizes
 from mmcached.clips.versions import EXTRAS, decoder_of
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import ConfigError
+from mmcached.wire.extras import how_to_install
 from mmcached.wire.vocabulary import Modality
 
 FIELD = "encoder.path"
 EXTRA = ("transformers", "safetensors")
-"""What `pip install 'mmcached[hf]'` brings, and a service with a checkpoint needs."""
+"""What the extra `hf` brings, and a service with a checkpoint needs."""
 _PACKAGES = ("transformers", "torch", "torchvision", "numpy", "pillow")
 _WHOLE = "processor_config.json"
 _FILES: Mapping[Modality, tuple[str, ...]] = {
@@ -172,22 +173,20 @@ def check_encoder(config: ServiceConfig) -> None:
     if checkpoint is not None:
         check_packages()
         if not any(modality == "image" or decoder_of(modality) for modality in checkpoint.countings):
-            extras = " or ".join(f"'mmcached[{EXTRAS[modality]}]'" for modality in checkpoint.countings)
-            reason = f"{checkpoint.architecture} takes what cannot be decoded here: pip install {extras}"
+            install = how_to_install(*(EXTRAS[modality] for modality in checkpoint.countings))
+            reason = f"{checkpoint.architecture} takes what cannot be decoded here: {install}"
             raise ConfigError(FIELD, str(checkpoint.path), reason)
     if config.encoder.ray_address and find_spec("ray") is None:
-        raise ConfigError(
-            "encoder.ray_address", config.encoder.ray_address, "needs ray, not installed: pip install 'mmcached[ray]'"
-        )
+        reason = f"needs ray, not installed: {how_to_install('ray')}"
+        raise ConfigError("encoder.ray_address", config.encoder.ray_address, reason)
 
 
 def check_packages() -> None:
     """Raise ConfigError if a package of the extra is not installed."""
     missing = [name for name in EXTRA if find_spec(name) is None]
     if missing:
-        raise ConfigError(
-            "encoder.kind", "hf", f"needs {' and '.join(missing)}, not installed: pip install 'mmcached[hf]'"
-        )
+        reason = f"needs {' and '.join(missing)}, not installed: {how_to_install('hf')}"
+        raise ConfigError("encoder.kind", "hf", reason)
 
 
 def package_versions() -> dict[str, str]:
