@@ -35,7 +35,7 @@ def film(seconds: float, size: tuple[int, int], seed: int) -> bytes:
     scene = cv2.resize(noise, (2 * width, height), interpolation=cv2.INTER_CUBIC)
     with tempfile.TemporaryDirectory(prefix="mmc-film-") as folder:
         path = Path(folder) / "film.mp4"
-        writer = cv2.VideoWriter(str(path), cv2.VideoWriter_fourcc(*"mp4v"), RATE, size)
+        writer = cv2.VideoWriter(str(path), cv2.VideoWriter.fourcc(*"mp4v"), RATE, size)
         for number in range(round(RATE * seconds)):
             left = number % width
             writer.write(np.ascontiguousarray(scene[:, left : left + width]))

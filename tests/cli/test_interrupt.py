@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -27,16 +28,13 @@ INSTANTS = (1, 30, 150, 400)
 
 def interrupted(arguments: Sequence[str], num_modules: int) -> tuple[int, str]:
     """Run a command and send SIGINT after so many modules; return its status, and what else it has said."""
-    process = subprocess.Popen(
-        arguments,
-        env=os.environ | {"PYTHONPROFILEIMPORTTIME": "1"},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        process_group=0,
-    )
-    try:
+    environment = os.environ | {"PYTHONPROFILEIMPORTTIME": "1"}
+    with subprocess.Popen(
+        arguments, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, process_group=0
+    ) as process:
         assert process.stderr is not None
+        at_the_latest = threading.Timer(DEADLINE_S, process.kill)
+        at_the_latest.start()
         num_seen, said = 0, []
         for line in process.stderr:
             module = line.rpartition("|")[2].strip() if line.startswith("import time:") else ""
@@ -46,11 +44,9 @@ def interrupted(arguments: Sequence[str], num_modules: int) -> tuple[int, str]:
                 num_seen += 1
                 if num_seen == num_modules + 1:
                     process.send_signal(signal.SIGINT)
-        return process.wait(DEADLINE_S), "".join(said)
-    finally:
-        process.kill()
-        process.wait(DEADLINE_S)
-        process.stderr.close()
+        at_the_latest.cancel()
+        at_the_latest.join()
+    return process.returncode, "".join(said)
 
 
 @pytest.mark.parametrize(
