@@ -66,7 +66,9 @@ def test_help_leaves_torch_out() -> None:
 
 def test_arming_comes_before_heavy_imports() -> None:
     """`python -m mmcached` asks for its parent-death signal before it imports the command line."""
-    imported = imported_by("-c", "import mmcached.__main__")
+    orphan = "import os, sys; os.environ['MMC_PARENT_PID'] = '1'; sys.argv = ['mmcached', 'worker']"
+    run = "import runpy\ntry: runpy.run_module('mmcached', run_name='__main__')\nexcept SystemExit as end: print(end)"
+    imported = imported_by("-c", f"{orphan}\n{run}")
     assert "ctypes" in imported
     assert not {"typer", "rich", "zmq", "numpy", "torch"} & imported
 
