@@ -29,7 +29,7 @@ def test_equal_outcomes_are_bit_identical() -> None:
     assert differences(outcome(), outcome()) == []
     line = proof_line(outcome(), [])
     assert "bit-identical" in line
-    assert "4 tokens of 2 answers, 1 embeddings and 12 rows" in line
+    assert "4 tokens of 2 answers, 1 embeddings, 12 rows" in line
 
 
 def test_cached_counts_may_differ() -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import io
 import tempfile
 import wave
-from collections.abc import Mapping
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -28,13 +28,12 @@ from mmcached.wire.vocabulary import Modality
 FILM_S, FILM_RATE, FILM_SIZE = 6, 8, (160, 120)
 WINDOW_S, SHIFT_S = 4.0, 2.0
 SOUND_S, SOUND_RATE = 5, 22_050
-SHOWN: Mapping[Modality, str] = {"video": "film, 4 + 4 slices, 2 shared", "audio": "sound, 3 slices"}
-"""What is asked for, in the reference model's slices."""
+MODALITIES: Sequence[Modality] = ("video", "audio")
 
 
 def missing_extras() -> list[str]:
     """Return the extras without which there is no film, or no sound."""
-    return [EXTRAS[modality] for modality in SHOWN if not decoder_of(modality)]
+    return [EXTRAS[modality] for modality in MODALITIES if not decoder_of(modality)]
 
 
 def clip_turns(photo: Photo) -> list[Turn]:

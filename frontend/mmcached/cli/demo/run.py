@@ -1,4 +1,4 @@
-"""Play the workload with all caches on, once more after two kills, and with all caches off, and compare every bit."""
+"""Runs the demo's stages: what a photograph costs, then conversations with all caches on, after two kills, and off."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import asyncio
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,26 +18,21 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from mmcached.cli.config.fields import DEFAULT
 from mmcached.cli.config.settings import LoadedConfig
 from mmcached.cli.demo.clips import clip_turns, missing_extras
-from mmcached.cli.demo.killing import Survival, kill_engines, kill_frontend
+from mmcached.cli.demo.cost import make_cost_table, measure_again, measure_costs, warm_up
+from mmcached.cli.demo.killing import kill_engines, kill_frontend
 from mmcached.cli.demo.photos import Photo, load_photos
-from mmcached.cli.demo.report import (
-    Measured,
-    differences,
-    make_table,
-    make_where_table,
-    proof_line,
-    restart_line,
-    survival_line,
-)
-from mmcached.cli.demo.workload import Turn, User, num_requests, play, user_with_clips, users_with_photos
+from mmcached.cli.demo.report import Measured, differences, encoded_line, hits_line, kills_line, proof_line, store_line
+from mmcached.cli.demo.workload import Outcome, Turn, User, num_requests, play, user_with_clips, users_with_photos
 from mmcached.cli.serve.child_service import ChildService
 from mmcached.client import Client
-from mmcached.wire.config import ServiceConfig
+from mmcached.wire.config import ModelConfig, ServiceConfig
 from mmcached.wire.errors import ConfigError, MmcachedError
 from mmcached.wire.extras import how_to_install
 
-SHOWN = {"data_parallel_size": 2, "world_size": 1}
-"""What the demo starts where nobody has said anything else: small processes, and more than one engine."""
+SHOWN = {"data_parallel_size": 2, "world_size": 1, "routing_policy": "round_robin"}
+"""The demo's own defaults: small processes, more than one engine, and requests that go to each of them in turn."""
+TOWER = {"encoder_width": 512, "encoder_layers": 16}
+"""The demo's encoder, unless the user sets one: it computes for about 0.1 s per photograph on one core."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +47,29 @@ class Workload:
         return num_requests(self.users)
 
 
+class Stages:
+    """Runs the demo's stages: a bar on a terminal while one runs, one line with its time when it has ended."""
+
+    def __init__(self, console: Console, progress: Progress) -> None:
+        self._console = console
+        self._progress = progress
+
+    @contextmanager
+    def stage(self, title: str, total: int | None = None) -> Iterator[Callable[[], None]]:
+        """Run one stage; yields what is to be called after each of its `total` parts."""
+        task = self._progress.add_task(title, total=total)
+        started = time.monotonic()
+        yield lambda: self._progress.advance(task)
+        self._progress.remove_task(task)
+        self._console.print(f"{title:<64}{time.monotonic() - started:6.1f} s", highlight=False)
+
+
 def as_shown(loaded: LoadedConfig) -> ServiceConfig:
     """Return what the user has set, with the demo's own defaults for the rest."""
     own = {name: value for name, value in SHOWN.items() if loaded.origins[name] == DEFAULT}
-    return msgspec.structs.replace(loaded.config, **own)
+    tower = {name: value for name, value in TOWER.items() if loaded.origins[f"model.{name}"] == DEFAULT}
+    model: ModelConfig = msgspec.structs.replace(loaded.config.model, **tower)
+    return msgspec.structs.replace(loaded.config, model=model, **own)
 
 
 def all_caches_off(config: ServiceConfig) -> ServiceConfig:
@@ -73,9 +87,10 @@ def run_demo(config: ServiceConfig, *, images: Path | None, num_users: int, num_
     """Run the demo on the terminal.
 
     Returns:
-        the exit status: 0 if all plays are bit-identical and no record was lost with the frontend, else 1.
+        The exit status: 0 if all plays are bit-identical and no record was lost with the frontend, else 1.
+
     Raises:
-        ConfigError: there are no workers to play with.
+        ConfigError: There are no workers to play with.
     """
     if not config.has_workers:
         raise ConfigError("world_size", 0, "must be at least 1: the demo generates")
@@ -89,18 +104,46 @@ def run_demo(config: ServiceConfig, *, images: Path | None, num_users: int, num_
     workload = Workload(photos, users)
     console.print(
         f"{len(photos)} photographs{_clips_in(turns)}; {len(users)} users, {workload.num_requests} requests; "
-        f"{_count(config.num_engines, 'engine')}, {_count(config.world_size, 'worker')} each"
+        f"{_count(config.num_engines, 'engine')}, {_count(config.world_size, 'worker')} each",
+        highlight=False,
     )
-    columns = (TextColumn("{task.description:<16}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
-        on, survival, restart_s, again = _play_and_kill(config, workload, progress)
-        off = _play_without_caches(config, workload, progress)
-    console.print(make_table(on, off))
-    console.print(make_where_table(on, again))
-    different = differences(on.outcome, off.outcome) + differences(again.outcome, off.outcome)
-    console.print(proof_line(on.outcome, different), style="bold red" if different else "bold green", highlight=False)
-    console.print(survival_line(survival), style="bold green" if survival.is_whole else "bold red", highlight=False)
-    console.print(restart_line(restart_s, again), style="bold green", highlight=False)
+    columns = (TextColumn("{task.description:<40}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as progress:
+        return _run(config, workload, console, Stages(console, progress))
+
+
+def _run(config: ServiceConfig, workload: Workload, console: Console, stages: Stages) -> int:
+    """Run all stages and print what was found; return the exit status."""
+    photos = workload.photos
+    with _service(config, stages, "start a service with all caches on") as run_dir, Client(run_dir) as client:
+        warm_up(client, config.num_engines)
+        before = client.stats()
+        with stages.stage("send each photograph to each engine, new and known", len(photos)) as advance:
+            costs = measure_costs(client, photos, config.num_engines, advance)
+        on = _play(run_dir, workload, stages, "play the conversations, all caches on")
+        first = Measured(before, client.stats())
+        with stages.stage("kill the frontend, look into its store, wait for the next one"):
+            survival = kill_frontend(run_dir, on.embeddings[: len(photos)])
+        costs.append(measure_again(client, photos, "after kill -9 of the frontend"))
+        with stages.stage("kill all engines, wait for the next ones"):
+            kill_engines(run_dir, config.num_engines)
+        before = client.stats()
+        costs.append(measure_again(client, photos, "after kill -9 of all engines"))
+        again = _play(run_dir, workload, stages, "play the conversations again")
+        killed = Measured(before, client.stats())
+    with _service(all_caches_off(config), stages, "start a service without caches") as run_dir:
+        off = _play(run_dir, workload, stages, "play the conversations, all caches off")
+    different = differences(on, off) + differences(again, off)
+    console.print(make_cost_table(costs))
+    lines = [
+        (encoded_line(first), True),
+        (hits_line(first), True),
+        (kills_line(killed), not sum(killed.encoded_by_engine())),
+        (store_line(survival), survival.is_whole),
+        (proof_line(on, different), not different),
+    ]
+    for line, is_good in lines:
+        console.print(line, style="green" if is_good else "bold red", highlight=False)
     return 1 if different or not survival.is_whole else 0
 
 
@@ -115,43 +158,21 @@ def _count(num: int, what: str) -> str:
     return f"{num} {what}" if num == 1 else f"{num} {what}s"
 
 
-def _play_and_kill(
-    config: ServiceConfig, workload: Workload, progress: Progress
-) -> tuple[Measured, Survival, float, Measured]:
-    """Play, kill the frontend, kill the engines, and play again when all have successors.
-
-    Returns:
-        the first play, what became of the records, seconds until the next engines were ready, the second play.
-    """
-    with _service(config) as run_dir:
-        on = _measure(run_dir, workload, progress, "all caches on")
-        survival = kill_frontend(run_dir, on.outcome.embeddings[: len(workload.photos)])
-        seconds = kill_engines(run_dir, config.num_engines)
-        return on, survival, seconds, _measure(run_dir, workload, progress, "after the kills")
-
-
-def _play_without_caches(config: ServiceConfig, workload: Workload, progress: Progress) -> Measured:
-    with _service(all_caches_off(config)) as run_dir:
-        return _measure(run_dir, workload, progress, "all caches off")
-
-
 @contextmanager
-def _service(config: ServiceConfig) -> Iterator[Path]:
-    """Run a service, whose log is shown if the demo fails: what it says of deaths is no news here."""
+def _service(config: ServiceConfig, stages: Stages, title: str) -> Iterator[Path]:
+    """Run a service. Its log, in which the demo's own kills are errors, is shown only if the demo fails."""
     with tempfile.TemporaryDirectory(prefix="mmc-demo-") as scratch:
         run_dir, log_file = Path(scratch) / "run", Path(scratch) / "log"
         try:
-            with ChildService(run_dir, config, Path(scratch) / "config.json", log_file=log_file):
+            with ExitStack() as stack:
+                with stages.stage(title):
+                    stack.enter_context(ChildService(run_dir, config, Path(scratch) / "config.json", log_file=log_file))
                 yield run_dir
         except MmcachedError:
             sys.stderr.write(log_file.read_text())
             raise
 
 
-def _measure(run_dir: Path, workload: Workload, progress: Progress, title: str) -> Measured:
-    task = progress.add_task(title, total=workload.num_requests)
-    with Client(run_dir) as client:
-        before = client.stats()
-        started = time.perf_counter()
-        outcome = asyncio.run(play(run_dir, workload.users, lambda: progress.advance(task)))
-        return Measured(outcome, before, client.stats(), time.perf_counter() - started)
+def _play(run_dir: Path, workload: Workload, stages: Stages, title: str) -> Outcome:
+    with stages.stage(title, workload.num_requests) as advance:
+        return asyncio.run(play(run_dir, workload.users, advance))

@@ -1,0 +1,93 @@
+"""Measures what one photograph costs a request, by what is known of it.
+
+    new                     decoded, processed and encoded for this request
+    known to this engine    the engine's encoder cache has its output
+    known to another one    the output is read from the store, where the first engine has put it
+    in a client             the client reads the output in shared memory by itself; no message is sent
+
+The time of a request with one photograph and one token to generate, from the call to its answer. The words before the
+photograph differ from request to request, so no cached prefix spares the engine the photograph.
+"""
+
+from __future__ import annotations
+
+import io
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from PIL import Image
+from rich.table import Table
+
+from mmcached.cli.demo.photos import Photo
+from mmcached.client import Client
+
+NEW = "new: decode, process, encode"
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """The seconds that each photograph took in one situation."""
+
+    situation: str
+    seconds: Sequence[float]
+
+    @property
+    def median_s(self) -> float:
+        return statistics.median(self.seconds)
+
+
+def warm_up(client: Client, num_engines: int) -> None:
+    """Send each engine a picture of its own, so that no measured request pays for a first use of anything."""
+    for engine in range(num_engines):
+        picture = io.BytesIO()
+        Image.new("RGB", (256, 256), (40 * engine, 0, 0)).save(picture, "PNG")
+        _request(client, "warm up", picture.getvalue())
+
+
+def measure_costs(client: Client, photos: Sequence[Photo], num_engines: int, advance: Callable[[], None]) -> list[Cost]:
+    """Return what photographs cost that the service has never seen, and then what they cost once it has.
+
+    Args:
+        client: of a service that routes round robin and has no other requests: requests go to each engine in turn.
+        advance: Called after each photograph.
+    """
+    new, others, again, in_place = [], [], [], []
+    for photo in photos:
+        new.append(_request(client, "first", photo.data))
+        others += [_request(client, f"engine {engine}", photo.data) for engine in range(1, num_engines)]
+        again.append(_request(client, "again", photo.data))
+        started = time.perf_counter()
+        client.encode([photo.data], view=True)
+        in_place.append(time.perf_counter() - started)
+        advance()
+    costs = [Cost(NEW, new), Cost("again in this engine", again)]
+    if others:
+        costs.append(Cost("in another engine", others))
+    return [*costs, Cost("in a client, in place", in_place)]
+
+
+def measure_again(client: Client, photos: Sequence[Photo], situation: str) -> Cost:
+    """Return what photographs cost that the service has seen before, one request each."""
+    return Cost(situation, [_request(client, situation, photo.data) for photo in photos])
+
+
+def make_cost_table(costs: Sequence[Cost]) -> Table:
+    """Return the table: a row for each situation, its median in milliseconds, and that of the first row over it."""
+    table = Table(title="what a photograph costs (median)", title_justify="left")
+    table.add_column("situation", no_wrap=True)
+    table.add_column("ms", justify="right", no_wrap=True)
+    table.add_column("saves", justify="right", no_wrap=True)
+    for cost in costs:
+        factor = costs[0].median_s / cost.median_s
+        saves = "" if cost is costs[0] else f"{factor:,.0f} x" if factor >= 10 else f"{factor:.1f} x"
+        table.add_row(cost.situation, f"{cost.median_s * 1e3:.2f}", saves)
+    return table
+
+
+def _request(client: Client, words: str, photo: bytes) -> float:
+    """Return the seconds until a request with one photograph has its first token."""
+    started = time.perf_counter()
+    client.generate(f"{words}: <image>", [photo], max_tokens=1)
+    return time.perf_counter() - started
