@@ -69,7 +69,7 @@ lint: $(INSTALLED) ## style, types and layers
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
-	$(BIN)/lint-imports
+	$(BIN)/python scripts/lint_imports.py
 
 test-valkey: $(INSTALLED) ## the second level with Valkey as well as Redis (Debian; 40 MB)
 	tests/second_level/valkey.sh

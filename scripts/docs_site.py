@@ -15,6 +15,7 @@ from typing import Any
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 LINK = re.compile(r"\]\(([^)#:\s]+)(#[^)]*)?\)")
+SOURCE = re.compile(r'(?<=src=")[^":]+|(?<=srcset=")[^":]+')
 FENCE = re.compile(r"^```(\w+) [\w -]+$", re.MULTILINE)
 
 
@@ -38,13 +39,16 @@ def for_site(page: str, text: str) -> str:
 
     >>> for_site("docs/hosts/vllm.md", "[who](../../SECURITY.md#trust)")
     '[who](../SECURITY.md#trust)'
+    >>> for_site("README.md", '<img src="docs/pictures/bars.svg">')
+    '<img src="pictures/bars.svg">'
     """
 
-    def link(found: re.Match[str]) -> str:
-        target = posixpath.normpath(posixpath.join(posixpath.dirname(page), found[1]))
-        return f"]({posixpath.relpath(site_path(target), posixpath.dirname(site_path(page)))}{found[2] or ''})"
+    def moved(target: str) -> str:
+        in_repository = posixpath.normpath(posixpath.join(posixpath.dirname(page), target))
+        return posixpath.relpath(site_path(in_repository), posixpath.dirname(site_path(page)))
 
-    return FENCE.sub(r"```\1", LINK.sub(link, text))
+    text = LINK.sub(lambda found: f"]({moved(found[1])}{found[2] or ''})", text)
+    return FENCE.sub(r"```\1", SOURCE.sub(lambda found: moved(found[0]), text))
 
 
 def page_of(in_site: str) -> str:

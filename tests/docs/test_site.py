@@ -28,9 +28,7 @@ def test_the_navigation_names_every_page_once() -> None:
 def test_the_list_for_programs_names_every_page() -> None:
     nav = [{"Home": "README.md"}, {"Run it": [{"Limits": "limits.md"}]}]
     text = docs_site.llms_text(nav, "what it is")
-    assert text.startswith(
-        "# mmcached\n\n> what it is\n\n## mmcached\n\n- [Home](README.md): **mmcached".replace("**", "")
-    )
+    assert text.startswith("# mmcached\n\n> what it is\n\n## mmcached\n\n- [Home](README.md): A host-wide cache")
     assert "\n## Run it\n\n- [Limits](limits.md): " in text
 
 

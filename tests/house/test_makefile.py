@@ -38,7 +38,7 @@ def test_help_is_the_default_and_names_every_target(clone: Path) -> None:
 
 def test_test_runs_every_check_after_installing(clone: Path) -> None:
     commands = make("-n", "test", cwd=clone).stdout
-    steps = ["pip install", "touch", "ruff check", "ruff format --check", "bin/mypy", "lint-imports", "-m pytest"]
+    steps = ["pip install", "touch", "ruff check", "ruff format --check", "bin/mypy", "lint_imports.py", "-m pytest"]
     places = [commands.find(step) for step in steps]
     assert -1 not in places
     assert places == sorted(places)

@@ -1,4 +1,4 @@
-"""The pages are true to the tree: what they link to and name is there, and the README stays short."""
+"""The pages are true to the tree: what they link to and name is there."""
 
 from __future__ import annotations
 
@@ -28,11 +28,6 @@ def test_links_lead_somewhere(page: Path) -> None:
 def test_files_that_are_named_exist(page: Path) -> None:
     named = {name for name in re.findall(r"`([\w./-]+/[\w./-]*)`", page.read_text()) if name.split("/")[0] in ROOTS}
     assert sorted(name for name in named if not (REPOSITORY / name).exists()) == []
-
-
-def test_the_readme_can_be_read_in_five_minutes() -> None:
-    lines_drawn = re.compile(r"[\u2500-\u257f]+")
-    assert len(lines_drawn.sub(" ", (REPOSITORY / "README.md").read_text()).split()) <= 1500
 
 
 def test_the_tree_names_what_is_there() -> None:

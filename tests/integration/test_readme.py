@@ -1,4 +1,4 @@
-"""What the README and the page for clients show is run. (The demo's output: `test_demo`; files: `tests/house`.)"""
+"""What README.md, start.md and clients.md show is run. (The demo's output: `test_demo`; files: `tests/house`.)"""
 
 from __future__ import annotations
 
@@ -17,27 +17,29 @@ from PIL import Image
 
 from mmcached.client import CacheMiss, Client, Generation, RowRange, RowsWanted, Video
 from tests.cli.test_app import mmcached
+from tests.client.services import StoreService
 from tests.clips.files import sound, video
 from tests.integration.local_service import LocalService
 from tests.integration.processes import DEADLINE_S, small_config
 
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
+START = ROOT / "docs" / "start.md"
 CLIENTS = ROOT / "docs" / "clients.md"
 
 
-def blocks(language: str, page: Path = README) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
+def blocks(language: str, page: Path) -> list[str]:
+    return re.findall(rf"^```{language}(?: \w+)?\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
 
 
 def test_example_runs(
     run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (code,) = blocks("python")
+    (code,) = blocks("python", START)
     Image.fromarray(np.full((50, 70, 3), 99, np.uint8)).save(tmp_path / "cat.png")
     monkeypatch.chdir(tmp_path)
     with LocalService(run_dir, small_config(world_size=1)):
-        exec(compile(code.replace("/tmp/my-service", str(run_dir)), "README.md", "exec"), {})
+        exec(compile(code.replace("/tmp/my-service", str(run_dir)), START.name, "exec"), {})
         with Client(run_dir) as client:
             assert client.stats().processor.hits == 1, "the second call found the image in the processor cache"
     assert [line.count("torch.Size") for line in capsys.readouterr().out.splitlines()] == [1, 1]
@@ -63,19 +65,28 @@ def test_examples_of_the_clients_page_run(run_dir: Path, tmp_path: Path, monkeyp
     assert torch.equal(joined, full.hidden_states[3:])
 
 
+@pytest.mark.parametrize("page", [README, START], ids=lambda page: page.name)
+def test_five_lines_of_a_client_run(run_dir: Path, page: Path) -> None:
+    (code,) = blocks("py", page)
+    assert sum(bool(line.strip()) for line in code.splitlines()) <= 5
+    names: dict[str, Any] = {"key": "photo-1", "tower": torch.Tensor.double, "pixels": torch.ones(2)}
+    with StoreService(run_dir):
+        for _ in range(2):  # computed, then found
+            exec(compile(code.replace("/tmp/mmcached", str(run_dir)), page.name, "exec"), names)
+            assert torch.equal(names["embeds"], torch.ones(2).double())
+            names["tower"] = None
+
+
 def run_other_examples(client: Client) -> None:
     """Run each `py` block by itself, with the names that the text around it uses."""
-    codes = [block for page in (README, CLIENTS) for block in blocks("py", page) if "RowRange" not in block]
-    assert len(codes) == 5
+    codes = [block for block in blocks("py", CLIENTS) if "RowRange" not in block]
+    assert len(codes) == 4
     buffer = io.BytesIO()
     Image.fromarray(np.full((50, 70, 3), 99, np.uint8)).save(buffer, "PNG")
     names: dict[str, Any] = {kind.__name__: kind for kind in (CacheMiss, Path, Video)}
     names |= {"client": client, "cat": buffer.getvalue(), "pixels": torch.ones(2)}
     for code in codes:
-        exec(compile(code, "README.md", "exec"), {**names, "key": "of a page", "tower": torch.Tensor.double})
-    found = client.get("of a page")
-    assert found is not None
-    assert torch.equal(found.record["embeds"], torch.ones(2).double())
+        exec(compile(code, CLIENTS.name, "exec"), {**names, "key": "of a page", "tower": torch.Tensor.double})
 
 
 class Consumer:
@@ -89,18 +100,18 @@ class Consumer:
 
 def test_commands_exist() -> None:
     targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    shown = re.findall(r"^make ([a-z]+)", "\n".join(blocks("sh")), re.MULTILINE)
+    shown = re.findall(r"^make ([a-z]+)", "\n".join(blocks("sh", README)), re.MULTILINE)
     assert {"demo", "test"} <= set(shown) <= targets
 
 
 def commands() -> list[list[str]]:
-    """Every `mmcached …` line of the README's shell blocks, as words after `mmcached`."""
-    lines = [line for block in blocks("sh") for line in block.splitlines() if line.startswith("mmcached ")]
-    return [shlex.split(line, comments=True)[1:] for line in lines]
+    """Every `mmcached …` line of the page's shell blocks that works with a service with workers, without `mmcached`."""
+    lines = [line for block in blocks("sh", START) for line in block.splitlines() if line.startswith("mmcached ")]
+    return [words for line in lines if "0" not in (words := shlex.split(line, comments=True)[1:])]
 
 
 def start(run_dir: Path) -> subprocess.Popen[str]:
-    """Start a service with the README's own `serve` line; return once it says that it is ready."""
+    """Start a service with the page's own `serve` line; return once it says that it is ready."""
     (serve,) = [words for words in commands() if words[0] == "serve"]
     command = [sys.executable, "-m", "mmcached", *in_run_dir(serve, run_dir)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)

@@ -17,8 +17,7 @@
     kv_events/                  changes of an engine's prefix cache, for routers
 
 Importing it does not import torch; a call that returns tensors does, and returns arrays of numpy where torch is not
-installed. `importlib.metadata.version("mmcached")` is the
-version: `mmcached` itself is a namespace that several folders share.
+installed.
 """
 
 from importlib import import_module
@@ -34,6 +33,7 @@ from mmcached.client.synchronous import Client
 from mmcached.wire.errors import (
     CacheMiss,
     ClipTooLarge,
+    ConfigError,
     CorruptClip,
     CorruptImage,
     DeadlineExceeded,
@@ -62,6 +62,7 @@ __all__ = [
     "Client",
     "Clip",
     "ClipTooLarge",
+    "ConfigError",
     "CorruptClip",
     "CorruptImage",
     "DeadlineExceeded",

@@ -1,0 +1,65 @@
+"""mmcached: a host-wide cache for multimodal model serving. `import mmcached` loads nothing but this file.
+
+    from mmcached import Client
+
+`Client`, `AsyncClient` and the errors are loaded when they are first used; `mmcached.client` has all names. Four source
+roots share this package: `frontend/`, `engine/`, `worker/` and `shm/` of a checkout.
+"""
+
+from importlib import import_module
+from pkgutil import extend_path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mmcached.client import (
+        AsyncClient,
+        CacheMiss,
+        Client,
+        ClipTooLarge,
+        ConfigError,
+        CorruptClip,
+        CorruptImage,
+        DeadlineExceeded,
+        EmptyClip,
+        EmptyImage,
+        ImageTooLarge,
+        InvalidRequest,
+        MmcachedError,
+        PeerGone,
+        RemoteProtocolError,
+        RequestAborted,
+        ServiceUnavailable,
+    )
+
+__path__[:] = extend_path(__path__, __name__)  # in place: the module's spec, which tools read, has the same list
+__all__ = [
+    "AsyncClient",
+    "CacheMiss",
+    "Client",
+    "ClipTooLarge",
+    "ConfigError",
+    "CorruptClip",
+    "CorruptImage",
+    "DeadlineExceeded",
+    "EmptyClip",
+    "EmptyImage",
+    "ImageTooLarge",
+    "InvalidRequest",
+    "MmcachedError",
+    "PeerGone",
+    "RemoteProtocolError",
+    "RequestAborted",
+    "ServiceUnavailable",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in __all__:
+        return getattr(import_module("mmcached.client"), name)
+    if name == "__version__":
+        return import_module("importlib.metadata").version("mmcached")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__, "__version__"])
