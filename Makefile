@@ -50,7 +50,7 @@ INSTALLING = @echo "installing $(1) into $(@D), once: some minutes"
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test pytest lint test-valkey test-vllm test-sglang test-transformers test-ray test-mooncake test-packaging docs test-docs soak test-aarch64 test-web test-deploy chaos explore bench bench-peers clean
+.PHONY: help demo test pytest lint test-valkey test-vllm test-sglang test-transformers test-ray test-mooncake test-packaging release docs test-docs soak test-aarch64 test-web test-deploy chaos explore bench bench-peers clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z.-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -92,6 +92,10 @@ test-mooncake: $(MOONCAKE_HOST_INSTALLED) ## the second level in Mooncake Store,
 
 test-packaging: $(INSTALLED) $(RELEASE_INSTALLED) ## build a release, check it, and install it with each Python here: a minute or two
 	$(BIN)/python -m pytest -m packaging tests/house/test_installs.py -o faulthandler_timeout=0
+
+release: $(INSTALLED) $(RELEASE_INSTALLED) ## sdist, wheel, chart, bill of materials, images and checksums in dist/, checked
+	rm -rf dist
+	$(BIN)/python -m scripts.release
 
 docs: $(RELEASE_INSTALLED) ## the pages as a site, in build/site
 	NO_MKDOCS_2_WARNING=1 $(RELEASE)/bin/mkdocs build --strict --quiet

@@ -1,12 +1,14 @@
 """Runs import-linter over all four source roots: `make lint`.
 
-It asks Python where the package `mmcached` lies. Before its import Python knows the root with `__init__.py` alone; that
-file adds the others.
+import-linter looks for the package `mmcached` where its import spec says, and the spec knows the root that has
+`__init__.py` alone.
 """
 
 from importlinter.cli import lint_imports_command
 
-import mmcached  # noqa: F401
+import mmcached
 
 if __name__ == "__main__":
+    if mmcached.__spec__ is not None:
+        mmcached.__spec__.submodule_search_locations = mmcached.__path__
     lint_imports_command()

@@ -7,7 +7,6 @@ roots share this package: `frontend/`, `engine/`, `worker/` and `shm/` of a chec
 """
 
 from importlib import import_module
-from pkgutil import extend_path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
         ServiceUnavailable,
     )
 
-__path__[:] = extend_path(__path__, __name__)  # in place: the module's spec, which tools read, has the same list
+__path__ = __import__("pkgutil").extend_path(__path__, __name__)  # in the one form that documentation tools know
 __all__ = [
     "AsyncClient",
     "CacheMiss",
