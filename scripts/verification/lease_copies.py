@@ -61,7 +61,7 @@ FIELDS: dict[type, set[str]] = {
 SLOTS: dict[type, tuple[str, ...]] = {
     _Reader: (
         *("incarnation", "base", "seen", "seq", "num_lost", "barrier"),
-        *("slot_to_nbytes", "leased_bytes", "is_stopped", "frozen_slots", "overrun"),
+        *("slot_to_nbytes", "leased_bytes", "is_stopped", "frozen_slots", "is_fenced"),
     ),
     _Held: ("handle", "request_id", "reads", "has_ended"),
     WorkerLink: (

@@ -27,7 +27,7 @@ from mmcached.shm.ring.slot_table import (
     SlotRecord,
     SlotTable,
 )
-from mmcached.shm.segment.board import FENCED
+from mmcached.shm.segment.board import fenced
 from mmcached.shm.segment.layout import ALIGNMENT, SLOT_WORDS
 from mmcached.wire.errors import CacheFull
 from mmcached.wire.handle import Handle
@@ -56,7 +56,7 @@ class FencedReader(Reader):
     """Goes on when it has been fenced."""
 
     def look_once(self, machine: Machine, incarnation: int) -> None:
-        machine.wait(self.setting.the_map.attached(self.reader_id), FENCED)
+        machine.wait(self.setting.the_map.attached(self.reader_id), fenced(incarnation))
         super().look_once(machine, incarnation)
 
 
@@ -132,6 +132,7 @@ _KILLED_READER = Setting(script=(Poll(), Attach(), Put(1)), num_lives=2, num_kil
 _HELLO = Setting(script=(Put(0), Attach(), Put(0)), is_attached=False)
 _MANY = Setting(Map(1, 2), script=(Put(1),), reader=ManyAtOnce)
 _FENCED = Setting(script=(Poll(), Put(0)), is_scribbled=True, reader=FencedReader)
+_FENCED_ADOPTED = Setting(script=(Poll(),), successor=(Put(1),), num_kills=1, mortal=(0,), is_scribbled=True)
 _SIZES = Setting(Map(1, 2, has_sizes=True), script=(Put(1, 2), Put(0)), num_keys=2)
 
 
@@ -146,6 +147,7 @@ SMALL = (
     *_both("a reader attaches while a slot is reused", _HELLO),
     *_both("a fenced reader goes on", _FENCED),
     *_both("the writer is killed, and its ring is adopted", _ADOPTED),
+    *_both("a reader that is fenced reads on while its ring is adopted", _FENCED_ADOPTED),
     *_both("the writer is killed while it clears the ring", _CLEARED),
     Scenario("a lease is handed on while its record is discarded, x86-TSO", _HANDED_ON, Order.TSO),
     Scenario("the writer is killed at any step, x86-TSO", _KILLED_WRITER, Order.TSO),
@@ -235,8 +237,11 @@ class TableThatLooksAtTakenFirst(LeaseTable):
 class TableThatKeepsGrants(LeaseTable):
     """Take what a former life has left behind for leases of the new one."""
 
-    def attach(self, reader_id: int, incarnation: int, *, is_adopted: bool = False) -> bool:
-        return super().attach(reader_id, incarnation, is_adopted=True)
+    def attach(self, reader_id: int, incarnation: int) -> bool:
+        granted = self._granted[reader_id]
+        is_attached = super().attach(reader_id, incarnation)
+        self._granted[reader_id] = granted
+        return is_attached
 
 
 class SlotsThatStayRetired(SlotTable):
@@ -338,8 +343,13 @@ class LookupWithoutAttached(Lookup):
         return True
 
 
+class TableThatForgetsFenced(LeaseTable):
+    def adopt(self, reader_id: int, incarnation: int, *, is_fenced: bool, may_hold: Any) -> bool:
+        return super().adopt(reader_id, incarnation, is_fenced=is_fenced, may_hold=tuple)
+
+
 class WatchThatAdoptsNobody(reader_watch.ReaderWatch):
-    def adopt(self, *, is_granting: bool) -> list[int]:
+    def adopt(self, *, is_granting: bool, may_hold: Any) -> list[int]:
         return []
 
 
@@ -441,6 +451,12 @@ MUTANTS = (
         (ring, "LeaseTable", TableThatKeepsGrants),
     ),
     _mutant("a successor forgets living readers", "I1", _ADOPTED, (ring, "ReaderWatch", WatchThatAdoptsNobody)),
+    _mutant(
+        "a successor forgets what a fenced reader may hold",
+        "I1",
+        _FENCED_ADOPTED,
+        (ring, "LeaseTable", TableThatForgetsFenced),
+    ),
     _mutant("a successor frees what is leased", "I1", _ADOPTED, (ring, "adopt_chunks", adopt_without_islands)),
     _mutant("a successor does not fence", "I1", _CLEARED, (adoption, "require_word_store", StoreWithoutFence)),
     _mutant("a successor uses a generation again", "I1", _DISCARDED, (ring, "ChunkTable", ChunksThatCountWhatIsThere)),

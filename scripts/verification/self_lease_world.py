@@ -165,7 +165,7 @@ class Successor(Writer):
     def __call__(self, machine: Machine, script: tuple[Job, ...]) -> None:
         RUNNING.machine = machine
         ring = self.setting.the_map.ring_writer(is_adopted=True)
-        self.play(machine, script, ring, [handle for handle, _ in ring])
+        self.play(machine, script, ring, [handle for handle, _, _ in ring])
 
 
 @dataclass(frozen=True, eq=False)
@@ -294,7 +294,8 @@ def _check_rest(setting: Setting) -> Callable[[World], None]:
         words, writer = world.memory.words, world.processes[0]
         for reader_id in range(the_map.num_readers):
             incarnation = incarnation_of(reader_id, words[the_map.alive(1 + reader_id)])
-            if words[the_map.attached(reader_id)] != incarnation:
+            is_scribbled = setting.is_scribbled and reader_id == 0
+            if words[the_map.attached(reader_id)] != incarnation or is_scribbled:
                 continue
             for slot in range(the_map.num_slots):
                 given = words[the_map.granted(reader_id, slot)] + words[the_map.taken(reader_id, slot)]

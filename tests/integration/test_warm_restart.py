@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from mmcached.client import Client
+from mmcached.shm.ring.slot_table import FIRST_KEY, SECOND_KEY
+from mmcached.shm.segment.layout import SLOT_WORDS
+from mmcached.shm.segment.mapped import layout_of
+from mmcached.shm.segment.ring_notes import read_note
+from mmcached.wire.handle import RingAnnouncement
 from tests.integration.lone_frontend import LoneFrontend
 from tests.integration.processes import eventually, small_config
+from tests.shm.rings import overwritten
 
 NUM_KEYS = 64
 
@@ -28,6 +37,12 @@ def num_found(client: Client) -> int:
     for number, hit in enumerate(found):
         assert hit is None or np.array_equal(hit.record["x"], record_of(number)["x"])
     return sum(hit is not None for hit in found)
+
+
+def store_ring(run_dir: Path) -> RingAnnouncement:
+    note = read_note(run_dir, "store")
+    assert note is not None
+    return note.ring
 
 
 def test_all_that_was_there_is_hit_while_nobody_runs_and_after_it(run_dir: Path) -> None:
@@ -64,6 +79,89 @@ def test_all_that_was_there_is_hit_while_nobody_runs_and_after_it(run_dir: Path)
         held.close()
         del held
         eventually(frontend.stats, lambda stats: stats.store.ring.leases == 0, "no lease is out")
+
+
+def move_records(words: memoryview, first: int, second: int) -> None:
+    """Exchange what two slots say of their records, but for the digests of the keys."""
+    for word in range(SLOT_WORDS * first, SLOT_WORDS * first + FIRST_KEY):
+        other = word + SLOT_WORDS * (second - first)
+        words[word], words[other] = words[other], words[word]
+
+
+def rotate_digests(words: memoryview, *slots: int) -> None:
+    for word in (FIRST_KEY, SECOND_KEY):
+        digests = [words[SLOT_WORDS * slot + word] for slot in slots]
+        for slot, digest in zip(slots, digests[1:] + digests[:1], strict=True):
+            words[SLOT_WORDS * slot + word] = digest
+
+
+@pytest.mark.parametrize(
+    ("damage", "num_lost"),
+    [(partial(move_records, first=5, second=9), 2), (lambda words: rotate_digests(words, 1, 5, 9), 3)],
+    ids=["records moved", "digests rotated"],
+)
+def test_no_key_leads_to_the_record_of_another(
+    run_dir: Path, damage: Callable[[memoryview], None], num_lost: int
+) -> None:
+    with LoneFrontend(run_dir, small_config(world_size=0, store_gb=1 / 128)) as frontend, Client(run_dir) as client:
+        for number in range(NUM_KEYS):
+            assert client.put(key_of(number), record_of(number))
+        ring = store_ring(run_dir)
+        frontend.kill()
+        layout = layout_of(ring)
+        with overwritten(ring.data_name) as words:
+            table = words[layout.slots_offset // 8 : layout.index_offset // 8]
+            damage(table)
+            table.release()
+        frontend.start()
+        assert num_found(client) == NUM_KEYS - num_lost
+        assert frontend.stats().store.ring.chunks == NUM_KEYS - num_lost
+        for number in range(NUM_KEYS):
+            assert client.put(key_of(number), record_of(number))
+        assert num_found(client) == NUM_KEYS
+
+
+@pytest.mark.parametrize("is_noticed", [True, False], ids=["fenced before", "fenced by the successor"])
+def test_a_client_that_counts_what_cannot_be_costs_the_others_no_record(run_dir: Path, is_noticed: bool) -> None:
+    with (
+        LoneFrontend(run_dir, small_config(world_size=0, store_gb=1 / 128)) as frontend,
+        Client(run_dir) as client,
+        Client(run_dir) as liar,
+    ):
+        assert liar.put(key_of(0), record_of(0))
+        held = liar.get(key_of(0), view=True)
+        assert held is not None
+        for number in range(1, NUM_KEYS):
+            assert client.put(key_of(number), record_of(number))
+        assert num_found(client) == NUM_KEYS
+        ring = store_ring(run_dir)
+        if not is_noticed:
+            frontend.kill()
+        with overwritten(ring.ctl_name) as words:
+            words[layout_of(ring).returned_word(0, 0)] += 5  # the entry of the liar, which came first
+        if is_noticed:
+            eventually(frontend.stats, lambda stats: stats.store.ring.fenced_readers == 1, "the liar is fenced")
+            frontend.kill()
+        for _ in range(2):
+            frontend.start()
+            assert num_found(client) == NUM_KEYS
+            after = frontend.stats().store.ring
+            assert (after.fenced_readers, after.chunks) == (1, NUM_KEYS)
+            assert after.pinned_bytes >= after.used_bytes
+            frontend.kill()
+        frontend.start()
+        large = {"x": np.zeros(1 << 20, np.uint8)}
+        for number in range(16):  # more than there is room for: what was there stays
+            client.put(f"large {number}", large)
+        assert num_found(client) == NUM_KEYS
+        assert np.array_equal(held.record["x"], record_of(0)["x"])
+        held.close()
+        del held
+        liar.close()
+        eventually(frontend.stats, lambda stats: stats.store.ring.fenced_readers == 0, "the liar is gone")
+        for number in range(16):
+            assert client.put(f"later {number}", large)
+        assert num_found(client) < NUM_KEYS
 
 
 def test_what_was_flushed_stays_flushed(run_dir: Path) -> None:

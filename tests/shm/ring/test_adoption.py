@@ -294,19 +294,60 @@ def test_records_that_cannot_be_end_the_ring_and_not_its_readers(undo: ExitStack
     assert seeker.look("a") is None
 
 
-def test_a_reader_that_was_fenced_and_lives_keeps_its_ring(undo: ExitStack) -> None:
+@pytest.mark.parametrize("is_noticed", [True, False], ids=["fenced before", "fenced by the successor"])
+def test_of_a_reader_that_counts_what_cannot_be_all_records_stay_until_it_ends(
+    undo: ExitStack, is_noticed: bool
+) -> None:
     store = new_store(undo)
-    seeker = seeker_of(undo, store.ring)
-    put(store, "a", 1)
-    held = seeker.take("a")
+    liar, honest = seeker_of(undo, store.ring), seeker_of(undo, store.ring)
+    for value in range(4):
+        put(store, str(value), value)
+    held = liar.take("0")
     assert held is not None
     for _ in range(3):
-        seeker.entry.give_back(held)
+        liar.entry.give_back(held)
+    if is_noticed:
+        assert len(store.ring.poll_deaths()) == 1
+    store.discard("1")
+    announcement = die(store)
+    for _ in range(2):  # and once more, by a successor that has not fenced it
+        ring = adopt_ring(announcement, layout_of(announcement), max_object_bytes=NBYTES)
+        store = undo.enter_context(ObjectStoreWriter(ring))
+        assert ring.fenced_readers() == [liar.entry.reader_id]
+        assert ring.stats().pinned_bytes == ring.stats().used_bytes > 0
+        assert [honest.look(str(value)) for value in (0, 2, 3)] == [0, 2, 3]
+        assert liar.take("2") is None, "it takes no more leases"
+        assert not ring.attach(liar.entry.reader_id, liar.entry.incarnation), "its hello is refused"
+        announcement = die(store)
+    ring = adopt_ring(announcement, layout_of(announcement), max_object_bytes=NBYTES)
+    store = undo.enter_context(ObjectStoreWriter(ring))
+    for value in range(4, 99):  # they take turns in the room that was free
+        put(store, str(value), value)
+    assert [honest.look(str(value)) for value in (0, 2, 3, 98)] == [0, 2, 3, 98]
+    assert liar.value(held) == 0
+    liar.close()
+    ring.poll_deaths()
+    store.check_integrity()
+    for value in range(100, 130):
+        put(store, str(value), value)
+    assert [honest.look(str(value)) for value in (0, 2, 3, 129)] == [None, None, None, 129]
+    assert (ring.fenced_readers(), ring.stats().pinned_bytes) == ([], 0)
+
+
+def test_a_reader_that_takes_the_entry_of_a_fenced_one_is_believed(undo: ExitStack) -> None:
+    store = new_store(undo)
+    liar = seeker_of(undo, store.ring)
+    liar.entry.give_back(put(store, "a", 1))
     assert len(store.ring.poll_deaths()) == 1
     announcement = die(store)
-    with pytest.raises(SegmentError, match="what cannot be"):
-        adopt(undo, announcement)
-    assert seeker.value(held) == 1
+    liar.close()
+    newcomer = Seeker(announcement)
+    undo.callback(newcomer.close)
+    assert newcomer.entry.reader_id == liar.entry.reader_id
+    successor = adopt(undo, announcement)
+    assert successor.ring.fenced_readers() == []
+    assert successor.ring.attach(newcomer.entry.reader_id, newcomer.entry.incarnation)
+    assert newcomer.look("a") == 1
 
 
 def test_it_is_adopted_again_and_again(undo: ExitStack) -> None:
@@ -329,4 +370,4 @@ def test_a_claim_that_was_open_when_all_was_cleared_is_kept(undo: ExitStack) -> 
     ring.outlives_writer = True
     ring.close()
     successor = undo.enter_context(adopt_ring(ring.announcement, layout_of(ring.announcement), max_object_bytes=NBYTES))
-    assert [handle for handle, _ in successor] == [kept]
+    assert [handle for handle, _, _ in successor] == [kept]

@@ -214,7 +214,7 @@ def test_a_successor_counts_on_what_was_granted_before(cells: Cells) -> None:
     former.grant(0, 1)
     taken_beside(cells)[0, 3] += np.uint64(1)
     table = LeaseTable(cells.base, granted)
-    assert table.attach(0, incarnation=5, is_adopted=True)
+    assert table.adopt(0, incarnation=5, is_fenced=False, may_hold=tuple)
     assert table.pinned_slots() == {1, 3}
     table.check_integrity()
 

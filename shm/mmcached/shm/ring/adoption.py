@@ -45,6 +45,12 @@ from mmcached.wire.handle import Handle
 Words = npt.NDArray[np.uint64]
 
 
+def occupied_slots(tables: Tables, num_slots: int) -> list[int]:
+    """Return the slots in which something lies: only of these can a reader have a lease."""
+    occupied: list[int] = np.flatnonzero(read_table(tables.slots, num_slots)[:, GENERATION]).tolist()
+    return occupied
+
+
 def adopt_chunks(
     tables: Tables,
     board: Board,

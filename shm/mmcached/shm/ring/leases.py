@@ -15,7 +15,9 @@ slot and fences; from then on a reader that takes a lease of it sees that, and g
 States of a reader: free → attached → (stopped | frozen) → free. *Stopped*: its engine is dead, its workers may read.
 *Frozen*: its words prove nothing any more, and every slot that it held when they were last believed stays pinned until
 the reader is void. Either another process has written its name there and not said so yet; or the reader is *fenced*:
-more came back than was given, or a count has fallen (a bug in that reader, or a stray write).
+more came back than was given, or a count has fallen (a bug in that reader, or a stray write). A successor of the writer
+does not know what a fenced reader held last: it keeps all that lies in the ring when it adopts it, until the reader is
+void. All others find it meanwhile.
 
 A descriptor can be lost between two living processes; its lease would never come back. So the writer asks: a *barrier*
 stops granting to the reader and says how far the writer has counted. It goes down the same queue as the descriptors, so
@@ -71,6 +73,7 @@ class _Reader:
         barrier: the last one, until its answer has come; nothing is granted meanwhile.
         slot_to_nbytes: sizes of the chunks granted, for the quota; may hold some that came back.
         frozen_slots: None while the reader's words count.
+        is_fenced: its counts were impossible.
     """
 
     incarnation: int
@@ -83,7 +86,7 @@ class _Reader:
     leased_bytes: int = 0
     is_stopped: bool = False
     frozen_slots: frozenset[int] | None = None
-    overrun: Overrun | None = None
+    is_fenced: bool = False
 
     @property
     def takes_leases(self) -> bool:
@@ -135,23 +138,37 @@ class LeaseTable:
         self._asked: _Asked | None = None  # as long as no reader comes, goes or is frozen
         self._num_barriers = 0
 
-    def attach(self, reader_id: int, incarnation: int, *, is_adopted: bool = False) -> bool:
+    def attach(self, reader_id: int, incarnation: int) -> bool:
         """Begin an incarnation, with nothing outstanding. A former one's leases are void.
 
-        Args:
-            is_adopted: the former writer had attached it: its grants count on.
         Returns:
             False, and nothing has changed, if there are counts to which no reader counts.
         """
         seen = self._counts[reader_id].copy()
         if seen.max() > MAX_COUNT:
             return False
-        if not is_adopted:
-            self._granted[reader_id] = seen[:, 0] - seen[:, 1]
-        self._readers[reader_id] = _Reader(incarnation, self._granted[reader_id].copy(), seen)
-        self._live[reader_id] = live_counts(self._counts, self._granted, reader_id)
-        self._asked = None
+        self._granted[reader_id] = seen[:, 0] - seen[:, 1]
+        self._begin(reader_id, incarnation, seen)
         return True
+
+    def adopt(
+        self, reader_id: int, incarnation: int, *, is_fenced: bool, may_hold: Callable[[], Iterable[int]]
+    ) -> bool:
+        """Go on with an incarnation that a former writer had attached: its leases stay, and its grants count on.
+
+        Args:
+            is_fenced: the former writer had fenced it.
+            may_hold: returns all slots of which a reader can have a lease now. They stay pinned if the reader is, or
+                is now, fenced.
+        Returns:
+            whether its counts are possible; False: it is fenced.
+        """
+        books = self._begin(reader_id, incarnation, np.zeros_like(self._counts[reader_id]))
+        overrun, books.seen = self._judge(reader_id, slice(0, self._counts.shape[1]))
+        books.is_fenced = is_fenced or overrun is not None
+        if books.is_fenced:
+            books.frozen_slots = frozenset(may_hold())
+        return not books.is_fenced
 
     def void(self, reader_id: int) -> None:
         """Forget the reader and its leases: all that could read under them are dead."""
@@ -287,7 +304,7 @@ class LeaseTable:
         return slot in asked.frozen_slots
 
     def pinned_slots(self) -> set[int]:
-        busy = [reader_id for reader_id in self._readers if not self._is_idle(reader_id)]
+        busy = [reader_id for reader_id in self._readers if self.is_frozen(reader_id) or not self._is_idle(reader_id)]
         return {slot for reader_id in busy for slot in self._held_slots(reader_id)}
 
     def num_leases(self) -> int:
@@ -300,7 +317,7 @@ class LeaseTable:
         )
 
     def fenced_readers(self) -> list[int]:
-        return sorted(reader_id for reader_id, books in self._readers.items() if books.overrun is not None)
+        return sorted(reader_id for reader_id, books in self._readers.items() if books.is_fenced)
 
     def is_frozen(self, reader_id: int) -> bool:
         return self._readers[reader_id].frozen_slots is not None
@@ -324,12 +341,13 @@ class LeaseTable:
                 self._next_look, self._next_slot = self._next_look + 1, 0
             books = self._readers[reader_id]
             if books.frozen_slots is None:
-                books.overrun, seen = self._judge(reader_id, slots)
-                if books.overrun is None:
+                overrun, seen = self._judge(reader_id, slots)
+                if overrun is None:
                     books.seen[slots] = seen
                 else:
+                    books.is_fenced = True
                     self.freeze(reader_id)
-                    found[reader_id] = books.overrun
+                    found[reader_id] = overrun
         if self._next_look >= len(reader_ids):
             self._next_look = self._next_slot = 0
         return found
@@ -338,8 +356,8 @@ class LeaseTable:
         """Raise InvariantError if a reader gave back more than it was given, or the books contradict themselves."""
         all_slots = slice(0, self._counts.shape[1])
         for reader_id, books in self._readers.items():
-            overrun = books.overrun or (None if self.is_frozen(reader_id) else self._judge(reader_id, all_slots)[0])
-            if overrun:
+            overrun = None if self.is_frozen(reader_id) else self._judge(reader_id, all_slots)[0]
+            if books.is_fenced or overrun:
                 raise InvariantError(f"reader {reader_id} has given back more leases than it was given: {overrun}")
             num_grants = int((self._granted[reader_id] - books.base).view(np.int64).sum()) + books.num_lost
             if books.seq != num_grants:
@@ -348,6 +366,12 @@ class LeaseTable:
                 raise InvariantError(
                     f"reader {reader_id}: {books.leased_bytes} bytes under lease, by slot {books.slot_to_nbytes}"
                 )
+
+    def _begin(self, reader_id: int, incarnation: int, seen: Counts) -> _Reader:
+        books = self._readers[reader_id] = _Reader(incarnation, self._granted[reader_id].copy(), seen)
+        self._live[reader_id] = live_counts(self._counts, self._granted, reader_id)
+        self._asked = None
+        return books
 
     def _outstanding(self, reader_id: int, slot: int) -> int:
         granted, taken, returned = self._live[reader_id]

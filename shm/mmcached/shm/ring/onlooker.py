@@ -22,7 +22,7 @@ import numpy.typing as npt
 from mmcached.shm.files import locks
 from mmcached.shm.files.own_file import open_own
 from mmcached.shm.ring.slot_table import GENERATION, IS_SEALED, NBYTES, NOTE_BYTES, OFFSET
-from mmcached.shm.segment.board import FENCED
+from mmcached.shm.segment.board import incarnation_of
 from mmcached.shm.segment.layout import (
     ATTACHED_WORD,
     INCARNATION_WORD,
@@ -133,7 +133,7 @@ class RingOnlooker(Closeable):
             reader_id
             for reader_id in np.flatnonzero(words).tolist()
             if not locks.is_free(self._ctl, locks.reader_byte(reader_id))
-            and int(words[reader_id]) in (FENCED, self._entry(reader_id)[0])
+            and incarnation_of(int(words[reader_id]))[0] == self._entry(reader_id)[0]
         ]
 
     def holders(self, slot: int, readers: list[int]) -> list[Holder]:

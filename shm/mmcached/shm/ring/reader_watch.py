@@ -6,15 +6,14 @@ from silence: a process that is stopped for an hour and then goes on reading is 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from mmcached.shm.crash_points import crash_point
 from mmcached.shm.files import locks
 from mmcached.shm.ring.leases import LeaseTable
-from mmcached.shm.segment.board import FENCED, Board
+from mmcached.shm.segment.board import Board, fenced, incarnation_of
 from mmcached.shm.segment.mapped import Control
-from mmcached.wire.errors import SegmentError
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,24 +47,24 @@ class ReaderWatch:
         self._allocate = allocate
         self._unreported: list[ReaderStopped | ReaderVoided] = []
 
-    def adopt(self, *, is_granting: bool) -> list[int]:
+    def adopt(self, *, is_granting: bool, may_hold: Callable[[], Iterable[int]]) -> list[int]:
         """Take over the readers of a former writer that live, and detach the others; return their entries.
 
         Args:
             is_granting: leases are granted by message. Those of the former writer stay in force, but it alone knew how
                 they are numbered: readers get no more until they begin a new incarnation.
-        Raises:
-            SegmentError: somebody may read whose words do not tell what.
+            may_hold: returns the slots that stay pinned for a reader that is fenced, as of `LeaseTable.adopt`.
         """
         adopted = []
         for reader_id in range(self._control.layout.max_readers):
             attached = self._board.attached(reader_id)
             if not attached:
                 continue
+            incarnation, is_fenced = incarnation_of(attached)
             is_dead = locks.is_free(self._control.fd, locks.reader_byte(reader_id))
-            if not is_dead and (attached == FENCED or self._control.incarnation(reader_id) == attached):
-                if attached == FENCED or not self._leases.attach(reader_id, attached, is_adopted=True):
-                    raise SegmentError(f"the reader of entry {reader_id} lives, and has counted what cannot be")
+            if not is_dead and self._control.incarnation(reader_id) == incarnation:
+                if not self._leases.adopt(reader_id, incarnation, is_fenced=is_fenced, may_hold=may_hold):
+                    self._board.set_attached(reader_id, fenced(incarnation))
                 if is_granting:
                     self._leases.stop(reader_id)
                 adopted.append(reader_id)
@@ -106,7 +105,7 @@ class ReaderWatch:
         for reader_id, incarnation in incarnations.items():
             events += self._judge(reader_id, incarnation)
         for reader_id, overrun in self._leases.fence_overruns().items():
-            self._board.set_attached(reader_id, FENCED)
+            self._board.set_attached(reader_id, fenced(incarnations[reader_id]))
             reason = f"counts {overrun.returned} leases of slot {overrun.slot} as given back, of {overrun.given}"
             events.append(ReaderStopped(reader_id, incarnations[reader_id], reason))
         return events

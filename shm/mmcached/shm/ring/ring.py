@@ -17,6 +17,7 @@ import os
 import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from itertools import repeat
 from typing import NamedTuple
 
@@ -24,14 +25,23 @@ import numpy as np
 import numpy.typing as npt
 
 from mmcached.shm.crash_points import crash_point
-from mmcached.shm.ring.adoption import adopt_chunks
+from mmcached.shm.ring.adoption import adopt_chunks, occupied_slots
 from mmcached.shm.ring.allocator import Plan
 from mmcached.shm.ring.chunks import ChunkTable
 from mmcached.shm.ring.key_index import KeyIndexWriter, index_words
 from mmcached.shm.ring.leases import LeaseTable
 from mmcached.shm.ring.reader_watch import ReaderStopped, ReaderVoided, ReaderWatch
 from mmcached.shm.ring.self_lease import seal
-from mmcached.shm.ring.slot_table import HAS_CRC32, NO_KEY, NOTE_BYTES, KeyDigest, SlotRecord, SlotTable, read_slot
+from mmcached.shm.ring.slot_table import (
+    HAS_CRC32,
+    NO_KEY,
+    NOTE_BYTES,
+    SECOND_KEY,
+    KeyDigest,
+    SlotRecord,
+    SlotTable,
+    read_slot,
+)
 from mmcached.shm.ring.touch_logs import TouchLogs, is_of_generation
 from mmcached.shm.segment.board import NO_LIMIT, Board
 from mmcached.shm.segment.layout import ALIGNMENT, SLOT_WORDS, Layout, chunk_bytes
@@ -137,12 +147,13 @@ class RingWriter(Closeable):
         self._num_evictions = self._num_refusals = self._num_puts = self._put_bytes = self._num_grants = 0
         self.board.set_writer_pid(os.getpid())
 
-    def __iter__(self) -> Iterator[tuple[Handle, bytes]]:
-        """Iterate over the current chunks with their notes, the oldest first, as of now."""
+    def __iter__(self) -> Iterator[tuple[Handle, KeyDigest, bytes]]:
+        """Iterate over the current chunks, with their keys' digests and their notes, the oldest first, as of now."""
         data, slots = self._data, self._tables.slots
         for handle in self._chunks:
-            end = handle.offset + handle.nbytes
-            yield handle, data[end : end + slots[SLOT_WORDS * handle.slot + NOTE_BYTES]]
+            end, first = handle.offset + handle.nbytes, SLOT_WORDS * handle.slot
+            note_bytes, *digest = slots[first + NOTE_BYTES : first + SECOND_KEY + 1]
+            yield handle, (digest[0], digest[1]), data[end : end + note_bytes]
 
     @classmethod
     def create(
@@ -420,7 +431,8 @@ class RingWriter(Closeable):
 
     def _adopt(self) -> None:
         """Take over what a former writer has left; raise SegmentError if it contradicts itself."""
-        for reader_id in self._watch.adopt(is_granting=self.index is None):
+        may_hold = partial(occupied_slots, self._tables, self._chunks.num_slots)
+        for reader_id in self._watch.adopt(is_granting=self.index is None, may_hold=may_hold):
             self.touch_logs.begin(reader_id, self._leases.incarnations()[reader_id])
         crash_point("adopt.after_readers")
         names, is_leased = self.announcement, self._leases.is_pinned

@@ -1,7 +1,7 @@
 """Says what readers must know of their writer at this moment, in words that only the writer writes.
 
     word 0      the store's epoch                      word 8 + r  the incarnation that is attached at entry r, or 0;
-    word 1, 2   bytes that one reader, and that all                all ones: it was fenced, and may still read
+    word 1, 2   bytes that one reader, and that all                with bit 63: it was fenced, and may still read
                 readers, may still hold under lease
     word 3      the last generation that was used
     word 4      the floor: whoever adopts the ring drops what has this generation, or an earlier one
@@ -20,7 +20,17 @@ from mmcached.shm.segment.words import require_word_store
 
 STORE_EPOCH, READER_LIMIT, FREE_BYTES, LAST_GENERATION, FLOOR, WRITER_PID = range(6)
 NO_LIMIT = (1 << 63) - 1
-FENCED = (1 << 64) - 1
+_FENCED = 1 << 63
+
+
+def fenced(incarnation: int) -> int:
+    """Return the word of an incarnation that was fenced."""
+    return incarnation | _FENCED
+
+
+def incarnation_of(word: int) -> tuple[int, bool]:
+    """Return the incarnation that a word names, 0 for none, and whether it was fenced."""
+    return word & ~_FENCED, bool(word & _FENCED)
 
 
 class Board:
@@ -31,7 +41,7 @@ class Board:
         self._store = require_word_store()
 
     def set_attached(self, reader_id: int, incarnation: int) -> None:
-        """Let an incarnation take leases; 0, FENCED: nobody at this entry."""
+        """Let an incarnation take leases; 0, or a fenced one: nobody at this entry."""
         self._store.store_release(self._words, ATTACHED_WORD + reader_id, incarnation)
 
     def attached(self, reader_id: int) -> int:

@@ -5,7 +5,11 @@ goes with its chunk. Behind each record a note is kept, of what a successor of t
 
     bytes of the key (u32) │ key │ about: what whoever put the record knows of it
 
-Invariant: each key has one current handle of the ring, and no two keys the same.
+What is adopted was written by another process: a record is kept only if the digest beside its slot, by which readers
+find it, is that of the key behind it.
+
+Invariant: each key has one current handle of the ring, and no two keys the same; in a ring with an index readers find
+under a key what its writer has under it.
 """
 
 from __future__ import annotations
@@ -19,7 +23,7 @@ from mmcached.shm.ring.departed import Departed
 from mmcached.shm.ring.key_index import key_digest
 from mmcached.shm.ring.reader import RingReader
 from mmcached.shm.ring.ring import RingWriter
-from mmcached.shm.ring.slot_table import NO_KEY
+from mmcached.shm.ring.slot_table import NO_KEY, KeyDigest
 from mmcached.shm.segment.layout import chunk_bytes
 from mmcached.shm.store.codec import EncodedRecord, Library, Record, decode, encode
 from mmcached.shm.store.tensor_bytes import Bytes1D
@@ -65,8 +69,8 @@ class ObjectStoreWriter(Closeable):
         self._touched: set[str] = set()
         self._departed = Departed(ring.announcement.data_bytes, ring.announcement.num_slots)
         self.adopted: dict[str, tuple[int, bytes]] = {}
-        for handle, note in ring:
-            self._adopt(handle, note)
+        for handle, digest, note in ring:
+            self._adopt(handle, digest, note)
 
     def put(self, key: str, record: Record) -> Handle:
         """Write a record into the ring under a new key.
@@ -179,9 +183,12 @@ class ObjectStoreWriter(Closeable):
         if key in self._key_to_handle:
             raise LocalProtocolError(f"key {key!r} already exists in the store")
 
-    def _adopt(self, handle: Handle, note: bytes) -> None:
-        parsed = parse_note(note)
-        if parsed is None or parsed[0] in self._key_to_handle:
+    def _adopt(self, handle: Handle, digest: KeyDigest, note: bytes) -> None:
+        parsed, index = parse_note(note), self.ring.index
+        is_another = parsed is not None and index is not None and key_digest(parsed[0]) != digest
+        if parsed is None or is_another or parsed[0] in self._key_to_handle:
+            if index is not None:
+                index.discard(digest, handle.slot)
             self.ring.discard(handle)
             return
         key, about = parsed
