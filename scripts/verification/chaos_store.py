@@ -132,7 +132,7 @@ class StoreWriter(ChaosWriter):
 
 def run_store(role: Role) -> None:
     """Go on with the ring of the life before, or make the first, and keep records in it."""
-    sweep(role.run_dir)
+    sweep()
     ledger = role.board.ledger
 
     def forget(handle: Handle) -> None:

@@ -6,6 +6,8 @@ import os
 import re
 import signal
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -95,6 +97,26 @@ def test_a_service_without_workers_is_a_store(run_dir: Path, tmp_path: Path, mon
     assert shown_segments() <= of_others
 
 
+def test_a_crashed_service_keeps_its_store_whoever_else_starts_or_tidies_up(run_dir: Path, tmp_path: Path) -> None:
+    config = small_config(world_size=0)
+    first = ChildService(run_dir / "a", config, tmp_path / "a.json")
+    with first, Client(first.run_dir) as client:
+        assert client.put("kept", RECORD)
+        first.process.kill()
+        orphaned = ("orphaned", str(first.run_dir))
+        eventually(states_by_directory, lambda found: orphaned in found, "its frontend has followed it")
+        with ChildService(run_dir / "b", config, tmp_path / "b.json"):
+            assert orphaned in states_by_directory()
+            command = [sys.executable, "-m", "mmcached", "shm", "gc"]
+            tidied = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=True)
+            assert tidied.stdout.count(f"the next service in {first.run_dir} adopts it") == 2
+    with (
+        ChildService(run_dir / "a", config, tmp_path / "a.json") as second,
+        Client(second.run_dir, fail_open=False) as client,
+    ):
+        assert holds_kept(client)
+
+
 def hear(systemd: socket.socket, *words: str) -> None:
     """Return when the service has said all of this, in this order, among other things."""
     for word in words:
@@ -110,6 +132,10 @@ def holds_kept(client: Client) -> bool:
 def shown_segments() -> set[tuple[str, str]]:
     """Return names and states: those of this test, and of services that other tests share."""
     return {(entry.name, entry.state) for entry in list_segments()}
+
+
+def states_by_directory() -> set[tuple[str, str]]:
+    return {(entry.state, entry.run_dir) for entry in list_segments()}
 
 
 def use_the_store(client: Client) -> None:

@@ -5,13 +5,18 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
+import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import posix_ipc
 
-from mmcached.shm import ReaderEntry, RingReader, RingWriter
-from mmcached.wire.handle import Handle
+from mmcached.shm import Host, ReaderEntry, RingReader, RingWriter
+from mmcached.shm.segment.layout import Layout
+from mmcached.shm.segment.ring_notes import RingNote, write_note
+from mmcached.shm.segment.segment import WriterSegment
+from mmcached.wire.handle import Handle, RingAnnouncement
 
 
 def make_ring(data_bytes: int = 1 << 16, **options: Any) -> RingWriter:
@@ -38,6 +43,14 @@ def attached(ring: RingWriter) -> Iterator[ReaderEntry]:
 def reading(ring: RingWriter) -> Iterator[RingReader]:
     with RingReader.open(ring.announcement) as reader:
         yield reader
+
+
+def leave_ring(home: Path, name: str = "store", *, is_kept: bool = False) -> RingAnnouncement:
+    """Make a ring for a run directory, take note of it there, and let go of its lock as a kill does."""
+    segment = WriterSegment.create(Layout(1 << 16, 64, 4, 128), epoch=time.time_ns(), host=Host(), home=str(home))
+    segment.close(keeps_names=True)
+    write_note(home, name, RingNote(segment.announcement, is_kept))
+    return segment.announcement
 
 
 @contextlib.contextmanager

@@ -462,7 +462,7 @@ def main(run_dir: Path) -> int:
     directory = RunDir(run_dir)
     config = ServiceConfig.load(directory.config)
     stop = StopFlag()
-    for name in sweep(run_dir):
+    for name in sweep():
         log.info("removed what a dead process left behind", name=name)
     warn_of_small_shm(config, shutil.disk_usage(SHM_DIR).total)
     page = StatsPublisher(directory.stats_page, RoleName("frontend"))

@@ -8,6 +8,7 @@ import pytest
 from mmcached.shm.segment.layout import (
     ATTACHED_WORD,
     HEADER_BYTES,
+    HOME_OFFSET,
     LAYOUT_VERSION,
     MAGIC,
     PAGE_BYTES,
@@ -59,6 +60,20 @@ def test_a_future_version_is_named_before_anything_else_is_judged() -> None:
         SegmentHeader.parse(bytes(page))
     assert caught.value.details["field"] == "layout_version"
     assert caught.value.details["value"] == LAYOUT_VERSION + 1
+
+
+@pytest.mark.parametrize("version", [LAYOUT_VERSION - 1, LAYOUT_VERSION + 1])
+def test_whose_a_ring_is_can_be_read_in_any_version(version: int) -> None:
+    """Magic at 0, version at 8, home at 128: never move them; whoever sweeps may be of any version."""
+    home = b"/run/somewhere"
+    page = struct.pack("<QI", MAGIC, version).ljust(128, b"\xff") + struct.pack("<Q", len(home)) + home
+    page = page.ljust(PAGE_BYTES, b"\xff")
+    with pytest.raises(LayoutMismatch):
+        SegmentHeader.parse(page)
+    assert SegmentHeader.home_of(page) == home
+    assert SegmentHeader.home_of(page[8:]) == SegmentHeader.home_of(page[:100]) == b"", "no header"
+    named = SegmentHeader.pack_home(home)
+    assert (HOME_OFFSET, PAGE[:HOME_OFFSET] + named) == (128, PAGE[:128] + struct.pack("<Q", len(home)) + home)
 
 
 def test_impossible_sizes_under_a_right_crc_are_a_mismatch() -> None:

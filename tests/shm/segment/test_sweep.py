@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import secrets
+import shutil
 import socket
 import stat
 import subprocess
@@ -19,9 +20,10 @@ import pytest
 from mmcached.shm import RingReader, sweep
 from mmcached.shm.files.own_file import open_own
 from mmcached.shm.segment import segment
+from mmcached.shm.segment.ring_notes import remove_note
 from mmcached.wire.handle import Handle, RingAnnouncement
 from tests.shm.processes import Process
-from tests.shm.rings import make_ring, put, reading
+from tests.shm.rings import leave_ring, make_ring, overwritten, put, reading
 
 
 def swept(*names: str) -> list[str]:
@@ -103,6 +105,28 @@ def test_a_name_that_leads_elsewhere_by_now_is_left(monkeypatch: pytest.MonkeyPa
         assert name in segment.leftover_names(os.getuid())
     finally:
         segment.unlink(name)
+
+
+def test_a_ring_stays_while_its_run_directory_has_a_note_of_it(tmp_path: Path) -> None:
+    noted, forgotten = leave_ring(tmp_path, "a"), leave_ring(tmp_path, "b")
+    names = names_of(noted, forgotten)
+    assert swept(*names) == []
+    remove_note(tmp_path, "b")
+    assert swept(*names) == names_of(forgotten)
+    shutil.rmtree(tmp_path)
+    assert swept(*names) == names_of(noted)
+
+
+@pytest.mark.parametrize("step", [-1, 1])
+def test_a_ring_of_another_version_stays_too(tmp_path: Path, step: int) -> None:
+    ring = leave_ring(tmp_path)
+    with overwritten(ring.ctl_name) as words:
+        words[1] += step
+    note = {"what": 1, "ring": {"id": ring.ring_id}, "version": -1}
+    (tmp_path / "store.ring").write_bytes(msgspec.json.encode(note))
+    assert swept(*names_of(ring)) == []
+    remove_note(tmp_path, "store")
+    assert swept(*names_of(ring)) == names_of(ring)
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Lists the shared-memory segments of this user: what each is for, and whether its writer lives."""
+"""Lists the shared-memory segments of this user: what each is for, and whether its writer lives. Removes leftovers."""
 
 from __future__ import annotations
 
@@ -15,10 +15,16 @@ from mmcached.shm.files.own_file import open_own
 from mmcached.shm.segment.board import WRITER_PID
 from mmcached.shm.segment.layout import PAGE_BYTES, Layout, SegmentHeader
 from mmcached.shm.segment.mapped import SHM_DIR
-from mmcached.shm.segment.ring_notes import is_to_be_adopted
+from mmcached.shm.segment.ring_notes import Claim, claim_on
 from mmcached.shm.segment.segment import leftover_names
-from mmcached.shm.segment.sweep import home_of
+from mmcached.shm.segment.sweep import home_of, sweep
+from mmcached.shm.stats.page import StatsPageReader
 from mmcached.wire.errors import MmcachedError
+from mmcached.wire.paths import RunDir
+from mmcached.wire.stats import RoleName
+
+ORPHAN_S = 3600.0
+"""How long `shm gc` leaves the rings of a service that died, after its frontend's last sign of life."""
 
 
 class SegmentEntry(msgspec.Struct, frozen=True):
@@ -26,18 +32,20 @@ class SegmentEntry(msgspec.Struct, frozen=True):
 
     Attributes:
         nbytes: what it takes at most; a page that was never written takes nothing yet.
-        is_live: its writer holds its lock. `shm gc` removes what is not, unless it is kept.
-        is_kept: a service in its run directory is to adopt it.
+        is_live: its writer holds its lock.
+        is_kept: a service in its run directory is to adopt it, or it was left for one on purpose (`--keep-cache`).
+        is_orphaned: the service in its run directory died and has not been started again; the next one adopts it.
         pid: of its writer, if it can be read; the process may be long gone.
         process: name of the writer's program, if it lives; says whose a ring without a run directory is, as a client's.
         purpose: the store is what clients put into, the ring is the processor cache; "" if the header cannot be read.
-        run_dir: of the service whose frontend writes it, or is to adopt it; "" for any other.
+        run_dir: of the service that it is, or was, made for; "" for any other.
     """
 
     name: str
     nbytes: int
     is_live: bool
     is_kept: bool
+    is_orphaned: bool
     pid: int | None
     purpose: Literal["ring", "store", ""]
     run_dir: str
@@ -45,7 +53,9 @@ class SegmentEntry(msgspec.Struct, frozen=True):
 
     @property
     def state(self) -> str:
-        return "live" if self.is_live else "kept" if self.is_kept else "dead"
+        if self.is_live:
+            return "live"
+        return "kept" if self.is_kept else "orphaned" if self.is_orphaned else "dead"
 
 
 def list_segments() -> list[SegmentEntry]:
@@ -57,15 +67,48 @@ def list_segments() -> list[SegmentEntry]:
             nbytes = _path(name).lstat().st_size
             is_live, layout, home = _look(f"{stem}.ctl")
             ring_id = stem.rpartition(".")[2]
-            is_kept = not is_live and home is not None and is_to_be_adopted(ring_id, home, own=None)
+            claim = None if is_live or home is None else claim_on(ring_id, home)
+            is_kept = claim is not None and (claim.is_kept or claim.is_served)
+            is_orphaned = claim is not None and not is_kept
             pid = None if layout is None else _writer_pid(f"{stem}.data", layout)
             purpose: Literal["ring", "store", ""] = ""
             if layout is not None:
                 purpose = "store" if layout.index_words else "ring"
-            run_dir = str(home) if home is not None and (is_live or is_kept) else ""
+            run_dir = "" if home is None else str(home)
             process = _program(pid) if is_live else ""
-            found.append(SegmentEntry(name, nbytes, is_live, is_kept, pid, purpose, run_dir, process))
+            found.append(SegmentEntry(name, nbytes, is_live, is_kept, is_orphaned, pid, purpose, run_dir, process))
     return found
+
+
+def remove_segments(*, removes_all: bool) -> list[str]:
+    """Remove the segments of dead writers that no run directory claims; return their names.
+
+    What the next service of a run directory would adopt stays: for good if it is kept, else until the service has been
+    dead for `ORPHAN_S`.
+
+    Args:
+        removes_all: remove that too, unless a service holds the directory.
+    """
+
+    def spares(claim: Claim) -> bool:
+        if claim.is_served or removes_all:
+            return claim.is_served
+        silent_s = _silent_s(claim.home)
+        return claim.is_kept or silent_s is None or silent_s < ORPHAN_S
+
+    return sweep(spares=spares)
+
+
+def _silent_s(home: Path) -> float | None:
+    """Return the time since the last sign of life of a run directory's frontend; None if none can be read."""
+    try:
+        directory = RunDir(home)
+        directory.check()
+        with StatsPageReader(directory.stats_page) as page:
+            frontend = page.read().get(RoleName("frontend"))
+    except MmcachedError:
+        return None
+    return None if frontend is None else frontend.heartbeat_age_s
 
 
 def _path(name: str) -> Path:
@@ -80,10 +123,11 @@ def _look(ctl_name: str) -> tuple[bool, Layout | None, Path | None]:
         return False, None, None
     try:
         is_live = not locks.is_free(fd, locks.WRITER_BYTE)
+        home = home_of(fd)
         try:
-            return is_live, SegmentHeader.parse(os.pread(fd, PAGE_BYTES, 0)).layout, home_of(fd)
+            return is_live, SegmentHeader.parse(os.pread(fd, PAGE_BYTES, 0)).layout, home
         except MmcachedError:
-            return is_live, None, None
+            return is_live, None, home
     finally:
         os.close(fd)
 

@@ -91,7 +91,7 @@ def top(
 
 
 def shm_ls(as_json: JsonOption = False) -> None:
-    """List the segments: name, what for, size, whether the writer lives, who it is, and its service."""
+    """List the segments: name, what for, size, whether the writer lives, who it is, and the run directory."""
     from mmcached.cli.admin.shm_list import list_segments
 
     entries = list_segments()
@@ -107,14 +107,24 @@ def shm_ls(as_json: JsonOption = False) -> None:
         say("no segments")
 
 
-def shm_gc() -> None:
-    """Remove the segments whose writers are dead and that no service is to adopt, and print their names."""
-    from mmcached.shm import sweep
+def shm_gc(
+    removes_all: Annotated[
+        bool, typer.Option("--all", help="Also what the next service of a run directory would adopt.")
+    ] = False,
+) -> None:
+    """Remove the segments that dead services have left, and print their names.
+
+    The cache of a service that died less than an hour ago stays: its next start in the same run directory adopts it.
+    """
+    from mmcached.cli.admin.shm_list import list_segments, remove_segments
 
     with working("removing what the dead have left in /dev/shm"):
-        removed = sweep()
+        removed = remove_segments(removes_all=removes_all)
     for name in removed:
         say(f"removed {name}")
+    for entry in list_segments():
+        if entry.is_orphaned:
+            say(f"left {entry.name}: the next service in {entry.run_dir} adopts it; --all removes it")
 
 
 def drain(

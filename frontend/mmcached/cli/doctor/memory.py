@@ -8,6 +8,7 @@ import re
 from mmcached.cli.admin.shm_list import list_segments
 from mmcached.cli.doctor.finding import Finding, Host, mib
 from mmcached.cli.serve.shm_room import noted_bytes, rings_bytes
+from mmcached.cli.terminal_text import shown
 from mmcached.shm.segment.headroom import READ_ONLY_SHM, memory_headroom
 
 LEAST_SHM_BYTES = 16 << 20
@@ -78,13 +79,19 @@ def memory_limit(host: Host) -> Finding:
 
 
 def stale_segments(host: Host) -> Finding:
-    """What kill -9 has left is removed by the next start; until then it takes memory."""
+    """What kill -9 has left takes memory: until any service starts, or until that of its run directory does."""
     entries = list_segments()
     dead = [entry for entry in entries if entry.state == "dead"]
     if dead:
         size = mib(sum(entry.nbytes for entry in dead))
         return Finding("warning", f"{len(dead)} segments of dead writers, {size} at most", "mmcached shm gc")
-    return Finding("ok", f"none; {len(entries)} segments are in use or kept")
+    orphaned = [entry for entry in entries if entry.is_orphaned and entry.run_dir != str(host.run_dir.absolute())]
+    if orphaned:
+        size, home = mib(sum(entry.nbytes for entry in orphaned)), shown(orphaned[0].run_dir)
+        fact = f"{len(orphaned)} segments of services that died, {size} at most, the first of {home}"
+        mend = f"mmcached serve --run-dir {home} adopts its own; mmcached shm gc --all removes all"
+        return Finding("warning", fact, mend)
+    return Finding("ok", f"none; {len(entries)} segments are in use, or wait for the next start")
 
 
 def _grow(host: Host) -> str:

@@ -152,7 +152,7 @@ class LateRing(Closeable):
                 return ring
         log.warning("the former ring is not adopted", ring=self._name, reason=reason)
         remove_note(home, self._name)
-        sweep(home)
+        sweep()
         return None
 
     def _taken(self, ring: RingWriter) -> RingWriter:

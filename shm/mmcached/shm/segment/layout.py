@@ -33,7 +33,8 @@ The header:
           time in ticks
 
 and at 128 the home: its length in bytes (u64), and the path of the run directory that has a note of the ring, if one
-has (`ring_notes`).
+has (`ring_notes`). Magic, layout version and home lie where they are in every version, for ever: a process of another
+version must see whose a ring is before it removes it.
 
 The board says what readers must know of the writer now: `board`. What a slot holds: `slot_table`. The counts of an
 entry only rise, from one incarnation to the next too: how many leases of each slot its reader has taken by itself, and
@@ -288,8 +289,10 @@ class SegmentHeader:
 
     @staticmethod
     def home_of(page: bytes) -> bytes:
-        """Return the path of the run directory that a header's page names; b"" if it names none."""
+        """Return the path of the run directory that a header's page of any version names; b"" if it names none."""
         first = HOME_OFFSET + _LENGTH.size
+        if len(page) < first or int.from_bytes(page[:8], "little") != MAGIC:
+            return b""
         return page[first : first + _LENGTH.unpack_from(page, HOME_OFFSET)[0]]
 
     def check_announced(self, announcement: RingAnnouncement) -> None:

@@ -2,8 +2,9 @@
 
     <run dir>/<name>.ring       JSON, mode 0600: the ring's announcement, and whether it may lie without a service
 
-The ring's header names the run directory, its *home*, so that whoever sweeps finds the note. A dead writer's ring stays
-as long as its home has a note of it, and either a service holds that directory or the note says that none need to.
+The ring's header names the run directory, its *home*, so that whoever sweeps finds the note. A dead writer's ring is
+its home's as long as there is a note of it there: no other service removes it. Another version may have written the
+note: in every version it has the ring's id in its text, and `is_kept`.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -70,35 +72,62 @@ def noted_rings(home: Path) -> list[RingNote]:
     return []
 
 
-def is_to_be_adopted(ring_id: str, home: Path, *, own: Path | None) -> bool:
-    """Return whether a dead writer's ring stays.
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What the note of a dead writer's ring says.
 
-    Args:
-        home: as its header says.
-        own: the run directory that this process is about to serve.
+    Attributes:
+        home: the run directory that has the note.
+        is_kept: the ring may lie without a service.
+        is_served: a service holds the directory, and its next frontend adopts the ring.
     """
-    found = [note for note in noted_rings(home) if note.ring.ring_id == ring_id]
-    return any(note.is_kept for note in found) or (bool(found) and (_is_same(home, own) or _is_served(home)))
+
+    home: Path
+    is_kept: bool
+    is_served: bool
+
+
+def claim_on(ring_id: str, home: Path) -> Claim | None:
+    """Return what a run directory has noted of a ring, in whatever version; None if it has no note of it."""
+    try:
+        texts = [text for path in home.glob("*.ring") if ring_id.encode() in (text := _text_of(path))]
+    except OSError:
+        return None
+    return Claim(home, any(map(_is_kept, texts)), _is_served(home)) if texts else None
+
+
+class _AnyNote(msgspec.Struct):
+    """The note of any version, as far as it does not change."""
+
+    is_kept: bool = False
+
+
+def _is_kept(text: bytes) -> bool:
+    try:
+        return msgspec.json.decode(text, type=_AnyNote).is_kept
+    except msgspec.DecodeError:
+        return False
 
 
 def _read(path: Path) -> RingNote | None:
     try:
+        return msgspec.json.decode(_text_of(path), type=RingNote)
+    except msgspec.DecodeError:
+        return None
+
+
+def _text_of(path: Path) -> bytes:
+    """Return what a note says; nothing if it cannot be read, or is not a file of this user."""
+    try:
         fd = open_own(path)
     except OSError:
-        return None
+        return b""
     try:
-        return msgspec.json.decode(os.pread(fd, _MAX_BYTES, 0), type=RingNote)
-    except (OSError, msgspec.DecodeError):
-        return None
+        return os.pread(fd, _MAX_BYTES, 0)
+    except OSError:
+        return b""
     finally:
         os.close(fd)
-
-
-def _is_same(home: Path, own: Path | None) -> bool:
-    try:
-        return own is not None and home.samefile(own)
-    except OSError:
-        return False
 
 
 def _is_served(home: Path) -> bool:

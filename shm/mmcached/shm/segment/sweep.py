@@ -2,9 +2,10 @@
 
 A writer holds byte 0 of its control object for its life, so whoever gets that byte knows that the writer is dead. The
 byte is held while the names go away: two sweeps cannot work on one ring, and one that is killed half-way leaves a
-state that the next sweep understands. What the next frontend of a service is to adopt stays (`ring_notes`). A reader
-that still maps a swept object keeps reading what it holds; what it looks up there from now on is not found, for another
-ring may say something else.
+state that the next sweep understands. A ring of which its run directory has a note is that directory's (`ring_notes`),
+in whatever version it was made: only its next frontend removes it, or a person, or a sweep after the note has gone. A
+reader that still maps a swept object keeps reading what it holds; what it looks up there from now on is not found, for
+another ring may say something else.
 
 Anybody may make names in /dev/shm: what is not a regular file of this user is none of ours, and a name that cannot be
 swept keeps no other from it.
@@ -15,6 +16,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 from mmcached.shm.crash_points import crash_point
@@ -23,18 +25,20 @@ from mmcached.shm.files.own_file import open_own
 from mmcached.shm.segment.board import Board
 from mmcached.shm.segment.layout import PAGE_BYTES, SegmentHeader
 from mmcached.shm.segment.mapped import SHM_DIR, map_object
-from mmcached.shm.segment.ring_notes import is_to_be_adopted
+from mmcached.shm.segment.ring_notes import Claim, claim_on
 from mmcached.shm.segment.segment import is_name_of, leftover_names, unlink
 from mmcached.wire.errors import LayoutMismatch
 
 _logger = logging.getLogger(__name__)
 
 
-def sweep(own: Path | None = None) -> list[str]:
-    """Unlink what no living writer of this user owns and nobody is to adopt; return the POSIX names that were removed.
+def sweep(*, spares: Callable[[Claim], bool] = lambda claim: True) -> list[str]:
+    """Unlink what no living writer of this user owns and no run directory claims.
 
     Args:
-        own: the run directory that this process is about to serve.
+        spares: says of a ring that a run directory claims whether it stays.
+    Returns:
+        the POSIX names that were removed.
     """
     owner = os.getuid()
     pattern = re.compile(rf"(/mmc\.{owner}\.[0-9a-f]{{32}})\.(ctl|data)")
@@ -42,20 +46,15 @@ def sweep(own: Path | None = None) -> list[str]:
     removed: list[str] = []
     for stem in sorted(stems):
         try:
-            removed += _sweep_ring(stem, own)
+            removed += _sweep_ring(stem, spares)
         except OSError as error:
             _logger.warning("%s cannot be swept: %s", stem, error)
     return removed
 
 
 def home_of(ctl_fd: int) -> Path | None:
-    """Return the run directory that a control object names, if it is of this version and names one."""
-    page = os.pread(ctl_fd, PAGE_BYTES, 0)
-    try:
-        SegmentHeader.parse(page)
-    except LayoutMismatch:
-        return None
-    home = SegmentHeader.home_of(page)
+    """Return the run directory that a control object of any version names, if it names one."""
+    home = SegmentHeader.home_of(os.pread(ctl_fd, PAGE_BYTES, 0))
     return Path(os.fsdecode(home)) if home and b"\0" not in home else None
 
 
@@ -76,7 +75,7 @@ def _detach_readers(ctl_fd: int, data_name: str) -> None:
         os.close(data_fd)
 
 
-def _sweep_ring(stem: str, own: Path | None) -> list[str]:
+def _sweep_ring(stem: str, spares: Callable[[Claim], bool]) -> list[str]:
     ctl_name, data_name = f"{stem}.ctl", f"{stem}.data"
     try:
         fd = open_own(SHM_DIR / ctl_name.lstrip("/"))
@@ -94,7 +93,8 @@ def _sweep_ring(stem: str, own: Path | None) -> list[str]:
         if not is_name_of(ctl_name, fd):
             return []
         home = home_of(fd)
-        if home is not None and is_to_be_adopted(stem.rpartition(".")[2], home, own=own):
+        claim = None if home is None else claim_on(stem.rpartition(".")[2], home)
+        if claim is not None and spares(claim):
             return []
         _detach_readers(fd, data_name)
         removed = [data_name] if unlink(data_name) else []
