@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -176,14 +177,20 @@ def test_what_was_flushed_stays_flushed(run_dir: Path) -> None:
         assert frontend.stats().store.new_epochs == 0
 
 
-def test_a_store_of_another_size_begins_anew_and_leaves_nothing(run_dir: Path) -> None:
+def test_a_store_of_another_size_begins_anew_and_leaves_nothing(
+    run_dir: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     with LoneFrontend(run_dir, small_config(world_size=0)) as frontend, Client(run_dir) as client:
         assert client.put("a", record_of(1))
         held = client.get("a", view=True)
         assert held is not None
         frontend.kill()
+        former_gb = small_config().store_gb
         small_config(world_size=0, store_gb=1 / 32).save(frontend.directory.config)
         frontend.start()
         assert client.get("a") is None
         assert client.put("a", record_of(2))
         assert np.array_equal(held.record["x"], record_of(1)["x"])
+    reason = f"store_gb was {former_gb:.4g} and is 0.03125: leave it as it was to keep what is cached"
+    (said,) = (line for line in capfd.readouterr().err.splitlines() if "the former ring is not adopted" in line)
+    assert json.loads(said)["reason"] == reason

@@ -131,19 +131,21 @@ class LayoutMismatch(MmcachedError):
 
     code = "layout_mismatch"
 
-    def __init__(self, field: str, value: Detail, expected: Detail) -> None:
+    def __init__(
+        self, field: str, value: Detail, expected: Detail, next_step: str = "restart both sides with one version"
+    ) -> None:
         super().__init__(
-            f"segment header: {field} is {value!r}, expected {expected!r}; restart both sides with one version",
+            f"segment header: {field} is {value!r}, expected {expected!r}; {next_step}",
             field=field,
             value=value,
             expected=expected,
         )
 
     @classmethod
-    def unless_equal(cls, field: str, value: int | str, expected: int | str) -> None:
+    def unless_equal(cls, field: str, value: int | str, expected: int | str, *next_step: str) -> None:
         """Raise one if the two differ."""
         if value != expected:
-            raise cls(field, value, expected)
+            raise cls(field, value, expected, *next_step)
 
 
 class SegmentError(MmcachedError):

@@ -14,7 +14,8 @@ from mmcached.cli.doctor.checkup import run_checks
 from mmcached.cli.doctor.finding import Host
 from mmcached.cli.serve.seat import Seat
 from mmcached.shm import sweep
-from mmcached.shm.segment.ring_notes import remove_notes
+from mmcached.shm.segment.ring_notes import noted_rings, remove_notes
+from mmcached.shm.segment.segment import unlink
 from mmcached.wire.config import MIB, ServiceConfig
 from mmcached.wire.errors import SegmentError
 from mmcached.wire.paths import RunDir
@@ -38,7 +39,7 @@ def test_the_run_directory(run_dir: Path) -> None:
     found = service.run_directory(Host(directory))
     assert (found.level, found.mend) == ("problem", f"chmod 0700 {directory}")
     found = service.run_directory(Host(run_dir / ("long" * 30)))
-    assert (found.level, "unix socket path limit" in found.what) == ("problem", True)
+    assert (found.level, "unix socket path limit" in found.what) == ("problem", True), found
 
 
 def test_another_version(run_dir: Path) -> None:
@@ -48,7 +49,7 @@ def test_another_version(run_dir: Path) -> None:
     fields = json.loads(RunDir(run_dir).config.read_bytes())
     RunDir(run_dir).config.write_text(json.dumps({**fields, VERSION_FIELD: 1}))
     found = service.versions(Host(run_dir))
-    assert (found.level, "protocol version 1" in found.what) == ("problem", True)
+    assert (found.level, "protocol version 1" in found.what) == ("problem", True), found
 
 
 def test_a_record_and_an_item_go_round_until_the_frontend_is_dead(run_dir: Path) -> None:
@@ -57,18 +58,32 @@ def test_a_record_and_an_item_go_round_until_the_frontend_is_dead(run_dir: Path)
     assert "not tried" in service.engine(host).what
     with LoneFrontend(run_dir, STORE) as frontend, Seat(RunDir(run_dir)):
         assert "just starting" in service.engine(host).what, "nobody listens for commands yet"
-        with contextlib.closing(NamedListener(RunDir(run_dir).http_socket, 1).socket):
+        with contextlib.closing(NamedListener(RunDir(run_dir).http_socket, 8).socket):
             found = service.round_trip(host)
             assert (found.level, found.what.startswith("128 KiB: put in")) == ("ok", True), found
             found = service.engine(host)
             assert (found.level, "it is a store" in found.what) == ("ok", True), found
             with StoreOnlooker(run_dir) as store:
                 assert store.list_keys("*", None, 10).keys == [], "the record was dropped"
+            for name in noted_names(run_dir):
+                assert unlink(name)
+            found = service.round_trip(host)
+            assert (found.level, "was deleted from /dev/shm while the service runs" in found.what) == (
+                "problem",
+                True,
+            ), found
+            assert found.mend == f"mmcached drain --run-dir {run_dir}, then serve"
+            found = service.engine(host)
+            assert (found.level, "clients that come now get copies; restart" in found.what) == ("ok", True), "as ping"
             frontend.kill()
             assert service.round_trip(host).level == "problem"
             assert service.engine(host).level == "problem"
     remove_notes(run_dir)
     sweep()
+
+
+def noted_names(run_dir: Path) -> list[str]:
+    return [name for note in noted_rings(run_dir) for name in (note.ring.ctl_name, note.ring.data_name)]
 
 
 def test_a_check_that_cannot_be_made_keeps_no_other_from_it(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -251,7 +251,7 @@ def test_another_layout_than_wanted_is_left_alone(undo: ExitStack) -> None:
 def test_what_is_gone_is_not_adopted(undo: ExitStack) -> None:
     store = new_store(undo)
     store.close()
-    with pytest.raises(SegmentError, match="is gone"):
+    with pytest.raises(SegmentError, match="is gone: its service has ended, or it was deleted while the service runs"):
         adopt(undo, store.ring.announcement)
 
 

@@ -14,7 +14,9 @@ from mmcached.cli.admin.versions import service_version
 from mmcached.cli.doctor.finding import Finding, Host
 from mmcached.cli.installed import installed_version
 from mmcached.cli.serve.seat import supervisor_pid
+from mmcached.cli.watch.readiness import DELETED, probe
 from mmcached.client import Client
+from mmcached.shm.segment.ring_notes import missing_names
 from mmcached.wire.errors import ConfigError, MmcachedError, ServiceUnavailable
 from mmcached.wire.paths import RunDir
 from mmcached.wire.version import PROTOCOL_VERSION, mismatch
@@ -63,6 +65,8 @@ def round_trip(host: Host) -> Finding:
         return absent
     if not host.config.store_data_bytes:
         return Finding("ok", "the service has no store (store_gb = 0)")
+    if missing := missing_names(host.run_dir):
+        return Finding("problem", DELETED.format(missing[0]), f"mmcached drain --run-dir {host.run_dir}, then serve")
     key, sent = secrets.token_hex(16), np.arange(_ROWS)
     mend = f"mmcached status --run-dir {host.run_dir}; its log says more"
     try:
@@ -88,8 +92,6 @@ def engine(host: Host) -> Finding:
     """An item goes through ring, engine and every worker, as the probe of readiness sends it."""
     if (absent := _absent(host)) is not None:
         return absent
-    from mmcached.cli.watch.readiness import probe
-
     found = probe(host.run_dir, max(CALL_S, host.config.probe_timeout_s))
     if not found.ready:
         return Finding("problem", found.reason, f"mmcached status --run-dir {host.run_dir}; its log says more")

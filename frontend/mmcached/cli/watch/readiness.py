@@ -17,6 +17,7 @@ from pathlib import Path
 import zmq
 
 from mmcached.cli.watch.service_status import Readiness, ServiceView, Snapshots, role_statuses
+from mmcached.shm.segment.ring_notes import missing_names
 from mmcached.wire.errors import DeadlineExceeded, MmcachedError, RemoteProtocolError, error_from_wire
 from mmcached.wire.messages.client import Failed, Probed, ToClient
 from mmcached.wire.messages.frontend import Probe
@@ -27,6 +28,7 @@ KEEP_S = 1.0
 """How long an answer is good for: however many ask, the data path is asked once in this time."""
 GRACE_S = 0.75
 """How much longer than the probe's own deadline we wait, so that the frontend can say which engine did not answer."""
+DELETED = "{} was deleted from /dev/shm while the service runs: clients that come now get copies; restart the service"
 
 
 class ReadinessCheck:
@@ -106,7 +108,10 @@ def probe(run_dir: Path, timeout_s: float) -> Readiness:
             return Readiness(False, str(DeadlineExceeded("probe of the frontend", timeout_s)))
         except RemoteProtocolError as error:
             return Readiness(False, str(error))
-    return verdict(answer)
+    found = verdict(answer)
+    if found.ready and (missing := missing_names(run_dir)):
+        return Readiness(True, f"{found.reason}; {DELETED.format(missing[0])}")
+    return found
 
 
 def verdict(answer: ToClient) -> Readiness:

@@ -12,6 +12,7 @@ Knows nothing of what lies in a ring.
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,10 +23,10 @@ import structlog
 from mmcached.shm import Host, ReaderStopped, ReaderVoided, RingWriter, adopt_ring, sweep
 from mmcached.shm.ring.key_index import index_words
 from mmcached.shm.segment.layout import ALIGNMENT, Layout
-from mmcached.shm.segment.ring_notes import RingNote, read_note, remove_note, write_note
+from mmcached.shm.segment.ring_notes import RingNote, has_note, read_note, remove_note, write_note
 from mmcached.shm.segment.segment import WriterSegment
 from mmcached.wire.closeable import Closeable
-from mmcached.wire.config import ServiceConfig
+from mmcached.wire.config import GIB, ServiceConfig
 from mmcached.wire.errors import LayoutMismatch, SegmentError, StaleHandle
 from mmcached.wire.handle import Handle, RingAnnouncement
 from mmcached.wire.stats import RingStats
@@ -34,6 +35,7 @@ from mmcached.wire.version import PROTOCOL_VERSION
 log = structlog.get_logger("mmcached.frontend")
 
 RETRY_S = 3.0
+_FENCED = "readers have counted leases that cannot be: what was in the ring can be found, and stays until they end"
 
 
 class NoRing:
@@ -56,9 +58,14 @@ class NoRing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RingPlan:
-    """One ring as the configuration wants it; sizes in bytes."""
+    """One ring as the configuration wants it; sizes in bytes.
+
+    Attributes:
+        settings: which setting each size of the layout comes from.
+    """
 
     layout: Layout
+    settings: Mapping[str, str]
     max_object_bytes: int
     reader_quota_bytes: int | None = None
     shared_quota_bytes: int | None = None
@@ -74,6 +81,16 @@ class RingPlan:
             shared_quota_bytes=self.shared_quota_bytes,
             has_checksums=self.has_checksums,
         )
+
+    def changed_setting(self, former: RingAnnouncement) -> str:
+        """Return in words what another size than a former ring's was set to; "" if nothing was."""
+        for field, setting in self.settings.items():
+            was, wanted = getattr(former, field), getattr(self.layout, field)
+            if was != wanted:
+                unit, digits = (GIB, ".4g") if setting.endswith("_gb") else (1, ".0f")
+                values = f"was {was / unit:{digits}} and is {wanted / unit:{digits}}"
+                return f"{setting} {values}: leave it as it was to keep what is cached"
+        return ""
 
     def adopt(self, announcement: RingAnnouncement) -> RingWriter:
         """Go on with a former frontend's; raise SegmentError or LayoutMismatch if that cannot be."""
@@ -135,22 +152,27 @@ class LateRing(Closeable):
 
     def _adopt(self, home: Path) -> RingWriter | None:
         """Return the ring of which there is a note; if it cannot be adopted, it is swept."""
-        note = read_note(home, self._name)
-        if note is None:
+        if not has_note(home, self._name):
             return None
         began = time.perf_counter()
-        reason = "none is wanted"
-        if self._plan is not None:
+        note = read_note(home, self._name)
+        if note is None or note.version != PROTOCOL_VERSION:
+            former = "another" if note is None else note.version
+            reason = f"it is of protocol version {former}, this frontend of {PROTOCOL_VERSION}"
+        elif self._plan is None:
+            reason = "none is wanted"
+        elif not (reason := self._plan.changed_setting(note.ring)):
             try:
-                LayoutMismatch.unless_equal("version", note.version, PROTOCOL_VERSION)
                 ring = self._plan.adopt(note.ring)
             except (SegmentError, LayoutMismatch) as error:
                 reason = str(error)
             else:
                 took_s = round(time.perf_counter() - began, 3)
                 log.info("adopted", ring=self._name, chunks=ring.stats().chunks, took_s=took_s)
+                if pids := ring.fenced_pids():
+                    log.warning(_FENCED, ring=self._name, pids=pids)
                 return ring
-        log.warning("the former ring is not adopted", ring=self._name, reason=reason)
+        log.warning("the former ring is not adopted: it is removed", ring=self._name, reason=reason)
         remove_note(home, self._name)
         sweep()
         return None
@@ -172,6 +194,11 @@ def late_item_ring(config: ServiceConfig, home: Path | None) -> LateRing:
     if config.ring_data_bytes and config.is_multimodal_model:
         plan = RingPlan(
             layout=Layout(_aligned(config.ring_data_bytes), config.ring_num_slots, config.ring_max_readers),
+            settings={
+                "data_bytes": "mm_processor_cache_gb",
+                "num_slots": "ring_num_slots",
+                "max_readers": "ring_max_readers",
+            },
             max_object_bytes=config.max_object_bytes,
             reader_quota_bytes=config.ring_reader_quota_bytes,
             has_checksums=config.ring_has_checksums,
@@ -190,6 +217,7 @@ def late_store_ring(config: ServiceConfig, home: Path | None) -> LateRing:
                 config.store_max_clients,
                 index_words(config.store_num_slots),
             ),
+            settings={"data_bytes": "store_gb", "num_slots": "store_num_slots", "max_readers": "store_max_clients"},
             max_object_bytes=config.store_max_object_bytes,
             reader_quota_bytes=config.store_client_quota_bytes,
             # Half of the store stays free of leases, however many clients hold views, unless the quota asks for more.

@@ -44,7 +44,7 @@ from mmcached.shm.ring.slot_table import (
 )
 from mmcached.shm.ring.touch_logs import TouchLogs, is_of_generation
 from mmcached.shm.segment.board import NO_LIMIT, Board
-from mmcached.shm.segment.layout import ALIGNMENT, SLOT_WORDS, Layout, chunk_bytes
+from mmcached.shm.segment.layout import ALIGNMENT, PID_WORD, SLOT_WORDS, Layout, chunk_bytes
 from mmcached.shm.segment.mapped import Tables, granted_of
 from mmcached.shm.segment.segment import Host, WriterSegment
 from mmcached.shm.segment.words import require_word_store
@@ -333,6 +333,12 @@ class RingWriter(Closeable):
     def fenced_readers(self) -> list[int]:
         """Return the readers that take no leases any more, because they counted what cannot be."""
         return self._leases.fenced_readers()
+
+    def fenced_pids(self) -> list[int]:
+        """Return the processes of the readers that are fenced, as their entries say."""
+        segment = self._check_open()
+        words, layout = segment.control.words, segment.control.layout
+        return [words[layout.incarnation_word(reader_id) + PID_WORD] for reader_id in self._leases.fenced_readers()]
 
     def grant(self, reader_id: int, handle: Handle) -> LeaseId:
         """Count a lease for a reader; then the caller sends the descriptor, or calls `undo_grant` if it could not.

@@ -23,6 +23,7 @@ from mmcached.wire.errors import LayoutMismatch, SegmentError
 from mmcached.wire.handle import RingAnnouncement
 
 SHM_DIR = Path("/dev/shm")
+_DAMAGED = "it was damaged; restart the service"
 
 
 class Control:
@@ -93,7 +94,7 @@ def open_control(announcement: RingAnnouncement) -> Control:
     try:
         header = SegmentHeader.parse(os.pread(fd, PAGE_BYTES, 0))
         header.check_announced(announcement)
-        LayoutMismatch.unless_equal("ctl_bytes", os.fstat(fd).st_size, header.layout.ctl_bytes)
+        LayoutMismatch.unless_equal("ctl_bytes", os.fstat(fd).st_size, header.layout.ctl_bytes, _DAMAGED)
         return Control(fd, header.layout)
     except BaseException:
         os.close(fd)
@@ -105,7 +106,7 @@ def open_data(announcement: RingAnnouncement, *, is_writer: bool = False) -> Pag
     fd = _open(announcement.data_name, read_only=not is_writer)
     try:
         nbytes = layout_of(announcement).data_object_bytes
-        LayoutMismatch.unless_equal("data_bytes", os.fstat(fd).st_size, nbytes)
+        LayoutMismatch.unless_equal("data_bytes", os.fstat(fd).st_size, nbytes, _DAMAGED)
         pages = map_object(fd, nbytes, prot=mmap.PROT_READ | (mmap.PROT_WRITE if is_writer else 0))
     finally:
         os.close(fd)
@@ -118,7 +119,8 @@ def _open(name: str, *, read_only: bool) -> int:
     try:
         fd: int = posix_ipc.SharedMemory(name, read_only=read_only).fd
     except posix_ipc.ExistentialError as error:
-        raise SegmentError(f"{SHM_DIR}{name} is gone: its service has ended; wait for a new announcement") from error
+        reason = "its service has ended, or it was deleted while the service runs; mmcached ping says so"
+        raise SegmentError(f"{SHM_DIR}{name} is gone: {reason}") from error
     except posix_ipc.PermissionsError as error:
         raise SegmentError(f"{SHM_DIR}{name} belongs to another user; run both sides as one user") from error
     except OSError as error:

@@ -18,6 +18,7 @@ from pathlib import Path
 import msgspec
 
 from mmcached.shm.files.own_file import open_own
+from mmcached.shm.segment.mapped import SHM_DIR
 from mmcached.wire.handle import RingAnnouncement
 from mmcached.wire.version import PROTOCOL_VERSION
 
@@ -53,6 +54,11 @@ def read_note(home: Path, name: str) -> RingNote | None:
     return _read(home / f"{name}.ring")
 
 
+def has_note(home: Path, name: str) -> bool:
+    """Return whether there is a note of that name, readable or not."""
+    return (home / f"{name}.ring").is_file()
+
+
 def remove_note(home: Path, name: str) -> None:
     """Remove a note; without one it changes nothing."""
     with contextlib.suppress(OSError):
@@ -70,6 +76,12 @@ def noted_rings(home: Path) -> list[RingNote]:
     with contextlib.suppress(OSError):
         return [note for path in sorted(home.glob("*.ring")) if (note := _read(path)) is not None]
     return []
+
+
+def missing_names(home: Path) -> list[str]:
+    """Return the POSIX names of a run directory's rings that are not in /dev/shm, although there are notes of them."""
+    names = (name for note in noted_rings(home) for name in (note.ring.ctl_name, note.ring.data_name))
+    return [name for name in names if not (SHM_DIR / name.lstrip("/")).exists()]
 
 
 @dataclass(frozen=True, slots=True)

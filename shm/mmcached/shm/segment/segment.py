@@ -110,7 +110,8 @@ class WriterSegment:
         control = open_control(announcement)
         try:
             for field in ("data_bytes", "num_slots", "max_readers", "index_words"):
-                LayoutMismatch.unless_equal(field, getattr(control.layout, field), getattr(layout, field))
+                former, wanted = getattr(control.layout, field), getattr(layout, field)
+                LayoutMismatch.unless_equal(field, former, wanted, "ask for what it has, or make a new ring")
             is_ours = locks.try_exclusive(control.fd, locks.WRITER_BYTE) and is_name_of(
                 announcement.ctl_name, control.fd
             )
