@@ -23,12 +23,13 @@ import structlog
 
 from tests.house.drawing import register_profiles, soak_seeds
 from tests.house.isolation import private_shm
-from tests.house.leaks import Snapshot, adopt_orphans, find_leaks
+from tests.house.leaks import Snapshot, adopt_orphans, find_leaks, note_directories, note_directory
 
 register_profiles()
 # What a role's own start does in its process; left alone, structlog would print to stdout, where tests read answers.
 structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
 adopt_orphans()
+note_directories()
 
 _call_failed = pytest.StashKey[bool]()
 
@@ -73,8 +74,9 @@ def leak_gate(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True, scope="session")
-def session_leak_gate(request: pytest.FixtureRequest) -> Iterator[None]:
+def session_leak_gate(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Fail a session without failures in which a module- or session-scoped fixture leaves something behind."""
+    note_directory(tmp_path_factory.getbasetemp())
     before = Snapshot.take()
     yield
     if not request.session.testsfailed:

@@ -13,9 +13,9 @@ What counts, and what does not:
 * Child processes, and orphaned grandchildren too: `adopt_orphans` makes them children of this process. A dead child
   that nobody waited for is reaped without a word, because an orphan has no parent left to wait for it (and an unwaited
   `Popen` warns by itself, which is an error here).
-* Names `/dev/shm/mmc*` of this user that appeared meanwhile. Tests of one session run one by one, so what appeared is
-  ours, unless a process that does not descend from us has it mapped: then it belongs to another session or service on
-  this machine.
+* Names `/dev/shm/mmc*` of this user that appeared meanwhile, but for the rings of other sessions and services on this
+  machine: their writer lives and does not descend from us, or it is dead and the run directory that their header names
+  is none of a temporary directory that this session has made.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import contextlib
 import ctypes
 import gc
 import os
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -124,8 +125,7 @@ def _appeared_since(before: Snapshot) -> Snapshot:
     _reap(_children() - before.children)
     appeared = Snapshot.take() - before
     if appeared.shm_names:
-        foreign = appeared.shm_names & shm_names_of_others()
-        appeared -= Snapshot(shm_names=foreign)
+        appeared -= Snapshot(shm_names=_shm_names_of_others())
     return appeared
 
 
@@ -171,23 +171,43 @@ def _shm_names() -> frozenset[str]:
     return frozenset(found)
 
 
-def shm_names_of_others() -> frozenset[str]:
-    """Names that processes outside our tree have mapped. Reads all of /proc: only called when a name has appeared."""
-    ours = {os.getpid()}
-    to_visit = [os.getpid()]
+def _shm_names_of_others() -> frozenset[str]:
+    """Return the names of rings that are not this session's. Only called when a name has appeared."""
+    from mmcached.cli.admin.shm_list import list_segments
+
+    ours, to_visit = {os.getpid()}, [os.getpid()]
     while to_visit:
         children = set(_children_of(to_visit.pop())) - ours
         ours |= children
         to_visit += children
     found = set()
-    for entry in os.listdir("/proc"):
-        if entry.isdigit() and int(entry) not in ours:
-            with contextlib.suppress(FileNotFoundError, ProcessLookupError, PermissionError):
-                for line in Path(f"/proc/{entry}/maps").read_text().splitlines():
-                    _, is_shm, name = line.partition(f"{_SHM}/")
-                    if is_shm:
-                        found.add(name)
+    for entry in list_segments():
+        if entry.is_live:
+            is_of_others = entry.pid is not None and entry.pid not in ours
+        else:
+            is_of_others = entry.run_dir != "" and not _directories.intersection(Path(entry.run_dir, "x").parents)
+        if is_of_others:
+            found.add(entry.name.lstrip("/"))
     return frozenset(found)
+
+
+_directories = set[Path]()
+"""Temporary directories of this session."""
+
+
+def note_directory(path: Path) -> None:
+    """Count what lies below a directory as this session's."""
+    _directories.add(path)
+
+
+def note_directories() -> None:
+    """Count from now on the temporary directories that this process makes as this session's."""
+
+    def hear(event: str, arguments: tuple[object, ...]) -> None:
+        if event == "tempfile.mkdtemp":
+            note_directory(Path(str(arguments[0])))
+
+    sys.addaudithook(hear)
 
 
 def _command(pid: int) -> str:

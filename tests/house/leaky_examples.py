@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.house import leaks
+from tests.shm.rings import leave_ring
 
 SLEEPER = [sys.executable, "-c", "import time; time.sleep(600)"]
 KEPT: list[object] = []  # module state, so that no garbage collector hides a leak
@@ -76,11 +77,15 @@ def test_leaks_shm() -> None:
     Path(os.environ["LEAKED_SHM"]).touch()
 
 
-def test_ignores_shm_of_another_session() -> None:
-    """The process that runs these examples maps this one as soon as it sees it: it is not a descendant of ours."""
-    path = Path(os.environ["FOREIGN_SHM"])
-    path.write_bytes(bytes(4096))
+def test_leaks_ring(tmp_path: Path) -> None:
+    leave_ring(tmp_path)
+
+
+def test_ignores_rings_of_another_session() -> None:
+    """The process that runs these examples makes some when it is asked to: it is not a descendant of ours."""
+    made = Path(os.environ["RINGS_MADE"])
+    made.with_name("wanted").touch()
     deadline = time.monotonic() + 30
-    while path.name not in leaks.shm_names_of_others():
-        assert time.monotonic() < deadline, "nobody mapped it"
+    while not made.exists():
+        assert time.monotonic() < deadline, "nobody made them"
         time.sleep(0.01)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import mmap
 import os
 import subprocess
 import sys
@@ -15,7 +14,10 @@ from xml.etree import ElementTree
 
 import pytest
 
+from mmcached.shm import sweep
+from mmcached.shm.segment.ring_notes import remove_notes
 from tests.house import REPOSITORY, leaky_examples
+from tests.shm.rings import leave_ring, make_ring
 
 EXAMPLES = Path(leaky_examples.__file__)
 
@@ -23,33 +25,37 @@ EXAMPLES = Path(leaky_examples.__file__)
 @pytest.fixture(scope="module")
 def verdicts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     """One child session over all examples: test name -> what was reported, "" when it passed."""
-    shm = [Path(f"/dev/shm/mmc-test-{uuid.uuid4().hex}") for _ in range(2)]
-    leaked, foreign = shm
-    yield run_examples(tmp_path_factory.mktemp("all"), leaked=leaked, foreign=foreign)
-    for path in shm:
-        path.unlink()
+    leaked = Path(f"/dev/shm/mmc-test-{uuid.uuid4().hex}")
+    yield run_examples(tmp_path_factory.mktemp("all"), leaked=leaked)
+    leaked.unlink()
 
 
-def run_examples(folder: Path, *names: str, leaked: Path | None = None, foreign: Path | None = None) -> dict[str, str]:
-    """Run some examples, all without `names`; map `foreign` when a test has made it."""
+def run_examples(folder: Path, *names: str, leaked: Path | None = None) -> dict[str, str]:
+    """Run some examples, all without `names`; make a ring that lives and one that was left when a test wants them."""
     xml = folder / "report.xml"
     selected = [f"{EXAMPLES}::{name}" for name in names] or [str(EXAMPLES)]
     command = [sys.executable, "-m", "pytest", *selected, f"--junitxml={xml}", "-p", "no:cacheprovider"]
-    environment = {**os.environ, "LEAKED_SHM": str(leaked), "FOREIGN_SHM": str(foreign)}
+    command.append(f"--basetemp={folder / 'tmp'}")
+    made = folder / "made"
+    environment = {**os.environ, "LEAKED_SHM": str(leaked), "RINGS_MADE": str(made)}
     with contextlib.ExitStack() as stack:
         log = stack.enter_context(open(folder / "log", "wb"))
         child = stack.enter_context(
             subprocess.Popen(command, cwd=REPOSITORY, env=environment, stdout=log, stderr=subprocess.STDOUT)
         )
         stack.callback(child.kill)
-        mapped = False
+        stack.callback(sweep)
         deadline = time.monotonic() + 60
         while child.poll() is None and time.monotonic() < deadline:
-            if foreign and not mapped and foreign.exists() and foreign.stat().st_size:
-                file = stack.enter_context(open(foreign, "r+b"))
-                stack.enter_context(mmap.mmap(file.fileno(), 0))
-                mapped = True
+            if not made.exists() and made.with_name("wanted").exists():
+                stack.enter_context(make_ring())
+                (folder / "theirs").mkdir()
+                leave_ring(folder / "theirs")
+                stack.callback(remove_notes, folder / "theirs")
+                made.touch()
             time.sleep(0.01)
+        for notes in folder.rglob("*.ring"):
+            remove_notes(notes.parent)
     assert xml.exists(), (folder / "log").read_text()
     return {
         case.attrib["name"]: "\n".join(problem.text or "" for problem in case)
@@ -81,11 +87,15 @@ def test_reports(verdicts: dict[str, str], name: str, reported: str) -> None:
         "test_uses_shared_service",
         "test_exempt",
         "test_thread_that_is_just_ending",
-        "test_ignores_shm_of_another_session",
+        "test_ignores_rings_of_another_session",
     ],
 )
 def test_passes(verdicts: dict[str, str], name: str) -> None:
     assert verdicts[name] == ""
+
+
+def test_reports_both_names_of_a_ring(verdicts: dict[str, str]) -> None:
+    assert verdicts["test_leaks_ring"].count("/dev/shm/mmc.") == 2
 
 
 def test_every_example_is_judged_here(verdicts: dict[str, str]) -> None:

@@ -33,6 +33,7 @@ from mmcached.wire.messages import frontend as said
 from mmcached.wire.paths import RunDir
 from mmcached.wire.sockets.frames import encode_frames
 from tests.integration.hostile import announcements, files
+from tests.integration.hostile.counts import false_counts
 from tests.integration.processes import DEADLINE_S
 from tests.wire.examples import EXAMPLES
 from tests.wire.raw_peer import RawPeer, frame, head
@@ -396,6 +397,7 @@ ATTACKS: dict[str, Attack] = {
             planted_names,
             held_http,
             junk_locks,
+            false_counts,
         )
     },
 }
