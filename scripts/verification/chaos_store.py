@@ -51,6 +51,7 @@ NUM_KEYS = 256
 MAX_WORDS = 2 << 10
 PLAN = RingPlan(
     layout=Layout(RING_BYTES, num_slots=LEDGER_WORDS, max_readers=8, index_words=index_words(LEDGER_WORDS)),
+    settings={},
     max_object_bytes=RING_BYTES,
     shared_quota_bytes=RING_BYTES // 2,
 )

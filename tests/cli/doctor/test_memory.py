@@ -11,10 +11,12 @@ import pytest
 from mmcached.cli.doctor import memory
 from mmcached.shm import sweep
 from mmcached.shm.segment.mapped import SHM_DIR
+from mmcached.shm.segment.ring_notes import remove_notes
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.handle import RingAnnouncement
 from tests.cli.doctor.hosts import a_host
 from tests.shm.processes import Process
+from tests.shm.rings import leave_ring
 
 SMALL = ServiceConfig(world_size=0, store_gb=1 / 64)
 HUGE = ServiceConfig(world_size=0, store_gb=4096)
@@ -82,3 +84,15 @@ def test_what_the_dead_have_left(tmp_path: Path) -> None:
     assert (found.level, found.mend) == ("warning", "mmcached shm gc")
     sweep()
     assert memory.stale_segments(a_host(tmp_path)).level == "ok"
+
+
+def test_what_a_service_that_crashed_has_left(tmp_path: Path) -> None:
+    leave_ring(tmp_path)
+    host = a_host(tmp_path / "other")
+    found = memory.stale_segments(host)
+    assert (found.level, f"the first of {tmp_path}" in found.what) == ("warning", True)
+    assert found.mend == f"mmcached serve --run-dir {tmp_path} adopts its own; mmcached shm gc --all removes all"
+    assert memory.stale_segments(a_host(tmp_path / "other", run_dir=tmp_path)).level == "ok", "its next start"
+    remove_notes(tmp_path)
+    assert memory.stale_segments(host).mend == "mmcached shm gc"
+    sweep()

@@ -10,6 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from mmcached.shm.ring.leases import COUNTS_PER_LOOK, FEW_READERS, LeaseTable, Overrun
 from mmcached.shm.ring.received import ReceivedLeases
+from mmcached.shm.segment.layout import MAX_COUNT
 from mmcached.wire.errors import InvariantError, LeaseRefused, LocalProtocolError, PeerGone, RemoteProtocolError
 from mmcached.wire.handle import LeaseId
 from mmcached.wire.messages.parts import Barrier
@@ -108,6 +109,17 @@ def test_an_overrun_fences_the_reader_until_it_is_void(cells: Cells) -> None:
     table.void(0)
     assert [table.is_pinned(slot) for slot in range(SLOTS)] == [True, False, False, False]
     table.check_integrity()
+
+
+def test_more_leases_than_there_can_be_are_an_overrun_and_no_figure(cells: Cells) -> None:
+    table = table_of(cells)
+    for reader_id in (0, 1):
+        table.attach(reader_id, incarnation=5 + reader_id)
+        table.grant(reader_id, 1)
+        taken_beside(cells)[reader_id, 1] += np.uint64(MAX_COUNT)
+    assert 0 < table.num_leases() < 1 << 40, "a figure fits into a word of the stats page"
+    assert list(table.fence_overruns()) == [0, 1]
+    assert (table.pinned_slots(), table.num_leases()) == ({1}, 0)
 
 
 @pytest.mark.parametrize("scribble", [0, 2**64 - 1])

@@ -24,7 +24,7 @@ stops granting to the reader and says how far the writer has counted. It goes do
 when it arrives every earlier one has arrived or never will. Only the last barrier's answer counts: one to an earlier
 barrier knows nothing of what came after it.
 
-Invariant: in an attached reader that is not frozen, outstanding >= 0, and when no lease is held it is 0.
+Invariant: in an attached reader that is not frozen, 0 <= outstanding <= 2^32, and when no lease is held it is 0.
 """
 
 from __future__ import annotations
@@ -46,6 +46,8 @@ Outstanding = npt.NDArray[np.int64]
 LiveCounts = tuple[memoryview, memoryview, memoryview]
 COUNTS_PER_LOOK = 1 << 16
 """So many slots of readers are judged at a time: a millisecond and a half, however many there are."""
+MAX_LEASES = 1 << 32
+"""Of one slot that a reader can hold at a time; more is a count that was overwritten."""
 FEW_READERS = 12
 """So many are asked one by one; more at once, which takes as long as twelve."""
 
@@ -309,9 +311,9 @@ class LeaseTable:
 
     def num_leases(self) -> int:
         """Return the number of leases that are out, over all readers that can be trusted."""
-        # A reader that has overrun and is not fenced yet must not count below zero.
+        # A reader that counts what cannot be, and is not fenced yet, must count neither below zero nor without bound.
         return sum(
-            int(np.maximum(self._all_outstanding(reader_id), 0).sum())
+            int(np.clip(self._all_outstanding(reader_id), 0, MAX_LEASES).sum())
             for reader_id, books in self._readers.items()
             if books.frozen_slots is None and not self._is_idle(reader_id)
         )
@@ -410,7 +412,8 @@ class LeaseTable:
         returned = self._counts[reader_id, slots, 0].copy()  # first, as above; and the reader goes on writing
         counts = np.stack((returned, self._counts[reader_id, slots, 1]), axis=1)
         outstanding = (granted + counts[:, 1] - returned).view(np.int64)
-        wrong = np.flatnonzero((outstanding < 0) | ((counts < seen) | (counts > 2 * MAX_COUNT)).any(axis=1))
+        is_impossible = (outstanding < 0) | (outstanding > MAX_LEASES)
+        wrong = np.flatnonzero(is_impossible | ((counts < seen) | (counts > 2 * MAX_COUNT)).any(axis=1))
         if not wrong.size:
             return None, counts
         first = int(wrong[0])

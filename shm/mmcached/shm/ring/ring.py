@@ -152,8 +152,8 @@ class RingWriter(Closeable):
         data, slots = self._data, self._tables.slots
         for handle in self._chunks:
             end, first = handle.offset + handle.nbytes, SLOT_WORDS * handle.slot
-            note_bytes, *digest = slots[first + NOTE_BYTES : first + SECOND_KEY + 1]
-            yield handle, (digest[0], digest[1]), data[end : end + note_bytes]
+            note_bytes, first_key, second_key = slots[first + NOTE_BYTES : first + SECOND_KEY + 1]
+            yield handle, (first_key, second_key), data[end : end + note_bytes]
 
     @classmethod
     def create(
