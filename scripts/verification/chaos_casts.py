@@ -108,7 +108,7 @@ def _get_and_give_back(
     return _get(store, handle, **options)
 
 
-def _adopt_nobody(watch: ReaderWatch, *, is_granting: bool) -> list[int]:
+def _adopt_nobody(watch: ReaderWatch, *, is_granting: bool, may_hold: object) -> list[int]:
     """Leave the readers of the life before as they are."""
     return []
 
