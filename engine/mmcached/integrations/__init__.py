@@ -1,6 +1,7 @@
 """Lets programs that bring their own model use the store in their own words; each room belongs to one host program.
 
     identity          names what an output depends on: the content of a checkpoint, and all else beside the item
+    record_form       checks the tensors of a record before a model gets them
     vllm/             encoder outputs of all engines of a host, for vLLM
     sglang/           the same for SGLang's encoder servers, and a second level of its engines' caches
     transformers/     image features and processed images, once per host
