@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from mmcached.integrations.record_form import RecordForm, TensorForm
+from mmcached.integrations.record_form import PartForm, RecordForm
 
 ROWS, WIDTH = 6, 8
-EMBEDDINGS = TensorForm((WIDTH,), torch.bfloat16, ROWS)
+EMBEDDINGS = PartForm((WIDTH,), torch.bfloat16, ROWS)
 FORM = RecordForm({"embeds": EMBEDDINGS, "levels": (EMBEDDINGS, EMBEDDINGS), "pooled": None})
 
 
@@ -31,7 +31,7 @@ def with_element(value: float, dtype: torch.dtype = torch.bfloat16) -> torch.Ten
 
 def test_the_record_of_a_model_has_the_form_that_is_taken_from_it() -> None:
     assert FORM.check(record()) is None
-    assert TensorForm.of(embeddings()) == EMBEDDINGS
+    assert PartForm.of(embeddings()) == EMBEDDINGS
     assert FORM.check(record(levels=(embeddings(), embeddings()))) is None
 
 
@@ -71,14 +71,14 @@ def test_a_false_record_is_told_by_its_first_wrong_part(false: Any, reason: str)
 
 
 def test_any_number_of_rows_is_right_where_none_is_asked_for() -> None:
-    form = TensorForm((WIDTH,), torch.bfloat16, None)
+    form = PartForm((WIDTH,), torch.bfloat16, None)
     assert form.check(embeddings(ROWS + 1)) is None
     assert form.check(embeddings(width=1)) == "shape [6, 1] instead of ['any', 8]"
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.float8_e5m2])
 def test_elements_are_finite_or_not_whatever_their_sum(dtype: torch.dtype) -> None:
-    form = TensorForm((WIDTH,), dtype, ROWS)
+    form = PartForm((WIDTH,), dtype, ROWS)
     largest = torch.full((ROWS, WIDTH), torch.finfo(dtype).max, dtype=torch.float64).to(dtype)
     assert form.check(largest) is None, "their sum overflows"
     for value in ("nan", "inf", "-inf"):
@@ -86,8 +86,8 @@ def test_elements_are_finite_or_not_whatever_their_sum(dtype: torch.dtype) -> No
     opposed = torch.zeros(ROWS, WIDTH)
     opposed[0, 0], opposed[1, 0] = torch.inf, -torch.inf
     assert form.check(opposed.to(dtype)) == "elements that are not finite"
-    assert TensorForm((WIDTH,), dtype, None).check(embeddings(0, dtype=dtype)) is None
+    assert PartForm((WIDTH,), dtype, None).check(embeddings(0, dtype=dtype)) is None
 
 
 def test_numbers_that_are_not_floating_point_are_finite() -> None:
-    assert TensorForm((WIDTH,), torch.int64, ROWS).check(embeddings(dtype=torch.int64)) is None
+    assert PartForm((WIDTH,), torch.int64, ROWS).check(embeddings(dtype=torch.int64)) is None

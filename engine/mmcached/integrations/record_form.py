@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class TensorForm:
+class PartForm:
     """The shape and dtype of one tensor, `(rows, *trailing)`.
 
     Attributes:
@@ -33,7 +33,7 @@ class TensorForm:
     rows: int | None
 
     @classmethod
-    def of(cls, tensor: torch.Tensor) -> TensorForm:
+    def of(cls, tensor: torch.Tensor) -> PartForm:
         """Return the form of a tensor of at least one dimension."""
         return cls(tuple(tensor.shape[1:]), tensor.dtype, tensor.shape[0])
 
@@ -60,7 +60,7 @@ class RecordForm:
             None for a part whose value is None. A record has these names and no other.
     """
 
-    parts: Mapping[str, TensorForm | tuple[TensorForm, ...] | None]
+    parts: Mapping[str, PartForm | tuple[PartForm, ...] | None]
 
     def check(self, record: object) -> str | None:
         """Return why a record is not of this form, by the first part that is wrong; None if it is right.
@@ -78,10 +78,10 @@ class RecordForm:
         return None
 
 
-def _check_part(form: TensorForm | tuple[TensorForm, ...] | None, value: object) -> str | None:
+def _check_part(form: PartForm | tuple[PartForm, ...] | None, value: object) -> str | None:
     if form is None:
         return None if value is None else f"{type(value).__name__} instead of None"
-    if isinstance(form, TensorForm):
+    if isinstance(form, PartForm):
         return form.check(value)
     if not isinstance(value, list | tuple) or len(value) != len(form):
         return f"no list of {len(form)} tensors"
