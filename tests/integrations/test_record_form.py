@@ -70,10 +70,13 @@ def test_a_false_record_is_told_by_its_first_wrong_part(false: Any, reason: str)
     assert FORM.check(false) == reason
 
 
-def test_any_number_of_rows_is_right_where_none_is_asked_for() -> None:
+def test_any_size_is_right_where_none_is_asked_for() -> None:
     form = PartForm((WIDTH,), torch.bfloat16, None)
     assert form.check(embeddings(ROWS + 1)) is None
     assert form.check(embeddings(width=1)) == "shape [6, 1] instead of ['any', 8]"
+    form = PartForm((None, 3), torch.float32, 1)
+    assert form.check(torch.zeros(1, 5, 3)) is None
+    assert form.check(torch.zeros(1, 5)) == "shape [1, 5] instead of [1, 'any', 3]"
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.float8_e5m2])

@@ -23,12 +23,12 @@ class PartForm:
     """The shape and dtype of one tensor, `(rows, *trailing)`.
 
     Attributes:
-        trailing: sizes of all dimensions but the first.
+        trailing: sizes of all dimensions but the first; None for one that may have any size.
         dtype: of the elements.
         rows: size of the first dimension; None if any number of rows is right.
     """
 
-    trailing: tuple[int, ...]
+    trailing: tuple[int | None, ...]
     dtype: torch.dtype
     rows: int | None
 
@@ -43,9 +43,11 @@ class PartForm:
 
         if not isinstance(tensor, torch.Tensor):
             return f"{type(tensor).__name__} instead of a tensor"
-        shape = tuple(tensor.shape)
-        if not shape or shape[1:] != self.trailing or self.rows not in (None, shape[0]):
-            return f"shape {list(shape)} instead of {['any' if self.rows is None else self.rows, *self.trailing]}"
+        shape, wanted = tuple(tensor.shape), (self.rows, *self.trailing)
+        if len(shape) != len(wanted) or any(
+            size not in (None, found) for size, found in zip(wanted, shape, strict=True)
+        ):
+            return f"shape {list(shape)} instead of {['any' if size is None else size for size in wanted]}"
         if tensor.dtype != self.dtype:
             return f"dtype {tensor.dtype} instead of {self.dtype}"
         return None if _is_finite(tensor) else "elements that are not finite"

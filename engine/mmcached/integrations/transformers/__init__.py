@@ -1,6 +1,8 @@
 """Gives models and image processors of Transformers what any process of the host has computed before.
 
     features          `cached_image_features`: a vision tower runs once per image and host
+    tower_code        names the code of a tower, and notices when it changes
+    forms             says which form the features of an image have
     splitting         takes a call for several images apart, and puts the results together
     records           finds what is in the store, has the rest made by one process each
     image_processor   `CachedImageProcessor`: an image is processed once per host

@@ -3,11 +3,14 @@
     call ──split──> images ──look up all──> found, or encoded alone by one process while others wait ──join──> output
 
 An image is encoded alone: what a tower gives for it depends, in the last bits, on what else is in its batch. So what is
-found has the bits of the image alone, whoever has encoded it.
+found has the bits of the image alone, whoever has encoded it. What is found and has not the form that the model's
+configuration says is encoded again.
 
-A call goes to the model as it is, and is counted as bypassed, where its result is not a function of weights, settings
-and image: in training, with gradients, with adapters or foreign hooks on the tower, or with arguments that are not
-known.
+A call goes to the model as it is, and is counted as bypassed, where its result is not a function of weights, code,
+settings and image: in training, with gradients, with adapters, foreign code or foreign hooks in the tower, compiled, or
+with arguments that are not known.
+
+A thread reads all weights again and again, for a change of them that leaves no trace.
 """
 
 from __future__ import annotations
@@ -15,11 +18,15 @@ from __future__ import annotations
 import functools
 import inspect
 import json
+import logging
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from importlib.metadata import version
+from time import monotonic
+from types import MethodType
 from typing import Any
 
 import torch
@@ -27,19 +34,47 @@ import torch
 from mmcached.cache.fingerprints import fingerprint
 from mmcached.client import Client
 from mmcached.client.device.devices import Device, device_of
+from mmcached.integrations.record_form import RecordForm
 from mmcached.integrations.transformers import splitting
+from mmcached.integrations.transformers.forms import dtype_of, form_of
 from mmcached.integrations.transformers.records import find_or_make
 from mmcached.integrations.transformers.splitting import Parts, Picture
+from mmcached.integrations.transformers.tower_code import TowerCode, is_run_unchanged
 from mmcached.wire.closeable import Closeable
+from mmcached.wire.errors import InvalidRequest
 from mmcached.worker.encoders.content import Content
 from mmcached.worker.encoders.families import FROM_CONFIG, Family, find_family
 from mmcached.worker.encoders.weights import Weights, numeric_settings
 
+_LOG = logging.getLogger(__name__)
+READ_AGAIN_S = 30.0
+"""Time between two readings of all weights."""
+MAX_AGE_S = 60.0
+"""Age of the last reading from which on a call reads all weights itself, because the thread has not."""
 _HARMLESS = frozenset({"return_dict", "use_cache"})
 """Arguments on which no image feature depends."""
 _NOT_KEPT = ("output_hidden_states", "output_attentions")
 _TOLD_APART_BY_CONTENT = frozenset({"text_config", "architectures", "dtype", "torch_dtype", "transformers_version"})
-_KNOWN: weakref.WeakKeyDictionary[torch.nn.Module, Weights] = weakref.WeakKeyDictionary()
+
+
+@dataclass(slots=True)
+class _Tower:
+    """What is known of a model's tower.
+
+    Attributes:
+        attention: names of the attention functions of its configurations.
+        dtype: of its parameters; None if they have several.
+        read_at: when the reading of all its weights began that was the last to find them as their digest says.
+    """
+
+    weights: Weights
+    code: TowerCode
+    attention: list[str]
+    dtype: torch.dtype | None
+    read_at: float
+
+
+_KNOWN: weakref.WeakKeyDictionary[torch.nn.Module, _Tower] = weakref.WeakKeyDictionary()
 
 
 @contextmanager
@@ -59,17 +94,18 @@ def cached_image_features(
     inner, family = find_family(model)
     before = inner.__dict__.get(family.method)
     # Of a block around this one: through its method each image would wait for its own encoding.
-    original = getattr(before, "original", None) or getattr(inner, family.method)
+    patched = None if before is None else getattr(before, "patched", before)
     features = ImageFeatures(
         inner, family, client, view=view, timeout_s=timeout_s, max_pinned_bytes=max_pinned_mb << 20
     )
-    features.fingerprint(inner.device)  # reads all weights, and says what cannot be read, before the first request
+    features.start()
 
-    @functools.wraps(original)  # `generate` looks at the arguments' names
+    @functools.wraps(getattr(inner, family.method))  # `generate` looks at the arguments' names
     def replaced(*values: Any, **named: Any) -> Any:
+        original = patched or MethodType(getattr(type(inner), family.method), inner)
         return features.of_call(original, values, named)
 
-    replaced.original = original  # type: ignore[attr-defined]
+    replaced.patched = patched  # type: ignore[attr-defined]
     inner.__dict__[family.method] = replaced
     try:
         yield features
@@ -88,12 +124,13 @@ class ImageFeatures(Closeable):
         num_images: that were asked for, not counting bypassed calls.
         num_encoded: how many of them the tower has encoded here; all others were found.
         num_bypassed: calls that went to the model as they were.
+        num_refused: records that were found and had not the form that the model expects.
     """
 
     def __init__(
         self, model: Any, family: Family, client: Client, *, view: bool, timeout_s: float, max_pinned_bytes: int
     ) -> None:
-        self.num_images = self.num_encoded = self.num_bypassed = 0
+        self.num_images = self.num_encoded = self.num_bypassed = self.num_refused = 0
         self._model = model
         self._family = family
         self._client = client
@@ -103,6 +140,20 @@ class ImageFeatures(Closeable):
         self._name: tuple[Any, str] | None = None
         self._max_pinned_bytes = max_pinned_bytes
         self._devices: dict[str, Device] = {}
+        self._made: list[tuple[Weights, str]] = []
+        """Keys of what was encoded here since all weights were read, and the weights that name them."""
+        self._said: set[str] = set()
+        self._is_over = threading.Event()
+        self._reading = threading.Thread(target=self._read_again, name="mmcached-weights", daemon=True)
+
+    def start(self) -> None:
+        """Read all weights, and begin to read them again and again.
+
+        Raises:
+            InvalidRequest: a weight's bytes cannot be read.
+        """
+        self.fingerprint(self._model.device)
+        self._reading.start()
 
     @property
     def num_hits(self) -> int:
@@ -112,16 +163,18 @@ class ImageFeatures(Closeable):
     def of_call(self, original: Callable[..., Any], values: tuple[Any, ...], named: dict[str, Any]) -> Any:
         """Return what `original(*values, **named)` is for: of each image alone, found or encoded."""
         pictures = self._pictures(original, values, named)
-        name = self.fingerprint(pictures[0].pixels.device) if pictures else None
-        if not pictures or name is None:
+        named_by = self._named_by(pictures[0].pixels.device) if pictures else None
+        forms = self._forms(pictures, named_by[1]) if pictures and named_by else None
+        if not pictures or named_by is None or forms is None:
             with self._lock:
                 self.num_bypassed += 1
             return original(*values, **named)
         with self._lock:
             self.num_images += len(pictures)
+        name, tower = named_by
         keys = [f"encoder/{name}/{_name_of(picture)}" for picture in pictures]
         device = self._device(str(pictures[0].pixels.device))
-        found = self._find(original, keys, pictures, view=self._view or device.reads_in_place)
+        found = self._find(original, keys, pictures, forms, tower.weights, view=self._view or device.reads_in_place)
         parts = splitting.join(self._family, found, device.load)
         return splitting.output_class(self._model, self._family)(**parts)
 
@@ -133,35 +186,118 @@ class ImageFeatures(Closeable):
         Raises:
             InvalidRequest: a weight's bytes cannot be read.
         """
+        named_by = self._named_by(device)
+        return None if named_by is None else named_by[0]
+
+    def read_weights(self) -> bool:
+        """Read all weights now; return whether they are as they were.
+
+        Otherwise the next call names them anew, and what this process has encoded since they were read before, under a
+        name that may not have been theirs any more, is dropped from the store.
+        """
         with self._lock:
-            weights = _KNOWN.get(self._model)
-            if weights is None or weights.is_changed():
-                weights = _KNOWN[self._model] = Weights(self._model, self._family.others)
-            if any(_is_altered(module) for module in (self._model, *weights.modules)):
+            tower, num_made, began_at = _KNOWN.get(self._model), len(self._made), monotonic()
+        if tower is None:
+            return False
+        try:
+            is_same = tower.weights.is_as_read()
+        except (InvalidRequest, RuntimeError):  # they have been moved to where they cannot be read
+            is_same = False
+        with self._lock:
+            if is_same:
+                tower.read_at = began_at
+                del self._made[:num_made]
+                return True
+            if _KNOWN.get(self._model) is tower:
+                del _KNOWN[self._model]
+            keys = [key for weights, key in self._made if weights is tower.weights]
+            self._made.clear()
+        self._drop(keys)
+        return False
+
+    def close(self) -> None:
+        """Read all weights if something was encoded since, and let go of devices. A second call does nothing."""
+        self._is_over.set()
+        if self._reading.is_alive():
+            self._reading.join()
+        if self._made:
+            self.read_weights()
+        for device in self._devices.values():
+            device.close()
+
+    # ---- how
+
+    def _read_again(self) -> None:
+        while not self._is_over.wait(READ_AGAIN_S):
+            self.read_weights()
+
+    def _drop(self, keys: Sequence[str]) -> None:
+        for key in keys:
+            self._client.drop(key)
+
+    def _named_by(self, device: torch.device) -> tuple[str, _Tower] | None:
+        """Return the fingerprint, and the tower that it names; None if it has none."""
+        with self._lock:
+            tower = self._tower()
+            if monotonic() - tower.read_at > MAX_AGE_S and not self.read_weights():
+                tower = self._tower()
+            if tower.code.obstacle is not None:
+                self._say("image features are not shared, because they depend on other code: %s", tower.code.obstacle)
                 return None
-            attention = [str(getattr(config, "_attn_implementation", None)) for config in weights.configs]
-            settings = [weights.digest, attention, numeric_settings(device)]
+            modules = [self._model, *tower.weights.modules]
+            if any(module.training for module in modules) or not is_run_unchanged(modules):
+                return None
+            settings = [tower.weights.digest, tower.code.digest, tower.attention, numeric_settings(device)]
+            settings.append([dict(config.__dict__) for config in tower.weights.configs])
             if self._name is None or self._name[0] != settings:
                 parts = {
                     "host": "transformers",
                     "versions": [version("transformers"), torch.__version__],
                     "config": _relevant(json.loads(self._model.config.to_json_string(use_diff=False))),
-                    "settings": settings,
+                    "settings": settings[:-1],
                 }
                 self._name = settings, fingerprint(parts)
-            return self._name[1]
+            return self._name[1], tower
 
-    def read_weights(self) -> None:
-        """Read all weights with the next call, because they were changed in a way that leaves no trace."""
+    def _tower(self) -> _Tower:
+        """Return the tower as it is now: read again as far as it has changed."""
+        tower = _KNOWN.get(self._model)
+        if tower is None or tower.weights.is_changed():
+            read_at = monotonic()
+            weights = Weights(self._model, self._family.others)
+        elif tower.code.is_changed() or tower.attention != _attention_of(tower.weights):
+            read_at, weights = tower.read_at, tower.weights
+        else:
+            return tower
+        attention = _attention_of(weights)
+        code = TowerCode(self._model, self._family.others, self._family.method, attention)
+        tower = _Tower(weights, code, attention, dtype_of(self._model, self._family), read_at)
+        _KNOWN[self._model] = tower
+        return tower
+
+    def _forms(self, pictures: Sequence[Picture], tower: _Tower) -> list[RecordForm] | None:
+        """Return the form of each image's features; None if it is not known of one."""
+        forms = [form_of(self._model, picture, tower.dtype) for picture in pictures]
+        known = [form for form in forms if form is not None]
+        if len(known) == len(forms):
+            return known
+        self._say("image features are not shared, because their %s is not known beforehand", "form")
+        return None
+
+    def _is_right(self, form: RecordForm, record: Parts) -> bool:
+        reason = form.check(record)
+        if reason is None:
+            return True
         with self._lock:
-            _KNOWN.pop(self._model, None)
+            self.num_refused += 1
+        self._say("a record of the store is not used: %s", reason)
+        return False
 
-    def close(self) -> None:
-        """Let go of devices. A second call does nothing."""
-        for device in self._devices.values():
-            device.close()
-
-    # ---- how
+    def _say(self, text: str, reason: str) -> None:
+        """Log a warning, once for each reason."""
+        if reason not in self._said:
+            self._said.add(reason)
+            _LOG.warning(text, reason)
 
     def _device(self, name: str) -> Device:
         with self._lock:
@@ -174,6 +310,9 @@ class ImageFeatures(Closeable):
     ) -> list[Picture] | None:
         """Return the images of a call; None if it has to go to the model as it is."""
         if torch.compiler.is_compiling() or torch.is_grad_enabled() or self._model.training:
+            return None
+        if getattr(original, "__func__", None) is not getattr(type(self._model), self._family.method):
+            self._say("image features are not shared, because the model's %s is not its class's", self._family.method)
             return None
         arguments = _arguments(inspect.signature(original), values, named)
         config = self._model.config
@@ -189,7 +328,14 @@ class ImageFeatures(Closeable):
         return splitting.split(self._family, pixels, arguments)
 
     def _find(
-        self, original: Callable[..., Any], keys: list[str], pictures: list[Picture], *, view: bool
+        self,
+        original: Callable[..., Any],
+        keys: list[str],
+        pictures: list[Picture],
+        forms: list[RecordForm],
+        weights: Weights,
+        *,
+        view: bool,
     ) -> list[Parts]:
         # Parts that are put together are copied then; others are handed out, so the caller says whether they are his.
         view = view or set(self._family.parts.values()) == {"stacked"}
@@ -204,8 +350,22 @@ class ImageFeatures(Closeable):
                 self.num_encoded += 1
             return _to_host(encoded[place])
 
-        found = find_or_make(self._client, keys, make, view=view, timeout_s=self._timeout_s)
+        def is_right(place: int, record: Parts) -> bool:
+            return self._is_right(forms[place], record)
+
+        found = find_or_make(self._client, keys, make, is_right=is_right, view=view, timeout_s=self._timeout_s)
+        if encoded:
+            self._note_made([keys[place] for place in encoded], weights)
         return [encoded.get(place, parts) for place, parts in enumerate(found)]  # those are on the device already
+
+    def _note_made(self, keys: list[str], weights: Weights) -> None:
+        """Note what is to be dropped if the weights were not those that name it; drop it if that is known already."""
+        with self._lock:
+            is_named_right = self._tower().weights is weights
+            if is_named_right:
+                self._made += [(weights, key) for key in keys]
+        if not is_named_right:
+            self._drop(keys)
 
 
 def _arguments(signature: inspect.Signature, values: tuple[Any, ...], named: Mapping[str, Any]) -> dict[str, Any]:
@@ -218,17 +378,8 @@ def _arguments(signature: inspect.Signature, values: tuple[Any, ...], named: Map
     return {name: value for name, value in given.items() if value is not None and value is not defaults.get(name)}
 
 
-def _is_altered(module: torch.nn.Module) -> bool:
-    """Return whether a module trains, is an adapter's, or has hooks that are not Transformers' own."""
-    return (
-        module.training
-        or type(module).__module__.startswith("peft.")
-        or any(
-            not str(getattr(hook, "__module__", "")).startswith("transformers.")
-            for hooks in (module._forward_hooks, module._forward_pre_hooks)
-            for hook in hooks.values()
-        )
-    )
+def _attention_of(weights: Weights) -> list[str]:
+    return [str(getattr(config, "_attn_implementation", None)) for config in weights.configs]
 
 
 def _relevant(config: Any) -> Any:

@@ -5,13 +5,16 @@
 What is put together is what the processor itself returns, bit for bit: that is known of the processors in `ONE_BY_ONE`,
 which treat the images of a batch one by one. Calls of others, and those that pad several images to one size, go to
 the processor as they are and count as bypassed.
+
+What a record must look like is seen from what the processor makes of a few blank images of the same kind.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from io import BytesIO
@@ -19,15 +22,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
+import torch
 
 from mmcached.cache.fingerprints import fingerprint
 from mmcached.client import Client
+from mmcached.integrations.record_form import PartForm, RecordForm
 from mmcached.integrations.transformers.records import find_or_make
-from mmcached.shm.store.tensor_bytes import NotCarried
+from mmcached.shm.store.tensor_bytes import NotCarried, is_tensor
 from mmcached.worker.encoders.content import Content, add_image
 
-Arrays = dict[str, npt.NDArray[Any]]
+_LOG = logging.getLogger(__name__)
+Arrays = dict[str, torch.Tensor]
 """What the processor gives for one image, by name; the first dimension is what batches are put together along."""
 
 ONE_BY_ONE = frozenset(
@@ -38,6 +43,9 @@ ONE_BY_ONE = frozenset(
 """Classes of Transformers that treat the images of a batch one by one; a test looks at each."""
 _TYING = ("do_pad", "pad_size")
 """Settings with which they do not."""
+EXAMPLES = ((224, 448), (448, 224), (224, 224))
+"""Heights and widths of the blank images that show the form of what a processor returns; patches divide them."""
+_CHANNELS = (1, 3, 4)
 _PACKAGES = ("transformers", "torch", "torchvision", "numpy", "pillow")
 
 
@@ -54,14 +62,16 @@ class CachedImageProcessor:
         num_images: that were asked for, not counting bypassed calls.
         num_processed: how many of them were processed here; all others were found.
         num_bypassed: calls that went to the processor as they were.
+        num_refused: records that were found and had not the form of what the processor returns.
     """
 
     def __init__(self, processor: Any, client: Client, *, timeout_s: float = 30.0) -> None:
-        self.num_images = self.num_processed = self.num_bypassed = 0
+        self.num_images = self.num_processed = self.num_bypassed = self.num_refused = 0
         self.processor = processor
         self._client = client
         self._timeout_s = timeout_s
         self._lock = threading.Lock()
+        self._forms: dict[tuple[str, Hashable], RecordForm] = {}
 
     def __getattr__(self, name: str) -> Any:
         if name == "processor":  # while it is copied or unpacked, before it has one
@@ -86,8 +96,9 @@ class CachedImageProcessor:
             return self.processor(_decoded(images), *args, return_tensors=return_tensors, **kwargs)
         from transformers.image_processing_base import BatchFeature
 
-        joined = {name: np.concatenate([arrays[name] for arrays in found]) for name in found[0]}
-        return BatchFeature(data=joined, tensor_type=return_tensors)
+        joined = {name: torch.cat([arrays[name] for arrays in found]) for name in found[0]}
+        data = joined if wanted == "pt" else {name: tensor.numpy() for name, tensor in joined.items()}
+        return BatchFeature(data=data, tensor_type=return_tensors)
 
     preprocess = __call__
 
@@ -109,21 +120,54 @@ class CachedImageProcessor:
         if not images or (len(images) > 1 and any(map(has, _TYING))):
             return None
         try:
-            prefix = f"processed/{self._fingerprint(kwargs)}/"
-            keys = [prefix + _name_of(image) for image in images]
+            name = self._fingerprint(kwargs)
+            keys = [f"processed/{name}/{_name_of(image)}" for image in images]
+            forms = [self._form(name, image, kwargs) for image in images]
         except (TypeError, ValueError, NotCarried):  # no JSON value, or no image whose content can be seen
             return None
 
         def make(place: int) -> Arrays:
             with self._lock:
                 self.num_processed += 1
-            alone = self.processor(_decoded(images[place]), return_tensors="pt", **kwargs)
-            return {name: value.numpy() for name, value in alone.items()}
+            return self._alone(_decoded(images[place]), kwargs)
+
+        def is_right(place: int, record: Any) -> bool:
+            return self._is_right(forms[place], record)
 
         with self._lock:
             self.num_images += len(images)
         # Views: what is put together is copied then.
-        return find_or_make(self._client, keys, make, view=True, tensors="numpy", timeout_s=self._timeout_s)
+        return find_or_make(self._client, keys, make, is_right=is_right, view=True, timeout_s=self._timeout_s)
+
+    def _alone(self, image: Any, kwargs: dict[str, Any]) -> Arrays:
+        return dict(self.processor(image, return_tensors="pt", **kwargs))
+
+    def _form(self, fingerprint: str, image: Any, kwargs: dict[str, Any]) -> RecordForm:
+        """Return the form of what the processor makes of an image; sizes that depend on the image are left open.
+
+        Raises:
+            ValueError: the processor does not take an image of this kind.
+        """
+        kind = _kind_of(image)
+        if (fingerprint, kind) not in self._forms:
+            try:
+                seen = [self._alone(_blank(image, *size), kwargs) for size in EXAMPLES]
+            except Exception as error:
+                raise ValueError(f"the processor takes no image of kind {kind}") from error
+            self._forms[fingerprint, kind] = RecordForm(
+                {name: _form([each[name] for each in seen]) for name in seen[0]}
+            )
+        return self._forms[fingerprint, kind]
+
+    def _is_right(self, form: RecordForm, record: Any) -> bool:
+        reason = form.check(record) or _mismatch_of_rows(record)
+        if reason is not None:
+            with self._lock:
+                self.num_refused += 1
+                is_first = self.num_refused == 1
+            if is_first:
+                _LOG.warning("a record of the store is not used: %s (said once)", reason)
+        return reason is None
 
     def _fingerprint(self, kwargs: dict[str, Any]) -> str:
         kind = type(self.processor)
@@ -134,6 +178,55 @@ class CachedImageProcessor:
             "versions": _versions(),
         }
         return fingerprint(parts)
+
+
+def _form(seen: Sequence[torch.Tensor]) -> PartForm:
+    first = seen[0]
+    if any((each.dim(), each.dtype) != (first.dim(), first.dtype) for each in seen):
+        raise ValueError("rank and dtype depend on the image")
+    sizes = [{each.shape[place] for each in seen} for place in range(1, first.dim())]
+    return PartForm(tuple(size.pop() if len(size) == 1 else None for size in sizes), first.dtype, None)
+
+
+def _mismatch_of_rows(record: Arrays) -> str | None:
+    """Return why the number of an image's rows is not what the record says, or not one; None if it is."""
+    num_rows = len(record["pixel_values"])
+    if "image_grid_thw" in record:
+        wanted = record["image_grid_thw"].prod(-1)
+    elif "num_crops" in record:
+        wanted = record["num_crops"] + 1
+    else:
+        wanted = record.get("num_patches", torch.ones(1, dtype=torch.int64))
+    return None if wanted.tolist() == [num_rows] else f"{num_rows} rows instead of {wanted.tolist()}"
+
+
+def _kind_of(image: Any) -> Hashable:
+    """Return what an image has in common with those of which a processor makes results of one form."""
+    if isinstance(image, bytes):
+        return "RGB"  # as `load_image` decodes it
+    if not is_tensor(image):
+        return str(image.mode)
+    axis = _channel_axis(image)
+    return type(image).__name__, str(image.dtype), image.ndim, axis, None if axis is None else image.shape[axis]
+
+
+def _channel_axis(image: Any) -> int | None:
+    return next((axis for axis in (0, -1) if image.ndim == 3 and image.shape[axis] in _CHANNELS), None)
+
+
+def _blank(image: Any, height: int, width: int) -> Any:
+    """Return a black image of the same kind."""
+    from PIL import Image
+
+    if not is_tensor(image):
+        return Image.new("RGB" if isinstance(image, bytes) else image.mode, (width, height))
+    shape = [height, width]
+    if image.ndim == 3:
+        axis = _channel_axis(image)
+        if axis is None:
+            raise ValueError(f"no channels in an image of shape {tuple(image.shape)}")
+        shape.insert(axis if axis == 0 else 2, image.shape[axis])
+    return np.zeros(shape, image.dtype) if isinstance(image, np.ndarray) else torch.zeros(shape, dtype=image.dtype)
 
 
 def _name_of(image: Any) -> str:

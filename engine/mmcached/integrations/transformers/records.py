@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from mmcached.client import Client
 from mmcached.shm.store.codec import Library
@@ -17,29 +17,44 @@ def find_or_make(
     keys: Sequence[str],
     make: Callable[[int], Record],
     *,
+    is_right: Callable[[int, Any], bool],
     view: bool,
     timeout_s: float,
     tensors: Library = "torch",
 ) -> list[Record]:
     """Return the record of each key.
 
+    A record of a wrong form is dropped and made anew, for it could be used by no process.
+
     Args:
         make: returns the record of a key, which it is told by its place.
+        is_right: returns whether a record that was found for a place has the form that is expected there.
         view: tensors of records that were found lie in the store's memory.
         timeout_s: how long to wait for another process that makes a record; then it is made here.
     """
     hits = client.get_many(keys, view=view, tensors=tensors)
     found: list[Record] = []
+    made: set[int] = set()
     is_served = True
+
+    def make_here(place: int) -> Record:
+        made.add(place)
+        return make(place)
+
     for place, (key, hit) in enumerate(zip(keys, hits, strict=True)):
-        if hit is not None:
+        if hit is not None and is_right(place, hit.record):
             found.append(hit.record)
-        elif is_served:
+            continue
+        if hit is not None:
+            client.drop(key)
+        record = None
+        if is_served:
             num_failures = client.store_counters().failures
-            computed = client.get_or_compute(key, partial(make, place), view=view, tensors=tensors, timeout_s=timeout_s)
-            found.append(computed)
+            compute = partial(make_here, place)
+            record = client.get_or_compute(key, compute, view=view, tensors=tensors, timeout_s=timeout_s)
             # What was waited for in vain once would be waited for again with each key.
             is_served = client.store_counters().failures == num_failures
-        else:
-            found.append(make(place))
+        if place not in made and not (record is not None and is_right(place, record)):
+            record = make_here(place)
+        found.append(cast("Record", record))
     return found

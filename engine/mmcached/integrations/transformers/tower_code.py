@@ -1,0 +1,362 @@
+"""Names the code that decides what a vision tower computes, and notices when it changes.
+
+    `forward` and `__call__` of each module's class; the model's method that is asked; the attention function in use
+        methods of the class that these name             followed: what they name counts too
+        functions of their own module that these name    followed
+        functions, classes, constants of other modules   count by their own code or value, and are not followed
+    attributes of each module that this code names, such as the epsilon of a norm
+
+Code of Transformers, torch and Python goes into a digest: another version, an edited file or an exchanged function has
+another one, whenever the exchange was made. Code from elsewhere may depend on anything: a tower that runs such code has
+no name. Nor has one that is compiled. What a function that is not followed calls in turn is not seen.
+"""
+
+from __future__ import annotations
+
+import dis
+import functools
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from operator import itemgetter
+from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+import torch
+from blake3 import blake3
+
+_KNOWN_PACKAGES = frozenset({"torch", "transformers"}) | sys.stdlib_module_names
+_ENTRIES = ("__call__", "forward")
+_CALL = ("__call__", "_wrapped_call_impl", "_call_impl", "_slow_forward")
+"""Methods of every module that lead from a call to `forward`."""
+_OF_EVERY_MODULE = frozenset(torch.nn.Module().__dict__)
+_SCALARS = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device)
+_COLLECTIONS = (tuple, list, set, frozenset, dict)
+_OF_TORCH = vars(torch.nn.modules.module)
+_ABSENT = object()
+
+
+class TowerCode:
+    """The code of a model's image features, as it is now.
+
+    Args:
+        model: of Transformers. It may die while this is kept.
+        others: names of its children that do not matter.
+        method: of the model, the one that is asked for images.
+        attention: names of the attention functions that the configuration asks for.
+    Attributes:
+        digest: of the code, 64 hex digits.
+        obstacle: why outputs of this code cannot be named; None if they can.
+    """
+
+    def __init__(self, model: torch.nn.Module, others: frozenset[str], method: str, attention: Iterable[str]) -> None:
+        named = [(path, module) for path, module in model.named_modules() if path.split(".")[0] not in others]
+        self._reader = reader = _Reader()
+        for kind in sorted({type(module) for _, module in named}, key=_name_of):
+            reader.read_class(kind, (method,) if kind is type(model) else _ENTRIES)
+        reader.read_attention(attention)
+        self._instances = [
+            reader.read_instance(path, module, method if module is model else "") for path, module in named
+        ]
+        self.digest = blake3("\n".join(sorted(reader.lines)).encode()).hexdigest()
+        self.obstacle = reader.obstacle
+
+    def is_changed(self) -> bool:
+        """Return whether a function, or an attribute that the code names, is another one now."""
+        return self._reader.is_changed() or any(each.is_changed() for each in self._instances)
+
+
+def is_run_unchanged(modules: Iterable[torch.nn.Module]) -> bool:
+    """Return whether nothing comes between the code of modules and what it computes, now and in this thread.
+
+    That is: no hooks but those of Transformers, no modes that intercept operations, no compiler.
+    """
+    of_all = torch.nn.modules.module
+    is_hooked = of_all._global_forward_hooks or of_all._global_forward_pre_hooks
+    is_intercepted = torch._C._len_torch_dispatch_stack() or any(
+        type(torch._C._get_function_stack_at(place)) is not torch.utils._device.DeviceContext
+        for place in range(torch._C._len_torch_function_stack())
+    )
+    # A compiler that has left its trace in the middle of a model compiles what is called from there.
+    is_compiled = torch._C._dynamo.eval_frame.get_eval_frame_callback() is not None
+    return not (is_hooked or is_intercepted or is_compiled) and all(
+        isinstance(hook, FunctionType) and _is_known(hook.__globals__)
+        for module in modules
+        for hooks in (module._forward_hooks, module._forward_pre_hooks)
+        if hooks
+        for hook in hooks.values()
+    )
+
+
+class _Instance:
+    """The attributes of one module that its code names, as they were.
+
+    Args:
+        absent: names that its class has and it has not.
+    """
+
+    def __init__(self, holder: dict[str, Any], present: Sequence[str], absent: frozenset[str]) -> None:
+        self._holder = holder
+        self._absent = absent
+        # With one name `itemgetter` returns no tuple.
+        self._values_of = itemgetter(*present, "training", "training")
+        self._values = _copies(self._values_of(holder)[:-2])
+
+    def is_changed(self) -> bool:
+        try:
+            return self._values_of(self._holder)[:-2] != self._values or not self._absent.isdisjoint(self._holder)
+        except (KeyError, RuntimeError, TypeError, ValueError):  # it is gone, or cannot be compared
+            return True
+
+
+class _Reader:
+    """Reads code, and remembers where it was found.
+
+    Attributes:
+        lines: of what was found where.
+        obstacle: the first thing found that cannot be named.
+    """
+
+    def __init__(self) -> None:
+        self.lines: set[str] = set()
+        self.obstacle: str | None = None
+        self._links: dict[tuple[int, str], tuple[Mapping[str, Any], str, Any]] = {}
+        self._functions: dict[int, tuple[FunctionType, CodeType, Any, Any]] = {}
+        self._followed: set[tuple[int, type | None]] = set()
+        self._names: dict[type, set[str]] = {}
+
+    def is_changed(self) -> bool:
+        """Return whether another value is found now where a value was found, or a function has other code."""
+        return not (
+            all(holder.get(name, _ABSENT) is value for holder, name, value in self._links.values())
+            and all(
+                function.__code__ is code and function.__defaults__ is defaults and function.__kwdefaults__ == named
+                for function, code, defaults, named in self._functions.values()
+            )
+        )
+
+    def read_class(self, kind: type, entries: Iterable[str]) -> None:
+        """Read the methods of a module's class."""
+        for each in kind.__mro__:
+            if not _is_known_name(each.__module__):
+                self._refuse(f"class {_name_of(each)}")
+        if issubclass(kind, torch.jit.ScriptModule):
+            self._refuse(f"class {_name_of(kind)}")
+        for name in entries:
+            self._read_method(kind, name)
+
+    def read_attention(self, names: Iterable[str]) -> None:
+        """Read the functions that are registered for attention under these names."""
+        for module, registry in (
+            ("transformers.modeling_utils", "ALL_ATTENTION_FUNCTIONS"),
+            ("transformers.masking_utils", "ALL_MASK_ATTENTION_FUNCTIONS"),
+        ):
+            functions = getattr(sys.modules.get(module), registry, None) or {}
+            for name in names:
+                function = functions.get(name, _ABSENT)
+                self._link(functions, name, function)
+                if function is not _ABSENT:
+                    self._line(f"{registry}[{name}]", function, None, follows=True)
+
+    def read_instance(self, path: str, module: torch.nn.Module, exempt: str) -> _Instance:
+        """Read the attributes of a module that its code names.
+
+        Args:
+            exempt: the name of an attribute that is not read.
+        """
+        kind, holder = type(module), module.__dict__
+        names = self._names.get(kind, set()) | set(_ENTRIES)
+        names -= {exempt, *_OF_EVERY_MODULE}
+        present = sorted(names & holder.keys())
+        of_class = {name for name in names if any(name in vars(each) for each in kind.__mro__)}
+        self.lines.add(f"{path}: {_name_of(kind)}")
+        for name in present:
+            if name in of_class and callable(getattr(kind, name)):
+                self._refuse(f"{name} of {path or _name_of(kind)}, which is not its class's")
+            self._line(f"{path}.{name}", holder[name], None, by_value=True)
+        return _Instance(holder, present, frozenset(of_class.difference(present)))
+
+    # ---- how
+
+    def _refuse(self, what: str) -> None:
+        self.obstacle = self.obstacle or what
+
+    def _link(self, holder: Any, name: str, value: Any) -> None:
+        self._links[id(holder), name] = holder, name, value
+
+    def _line(
+        self, place: str, value: Any, owner: type | None, *, follows: bool = False, by_value: bool = False
+    ) -> None:
+        self.lines.add(f"{place}: {self._describe(place, value, owner, follows=follows, by_value=by_value)}")
+
+    def _read_method(self, kind: type, name: str) -> None:
+        for each in kind.__mro__:
+            value = vars(each).get(name, _ABSENT)
+            if each is not object:
+                self._links[id(each), name] = vars(each), name, value
+            if value is not _ABSENT:
+                is_followed = each is not torch.nn.Module or name in _CALL
+                self._line(f"{_name_of(kind)}.{name}", value, kind, follows=is_followed)
+                return
+
+    def _describe(self, place: str, value: Any, owner: type | None, *, follows: bool, by_value: bool) -> str:
+        """Return what a value is; what cannot be named is an obstacle.
+
+        Args:
+            owner: the class whose method it is, if it is one.
+            follows: whether what its code names is read, too.
+            by_value: whether a collection counts by what is in it: not one of a module, which may be a cache.
+        """
+        describe = functools.partial(self._describe, place, owner=owner, follows=follows, by_value=by_value)
+        if isinstance(value, _SCALARS):
+            return f"{type(value).__name__} {value!r}"
+        if isinstance(value, FunctionType):
+            return self._describe_function(place, value, owner, follows=follows)
+        if isinstance(value, (staticmethod, classmethod, MethodType)):
+            bound = describe(value.__self__) if isinstance(value, MethodType) else ""
+            return f"{type(value).__name__} {describe(value.__func__)} {bound}"
+        if isinstance(value, property):
+            return f"property {describe(value.fget)}"
+        if isinstance(value, functools.partial):
+            return f"partial {describe(value.func)} {describe(value.args)} {describe(value.keywords)}"
+        if isinstance(value, (functools.cached_property, functools._lru_cache_wrapper)):
+            inner = value.func if isinstance(value, functools.cached_property) else value.__wrapped__
+            return f"{type(value).__name__} {describe(inner)}"
+        if type(value) in _COLLECTIONS and by_value:
+            items = list(value.items() if isinstance(value, dict) else value)
+            texts = [describe(each) for each in items]
+            return f"{type(value).__name__} {texts if isinstance(value, (tuple, list)) else sorted(texts)}"
+        kind = value if isinstance(value, type) else type(value)
+        name = value.__name__ if isinstance(value, ModuleType) else _name_of(kind)
+        if isinstance(value, BuiltinFunctionType):
+            name = f"{value.__module__}.{value.__qualname__}"
+        is_ours = isinstance(value, ModuleType) or _is_known_name(getattr(value, "__module__", None) or name)
+        if not is_ours or isinstance(value, torch.Tensor):
+            self._refuse(f"{name} in {place}")
+        if isinstance(value, torch.nn.Module):
+            self.read_class(kind, _ENTRIES)
+            if next(value.parameters(), None) is not None:
+                self._refuse(f"{name} in {place}")
+        return f"{'' if value is kind else 'a '}{name}"
+
+    def _describe_function(self, place: str, function: FunctionType, owner: type | None, *, follows: bool) -> str:
+        code = function.__code__
+        self._functions[id(function)] = (
+            function,
+            code,
+            function.__defaults__,
+            dict(function.__kwdefaults__ or {}) or None,
+        )
+        if not _is_known(function.__globals__):
+            self._refuse(f"{function.__module__}.{function.__qualname__} in {place}")
+        if hasattr(function, "_torchdynamo_orig_callable"):
+            self._refuse(f"{place}, which is compiled")
+        if (id(function), owner) in self._followed:
+            return f"function {_text_of(code)}"
+        self._followed.add((id(function), owner))
+        cells = [cell.cell_contents for cell in function.__closure__ or () if not _is_empty(cell)]
+        parts = [*cells, *(function.__defaults__ or ()), function.__kwdefaults__]
+        texts = [self._describe(place, part, owner, follows=follows, by_value=True) for part in parts]
+        if follows:
+            self._follow(function, owner)
+        return f"function {_text_of(code)} {texts}"
+
+    def _follow(self, function: FunctionType, owner: type | None) -> None:
+        space = function.__globals__
+        if owner is not None:
+            # Of attributes it is not known whose they are; too many names do no harm.
+            names = _names_in(function.__code__)
+            self._names.setdefault(owner, set()).update(names)
+            for name in sorted(names):
+                if any(name in vars(each) for each in owner.__mro__[:-1]):
+                    self._read_method(owner, name)
+        if space is _OF_TORCH:
+            return  # what each module of torch does around `forward`; its hooks are looked at with each call
+        for path in sorted(_paths_in(function.__code__)):
+            self._read_path(space, path, home=space)
+
+    def _read_path(self, space: dict[str, Any], path: Sequence[str], home: dict[str, Any]) -> None:
+        """Read what code names by a path such as `torch.nn.functional.linear`, as far as it leads through modules.
+
+        Args:
+            home: globals of the code.
+        """
+        name, *rest = path
+        if name not in space:
+            return  # one of Python's own, or an attribute of what a module computes
+        value = space[name]
+        self._link(space, name, value)
+        if isinstance(value, ModuleType) and rest:
+            if _is_known(vars(value)):
+                self._read_path(vars(value), rest, home)
+            return
+        is_of_home = isinstance(value, FunctionType) and value.__globals__ is home
+        follows = is_of_home and home["__name__"].startswith("transformers.")
+        self._line(f"{space['__name__']}.{name}", value, None, follows=follows)
+
+
+def _name_of(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _is_known_name(module: str) -> bool:
+    return module.partition(".")[0] in _KNOWN_PACKAGES
+
+
+def _is_known(space: Mapping[str, Any]) -> bool:
+    """Return whether these are the globals of a module of Transformers, torch or Python."""
+    name = space.get("__name__", "")
+    return _is_known_name(name) and getattr(sys.modules.get(name), "__dict__", None) is space
+
+
+def _is_empty(cell: Any) -> bool:
+    try:
+        cell.cell_contents  # noqa: B018
+    except ValueError:
+        return True
+    return False
+
+
+def _names_in(code: CodeType) -> set[str]:
+    """Return the names of globals and attributes in a function, and in those that it defines."""
+    inner = (_names_in(each) for each in code.co_consts if isinstance(each, CodeType))
+    return set(code.co_names).union(*inner)
+
+
+def _paths_in(code: CodeType) -> set[tuple[str, ...]]:
+    """Return the globals of a function and of those that it defines, each with the attributes that are taken of it."""
+    found: set[tuple[str, ...]] = set()
+    path: tuple[str, ...] = ()
+    for instruction in dis.get_instructions(code):
+        if instruction.opname in ("LOAD_ATTR", "LOAD_METHOD") and path:
+            path = (*path, instruction.argval)
+            continue
+        if path:
+            found.add(path)
+        path = (instruction.argval,) if instruction.opname == "LOAD_GLOBAL" else ()
+    return found.union(*(_paths_in(each) for each in code.co_consts if isinstance(each, CodeType)))
+
+
+def _text_of(code: CodeType) -> str:
+    """Return a digest of what a function does: not of its name, nor where it is written."""
+    return blake3(repr(_parts_of(code)).encode()).hexdigest(length=16)
+
+
+def _parts_of(value: Any) -> Any:
+    """Return code and its constants in a form that has the same `repr` in each process."""
+    if isinstance(value, CodeType):
+        return (
+            *(value.co_code, value.co_exceptiontable, value.co_flags, value.co_names),
+            *(value.co_varnames, value.co_freevars, value.co_cellvars),
+            *(value.co_argcount, value.co_posonlyargcount, value.co_kwonlyargcount),
+            [_parts_of(each) for each in value.co_consts],
+        )
+    if isinstance(value, tuple):
+        return [_parts_of(each) for each in value]
+    if isinstance(value, frozenset):
+        return sorted(repr(_parts_of(each)) for each in value)
+    return type(value).__name__, value
+
+
+def _copies(values: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return values with their collections copied, so that a change of one shows."""
+    return tuple(type(each)(each) if type(each) in _COLLECTIONS else each for each in values)
