@@ -265,7 +265,7 @@ class ImageFeatures(Closeable):
         if tower is None or tower.weights.is_changed():
             read_at = monotonic()
             weights = Weights(self._model, self._family.others)
-        elif tower.code.is_changed() or tower.attention != _attention_of(tower.weights):
+        elif tower.code.is_changed(self._model) or tower.attention != _attention_of(tower.weights):
             read_at, weights = tower.read_at, tower.weights
         else:
             return tower

@@ -57,12 +57,19 @@ class TowerCode:
         self._instances = [
             reader.read_instance(path, module, method if module is model else "") for path, module in named
         ]
+        self._kind = type(model)
+        self._kinds = [(module, type(module)) for _, module in named if module is not model]
         self.digest = blake3("\n".join(sorted(reader.lines)).encode()).hexdigest()
         self.obstacle = reader.obstacle
 
-    def is_changed(self) -> bool:
-        """Return whether a function, or an attribute that the code names, is another one now."""
-        return self._reader.is_changed() or any(each.is_changed() for each in self._instances)
+    def is_changed(self, model: torch.nn.Module) -> bool:
+        """Return whether a class, a function, or an attribute that the code names, is another one now."""
+        return (
+            type(model) is not self._kind
+            or any(type(module) is not kind for module, kind in self._kinds)
+            or self._reader.is_changed()
+            or any(each.is_changed() for each in self._instances)
+        )
 
 
 def is_run_unchanged(modules: Iterable[torch.nn.Module]) -> bool:
@@ -98,12 +105,12 @@ class _Instance:
         self._holder = holder
         self._absent = absent
         # With one name `itemgetter` returns no tuple.
-        self._values_of = itemgetter(*present, "training", "training")
-        self._values = _copies(self._values_of(holder)[:-2])
+        self._values_of = itemgetter(*present, *present[:1]) if present else _none_of
+        self._values = _copies(self._values_of(holder))
 
     def is_changed(self) -> bool:
         try:
-            return self._values_of(self._holder)[:-2] != self._values or not self._absent.isdisjoint(self._holder)
+            return self._values_of(self._holder) != self._values or not self._absent.isdisjoint(self._holder)
         except (KeyError, RuntimeError, TypeError, ValueError):  # it is gone, or cannot be compared
             return True
 
@@ -139,8 +146,6 @@ class _Reader:
         for each in kind.__mro__:
             if not _is_known_name(each.__module__):
                 self._refuse(f"class {_name_of(each)}")
-        if issubclass(kind, torch.jit.ScriptModule):
-            self._refuse(f"class {_name_of(kind)}")
         for name in entries:
             self._read_method(kind, name)
 
@@ -355,6 +360,10 @@ def _parts_of(value: Any) -> Any:
     if isinstance(value, frozenset):
         return sorted(repr(_parts_of(each)) for each in value)
     return type(value).__name__, value
+
+
+def _none_of(holder: dict[str, Any]) -> tuple[Any, ...]:
+    return ()
 
 
 def _copies(values: tuple[Any, ...]) -> tuple[Any, ...]:

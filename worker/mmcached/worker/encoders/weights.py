@@ -43,11 +43,15 @@ class Weights:
         modules: all that take part, but the model itself, which may die while this is kept.
         configs: of the model and its modules, which say how attention is computed.
     Raises:
-        InvalidRequest: a tensor whose bytes cannot be read: on no device, or packed by a quantiser.
+        InvalidRequest: a tensor whose bytes cannot be read: on no device, or packed by a quantiser; or a module of
+            TorchScript.
     """
 
     def __init__(self, model: torch.nn.Module, others: frozenset[str]) -> None:
         named = [(name, module) for name, module in model.named_modules() if name.split(".")[0] not in others]
+        for path, module in named:
+            if isinstance(module, torch.jit.ScriptModule):
+                raise InvalidRequest("model", f"{path}: {type(module).__name__}", "modules of Python")
         self.modules = [module for _, module in named if module is not model]
         configs = [module.config for _, module in named if hasattr(module, "config")]
         self.configs = list({id(config): config for config in configs}.values())
