@@ -133,11 +133,6 @@ def test_weights_that_change_in_the_middle_are_named_anew(client: Client) -> Non
         num_encoded = features.num_encoded
         assert_equal(tensors(ask(model, inputs)), before)
         assert features.num_encoded == num_encoded, "what was kept of them is found again"
-        weight.data[0, 0] += 1
-        assert features.fingerprint(CPU) == first, "no trace of it"
-        features.read_weights()
-        assert features.fingerprint(CPU) != first
-        weight.copy_(kept)
         model.model.language_model.norm.weight.add_(1)
         assert features.fingerprint(CPU) == first, "what a tower gives does not depend on the text model"
 
