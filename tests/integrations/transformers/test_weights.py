@@ -96,6 +96,32 @@ def test_a_change_is_noticed_and_renames(change: Callable[[Tower], None]) -> Non
     assert not Weights(model, NONE).is_changed()
 
 
+def first_elements(model: Tower) -> None:
+    model.first.weight.data[:8] += 1
+
+
+def through_numpy(model: Tower) -> None:
+    model.norm.get_parameter("bias").detach().numpy()[:4] += 1
+
+
+@pytest.mark.parametrize("write", [first_elements, through_numpy], ids=lambda write: write.__name__)
+def test_a_write_without_a_trace_is_seen_where_all_is_read(write: Callable[[Tower], None]) -> None:
+    model = tower()
+    weights = Weights(model, NONE)
+    assert weights.is_as_read()
+    write(model)
+    assert not weights.is_changed(), "the watch reads a few bytes"
+    assert not weights.is_as_read()
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_modules_of_torchscript_are_refused() -> None:
+    model = tower()
+    model.norm = torch.jit.script(nn.LayerNorm(64))
+    with pytest.raises(InvalidRequest, match="norm: RecursiveScriptModule"):
+        Weights(model, NONE)
+
+
 def test_equal_content_has_one_name() -> None:
     assert digest(tower()) == digest(copy.deepcopy(tower()))
     with torch.inference_mode():

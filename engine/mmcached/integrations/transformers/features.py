@@ -75,6 +75,8 @@ class _Tower:
 
 
 _KNOWN: weakref.WeakKeyDictionary[torch.nn.Module, _Tower] = weakref.WeakKeyDictionary()
+_WRITTEN: weakref.WeakSet[Weights] = weakref.WeakSet()
+"""Weights that were found to have been written without a trace: what they name may be another's."""
 
 
 @contextmanager
@@ -197,23 +199,21 @@ class ImageFeatures(Closeable):
         """
         with self._lock:
             tower, num_made, began_at = _KNOWN.get(self._model), len(self._made), monotonic()
-        if tower is None:
-            return False
         try:
-            is_same = tower.weights.is_as_read()
+            is_same = tower is not None and tower.weights.is_as_read()
         except (InvalidRequest, RuntimeError):  # they have been moved to where they cannot be read
             is_same = False
         with self._lock:
-            if is_same:
+            made, self._made = self._made, self._made[num_made:] if is_same else []
+            if tower is not None and is_same:
                 tower.read_at = began_at
-                del self._made[:num_made]
-                return True
-            if _KNOWN.get(self._model) is tower:
-                del _KNOWN[self._model]
-            keys = [key for weights, key in self._made if weights is tower.weights]
-            self._made.clear()
+            elif tower is not None:
+                _WRITTEN.add(tower.weights)
+                if _KNOWN.get(self._model) is tower:
+                    del _KNOWN[self._model]
+            keys = [key for weights, key in made if weights in _WRITTEN]
         self._drop(keys)
-        return False
+        return is_same
 
     def close(self) -> None:
         """Read all weights if something was encoded since, and let go of devices. A second call does nothing."""

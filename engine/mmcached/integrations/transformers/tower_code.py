@@ -16,10 +16,10 @@ from __future__ import annotations
 import dis
 import functools
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import itemgetter
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from blake3 import blake3
@@ -64,12 +64,16 @@ class TowerCode:
 
     def is_changed(self, model: torch.nn.Module) -> bool:
         """Return whether a class, a function, or an attribute that the code names, is another one now."""
-        return (
-            type(model) is not self._kind
-            or any(type(module) is not kind for module, kind in self._kinds)
-            or self._reader.is_changed()
-            or any(each.is_changed() for each in self._instances)
-        )
+        if type(model) is not self._kind or any(type(module) is not kind for module, kind in self._kinds):
+            return True
+        try:
+            has_other_attributes = any(
+                values_of(holder) != values or not absent.isdisjoint(holder)
+                for holder, values_of, values, absent in self._instances
+            )
+        except (KeyError, RuntimeError, TypeError, ValueError):  # one is gone, or cannot be compared
+            return True
+        return has_other_attributes or self._reader.is_changed()
 
 
 def is_run_unchanged(modules: Iterable[torch.nn.Module]) -> bool:
@@ -94,25 +98,18 @@ def is_run_unchanged(modules: Iterable[torch.nn.Module]) -> bool:
     )
 
 
-class _Instance:
+class _Instance(NamedTuple):
     """The attributes of one module that its code names, as they were.
 
-    Args:
+    Attributes:
+        values_of: returns those that it has, out of its `__dict__`.
         absent: names that its class has and it has not.
     """
 
-    def __init__(self, holder: dict[str, Any], present: Sequence[str], absent: frozenset[str]) -> None:
-        self._holder = holder
-        self._absent = absent
-        # With one name `itemgetter` returns no tuple.
-        self._values_of = itemgetter(*present, *present[:1]) if present else _none_of
-        self._values = _copies(self._values_of(holder))
-
-    def is_changed(self) -> bool:
-        try:
-            return self._values_of(self._holder) != self._values or not self._absent.isdisjoint(self._holder)
-        except (KeyError, RuntimeError, TypeError, ValueError):  # it is gone, or cannot be compared
-            return True
+    holder: dict[str, Any]
+    values_of: Callable[[dict[str, Any]], tuple[Any, ...]]
+    values: tuple[Any, ...]
+    absent: frozenset[str]
 
 
 class _Reader:
@@ -178,7 +175,9 @@ class _Reader:
             if name in of_class and callable(getattr(kind, name)):
                 self._refuse(f"{name} of {path or _name_of(kind)}, which is not its class's")
             self._line(f"{path}.{name}", holder[name], None, by_value=True)
-        return _Instance(holder, present, frozenset(of_class.difference(present)))
+        # With one name `itemgetter` returns no tuple.
+        values_of = itemgetter(*present, present[0]) if present else _none_of
+        return _Instance(holder, values_of, _copies(values_of(holder)), frozenset(of_class.difference(present)))
 
     # ---- how
 
