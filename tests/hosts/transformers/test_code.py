@@ -280,7 +280,7 @@ def test_a_compiled_method_is_left_alone(client: Client) -> None:
 def test_a_traced_layer_is_refused_at_once(client: Client) -> None:
     model, _ = models.make("llava")
     layer = model.model.vision_tower.encoder.layers[0]
-    layer.mlp = torch.jit.trace(layer.mlp, torch.zeros(1, 17, models.WIDTH))
+    layer.mlp = torch.jit.trace(layer.mlp, torch.zeros(1, 17, models.WIDTH))  # type: ignore[no-untyped-call]
     with pytest.raises(InvalidRequest, match=r"layers\.0\.mlp"), cached_image_features(model, client):
         pass
 
@@ -290,7 +290,7 @@ def test_a_traced_layer_is_refused_at_once(client: Client) -> None:
 def test_a_compiled_model_is_left_alone(client: Client) -> None:
     model, inputs = models.make("llava")
     with fresh_compiler(), cached_image_features(model, client) as features:
-        compiled = torch.compile(model, backend="eager")
+        compiled: Any = torch.compile(model, backend="eager")
         for num_calls in (1, 2):
             compiled(**inputs)
             assert (features.num_images, features.num_bypassed) == (0, num_calls)
@@ -298,7 +298,7 @@ def test_a_compiled_model_is_left_alone(client: Client) -> None:
         assert (features.num_images, features.num_encoded) == (2, 2), "nothing of it was kept"
 
 
-class Rounded(TorchDispatchMode):
+class Rounded(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """As a mode that computes in another way: for instance of a simulator of a quantiser."""
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -309,7 +309,7 @@ class Rounded(TorchDispatchMode):
 def test_a_mode_that_sees_operations_is_left_alone_and_a_default_device_is_none(client: Client) -> None:
     model, inputs = models.make("llava")
     with cached_image_features(model, client) as features:
-        with Rounded():
+        with Rounded():  # type: ignore[no-untyped-call]
             ask(model, inputs)
         assert (features.num_images, features.num_bypassed) == (0, 1)
         with torch.device("cpu"):

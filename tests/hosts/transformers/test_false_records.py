@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -44,9 +45,22 @@ TENSORS: dict[str, Falsify] = {
     "NaN": with_element(float("nan")),
     "inf": with_element(float("inf")),
 }
+
+
+def with_pixels(record: Record, falsify: Falsify) -> Record:
+    return record | {"pixel_values": falsify(record["pixel_values"])}
+
+
+def with_part(record: Record, falsify: Falsify, place: str) -> Record:
+    """Return a record of which one tensor is false: the first, or the last one, which may lie in a list."""
+    name = list(record)[0 if place == "the first" else -1]
+    part = record[name]
+    return record | {name: [*part[:-1], falsify(part[-1])] if isinstance(part, list) else falsify(part)}
+
+
 RECORDS: dict[str, Callable[[Record], Any]] = {
     **{
-        f"{name} of {place}": lambda record, falsify=falsify, place=place: with_part(record, falsify, place)
+        f"{name} of {place}": partial(with_part, falsify=falsify, place=place)
         for name, falsify in TENSORS.items()
         for place in ("the first", "the last")
     },
@@ -55,13 +69,6 @@ RECORDS: dict[str, Callable[[Record], Any]] = {
     "no tensor": lambda record: dict.fromkeys(record, "tensor"),
     "None": dict.fromkeys,
 }
-
-
-def with_part(record: Record, falsify: Falsify, place: str) -> Record:
-    """Return a record of which one tensor is false: the first, or the last one, which may lie in a list."""
-    name = list(record)[0 if place == "the first" else -1]
-    part = record[name]
-    return record | {name: [*part[:-1], falsify(part[-1])] if isinstance(part, list) else falsify(part)}
 
 
 @pytest.fixture
@@ -158,8 +165,7 @@ def test_the_processor_gives_its_own_pixels_instead(client: Client, keys: list[s
     CachedImageProcessor(processor, client)(images, return_tensors="pt")
     own = {key: client.get(key, tensors="torch") for key in set(keys)}
     false: list[Callable[[Record], Any]] = [
-        lambda record, falsify=falsify: record | {"pixel_values": falsify(record["pixel_values"])}
-        for falsify in PROCESSED[name].values()
+        partial(with_pixels, falsify=falsify) for falsify in PROCESSED[name].values()
     ]
     for falsify in [*false, RECORDS["a name is missing"], RECORDS["a name too many"], RECORDS["None"]]:
         for key, hit in own.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -59,7 +60,7 @@ def test_it_is_noticed_at_most_a_minute_later_and_what_was_kept_is_dropped(
         assert_equal(tensors(ask(model, inputs)), before)  # as the page says: for a minute it may not be seen
         ask(model, unseen)
         assert written.num_encoded == 4
-        now = features.monotonic() + features.MAX_AGE_S
+        now = time.monotonic() + features.MAX_AGE_S
         monkeypatch.setattr(features, "monotonic", lambda: now)
         assert written.fingerprint(CPU) not in (None, first)
         assert_equal(tensors(ask(model, inputs)), one_by_one_of(model, written, inputs))
