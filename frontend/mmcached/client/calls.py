@@ -227,9 +227,17 @@ class Calls:
         tensors: Library = DEFAULT_LIBRARY,
         timeout_s: float | None = None,
         local: bool = False,
+        counts: bool = True,
     ) -> Call[list[Hit | None]]:
-        """As `get` for up to 4096 keys, in their order."""
-        return self._store.get_many(checked_keys(keys), reading_of(tensors, view), timeout_s, local=local)
+        """As `get` for up to 4096 keys, in their order.
+
+        Args:
+            counts: False for a look that is repeated until something happens: what this client sees for itself is
+                neither a hit nor a miss in any figure then, and no record stays for its sake.
+        """
+        return self._store.get_many(
+            checked_keys(keys), reading_of(tensors, view), timeout_s, local=local, counts=counts
+        )
 
     def open(
         self, token: str, *, view: bool = False, tensors: Library = DEFAULT_LIBRARY, timeout_s: float | None = None

@@ -21,7 +21,6 @@ from vllm.config import (
     CacheConfig,
     DeviceConfig,
     ECTransferConfig,
-    EncoderCacheManagerConfig,
     ModelConfig,
     SchedulerConfig,
     VllmConfig,
@@ -119,16 +118,12 @@ def vllm_config(checkpoint: Path, role: str, budget: int, extra: dict[str, Any])
         ec_connector_module_path="mmcached.integrations.vllm",
         ec_connector_extra_config=extra,
     )
-    manager = EncoderCacheManagerConfig(
-        encoder_cache_manager_cls="mmcached.integrations.vllm.MmcachedEncoderCacheManager"
-    )
     config = VllmConfig(
         model_config=model,
         scheduler_config=scheduler,
         cache_config=CacheConfig(block_size=16, gpu_memory_utilization=0.5, enable_prefix_caching=False),
         device_config=DeviceConfig(device="cpu"),
         ec_transfer_config=transfer,
-        ec_manager_config=manager,
     )
     transfer.ec_role = role  # vLLM refuses a producer whose model is of text, which does not matter here
     return config

@@ -26,7 +26,6 @@ START_S = 600.0
 ANSWER_S = 240.0
 STOP_S = 60.0
 POLL_S = 0.25
-MANAGER = "mmcached.integrations.vllm.MmcachedEncoderCacheManager"
 COUNTER = "tests.hosts.vllm.tower_count.TowerCount"
 SMALL = {
     "dtype": "float32",
@@ -67,8 +66,7 @@ def mmcached(run_dir: Path, *, role: str = "ec_both", **extra: Any) -> dict[str,
             "ec_connector_module_path": "mmcached.integrations.vllm",
             "ec_role": role,
             "ec_connector_extra_config": {"run_dir": str(run_dir), **extra},
-        },
-        "ec-manager-config": {"encoder_cache_manager_cls": MANAGER},
+        }
     }
 
 

@@ -14,11 +14,22 @@ import pytest
 import torch
 
 from mmcached.client import Client
+from mmcached.integrations.vllm.keys import key_of
+from mmcached.integrations.vllm.weights import note_change
 from tests.client.services import StoreService
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
-    from tests.hosts.vllm.engine_parts import HAS_FIGURES, Engine, encoded, item, make_checkpoint, request
+    from tests.hosts.vllm.engine_parts import (
+        HAS_FIGURES,
+        ROWS,
+        WIDTH,
+        Engine,
+        encoded,
+        item,
+        make_checkpoint,
+        request,
+    )
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(300)]
 
@@ -101,6 +112,44 @@ def test_what_one_engine_has_encoded_the_other_loads(
 
 
 @pytest.mark.parametrize("runner", ["v1", "v2"])
+@pytest.mark.parametrize(
+    "embeds",
+    [
+        torch.zeros(ROWS, WIDTH // 2),
+        torch.zeros(ROWS - 1, WIDTH),
+        torch.zeros(1, ROWS, WIDTH),
+        torch.zeros(ROWS, WIDTH, dtype=torch.int64),
+        torch.full((ROWS, WIDTH), torch.nan),
+    ],
+    ids=["narrow", "short", "rank 3", "int64", "nan"],
+)
+def test_a_record_that_the_model_cannot_take_is_an_encode(
+    client: Client, new_engine: NewEngine, runner: str, embeds: torch.Tensor
+) -> None:
+    engine = joined(new_engine(runner))
+    assert client.put(engine_prefix(engine) + A, {"embeds": embeds})
+    assert engine.answer(request("r1", A, B)) == [A, B]
+
+
+def test_such_a_record_under_a_name_fails_its_request_alone(client: Client, new_engine: NewEngine) -> None:
+    engine = joined(new_engine(encoder="my-encoder", share_named_items=True))
+    assert client.put(key_of("my-encoder", "cat"), {"embeds": torch.zeros(ROWS, WIDTH // 2)})
+    nothing = {"image_embeds": SimpleNamespace(data=None)}
+    engine.scheduler.add_request(request("r1", "cat", data=nothing))
+    engine.scheduler.add_request(request("r2", A))
+    assert finish_reasons(engine) == {"r1": "error", "r2": "length"}
+
+
+def finish_reasons(engine: Engine) -> dict[str, str]:
+    """Answer all requests to their ends; return how each of them has ended."""
+    finished: dict[str, str] = {}
+    while engine.scheduler.has_requests():
+        for outputs in engine.run(engine.schedule()).values():
+            finished |= {each.request_id: str(each.finish_reason) for each in outputs.outputs if each.finish_reason}
+    return finished
+
+
+@pytest.mark.parametrize("runner", ["v1", "v2"])
 def test_a_load_that_fails_is_an_encode(client: Client, new_engine: NewEngine, runner: str) -> None:
     """The lease ends too early, as with an executor that brings one rank's report only, and the record goes."""
     one, two = joined(new_engine()), joined(new_engine(runner, lease_steps=1))
@@ -152,6 +201,7 @@ def test_at_random(store: StoreService, client: Client, new_engine: NewEngine, r
                 client.flush()
             case 2 if not is_async:
                 engine.finish()
+                note_change(engine.config.ec_transfer_config.engine_id, "a test")
                 engine.scheduler.reset_encoder_cache()
                 engine.worker.cache.clear()
     for engine in engines:
@@ -169,11 +219,7 @@ def test_an_unknown_item_without_pixels_fails_its_request_alone(store: StoreServ
     nothing = {"image_embeds": SimpleNamespace(data=None)}
     engine.scheduler.add_request(request("r1", item(9), data=nothing))
     engine.scheduler.add_request(request("r2", A))
-    finished: dict[str, Any] = {}
-    while engine.scheduler.has_requests():
-        for outputs in engine.run(engine.schedule()).values():
-            finished |= {each.request_id: str(each.finish_reason) for each in outputs.outputs if each.finish_reason}
-    assert finished == {"r1": "error", "r2": "length"}
+    assert finish_reasons(engine) == {"r1": "error", "r2": "length"}
     assert engine.worker.encoded == [A]
 
 
@@ -191,6 +237,7 @@ def test_new_weights_hide_what_was_encoded_with_the_old(client: Client, new_engi
     one, two = joined(new_engine()), joined(new_engine())
     one.answer(request("r1", A))
     settled(one, client, A)
+    note_change(two.config.ec_transfer_config.engine_id, "a test")
     two.scheduler.reset_encoder_cache()
     two.worker.cache.clear()
     assert two.answer(request("r2", A)) == [A]

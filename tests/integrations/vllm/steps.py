@@ -100,6 +100,7 @@ class Steps:
         max_waiting_bytes: int = 1 << 20,
         window: int = 1000,
         device: Callable[[], Device] = Host,
+        dtype: torch.dtype = torch.float32,
     ) -> None:
         self.prefix = prefix
         self.contact = Contact(
@@ -121,15 +122,17 @@ class Steps:
             is_encode_only=role == "ec_producer",
             window=window,
             can_be_encoded=lambda feature: feature.data is not None,
+            width_of=lambda modality: WIDTH,
+            dtype=dtype,
             wait_s=0.0,
         )
-        self.clients = [Client(run_dir, connect_timeout_s=0.2) for _ in range(num_ranks)]
+        self.clients = [Client(run_dir, connect_timeout_s=0.2, counts_hits=False) for _ in range(num_ranks)]
         self._failures: list[list[bool]] = []
         self.workers = [
             WorkerSide(
                 client,
                 device(),
-                torch.float32,
+                dtype,
                 max_waiting_bytes=max_waiting_bytes if can_save and rank == 0 else 0,
                 agree=list,
                 is_encode_only=role == "ec_producer",

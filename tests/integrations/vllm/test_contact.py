@@ -14,6 +14,7 @@ from mmcached.integrations.vllm.contact import Contact
 from mmcached.wire.messages.frontend import ClaimRecords
 from tests.client.services import StoreService
 from tests.clock import Clock
+from tests.integration.processes import eventually
 from tests.integrations.vllm.steps import DEADLINE_S
 
 NewContact = Callable[..., Contact]
@@ -104,6 +105,10 @@ def claim(contact: Contact, key: str) -> Claim:
     return found
 
 
+def said(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [f"{record.levelname} {record.getMessage()}" for record in caplog.records]
+
+
 def test_what_cannot_be_prepared_is_said_once(
     run_dir: Path, new_contact: NewContact, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -118,5 +123,42 @@ def test_what_cannot_be_prepared_is_said_once(
         while len(attempts) < 3:
             assert not contact.is_there
         contact.close()
-    said = [record.getMessage() for record in caplog.records if "no such checkpoint" in record.getMessage()]
-    assert len(said) == 1
+    assert len([text for text in said(caplog) if "no such checkpoint" in text]) == 1
+
+
+def test_the_log_says_when_sharing_begins_ends_and_begins_again(
+    run_dir: Path, new_contact: NewContact, caplog: pytest.LogCaptureFixture
+) -> None:
+    """At the level that vLLM logs by default."""
+    with caplog.at_level(logging.INFO, "vllm.mmcached"):
+        contact = new_contact(call_timeout_s=0.05)
+        with StoreService(run_dir):
+            assert contact.wait(DEADLINE_S)
+        while contact.is_there:
+            contact.look_up(["k"])
+        with StoreService(run_dir):
+            assert contact.wait(DEADLINE_S)
+            eventually(lambda: said(caplog)[-1], lambda last: last.endswith("again"), "the last line")
+            contact.close()
+    assert "INFO mmcached: encoder outputs are shared with the engines of this host" in said(caplog)
+    assert said(caplog)[-1] == "INFO mmcached: encoder outputs are shared again"
+
+
+def test_the_log_says_when_the_service_answers_about_new_items_again(
+    run_dir: Path, new_contact: NewContact, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(module, "CLAIM_S", 0.05)
+    clock = Clock()
+    contact = new_contact(clock=clock)
+    with caplog.at_level(logging.INFO, "vllm.mmcached"), StoreService(run_dir) as store:
+        assert contact.wait(DEADLINE_S)
+        store.hold = (ClaimRecords,)
+        assert not claim(contact, "k").is_exclusive
+        store.release()
+        clock.now += 1.0
+        monkeypatch.setattr(module, "CLAIM_S", DEADLINE_S)
+        assert claim(contact, "k").is_exclusive
+        contact.close()
+    warning, ended = said(caplog)[-2:]
+    assert warning.startswith("WARNING mmcached: new items are encoded by every engine that needs them")
+    assert ended == "INFO mmcached: new items are encoded by one engine again"

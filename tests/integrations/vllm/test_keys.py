@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from mmcached.client import Client
+from mmcached.integrations import environment
 from mmcached.integrations.vllm.keys import Namespace, Sharing
 from mmcached.integrations.vllm.settings import Settings
 from tests.integrations.vllm.steps import Feature, Place, item
@@ -37,12 +39,12 @@ def engine(checkpoint: Path, **changes: Any) -> SimpleNamespace:
         "dtype": "torch.bfloat16",
         "quantization": None,
         "hf_config": SimpleNamespace(to_dict=lambda: vision | changes.pop("vision", {})),
-        "multimodal_config": SimpleNamespace(mm_processor_kwargs=changes.pop("mm_processor_kwargs", None)),
+        "multimodal_config": SimpleNamespace(**{"mm_processor_kwargs": None, **changes.pop("encoder", {})}),
         "is_encoder_decoder": changes.pop("is_encoder_decoder", False),
     }
     load = SimpleNamespace(load_format=changes.pop("load_format", "auto"), download_dir=None)
-    lora = changes.pop("lora_config", None)
-    return SimpleNamespace(model_config=SimpleNamespace(**model | changes), load_config=load, lora_config=lora)
+    others = {name: changes.pop(name, None) for name in ("lora_config", "compilation_config", "parallel_config")}
+    return SimpleNamespace(model_config=SimpleNamespace(**model | changes), load_config=load, **others)
 
 
 def prefix(config: Any, client: Client, version: str = "0.33.0", resets: int = 0, **settings: Any) -> str:
@@ -69,12 +71,53 @@ def test_equal_engines_share(checkpoint: Path, client: Client, tmp_path: Path) -
         {"quantization": "fp8"},
         {"load_format": "dummy"},
         {"vision": {"depth": 3}},
-        {"mm_processor_kwargs": {"max_pixels": 1}},
+        {"encoder": {"mm_processor_kwargs": {"max_pixels": 1}}},
+        {"encoder": {"mm_encoder_attn_dtype": "fp8"}},
+        {"encoder": {"mm_encoder_tp_mode": "data"}},
+        {"encoder": {"mm_device_do_normalize": False}},
+        {"encoder": {"a_setting_of_a_later_vllm": 1}},
+        {"compilation_config": SimpleNamespace(compile_mm_encoder=True, inductor_compile_config={"dce": True})},
+        {"compilation_config": SimpleNamespace(custom_ops=["all"])},
+        {"parallel_config": SimpleNamespace(tensor_parallel_size=2)},
     ],
     ids=str,
 )
 def test_what_an_output_depends_on_is_in_the_key(checkpoint: Path, client: Client, changes: dict[str, Any]) -> None:
     assert prefix(engine(checkpoint, **changes), client) != prefix(engine(checkpoint), client)
+
+
+def test_what_differs_between_an_encoder_server_and_its_consumers_is_not(checkpoint: Path, client: Client) -> None:
+    encoder = {"mm_encoder_only": True, "mm_processor_cache_gb": 0, "limit_per_prompt": {"image": 1}}
+    assert prefix(engine(checkpoint, encoder=encoder), client) == prefix(engine(checkpoint), client)
+
+
+@pytest.mark.parametrize("package", ["transformers", "pillow", "torchvision", "numpy"])
+def test_packages_that_compute_beside_vllm_are_in_the_key(
+    checkpoint: Path, client: Client, monkeypatch: pytest.MonkeyPatch, package: str
+) -> None:
+    usual, found = prefix(engine(checkpoint), client), metadata.version
+    monkeypatch.setattr(environment, "version", lambda name: "0.0.1" if name == package else found(name))
+    assert prefix(engine(checkpoint), client) != usual
+
+
+@pytest.mark.parametrize("variable", ["VLLM_BATCH_INVARIANT", "NVIDIA_TF32_OVERRIDE"])
+def test_variables_that_choose_how_outputs_are_computed_are_in_the_key(
+    checkpoint: Path, client: Client, monkeypatch: pytest.MonkeyPatch, variable: str
+) -> None:
+    usual = prefix(engine(checkpoint), client)
+    monkeypatch.setenv(variable, "1")
+    assert prefix(engine(checkpoint), client) != usual
+
+
+def test_the_scales_of_an_fp8_tower_are_in_the_key_by_their_content(checkpoint: Path, client: Client) -> None:
+    scales = checkpoint.parent / "scales.json"
+    of_fp8 = {"mm_encoder_attn_dtype": "fp8", "mm_encoder_fp8_scale_path": str(scales)}
+    scales.write_text("1")
+    usual = prefix(engine(checkpoint, encoder=of_fp8), client)
+    moved = scales.rename(checkpoint.parent / "moved.json")
+    assert prefix(engine(checkpoint, encoder=of_fp8 | {"mm_encoder_fp8_scale_path": str(moved)}), client) == usual
+    scales.write_text("2")
+    assert prefix(engine(checkpoint, encoder=of_fp8), client) != usual
 
 
 def test_versions_and_content_are_in_the_key(checkpoint: Path, client: Client) -> None:

@@ -7,7 +7,6 @@ import pytest
 from mmcached.integrations import vllm
 from mmcached.integrations.vllm.settings import Settings
 from mmcached.integrations.vllm.versions import check_version
-from mmcached.integrations.vllm.weights import note_reset, num_resets
 
 
 def test_settings_are_read() -> None:
@@ -53,11 +52,3 @@ def test_without_vllm_it_is_said_what_is_missing(monkeypatch: pytest.MonkeyPatch
         _ = vllm.MmcachedECConnector
     with pytest.raises(AttributeError, match="no attribute 'Other'"):
         _ = vllm.Other
-
-
-def test_a_change_of_weights_is_that_of_one_engine() -> None:
-    before = [num_resets("one"), num_resets("two")]
-    note_reset("one")
-    assert [num_resets("one"), num_resets("two")] == [before[0] + 1, before[1]]
-    note_reset(None)
-    assert [num_resets("one"), num_resets("two")] == [before[0] + 2, before[1] + 1]

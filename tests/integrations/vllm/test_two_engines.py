@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import pickle  # noqa: TID251 (vLLM's executors send the step so)
 from collections.abc import Callable
-from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from mmcached.client import Client
 from mmcached.integrations.vllm.messages import StepReport
 from tests.client.services import StoreService
 from tests.doubles.device import HeldCopies, HeldDevice
@@ -183,12 +182,102 @@ def test_other_rows_under_one_name_are_no_hit(store: StoreService, new_engine: N
     assert at_rest(store, one, two)
 
 
-@pytest.mark.parametrize("record", [{}, {"embeds": 1}, {"embeds": torch.zeros(ROWS)}, {"embeds": []}])
-def test_a_record_of_another_kind_is_no_hit(store: StoreService, new_engine: NewEngine, record: object) -> None:
+def nan_in_the_last_place() -> torch.Tensor:
+    embeds = torch.zeros(ROWS, WIDTH)
+    embeds[-1, -1] = torch.nan
+    return embeds
+
+
+WRONG_RECORDS = [
+    {},
+    {"embeds": 1},
+    {"embeds": []},
+    {"embeds": [torch.zeros(ROWS, WIDTH)] * 2},
+    {"embeds": torch.zeros(ROWS)},
+    {"embeds": torch.zeros(1, ROWS, WIDTH)},
+    {"embeds": torch.zeros(ROWS, WIDTH - 1)},
+    {"embeds": torch.zeros(ROWS, 2 * WIDTH)},
+    {"embeds": torch.zeros(ROWS - 1, WIDTH)},
+    {"embeds": torch.zeros(ROWS, WIDTH, dtype=torch.int64)},
+    {"embeds": torch.zeros(ROWS, WIDTH, dtype=torch.float16)},
+    {"embeds": nan_in_the_last_place()},
+    {"embeds": torch.full((ROWS, WIDTH), torch.inf)},
+]
+
+
+@pytest.mark.parametrize("record", WRONG_RECORDS)
+def test_a_record_that_the_model_cannot_take_is_no_hit(
+    store: StoreService, new_engine: NewEngine, record: dict[str, Any]
+) -> None:
     engine = new_engine()
-    assert engine.clients[0].put(PREFIX + A, record)  # type: ignore[arg-type]
-    assert engine.step(Request("r1", [A])) == [A]
+    assert engine.clients[0].put(PREFIX + A, record)
+    assert engine.step_when_free(Request("r1", [A, B])) == [A, B]
+    assert torch.equal(engine.caches[0][A], embedding(A))
+    assert engine.scheduler.counts["unusable"] == 1
     assert at_rest(store, engine)
+
+
+@pytest.mark.parametrize("record", WRONG_RECORDS)
+def test_such_a_record_under_a_name_without_pixels_fails_its_request_alone(
+    store: StoreService, new_engine: NewEngine, record: dict[str, Any]
+) -> None:
+    engine = new_engine(has_named=True)
+    assert engine.clients[0].put(PREFIX + "cat", record)
+    assert engine.schedule(Request("r1", ["cat"], data=None)) is None
+    assert engine.scheduler.take_unavailable() == {"r1"}
+    assert engine.step_when_free(Request("r2", [B])) == [B]
+    assert at_rest(store, engine)
+
+
+@pytest.mark.parametrize("data", ["pixels", None])
+def test_such_a_record_that_comes_between_look_up_and_load_is_not_loaded(new_engine: NewEngine, data: Any) -> None:
+    """It takes the place of the right one, on all ranks of the engine."""
+    one, two = new_engine(), new_engine(num_ranks=2)
+    one.step(Request("r1", [A]))
+    one.settle(A)
+    scheduled = two.schedule(Request("r2", [A], data=data))
+    assert scheduled is not None
+    two.leases.clear()
+    one.clients[0].flush()
+    assert one.clients[0].put(PREFIX + A, {"embeds": torch.zeros(ROWS, 2 * WIDTH)})
+    two.run(*scheduled)
+    wanted = torch.zeros(ROWS, WIDTH) if data is None else embedding(A)
+    assert all(torch.equal(cache[A], wanted) for cache in two.caches)
+    assert two.scheduler.take_unavailable() == ({"r2"} if data is None else set())
+
+
+def test_float32_is_taken_by_a_model_of_another_dtype(new_engine: NewEngine) -> None:
+    """The engine rounds it, as it does with the output of a tower that computes in float32."""
+    engine = new_engine(dtype=torch.bfloat16)
+    assert engine.clients[0].put(PREFIX + A, {"embeds": embedding(A), "grid": [1, 2, 2]})
+    assert engine.step(Request("r1", [A])) == []
+
+
+def test_each_look_up_is_counted_once_however_long_its_request_waits(
+    store: StoreService, new_engine: NewEngine
+) -> None:
+    one, two, consumer = new_engine(), new_engine(), new_engine(role="ec_consumer")
+    encoding = one.schedule(Request("r1", [A]))
+    assert encoding is not None
+    for _ in range(20):
+        assert two.schedule(Request("r2", [A])) is None, "the first one encodes it"
+    one.run(*encoding)
+    one.settle(A)
+    for _ in range(20):  # there is no room for the request
+        assert two.is_available(Request("r2", [A]))
+        two.plan(Output())
+    assert two.step(Request("r2", [A])) == []
+    assert consumer.step(Request("r3", [A, B])) == [B]
+    eventually(lambda: counted(store), lambda figures: figures == (4, 2), "four look-ups, two of them hits")
+    figures = [(each.scheduler.counts["lookups"], each.scheduler.counts["hits"]) for each in (one, two, consumer)]
+    assert figures == [(1, 0), (1, 1), (2, 1)]
+
+
+def counted(store: StoreService) -> tuple[int, int]:
+    """Return look-ups and hits, in the service's figures."""
+    found: list[tuple[int, int]] = []
+    store.call(lambda: found.append((store.desk.stats().queries, store.desk.stats().hits)))
+    return found[0]
 
 
 def test_an_item_that_clients_name_is_not_shared(new_engine: NewEngine) -> None:
@@ -200,8 +289,11 @@ def test_an_item_that_clients_name_is_not_shared(new_engine: NewEngine) -> None:
 
 def test_only_what_the_next_step_can_reach_is_looked_for(new_engine: NewEngine) -> None:
     engine = new_engine(window=ROWS)
-    assert engine.is_available(Request("r1", [A, B, C]), num_computed_tokens=ROWS)
-    assert engine.scheduler.counts["lookups"] == 1, "the first is computed, the third out of reach"
+    other = new_engine()
+    other.step(Request("r1", [A, B, C]))
+    other.settle(A, B, C)
+    assert engine.is_available(Request("r2", [A, B, C]), num_computed_tokens=ROWS)
+    assert engine.leases.num_found == 1, "the first is computed, the third out of reach"
 
 
 def test_an_engine_asks_nothing_about_what_it_has(new_engine: NewEngine) -> None:
@@ -254,18 +346,6 @@ def test_a_producer_saves_again_what_the_store_has_lost(new_engine: NewEngine) -
     producer.run(*scheduled)
     assert producer.encoded == [A]
     assert producer.clients[0].contains_many([PREFIX + A]) == [True]
-
-
-def test_several_tensors_per_item_are_one_record(new_engine: NewEngine, run_dir: Path) -> None:
-    engine = new_engine()
-    levels = [embedding(A), embedding(B)]
-    with Client(run_dir) as client:
-        client.put(PREFIX + A, {"embeds": levels})
-    scheduled = engine.schedule(Request("r1", [A]))
-    assert scheduled is not None
-    engine.run(*scheduled)
-    assert isinstance(engine.caches[0][A], tuple)
-    assert all(map(torch.equal, engine.caches[0][A], levels))
 
 
 def test_reports_of_ranks_add_up() -> None:

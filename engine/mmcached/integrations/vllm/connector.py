@@ -26,6 +26,7 @@ from vllm.platforms import current_platform
 
 from mmcached.client import Client
 from mmcached.client.device.devices import device_of
+from mmcached.integrations.embedding_width import embedding_width
 from mmcached.integrations.vllm.claims import Claims
 from mmcached.integrations.vllm.contact import Contact
 from mmcached.integrations.vllm.keys import Namespace, Sharing
@@ -34,7 +35,7 @@ from mmcached.integrations.vllm.messages import StepPlan, StepReport
 from mmcached.integrations.vllm.ranks import failed_in_any
 from mmcached.integrations.vllm.scheduler_side import SchedulerSide
 from mmcached.integrations.vllm.settings import Settings
-from mmcached.integrations.vllm.weights import num_resets
+from mmcached.integrations.vllm.weights import note_change, num_changes, watch
 from mmcached.integrations.vllm.worker_side import WorkerSide
 
 if TYPE_CHECKING:
@@ -195,11 +196,13 @@ class MmcachedECConnector(ECConnectorBase):
             self._scheduler.end_pass(plan, scheduler_output)
 
     def _scheduler_side(self, vllm_config: VllmConfig, settings: Settings) -> SchedulerSide:
-        versions = {"vllm": vllm_version, "torch": torch.__version__, "device": current_platform.device_type}
+        device = f"{current_platform.device_type} {current_platform.get_device_name()}"
+        versions = {"vllm": vllm_version, "torch": torch.__version__, "device": device}
         engine_id = vllm_config.ec_transfer_config.engine_id
-        namespace = Namespace(vllm_config, settings, versions, functools.partial(num_resets, engine_id))
+        _watch_weights(vllm_config, engine_id)
+        namespace = Namespace(vllm_config, settings, versions, functools.partial(num_changes, engine_id))
         contact = Contact(
-            functools.partial(_client, settings, fail_open=False),
+            functools.partial(_client, settings, fail_open=False, counts_hits=True),
             namespace.prepare,
             call_timeout_s=settings.call_timeout_s,
         )
@@ -217,6 +220,8 @@ class MmcachedECConnector(ECConnectorBase):
             is_encode_only=self._is_encode_only,
             window=vllm_config.scheduler_config.max_num_batched_tokens + num_drafted,
             can_be_encoded=self._can_be_encoded,
+            width_of=functools.cache(functools.partial(_width, vllm_config)),
+            dtype=vllm_config.model_config.dtype,
             wait_s=settings.claim_wait_s,
         )
 
@@ -227,7 +232,7 @@ class MmcachedECConnector(ECConnectorBase):
         num_ranks = vllm_config.parallel_config.tensor_parallel_size
         saves = self.is_producer and (num_ranks == 1 or _rank() == 0)
         return WorkerSide(
-            _client(settings, fail_open=True),
+            _client(settings, fail_open=True, counts_hits=False),  # the scheduler's client has counted what is loaded
             device_of(device, max_pinned_bytes=settings.max_pinned_bytes),
             vllm_config.model_config.dtype,
             max_waiting_bytes=settings.max_waiting_bytes if saves else 0,
@@ -249,13 +254,33 @@ class MmcachedECConnector(ECConnectorBase):
         return any(each.data is not None for name, each in feature.data.items() if name not in sizes)
 
 
-def _client(settings: Settings, *, fail_open: bool) -> Client:
+def _watch_weights(vllm_config: VllmConfig, engine_id: str | None) -> None:
+    """Have changes of weights noticed; share with no engine where they cannot be."""
+    try:
+        from vllm.v1.executor.abstract import Executor
+
+        watch(Executor.get_class(vllm_config))
+    except (ImportError, AttributeError) as error:
+        note_change(engine_id, f"what cannot be watched in this vLLM ({error})")
+
+
+def _width(vllm_config: VllmConfig, modality: str) -> int:
+    """Return how wide a row of an output is: as vLLM has measured it, which engines do that encode, or as computed."""
+    measured = getattr(vllm_config.ec_transfer_config, "mm_encoder_output_widths", {})
+    model = vllm_config.model_config
+    if modality in measured:
+        return int(measured[modality])
+    return embedding_width(model.get_inputs_embeds_size(), model.hf_config.to_dict(), modality)
+
+
+def _client(settings: Settings, *, fail_open: bool, counts_hits: bool) -> Client:
     return Client(
         settings.run_dir,
         timeout_s=CONNECT_S,
         connect_timeout_s=CONNECT_S,
         tenant=settings.tenant,
         fail_open=fail_open,
+        counts_hits=counts_hits,
         name="vllm",
     )
 

@@ -27,6 +27,7 @@ CLAIM_S = 1.0
 CLAIM_AGAIN_S = 0.1
 """How long nothing is asked after a question that was not answered; twice as long after each further one."""
 _CONTACT_S = 5.0
+_NO_CLAIMS = "no claims"
 
 
 class Contact(Closeable):
@@ -79,17 +80,15 @@ class Contact(Closeable):
             return self._news.wait_for(lambda: self._is_there, timeout_s)
 
     def look_up(self, keys: list[str]) -> list[Hit | None]:
-        """Return what this host has of some records, in place and under leases; what others have `ask` brings."""
-        client = self._client
-        if self._is_there and client is not None:
-            try:
-                return client.get_many(keys, view=True, timeout_s=self._call_timeout_s, local=True)
-            except MmcachedError as error:
-                if error.retryable:
-                    self._lose(error)
-                else:
-                    self._say("look-up", f"some encoder outputs in the store cannot be read: {error}")
-        return [None] * len(keys)
+        """Return what this host has of some records, in place and under leases; what others have `ask` brings.
+
+        No hit and no miss in the service's figures: a request that waits is looked for in each step. See `count`.
+        """
+        return self._get(keys, counts=False)
+
+    def count(self, keys: list[str]) -> None:
+        """Have the service count one look-up of each key, and keep the records that are there for a while longer."""
+        self._get(keys, counts=True)
 
     def ask(self, keys: Iterable[str]) -> bool:
         """Ask who encodes some items, beside the steps; return False if nobody is asked just now: then everybody does.
@@ -121,6 +120,18 @@ class Contact(Closeable):
         self._answers.clear()
 
     # ---- how
+
+    def _get(self, keys: list[str], *, counts: bool) -> list[Hit | None]:
+        client = self._client
+        if self._is_there and client is not None:
+            try:
+                return client.get_many(keys, view=True, timeout_s=self._call_timeout_s, local=True, counts=counts)
+            except MmcachedError as error:
+                if error.retryable:
+                    self._lose(error)
+                else:
+                    self._say("look-up", f"some encoder outputs in the store cannot be read: {error}")
+        return [None] * len(keys)
 
     def _lose(self, error: MmcachedError) -> None:
         self._say("lost", f"encoder outputs are not shared until the service is back: {error}")
@@ -177,23 +188,26 @@ class Contact(Closeable):
             try:
                 found = client.claim_many(keys, view=True, timeout_s=CLAIM_S)
                 self._claim_pause_s = 0.0
+                if _NO_CLAIMS in self._said:
+                    self._said.remove(_NO_CLAIMS)
+                    _LOG.info("mmcached: new items are encoded by one engine again")
                 return found
             except MmcachedError as error:
                 self._claim_pause_s = min(MAX_RETRY_S, 2 * self._claim_pause_s or CLAIM_AGAIN_S)
                 self._no_claims_before = self._clock() + self._claim_pause_s
-                self._say("no claims", f"new items are encoded by every engine that needs them: {error}")
+                self._say(_NO_CLAIMS, f"new items are encoded by every engine that needs them: {error}")
         return [Claim(key) for key in keys]
 
     def _make(self) -> None:
         if self._client is None:
             self._client = self._connect()
         self._client.contains_many(["contact"], timeout_s=_CONTACT_S)
-        if not self._is_prepared:
+        is_first = not self._is_prepared
+        if is_first:
             self._prepare(self._client)
             self._is_prepared = True
         with self._news:
             self._is_there = not self._is_closed
             self._news.notify_all()
-        if self._said:
-            self._said.clear()
-            _LOG.info("mmcached: encoder outputs are shared again")
+        self._said.clear()
+        _LOG.info("mmcached: encoder outputs are shared%s", " with the engines of this host" if is_first else " again")

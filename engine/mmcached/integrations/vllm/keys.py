@@ -3,19 +3,22 @@
     encoder/<fingerprint>/<item>      item: vLLM's hash of the content and of how it is processed
 
 vLLM's hash names a model by its path only. What else an output depends on is in the fingerprint: the bytes of weights
-and configurations, how the encoder is run, and by which vLLM. Knows nothing of vLLM but the names of its settings.
+and configurations, how the encoder is run, on which device, and the versions of vLLM and of what computes beside it.
+Knows nothing of vLLM but the names of its settings. A setting that it does not know is part of the key: two engines
+that differ in one which does not matter encode for themselves, which is better than a wrong output.
 """
 
 from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from pathlib import Path
 from typing import Any
 
 from mmcached.cache.fingerprints import fingerprint
 from mmcached.client import Client
+from mmcached.integrations.environment import computing_variables, package_versions
 from mmcached.integrations.identity import checkpoint_folder, checkpoint_identity
 from mmcached.integrations.vllm.settings import Settings
 
@@ -24,25 +27,38 @@ _NUMBERED = re.compile(r".*-(image|video|audio|vision_chunk|prompt_embeds)-\d+",
 """What vLLM calls items that it does not hash: the same in every engine, whatever the picture."""
 MAX_NAME = 128
 _NOT_OF_THE_ENCODER = frozenset({"text_config", "_name_or_path", "transformers_version", "_commit_hash"})
-_ENCODER_SETTINGS = ("mm_processor_kwargs", "media_io_kwargs", "mm_encoder_attn_backend", "video_pruning_rate")
+_NOT_OF_OUTPUTS = frozenset(
+    {
+        *("limit_per_prompt", "language_model_only", "mm_encoder_only", "enable_mm_embeds", "interleave_mm_strings"),
+        *("allow_missing_mm_embeddings", "skip_mm_profiling", "mm_processor_cache_gb", "mm_processor_cache_type"),
+        *("mm_shm_cache_max_object_size_mb", "mm_tensor_ipc", "mm_ipc_gpu_memory_gb", "mm_hasher_algorithm"),
+        *("mm_encoder_fp8_scale_save_path", "mm_encoder_fp8_scale_save_margin", "mm_encoder_fp8_scale_path"),
+    }
+)
+"""vLLM's settings of multimodal models that change no output, or only between an encoder server and its consumers."""
+_OF_COMPILATION = (
+    *("mode", "backend", "custom_ops", "compile_mm_encoder", "cudagraph_mm_encoder"),
+    *("encoder_cudagraph_token_budgets", "encoder_cudagraph_max_vision_items_per_batch"),
+)
+_OF_KERNELS = ("ir_op_priority", "enable_flashinfer_autotune")
 
 
 class Namespace:
     """What the keys of one engine's items begin with.
 
     Args:
-        versions: of vLLM and what computes beside it, and the kind of device.
-        resets: returns how often the engine's weights have been changed since it started. An engine that was changed
-            shares with no other: nobody knows to what.
+        versions: of vLLM and torch as they are imported, and the name of the device.
+        num_changes: returns how often the engine's weights may have been changed since it started. After the first
+            change it shares with no other engine: what its weights are is unknown.
     """
 
     def __init__(
-        self, vllm_config: Any, settings: Settings, versions: Mapping[str, str], resets: Callable[[], int]
+        self, vllm_config: Any, settings: Settings, versions: Mapping[str, str], num_changes: Callable[[], int]
     ) -> None:
         self._vllm_config = vllm_config
         self._settings = settings
         self._versions = versions
-        self._resets = resets
+        self._num_changes = num_changes
         self._own_name = secrets.token_hex(16)
         self._parts: dict[str, Any] | None = None
         self._made: tuple[int, str] = (-1, "")
@@ -57,15 +73,19 @@ class Namespace:
             self._parts = {"encoder": self._settings.encoder}
             return
         checkpoint = self._settings.checkpoint or checkpoint_identity(checkpoint_path(self._vllm_config), client)
-        self._parts = parts_of(self._vllm_config, self._settings, self._versions, checkpoint)
+        parts = parts_of(self._vllm_config, self._settings, self._versions, checkpoint)
+        encoder = getattr(self._vllm_config.model_config, "multimodal_config", None)
+        if scales := getattr(encoder, "mm_encoder_fp8_scale_path", None):
+            parts["scales"] = checkpoint_identity(scales, client)
+        self._parts = parts
 
     def prefix(self) -> str:
         """Return the beginning of keys; empty before `prepare` has ended."""
         if self._parts is None:
             return ""
-        if (resets := self._resets()) != self._made[0]:
-            own = f"{self._own_name}.{resets}" if resets else ""
-            self._made = (resets, _prefix(self._parts, own))
+        if (changes := self._num_changes()) != self._made[0]:
+            own = f"{self._own_name}.{changes}" if changes else ""
+            self._made = (changes, _prefix(self._parts, own))
         return self._made[1]
 
 
@@ -85,10 +105,12 @@ def _prefix(parts: Mapping[str, Any], own: str) -> str:
 def parts_of(vllm_config: Any, settings: Settings, versions: Mapping[str, str], checkpoint: str) -> dict[str, Any]:
     """Return all that an output depends on beside its item, as JSON values."""
     model = vllm_config.model_config
-    encoder = getattr(model, "multimodal_config", None)
+    parallel, compilation = (getattr(vllm_config, f"{name}_config", None) for name in ("parallel", "compilation"))
+    of_compiler = ("inductor_compile_config",) if getattr(compilation, "compile_mm_encoder", False) else ()
     return {
         "host": "vllm",
-        "versions": dict(versions),
+        "versions": {**dict(versions), "packages": package_versions()},
+        "variables": computing_variables(),
         "checkpoint": checkpoint,
         "weights_version": settings.weights_version,
         "revision": _plain(model.revision),
@@ -96,8 +118,13 @@ def parts_of(vllm_config: Any, settings: Settings, versions: Mapping[str, str], 
         "load_format": _plain(getattr(vllm_config.load_config, "load_format", None)),
         "dtype": str(model.dtype),
         "quantization": _plain(model.quantization),
+        "model_impl": _plain(getattr(model, "model_impl", None)),
         "vision": _plain({k: v for k, v in model.hf_config.to_dict().items() if k not in _NOT_OF_THE_ENCODER}),
-        "settings": {name: _plain(getattr(encoder, name, None)) for name in _ENCODER_SETTINGS},
+        "settings": _settings_of(getattr(model, "multimodal_config", None), without=_NOT_OF_OUTPUTS),
+        "attention": _settings_of(getattr(vllm_config, "attention_config", None)),
+        "compilation": _named(compilation, (*_OF_COMPILATION, *of_compiler)),
+        "kernels": _named(getattr(vllm_config, "kernel_config", None), _OF_KERNELS),
+        "num_ranks": _plain(getattr(parallel, "tensor_parallel_size", None)),
     }
 
 
@@ -145,6 +172,15 @@ class Sharing:
         if says_what_it_is(name):
             return True
         return self._has_named and len(name) <= MAX_NAME and not _NUMBERED.fullmatch(name)
+
+
+def _settings_of(config: Any, without: Set[str] = frozenset()) -> dict[str, Any]:
+    """Return all settings of a configuration but some, as JSON values."""
+    return {} if config is None else _named(config, [name for name in sorted(vars(config)) if name not in without])
+
+
+def _named(config: Any, names: Iterable[str]) -> dict[str, Any]:
+    return {name: _plain(getattr(config, name, None)) for name in names}
 
 
 def _plain(value: Any) -> Any:

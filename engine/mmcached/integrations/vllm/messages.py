@@ -21,8 +21,7 @@ class Load(NamedTuple):
         name: vLLM's identifier of it.
         key: of its record.
         token: of the lease that the scheduler holds until every rank has read.
-        num_rows: that the request expects.
-        width: of a row, as the scheduler has seen it.
+        num_rows, width: of the embedding, as the request and the model expect them.
         request_id, item: the request, and which of its items.
         is_scheduled: the request takes part in this step, so the item can be encoded after all.
         can_be_encoded: there is something to encode; else the record is all there is.

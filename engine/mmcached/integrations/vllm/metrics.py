@@ -13,7 +13,8 @@ from vllm.distributed.ec_transfer.ec_connector.metrics import ECConnectorPromMet
 
 FIGURES = {
     "lookups": "Items looked for in the host's store, because this engine had not got them",
-    "hits": "Items found there with as many rows as the request has",
+    "hits": "Items found there, and loaded instead of encoded",
+    "unusable": "Records found there that the model cannot take: of other rows, width or dtype, or not finite",
     "waits": "Steps in which a request waited for an item that another engine was encoding, or to know whether one was",
     "encodes": "Items that this engine has encoded",
     "loads": "Items that were to be loaded from the store",

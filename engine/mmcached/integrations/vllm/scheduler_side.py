@@ -7,25 +7,35 @@
     a step's report has come        reported           leases that all ranks have read under go back; claims end
 
 Invariant: what `has_item` says is there lies under a lease until every rank has read it. An item is looked for only
-where this engine has not got it, and in the part of a request that the next step can reach.
+where this engine has not got it, and in the part of a request that the next step can reach. A record is judged here,
+once, before a worker reads it: one that the model cannot take is a miss.
 
 Knows nothing of vLLM but the names of its attributes.
 """
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import Counter
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mmcached.client import Hit
+from mmcached.integrations.record_form import PartForm
 from mmcached.integrations.vllm.claims import Claims
 from mmcached.integrations.vllm.contact import Contact
 from mmcached.integrations.vllm.keys import Sharing
 from mmcached.integrations.vllm.leases import Leases
 from mmcached.integrations.vllm.messages import Load, StepPlan, StepReport
-from mmcached.integrations.vllm.records import num_rows_of, width_of
+from mmcached.integrations.vllm.records import mismatch
+
+if TYPE_CHECKING:
+    import torch
+
+_LOG = logging.getLogger("vllm.mmcached")
+MAX_JUDGED = 4096
+"""How many records are remembered as judged. A request that waits is looked for in each step."""
 
 
 class SchedulerSide:
@@ -38,6 +48,8 @@ class SchedulerSide:
         is_encode_only: whether it encodes for others alone; then what it has is saved again when the store has lost it.
         window: tokens that a step can reach beyond the computed ones.
         can_be_encoded: whether a feature has more than what sizes its placeholder.
+        width_of: returns how wide a row of an output of a modality is.
+        dtype: that the model computes in.
         wait_s: how long a request whose embeddings come from the store alone waits for a service at the start.
         clock: monotonic seconds.
     """
@@ -54,6 +66,8 @@ class SchedulerSide:
         is_encode_only: bool,
         window: int,
         can_be_encoded: Callable[[Any], bool],
+        width_of: Callable[[str], int],
+        dtype: torch.dtype,
         wait_s: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -66,11 +80,15 @@ class SchedulerSide:
         self._is_encode_only = is_encode_only
         self._window = window
         self._can_be_encoded = can_be_encoded
+        self._width_of = width_of
+        self._dtype = dtype
         self._give_up_at = clock() + wait_s
         self._clock = clock
         self._former_prefix = ""
         self._local: set[str] = set()
-        self._rows: dict[str, int] = {}
+        self._forms: dict[str, PartForm] = {}
+        self._judged: dict[tuple[str, PartForm], str | None] = {}
+        self._has_warned = False
         self._plan = StepPlan(0)
         self._encoded: list[tuple[str, str, int]] = []
         self._unavailable: set[str] = set()
@@ -89,19 +107,14 @@ class SchedulerSide:
         wanted = self._wanted(request, num_computed_tokens)
         if not wanted:
             return True
-        shared = {name: prefix + name for name in wanted if name in self._rows}
-        num_hits = self._look_up(shared) if shared and self._contact.is_there else 0
-        if num_hits < len(wanted):
-            if not self._can_do_without(request, wanted, shared):
-                return False
-            num_hits = len([name for name in shared if name in self._leases])
-        self.counts["lookups"] += len(shared)
-        self.counts["hits"] += num_hits
-        return True
+        shared = {name: prefix + name for name in wanted if name in self._forms}
+        if shared and self._contact.is_there:
+            self._look_up(shared)
+        return all(name in self._leases for name in wanted) or self._can_do_without(request, wanted, shared)
 
     def has_item(self, name: str) -> bool:
         """Return whether an item that the engine has not got can be loaded in this step."""
-        if name in self._local and name not in self._leases and name in self._rows:
+        if name in self._local and name not in self._leases and name in self._forms:
             self._local.discard(name)  # the engine has forgotten it without a word
             self._look_up({name: self._prefix() + name})
         return name in self._leases
@@ -112,14 +125,19 @@ class SchedulerSide:
         name = feature.identifier
         self._local.add(name)
         hit = self._leases.use(name, self._plan.step)
+        is_looked_for = self._sharing.may_share(feature) and self._contact.is_there
+        self.counts["lookups"] += is_looked_for
         if hit is not None and hit.token is not None:
+            key = self._prefix() + name
+            self.counts["hits"] += 1
+            self._contact.count([key])
             self._plan.loads.append(
                 Load(
                     name,
-                    key=self._prefix() + name,
+                    key=key,
                     token=hit.token,
                     num_rows=request.get_num_encoder_embeds(index),
-                    width=width_of(hit.record),
+                    width=self._width_of(feature.modality),
                     request_id=request.request_id,
                     item=index,
                     can_be_encoded=self._can_be_encoded(feature),
@@ -127,7 +145,9 @@ class SchedulerSide:
             )
             return
         self.counts["encodes"] += 1
-        if self._can_save and self._sharing.may_share(feature) and self._contact.is_there:
+        if is_looked_for and self._claims is None:  # else the service has counted it when it gave the claim
+            self._contact.count([self._prefix() + name])
+        if is_looked_for and self._can_save:
             key = self._prefix() + name
             self._plan.saves[name] = key
             self._encoded.append((name, request.request_id, index))
@@ -154,7 +174,7 @@ class SchedulerSide:
                 if self._claims is not None:
                     self._claims.not_saved(key)
         self._encoded.clear()
-        self._rows.clear()
+        self._forms.clear()
         for name in output.free_encoder_mm_hashes:
             self._local.discard(name)
             self._leases.give_back(name, plan.step)
@@ -208,27 +228,40 @@ class SchedulerSide:
                 break
             if name not in wanted and name not in self._leases:
                 if self._sharing.may_share(feature):
-                    self._rows[name] = request.get_num_encoder_embeds(index)
+                    rows, width = request.get_num_encoder_embeds(index), self._width_of(feature.modality)
+                    self._forms[name] = PartForm((width,), self._dtype, rows)
                 if name not in self._local or self._is_encode_only:
                     wanted[name] = index
         return wanted
 
-    def _look_up(self, keys: dict[str, str]) -> int:
-        """Take leases of what is there and has as many rows as are wanted; return of how many. Keys by name."""
+    def _look_up(self, keys: dict[str, str]) -> None:
+        """Take leases of what is there and the model can take. Keys by name."""
         started = time.perf_counter_ns()
-        num_hits = 0
         for name, hit in zip(keys, self._contact.look_up(list(keys.values())), strict=True):
             if hit is not None:
-                num_hits += self._add(name, hit)
+                self._add(name, hit)
         self.counts["lookup_us"] += (time.perf_counter_ns() - started) // 1000
-        return num_hits
 
-    def _add(self, name: str, hit: Hit) -> bool:
+    def _add(self, name: str, hit: Hit) -> None:
+        form = self._forms.get(name)
         # A hit without a token is a copy: so much is held that others would find no room. It cannot be handed on.
-        is_usable = num_rows_of(hit.record) == self._rows.get(name) and hit.token is not None
-        if is_usable:
+        if form is None or hit.token is None:
+            return
+        judged = (hit.token, form)
+        if judged not in self._judged:
+            if len(self._judged) >= MAX_JUDGED:
+                del self._judged[next(iter(self._judged))]
+            self._judged[judged] = reason = mismatch(hit.record, form)
+            if reason is not None:
+                self._refuse(name, reason)
+        if self._judged[judged] is None:
             self._leases.add(name, hit)
-        return is_usable
+
+    def _refuse(self, name: str, reason: str) -> None:
+        self.counts["unusable"] += 1
+        if not self._has_warned:
+            self._has_warned = True
+            _LOG.warning("mmcached: the record of %s is not what the model takes, and is not loaded: %s", name, reason)
 
     def _can_do_without(self, request: Any, wanted: dict[str, int], shared: dict[str, str]) -> bool:
         """Claim what was not found; return False if the request shall not be scheduled in this step."""

@@ -1,20 +1,69 @@
-"""Counts how often the weights of each engine of this process have been changed.
+"""Notices that the weights of an engine may have changed, since vLLM tells its connectors of no change.
 
-vLLM tells its encoder cache manager of a change, and not its connector; both lie in the scheduler's process.
+    LLM.collective_rpc, /collective_rpc, /sleep, /reset_encoder_cache, weight transfer …
+        ──> EngineCore ──> the executor's `collective_rpc` ──> the workers
+
+All calls to workers go through the executor, in the process of the scheduler's connector. vLLM's own names for calls
+that leave the weights as they are do not matter; any other name or function counts as a change, when it is called.
 """
 
 from __future__ import annotations
 
+import functools
+import logging
 from collections import Counter
+from typing import Any
 
-_RESETS: Counter[str | None] = Counter()
+_LOG = logging.getLogger("vllm.mmcached")
+HARMLESS = frozenset(
+    {
+        *("execute_model", "sample_tokens", "take_draft_token_ids", "execute_dummy_batch", "check_health", "shutdown"),
+        *("determine_available_memory", "get_kv_cache_spec", "get_supported_kv_cache_layouts", "set_kv_cache_layout"),
+        *("initialize_from_config", "initialize_cache", "compile_or_warm_up_model", "update_max_model_len"),
+        *("get_kv_connector_handshake_metadata", "get_supported_tasks", "supports_draft_weight_updates"),
+        *("add_lora", "remove_lora", "pin_lora", "list_loras", "reset_mm_cache", "profile", "save_sharded_state"),
+        *("synchronize_device", "compute_weight_checksums"),
+    }
+)
+"""Names of vLLM's own methods of workers that change no weights of a tower. An engine with LoRA on it never shares."""
+_CHANGES: Counter[str | None] = Counter()
+_WATCHED = "_mmcached_watches"
 
 
-def note_reset(engine_id: str | None) -> None:
-    """Take note that an engine has other weights; None: of which engine is not known, so it may be any."""
-    _RESETS[engine_id] += 1
+def note_change(engine_id: str | None, cause: str) -> None:
+    """Take note that the weights of an engine may be others from now on.
+
+    Args:
+        engine_id: vLLM's name of the engine's connector.
+        cause: for the log.
+    """
+    _CHANGES[engine_id] += 1
+    if _CHANGES[engine_id] == 1:
+        text = "mmcached: %s may have changed the weights: this engine shares encoder outputs with no other any more"
+        _LOG.warning(text, cause)
 
 
-def num_resets(engine_id: str | None) -> int:
-    """Return how often an engine's weights have been changed."""
-    return _RESETS[engine_id] + (_RESETS[None] if engine_id is not None else 0)
+def num_changes(engine_id: str | None) -> int:
+    """Return how often an engine's weights may have changed since its scheduler's connector was made."""
+    return _CHANGES[engine_id]
+
+
+def watch(executor_class: type[Any]) -> None:
+    """Have the calls of a class of executors noticed. A second time, and for a subclass, it changes nothing.
+
+    Raises:
+        AttributeError: it has no `collective_rpc`: how this vLLM calls its workers is unknown.
+    """
+    call = executor_class.collective_rpc
+    if hasattr(call, _WATCHED):
+        return
+
+    @functools.wraps(call)
+    def collective_rpc(self: Any, method: Any, *values: Any, **named: Any) -> Any:
+        transfer = self.vllm_config.ec_transfer_config
+        if transfer is not None and not (isinstance(method, str) and method in HARMLESS):
+            note_change(transfer.engine_id, f"collective_rpc({getattr(method, '__name__', method)!r})")
+        return call(self, method, *values, **named)
+
+    setattr(collective_rpc, _WATCHED, True)
+    executor_class.collective_rpc = collective_rpc

@@ -21,10 +21,11 @@ from typing import Any
 import torch
 
 from mmcached.client import Client, Hit
-from mmcached.client.device.devices import Device, Tensors
+from mmcached.client.device.devices import Device
 from mmcached.client.saver import Saver
+from mmcached.integrations.record_form import PartForm
 from mmcached.integrations.vllm.messages import Load, StepPlan, StepReport
-from mmcached.integrations.vllm.records import num_rows_of, output_of, record_of, tensors_of
+from mmcached.integrations.vllm.records import EMBEDS, mismatch, record_of
 
 _LOG = logging.getLogger("vllm.mmcached")
 LAST_CALL_S = 5.0
@@ -92,7 +93,7 @@ class WorkerSide:
             if has_failed or output is None:
                 self._replace(load, plan, cache)
             else:
-                cache[load.name] = output[0] if len(output) == 1 else tuple(output)
+                cache[load.name] = output
         if self._saver is not None:  # one rank's figures are the engine's
             self._counts.update(loads=len(loads), load_failures=sum(failures))
             self._counts["load_us"] += round((time.perf_counter() - started) * 1e6)
@@ -108,12 +109,12 @@ class WorkerSide:
         if key is None or self._saver is None:
             return
         started = time.perf_counter()
-        tensors = tensors_of(cache[name])
-        if tensors is None:
+        output = cache[name]
+        if not isinstance(output, torch.Tensor):
             self._ended.append((key, "failed"))
             return
-        wait = self._device.begin_copy(tensors)
-        self._saver.save(key, sum(tensor.nbytes for tensor in tensors), lambda: record_of(wait()))
+        wait = self._device.begin_copy([output])
+        self._saver.save(key, output.nbytes, lambda: record_of(*wait()))
         self._counts["save_us"] += round((time.perf_counter() - started) * 1e6)
 
     def end_step(self, plan: StepPlan) -> StepReport | None:
@@ -144,26 +145,27 @@ class WorkerSide:
     def _note_end(self, key: str, outcome: str) -> None:
         self._ended.append((key, outcome))
 
-    def _output(self, load: Load) -> Tensors | None:
+    def _output(self, load: Load) -> torch.Tensor | None:
         """Return the output of an item on the device; None if it cannot be had here."""
         view, timeout_s = self._device.reads_in_place, self._call_timeout_s
         try:
             hit = self._client.open(load.token, view=view, timeout_s=timeout_s)
+            is_judged = hit is not None  # by the scheduler: it is still the record that the scheduler has seen
             if hit is None:  # not under that lease any more, or not in this rank's memory
                 is_needed = not load.can_be_encoded  # else the step waits for nobody
                 limit_s = LAST_CALL_S if is_needed else timeout_s
                 hit = self._client.get(load.key, view=view, timeout_s=limit_s, local=not is_needed)
-            return None if hit is None else self._own(load, hit)
+            return None if hit is None else self._own(load, hit, is_judged=is_judged)
         except Exception as error:  # whatever a device raises, other ranks must hear that this one has not got it
             self._warn(f"an encoder output could not be loaded: {type(error).__name__}: {error}")
             return None
 
-    def _own(self, load: Load, hit: Hit) -> Tensors | None:
+    def _own(self, load: Load, hit: Hit, *, is_judged: bool) -> torch.Tensor | None:
         with hit:
-            tensors = output_of(hit.record)
-            if tensors is None or num_rows_of(hit.record) != load.num_rows:
+            if not is_judged and mismatch(hit.record, PartForm((load.width,), self._dtype, load.num_rows)):
                 return None
-            return self._device.load(tensors)
+            (own,) = self._device.load([hit.record[EMBEDS]])
+            return own
 
     def _replace(self, load: Load, plan: StepPlan, cache: dict[str, Any]) -> None:
         """Have an item encoded that cannot be loaded."""

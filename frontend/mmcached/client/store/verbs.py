@@ -97,14 +97,17 @@ class StoreVerbs:
         tenant: str | None = None,
         *,
         local: bool = False,
+        counts: bool = True,
     ) -> Call[list[Hit | None]]:
         tenant = self._tenant(tenant)
         deadline = None if timeout_s is None else self._contact.deadline(timeout_s)
         asks = self._sessions.has_second_level and not local
-        hits = self._find_and_count(keys, reading, tenant, asks)
+        hits = self._find_and_count(keys, reading, tenant, asks, counts=counts)
         if hits is not None and (None not in hits or not asks):
             return Done(hits)
-        return self._ask_for_missing(keys, hits or [None] * len(keys), reading, deadline, tenant, local=local)
+        return self._ask_for_missing(
+            keys, hits or [None] * len(keys), reading, deadline, tenant, local=local, counts=counts
+        )
 
     @property
     def is_reader(self) -> bool:
@@ -234,7 +237,9 @@ class StoreVerbs:
             if grant is not None and not is_stored:
                 self._drop_claim(grant)
 
-    def _find_and_count(self, keys: list[str], reading: Reading, tenant: str, asks: bool) -> list[Hit | None] | None:
+    def _find_and_count(
+        self, keys: list[str], reading: Reading, tenant: str, asks: bool, *, counts: bool = True
+    ) -> list[Hit | None] | None:
         """Look into the ring, as a whole verb; None: it cannot be seen, or not yet.
 
         Args:
@@ -242,12 +247,12 @@ class StoreVerbs:
         """
         hits: list[Hit | None] | None
         try:
-            hits = self._find(keys, reading, tenant, counts_misses=not asks)
+            hits = self._find(keys, reading, tenant, counts_misses=counts and not asks, counts_hits=counts)
         except MmcachedError as error:
             if not self._is_miss("get", error):
                 raise
             hits = [None] * len(keys)
-        if hits is not None:
+        if hits is not None and counts:
             num_hits = len(keys) - hits.count(None)
             self._guard.count_queries(num_hits if asks else len(keys), num_hits)
         return hits
@@ -261,11 +266,12 @@ class StoreVerbs:
         tenant: str,
         *,
         local: bool,
+        counts: bool,
     ) -> Verb[list[Hit | None]]:
         missing = [index for index, hit in enumerate(hits) if hit is None]
         try:
             found = yield from self._ask_and_count(
-                [keys[index] for index in missing], reading, deadline, tenant, local=local
+                [keys[index] for index in missing], reading, deadline, tenant, local=local, counts=counts
             )
         except BaseException:
             hits.clear()  # the error's traceback would keep them, and their leases
@@ -275,24 +281,32 @@ class StoreVerbs:
         return hits
 
     def _ask_and_count(
-        self, keys: list[str], reading: Reading, deadline: Deadline | None, tenant: str, *, local: bool
+        self,
+        keys: list[str],
+        reading: Reading,
+        deadline: Deadline | None,
+        tenant: str,
+        *,
+        local: bool,
+        counts: bool = True,
     ) -> Verb[list[Hit | None]]:
         misses: list[Hit | None] = [None] * len(keys)
-        verb = self._get(keys, reading, deadline or self._contact.deadline(None), tenant, local=local)
+        verb = self._get(keys, reading, deadline or self._contact.deadline(None), tenant, local=local, counts=counts)
         hits = yield from self._guarded("get", verb, misses)
-        self._guard.count_queries(len(keys), len(keys) - hits.count(None))
+        if counts:
+            self._guard.count_queries(len(keys), len(keys) - hits.count(None))
         return hits
 
     # ---- each verb as it is while the service is there
 
     def _get(
-        self, keys: list[str], reading: Reading, deadline: Deadline, tenant: str, *, local: bool
+        self, keys: list[str], reading: Reading, deadline: Deadline, tenant: str, *, local: bool, counts: bool
     ) -> Verb[list[Hit | None]]:
         session = yield from self._in_contact(deadline)
         if session.ring is None or not keys:
             return [None] * len(keys)
         asks = self._sessions.has_second_level and not local
-        found = self._find(keys, reading, tenant, counts_misses=not asks)
+        found = self._find(keys, reading, tenant, counts_misses=counts and not asks, counts_hits=counts)
         if found is not None and not asks:
             return found
         hits = found or [None] * len(keys)

