@@ -27,6 +27,8 @@ ANSWER_S = 240.0
 STOP_S = 60.0
 POLL_S = 0.25
 COUNTER = "tests.hosts.vllm.tower_count.TowerCount"
+TOWER_FILE = "TOWER_COUNT_FILE"
+"""Names the file into which the counter writes."""
 SMALL = {
     "dtype": "float32",
     "max-model-len": 2048,
@@ -79,6 +81,8 @@ class VllmServer:
 
     def __init__(self, model: Path, log: Path, options: Mapping[str, Any]) -> None:
         self.log = log
+        self._tower_file = log.with_suffix(".tower")
+        self._tower_file.write_text("")
         self.port = free_port()
         words = ["--model", str(model), "--served-model-name", "tiny", "--host", "127.0.0.1", "--port", str(self.port)]
         for name, value in {**SMALL, "enforce-eager": True, "worker-extension-cls": COUNTER, **options}.items():
@@ -88,7 +92,7 @@ class VllmServer:
         with log.open("wb") as file:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *words],
-                env=_environment(),
+                env=_environment() | {TOWER_FILE: str(self._tower_file)},
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=subprocess.STDOUT,
@@ -166,9 +170,7 @@ class VllmServer:
 
     def items_encoded(self) -> list[str]:
         """Return the identifiers of the items that its vision tower has encoded, one for each time."""
-        answer = self.call("POST", "/collective_rpc", {"method": "items_encoded"})
-        found: list[str] = json.loads(answer)["results"][0]
-        return found
+        return self._tower_file.read_text().split()
 
     def kill(self) -> None:
         """End all its processes at once, as a crash does."""
