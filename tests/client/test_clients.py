@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import struct
 import time
 from functools import partial
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from mmcached.client import Client
 from mmcached.client.arguments import Options
 from mmcached.client.calls import Calls
 from mmcached.client.links.thread_link import ThreadLink, ThreadWaiter
@@ -23,14 +25,15 @@ from mmcached.wire.errors import (
     DeadlineExceeded,
     InvalidRequest,
     RemoteProtocolError,
+    ServiceUnavailable,
     error_to_wire,
 )
 from mmcached.wire.messages.client import Encoded, Failed, Generated, ToClient
-from mmcached.wire.messages.frontend import Cancel, ClientBye, Encode, FromClient, Generate
+from mmcached.wire.messages.frontend import Cancel, ClientBye, ClientHello, Encode, FromClient, Generate
 from mmcached.wire.messages.parts import Tensor
 from mmcached.wire.paths import RunDir
 from tests.client.blocking import Make
-from tests.client.services import fake_service, silent
+from tests.client.services import StoreService, fake_service, silent
 from tests.integration.processes import eventually
 
 
@@ -151,3 +154,28 @@ def test_an_answer_of_another_kind_is_a_protocol_error(run_dir: Path, make: Make
 
     with fake_service(run_dir, answer), make(run_dir) as client, pytest.raises(RemoteProtocolError, match="Encoded"):
         client.encode([b"x"])
+
+
+def test_a_run_directory_without_a_service_is_named(run_dir: Path) -> None:
+    """A service has left it: the folders are there, and nobody listens."""
+    with StoreService(run_dir):
+        pass
+    with pytest.raises(ServiceUnavailable, match=f"no service in {run_dir}; start one: mmcached serve --run-dir"):
+        Client(run_dir, fail_open=False, connect_timeout_s=0.05)
+
+
+def test_a_service_that_listens_and_says_nothing_does_not_answer_in_time(run_dir: Path) -> None:
+    with StoreService(run_dir) as service:
+        service.hold = (ClientHello,)
+        with pytest.raises(ServiceUnavailable, match="does not answer the greeting in time"):
+            Client(run_dir, fail_open=False, connect_timeout_s=0.05)
+
+
+def test_the_log_says_that_a_service_is_there_again(run_dir: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "mmcached.client"), StoreService(run_dir), Client(run_dir) as client:
+        assert client.service
+        assert not caplog.records
+        client._calls.contact.lose()
+        assert client.service
+        assert client.service
+    assert [record.getMessage() for record in caplog.records] == ["the service is there again"]

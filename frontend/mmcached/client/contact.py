@@ -13,6 +13,7 @@ Any thread may call anything. Invariant: what a call says, it says under the cli
 
 from __future__ import annotations
 
+import logging
 import secrets
 import threading
 import time
@@ -49,6 +50,7 @@ from mmcached.wire.messages.frontend import (
 from mmcached.wire.paths import RunDir
 from mmcached.wire.sockets.frames import Frame
 
+_LOG = logging.getLogger("mmcached.client")
 RETRY_INTERVAL_S = 1.0
 """How long a failed contact is taken for an answer before the next is tried."""
 
@@ -103,7 +105,7 @@ class Contact:
         self._ids = count(1)
         self._lock = threading.RLock()
         self._link: Link[Any] | None = None
-        self._is_closed = self._is_abandoned = False
+        self._is_closed = self._is_abandoned = self._was_away = False
         self._retry_at = time.monotonic()
 
     @property
@@ -154,7 +156,11 @@ class Contact:
                 yield from self.link().greet(until, is_patient=is_patient)
             except MmcachedError:
                 self._retry_at = time.monotonic() + RETRY_INTERVAL_S
+                self._was_away = True
                 raise
+            if self._was_away:
+                self._was_away = False
+                _LOG.info("the service is there again")
         welcome = self.welcome
         if welcome is None:
             raise ServiceUnavailable("the service has just gone; try again")
@@ -190,6 +196,7 @@ class Contact:
 
     def lose(self) -> None:
         """Take note that the connection was lost; the frontend may be another by now."""
+        self._was_away = True
         self.welcome = None
         self._sessions.lose_contact()
 

@@ -91,6 +91,28 @@ def test_many_keys_take_no_message_and_keep_their_order(service: StoreService, c
     no_leases(service)
 
 
+def test_a_look_that_is_repeated_is_in_no_figure(service: StoreService, client: Any) -> None:
+    client.put("k", numbers(1))
+
+    def figures() -> tuple[int, int]:
+        found: list[tuple[int, int]] = []
+
+        def look() -> None:
+            service.desk.records.poll_hits()
+            found.append((service.desk.stats().queries, service.desk.stats().hits))
+
+        service.call(look)
+        return found[0]
+
+    for _ in range(5):
+        hits = client.get_many(["k", "none"], view=True, local=True, counts=False)
+        assert [hit is not None for hit in hits] == [True, False]
+    assert figures() == (0, 0)
+    assert client.store_counters().queries == 0
+    client.get_many(["k", "none"], view=True, local=True)
+    assert figures() == (2, 1)
+
+
 def test_one_look_up_of_many_is_measured_if_it_finds_something(service: StoreService, client: Any) -> None:
     client.put("k", numbers(1))
     client.get("k")  # after which it needs no message

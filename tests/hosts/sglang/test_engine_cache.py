@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,18 +15,24 @@ from sglang.srt.managers.schedule_batch import Modality, MultimodalDataItem
 from sglang.srt.mem_cache.multimodal_cache import EmbeddingResult
 from sglang.srt.runtime_context import get_context
 
+from mmcached.client import Client
 from mmcached.integrations.sglang.engine_cache import (
     EngineCache,
     clear_after_flush,
     clear_after_update,
     install,
 )
+from mmcached.integrations.sglang.identity import item_key
 from mmcached.wire.errors import ConfigError
 from tests.hosts.sglang.conftest import DEADLINE_S
 from tests.integration.lone_frontend import LoneFrontend
 
-ROWS, WIDTH = 196, 256
+ROWS, WIDTH = 196, 128
 CACHE_BYTES = 1 << 26
+
+
+def hash_of(picture: int) -> int:
+    return (picture + 1) * 0x9E3779B97F4A7C15
 
 
 class Engine:
@@ -60,7 +67,7 @@ class Engine:
                 feature=torch.full((4,), float(picture)),
                 offsets=spans,
             )
-            item.set_hash((picture + 1) * 0x9E3779B97F4A7C15)
+            item.set_hash(hash_of(picture))
             items.append(item)
         ids = torch.zeros(at + 4, dtype=torch.long)
         for item in items:
@@ -83,7 +90,7 @@ class Engine:
 
 @pytest.fixture
 def new_engine(environment: None, published: Callable[..., None]) -> Iterator[Callable[..., Engine]]:
-    published()
+    published(dtype="float32")
     engines = []
 
     def make(**named: Any) -> Engine:
@@ -120,6 +127,31 @@ def test_an_engine_finds_what_its_own_cache_has_no_room_for(new_engine: Callable
     first = engine.step(1)
     assert torch.equal(engine.step(1), first)
     assert engine.encoded == [1]
+
+
+@pytest.mark.parametrize(
+    "embedding",
+    [
+        torch.zeros(1, ROWS, WIDTH),
+        torch.zeros(ROWS, WIDTH // 2),
+        torch.zeros(ROWS, WIDTH, dtype=torch.int64),
+        torch.zeros(ROWS, WIDTH, dtype=torch.bfloat16),
+        torch.full((ROWS, WIDTH), torch.nan),
+    ],
+    ids=["rank 3", "narrow", "int64", "bfloat16", "nan"],
+)
+def test_a_record_that_the_model_cannot_take_is_replaced(
+    new_engine: Callable[..., Engine], environment: None, embedding: torch.Tensor
+) -> None:
+    """It comes from a program of the same user that puts wrong records under right keys."""
+    first, second, third = new_engine(), new_engine(), new_engine()
+    key = item_key(first.cache._names, hash_of(1))
+    with Client(os.environ["MMCACHED_RUN_DIR"], fail_open=False) as writer:
+        assert writer.put(key, {"embedding": embedding})
+    right = second.step(1)
+    assert second.encoded == [1]
+    assert torch.equal(third.step(1), right)
+    assert third.encoded == []
 
 
 def test_a_record_with_another_number_of_rows_is_replaced(new_engine: Callable[..., Engine]) -> None:
@@ -195,7 +227,7 @@ def test_equal_checkpoints_share_wherever_they_lie(
         (copy / file.name).write_bytes(file.read_bytes())
     first = new_engine()
     first.step(1)
-    published(model_path=str(copy))
+    published(model_path=str(copy), dtype="float32")
     second = new_engine()
     second.step(1)
     assert second.encoded == []
@@ -206,12 +238,21 @@ def test_equal_checkpoints_share_wherever_they_lie(
     assert third.encoded == [1]
 
 
-@pytest.mark.parametrize("changed", [{"dtype": "bfloat16"}, {"quantization": "fp8"}, {"mm_attention_backend": "sdpa"}])
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"dtype": "bfloat16"},
+        {"quantization": "fp8"},
+        {"mm_attention_backend": "sdpa"},
+        {"enable_precise_embedding_interpolation": True},
+        {"disable_fast_image_processor": True},
+    ],
+)
 def test_other_arguments_share_nothing(
-    new_engine: Callable[..., Engine], published: Callable[..., None], changed: dict[str, str]
+    new_engine: Callable[..., Engine], published: Callable[..., None], changed: dict[str, Any]
 ) -> None:
     new_engine().step(1)
-    published(**changed)
+    published(**{"dtype": "float32"} | changed)
     other = new_engine()
     other.step(1)
     assert other.encoded == [1]

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from mmcached.client import Client
 from mmcached.client.saver import Saver
@@ -81,6 +82,17 @@ def test_a_record_of_another_size_is_a_miss_and_nothing_is_written(buffers: Buff
     target = pages(size)
     assert read(buffers, ["x"], target) == [False]
     assert not target[0].any()
+
+
+def test_a_record_with_numbers_that_are_not_finite_is_a_miss(client: Client, saver: Saver) -> None:
+    numbers = torch.zeros(64, dtype=torch.bfloat16)
+    for key, number in (("right", 1.0), ("nan", torch.nan), ("infinite", -torch.inf)):
+        numbers[-1] = number
+        assert client.put(key, {"embedding": numbers.view(torch.uint8).clone()})
+    buffers, to = Buffers(client, saver, torch.bfloat16), np.zeros(128, np.uint8)
+    for key in ("nan", "infinite", "right"):
+        assert buffers.read([key], [[to.ctypes.data]], [[to.nbytes]]) == [key == "right"]
+        assert to.any() == (key == "right")
 
 
 @pytest.mark.parametrize("record", [{}, {"embedding": 7}, {"embedding": "text"}, {"other": np.zeros(8, np.uint8)}])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,12 +12,15 @@ import torch
 from mmcached.client import Client
 from mmcached.client.device.devices import device_of
 from mmcached.client.saver import Saver
+from mmcached.integrations.record_form import PartForm
 from mmcached.integrations.sglang.tensors import Tensors
 from tests.client.services import StoreService
 from tests.doubles.device import HeldCopies, HeldDevice
 from tests.integration.processes import eventually
 
 DEADLINE_S = 30.0
+ROWS, WIDTH = 7, 16
+FORMS = [PartForm((WIDTH,), torch.float32, None)]
 
 
 @pytest.fixture
@@ -39,7 +43,7 @@ def saver(client: Client) -> Iterator[Saver]:
 
 @pytest.fixture
 def tensors(client: Client, saver: Saver) -> Tensors:
-    return Tensors(client, saver, device_of("cpu", max_pinned_bytes=0))
+    return Tensors(client, saver, device_of("cpu", max_pinned_bytes=0), FORMS)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
@@ -61,7 +65,7 @@ def test_an_embedding_comes_back_owned_with_its_bits(tensors: Tensors, saver: Sa
 def test_an_embedding_stays_until_the_device_has_read_it(service: StoreService, client: Client, saver: Saver) -> None:
     copies, embedding = HeldCopies(), torch.randn(40, 16)
     device = HeldDevice(copies)
-    tensors = Tensors(client, saver, device)
+    tensors = Tensors(client, saver, device, FORMS)
     tensors.save("x", embedding)
     assert saver.drain(DEADLINE_S)
     found = tensors.get("x")
@@ -86,10 +90,47 @@ def test_a_part_of_a_batch_is_saved_alone(tensors: Tensors, saver: Saver, client
     assert hit.record["embedding"].untyped_storage().nbytes() == 8 * 8 * 4
 
 
-@pytest.mark.parametrize("record", [{}, {"embedding": 7}, {"embedding": torch.zeros(8)}, {"other": torch.zeros(2, 2)}])
-def test_a_record_of_another_form_is_a_miss(tensors: Tensors, client: Client, record: dict[str, object]) -> None:
+@pytest.mark.parametrize(
+    "record",
+    [
+        {},
+        {"embedding": 7},
+        {"embedding": torch.zeros(WIDTH)},
+        {"other": torch.zeros(ROWS, WIDTH)},
+        {"embedding": [torch.zeros(ROWS, WIDTH)]},
+        {"embedding": torch.zeros(1, ROWS, WIDTH)},
+        {"embedding": torch.zeros(ROWS, 2 * WIDTH)},
+        {"embedding": torch.zeros(ROWS, WIDTH, dtype=torch.int64)},
+        {"embedding": torch.zeros(ROWS, WIDTH, dtype=torch.bfloat16)},
+        {"embedding": torch.full((ROWS, WIDTH), torch.nan)},
+    ],
+)
+def test_a_record_that_the_model_cannot_take_is_a_miss_and_replaced(
+    tensors: Tensors, saver: Saver, client: Client, record: dict[str, Any]
+) -> None:
     assert client.put("x", record)
     assert tensors.get("x") is None
+    right = torch.ones(ROWS, WIDTH)
+    tensors.save("x", right)
+    assert saver.drain(DEADLINE_S)
+    found = tensors.get("x")
+    assert found is not None
+    assert torch.equal(found, right)
+
+
+def test_a_record_of_any_number_of_rows_is_found_before_anything_is_encoded(tensors: Tensors, client: Client) -> None:
+    assert client.put("x", {"embedding": torch.ones(3 * ROWS, WIDTH)})
+    assert tensors.get("x") is not None
+
+
+def test_an_embedding_of_more_dimensions_is_saved_as_rows(tensors: Tensors, saver: Saver) -> None:
+    embedding = torch.randn(2, ROWS, WIDTH)
+    tensors.save("x", embedding)
+    assert saver.drain(DEADLINE_S)
+    found = tensors.get("x")
+    assert found is not None
+    assert torch.equal(found, embedding.reshape(-1, WIDTH))
+    assert not tensors.save("y", torch.zeros(WIDTH))
 
 
 def test_what_is_wrong_is_dropped_for_all(tensors: Tensors, saver: Saver) -> None:

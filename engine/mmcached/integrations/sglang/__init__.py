@@ -2,7 +2,8 @@
 
     plugin            registers in a process of SGLang what the environment asks for; nothing is asked, nothing is done
     settings          reads the environment
-    identity          names what SGLang's embeddings depend on
+    identity          names what SGLang's embeddings depend on, and says what they look like
+    contact           says in SGLang's log whether embeddings are shared
     buffers           records that are copied out of and into the host's memory, for encoder servers
     embedding_store   the same, as SGLang's store of embeddings
     tensors           records of one tensor each, for engines

@@ -1,8 +1,8 @@
 """Copies embeddings between records of the store and buffers of the host, which are given by address and size.
 
-An embedding lies in one buffer or in several, one after the other; its record has the bytes without a form, so a record
-of another size is a miss. What is saved is copied before the call returns, for its buffers may be reused then. Any
-thread may call.
+An embedding lies in one buffer or in several, one after the other; its record has the bytes without a form. A record
+of another size is a miss, and so is one whose bytes are not finite numbers of the model's dtype. What is saved is
+copied before the call returns, for its buffers may be reused then. Any thread may call.
 """
 
 from __future__ import annotations
@@ -12,9 +12,11 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from mmcached.client import Client, Hit
 from mmcached.client.saver import Saver
+from mmcached.integrations.record_form import PartForm
 from mmcached.shm.store.codec import Record
 
 BYTES = "embedding"
@@ -27,11 +29,13 @@ class Buffers:
 
     Args:
         saver: puts the copies of what is saved.
+        dtype: of the numbers in an embedding; None if it is unknown.
     """
 
-    def __init__(self, client: Client, saver: Saver) -> None:
+    def __init__(self, client: Client, saver: Saver, dtype: torch.dtype | None = None) -> None:
         self._client = client
         self._saver = saver
+        self._dtype = dtype
 
     def contains(self, keys: Sequence[str]) -> list[bool]:
         """Return which keys have a record; a hint. What another host has is brought here, to be read next."""
@@ -44,8 +48,8 @@ class Buffers:
         self, keys: Sequence[str], pointers: Sequence[Sequence[int]], sizes: Sequence[Sequence[int]]
     ) -> list[bool]:
         """Fill the buffers of each key that has a record of their size, in bytes; return which were filled."""
-        hits = self._client.get_many(keys, view=True, tensors="numpy")
-        return [_fill(hit, to, lengths) for hit, to, lengths in zip(hits, pointers, sizes, strict=True)]
+        hits = self._client.get_many(keys, view=True)
+        return [_fill(hit, to, lengths, self._dtype) for hit, to, lengths in zip(hits, pointers, sizes, strict=True)]
 
     def save(
         self, keys: Sequence[str], pointers: Sequence[Sequence[int]], sizes: Sequence[Sequence[int]]
@@ -58,14 +62,18 @@ class Buffers:
         ]
 
 
-def _fill(hit: Hit | None, pointers: Sequence[int], sizes: Sequence[int]) -> bool:
+def _fill(hit: Hit | None, pointers: Sequence[int], sizes: Sequence[int], dtype: torch.dtype | None) -> bool:
     if hit is None:
         return False
     with hit:
         data = hit.record.get(BYTES)
-        if not isinstance(data, np.ndarray) or data.nbytes != sum(sizes) or not data.flags.c_contiguous:
+        if PartForm((), torch.uint8, sum(sizes)).check(data) is not None or not data.is_contiguous():
             return False
-        at = data.ctypes.data
+        if dtype is not None and data.nbytes % dtype.itemsize == 0:
+            numbers = data.view(dtype)
+            if PartForm.of(numbers).check(numbers) is not None:
+                return False
+        at = data.data_ptr()
         for pointer, size in zip(pointers, sizes, strict=True):
             ctypes.memmove(pointer, at, size)
             at += size

@@ -17,7 +17,8 @@ from sglang.srt.mem_cache.embedding_store import EmbeddingStore
 from mmcached.client import Client
 from mmcached.client.saver import Saver, SaverCounters
 from mmcached.integrations.sglang.buffers import Buffers
-from mmcached.integrations.sglang.identity import item_key, namespace
+from mmcached.integrations.sglang.contact import log_contact
+from mmcached.integrations.sglang.identity import forms_of_embeddings, item_key, namespace
 from mmcached.integrations.sglang.settings import EMBEDDING_STORE, Settings
 from mmcached.wire.closeable import Closeable
 
@@ -39,7 +40,9 @@ class MmcachedEmbeddingStore(EmbeddingStore, Closeable):
         self._client = Client(settings.run_dir, timeout_s=TIMEOUT_S, connect_timeout_s=TIMEOUT_S, name="sglang")
         self._namespace = namespace(EMBEDDING_STORE, settings, self._client)
         self._saver = Saver(self._client, max_bytes=settings.max_save_bytes)
-        self._buffers = Buffers(self._client, self._saver)
+        (dtype,) = {form.dtype for form in forms_of_embeddings()} or (None,)
+        self._buffers = Buffers(self._client, self._saver, dtype)
+        log_contact(self._client)
 
     @property
     def counters(self) -> SaverCounters:

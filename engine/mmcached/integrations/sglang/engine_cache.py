@@ -23,7 +23,8 @@ from sglang.srt.runtime_context import get_device, get_parallel
 from mmcached.client import Client
 from mmcached.client.device.devices import device_of
 from mmcached.client.saver import Saver, SaverCounters
-from mmcached.integrations.sglang.identity import item_key, namespace
+from mmcached.integrations.sglang.contact import log_contact
+from mmcached.integrations.sglang.identity import forms_of_embeddings, item_key, namespace
 from mmcached.integrations.sglang.settings import ASKED, ENGINE_CACHE, Settings
 from mmcached.integrations.sglang.tensors import Tensors
 from mmcached.wire.closeable import Closeable
@@ -55,9 +56,10 @@ class EngineCache(MultiModalStaticCache, Closeable):
         self._names = namespace(ENGINE_CACHE, settings, self._client)
         self._saver = Saver(self._client, max_bytes=settings.max_save_bytes)
         self._device = device_of(str(get_device().device), max_pinned_bytes=settings.max_pinned_bytes)
-        self._tensors = Tensors(self._client, self._saver, self._device)
+        self._tensors = Tensors(self._client, self._saver, self._device, forms_of_embeddings())
         self._list: tuple[int | None, str | None] = (None, None)
         """Python's hash of the list of items that was asked for last, and its key."""
+        log_contact(self._client)
 
     def get(self, mm_hashes: list[int | None], combined_hash: int | None = None) -> EmbeddingResult | None:
         # Python's hash is no name for a host, but what SGLang then gives to `set` and `free`.

@@ -1,8 +1,8 @@
 """Names what SGLang's embeddings depend on beside the item, and the key of an item.
 
     content of the checkpoint | MMCACHED_NAMESPACE ──┐
-    what SGLang was started with, its version        ├──> namespace ──┐
-    kind of device, torch                            ┘                ├──> key
+    what SGLang was started with                     ├──> namespace ──┐
+    versions, variables, kind of device              ┘                ├──> key
     SGLang's hashes of the item's pixels ─────────────────────────────┘
 
 SGLang's hashes have 64 bits and are of the item alone, so all else is in the namespace. What depends on how items are
@@ -11,7 +11,7 @@ batched is not in it: an embedding is what was computed once, as in SGLang's own
 
 from __future__ import annotations
 
-from importlib import metadata
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,10 @@ from blake3 import blake3
 
 from mmcached.cache.fingerprints import fingerprint
 from mmcached.client import Client
+from mmcached.integrations.embedding_width import embedding_width
+from mmcached.integrations.environment import computing_variables, package_versions
 from mmcached.integrations.identity import checkpoint_folder, checkpoint_identity
+from mmcached.integrations.record_form import PartForm
 from mmcached.integrations.sglang.settings import NAMESPACE, Settings
 from mmcached.wire.errors import ConfigError
 
@@ -27,7 +30,15 @@ OF_MODEL = (
     *("revision", "dtype", "quantization", "load_format", "model_impl"),
     *("model_loader_extra_config", "json_model_override_args"),
 )
-OF_ITEMS = ("mm_attention_backend", "mm_process_config", "mm_enable_dp_encoder", "image_processor_backend")
+OF_ITEMS = (
+    *("mm_attention_backend", "mm_process_config", "mm_enable_dp_encoder", "image_processor_backend"),
+    "disable_fast_image_processor",
+)
+OF_THE_SERVER = (
+    *("attention_backend", "prefill_attention_backend", "enable_deterministic_inference", "rl_on_policy_target"),
+    *("enable_tf32_matmul", "enable_precise_embedding_interpolation", "enable_torch_compile"),
+    *("bf16_gemm_backend", "fp8_gemm_runner_backend", "tp_size"),
+)
 FROM_THE_FOLDER = frozenset(
     {
         *("auto", "pt", "safetensors", "instanttensor", "fastsafetensors", "runai_streamer", "npcache", "gguf"),
@@ -51,13 +62,14 @@ def namespace(room: str, settings: Settings, client: Client) -> str:
         ConfigError: the content of the checkpoint cannot be known here, and nothing else names it.
     """
     parts: dict[str, Any] = {"host": "sglang", "room": room}
-    parts |= {name: metadata.version(name) for name in ("sglang", "torch")}
+    parts |= {"packages": package_versions(), "variables": computing_variables()}
     published = _published()
     if published is not None:
         model, items, device = published
         parts["model"] = {name: getattr(model, name) for name in OF_MODEL}
         parts["items"] = {name: getattr(items, name) for name in OF_ITEMS}
         parts["device"] = _device_name(device.device)
+        parts["server"] = {name: _plain(value) for name, value in _server_arguments().items()}
     if settings.namespace:
         parts["named"] = settings.namespace
     elif published is not None:
@@ -65,6 +77,36 @@ def namespace(room: str, settings: Settings, client: Client) -> str:
     else:
         raise ConfigError(NAMESPACE, "", "must name model, revision and dtype: SGLang has no arguments in this process")
     return fingerprint(parts)
+
+
+def forms_of_embeddings() -> list[PartForm]:
+    """Return what embeddings of the model that SGLang was started with can look like; nothing if that is unknown."""
+    if _published() is None:
+        return []
+    from sglang.srt.configs.model_config import ModelConfig
+    from sglang.srt.runtime_context import get_server_args
+
+    model = ModelConfig.from_server_args(get_server_args())
+    config = model.hf_config.to_dict()
+    modalities = ("image", "audio") if _has_audio(config) else ("image",)
+    widths = dict.fromkeys(embedding_width(model.hidden_size, config, modality) for modality in modalities)
+    return [PartForm((width,), model.dtype, None) for width in widths]
+
+
+def _has_audio(config: Mapping[str, Any]) -> bool:
+    """Return whether a model's configuration, or one in it, is of a tower for sounds."""
+    nested = [each for each in config.values() if isinstance(each, Mapping)]
+    return "audio_config" in config or any(map(_has_audio, nested))
+
+
+def _server_arguments() -> dict[str, Any]:
+    from sglang.srt.runtime_context import get_server_args
+
+    return {name: getattr(get_server_args(), name, None) for name in OF_THE_SERVER}
+
+
+def _plain(value: Any) -> Any:
+    return value if value is None or isinstance(value, bool | int | str) else str(value)
 
 
 def _published() -> tuple[Any, Any, Any] | None:

@@ -141,6 +141,9 @@ class Link(ABC, Generic[WaiterT]):
                 if not is_patient:
                     raise ServiceUnavailable("the service went away while it was greeted") from None
             else:
+                if found is None and not uninterrupted(self._directory.is_served):
+                    path = self._directory.path
+                    raise ServiceUnavailable(f"no service in {path}; start one: mmcached serve --run-dir {path}")
                 if found is None:
                     raise ServiceUnavailable("the service does not answer the greeting in time")
                 return

@@ -1,0 +1,19 @@
+"""Says in SGLang's log, at its default level, whether embeddings are shared."""
+
+from __future__ import annotations
+
+import logging
+
+from mmcached.client import Client, MmcachedError
+
+_LOG = logging.getLogger("mmcached.sglang")
+
+
+def log_contact(client: Client) -> None:
+    """Greet the service, and log whether it answers; one that comes later is found by itself."""
+    try:
+        _ = client.service
+    except MmcachedError as error:
+        _LOG.warning("mmcached: embeddings are not shared yet: %s", error)
+    else:
+        _LOG.info("mmcached: embeddings are shared with the SGLang processes of this host")
