@@ -20,9 +20,10 @@ from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import CacheMiss
 from mmcached.wire.limits import LimitsConfig
 from mmcached.wire.messages.engine import ItemSaved
-from mmcached.wire.messages.parts import SavedRows, StoredOutput
+from mmcached.wire.messages.parts import SavedRows, StoredOutput, TensorForm
 from mmcached.wire.messages.worker import EmitEmbedding, EncodeItem, StepPlan
 from mmcached.wire.stats import EncodedOfModality
+from mmcached.worker.encoders.encoder import Measured
 from mmcached.worker.steps.runner import ModelRunner
 from mmcached.worker.stored_outputs import StoredOutputs
 from tests.worker.oracle import random_image
@@ -269,6 +270,21 @@ def test_a_record_that_is_no_output_of_this_encoder_is_missed(store: Store, what
         failed = run_failing(runner, load("t"))
     assert failed.error.code == CacheMiss.code
     assert failed.error.details["mm_hashes"] == ["a"]
+
+
+@pytest.mark.parametrize("number", [torch.nan, torch.inf, 3e38])
+def test_a_record_whose_numbers_are_not_finite_is_missed(store: Store, number: float) -> None:
+    embeddings = torch.ones(NUM_EMBEDS, 8)
+    embeddings[0, 0] = embeddings[-1, -1] = number
+    store.records["t"] = {"embeddings": embeddings}
+    with runner_with_store() as runner:
+        form, of_floats = runner._items.measured.form, TensorForm("embeddings", "float32", (-1, 8))
+        runner._items.measured = Measured(msgspec.structs.replace(form, outputs=[of_floats]), 32)
+        if number == 3e38:  # the sum of finite numbers may overflow
+            run(runner, load("t"))
+        else:
+            failed = run_failing(runner, load("t"))
+            assert failed.error.code == CacheMiss.code
 
 
 def test_a_worker_without_a_store_misses_everything() -> None:

@@ -47,7 +47,7 @@ def test_what_may_change_weights_is_noticed(
     assert (num_changes(f"one {method}"), num_changes(f"other {method}")) == (2, 0)
     assert other.called == []
     (said,) = [record.getMessage() for record in caplog.records]
-    assert getattr(method, "__name__", method) in said
+    assert str(getattr(method, "__name__", method)) in said
 
 
 @pytest.mark.parametrize("method", ["execute_model", "sample_tokens", "check_health", "add_lora", "reset_mm_cache"])

@@ -6,6 +6,7 @@ on what else is encoded.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -85,6 +86,17 @@ def outputs_in(record: Mapping[str, Any], form: EncoderForm, num_embeds: int) ->
     outputs = {output.name: record[output.name] for output in form.outputs}
     fit = (_fits(outputs[output.name], output, num_embeds) for output in form.outputs)
     return outputs if all(fit) else None
+
+
+def are_finite(outputs: Outputs) -> bool:
+    """Return whether no tensor in host memory has a NaN or an infinite number."""
+    return all(_is_finite(tensor) for tensor in outputs.values() if tensor.is_floating_point())
+
+
+def _is_finite(tensor: torch.Tensor) -> bool:
+    numbers = tensor.float() if tensor.dtype.itemsize == 1 else tensor  # torch adds up no float8
+    # A sum is the fastest pass, and not finite if a number is not; of finite numbers it may overflow.
+    return math.isfinite(numbers.sum().item()) or bool(numbers.isfinite().all())
 
 
 def _fits(value: Any, form: TensorForm, num_embeds: int) -> bool:

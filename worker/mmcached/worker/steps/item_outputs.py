@@ -30,7 +30,7 @@ from mmcached.wire.messages.parts import Inline, RequestRows, Rows, StoredOutput
 from mmcached.wire.messages.worker import EmitEmbedding, EncodeItem, RunChunk, StepPlan
 from mmcached.wire.sockets.frames import Frame
 from mmcached.worker.encoder_cache import EncoderCache
-from mmcached.worker.encoders.encoder import Encoder, Measured, Outputs, outputs_in
+from mmcached.worker.encoders.encoder import Encoder, Measured, Outputs, are_finite, outputs_in
 from mmcached.worker.encoders.remote import RemoteEncoder
 from mmcached.worker.payloads import PayloadReader, Record
 from mmcached.worker.steps.output_counts import OutputCounts
@@ -265,7 +265,7 @@ class ItemOutputs(Closeable):
     def _keep(self, item: EncodeItem, record: Mapping[str, Any]) -> bool:
         """Copy a record into the encoder cache, unless it is no output of this encoder; return whether it is."""
         outputs = outputs_in(record, self.measured.form, item.num_embeds)
-        if outputs is None:
+        if outputs is None or not are_finite(outputs):
             return False
         self.cache.put(item.key, dict(zip(outputs, self._transfers.load(list(outputs.values())), strict=True)))
         self.counts.loaded(item)
