@@ -25,9 +25,13 @@ ENCODER = "my-encoder"
 
 
 class Encoder:
-    """A processor and a vision tower. `num_encoded` counts pictures that it has encoded itself."""
+    """A processor and a vision tower. `num_encoded` counts pictures that it has encoded itself.
 
-    def __init__(self, client: Client, model: str, dtype: torch.dtype) -> None:
+    Args:
+        dtype: that the tower computes in; "auto" for the checkpoint's own, as vLLM's servers take it.
+    """
+
+    def __init__(self, client: Client, model: str, dtype: torch.dtype | str = "auto") -> None:
         self.num_encoded = 0
         self._client = client
         self._processor = AutoProcessor.from_pretrained(model).image_processor
@@ -81,7 +85,7 @@ def ask(url: str, question: str, parts: list[dict[str, Any]]) -> str:
 if __name__ == "__main__":
     run_dir, model, url, question, *pictures = sys.argv[1:]
     with Client(run_dir, fail_open=False) as client:
-        encoder = Encoder(client, model, torch.float32)
+        encoder = Encoder(client, model)
         parts = [vllm_part(*encoder.encode(Path(picture))) for picture in pictures]
         print(ask(url, question, parts))
         print(f"encoded here: {encoder.num_encoded} of {len(pictures)} pictures")

@@ -32,7 +32,7 @@ CACHE_BYTES = 1 << 26
 
 
 def hash_of(picture: int) -> int:
-    return (picture + 1) * 0x9E3779B97F4A7C15
+    return (picture + 1) * 0x9E3779B97F4A7C15 % 2**64
 
 
 class Engine:
