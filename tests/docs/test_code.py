@@ -131,26 +131,19 @@ def test_the_page_of_symptoms_runs(client: Client, capsys: pytest.CaptureFixture
 
 
 def test_the_page_of_processed_inputs_runs(client: Client) -> None:
-    from mmcached.integrations.processed_inputs import ProcessedItem, ProcessedItems
+    from mmcached.integrations.processed_inputs import ProcessedItem
 
     (block,) = code(REPOSITORY / "docs" / "hosts" / "processed-inputs.md", "py")
-    runs: list[str] = []
+    runs: list[bytes] = []
 
-    def process(file: str) -> ProcessedItem:
+    def process(file: bytes) -> ProcessedItem:
         runs.append(file)
         return ProcessedItem({"grid": [1, 2, 2]}, {"pixels": b"pixels"})
 
-    names = {
-        "client": client,
-        "ProcessedItems": ProcessedItems,
-        "config": {},
-        "name_of": str,
-        "file": "f",
-        "process": process,
-    }
+    names = {"client": client, "config": {}, "file": b"f", "process": process}
     exec(compile(block, "processed-inputs.md", "exec"), names)
     assert names["counts"] == {"grid": [1, 2, 2]}
-    assert runs == ["f"]
+    assert runs == [b"f"]
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")

@@ -7,6 +7,8 @@
     transformers/     image features and processed images, once per host
     processed_inputs/ processed items for render servers
     ray/              encoders as actors on a Ray cluster, which a service's workers ask
+    environment       names packages and variables that decide the bits of an output, for all rooms
+    embedding_width   how wide a row of an encoder output is, where a host does not measure it
 
 A room imports its host only when it is itself imported, and nothing of the service, of which `ray` alone is a part; it
 is a client like any other. Its promises: a miss costs about nothing; a save never keeps the host waiting; a service

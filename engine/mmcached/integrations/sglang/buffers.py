@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -66,7 +67,7 @@ def _fill(hit: Hit | None, pointers: Sequence[int], sizes: Sequence[int], dtype:
     if hit is None:
         return False
     with hit:
-        data = hit.record.get(BYTES)
+        data: Any = hit.record.get(BYTES)
         if PartForm((), torch.uint8, sum(sizes)).check(data) is not None or not data.is_contiguous():
             return False
         if dtype is not None and data.nbytes % dtype.itemsize == 0:
