@@ -9,6 +9,10 @@ from typing import Any
 import pytest
 
 from mmcached.integrations.vllm.weights import num_changes, watch
+from tests.house import REPOSITORY
+
+
+PAGE = (REPOSITORY / "docs" / "hosts" / "vllm.md").read_text()
 
 
 class Executor:
@@ -67,3 +71,11 @@ def test_a_class_is_watched_once_and_a_subclass_with_it(watched: type[Executor])
 
 def test_an_engine_without_a_connector_is_not_counted(watched: type[Executor]) -> None:
     assert watched(None).collective_rpc("reload_weights") == ["reload_weights"]
+
+
+def test_a_change_without_such_a_call_is_not_noticed(watched: type[Executor]) -> None:
+    """The page says so: a thread of the worker, or a program that has the model in its own process."""
+    executor = watched("in process")
+    scale_weights(executor)
+    assert num_changes("in process") == 0
+    assert "are not noticed" in PAGE
