@@ -83,6 +83,10 @@ def ask(port: int, *content: dict[str, Any]) -> list[tuple[str, float]]:
     return [(one["token"], one["logprob"]) for one in said["choices"][0]["logprobs"]["content"]]
 
 
+SHARED = "mmcached: embeddings are shared with the SGLang processes of this host"
+"""The page says that this is in the log, at SGLang's default level."""
+
+
 @pytest.mark.slow
 def test_a_second_server_says_what_the_first_has_encoded(checkpoint: Path, store: LoneFrontend, tmp_path: Path) -> None:
     asked = {"MMCACHED_SGLANG": "engine_cache", "MMCACHED_RUN_DIR": str(store.directory.path)}
@@ -104,3 +108,6 @@ def test_a_second_server_says_what_the_first_has_encoded(checkpoint: Path, store
         store.start()
         ask(port, image(5), image(4), text("again"))
         assert len(tower_count.encoded(other)) == 3
+    assert SHARED in (tmp_path / "one.log").read_text()
+    log = (tmp_path / "other.log").read_text()
+    assert log.index(SHARED) < log.index("the service is there again")

@@ -11,7 +11,6 @@ import pytest
 from mmcached.integrations.vllm.weights import num_changes, watch
 from tests.house import REPOSITORY
 
-
 PAGE = (REPOSITORY / "docs" / "hosts" / "vllm.md").read_text()
 
 
