@@ -214,7 +214,7 @@ def test_a_record_that_the_model_cannot_take_is_no_hit(
     assert engine.step_when_free(Request("r1", [A, B])) == [A, B]
     assert torch.equal(engine.caches[0][A], embedding(A))
     assert engine.scheduler.counts["unusable"] == 1
-    assert at_rest(store, engine)
+    eventually(lambda: at_rest(store, engine), bool, "leases and claims to be back")
 
 
 @pytest.mark.parametrize("record", WRONG_RECORDS)
@@ -226,7 +226,7 @@ def test_such_a_record_under_a_name_without_pixels_fails_its_request_alone(
     assert engine.schedule(Request("r1", ["cat"], data=None)) is None
     assert engine.scheduler.take_unavailable() == {"r1"}
     assert engine.step_when_free(Request("r2", [B])) == [B]
-    assert at_rest(store, engine)
+    eventually(lambda: at_rest(store, engine), bool, "leases and claims to be back")
 
 
 @pytest.mark.parametrize("data", ["pixels", None])
