@@ -13,10 +13,11 @@ from functools import partial
 from typing import Any
 from unittest import mock
 
-from mmcached.shm import ObjectStoreReader, ReaderEntry, RingReader, RingWriter
+from mmcached.shm import ReaderEntry, RingReader, RingWriter
 from mmcached.shm.ring.leases import LeaseTable
 from mmcached.shm.ring.lookup import Lookup
 from mmcached.shm.ring.reader_watch import ReaderWatch
+from mmcached.shm.ring.self_lease import Lease
 from mmcached.wire.handle import Handle
 from scripts.verification.chaos_players import ChaosReader, ChaosWriter, run_reader, run_writer
 from scripts.verification.chaos_roles import Role
@@ -92,20 +93,20 @@ def _never_pinned(table: LeaseTable, slot: int) -> bool:
     return False
 
 
-def _take_nothing(entry: ReaderEntry, handles: Sequence[Handle], look: Lookup) -> list[bool]:
+def _take_nothing(entry: ReaderEntry, leases: Sequence[Lease], look: Lookup) -> list[bool]:
     """Look again, as `ReaderEntry.take` does, without a lease."""
-    return [look.holds(handle) and look.is_attached(entry.reader_id, entry.incarnation) for handle in handles]
+    return [look.holds(lease.handle) and look.is_attached(entry.reader_id, entry.incarnation) for lease in leases]
 
 
-_get = ObjectStoreReader.get_found
+_take = ReaderEntry.take
 
 
-def _get_and_give_back(
-    store: ObjectStoreReader, handle: Handle, *, on_release: Callable[[], None], **options: Any
-) -> object:
-    """Give the lease back as soon as the record was found, as if its last view had died."""
-    on_release()
-    return _get(store, handle, **options)
+def _take_and_give_back(entry: ReaderEntry, leases: Sequence[Lease], look: Lookup) -> list[bool]:
+    """Give each lease back as soon as the record was found, as if its last view had died."""
+    are_taken = _take(entry, leases, look)
+    for lease in leases:
+        entry.end(lease)
+    return are_taken
 
 
 def _adopt_nobody(watch: ReaderWatch, *, is_granting: bool, may_hold: object) -> list[int]:
@@ -124,11 +125,7 @@ MUTANTS = {
         Mutant("revoke-on-timeout", Cast(partial(run_writer, cls=RevokingWriter), run_reader, _patched())),
         Mutant(
             "client-takes-no-lease",
-            Cast(
-                run_store,
-                run_client,
-                _patched((ReaderEntry, "take", _take_nothing), (ReaderEntry, "give_back", _nothing)),
-            ),
+            Cast(run_store, run_client, _patched((ReaderEntry, "take", _take_nothing))),
         ),
         Mutant(
             "store-ignores-taken-leases",
@@ -136,7 +133,7 @@ MUTANTS = {
         ),
         Mutant(
             "client-gives-back-early",
-            Cast(run_store, run_client, _patched((ObjectStoreReader, "get_found", _get_and_give_back))),
+            Cast(run_store, run_client, _patched((ReaderEntry, "take", _take_and_give_back))),
         ),
         Mutant(
             "successor-forgets-readers", Cast(run_store, run_client, _patched((ReaderWatch, "adopt", _adopt_nobody)))

@@ -54,7 +54,7 @@ FIELDS: dict[type, set[str]] = {
         "_unreported",
     },  # made anew: all that it keeps is told at the next look
     ReceivedLeases: {"incarnation", "last_seq", "_slot_to_count"},
-    ReaderEntry: {"announcement", "reader_id", "incarnation", "_received", "_control", "_words"},
+    ReaderEntry: {"announcement", "reader_id", "incarnation", "_received", "_control", "_inherited", "_words"},
     HeldLeases: {"_give_back", "_held", "_of_request"},
     WorkerGroup: {"_channel", "_world_size", "_incarnation", "_config_digest", "_links"},
 }

@@ -45,6 +45,7 @@ from scripts.verification.self_lease_world import (
     Reader,
     Scenario,
     Setting,
+    Taking,
     Writer,
     incarnation_of,
 )
@@ -64,12 +65,12 @@ class FencedReader(Reader):
 class HandedOn(Reader):
     """Hands a lease on: while the first reader holds one, the other takes it by its slot and generation."""
 
-    def use(self, machine: Machine, entry: ReaderEntry, handle: Handle, key: int | None) -> None:
+    def use(self, machine: Machine, entry: ReaderEntry, lease: Taking, key: int | None) -> None:
         if key is not None:
-            machine.store_release(self.setting.the_map.hello(0), handle.generation)
-            self.read(machine, handle, key)
+            machine.store_release(self.setting.the_map.hello(0), lease.handle.generation)
+            self.read(machine, lease.handle, key)
             machine.store_release(self.setting.the_map.hello(0), 0)
-        self.give_back(machine, entry, handle)
+        self.give_back(machine, entry, lease)
 
     def look_once(self, machine: Machine, incarnation: int) -> None:
         if self.reader_id == 0:
@@ -80,11 +81,12 @@ class HandedOn(Reader):
         if not (generation := machine.load(the_map.hello(0))):
             return
         handle = look.find_generation(0, generation)
-        is_taken = handle is not None and entry.take_beside(handle, look)
+        lease = None if handle is None else Taking(handle)
+        is_taken = lease is not None and entry.take_beside(lease, look)
         if not is_taken and machine.load(the_map.hello(0)):
             raise Violation(f"I8: generation {generation} is under lease, and was not to be had")
-        if handle is not None:
-            super().use(machine, entry, handle, 0 if is_taken else None)
+        if lease is not None:
+            super().use(machine, entry, lease, 0 if is_taken else None)
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,8 +104,8 @@ class ByToken(Reader):
         if (handle := look.find_generation(0, 1)) is None:
             return False
         with self.alone(machine, self.setting.the_map.taken_lock(self.reader_id)):
-            is_taken = entry.take_beside(handle, look)
-        self.use(machine, entry, handle, 0 if is_taken else None)
+            is_taken = entry.take_beside(lease := Taking(handle), look)
+        self.use(machine, entry, lease, 0 if is_taken else None)
         return is_taken
 
 
@@ -115,9 +117,9 @@ class ManyAtOnce(Reader):
         the_map = self.setting.the_map
         entry, look = the_map.reader_entry(self.reader_id, incarnation), the_map.lookup()
         found = [look.find_generation(slot, 1 + slot) for slot in reversed(range(the_map.num_slots))]
-        handles = [handle for handle in found if handle is not None]
-        for handle, is_taken in zip(handles, entry.take(handles, look), strict=True):
-            self.use(machine, entry, handle, 0 if is_taken else None)
+        leases = [Taking(handle) for handle in found if handle is not None]
+        for lease, is_taken in zip(leases, entry.take(leases, look), strict=True):
+            self.use(machine, entry, lease, 0 if is_taken else None)
 
 
 _ONE = Setting()
@@ -197,26 +199,26 @@ class StoreWithoutRelease(ModelStore):
 
 
 def take_after_check(
-    store: Any, entry: Any, look: Lookup, reader: tuple[int, int], handles: Sequence[Handle]
+    store: Any, entry: Any, look: Lookup, reader: tuple[int, int], leases: Sequence[Taking]
 ) -> list[bool]:
-    hold = [look.holds(handle) and look.is_attached(*reader) for handle in handles]
-    take(store, entry, look, reader, handles)
+    hold = [look.holds(lease.handle) and look.is_attached(*reader) for lease in leases]
+    take(store, entry, look, reader, leases)
     return hold
 
 
 def take_with_an_early_fence(
-    store: Any, entry: Any, look: Lookup, reader: tuple[int, int], handles: Sequence[Handle]
+    store: Any, entry: Any, look: Lookup, reader: tuple[int, int], leases: Sequence[Taking]
 ) -> list[bool]:
     """Count the last lease only after the fence."""
-    first = take(store, entry, look, reader, handles[:-1])
-    return first + take(StoreWithoutFence(), entry, look, reader, handles[-1:])
+    first = take(store, entry, look, reader, leases[:-1])
+    return first + take(StoreWithoutFence(), entry, look, reader, leases[-1:])
 
 
 class ReaderThatGivesBackEarly(Reader):
-    def use(self, machine: Machine, entry: ReaderEntry, handle: Handle, key: int | None) -> None:
-        self.give_back(machine, entry, handle)
+    def use(self, machine: Machine, entry: ReaderEntry, lease: Taking, key: int | None) -> None:
+        self.give_back(machine, entry, lease)
         if key is not None:
-            self.read(machine, handle, key)
+            self.read(machine, lease.handle, key)
 
 
 class ReaderThatDoesNotWait(Reader):

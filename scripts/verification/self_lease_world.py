@@ -30,6 +30,15 @@ from scripts.verification.self_lease_words import KEYS, PAYLOAD_WORDS, RUNNING, 
 from scripts.verification.weak_memory import Order, Role, Scene, World
 
 
+@dataclass(slots=True)
+class Taking:
+    """A lease that a reader takes."""
+
+    handle: Handle
+    is_counted: bool = False
+    num_returned: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class Put:
     """Evict what is in the way and put a record of a key."""
@@ -198,18 +207,18 @@ class Reader:
         if handle is None:
             return
         with self.alone(machine, self.setting.the_map.taken_lock(self.reader_id)):
-            (is_taken,) = entry.take([handle], look)
-        self.use(machine, entry, handle, key if is_taken else None)
+            (is_taken,) = entry.take([lease := Taking(handle)], look)
+        self.use(machine, entry, lease, key if is_taken else None)
 
-    def use(self, machine: Machine, entry: ReaderEntry, handle: Handle, key: int | None) -> None:
+    def use(self, machine: Machine, entry: ReaderEntry, lease: Taking, key: int | None) -> None:
         """Read, if there is something to be read, and give the lease back."""
         if key is not None:
-            self.read(machine, handle, key)
-        self.give_back(machine, entry, handle)
+            self.read(machine, lease.handle, key)
+        self.give_back(machine, entry, lease)
 
-    def give_back(self, machine: Machine, entry: ReaderEntry, handle: Handle) -> None:
+    def give_back(self, machine: Machine, entry: ReaderEntry, lease: Taking) -> None:
         with self.alone(machine, self.setting.the_map.returned_lock(self.reader_id)):
-            entry.give_back(handle)
+            entry.end(lease)
 
     def read(self, machine: Machine, handle: Handle, key: int) -> None:
         for word in _payload_words(self.setting.the_map, handle.offset, handle.nbytes):

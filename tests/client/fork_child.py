@@ -11,6 +11,7 @@ import json
 import os
 import signal
 import socket
+import stat
 import sys
 import traceback
 from collections.abc import Callable
@@ -30,9 +31,12 @@ def connections(path: str) -> list[int]:
     """Return this process's descriptors that are connected to the unix socket at `path`."""
     found = []
     for fd in map(int, os.listdir("/proc/self/fd")):
-        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(fd)) as duplicate:
-            if duplicate.getpeername() == path:
-                found.append(fd)
+        with contextlib.suppress(OSError):
+            if not stat.S_ISSOCK(os.fstat(fd).st_mode):
+                continue
+            with socket.socket(fileno=os.dup(fd)) as duplicate:
+                if duplicate.getpeername() == path:
+                    found.append(fd)
     return found
 
 

@@ -19,6 +19,7 @@ from mmcached.wire.messages.client import Claimed, ReaderRegistered, Records, To
 from mmcached.wire.messages.frontend import ClaimRecord, ClientHello, GetRecords, RegisterReader
 from mmcached.wire.paths import RunDir
 from mmcached.wire.sockets.channels import DealerChannel
+from tests.shm.rings import Taking
 
 DEADLINE_S = 60.0
 
@@ -42,7 +43,7 @@ def main() -> None:
     with RingReader.open(welcome.store_ring) as ring:
         (place,) = answers[1].records  # type: ignore[union-attr]
         assert isinstance(place, Handle)
-        assert entry.take([place], ring.look) == [True]
+        assert entry.take([Taking(place)], ring.look) == [True]
     sys.stdout.write("ready\n")
     sys.stdout.flush()
     signal.pause()

@@ -23,6 +23,7 @@ from mmcached.shm.ring.key_index import key_digest
 from mmcached.shm.segment.layout import Layout
 from mmcached.shm.segment.segment import WriterSegment
 from mmcached.wire.handle import Handle, LeaseId, RingAnnouncement
+from tests.shm.rings import Taking
 
 LAYOUT = Layout(data_bytes=1 << 14, num_slots=16, max_readers=3)
 EPOCH = 7
@@ -109,7 +110,7 @@ class Reader:
         look = self._reader.look
         handle = look.find(key_digest(key))
         assert handle is not None
-        return self._entry.take([handle], look)[0]
+        return self._entry.take([Taking(handle)], look)[0]
 
     def release(self) -> None:
         self._held.clear()

@@ -7,6 +7,7 @@ import mmap
 import os
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,15 @@ def put(ring: RingWriter, nbytes: int, value: int = 0) -> Handle:
     claim = ring.claim(nbytes)
     claim.buffer[:] = value
     return ring.commit(claim)
+
+
+@dataclass(slots=True)
+class Taking:
+    """A lease that a reader is to take."""
+
+    handle: Handle
+    is_counted: bool = False
+    num_returned: int = 0
 
 
 @contextlib.contextmanager

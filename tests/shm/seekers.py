@@ -5,6 +5,7 @@ from __future__ import annotations
 from mmcached.shm import ObjectStoreReader, ReaderEntry, RingReader
 from mmcached.shm.ring.key_index import key_digest
 from mmcached.wire.handle import Handle, RingAnnouncement
+from tests.shm.rings import Taking
 
 
 class Seeker:
@@ -20,7 +21,7 @@ class Seeker:
         handle = self._mapping.look.find(key_digest(key))
         if handle is None:
             return None
-        if all(self.entry.take([handle], self._mapping.look)):
+        if all(self.entry.take([Taking(handle)], self._mapping.look)):
             return handle
         self.entry.give_back(handle)
         return None

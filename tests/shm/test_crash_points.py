@@ -21,7 +21,7 @@ from mmcached.wire.handle import RingAnnouncement
 from tests.shm.crash_child import EPOCH, LAYOUT, record_of
 from tests.shm.crash_parties import Party, Survivor
 from tests.shm.processes import DEADLINE_S, Died
-from tests.shm.rings import attached, make_ring, reading
+from tests.shm.rings import Taking, attached, make_ring, reading
 
 
 def names_left(ring_id: str) -> list[str]:
@@ -244,7 +244,7 @@ def test_a_reader_that_dies_with_a_lease_that_it_took_by_itself_costs_nobody_any
             assert successor.taken_bytes == 0
             found = reader.look.find(key_digest(str(value)))
             assert found is not None
-            assert successor.take([found], reader.look) == [True]
+            assert successor.take([Taking(found)], reader.look) == [True]
             assert ring.stats().leases == 1
             successor.give_back(found)
             assert ring.stats().leases == 0

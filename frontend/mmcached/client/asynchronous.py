@@ -101,11 +101,6 @@ class AsyncClient(BaseClient):
         self._is_closed = True
         self._let_go(self._calls)
 
-    def abandon(self) -> None:
-        """As `BaseClient.abandon`."""
-        super().abandon()
-        self._loop = None  # the first that comes
-
     async def __aenter__(self) -> Self:
         self._is_closed = False
         try:
@@ -121,6 +116,10 @@ class AsyncClient(BaseClient):
         await self.close()
 
     # ---- how
+
+    def _abandon(self) -> None:
+        super()._abandon()
+        self._loop = None  # the first that comes
 
     def _begin(self) -> None:
         self._is_closed = True  # until it is entered

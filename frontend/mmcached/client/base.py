@@ -52,8 +52,8 @@ class BaseClient(ABC):
         """Return what this client has seen of the store so far."""
         return self._guard.counters
 
-    def abandon(self) -> None:
-        """In a forked child: let go of what is the parent's. Called by itself; the next call connects anew."""
+    def _abandon(self) -> None:
+        """In a forked child: let go of what is the parent's; the next call connects anew."""
         self._lock = threading.RLock()  # the thread that held it may not exist here
         self._guard.abandon()
         self._calls.contact.abandon()
@@ -69,7 +69,7 @@ class BaseClient(ABC):
 
     def _enter(self) -> Verb[None]:
         """Greet the service for the first time; a service that is not there is a miss, unless the client is strict."""
-        forks.abandon_in_children(self)
+        forks.in_child(self._abandon)
         try:
             yield from self._current().connect(is_patient=not self._guard.is_open)
         except MmcachedError as error:

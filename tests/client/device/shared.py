@@ -36,8 +36,10 @@ class Shared:
     def view(self, key: str, record: dict[str, Any]) -> dict[str, Any]:
         """Put a record, and return it in place, under a lease that ends with its last view."""
         handle = self.store.put(key, record)
-        assert self._entry.receive(handle, self.ring.grant(self._entry.reader_id, handle))
-        found = self._objects.get(handle, on_release=lambda: self._returns.give_back(handle))
+        holder = self._objects.reader.holder(handle)
+        lease = self._returns.bind(holder, handle)
+        assert self._entry.take([lease], self._objects.reader.look) == [True]
+        found = self._objects.decode_held(handle, holder, tensors="torch", copy=False)
         assert isinstance(found, dict)
         return found
 

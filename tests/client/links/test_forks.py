@@ -32,7 +32,7 @@ def test_fork_leaves_the_parents_leases_alone_and_the_child_connects_anew(run_di
             assert process.stdin is not None
             assert process.stdout is not None
             seen = json.loads(process.stdout.readline())
-            assert seen["child"] == {"inherited": [0, 0], "byte": byte, "new_locks": 1, "after": 0}
+            assert seen["child"] == {"inherited": [0, 1], "byte": byte, "new_locks": 1, "after": 0}
             assert seen["parent"] == {"byte": byte, "locks": True, "get": byte}
             assert service.leases == 1, "the parent's view; the child has given nothing back, and kept nothing"
             print(file=process.stdin, flush=True)

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import gc
+import os
 import signal
 import threading
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterator
 
 import pytest
 
-from mmcached.client.store.lease_returns import LeaseReturns
+from mmcached.client.store.lease_returns import Lease, LeaseReturns
 from mmcached.shm import ReaderEntry, RingReader, RingWriter
+from mmcached.shm.store.tensor_bytes import Bytes1D
 from mmcached.wire.errors import LocalProtocolError
-from mmcached.wire.handle import Handle
+from tests.client.fork_child import in_child
 from tests.shm.rings import make_ring, put
 
 
@@ -21,136 +25,209 @@ class Interrupted(ReaderEntry):
 
     meanwhile: Callable[[], None] | None = None
 
-    def give_back(self, handle: Handle) -> None:
+    def end(self, lease: object) -> None:
         meanwhile, self.meanwhile = self.meanwhile, None
         if meanwhile is not None:
             meanwhile()
-        super().give_back(handle)
+        super().end(lease)  # type: ignore[arg-type]
 
 
-def leased(ring: RingWriter, kind: type[ReaderEntry], count: int) -> tuple[ReaderEntry, Handle]:
-    entry = kind.attach(ring.announcement)
-    assert ring.attach(entry.reader_id, entry.incarnation)
-    handle = put(ring, 100)
-    for _ in range(count):
-        ring.grant(entry.reader_id, handle)
-    return entry, handle
+class Leased:
+    """One chunk of a ring, of which a reader takes leases."""
+
+    def __init__(self, ring: RingWriter, kind: type[ReaderEntry]) -> None:
+        self.ring = ring
+        self.entry = kind.attach(ring.announcement)
+        assert ring.attach(self.entry.reader_id, self.entry.incarnation)
+        self.handle = put(ring, 100)
+        self.returns = LeaseReturns(self.entry)
+        self.mapping = RingReader.open(ring.announcement)
+        self.mapping.when_unmapped(self.returns.close_reader)
+
+    def take(self) -> Bytes1D:
+        return self.take_lease()[0]
+
+    def take_lease(self) -> tuple[Bytes1D, Lease]:
+        holder = self.mapping.holder(self.handle)
+        lease = self.returns.bind(holder, self.handle)
+        assert self.entry.take([lease], self.mapping.look) == [True]
+        return holder, lease
+
+    @property
+    def num_leases(self) -> int:
+        return self.ring.stats().leases
+
+
+@contextlib.contextmanager
+def leased(kind: type[ReaderEntry] = ReaderEntry) -> Iterator[Leased]:
+    with make_ring() as ring:
+        made = Leased(ring, kind)
+        yield made
+        made.mapping.close()
+        ring.check_integrity()
 
 
 def test_a_return_in_the_middle_of_a_return_is_not_lost() -> None:
-    with make_ring() as ring:
-        entry, handle = leased(ring, Interrupted, 2)
-        returns = LeaseReturns(entry)
-        assert isinstance(entry, Interrupted)
-        entry.meanwhile = lambda: returns.give_back(handle)
-        returns.give_back(handle)
-        assert ring.stats().leases == 0
-        ring.check_integrity()
-        returns.close_reader()
+    with leased(Interrupted) as one:
+        assert isinstance(one.entry, Interrupted)
+        holders = [one.take(), one.take()]
+        one.entry.meanwhile = holders.pop
+        holders.pop()
+        assert one.num_leases == 0
 
 
 def test_the_entry_closes_after_what_was_queued_before() -> None:
-    with make_ring() as ring:
-        entry, handle = leased(ring, Interrupted, 2)
-        returns = LeaseReturns(entry)
-        assert isinstance(entry, Interrupted)
+    with leased(Interrupted) as one:
+        assert isinstance(one.entry, Interrupted)
+        holders = [one.take(), one.take()]
 
         def view_and_mapping_die() -> None:
-            returns.give_back(handle)
-            returns.close_reader()
+            holders.pop()
+            one.returns.close_reader()
 
-        entry.meanwhile = view_and_mapping_die
-        returns.give_back(handle)
-        assert ring.stats().leases == 0
+        one.entry.meanwhile = view_and_mapping_die
+        late = one.mapping.holder(one.handle)
+        lease = one.returns.bind(late, one.handle)
+        holders.pop()
+        assert one.num_leases == 0
         with pytest.raises(LocalProtocolError, match="closed"):
-            ReaderEntry.give_back(entry, handle)
-        returns.give_back(handle)  # a view that dies after all: nobody is harmed
+            ReaderEntry.end(one.entry, lease)
+        del late  # a view that dies after all: nobody is harmed
+
+
+def test_a_lease_ends_once_and_only_if_it_was_counted() -> None:
+    with leased() as one:
+        first, lease = one.take_lease()
+        second = one.take()
+        never = one.mapping.holder(one.handle)
+        one.returns.bind(never, one.handle)
+        one.returns.end(lease)
+        one.returns.end(lease)
+        assert one.num_leases == 1
+        del first, never
+        assert one.num_leases == 1
+        assert one.entry.taken_bytes == one.handle.nbytes
+        del second
+        assert one.num_leases == 0
+        assert one.entry.taken_bytes == 0
 
 
 def test_many_threads_return_each_lease_once() -> None:
-    with make_ring() as ring:
-        entry, handle = leased(ring, ReaderEntry, 400)
-        returns = LeaseReturns(entry)
-
-        def let_go() -> None:
-            for _ in range(100):
-                returns.give_back(handle)
-
-        threads = [threading.Thread(target=let_go) for _ in range(4)]
+    with leased() as one:
+        of_threads = [[one.take() for _ in range(100)] for _ in range(4)]
+        threads = [threading.Thread(target=holders.clear) for holders in of_threads]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join(30)
-        assert ring.stats().leases == 0
-        ring.check_integrity()
-        returns.close_reader()
-
-
-def test_an_abandoned_entry_gives_nothing_back_and_keeps_its_parents_locks() -> None:
-    """What a forked child does; here in one process, whose other descriptor of the lock plays the parent."""
-    with make_ring() as ring:
-        entry, handle = leased(ring, ReaderEntry, 1)
-        returns = LeaseReturns(entry)
-        returns.abandon()
-        returns.give_back(handle)
-        returns.close_reader()
-        assert ring.stats().leases == 1
-        assert [event.reader_id for event in ring.poll_deaths()] == [entry.reader_id], (
-            "nobody has the lock open any more"
-        )
+        assert one.num_leases == 0
 
 
 def test_the_entry_lives_as_long_as_a_view_of_the_mapping() -> None:
-    with make_ring() as ring:
-        entry, handle = leased(ring, ReaderEntry, 1)
-        reader = RingReader.open(ring.announcement)
-        returns = LeaseReturns(entry)
-        reader.when_unmapped(returns.close_reader)
-        view = reader.view(handle)
-        reader.close()
-        assert not ring.poll_deaths()
+    with leased() as one:
+        view = one.take()
+        one.mapping.close()
+        assert not one.ring.poll_deaths()
         del view
-        assert len(ring.poll_deaths()) == 1
+        assert len(one.ring.poll_deaths()) == 1
         with pytest.raises(LocalProtocolError, match="closed"):
-            reader.when_unmapped(returns.close_reader)
+            one.mapping.when_unmapped(one.returns.close_reader)
 
 
-class Idle(ReaderEntry):
-    """An entry that gives nothing back for now."""
+# ---- forks
 
-    is_idle = True
 
-    def give_back(self, handle: Handle) -> None:
-        if not self.is_idle:
-            super().give_back(handle)
+def test_a_lease_that_was_out_at_a_fork_ends_when_parent_and_child_have_let_go() -> None:
+    with leased() as one:
+        holders = [one.take()]
+        ready, go_on = os.pipe(), os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            with contextlib.suppress(BaseException):
+                signal.alarm(60)
+                one.mapping.close()
+                os.write(ready[1], b"x")
+                os.read(go_on[0], 1)
+                holders.clear()  # the last view here: the locks go with it
+                os.write(ready[1], b"x")
+                os.read(go_on[0], 1)
+            os._exit(0)
+        assert os.read(ready[0], 1)
+        assert one.returns.is_shared
+        holders.clear()
+        one.mapping.close()
+        assert one.ring.poll_deaths() == []
+        assert one.num_leases == 1, "the child reads"
+        os.write(go_on[1], b"x")
+        assert os.read(ready[0], 1)
+        assert [event.reader_id for event in one.ring.poll_deaths()] == [one.entry.reader_id]
+        assert one.num_leases == 0
+        os.write(go_on[1], b"x")
+        os.waitpid(pid, 0)
+        for fd in (*ready, *go_on):
+            os.close(fd)
+
+
+def test_a_fork_without_a_lease_leaves_the_parent_alone_and_the_child_nothing() -> None:
+    with leased() as one:
+        target = f"/dev/shm{one.ring.announcement.ctl_name}"
+
+        def descriptors() -> int:
+            found = 0
+            for name in os.listdir("/proc/self/fd"):
+                with contextlib.suppress(OSError):
+                    found += os.readlink(f"/proc/self/fd/{name}") == target
+            return found
+
+        here = descriptors()
+        assert in_child(descriptors) < here
+        assert not one.returns.is_shared
+        holder = one.take()
+        del holder
+        assert one.num_leases == 0
+
+
+# ---- interrupts
 
 
 class Interrupt(BaseException):
     """What a signal handler raises, as Ctrl-C does."""
 
 
-def test_interrupted_at_any_moment_it_goes_on() -> None:
-    """A return that is interrupted may be lost, as what any finalizer does; those that come later are not."""
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # an interrupt inside a finalizer
+def test_interrupted_at_any_moment_each_lease_comes_back_once() -> None:
+    num_interrupts = 0
 
     def interrupt(*_: object) -> None:
+        nonlocal num_interrupts
+        num_interrupts += 1
         raise Interrupt
 
-    with make_ring() as ring:
-        entry, handle = leased(ring, Idle, 1)
-        returns = LeaseReturns(entry)
+    with leased() as one:
         former = signal.signal(signal.SIGALRM, interrupt)
         try:
-            for _ in range(1000):
+            for turn in range(1000):
                 with contextlib.suppress(Interrupt):
-                    signal.setitimer(signal.ITIMER_REAL, 20e-6)
-                    while True:
-                        returns.give_back(handle)
+                    signal.setitimer(signal.ITIMER_REAL, 1e-6 * (20 + turn % 40))
+                    for _ in range(100):  # an interrupt in the middle of a finalizer is lost
+                        one.take()
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
             signal.signal(signal.SIGALRM, former)
-        returns.give_back(handle)  # and whatever an interrupt has left in the queue
-        assert isinstance(entry, Idle)
-        entry.is_idle = False
-        returns.give_back(handle)
-        assert ring.stats().leases == 0
-        returns.close_reader()
+        assert num_interrupts >= 1000
+        gc.collect()
+        one.returns.work_off()
+        assert one.num_leases == 0
+        assert one.entry.taken_bytes == 0
+
+
+def test_nothing_is_kept_of_what_is_over() -> None:
+    with leased() as one:
+        returns = weakref.ref(one.returns)
+        holder = one.take()
+        one.mapping.close()
+        del one.returns
+        assert returns() is not None
+        del holder
+        gc.collect()
+        assert returns() is None

@@ -20,6 +20,7 @@ from mmcached.client import Client, contact
 from mmcached.client.store.session import MEASURED_ONE_IN
 from mmcached.shm import ReaderEntry
 from mmcached.shm.ring.lookup import Lookup
+from mmcached.shm.ring.self_lease import Lease
 from mmcached.wire.errors import (
     DeadlineExceeded,
     InvalidRequest,
@@ -28,7 +29,6 @@ from mmcached.wire.errors import (
     RequestAborted,
     ServiceUnavailable,
 )
-from mmcached.wire.handle import Handle
 from mmcached.wire.messages.frontend import (
     Cancel,
     ClaimRecord,
@@ -138,9 +138,9 @@ def test_of_many_the_one_that_goes_while_leases_are_taken_is_a_miss(
         client.put(f"k{seed}", numbers(seed))
     take = ReaderEntry.take
 
-    def take_late(entry: ReaderEntry, handles: Sequence[Handle], look: Lookup) -> list[bool]:
+    def take_late(entry: ReaderEntry, leases: Sequence[Lease], look: Lookup) -> list[bool]:
         other.drop("k2")
-        return take(entry, handles, look)
+        return take(entry, leases, look)
 
     with Client(run_dir) as other:
         monkeypatch.setattr(ReaderEntry, "take", take_late)

@@ -22,7 +22,7 @@ from mmcached.wire.config import GIB, MIB, ServiceConfig
 from mmcached.wire.errors import LeaseRefused, StaleHandle
 from mmcached.wire.handle import Handle
 from tests.house.drawing import examples
-from tests.shm.rings import attached, make_ring, reading
+from tests.shm.rings import Taking, attached, make_ring, reading
 
 EPOCH = 1000
 ROOM = 10 * 1088
@@ -252,7 +252,7 @@ def test_however_many_hold_views_half_of_the_store_stays_free_for_puts() -> None
             assert tier.ring.attach(entry.reader_id, entry.incarnation)
             for handle in handles[24 * number :]:
                 if handle is not None and look.may_hold(entry.taken_bytes + handle.nbytes):
-                    assert entry.take([handle], look) == [True]
+                    assert entry.take([Taking(handle)], look) == [True]
                     tier.poll_hits()
             held.append(entry.taken_bytes)
         assert held == sorted(held, reverse=True)

@@ -9,7 +9,7 @@ from mmcached.shm.ring.slot_table import FIRST_KEY, HAS_CRC32, NBYTES, OFFSET, S
 from mmcached.shm.segment.layout import SLOT_WORDS
 from mmcached.shm.segment.mapped import layout_of
 from mmcached.wire.handle import Handle
-from tests.shm.rings import attached, make_ring, overwritten, reading
+from tests.shm.rings import Taking, attached, make_ring, overwritten, reading
 
 A, B = key_digest("a"), key_digest("b")
 
@@ -79,7 +79,7 @@ def test_a_handle_holds_while_its_slot_is_valid_and_is_checked_while_it_is_not_e
         for change in ({"generation": handle.generation + 1}, {"offset": 64}, {"nbytes": 1}):
             assert look.check_of(msgspec.structs.replace(handle, **change)) is None
         assert not look.holds(msgspec.structs.replace(handle, generation=handle.generation + 1))
-        assert entry.take([handle], look) == [True]
+        assert entry.take([Taking(handle)], look) == [True]
         ring.discard(handle)
         assert not look.holds(handle)
         assert look.check_of(handle) == check  # whoever has a lease reads on
@@ -99,7 +99,7 @@ def test_the_board_says_who_may_take_leases_and_how_much() -> None:
             assert look.is_attached(entry.reader_id, entry.incarnation)
             assert not look.is_attached(entry.reader_id, entry.incarnation + 1)
             assert (look.may_hold(500), look.may_hold(501)) == (True, False)
-            assert entry.take([put(ring, A, 300)], look) == [True]
+            assert entry.take([Taking(put(ring, A, 300))], look) == [True]
             ring.poll_hits()
             assert (look.may_hold(200), look.may_hold(201)) == (True, False)
         ring.poll_deaths()
@@ -118,7 +118,7 @@ def test_what_a_dead_reader_held_is_not_charged_to_its_successor() -> None:
     ):
         handle = put(ring, A, 400)
         with attached(ring) as entry:
-            assert entry.take([handle], reader.look) == [True]
+            assert entry.take([Taking(handle)], reader.look) == [True]
         with attached(ring) as successor:
             assert successor.reader_id == entry.reader_id
             assert successor.taken_bytes == 0

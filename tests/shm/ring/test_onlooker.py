@@ -14,15 +14,15 @@ from mmcached.shm.segment.mapped import SHM_DIR
 from mmcached.wire.errors import SegmentError
 from mmcached.wire.handle import RingAnnouncement
 from tests.shm.processes import Process
-from tests.shm.rings import attached, make_ring, overwritten, put, reading
+from tests.shm.rings import Taking, attached, make_ring, overwritten, put, reading
 
 
 def test_what_lies_there_and_who_holds_it() -> None:
     with make_ring(has_index=True) as ring, RingOnlooker(ring.announcement) as onlooker:
         first, second = put(ring, 100, 7), put(ring, 200, 8)
         with attached(ring) as entry, reading(ring) as reader:
-            assert entry.take([first, second], reader.look) == [True, True]
-            assert entry.take([first], reader.look) == [True]
+            assert entry.take([Taking(first), Taking(second)], reader.look) == [True, True]
+            assert entry.take([Taking(first)], reader.look) == [True]
             entry.give_back(second)
             rows = onlooker.rows()
             assert [state_of(row) for row in rows[[first.slot, second.slot]]] == ["valid", "valid"]

@@ -10,7 +10,7 @@ from mmcached.shm.ring.self_lease import give_back, take
 from mmcached.shm.segment.layout import FIRST_COUNT_WORD
 from mmcached.shm.segment.words import WordStore
 from mmcached.wire.handle import Handle
-from tests.shm.rings import attached, make_ring, put, reading
+from tests.shm.rings import Taking, attached, make_ring, put, reading
 
 HANDLE = Handle("f" * 32, 1, slot=2, generation=5, offset=0, nbytes=10)
 RETURNED, TAKEN = FIRST_COUNT_WORD + 4, FIRST_COUNT_WORD + 5
@@ -47,7 +47,7 @@ class Memory:
 
     def take(self) -> bool:
         store: WordStore = self
-        return take(store, self.words, cast("Lookup", self), (0, 1), [HANDLE])[0]
+        return take(store, self.words, cast("Lookup", self), (0, 1), [Taking(HANDLE)])[0]
 
     def _answer(self, question: str) -> bool:
         self.steps.append(question)
@@ -66,7 +66,8 @@ def test_a_lease_is_counted_then_fenced_then_looked_at() -> None:
 def test_many_leases_are_all_counted_before_the_one_fence() -> None:
     memory = Memory()
     other = msgspec.structs.replace(HANDLE, slot=0)
-    assert take(memory, memory.words, cast("Lookup", memory), (0, 1), [other, HANDLE, HANDLE]) == [True] * 3
+    leases = [Taking(other), Taking(HANDLE), Taking(HANDLE)]
+    assert take(memory, memory.words, cast("Lookup", memory), (0, 1), leases) == [True] * 3
     assert memory.steps == ["fence with 2 taken", "holds", "holds", "holds", "is_attached"]
     assert memory.words[FIRST_COUNT_WORD + 1] == 1
 
@@ -81,11 +82,11 @@ def test_a_lease_that_does_not_hold_is_counted_too(missing: str) -> None:
 def test_what_is_taken_stays_until_it_is_given_back_as_often() -> None:
     with make_ring(has_index=True) as ring, attached(ring) as entry, reading(ring) as reader:
         handle = put(ring, 100, value=3)
-        assert entry.take([handle], reader.look) == [True]
-        assert entry.take([handle], reader.look) == [True]
+        assert entry.take([Taking(handle)], reader.look) == [True]
+        assert entry.take([Taking(handle)], reader.look) == [True]
         view = reader.view(handle)
         ring.discard(handle)
-        assert entry.take([handle], reader.look) == [False]
+        assert entry.take([Taking(handle)], reader.look) == [False]
         for left in (2, 1):
             entry.give_back(handle)
             assert ring.is_leased(handle)
@@ -101,18 +102,18 @@ def test_what_is_taken_stays_until_it_is_given_back_as_often() -> None:
 def test_what_one_reader_holds_another_takes_beside_it_also_when_nobody_finds_it() -> None:
     with make_ring(has_index=True) as ring, attached(ring) as first, attached(ring) as second, reading(ring) as reader:
         handle = put(ring, 100, value=3)
-        assert first.take([handle], reader.look) == [True]
+        assert first.take([Taking(handle)], reader.look) == [True]
         ring.discard(handle)
-        assert second.take([handle], reader.look) == [False]
+        assert second.take([Taking(handle)], reader.look) == [False]
         second.give_back(handle)
-        assert second.take_beside(handle, reader.look)
+        assert second.take_beside(Taking(handle), reader.look)
         first.give_back(handle)
         view = reader.view(handle)
         while (other := put(ring, 100, value=4)).slot != handle.slot:
             assert (view == 3).all()
             if ring.stats().evictions > 2 * ring.announcement.num_slots:
                 second.give_back(handle)
-        assert not second.take_beside(handle, reader.look)
+        assert not second.take_beside(Taking(handle), reader.look)
         assert other.generation > handle.generation
 
 
@@ -120,8 +121,8 @@ def test_nobody_takes_a_lease_who_is_not_attached() -> None:
     with make_ring(has_index=True) as ring, reading(ring) as reader:
         handle = put(ring, 100)
         with attached(ring) as entry:
-            assert entry.take([handle], reader.look) == [True]
+            assert entry.take([Taking(handle)], reader.look) == [True]
             entry.give_back(handle)
             ring.board.set_attached(entry.reader_id, 0)
-            assert entry.take([handle], reader.look) == [False]
+            assert entry.take([Taking(handle)], reader.look) == [False]
             entry.give_back(handle)

@@ -1,36 +1,57 @@
-"""Lets a forked child go of what is its parent's: it shares descriptors, locks and leases, and owns none of them.
+"""Calls methods of living objects at each fork: a forked child shares descriptors, locks and leases, and owns none.
 
-    fork ──> in the child, before anything else runs: every client abandons what it has
+    fork ──> before it: the way of leases back is stopped
+         ──> in the parent: what was out at the fork stays out, until parent and child have let go of it
+         ──> in the child, before anything else runs: every client abandons what it has
                  └─ its next call connects anew, as another client with another entry
 
-Views that the child has inherited stay valid only as long as the parent's.
+A fork that Python does not know of, by a library that does not call its hooks, is not seen.
 """
 
 from __future__ import annotations
 
 import os
-import weakref
-from typing import Protocol
+from collections.abc import Callable
+from weakref import WeakKeyDictionary
+
+_Methods = WeakKeyDictionary[object, Callable[[object], None]]
+_before: _Methods = WeakKeyDictionary()
+_in_parent: _Methods = WeakKeyDictionary()
+_in_child: _Methods = WeakKeyDictionary()
 
 
-class Forkable(Protocol):
-    """An object that shares descriptors with a forked child."""
-
-    def abandon(self) -> None:
-        """Let go of everything inherited, without a word to anybody; called in the child."""
+def before(method: Callable[[], None]) -> None:
+    """Have a method called before this process forks, while its object lives; one of each object."""
+    _add(_before, method)
 
 
-_forkable: weakref.WeakSet[Forkable] = weakref.WeakSet()
+def in_parent(method: Callable[[], None]) -> None:
+    """Have a method called after this process has forked; those that were added first, first."""
+    _add(_in_parent, method)
 
 
-def abandon_in_children(client: Forkable) -> None:
-    """Have `client.abandon` called in every child that this process forks while the client lives."""
-    _forkable.add(client)
+def in_child(method: Callable[[], None]) -> None:
+    """Have a method called in every child that this process forks."""
+    _add(_in_child, method)
 
 
-def _after_fork() -> None:
-    for client in list(_forkable):
-        client.abandon()
+def _add(methods: _Methods, method: Callable[[], None]) -> None:
+    methods[method.__self__] = method.__func__  # type: ignore[attr-defined]  # a method has both
 
 
-os.register_at_fork(after_in_child=_after_fork)
+def _call(methods: _Methods) -> None:
+    for reference in methods.keyrefs():
+        owner = reference()
+        if owner is not None:
+            method = methods[owner]
+            try:
+                method(owner)
+            except BaseException:  # of a signal handler: it is lost here anyway, but what is to be done is not
+                method(owner)
+
+
+os.register_at_fork(
+    before=lambda: _call(_before),
+    after_in_parent=lambda: _call(_in_parent),
+    after_in_child=lambda: _call(_in_child),
+)

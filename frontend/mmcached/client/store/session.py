@@ -7,25 +7,28 @@
         contains(keys)          a look into the ring's index
         close()                 no more hits; entry and mapping go when the last view has died
 
-It outlives its frontend: what was found stays readable, and is found, until a frontend says that the ring is over.
+It outlives its frontend: what was found stays readable, and is found, until a frontend says that the ring is over. A
+process that forks while it has leases out takes no more by this session: see `lease_returns`.
 
 Any thread may call anything. Invariant: every lease that was taken is given back exactly once, by the death of its
-views or at once.
+views or at once, whatever a signal handler raises in the middle of a call.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import lru_cache
 from itertools import cycle
 from typing import TypeVar
 
 from mmcached.cache.store_keys import store_key
+from mmcached.client.links import forks
 from mmcached.client.store.hits import Hit, Reading, inline_record
-from mmcached.client.store.lease_returns import LeaseReturns
+from mmcached.client.store.lease_returns import Lease, LeaseReturns
 from mmcached.client.store.tokens import LeaseToken
 from mmcached.shm import ObjectStoreReader, ReaderEntry, RingReader
 from mmcached.shm.ring.key_index import key_digest
@@ -38,6 +41,8 @@ from mmcached.wire.messages.parts import Inline
 from mmcached.wire.sockets.frames import Frame
 
 Place = Handle | Inline | None
+Held = tuple[Bytes1D, Lease]
+"""The holder of a chunk, and the lease on it that ends with the holder."""
 T = TypeVar("T")
 MEASURED_ONE_IN = 64
 """Of look-ups: to measure one takes half as long as a hit, and so does not show."""
@@ -64,6 +69,7 @@ class StoreSession:
         self._turns = cycle([False])
         self._lock = threading.RLock()
         self._reader: ReaderEntry | None = None
+        self._over: deque[Lease | None] = deque()
         if ring is not None:
             try:
                 self._become_reader(ring)
@@ -83,6 +89,11 @@ class StoreSession:
         """The incarnation that reads the ring by itself; 0 for none."""
         reader = self._reader
         return reader.incarnation if reader is not None and self.is_attached else 0
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether a forked child may read under its leases: it takes no more then, another session does."""
+        return self.ring is not None and not self.why_inline and self._returns.is_shared
 
     def lost_contact(self) -> None:
         """Take note that the frontend that knew the reader may be another by now; what can be seen is still found."""
@@ -110,24 +121,27 @@ class StoreSession:
         """
         started_ns = time.perf_counter_ns() if next(self._turns) else 0
         digests = [_digest_of(tenant, key) for key in keys]
+        held: list[Held | Inline | None] = []
 
-        def take(reader: ReaderEntry | None) -> tuple[list[Place], bool] | None:
+        def take(reader: ReaderEntry | None) -> bool | None:
             if reader is None or not self._may_take(reader):
                 return None
             look = self._store.reader.look
             self.seen_epoch = look.store_epoch
-            places = self._taken([look.find(digest) for digest in digests], reader)
-            hits = [place for place in places if isinstance(place, Handle)]
+            found = self._take([look.find(digest) for digest in digests], held, reader)
             reader.count(
-                hits if counts_hits and self._counts_hits else [], len(places) - len(hits) if counts_misses else 0
+                found if counts_hits and self._counts_hits else [], len(held) - len(found) if counts_misses else 0
             )
             # So much that others would find no room: copies, then.
-            return places, reading.view and bool(hits) and not look.may_hold(reader.taken_bytes)
+            return reading.view and bool(found) and not look.may_hold(reader.taken_bytes)
 
-        if (taken := self._alone(take)) is None:
-            return None
-        places, is_copied = taken
-        hits = self._hits(places, (), replace(reading, view=False) if is_copied else reading, are_found=True)
+        try:
+            if (is_copied := self._alone(take)) is None:
+                return None
+            hits = self._hits(held, (), replace(reading, view=False) if is_copied else reading, are_found=True)
+        except BaseException:
+            self._end(held)
+            raise
         if started_ns and hits.count(None) < len(hits):
             self._count_latency(time.perf_counter_ns() - started_ns)
         return hits
@@ -139,15 +153,25 @@ class StoreSession:
             RemoteProtocolError, StaleHandle, ChecksumMismatch: it is not what it should be.
             InvalidRequest: a dtype that the wanted library does not have.
         """
+        held: list[Held | Inline | None] = []
 
-        def take(reader: ReaderEntry | None) -> list[Place]:
-            if reader is None:
-                return [None if isinstance(place, Handle) else place for place in answer.records]
-            ours = reader.is_of_this_ring
-            usable = [place if not isinstance(place, Handle) or ours(place) else None for place in answer.records]
-            return self._taken(usable, reader)
+        def take(reader: ReaderEntry | None) -> None:
+            usable: list[Place] = []
+            for place in answer.records:
+                if isinstance(place, Handle):
+                    if reader is None or not reader.is_of_this_ring(place):
+                        usable.append(None)
+                        continue
+                    self._store.reader.check_place(place)
+                usable.append(place)
+            self._take(usable, held, reader)
 
-        return self._hits(self._alone(take), payload, reading, are_found=False)
+        try:
+            self._alone(take)
+            return self._hits(held, payload, reading, are_found=False)
+        except BaseException:
+            self._end(held)
+            raise
 
     def open_token(self, token: LeaseToken, reading: Reading) -> list[Hit | None] | None:
         """Return the one record that somebody else has under lease; None if it cannot be seen from here.
@@ -156,36 +180,47 @@ class StoreSession:
             InvalidRequest: the ring has no such slot, or a dtype that the wanted library does not have.
             RemoteProtocolError, ChecksumMismatch: the record is not what it should be.
         """
+        held: list[Held | Inline | None] = []
 
-        def take(reader: ReaderEntry | None) -> list[Handle | None] | None:
+        def take(reader: ReaderEntry | None) -> bool:
             if reader is None or not self._may_take(reader):
-                return None
+                return False
             place = None
             if token.is_of(self.ring):
                 token.check_slot(reader.announcement.num_slots)
                 look = self._store.reader.look
                 place = look.find_generation(token.slot, token.generation)
-                if place is not None and not reader.take_beside(place, look):
-                    self._returns.give_back(place)
-                    place = None
-            reader.count([place] if place is not None and self._counts_hits else [], int(place is None))
-            return [place]
+            found = self._take([place], held, reader, is_beside=True)
+            reader.count(found if self._counts_hits else [], 1 - len(found))
+            return True
 
-        places = self._alone(take)
-        return None if places is None else self._hits(places, (), reading, are_found=True)
+        try:
+            return self._hits(held, (), reading, are_found=True) if self._alone(take) else None
+        except BaseException:
+            self._end(held)
+            raise
 
     def lend(self, place: Handle) -> Bytes1D | None:
         """Return an encoded record in place, under a lease that ends with the array; None if it has gone, or cannot be
         seen from here. It counts as nobody's hit, and nothing stays for its sake.
         """
+        held: list[Held | Inline | None] = []
 
         def take(reader: ReaderEntry | None) -> bool:
             if reader is None or not reader.is_of_this_ring(place) or not self._may_take(reader):
                 return False
             is_there = self._store.reader.look.find_generation(place.slot, place.generation) == place
-            return is_there and self._taken([place], reader) == [place]
+            return is_there and bool(self._take([place], held, reader))
 
-        return self._store.lend(place, partial(self._returns.give_back, place)) if self._alone(take) else None
+        try:
+            if not self._alone(take):
+                return None
+            ((holder, _),) = held  # type: ignore[misc]  # what was taken is held
+            self._store.reader.check(place, holder)
+        except BaseException:
+            self._end(held)
+            raise
+        return holder
 
     def contains(self, keys: Sequence[str], tenant: str) -> list[bool] | None:
         """Return which keys the store shows just now; None if that cannot be seen from here."""
@@ -228,8 +263,10 @@ class StoreSession:
         turn = reader.incarnation % MEASURED_ONE_IN
         self._turns = cycle([index == turn for index in range(MEASURED_ONE_IN)])
         self._returns = LeaseReturns(reader)
+        self._over = self._returns.over
         self._store = ObjectStoreReader(mapping)
         mapping.when_unmapped(self._returns.close_reader)
+        forks.in_parent(self._after_fork)  # later than the leases' own
 
     def _alone(self, count: Callable[[ReaderEntry | None], T]) -> T:
         """Count leases in one thread at a time: a count that two raise at once could lose one."""
@@ -239,6 +276,8 @@ class StoreSession:
                 raise LocalProtocolError("a signal handler or finalizer called the client in the middle of a call")
             try:
                 self._is_counting = True
+                if self._over:  # what an interrupt has left
+                    self._returns.work_off()
                 return count(self._reader)
             finally:
                 self._is_counting = False
@@ -248,62 +287,97 @@ class StoreSession:
             if self._reader is not None:
                 self._reader.count_latency(duration_ns)
 
+    def _after_fork(self) -> None:
+        """Keep an entry that a child shares no longer than its views live, also if no call comes any more."""
+        # Without waiting: a call that is just being made, perhaps further down this stack, leaves it to the next one.
+        if self._reader is not None and self._returns.is_shared and self._lock.acquire(blocking=False):
+            try:
+                if not self._is_counting:
+                    self.close()
+            finally:
+                self._lock.release()
+
     def _may_take(self, reader: ReaderEntry) -> bool:
-        if not self.is_attached:
+        if not self.is_attached or self._returns.is_shared:
             return False
         if not self._store.reader.look.is_attached(reader.reader_id, reader.incarnation):
             self.is_attached = self._is_announced = False  # the ring is over, or the entry is another's
             return False
         return True
 
-    def _taken(self, places: list[Place], reader: ReaderEntry) -> list[Place]:
-        """Take leases of those in the ring; return None in place of what has gone meanwhile."""
-        handles = [place for place in places if isinstance(place, Handle)]
-        are_taken = reader.take(handles, self._store.reader.look) if handles else []
-        return places if all(are_taken) else self._without_gone(places, iter(are_taken))
+    def _take(
+        self,
+        places: Sequence[Place],
+        held: list[Held | Inline | None],
+        reader: ReaderEntry | None,
+        *,
+        is_beside: bool = False,
+    ) -> list[Handle]:
+        """Take leases of those places that are in the ring; return those that are still there.
 
-    def _without_gone(self, places: list[Place], are_taken: Iterator[bool]) -> list[Place]:
-        """Give back the leases of what has gone."""
-        kept: list[Place] = []
+        Args:
+            held: gets what is held of each place, in order, before it is counted; None for what has gone meanwhile.
+            is_beside: another reader holds what is taken.
+        """
+        handles = [place for place in places if isinstance(place, Handle)]
+        if not handles or reader is None:
+            held += places  # type: ignore[arg-type]  # there is no handle
+            return []
+        mapping = self._store.reader
+        leases = []
         for place in places:
-            if isinstance(place, Handle) and not next(are_taken):
-                self._returns.give_back(place)
-                kept.append(None)
+            if isinstance(place, Handle):
+                holder = mapping.holder(place)
+                lease = self._returns.bind(holder, place)
+                leases.append(lease)
+                held.append((holder, lease))
             else:
-                kept.append(place)
-        return kept
+                held.append(place)
+        are_taken = [reader.take_beside(leases[0], mapping.look)] if is_beside else reader.take(leases, mapping.look)
+        if all(are_taken):
+            return handles
+        of_each = iter(are_taken)  # a holder that is dropped dies, and gives its lease back
+        held[:] = [each if not isinstance(each, tuple) or next(of_each) else None for each in held]
+        return [handle for handle, is_taken in zip(handles, are_taken, strict=True) if is_taken]
 
     def _hits(
-        self, places: Sequence[Place], payload: Sequence[Frame], reading: Reading, *, are_found: bool
+        self, held: Sequence[Held | Inline | None], payload: Sequence[Frame], reading: Reading, *, are_found: bool
     ) -> list[Hit | None]:
-        """Turn leased and inline places into hits; on an error all leases are given back.
+        """Turn what is held, or came inline, into hits.
 
         Args:
             are_found: those in the ring were looked up here, and not said by somebody else.
         """
         hits: list[Hit | None] = []
         try:
-            for place in places:
-                hits.append(self._hit(place, payload, reading, are_found))  # noqa: PERF401 (the handler needs those made so far)
+            for each in held:
+                hits.append(self._hit(each, payload, reading, are_found))  # noqa: PERF401 (the handler needs those made so far)
         except BaseException as error:
-            for place in places[len(hits) :]:
-                if isinstance(place, Handle):
-                    self._returns.give_back(place)
             hits.clear()  # the error's traceback would keep them, and their leases, for as long as somebody keeps it
             if isinstance(error, LocalProtocolError):  # the mapping was closed by another thread
                 raise RequestAborted("the client was closed, or its service is another by now") from None
             raise
         return hits
 
-    def _hit(self, place: Place, payload: Sequence[Frame], reading: Reading, is_found: bool) -> Hit | None:
-        if place is None:
+    def _hit(
+        self, each: Held | Inline | None, payload: Sequence[Frame], reading: Reading, is_found: bool
+    ) -> Hit | None:
+        if each is None:
             return None
-        if isinstance(place, Inline):
-            return Hit(inline_record(place, payload, reading))
-        get = self._store.get_found if is_found else self._store.get
-        done = partial(self._returns.give_back, place)
-        record = get(place, tensors=reading.tensors, copy=not reading.view, on_release=done)
+        if isinstance(each, Inline):
+            return Hit(inline_record(each, payload, reading))
+        holder, lease = each
+        place = lease.handle
+        if not is_found:
+            self._store.reader.check_content(place)
+        record = self._store.decode_held(place, holder, tensors=reading.tensors, copy=not reading.view)
         return Hit(record, place if reading.view else None)
+
+    def _end(self, held: list[Held | Inline | None]) -> None:
+        """Give back, after an error, what its traceback would keep."""
+        for each in held:
+            if isinstance(each, tuple):
+                self._returns.end(each[1])
 
 
 @lru_cache(maxsize=4096)

@@ -1,7 +1,7 @@
 """Holds a client's session of the store's present ring, and takes note of what arrives for it.
 
-A ring other than before means another frontend, and a new session. A late claim, for which nobody waits any more, is
-dropped.
+A ring other than before means another frontend, and a new session; after a fork with leases out there is a new session
+of the same ring. A late claim, for which nobody waits any more, is dropped.
 
 Any thread may call anything; `arrived` comes from the one that reads the socket.
 """
@@ -39,7 +39,7 @@ class StoreSessions:
         self._is_over = False
 
     def of(self, ring: RingAnnouncement | None) -> StoreSession:
-        """Return the session of a ring, a new one if that is not the present ring.
+        """Return the session of a ring, a new one if that is not the present ring, or is shared with a forked child.
 
         Raises:
             RequestAborted: the client was closed.
@@ -48,7 +48,7 @@ class StoreSessions:
             if self._is_over:
                 raise RequestAborted("the client was closed")
             former = self.present
-            if former is not None and former.ring == ring:
+            if former is not None and former.ring == ring and not former.is_shared:
                 return former
             if former is not None:
                 former.close()

@@ -144,21 +144,42 @@ class RingReader(Closeable):
             ChecksumMismatch: the bytes do not have the checksum that the writer has put there.
         """
         _ = self.pages
-        self._check(handle)
-        if self.look.check_of(handle) is None:
-            raise StaleHandle(f"slot {handle.slot} does not hold generation {handle.generation}")
-        return self.view_found(handle)
+        self.check_place(handle)
+        self.check_content(handle)
+        holder = self.holder(handle)
+        self.check(handle, holder)
+        return holder
 
-    def view_found(self, handle: Handle) -> npt.NDArray[np.uint8]:
-        """As `view`, of what `look` has found and a lease was taken of then: it was judged, and cannot change."""
-        pages = self.pages
-        check = self.look.checksum(handle)
+    def holder(self, handle: Handle) -> npt.NDArray[np.uint8]:
+        """Return the holder of a payload, as of `view`; it is not read before there is a lease and `check` has passed.
+
+        The handle is one that `look` has found, or of which `check_place` has passed.
+        """
         # Not a slice of one large array: numpy lets slices of slices refer to the first array, and the holder would
         # die early.
-        holder: npt.NDArray[np.uint8] = np.ndarray(handle.nbytes, np.uint8, pages, handle.offset)
+        return np.ndarray(handle.nbytes, np.uint8, self.pages, handle.offset)
+
+    def check(self, handle: Handle, holder: npt.NDArray[np.uint8]) -> None:
+        """Raise `ChecksumMismatch` if the bytes under a lease are not those that the writer has put there."""
+        if self._pages is None:
+            raise LocalProtocolError("this reader is closed")
+        check = self.look.checksum(handle)
         if check and (actual := zlib.crc32(holder.data)) != check - HAS_CRC32:
             raise ChecksumMismatch(handle.slot, actual, check - HAS_CRC32)
-        return holder
+
+    def check_place(self, handle: Handle) -> None:
+        """Raise `StaleHandle` for a handle of another ring or epoch, or outside the ring."""
+        names = self.announcement
+        if handle.ring_id != names.ring_id or handle.epoch != names.epoch:
+            raise StaleHandle(f"it is of ring {handle.ring_id}, epoch {handle.epoch}; mapped is {names.ring_id}")
+        is_inside = handle.offset % ALIGNMENT == 0 and 1 <= handle.nbytes <= names.data_bytes - handle.offset
+        if not is_inside or handle.slot >= names.num_slots:
+            raise StaleHandle(f"bytes {handle.offset} to {handle.offset + handle.nbytes} are not a payload of the ring")
+
+    def check_content(self, handle: Handle) -> None:
+        """Raise `StaleHandle` if the slot of a handle holds something else by now."""
+        if self.look.check_of(handle) is None:
+            raise StaleHandle(f"slot {handle.slot} does not hold generation {handle.generation}")
 
     def close(self) -> None:
         """Make no more views. Mapping and locks go with the last view, at once if there is none."""
@@ -168,14 +189,6 @@ class RingReader(Closeable):
         self.look.close()
         self._joined = None
         self._pages = None
-
-    def _check(self, handle: Handle) -> None:
-        names = self.announcement
-        if handle.ring_id != names.ring_id or handle.epoch != names.epoch:
-            raise StaleHandle(f"it is of ring {handle.ring_id}, epoch {handle.epoch}; mapped is {names.ring_id}")
-        is_inside = handle.offset % ALIGNMENT == 0 and 1 <= handle.nbytes <= names.data_bytes - handle.offset
-        if not is_inside or handle.slot >= names.num_slots:
-            raise StaleHandle(f"bytes {handle.offset} to {handle.offset + handle.nbytes} are not a payload of the ring")
 
     def _joined_entry(self) -> tuple[Control, int]:
         if self._joined is None:

@@ -13,7 +13,10 @@ it. Taking an entry, in this order:
 The counts of leases keep their values: the writer grants at attach what makes them even, and until it has heard of the
 new life it still compares them with what it knows of the former one. Only this entry is mapped, so a stray write of
 this process reaches no other. Knows nothing of messages. Not thread-safe, but for `take` beside
-`give_back`: they write other words.
+`give_back` and `end`: they write other words.
+
+A forked child shares the locks: they stay until parent and child have let go of them. So the leases that were out at
+the fork stay in force for both, if neither gives one back.
 """
 
 from __future__ import annotations
@@ -28,7 +31,7 @@ from mmcached.shm.crash_points import crash_point
 from mmcached.shm.files import locks
 from mmcached.shm.ring.lookup import Lookup
 from mmcached.shm.ring.received import ReceivedLeases
-from mmcached.shm.ring.self_lease import give_back, take, take_beside
+from mmcached.shm.ring.self_lease import Lease, end, give_back, take, take_beside
 from mmcached.shm.segment.layout import (
     HITS_WORD,
     INCARNATION_WORD,
@@ -65,6 +68,7 @@ class ReaderEntry(Closeable):
         self.incarnation = incarnation
         self._received = ReceivedLeases(incarnation)
         self._control: Control | None = control
+        self._inherited: Control | None = None
         self._first_touch_word = control.layout.first_touch_word
         self._first_latency_word = control.layout.first_latency_word
         self._words = require_word_store()
@@ -147,25 +151,28 @@ class ReaderEntry(Closeable):
 
     # ---- leases that this process takes by itself
 
-    def take(self, handles: Sequence[Handle], look: Lookup) -> list[bool]:
+    def take(self, leases: Sequence[Lease], look: Lookup) -> list[bool]:
         """Take leases on what a lookup has found; return which of them is still there, and stays.
 
-        For each `give_back` must follow, also if it has gone, when nothing reads under the lease any more.
+        For each `end` must follow, also if it has gone, when nothing reads under the lease any more.
 
         Args:
             look: into the ring of this entry, by a process that has been attached.
         """
-        words = self._open_control().words
-        words[TAKEN_BYTES_WORD] += sum([handle.nbytes for handle in handles])
-        are_taken = take(self._words, words, look, (self.reader_id, self.incarnation), handles)
+        are_taken = take(self._words, self._open_control().words, look, (self.reader_id, self.incarnation), leases)
         crash_point("take.after")
         return are_taken
 
-    def take_beside(self, handle: Handle, look: Lookup) -> bool:
+    def take_beside(self, lease: Lease, look: Lookup) -> bool:
         """As `take`, of what another reader has under lease; that succeeds until it gives its own back."""
-        control = self._open_control()
-        control.words[TAKEN_BYTES_WORD] += handle.nbytes
-        return take_beside(self._words, control.words, look, (self.reader_id, self.incarnation), handle)
+        words = self._open_control().words
+        return take_beside(self._words, words, look, (self.reader_id, self.incarnation), lease)
+
+    def end(self, lease: Lease) -> None:
+        """Give back a lease that was taken, unless that is done; see `self_lease.end`."""
+        crash_point("give_back.before")
+        end(self._words, self._open_control().words, lease)
+        crash_point("give_back.after")
 
     @property
     def taken_bytes(self) -> int:
@@ -196,16 +203,23 @@ class ReaderEntry(Closeable):
         control = self._open_control()
         return not locks.is_free(control.fd, locks.worker_byte(self.reader_id, rank, control.layout.max_readers))
 
-    def abandon(self) -> None:
-        """Let go of a parent's entry in a forked child: the locks and leases stay the parent's, nothing is written.
-
-        A fork shares the locks' file description, so `close` would unlock for the parent too.
-        """
+    def stop(self) -> None:
+        """In a forked child: write nothing from now on; the locks are kept until `abandon`."""
         control, self._control = self._control, None
         if control is not None:
-            os.close(control.fd)  # unlocks nothing while the parent has the description open
+            control.unmap()
+            self._inherited = control
+
+    def abandon(self) -> None:
+        """Let go of an entry that parent and child share since a fork; the last of them that does so ends it.
+
+        They share the locks' file description, so `close` would unlock for the other one too.
+        """
+        self.stop()
+        control, self._inherited = self._inherited, None
+        if control is not None:
+            os.close(control.fd)
             control.fd = -1
-            control.words.release()
 
     def close(self) -> None:
         """End the incarnation: its leases become void once its workers' locks are free too. Twice changes nothing."""

@@ -79,6 +79,10 @@ class Control:
         locks.unlock_all(self.fd)  # first: the mapping holds a duplicate of the descriptor, which would keep them
         os.close(self.fd)
         self.fd = -1
+        self.unmap()
+
+    def unmap(self) -> None:
+        """Let go of the words; the locks stay."""
         self.words.release()
         self._mapping = None
 

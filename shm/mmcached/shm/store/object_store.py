@@ -267,30 +267,16 @@ class ObjectStoreReader(Closeable):
                 returns, else when the last view has died, *in any thread*: append to a deque and nothing more. Not
                 called if `get` fails, which it does as `RingReader.view` and `decode` do.
         """
-        return _record(self.reader.view(handle), tensors, copy, on_release)
+        holder = self.reader.view(handle)
+        record = decode(holder, tensors=tensors, copy=copy)
+        if on_release is not None:
+            _when_dead(holder, on_release)
+        return record
 
-    def get_found(
-        self, handle: Handle, *, tensors: Library, copy: bool, on_release: Callable[[], None] | None = None
-    ) -> Record:
-        """As `get`, of what `reader.look` has found and a lease was taken of then."""
-        return _record(self.reader.view_found(handle), tensors, copy, on_release)
-
-    def lend(self, handle: Handle, on_release: Callable[[], None]) -> Bytes1D:
-        """As `get_found`, but return the encoded record; `on_release` is called also if this fails."""
-        try:
-            holder = self.reader.view_found(handle)
-        except BaseException:
-            on_release()
-            raise
-        _when_dead(holder, on_release)
-        return holder
+    def decode_held(self, handle: Handle, holder: Bytes1D, *, tensors: Library, copy: bool) -> Record:
+        """As `get`, of a holder that `reader` has made, and under a lease that ends with it."""
+        self.reader.check(handle, holder)
+        return decode(holder, tensors=tensors, copy=copy)
 
     def close(self) -> None:
         self.reader.close()
-
-
-def _record(holder: Bytes1D, tensors: Library, copy: bool, on_release: Callable[[], None] | None) -> Record:
-    record = decode(holder, tensors=tensors, copy=copy)
-    if on_release is not None:
-        _when_dead(holder, on_release)
-    return record
