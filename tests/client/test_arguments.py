@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import math
 import os
 import socket
@@ -12,13 +13,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from mmcached.client import AsyncClient, Audio, Client, EmptyImage, InvalidRequest, RowsWanted, Video, media_files
 from mmcached.wire.messages.client import Encoded, Generated, ToClient
 from mmcached.wire.messages.frontend import Cancel, ClientHello, Encode, FromClient, Generate
 from mmcached.wire.messages.parts import EncoderOutput
 from tests.client.blocking import Make
-from tests.client.services import fake_service
+from tests.client.records import is_equal, numbers
+from tests.client.services import StoreService, fake_service
 
 NAN, HUGE = float("nan"), 10**5000
 
@@ -30,6 +33,40 @@ def answer(message: FromClient) -> list[ToClient]:
         return []
     outputs: list[EncoderOutput] = [{}] * (len(message.image_ids) + len(message.clips))
     return [Encoded(message.request_id, outputs, [[(0.0, 1.0)]] * len(message.clips))]
+
+
+class Text(str):
+    """Text that says something else of itself than it is."""
+
+    def __str__(self) -> str:
+        return "other"
+
+    def __len__(self) -> int:
+        return 1 << 20
+
+
+class Word(enum.StrEnum):
+    K = "k"
+
+
+TEXTS: list[Any] = [np.array(["k"])[0], Text("k"), Word.K]
+
+
+def deep() -> dict[str, Any]:
+    """Return a dict of dicts, deeper than Python follows them."""
+    found: dict[str, Any] = {}
+    for _ in range(5000):
+        found = {"x": found}
+    return found
+
+
+class Unlistable:
+    """What a quantized tensor does."""
+
+    shape = (3,)
+
+    def tolist(self) -> list[int]:
+        raise RuntimeError("load_scalar: invalid type")
 
 
 class Unprintable:
@@ -49,6 +86,7 @@ WRONG: list[tuple[str, str, tuple[Any, ...], dict[str, Any]]] = [
     *(("generate", "prompt[1]", ([1, wrong],), {}) for wrong in (-1, 1.0, True, "2", HUGE, None, 1 << 31, np.int8(-1))),
     *(("generate", "prompt", (wrong,), {}) for wrong in (5, None, b"bytes", "\ud800", {1}, iter([1]), Unprintable())),
     ("generate", "prompt[0]", (np.array([0.5]),), {}),
+    *(("generate", "prompt", (wrong,), {}) for wrong in (Unlistable(), torch.zeros(3, device="meta"), deep())),
     ("generate", "prompt", (np.array([[1]]),), {}),
     *(("generate", "priority", ("x",), {"priority": wrong}) for wrong in (1 << 31, 1.0, "1", True)),
     *(("generate", "hidden_states", ("x",), {"hidden_states": wrong}) for wrong in ("yes", 1, None)),
@@ -58,6 +96,7 @@ WRONG: list[tuple[str, str, tuple[Any, ...], dict[str, Any]]] = [
     ("generate", "rows.keys[0]", ("x",), {"hidden_states": RowsWanted(keys=[7])}),  # type: ignore[list-item]
     ("generate", "rows.first", ("x",), {"hidden_states": RowsWanted(first="1")}),  # type: ignore[arg-type]
     ("generate", "rows.delivery", ("x",), {"hidden_states": RowsWanted(delivery="some")}),  # type: ignore[arg-type]
+    ("generate", "rows.delivery", ("x",), {"hidden_states": RowsWanted(delivery=np.zeros(2))}),  # type: ignore[arg-type]
     *(("encode", "images", (wrong,), {}) for wrong in ("cat.png", b"file", Path("cat.png"), None, 5)),
     *(("encode", "images[0]", ([wrong],), {}) for wrong in ("cat.png", 5, np.zeros(3, np.uint8), Unprintable())),
     *(("encode", "image_ids", ([b"x"],), {"image_ids": wrong}) for wrong in ("a", {"a"}, 5, ["a", "b"])),
@@ -90,7 +129,12 @@ WRONG: list[tuple[str, str, tuple[Any, ...], dict[str, Any]]] = [
     ("put", "$.x", ("k", {"x": object()}), {}),
     ("put", "$.x[1]", ("k", {"x": [1, {2}]}), {}),
     ("drop", "key", (5,), {}),
-    ("get", "tensors", ("k",), {"tensors": "jax"}),
+    *(
+        ("get", "tensors", ("k",), {"tensors": wrong})
+        for wrong in ("jax", np.zeros(2), torch.zeros(2), deep(), [deep()], None, Unprintable(), range(1 << 40))
+    ),
+    ("get_many", "tensors", (["k"],), {"tensors": np.array(["numpy", "torch"])}),
+    ("encode", "tensors", ([b"x"],), {"tensors": {}}),
     ("get", "view", ("k",), {"view": "no"}),
     *(("get_many", "keys", (wrong,), {}) for wrong in ("text", b"text", None, 5, {"k"}, ["k"] * 4097)),
     ("get_many", "keys[1]", (["k", 5],), {}),
@@ -141,15 +185,44 @@ def test_a_client_says_its_name_when_it_greets(run_dir: Path, make: Make, name: 
     assert {hello.name for hello in received if isinstance(hello, ClientHello)} == {name, "client"}
 
 
+@pytest.mark.parametrize("text", TEXTS, ids=lambda text: type(text).__name__)
+@pytest.mark.parametrize("fail_open", [True, False])
+def test_text_of_any_subclass_is_its_characters(run_dir: Path, make: Make, text: Any, fail_open: bool) -> None:
+    """As key, tenant, name and prompt, by each call alike; also where nothing may fail."""
+    with (
+        StoreService(run_dir) as service,
+        make(run_dir, tenant=text, name=text, fail_open=fail_open) as client,
+        make(run_dir, tenant="k") as other,
+    ):
+        assert client.put(text, numbers(1))
+        assert [is_equal(client.get(key, tensors=np.str_("numpy")).record, numbers(1)) for key in (text, "k")] == [
+            True
+        ] * 2
+        assert client.get_or_compute(text, dict, tensors="numpy")["seed"] == 1
+        assert client.get_or_compute(text, lambda: numbers(2), tenant=text)["seed"] == 1
+        assert [hit.record["seed"] for hit in client.get_many([text, "k"])] == [1, 1]
+        assert client.contains_many([text]) == other.contains_many(["k"], tenant=text) == [True]
+        assert client.claim_many([text])[0].record["seed"] == 1
+        (claim,) = client.claim_many([text + "2"])
+        assert client.put(text + "2", numbers(3), claim=claim)
+        assert other.open(Text(client.get(text, view=True).token)) is not None
+        assert client.drop(text)
+        assert client.store_counters().failures == 0
+    said = [message for message in service.received if isinstance(message, ClientHello)]
+    assert "k" in {message.name for message in said}
+
+
 def test_numbers_of_numpy_and_any_bytes_are_taken(run_dir: Path, make: Make, tmp_path: Path) -> None:
     (tmp_path / "cat.png").write_bytes(b"file")
     with fake_service(run_dir, answer) as received, make(run_dir) as client:
+        client.generate(Text("text"))
         for prompt in ([np.int64(1), 2], np.array([1, 2], np.uint16), (1, 2), range(1, 3)):
             client.generate(prompt, max_tokens=np.int32(3), priority=np.int8(-1), timeout_s=np.float32(9))
         files = [bytearray(b"file"), memoryview(b"file"), b"file", tmp_path / "cat.png"]
         client.encode(files, image_ids=[None] * 4)
         asked = [message for message in received if isinstance(message, Generate)]
-    assert [(message.prompt, message.max_tokens, message.priority) for message in asked] == [([1, 2], 3, -1)] * 4
+    assert asked[0].prompt == "text"
+    assert [(message.prompt, message.max_tokens, message.priority) for message in asked[1:]] == [([1, 2], 3, -1)] * 4
 
 
 def test_image_ids_travel_with_the_request(run_dir: Path, make: Make) -> None:

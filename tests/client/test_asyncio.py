@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from mmcached.client import AsyncClient, Generation
-from mmcached.wire.errors import LocalProtocolError, RequestAborted
+from mmcached.wire.errors import ClientClosed, LocalProtocolError
 from mmcached.wire.messages.frontend import (
     Cancel,
     ClaimRecord,
@@ -81,7 +81,7 @@ def test_a_client_is_for_one_loop_and_for_the_time_that_it_is_open(run_dir: Path
         await client.contains_many(["k"])
 
     async def keep(client: AsyncClient) -> None:
-        with pytest.raises(RequestAborted, match="async with"):
+        with pytest.raises(ClientClosed, match="async with"):
             await ask(client)
         await client.__aenter__()
         with pytest.raises(LocalProtocolError, match="one event loop"):
@@ -89,9 +89,9 @@ def test_a_client_is_for_one_loop_and_for_the_time_that_it_is_open(run_dir: Path
         waiting = asyncio.create_task(client.generate("y"))
         await until(lambda: num_asked(received) == 1)
         await client.close()
-        with pytest.raises(RequestAborted):
+        with pytest.raises(ClientClosed):
             await waiting
-        with pytest.raises(RequestAborted):
+        with pytest.raises(ClientClosed):
             await ask(client)
 
     with fake_service(run_dir, silent) as received:

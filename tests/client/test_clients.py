@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import struct
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,7 @@ from mmcached.client.verb import Verb, drive
 from mmcached.shm.files.lock_file import is_held
 from mmcached.wire.errors import (
     CacheMiss,
+    ClientClosed,
     CorruptImage,
     DeadlineExceeded,
     InvalidRequest,
@@ -29,7 +32,18 @@ from mmcached.wire.errors import (
     error_to_wire,
 )
 from mmcached.wire.messages.client import Encoded, Failed, Generated, ToClient
-from mmcached.wire.messages.frontend import Cancel, ClientBye, ClientHello, Encode, FromClient, Generate
+from mmcached.wire.messages.frontend import (
+    Cancel,
+    ClaimRecord,
+    ClaimRecords,
+    ClientBye,
+    ClientHello,
+    DropRecord,
+    Encode,
+    FromClient,
+    Generate,
+    PutRecord,
+)
 from mmcached.wire.messages.parts import Tensor
 from mmcached.wire.paths import RunDir
 from tests.client.blocking import Make
@@ -107,6 +121,67 @@ def test_no_call_waits_beyond_its_deadline(run_dir: Path) -> None:
         calls.contact.close()
     assert len(waits) >= 1 + 6
     assert max(waits) <= 40.0
+
+
+VERBS: dict[str, tuple[Any, ...]] = {
+    "generate": ("x",),
+    "encode": ([b"x"],),
+    "get": ("k",),
+    "get_many": (["k"],),
+    "contains_many": (["k"],),
+    "claim_many": (["k"],),
+    "put": ("k", {}),
+    "get_or_compute": ("k", dict),
+    "drop": ("k",),
+    "open": (f"{'0' * 32}.1.0.1",),
+    "invalidate": (),
+    "flush": (),
+    "stats": (),
+    "processor_info": (),
+    "probe": (),
+}
+
+
+@pytest.mark.parametrize("fail_open", [True, False])
+def test_every_call_of_a_closed_client_says_so_and_is_not_tried_again(
+    run_dir: Path, make: Make, fail_open: bool
+) -> None:
+    with StoreService(run_dir) as service, make(run_dir, fail_open=fail_open) as client:
+        client.put("k", {"x": 1})
+        client.close()
+        asked = len(service.received)
+        for verb, values in VERBS.items():
+            with pytest.raises(ClientClosed) as caught:
+                getattr(client, verb)(*values)
+            assert not caught.value.retryable, verb
+        with pytest.raises(ClientClosed):
+            next(client.generate_stream([1]))
+        service.call(lambda: None)
+        assert not [message for message in service.received[asked:] if not isinstance(message, ClientBye | Cancel)]
+
+
+@pytest.mark.parametrize("fail_open", [True, False])
+def test_calls_that_are_under_way_when_another_thread_closes_the_client_say_so(run_dir: Path, fail_open: bool) -> None:
+    """Also where an error of the service is a miss: nothing is computed for it."""
+    calls: list[Callable[[Client], object]] = [
+        lambda client: client.get_or_compute("k", pytest.fail),
+        lambda client: client.claim_many(["l"]),
+        lambda client: client.put("m", {"x": 1}),
+        lambda client: client.drop("n"),
+    ]
+    with (
+        StoreService(run_dir) as service,
+        Client(run_dir, fail_open=fail_open) as client,
+        ThreadPoolExecutor(4) as pool,
+    ):
+        client.get("k")  # in contact
+        service.hold = (ClaimRecord, ClaimRecords, PutRecord, DropRecord)
+        futures = [pool.submit(call, client) for call in calls]
+        eventually(lambda: service.num_held, lambda count: count == len(calls), "calls")
+        client.close()
+        for future in futures:
+            with pytest.raises(ClientClosed):
+                future.result(60)
 
 
 def test_presence_is_held_while_the_client_lives(run_dir: Path, make: Make) -> None:

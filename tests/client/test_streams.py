@@ -14,6 +14,7 @@ from mmcached.client.calls import STREAM_WINDOW
 from mmcached.client.links.link import Waiter
 from mmcached.client.results import Piece
 from mmcached.wire.errors import (
+    ClientClosed,
     CorruptImage,
     DeadlineExceeded,
     PeerGone,
@@ -230,9 +231,9 @@ def test_closed_client_ends_its_streams(run_dir: Path, make: Make) -> None:
         pieces = client.generate_stream("x")
         assert next(pieces) == [1, 2]
         client.close()
-        with pytest.raises(RequestAborted):
+        with pytest.raises(ClientClosed):
             next(pieces)
-        with pytest.raises(RequestAborted):
+        with pytest.raises(ClientClosed):
             next(client.generate_stream("y"))
 
 

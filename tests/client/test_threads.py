@@ -16,7 +16,13 @@ from typing import Any
 import pytest
 
 from mmcached.client import Client, Generation
-from mmcached.wire.errors import DeadlineExceeded, LocalProtocolError, MmcachedError, PeerGone, RequestAborted
+from mmcached.wire.errors import (
+    ClientClosed,
+    DeadlineExceeded,
+    LocalProtocolError,
+    MmcachedError,
+    PeerGone,
+)
 from mmcached.wire.messages.client import ToClient
 from mmcached.wire.messages.frontend import Cancel, DropClaim, FromClient, Generate
 from tests.client.records import is_equal, numbers
@@ -141,7 +147,7 @@ def test_close_ends_the_calls_of_other_threads(run_dir: Path) -> None:
             eventually(lambda: sum(isinstance(m, Generate) for m in received), lambda count: count == 3, "calls")
             shared.close()
             return
-        with pytest.raises(RequestAborted):
+        with pytest.raises(ClientClosed):
             shared.generate([1])
 
     with fake_service(run_dir, silent) as received:

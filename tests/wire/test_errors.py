@@ -27,6 +27,7 @@ EXAMPLES: list[MmcachedError] = [
     errors.ServiceUnavailable("draining"),
     errors.DeadlineExceeded("generate", 1.5),
     errors.RequestAborted("cancelled"),
+    errors.ClientClosed(),
     errors.ComputationFailed("OutOfMemoryError", retryable=True),
     errors.PoisonousRequest(2, 2),
     errors.SecondLevelNotFlushed("no answer"),

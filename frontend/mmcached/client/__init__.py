@@ -32,6 +32,7 @@ from mmcached.client.store.hits import Hit
 from mmcached.client.synchronous import Client
 from mmcached.wire.errors import (
     CacheMiss,
+    ClientClosed,
     ClipTooLarge,
     ConfigError,
     CorruptClip,
@@ -60,6 +61,7 @@ __all__ = [
     "CacheMiss",
     "Claim",
     "Client",
+    "ClientClosed",
     "Clip",
     "ClipTooLarge",
     "ConfigError",

@@ -2,7 +2,8 @@
 and limit; of a list, those of its first bad entry.
 
 No call sends anything before all of its arguments have passed. Integers and real numbers of numpy are taken for what
-they are; a bool is no number. What a file may be: see `media_files`; what may be wanted of a clip: `clips`.
+they are; a bool is no number. Text of a subclass of `str` (numpy's, an enumeration's) goes on as a plain string of the
+same characters. What a file may be: see `media_files`; what may be wanted of a clip: `clips`.
 """
 
 from __future__ import annotations
@@ -11,10 +12,11 @@ import math
 import numbers
 import os
 import re
+import reprlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any
 
 from mmcached.wire.errors import InvalidRequest
 from mmcached.wire.messages.frontend import ANY_CLIENT, CLIENT_NAME
@@ -56,34 +58,37 @@ class Options:
     def __post_init__(self) -> None:
         self.timeout_s = checked_timeout("timeout_s", self.timeout_s)
         self.connect_timeout_s = checked_timeout("connect_timeout_s", self.connect_timeout_s)
-        check_tenant(self.tenant)
+        self.tenant = _checked_tenant(self.tenant)
         check_bool("fail_open", self.fail_open)
         check_bool("counts_hits", self.counts_hits)
-        if not isinstance(self.name, str) or not re.match(CLIENT_NAME, self.name):
+        name = text_of(self.name)
+        if name is None or not re.match(CLIENT_NAME, name):
             limit = "1 to 32 lower-case letters, digits, '.', '_' and '-', the first a letter or digit"
-            raise _invalid("name", self.name, limit)
+            raise invalid("name", self.name, limit)
+        self.name = name
 
 
-def check_tenant(tenant: Any) -> None:
-    if not _is_name(tenant):
-        raise _invalid("tenant", tenant, f"a string of at most {MAX_NAME_CHARACTERS} Unicode characters")
+def text_of(value: Any) -> str | None:
+    """Return text as a plain string, also that of a subclass of `str`; None for anything else."""
+    if type(value) is str:
+        return value
+    # Not `str(value)`: a subclass may say something else there than what it is, as an enumeration does.
+    return str.__str__(value) if issubclass(type(value), str) else None
 
 
 def checked_tenant(tenant: Any) -> str | None:
     """Return a tenant's name; None stands for the client's own."""
-    if tenant is not None:
-        check_tenant(tenant)
-    return tenant  # type: ignore[no-any-return]  # it has just been judged
+    return None if tenant is None else _checked_tenant(tenant)
 
 
 def checked_int(field: str, value: Any, least: int, most: int) -> int:
     """Return an integer of that range."""
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
-        raise _invalid(field, value, f"an integer from {least} to {most}")
+        raise invalid(field, value, f"an integer from {least} to {most}")
     number = int(value)
     if not least <= number <= most:
         limit = f"an integer from {least} to {most}"
-        raise InvalidRequest(field, number, limit) if number.bit_length() < 128 else _invalid(field, number, limit)
+        raise InvalidRequest(field, number, limit) if number.bit_length() < 128 else invalid(field, number, limit)
     return number
 
 
@@ -96,7 +101,7 @@ def checked_timeout(field: str, value: Any) -> float:
 def checked_real(field: str, value: Any, is_possible: Callable[[float], bool], limit: str) -> float:
     """Return a number that is possible, which NaN never is."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        raise _invalid(field, value, limit)
+        raise invalid(field, value, limit)
     try:
         number = float(value)
     except OverflowError:
@@ -109,35 +114,39 @@ def checked_real(field: str, value: Any, is_possible: Callable[[float], bool], l
 def check_sequence(field: str, values: Any) -> None:
     """Refuse what is no sequence of files."""
     if not _is_sequence(values):
-        raise _invalid(field, values, f"a sequence of {field}, also for a single one: [{field[:-1]}]")
+        raise invalid(field, values, f"a sequence of {field}, also for a single one: [{field[:-1]}]")
 
 
 def check_bool(field: str, value: Any) -> None:
     """Refuse what is neither True nor False."""
     if not isinstance(value, bool):
-        raise _invalid(field, value, "True or False")
+        raise invalid(field, value, "True or False")
 
 
 def run_dir_of(run_dir: Any) -> RunDir:
     """Return the run directory that was named, or the default for None."""
     if run_dir is not None and not isinstance(run_dir, str | os.PathLike):
-        raise _invalid("run_dir", run_dir, "a path")
+        raise invalid("run_dir", run_dir, "a path")
     try:
         return RunDir(default_run_dir() if run_dir is None else Path(run_dir))
     except (ValueError, TypeError) as error:
-        raise _invalid("run_dir", str(run_dir), str(error)) from error
+        raise invalid("run_dir", str(run_dir), str(error)) from error
 
 
 def checked_prompt(prompt: Any) -> str | list[int]:
     """Return text, or token ids as a list; a one-dimensional integer array or tensor is taken as a list."""
-    if isinstance(prompt, str):
-        if not _is_unicode(prompt):
-            raise _invalid("prompt", prompt, "Unicode text; this one has a lone surrogate")
-        return prompt
-    if hasattr(prompt, "tolist") and len(getattr(prompt, "shape", (0,))) == 1:
-        prompt = prompt.tolist()
+    text = text_of(prompt)
+    if text is not None:
+        if not _is_unicode(text):
+            raise invalid("prompt", text, "Unicode text; this one has a lone surrogate")
+        return text
+    try:
+        if hasattr(prompt, "tolist") and len(getattr(prompt, "shape", (0,))) == 1:
+            prompt = prompt.tolist()
+    except Exception as error:  # of a quantized tensor, say
+        raise invalid("prompt", prompt, f"text or a sequence of token ids; of this one: {_shown(error)}") from None
     if not _is_sequence(prompt):
-        raise _invalid("prompt", prompt, "text or a sequence of token ids")
+        raise invalid("prompt", prompt, "text or a sequence of token ids")
     if set(map(type, prompt)) <= {int} and (not prompt or (min(prompt) >= 0 and max(prompt) <= MAX_TOKEN_ID)):
         return list(prompt)
     return [checked_int(f"prompt[{index}]", token, 0, MAX_TOKEN_ID) for index, token in enumerate(prompt)]
@@ -148,36 +157,41 @@ def checked_rows(hidden_states: Any) -> RowsWanted | None:
     if isinstance(hidden_states, bool):
         return RowsWanted() if hidden_states else None
     if not isinstance(hidden_states, RowsWanted):
-        raise _invalid("hidden_states", hidden_states, "True, False or RowsWanted(...)")
+        raise invalid("hidden_states", hidden_states, "True, False or RowsWanted(...)")
     rows = hidden_states
     if not _is_sequence(rows.keys) or not 1 <= len(rows.keys) <= MAX_ROW_KEYS:
-        raise _invalid("rows.keys", rows.keys, f"a list of 1 to {MAX_ROW_KEYS} keys")
+        raise invalid("rows.keys", rows.keys, f"a list of 1 to {MAX_ROW_KEYS} keys")
     keys = checked_keys(rows.keys, "rows.keys")
-    if rows.delivery not in ("full", "delta"):
-        raise _invalid("rows.delivery", rows.delivery, '"full" or "delta"')
+    delivery = text_of(rows.delivery)
+    if delivery not in ("full", "delta"):
+        raise invalid("rows.delivery", rows.delivery, '"full" or "delta"')
     first = checked_int("rows.first", rows.first, 0, MAX_POSITION - 1)
-    if first and rows.delivery == "full":
+    if first and delivery == "full":
         raise InvalidRequest("rows.first", first, '0 if all rows are wanted (delivery "full")')
-    return RowsWanted(keys, first, rows.delivery)
+    return RowsWanted(keys, first, "full" if delivery == "full" else "delta")
 
 
 def checked_keys(keys: Any, field: str = "keys") -> list[str]:
     """Return the keys as they may travel."""
     if not _is_sequence(keys):
-        raise _invalid(field, keys, f"a sequence of at most {MAX_KEYS} keys")
+        raise invalid(field, keys, f"a sequence of at most {MAX_KEYS} keys")
     if len(keys) > MAX_KEYS:
         raise InvalidRequest(field, len(keys), f"a sequence of at most {MAX_KEYS} keys")
+    names = []
     for index, key in enumerate(keys):
-        if not _is_name(key):
+        name = key if type(key) is str else text_of(key)
+        if name is None or not _is_name(name):
             raise _no_key(f"{field}[{index}]", key)
-    return list(keys)
+        names.append(name)
+    return names
 
 
 def checked_key(key: Any) -> str:
     """As `checked_keys`, for one."""
-    if not _is_name(key):
+    name = key if type(key) is str else text_of(key)
+    if name is None or not _is_name(name):
         raise _no_key("key", key)
-    return key
+    return name
 
 
 def checked_image_ids(image_ids: Any, images: Any) -> list[str | None]:
@@ -186,25 +200,27 @@ def checked_image_ids(image_ids: Any, images: Any) -> list[str | None]:
     num_images = len(images)
     limit = f"a sequence of {num_images}: an id or None for each image"
     if not _is_sequence(image_ids):
-        raise _invalid("image_ids", image_ids, limit)
+        raise invalid("image_ids", image_ids, limit)
     if not image_ids:
         return []
     if len(image_ids) != num_images:
         raise InvalidRequest("image_ids", len(image_ids), limit)
+    names: list[str | None] = []
     for index, image_id in enumerate(image_ids):
-        if image_id is None:
-            continue
-        is_text = isinstance(image_id, str) and _is_unicode(image_id)
-        if not is_text or not 1 <= len(image_id.encode()) <= MAX_IMAGE_ID_BYTES:
+        name = text_of(image_id)
+        if image_id is not None and (
+            name is None or not _is_unicode(name) or not 1 <= len(name.encode()) <= MAX_IMAGE_ID_BYTES
+        ):
             limit = f"an id is text of 1 to {MAX_IMAGE_ID_BYTES} bytes of UTF-8; hash what is longer"
-            raise _invalid(f"image_ids[{index}]", image_id, limit)
-    return list(image_ids)
+            raise invalid(f"image_ids[{index}]", image_id, limit)
+        names.append(name)
+    return names
 
 
 def check_function(fn: Any) -> None:
     """Refuse what can't be called."""
     if not callable(fn):
-        raise _invalid("fn", fn, "a function without arguments that returns the record")
+        raise invalid("fn", fn, "a function without arguments that returns the record")
 
 
 def check_message(frames: Sequence[Frame], limits: MessageLimits) -> None:
@@ -222,11 +238,18 @@ def check_message(frames: Sequence[Frame], limits: MessageLimits) -> None:
 
 def _no_key(field: str, key: Any) -> InvalidRequest:
     limit = f"a key is a string of at most {MAX_NAME_CHARACTERS} Unicode characters; hash what is longer"
-    return _invalid(field, key, limit)
+    return invalid(field, key, limit)
 
 
-def _is_name(name: Any) -> TypeGuard[str]:
-    return isinstance(name, str) and len(name) <= MAX_NAME_CHARACTERS and _is_unicode(name)
+def _checked_tenant(tenant: Any) -> str:
+    name = text_of(tenant)
+    if name is None or not _is_name(name):
+        raise invalid("tenant", tenant, f"a string of at most {MAX_NAME_CHARACTERS} Unicode characters")
+    return name
+
+
+def _is_name(text: str) -> bool:
+    return len(text) <= MAX_NAME_CHARACTERS and _is_unicode(text)
 
 
 def _is_sequence(value: Any) -> bool:
@@ -241,9 +264,19 @@ def _is_unicode(text: str) -> bool:
     return text.isascii() or not any("\ud800" <= character <= "\udfff" for character in text)
 
 
-def _invalid(field: str, value: Any, limit: str) -> InvalidRequest:
+def invalid(field: str, value: Any, limit: str) -> InvalidRequest:
+    """Return the error that names a value, of whatever type and size it is."""
+    return InvalidRequest(field, _shown(value), limit)
+
+
+def _shown(value: Any) -> str:
     try:
-        shown = repr(value[:80] if isinstance(value, str | bytes | bytearray) else value)  # it may be a whole film
+        # It may be a whole film, a tensor, or a dict of dicts without end.
+        shown = repr(value[:80]) if isinstance(value, str | bytes | bytearray) else _SHORTENED.repr(value)
     except Exception:  # a stranger's object may do anything, an error shall not depend on it
         shown = type(value).__name__
-    return InvalidRequest(field, shown.encode(errors="backslashreplace").decode()[:80], limit)
+    return shown.encode(errors="backslashreplace").decode()[:80]
+
+
+_SHORTENED = reprlib.Repr()
+_SHORTENED.maxother = _SHORTENED.maxlong = 80

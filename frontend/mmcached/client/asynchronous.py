@@ -10,10 +10,11 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 from mmcached.client.base import BaseClient
 from mmcached.client.calls import Calls
 from mmcached.client.links.loop_link import LoopLink
+from mmcached.client.links.shared_socket import CLOSED
 from mmcached.client.piece_stream import PieceStream
 from mmcached.client.results import Piece
 from mmcached.client.verb import Call, drive_async, driver_of
-from mmcached.wire.errors import LocalProtocolError, RequestAborted, ServiceUnavailable
+from mmcached.wire.errors import ClientClosed, LocalProtocolError, MmcachedError, ServiceUnavailable
 from mmcached.wire.messages.client import Welcome
 
 P = ParamSpec("P")
@@ -97,7 +98,9 @@ class AsyncClient(BaseClient):
         return welcome
 
     async def close(self) -> None:
-        """Let go of everything but views; open calls end with `RequestAborted`. A second call does nothing."""
+        """Let go of everything but views; open calls, and later ones, end with `ClientClosed`. A second call does
+        nothing.
+        """
         self._is_closed = True
         self._let_go(self._calls)
 
@@ -124,12 +127,12 @@ class AsyncClient(BaseClient):
     def _begin(self) -> None:
         self._is_closed = True  # until it is entered
 
-    def _let_go(self, calls: Calls) -> None:
-        calls.contact.close()
+    def _let_go(self, calls: Calls, why: MmcachedError = CLOSED) -> None:
+        calls.contact.close(why)
 
     def _current(self) -> Calls:
         if self._is_closed:
-            raise RequestAborted("the client is closed; use it inside `async with`")
+            raise ClientClosed("the client is closed; use it inside `async with`")
         loop = asyncio.get_running_loop()
         self._loop = self._loop or loop
         if loop is not self._loop:

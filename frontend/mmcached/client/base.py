@@ -3,7 +3,8 @@
     client ──> calls of one id ──forked, or a connection in pieces──> calls of the next id …
 
 A call stays with the client id that it began with, so what it has claimed or taken is never said under another's; in a
-forked child, or over a broken connection, the rest of it fails with `RequestAborted`, which may be tried again.
+forked child, or over a broken connection, the rest of it fails with `RequestAborted`, which may be tried again. Of a
+client that is closed every call fails with `ClientClosed`.
 """
 
 from __future__ import annotations
@@ -18,9 +19,10 @@ from mmcached.client.arguments import Options, run_dir_of
 from mmcached.client.calls import Calls
 from mmcached.client.contact import MakeLink
 from mmcached.client.links import forks
+from mmcached.client.links.shared_socket import BROKEN, CLOSED
 from mmcached.client.store.fail_open import FailOpen, StoreCounters
 from mmcached.client.verb import Verb
-from mmcached.wire.errors import MmcachedError, RequestAborted
+from mmcached.wire.errors import ClientClosed, MmcachedError
 from mmcached.wire.messages.frontend import ANY_CLIENT
 
 
@@ -64,8 +66,8 @@ class BaseClient(ABC):
         """Do what is to be done when a client is made."""
 
     @abstractmethod
-    def _let_go(self, calls: Calls) -> None:
-        """Close the connection of a client id."""
+    def _let_go(self, calls: Calls, why: MmcachedError = CLOSED) -> None:
+        """Close the connection of a client id; its open calls, and further ones, end with that error."""
 
     def _enter(self) -> Verb[None]:
         """Greet the service for the first time; a service that is not there is a miss, unless the client is strict."""
@@ -80,17 +82,17 @@ class BaseClient(ABC):
         """Return what to call with.
 
         Raises:
-            RequestAborted: the client is closed.
+            ClientClosed: the client is closed.
         """
         if self._is_closed:
-            raise RequestAborted("the client is closed")
+            raise ClientClosed
         calls = self._calls
         if not calls.contact.is_broken:
             return calls
         with self._lock:
             if self._calls is calls:
                 self._calls = self._new_calls()
-        self._let_go(calls)
+        self._let_go(calls, BROKEN)
         if self._is_closed:  # meanwhile
             self._let_go(self._calls)
         return self._calls

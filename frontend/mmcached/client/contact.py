@@ -6,7 +6,8 @@
 Every call begins with `connect`, so it comes back by itself after any restart. A request whose answer nobody waits for
 any more is cancelled in the service too, for whatever reason the wait has ended.
 
-    Contact ──makes when first needed──> Link      closed, or in a forked child: refuses with `RequestAborted`
+    Contact ──makes when first needed──> Link      closed: refuses with what `close` was given, `ClientClosed` as a
+                                                   rule; in a forked child with `RequestAborted`
 
 Any thread may call anything. Invariant: what a call says, it says under the client id that it began with.
 """
@@ -24,10 +25,10 @@ from typing import Any, NamedTuple
 
 from mmcached.client.arguments import Options, checked_timeout
 from mmcached.client.links.link import Link
-from mmcached.client.links.shared_socket import Received
+from mmcached.client.links.shared_socket import CLOSED, PARENTS, Received
 from mmcached.client.store.sessions import StoreSessions
 from mmcached.client.verb import Verb
-from mmcached.wire.errors import DeadlineExceeded, MmcachedError, RequestAborted, ServiceUnavailable
+from mmcached.wire.errors import DeadlineExceeded, MmcachedError, ServiceUnavailable, copy_of
 from mmcached.wire.messages.client import ToClient, Welcome
 from mmcached.wire.messages.frontend import (
     Cancel,
@@ -105,7 +106,8 @@ class Contact:
         self._ids = count(1)
         self._lock = threading.RLock()
         self._link: Link[Any] | None = None
-        self._is_closed = self._is_abandoned = self._was_away = False
+        self._why_closed: MmcachedError | None = None
+        self._is_abandoned = self._was_away = False
         self._retry_at = time.monotonic()
 
     @property
@@ -117,12 +119,16 @@ class Contact:
     @property
     def is_closed(self) -> bool:
         """Whether `close` was called."""
-        return self._is_closed
+        return self._why_closed is not None
 
     @property
     def is_over(self) -> bool:
         """Whether nothing may be said any more: it was closed, or is a parent's."""
-        return self._is_closed or self._is_abandoned
+        return self.is_closed or self._is_abandoned
+
+    def refusal(self) -> MmcachedError:
+        """Return why nothing may be said any more, as an error to raise."""
+        return copy_of(self._why_closed or PARENTS)
 
     def next_id(self) -> int:
         """Return the number of the next request."""
@@ -204,14 +210,15 @@ class Contact:
         """Return the connection; make it if there is none; errors as of `Link`.
 
         Raises:
-            RequestAborted: the client was closed, or this is a parent's in a forked child.
+            ClientClosed: the client was closed.
+            RequestAborted: an interrupted call had broken the connection, or this is a parent's in a forked child.
         """
         link = self._link
         if link is not None:
             return link
         with self._lock:
             if self.is_over:
-                raise RequestAborted("the client was closed, or is the parent's")
+                raise self.refusal()
             if self._link is None:
                 self._link = self._make_link(
                     name=self.options.name,
@@ -229,14 +236,14 @@ class Contact:
         if self._link is not None:
             self._link.abandon()
 
-    def close(self) -> None:
-        """Let go of everything but views; open calls end with `RequestAborted`. A second call does nothing."""
+    def close(self, why: MmcachedError = CLOSED) -> None:
+        """Let go of everything but views; open calls and later ones end with that error. A second call does nothing."""
         with self._lock:
-            self._is_closed = True
+            self._why_closed = self._why_closed or why
             link, self._link = self._link, None
         self._sessions.close()
         if link is not None:
-            link.close()
+            link.close(why)
 
     def _unsolicited(self, message: ToClient) -> object | None:
         if isinstance(message, Welcome):

@@ -9,12 +9,14 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from mmcached.client.base import BaseClient
 from mmcached.client.calls import Calls
+from mmcached.client.links.shared_socket import CLOSED
 from mmcached.client.links.thread_link import ThreadLink
 from mmcached.client.links.uninterrupted import uninterrupted
 from mmcached.client.piece_stream import PieceStream
 from mmcached.client.results import Piece
 from mmcached.client.verb import Call, drive, driver_of
 from mmcached.wire.closeable import Closeable
+from mmcached.wire.errors import MmcachedError
 from mmcached.wire.messages.client import Welcome
 
 MAX_CLOSE_S = 5.0
@@ -111,8 +113,8 @@ class Client(BaseClient, Closeable):
         return drive(self._current().connect())
 
     def close(self) -> None:
-        """Tell the service that this client goes, and let go of everything but views; calls of other threads end with
-        `RequestAborted`. A second call does nothing.
+        """Tell the service that this client goes, and let go of everything but views; calls of other threads, and all
+        later ones, end with `ClientClosed`. A second call does nothing.
         """
         self._is_closed = True
         self._let_go(self._calls)
@@ -130,7 +132,7 @@ class Client(BaseClient, Closeable):
             self.close()
             raise
 
-    def _let_go(self, calls: Calls) -> None:
+    def _let_go(self, calls: Calls, why: MmcachedError = CLOSED) -> None:
         # A signal handler may close in the middle of its own thread's call; then the rest is done after that.
         with contextlib.suppress(TimeoutError):
-            uninterrupted(calls.contact.close, MAX_CLOSE_S)
+            uninterrupted(partial(calls.contact.close, why), MAX_CLOSE_S)

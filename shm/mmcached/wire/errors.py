@@ -225,6 +225,15 @@ class RequestAborted(MmcachedError):
     retryable = True
 
 
+class ClientClosed(MmcachedError):
+    """The client was closed, or an `AsyncClient` is used outside `async with`: trying again cannot help."""
+
+    code = "client_closed"
+
+    def __init__(self, reason: str = "the client is closed") -> None:
+        super().__init__(reason)
+
+
 class ComputationFailed(MmcachedError):
     """The model could not compute the request: memory was not enough, or an operation of it failed."""
 
@@ -339,6 +348,11 @@ def error_from_wire(info: ErrorInfo) -> MmcachedError:
     MmcachedError.__init__(error, info.message, **info.details)
     error.retryable = info.retryable
     return error
+
+
+def copy_of(error: MmcachedError) -> MmcachedError:
+    """Return an equal error, since raising one changes it."""
+    return error_from_wire(error_to_wire(error))
 
 
 def _code_to_class() -> Mapping[str, type[MmcachedError]]:

@@ -12,7 +12,7 @@ import pytest
 from mmcached.client import Claim, Pending
 from mmcached.second_level.first_level import FirstLevel
 from mmcached.shm.store.codec import EncodedRecord, Record, encode
-from mmcached.wire.errors import DeadlineExceeded, RequestAborted
+from mmcached.wire.errors import ClientClosed, DeadlineExceeded
 from mmcached.wire.limits import LimitsConfig
 from mmcached.wire.messages.frontend import Cancel, ClaimRecord, ClaimRecords, GetRecords
 from mmcached.wire.messages.parts import FetchEnd
@@ -70,7 +70,7 @@ class Elsewhere:
                         self.first.ended([FetchEnd(fetch.number, "elsewhere")])
                     elif fetch.key not in self.silent:
                         self.first.ended([FetchEnd(fetch.number, "miss")])
-        except RequestAborted:
+        except ClientClosed:
             return  # closed
 
     def _bring(self, fetch: Any) -> None:

@@ -24,7 +24,7 @@ from functools import partial
 from typing import Generic, TypeVar
 
 from mmcached.client.links.presence import Presence
-from mmcached.client.links.shared_socket import Received, SharedSocket
+from mmcached.client.links.shared_socket import BROKEN, CLOSED, PARENTS, Received, SharedSocket
 from mmcached.client.links.uninterrupted import uninterrupted
 from mmcached.client.token_stream import News
 from mmcached.client.verb import Verb
@@ -33,10 +33,9 @@ from mmcached.wire.errors import (
     MmcachedError,
     PeerGone,
     RemoteProtocolError,
-    RequestAborted,
     ServiceUnavailable,
+    copy_of,
     error_from_wire,
-    error_to_wire,
 )
 from mmcached.wire.messages.client import Failed, ToClient, Tokens, Welcome
 from mmcached.wire.messages.frontend import ANY_CLIENT, ClientBye, ClientHello
@@ -157,6 +156,7 @@ class Link(ABC, Generic[WaiterT]):
             key: number of the request, or the waiter itself.
         Raises:
             PeerGone, ChannelFull, RequestAborted: retryable.
+            ClientClosed: the client was closed.
             RemoteProtocolError: what came cannot be read.
         """
         self._open[key] = waiter
@@ -202,12 +202,12 @@ class Link(ABC, Generic[WaiterT]):
         self._presence.abandon()
         self._end_presence.detach()
         self._socket.abandon()
-        self._end_all(RequestAborted("the stream is the parent's"))
+        self._end_all(PARENTS)
 
-    def close(self) -> None:
-        """Say goodbye, if somebody hears it, and let go; open calls and streams end with `RequestAborted`."""
-        self._end_all(RequestAborted("the client was closed"))
-        self._socket.close(ClientBye(self._client_id))
+    def close(self, why: MmcachedError = CLOSED) -> None:
+        """Say goodbye, if somebody hears it, and let go; open calls and streams, and all later ones, end with `why`."""
+        self._end_all(why)
+        self._socket.close(ClientBye(self._client_id), why)
         self._end_presence()
 
     # ---- how
@@ -235,7 +235,7 @@ class Link(ABC, Generic[WaiterT]):
             raise
         except BaseException:  # a message may be lost, and with it the answer to another call
             self._is_broken = True
-            self._end_all(RequestAborted("an interrupted call has broken the connection; try again"))
+            self._end_all(BROKEN)
             raise
 
     def _take_in(self, message: ToClient, payload: list[Frame]) -> None:
@@ -286,6 +286,6 @@ class Link(ABC, Generic[WaiterT]):
     def _end_all(self, error: MmcachedError) -> None:
         """End all calls and streams; each with an error of its own, since raising one changes it."""
         for waiter in list(self._open.values()):
-            waiter.news.append(error_from_wire(error_to_wire(error)))
+            waiter.news.append(copy_of(error))
             waiter.ring()
         self._socket.ring()

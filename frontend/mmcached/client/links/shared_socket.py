@@ -23,7 +23,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from mmcached.client.arguments import check_message
-from mmcached.wire.errors import ChannelFull, LocalProtocolError, MmcachedError, RequestAborted
+from mmcached.wire.errors import ChannelFull, ClientClosed, LocalProtocolError, MmcachedError, RequestAborted, copy_of
 from mmcached.wire.messages.client import ToClient
 from mmcached.wire.messages.parts import MessageLimits
 from mmcached.wire.sockets.dialer import Dialer
@@ -37,6 +37,10 @@ CLOSE_LINGER_S = 0.2
 MAX_CLOSE_WAIT_S = 1.0
 
 Received = tuple[ToClient, list[Frame]]
+BROKEN = RequestAborted("an interrupted call has broken the connection; try again")
+PARENTS = RequestAborted("a call of the process that has forked this one; try again")
+CLOSED = ClientClosed()
+"""What ends calls; raised as copies."""
 
 
 class SharedSocket:
@@ -52,6 +56,7 @@ class SharedSocket:
         self.limits: MessageLimits | None = None
         self._turn = threading.RLock()
         self._is_in_use = self._is_broken = self._is_closed = False
+        self._why_closed: MmcachedError = PARENTS
         self._num_losses_taken = 0
         self._posted: deque[object] = deque()
         self._dialer: Dialer[ToClient] = Dialer(address, ToClient)
@@ -75,7 +80,7 @@ class SharedSocket:
         Raises:
             InvalidRequest: it is larger than `limits`; nothing was queued.
             ChannelFull: the queue is at its limit; nothing was queued.
-            RequestAborted: the socket is closed or broken.
+            RequestAborted: the socket is broken, or a parent's; or what `close` was given.
             LocalProtocolError: called from the middle of another use by the same thread, as by a signal handler.
         """
         with self._turn:
@@ -164,8 +169,8 @@ class SharedSocket:
         self._dialer.abandon()
         os.close(self._bell)
 
-    def close(self, last_word: object) -> None:
-        """Say a last word, if somebody hears it, and let go. A second call does nothing."""
+    def close(self, last_word: object, why: MmcachedError = CLOSED) -> None:
+        """Say a last word, if somebody hears it, and let go; later uses raise `why`. A second call does nothing."""
         # A signal handler may close in the middle of its own thread's use; then the process's end does.
         if self._is_closed or not self._turn.acquire(timeout=MAX_CLOSE_WAIT_S):
             return
@@ -175,7 +180,7 @@ class SharedSocket:
             if not self._is_broken and self._dialer.is_connected:
                 self.post(last_word)
                 self._dialer.flush(CLOSE_LINGER_S)
-            self._is_closed = True
+            self._why_closed, self._is_closed = why, True
             os.eventfd_write(self._bell, 1)
             self._let_go()
         finally:
@@ -187,9 +192,9 @@ class SharedSocket:
         if self._is_in_use:
             raise LocalProtocolError("a signal handler or finalizer calls the client in the middle of its own call")
         if self._is_closed:
-            raise RequestAborted("the client is closed")
+            raise copy_of(self._why_closed)
         if self._is_broken:
-            raise RequestAborted("an interrupted call has broken the connection; try again")
+            raise copy_of(BROKEN)
 
     def _judge(self, error: BaseException) -> None:
         """Whatever else than a typed refusal ends a use has broken the socket."""

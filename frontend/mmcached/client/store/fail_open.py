@@ -15,14 +15,14 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from mmcached.wire.errors import InvalidRequest, InvariantError, LocalProtocolError, MmcachedError
+from mmcached.wire.errors import ClientClosed, InvalidRequest, InvariantError, LocalProtocolError, MmcachedError
 
 _LOG = logging.getLogger("mmcached.client")
 WARNING_INTERVAL_S = 60.0
 _MAX_SAID = 1024
 _SAID: set[tuple[str, str]] = set()
 """What the clients of this process have said of which ring: with hundreds of them, each would say the same."""
-_ALWAYS_RAISED = (InvalidRequest, LocalProtocolError, InvariantError)
+_ALWAYS_RAISED = (ClientClosed, InvalidRequest, LocalProtocolError, InvariantError)
 
 
 @dataclass(frozen=True, slots=True)

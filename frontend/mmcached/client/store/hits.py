@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from mmcached.client.arguments import check_bool
+from mmcached.client.arguments import check_bool, invalid, text_of
 from mmcached.client.store.tokens import token_of
 from mmcached.shm.store.codec import DEFAULT_LIBRARY, Library, Record, decode_record_frames
 from mmcached.wire.closeable import Closeable
-from mmcached.wire.errors import InvalidRequest, LocalProtocolError, RemoteProtocolError
+from mmcached.wire.errors import LocalProtocolError, RemoteProtocolError
 from mmcached.wire.handle import Handle
 from mmcached.wire.messages.parts import Inline
 from mmcached.wire.sockets.frames import Frame
@@ -30,21 +31,24 @@ class Reading:
     view: bool = False
 
     def __post_init__(self) -> None:
-        if self.tensors not in _LIBRARIES:
+        if text_of(self.tensors) not in _LIBRARIES:
             names = "must be 'torch', 'numpy' or 'bytes'"
             limit = names if "torch" in _LIBRARIES else f"{names}; torch is not installed here"
-            raise InvalidRequest("tensors", str(self.tensors), limit)
+            raise invalid("tensors", self.tensors, limit)
         check_bool("view", self.view)
 
 
 def reading_of(tensors: Library, view: bool) -> Reading:
     """Return how to hand out records; raise InvalidRequest for what cannot be."""
-    if tensors in _LIBRARIES and (view is True or view is False):
-        return _READINGS[tensors, view]
+    library: Any = text_of(tensors)
+    if library in _LIBRARIES and (view is True or view is False):
+        return _READINGS[library, view]
     return Reading(tensors, view)
 
 
-_READINGS = {(tensors, view): Reading(tensors, view) for tensors in _LIBRARIES for view in (False, True)}
+_READINGS: dict[tuple[Library, bool], Reading] = {
+    (library, view): Reading(library, view) for library in _LIBRARIES for view in (False, True)
+}
 
 
 class Hit(Closeable):

@@ -14,7 +14,6 @@ from functools import partial
 from mmcached.client.links.uninterrupted import uninterrupted
 from mmcached.client.store.egress import Egress
 from mmcached.client.store.session import StoreSession
-from mmcached.wire.errors import RequestAborted
 from mmcached.wire.handle import RingAnnouncement
 from mmcached.wire.messages.client import Claimed, Claims, Failed, Records, Stored, ToClient, Welcome
 from mmcached.wire.messages.frontend import Cancel, DropClaim
@@ -38,15 +37,15 @@ class StoreSessions:
         self.present: StoreSession | None = None
         self._is_over = False
 
-    def of(self, ring: RingAnnouncement | None) -> StoreSession:
+    def of(self, ring: RingAnnouncement | None) -> StoreSession | None:
         """Return the session of a ring, a new one if that is not the present ring, or is shared with a forked child.
 
-        Raises:
-            RequestAborted: the client was closed.
+        Returns:
+            None if these sessions are over.
         """
         with self._lock:
             if self._is_over:
-                raise RequestAborted("the client was closed")
+                return None
             former = self.present
             if former is not None and former.ring == ring and not former.is_shared:
                 return former

@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from typing import Any, NamedTuple
 
+from mmcached.client.arguments import text_of
 from mmcached.wire.errors import InvalidRequest
 from mmcached.wire.handle import Handle, RingAnnouncement
 
@@ -45,9 +46,10 @@ def token_of(handle: Handle) -> str:
 
 def checked_token(token: Any) -> LeaseToken:
     """Return what a token says; raise `InvalidRequest` for what is none."""
-    found = _FORM.fullmatch(token) if isinstance(token, str) else None
+    text = text_of(token)
+    found = None if text is None else _FORM.fullmatch(text)
     if found is None:
-        shown = token[:80] if isinstance(token, str) else type(token).__name__
+        shown = type(token).__name__ if text is None else text[:80]
         raise InvalidRequest(
             "token", shown.encode(errors="backslashreplace").decode(), "the `token` of a Hit, as it was"
         )

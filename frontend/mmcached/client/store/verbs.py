@@ -31,7 +31,6 @@ from mmcached.wire.errors import (
     InvalidRequest,
     MmcachedError,
     RemoteProtocolError,
-    RequestAborted,
 )
 from mmcached.wire.handle import Handle
 from mmcached.wire.messages.client import (
@@ -472,6 +471,8 @@ class StoreVerbs:
             self._greet_again_at = now + GREET_AGAIN_S
         welcome = yield from self._contact.connect(deadline, is_patient=not self._guard.is_open)
         session = self._sessions.of(welcome.store_ring)
+        if session is None:
+            raise self._contact.refusal()
         if session.why_inline:
             warning = f"records come through the socket, which is slower: {session.why_inline}"
             self._guard.warn_once("no reader", "" if session.ring is None else session.ring.ring_id, warning)
@@ -498,7 +499,7 @@ class StoreVerbs:
 
     def _is_miss(self, operation: str, error: MmcachedError) -> bool:
         if self._contact.is_closed:
-            raise RequestAborted("the client was closed") from None  # what became of the call is not a miss
+            raise self._contact.refusal() from None  # what became of the call is not a miss
         return self._guard.is_miss(operation, error)
 
     def _open(
