@@ -338,12 +338,14 @@ class Calls:
         second level, as a rule, one caller on all its hosts.
 
         A caller that dies is replaced by one that waits. Who has waited for `timeout_s`, or finds no service, calls
-        `fn` itself and stores nothing.
+        `fn` itself and stores nothing; with `fail_open=False` the error is raised.
 
         Args:
             fn: returns the record. What it raises is raised here, and the next who waits computes. `AsyncClient` also
                 takes a coroutine function; a plain one keeps its event loop waiting.
             view, tensors: of a record that was found, as for `get`; what `fn` returns is returned as it is.
+            timeout_s: how long to wait for another caller's `fn`, and, once `fn` has returned here, for the service to
+                take its record. The time that `fn` takes here is limited by nothing.
             tenant: as for `get`.
             store_epoch: in which `fn` computes, if another process knows: in another one nothing is found or stored.
         """

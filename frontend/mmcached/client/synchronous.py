@@ -64,7 +64,8 @@ class Client(BaseClient, Closeable):
     ...     features = client.get_or_compute("cat.png@v1", lambda: {"embeds": tower(pixels)})["embeds"]
 
     The store's verbs (`get` … `drop`) treat a service that is gone, full or late as a miss, unless `fail_open` is
-    False. After a restart of the service, and in a forked child, the next call connects anew.
+    False. After a restart of the service, and in a forked child, the next call connects anew; views that the child has
+    inherited keep their bytes.
 
     Threads may share a client: each waits for its own answers, over one connection. A call that is interrupted (Ctrl-C,
     or whatever a signal handler raises) is ended in the service too; if that leaves the connection in pieces, the other
@@ -81,6 +82,7 @@ class Client(BaseClient, Closeable):
         counts_hits: False if nothing that this client finds is to stay in the store for its sake, or to be counted.
     Raises:
         InvalidRequest: an argument can't be.
+        ConfigError: the run directory is another user's, also with `fail_open`.
         ServiceUnavailable: nobody answers in that directory, and `fail_open` is False.
     """
 

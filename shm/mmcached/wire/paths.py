@@ -106,6 +106,8 @@ class RunDir:
             reason = error.strerror
             if error.errno in (errno.ENOTDIR, errno.ELOOP):
                 reason = "must be a directory, and no link to one"
+            elif error.errno == errno.EACCES:
+                reason = f"{reason}: it must belong to uid {os.geteuid()}"
             raise ConfigError("run_dir", str(self.path), str(reason)) from error
         try:
             self._require_private(os.fstat(fd))

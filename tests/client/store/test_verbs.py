@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import logging
+import os
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,13 +18,14 @@ import numpy as np
 import pytest
 import torch
 
-from mmcached.client import Client, contact
+from mmcached.client import AsyncClient, Client, contact
 from mmcached.client.store.session import MEASURED_ONE_IN
 from mmcached.shm import ReaderEntry
 from mmcached.shm.ring.lookup import Lookup
 from mmcached.shm.ring.self_lease import Lease
 from mmcached.wire.errors import (
     ClientClosed,
+    ConfigError,
     DeadlineExceeded,
     InvalidRequest,
     LocalProtocolError,
@@ -42,6 +45,7 @@ from mmcached.wire.messages.frontend import (
 )
 from mmcached.wire.paths import RunDir
 from tests.client.blocking import Make
+from tests.client.fork_child import in_child
 from tests.client.records import every_dtype, is_equal, numbers
 from tests.client.services import StoreService
 from tests.integration.processes import DEADLINE_S, eventually
@@ -386,6 +390,77 @@ def test_who_waits_too_long_computes_without_storing(service: StoreService, make
         first.get_or_compute("k", compute)
         assert is_equal(second.get("k", tensors="numpy").record, numbers(7))
         assert second.store_counters().puts == 0
+
+
+@pytest.mark.parametrize("fail_open", [True, False])
+def test_the_deadline_is_for_the_wait_and_not_for_what_is_computed_here(
+    service: StoreService, make: Make, run_dir: Path, fail_open: bool
+) -> None:
+    goes_on, timeout_s = threading.Event(), 0.3
+
+    def compute() -> dict[str, Any]:
+        assert goes_on.wait(DEADLINE_S)
+        return numbers(1)
+
+    with make(run_dir) as owner, make(run_dir, fail_open=fail_open) as other:
+        other.get("another")  # in contact
+        thread = threading.Thread(target=lambda: owner.get_or_compute("k", compute, timeout_s=timeout_s))
+        thread.start()
+        eventually(lambda: service.desk.stats().computing, lambda count: count == 1, "a claim")
+        if fail_open:
+            assert is_equal(other.get_or_compute("k", lambda: numbers(2), timeout_s=timeout_s), numbers(2))
+        else:
+            with pytest.raises(DeadlineExceeded):
+                other.get_or_compute("k", pytest.fail, timeout_s=timeout_s)
+        assert other.get("k", tensors="numpy") is None, "the owner computes still"
+        goes_on.set()
+        thread.join(DEADLINE_S)
+        hit = other.get("k", tensors="numpy")
+        assert hit is not None, "the owner's time was not over when it had computed"
+        assert is_equal(hit.record, numbers(1))
+
+
+@pytest.mark.parametrize("fail_open", [True, False])
+def test_the_deadline_is_for_the_put_of_what_was_computed_too(
+    service: StoreService, make: Make, run_dir: Path, fail_open: bool
+) -> None:
+    with make(run_dir, fail_open=fail_open) as client:
+        client.get("another")
+        service.hold = (PutRecord,)
+        if fail_open:
+            assert is_equal(client.get_or_compute("k", partial(numbers, 1), timeout_s=0.2), numbers(1))
+        else:
+            with pytest.raises(DeadlineExceeded):
+                client.get_or_compute("k", partial(numbers, 1), timeout_s=0.2)
+    service.release()
+
+
+def test_an_awaited_function_is_not_cut_short(service: StoreService, run_dir: Path) -> None:
+    async def compute() -> dict[str, Any]:
+        await asyncio.sleep(0.3)
+        return numbers(1)
+
+    async def ask() -> None:
+        async with AsyncClient(run_dir, fail_open=False) as client:
+            assert is_equal(await client.get_or_compute("k", compute, timeout_s=0.1), numbers(1))
+            hit = await client.get("k", tensors="numpy")
+            assert hit is not None
+
+    asyncio.run(ask())
+
+
+def test_a_client_of_another_user_is_refused_also_where_it_fails_open(service: StoreService, run_dir: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("needs root, to become another user")
+
+    def become_another() -> list[str]:
+        os.setresuid(65_534, 65_534, 65_534)
+        with pytest.raises(ConfigError, match="must belong to uid 65534") as caught:
+            Client(run_dir, fail_open=True)
+        return [caught.value.code, str(caught.value.retryable)]
+
+    assert in_child(become_another) == ["config_error", "False"]
+    assert not service.received
 
 
 def test_a_claim_that_comes_late_is_dropped(service: StoreService, client: Any) -> None:

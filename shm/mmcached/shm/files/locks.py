@@ -13,7 +13,8 @@ Which byte means what (bytes are only lock addresses; nothing is stored there, a
 
 The kernel drops a lock when the last descriptor of its open file description is closed, so also at `kill -9`, and only
 after the dead process has lost its memory map: a free byte is a death certificate. `fork` shares the description and
-would keep the lock: processes are spawned. `mmap.mmap` keeps a duplicate of its descriptor: unlock before closing.
+keeps the lock: our own processes are spawned, and a client's forked child holds its parent's entry for exactly as long
+as it may read under its leases. `mmap.mmap` keeps a duplicate of its descriptor: unlock before closing.
 
 Knows nothing of rings. Never blocks.
 """
