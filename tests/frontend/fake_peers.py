@@ -28,6 +28,7 @@ from mmcached.wire.sockets.frames import Frame
 from mmcached.wire.stats import ServiceStats
 from tests.doubles.dealer import Dealer
 from tests.doubles.engine import WireEngine
+from tests.shm.rings import Taking
 
 DEADLINE_S = 30.0
 MessageT = TypeVar("MessageT")
@@ -67,8 +68,8 @@ class FakeClient:
         assert isinstance(message, kind), message
         if isinstance(message, to_client.Records) and self.entry is not None:
             assert self.ring is not None
-            places = [record for record in message.records if isinstance(record, Handle)]
-            assert not places or all(self.entry.take(places, self.ring.look))
+            leases = [Taking(record) for record in message.records if isinstance(record, Handle)]
+            assert not leases or all(self.entry.take(leases, self.ring.look))
         return message
 
     def hello(self) -> to_client.Welcome:

@@ -146,8 +146,14 @@ def test_a_child_that_drops_it_takes_nothing_from_the_parent(
     """Also of a client that was closed before: then nobody but the view knows of the lease."""
     with Client(run_dir) as another:
         kept = [view(another)]
-    with child_that(lambda: (held.clear(), kept.clear())) as child:
-        child.ask()
+
+    def drop() -> str:
+        held.clear()
+        kept.clear()
+        return "dropped"
+
+    with child_that(drop) as child:
+        assert child.ask() == "dropped"
         assert service.leases == 2
         overwrite(run_dir)
         assert (values(held[0]), values(kept[0])) == ([7], [7])

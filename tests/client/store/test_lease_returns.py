@@ -70,9 +70,9 @@ def leased(kind: type[ReaderEntry] = ReaderEntry) -> Iterator[Leased]:
 def test_a_return_in_the_middle_of_a_return_is_not_lost() -> None:
     with leased(Interrupted) as one:
         assert isinstance(one.entry, Interrupted)
-        holders = [one.take(), one.take()]
-        one.entry.meanwhile = holders.pop
-        holders.pop()
+        holders, last = [one.take()], one.take()
+        one.entry.meanwhile = holders.clear
+        del last
         assert one.num_leases == 0
 
 

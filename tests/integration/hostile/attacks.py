@@ -32,7 +32,7 @@ from mmcached.wire.errors import MmcachedError
 from mmcached.wire.messages import frontend as said
 from mmcached.wire.paths import RunDir
 from mmcached.wire.sockets.frames import encode_frames
-from tests.integration.hostile import announcements, files
+from tests.integration.hostile import announcements, client_lives, files
 from tests.integration.hostile.counts import false_counts
 from tests.integration.processes import DEADLINE_S
 from tests.wire.examples import EXAMPLES
@@ -400,6 +400,7 @@ ATTACKS: dict[str, Attack] = {
             false_counts,
         )
     },
+    **client_lives.ATTACKS,
 }
 
 

@@ -21,6 +21,7 @@ from mmcached.wire.config import ServiceConfig
 from mmcached.wire.process.death import environment_for_children
 from tests.integration.hostile.attacks import ATTACKS
 from tests.integration.hostile.burden import MIB, Burden, sample
+from tests.integration.hostile.client_lives import WRONG
 from tests.integration.hostile.honest import MAX_TOKENS, PROMPTS, HonestClient, Record
 from tests.integration.local_service import LocalService
 from tests.integration.processes import small_config
@@ -66,20 +67,29 @@ def attacked_by(names: list[str], service: ChildService, seed: int, burdens: dic
         watch.join()
         for attacker in attackers:
             attacker.kill()
+    wronged = [attacker.name for attacker in attackers if attacker.was_wronged]
+    assert not wronged, "clients have seen wrong bytes, or lost leases"
 
 
 class Attacker:
-    """One attack, as a process that is replaced now and then: some of them stop themselves."""
+    """One attack, as a process that is replaced now and then: some of them stop themselves.
+
+    Attributes:
+        was_wronged: it has seen what no client that keeps the rules may see.
+    """
 
     def __init__(self, name: str, run_dir: Path, seed: int, *, born: float) -> None:
         self._command = [sys.executable, "-m", "tests.integration.hostile.attacks", name, str(run_dir)]
         self._seed = seed
         self._born = born
+        self.was_wronged = False
+        self.name = name
         self._num_lives = 0
         self._process = self._start()
 
     def tend(self, now: float) -> None:
-        if self._process.poll() is not None or now >= self._born + ATTACK_LIFE_S:
+        self.was_wronged |= self._process.poll() == WRONG
+        if self._process.returncode is not None or now >= self._born + ATTACK_LIFE_S:
             self.kill()
             self._born = now
             self._process = self._start()
