@@ -175,7 +175,7 @@ def copy_reader_entry(entry: ReaderEntry) -> ReaderEntry:
         entry.incarnation,
         entry._words,
     )
-    made._control = None
+    made._control = made._inherited = None
     made._received = type(entry._received)(entry.incarnation)
     made._received.last_seq = entry._received.last_seq
     made._received._slot_to_count = entry._received._slot_to_count.copy()

@@ -186,4 +186,4 @@ def test_the_end_ends_a_wait(run_dir: Path) -> None:
         eventually(lambda: sum(isinstance(each, TakeOrders) for each in received), lambda count: count == 1, "a poll")
         first.close()
         thread.join(DEADLINE_S)
-    assert ended == ["request_aborted"]
+    assert ended == ["client_closed"]
