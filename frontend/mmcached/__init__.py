@@ -3,7 +3,13 @@
     from mmcached import Client
 
 `Client`, `AsyncClient` and the errors are loaded when they are first used; `mmcached.client` has all names. Four source
-roots share this package: `frontend/`, `engine/`, `worker/` and `shm/` of a checkout.
+roots share this package: `frontend/`, `engine/`, `worker/` and `shm/` of a checkout. In this one:
+
+    client          what a host program imports
+    frontend        P0: requests, engines, caches, processing, store
+    second_level    between a store and a server that several hosts share
+    pictures, clips     what decoder processes run
+    cli             the command; `__main__` runs it
 """
 
 from importlib import import_module
@@ -14,6 +20,7 @@ if TYPE_CHECKING:
         AsyncClient,
         CacheMiss,
         Client,
+        ClientClosed,
         ClipTooLarge,
         ConfigError,
         CorruptClip,
@@ -35,6 +42,7 @@ __all__ = [
     "AsyncClient",
     "CacheMiss",
     "Client",
+    "ClientClosed",
     "ClipTooLarge",
     "ConfigError",
     "CorruptClip",
