@@ -352,11 +352,89 @@ def test_the_process_of_the_second_level_may_be_killed(hosts: Hosts) -> None:
     assert not {second_level_pid(service) for service in hosts.services} & set(pids)
 
 
+def kill_nothing(hosts: Hosts) -> None:
+    """Leave both services alone."""
+
+
+def kill_second_levels(hosts: Hosts) -> None:
+    for service in hosts.services:
+        pid = second_level_pid(service)
+        if pid is not None:
+            os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("kill", [kill_nothing, kill_second_levels])
+def test_once_each_host_was_flushed_nothing_of_its_former_weights_is_served(
+    hosts: Hosts, kill: Callable[[Hosts], object]
+) -> None:
+    """The second host computes with its former weights after the first one was flushed."""
+    ann, bob = hosts.clients
+    keys = [f"{kill.__name__} {index}" for index in range(4)]
+    ann.put(keys[0], {"of": "ann, before"})
+    bob.put(keys[1], {"of": "bob, before"})
+    eventually(hosts.are_together, bool, "both hosts")
+    assert bob.get(keys[0]) is not None
+    ann.invalidate()
+    kill(hosts)
+    assert [ann.get_or_compute(key, lambda: {"of": "ann"})["of"] for key in keys] == ["ann"] * 4
+    for key in keys[1:]:
+        bob.drop(key)
+        assert bob.get_or_compute(key, lambda: {"of": "bob, before"})["of"] == "bob, before"
+    kill(hosts)
+    for key in keys[2:]:
+        ann.drop(key)  # so it is asked for again
+    assert [ann.get_or_compute(key, lambda: {"of": "ann"})["of"] for key in keys] == ["ann"] * 4
+    bob.invalidate()
+    found = [client.get_or_compute(key, lambda: {"of": "new"})["of"] for client in (bob, ann, bob) for key in keys]
+    assert {"bob, before", "ann, before"}.isdisjoint(found)
+    hosts.check()
+    bob.put("shared again", {"of": "bob"})
+    eventually(lambda: ann.get("shared again", timeout_s=1.0), lambda hit: hit is not None, "the other way too")
+
+
+def test_a_server_back_from_a_snapshot_serves_nothing_that_was_flushed(run_dir: Path, program: str) -> None:
+    with (
+        short_folder() as folder,
+        Server(program, folder) as own,
+        store_host(run_dir / "a", own.url) as ann,
+        store_host(run_dir / "b", own.url) as bob,
+    ):
+        hosts = Pair([ann, bob])
+        eventually(hosts.are_together, bool, "both hosts")
+        ann.put("old", record("old"))
+        eventually(lambda: bob.get("old", timeout_s=1.0), lambda hit: hit is not None, "a save")
+        with own.client() as client:
+            client.save()
+        ann.flush()
+        bob.flush()
+        own.kill()
+        own.start()
+        with own.client() as client:
+            assert client.keys("*record*"), "the snapshot has the record"
+        eventually(hosts.are_together, bool, "both hosts")
+        assert [ann.get("old"), bob.get("old")] == [None, None]
+
+
+def test_a_host_forgets_what_it_has_fetched_when_another_one_is_flushed(hosts: Hosts) -> None:
+    ann, bob = hosts.clients
+    ann.put("of ann", record("of ann"))
+    bob.put("of bob", record("of bob"))
+    eventually(hosts.are_together, bool, "both hosts")
+    eventually(lambda: bob.get("of ann", timeout_s=1.0), lambda hit: hit is not None, "a fetch")
+    ann.flush()
+    assert bob.get("asked so that the flush is noticed") is None
+    eventually(lambda: bob.get("of ann", local=True), lambda hit: hit is None, "forgotten")
+    assert bob.get("of bob") is not None, "what it has computed itself it keeps until its own flush"
+    bob.flush()
+    hosts.check()
+
+
 def test_a_flush_on_one_host_is_one_of_the_second_level(hosts: Hosts) -> None:
     ann, bob = hosts.clients
     ann.put("old", record("old"))
     eventually(hosts.are_together, bool, "both hosts")
     ann.flush()
     assert ann.get("old") is None
+    bob.flush()
     assert bob.get("old") is None
     hosts.check()

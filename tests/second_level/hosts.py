@@ -11,6 +11,7 @@ from typing import Any
 from mmcached.client import Client
 from mmcached.second_level.claims import Claims
 from mmcached.second_level.counts import Counts
+from mmcached.second_level.epoch_note import EpochNote
 from mmcached.second_level.fetching import Fetching
 from mmcached.second_level.first_level import FirstLevel
 from mmcached.second_level.saving import Saving
@@ -39,7 +40,10 @@ class Host:
         with suppress(RemoteProtocolError):  # the desk has no orders; but now there is contact
             self.first.take_orders(1.0)
         self.client = stack.enter_context(Client(service.directory.path))
-        self.records = SharedRecords(PlainBackend(server), max_bytes=1 << 30, ttl_s=60.0)
+        server.epoch = server.epoch or 1
+        note = EpochNote(service.directory.second_level_epoch)
+        note.write(server.epoch)
+        self.records = SharedRecords(PlainBackend(server), max_bytes=1 << 30, ttl_s=60.0, note=note)
         self.counts = Counts()
         claim_wait_s = limits.pop("claim_wait_s", 60.0)
         limit = LimitsConfig(**limits)

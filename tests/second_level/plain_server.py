@@ -22,6 +22,7 @@ class PlainServer:
 
     def __init__(self) -> None:
         self.epoch = 0
+        self.lock = threading.Lock()
         self.values: dict[str, bytes] = {}
         self.claims: dict[str, object] = {}
         self.fault = ""
@@ -59,10 +60,13 @@ class PlainBackend:
         if self._server.claims.get(name) is self:
             del self._server.claims[name]
 
-    def begin_epoch(self, *, deadline: float) -> int:
-        self._begin("begin_epoch", deadline)
-        self._server.epoch += 1
-        return self._server.epoch
+    def raise_epoch(self, epoch: int, *, over: int, deadline: float) -> int:
+        self._begin("raise_epoch", deadline)
+        with self._server.lock:
+            found = self._server.epoch
+            if found <= over:
+                self._server.epoch = epoch
+        return found
 
     def close(self) -> None:
         """It has no connections."""

@@ -38,7 +38,7 @@ def test_the_acl_user_may_do_what_is_needed_and_no_more(server: Server, make_rec
     records.drop_claim(NAME, deadline=in_time())
     (found,) = records.get_many([NAME], deadline=in_time())
     assert isinstance(found, Found)
-    assert records.begin_epoch(deadline=in_time())
+    records.flush(deadline=in_time())
     with server.client() as client:
         client.execute_command("AUTH", "mmcached", "PASSWORD")
         for command in ("FLUSHALL", "KEYS *", "GET other"):

@@ -11,6 +11,7 @@ import pytest
 
 from mmcached.second_level.backend import BackendError, BackendLate, BackendRefused
 from mmcached.second_level.breaker import FAILURES, CircuitOpen
+from mmcached.second_level.redis.backend import EPOCH
 from mmcached.second_level.shared_records import FAIR_S, Found, Missed, SharedRecords
 from mmcached.second_level.urls import make_backend
 from tests.second_level.conftest import MakeRecords, in_time
@@ -162,7 +163,7 @@ def test_a_replica_is_read_and_refuses_the_rest(own_server: Server, make_records
         client.replicaof("192.0.2.1", "6379")
     assert outcomes(records, in_time()) == ["right"] * 4
     for call in (
-        lambda: records.begin_epoch(deadline=in_time()),
+        lambda: records.flush(deadline=in_time()),
         lambda: records.claim(NAMES[0], ttl_s=1.0, deadline=in_time()),
         lambda: records.save("ff" * 32, [b"x"], deadline=in_time()),
     ):
@@ -192,7 +193,7 @@ def test_a_user_needs_these_commands_and_no_others(own_server: Server, make_reco
     reader = make_records(own_server.url.replace("unix://", "unix://reader:p%40ss@"))
     assert outcomes(reader, in_time()) == ["right"] * 4
     with pytest.raises(BackendRefused, match="permission"):
-        reader.begin_epoch(deadline=in_time())
+        reader.flush(deadline=in_time())
 
 
 # ---- what lies under a name
@@ -204,7 +205,7 @@ Damage = Callable[[Server, str], object]
 def _with_key(damage: Callable[..., object]) -> Damage:
     def act(server: Server, name: str) -> object:
         with server.client() as client:
-            return damage(client, f"mmcached:record:{name}")
+            return damage(client, f"mmcached:2:record:{name}")
 
     return act
 
@@ -220,7 +221,7 @@ def _with_key(damage: Callable[..., object]) -> Damage:
         (_with_key(lambda client, key: client.set(key, client.getrange(key, 0, 100_000))), "cut"),
         (_with_key(lambda client, key: client.set(key, client.getrange(key, 0, 20))), "cut"),
         (_with_key(lambda client, key: client.set(key, b"")), "cut"),
-        (_with_key(lambda client, key: client.copy(f"mmcached:record:{NAMES[1]}", key, replace=True)), "other"),
+        (_with_key(lambda client, key: client.copy(f"mmcached:2:record:{NAMES[1]}", key, replace=True)), "other"),
         (_with_key(lambda client, key: [client.delete(key), client.rpush(key, b"a list")]), "absent"),
         (_with_key(lambda client, key: client.pexpire(key, 0)), "absent"),
     ],
@@ -241,14 +242,14 @@ def test_what_tells_no_epoch_is_replaced(server: Server, make_records: MakeRecor
     records = make_records(server.url)
     save_all(records)
     with server.client() as client:
-        client.delete("mmcached:epoch")
+        client.delete(EPOCH)
         if epoch is None:
-            client.rpush("mmcached:epoch", "a list")
+            client.rpush(EPOCH, "a list")
         else:
-            client.set("mmcached:epoch", epoch)
-    assert outcomes(records, in_time()) == ["epoch"] * 4
-    save_all(records)
+            client.set(EPOCH, epoch)
     assert outcomes(records, in_time()) == ["right"] * 4
+    with server.client() as client:
+        assert client.get(EPOCH) == b"%019d" % records.epoch
 
 
 # ---- servers that lie, and ways that break
@@ -295,7 +296,7 @@ def test_no_lie_is_believed(stand_for: Callable[..., Stand], make_records: MakeR
             assert not records.claim(NAMES[0], ttl_s=1.0, deadline=time.monotonic() + SHORT_S) or lie.startswith(b"+OK")
         if not lie.startswith(b"+OK"):
             with pytest.raises(BackendError):
-                records.begin_epoch(deadline=time.monotonic() + SHORT_S)
+                records.flush(deadline=time.monotonic() + SHORT_S)
 
 
 @pytest.mark.parametrize("said", [b"", b"$100000\r\nabc", b"$3\r\nabc", b"$"])
@@ -308,7 +309,7 @@ def test_a_server_that_hangs_up_is_said(
 
 
 def test_an_answer_too_many_is_nobody_elses(stand_for: Callable[..., Stand]) -> None:
-    stand = stand_for(saying(b"$1\r\n1\r\n$1\r\n2\r\n"))
+    stand = stand_for(saying(b"$19\r\n%019d\r\n$1\r\n2\r\n" % 1))
     with closing(make_backend(stand.url)) as backend:
         for _ in range(3):
             assert backend.get_many([], deadline=in_time()) == (1, [])

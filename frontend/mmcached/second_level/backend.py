@@ -35,6 +35,9 @@ class BackendRefused(BackendError):
 
 
 Got = Value | BackendError | None
+MAX_EPOCH = 1 << 62
+"""A larger number is no epoch."""
+_DRAWN_BITS = 32
 
 
 class Backend(Protocol):
@@ -58,16 +61,16 @@ class Backend(Protocol):
     def drop_claim(self, name: str, *, deadline: float) -> None:
         """End an own claim, if there is one."""
 
-    def begin_epoch(self, *, deadline: float) -> int:
-        """Begin an epoch for all hosts, one that was never before; return it.
+    def raise_epoch(self, epoch: int, *, over: int, deadline: float) -> int:
+        """Set the epoch of all hosts, unless the server has one above `over`; return the one that it had, 0 if none.
 
-        It is drawn, not counted: a server that has lost its counter would come to a former number again.
+        The epoch was set if and only if the returned one is `over` or less.
         """
 
     def close(self) -> None:
         """Let go of all connections, of one in use when its call ends. A second call changes nothing."""
 
 
-def new_epoch() -> int:
-    """Draw the number of an epoch: not 0, below 2^63."""
-    return secrets.randbits(63) or 1
+def next_epoch(former: int) -> int:
+    """Return an epoch above a former one. It is drawn: two hosts that follow the same epoch get different ones."""
+    return former + 1 + secrets.randbits(_DRAWN_BITS)

@@ -29,7 +29,7 @@ from mmcached.cache.store_keys import store_key
 from mmcached.second_level.backend import BackendError, BackendLate
 from mmcached.second_level.claims import Claims
 from mmcached.second_level.counts import Counts
-from mmcached.second_level.first_level import FirstLevel
+from mmcached.second_level.first_level import CALL_S, FirstLevel
 from mmcached.second_level.shared_records import Found, Missed, SharedRecords
 from mmcached.shm.store.codec import EncodedRecord, adopt
 from mmcached.wire.closeable import Closeable
@@ -100,13 +100,18 @@ class Fetching(Closeable):
         self._due: list[_Due] = []
         self._changed = threading.Condition()
         self._life = 0
+        self._num_putting = 0
         self._is_closed = False
 
     def begin_life(self) -> None:
-        """Forget what was ordered: the frontend is another, or has flushed. What is found meanwhile is not put."""
+        """Forget what was ordered: the frontend is another, or a host was flushed. What is found meanwhile is not put.
+
+        Once this has returned, no put of before is under way: else one could reach the frontend after the flush.
+        """
         with self._changed:
             self._life += 1
             self._due.clear()
+            self._changed.wait_for(lambda: not self._num_putting, CALL_S)
 
     def order(self, fetches: Sequence[Fetch], now: float) -> None:
         """Take orders that have come just now."""
@@ -173,14 +178,20 @@ class Fetching(Closeable):
         """Put what was found into the store of this host."""
         order = task.order
         self._counts.add(bytes_read=found.nbytes)
-        try:
+        with self._changed:
             if task.life != self._life:
                 return "miss"
+            self._num_putting += 1
+        try:
             self._first.put(order.tenant, order.key, encoded_of(found), order.store_epoch)
         except MmcachedError as error:
             if isinstance(error, RemoteProtocolError):
                 log.warning("a record of the second level cannot be read: %s", error)
             return "failed"
+        finally:
+            with self._changed:
+                self._num_putting -= 1
+                self._changed.notify_all()
         return "hit"
 
     def _is_elsewhere(self, task: Task) -> bool:

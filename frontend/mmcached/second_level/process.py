@@ -1,11 +1,14 @@
 """Runs the second level of one store: takes orders from the frontend, and has threads fetch, save and flush.
 
     frontend ──orders, one long poll after the other──> orders' thread ──┬──> threads that fetch ──┐
-       ▲                                                                ├──> thread that saves ───┼──> server
-       └── puts, ends of fetches ── the same connection <────────────────┴──> flushes, itself ─────┘
+       ▲                                                                ├──> threads that save ───┼──> server
+       │                                                                ├──> flushes, itself ─────┤
+       └── puts, ends of fetches ── the same connection <────────────────┴─── thread that probes ──┘
 
-The main thread publishes figures, and looks for signals. Without a frontend, or without a server, the process waits for
-the next. It holds nothing that anybody would miss: whatever is under way when it dies is computed once more.
+The main thread publishes figures, and looks for signals. One thread asks the server for its epoch now and then: an
+outage, and a flush of another host, are noticed without traffic too. Without a frontend, or without a server, the
+process waits for the next. It holds nothing that anybody would miss: whatever is under way when it dies is computed
+once more.
 
 Invariant: what a former frontend has ordered reaches no other one.
 """
@@ -22,16 +25,18 @@ from pathlib import Path
 from mmcached.second_level.backend import BackendError
 from mmcached.second_level.claims import Claims
 from mmcached.second_level.counts import Counts
+from mmcached.second_level.epoch_note import EpochNote
 from mmcached.second_level.fetching import Fetching
 from mmcached.second_level.first_level import FirstLevel
 from mmcached.second_level.saving import Saving
-from mmcached.second_level.shared_records import SharedRecords
+from mmcached.second_level.shared_records import HostApart, SharedRecords
 from mmcached.second_level.urls import make_backend
 from mmcached.shm.stats.publisher import StatsPublisher
 from mmcached.wire.closeable import Closeable
 from mmcached.wire.config import MIB, ServiceConfig
 from mmcached.wire.errors import MmcachedError
 from mmcached.wire.messages.client import Orders
+from mmcached.wire.messages.frontend import ANOTHER_HOSTS_FLUSH
 from mmcached.wire.paths import RunDir
 from mmcached.wire.process.signals import StopFlag
 from mmcached.wire.process.turns import longest_rest_s
@@ -43,10 +48,18 @@ BUSY_S = 0.2
 """How often figures are published while there are new ones."""
 POLL_S = 30.0
 """How long the frontend is asked to wait before it says that there is nothing to do."""
+GREETING_S = 0.001
+"""The same for the first time: its answer says that it takes what this process has to say."""
 AGAIN_S = 0.2
 """The pause after a failed contact."""
 PREPARE_S = 2.0
 """How long the server is looked for before the first orders."""
+PROBE_INTERVAL_S = 10.0
+"""How often the server is probed while it answers."""
+PROBE_AGAIN_S = 1.0
+"""The pause after a probe that has failed: the circuit opens after five, within 20 s of the first."""
+PROBE_S = 1.0
+"""The time in which a probe has to be answered."""
 FLUSH_S = 5.0
 DRAIN_S = 2.0
 """How long saves may go on at the end."""
@@ -74,7 +87,12 @@ class SecondLevel(Closeable):
         self._saving = Saving(self._first, records, claims, self._counts, config.limits)
         self._is_over = threading.Event()
         self._circuit = "closed"
-        works: list[tuple[str, Callable[[], None]]] = [("orders", self._take_orders)]
+        self._epoch_changes = threading.Lock()
+        self._is_apart_told = False
+        self._is_known = False
+        self._is_probe_due = threading.Event()
+        records.on_apart = self._is_probe_due.set
+        works: list[tuple[str, Callable[[], None]]] = [("orders", self._take_orders), ("probe", self._probe)]
         works += [(f"fetch {number}", self._fetching.run) for number in range(NUM_FETCHERS)]
         works += [(f"save {number}", self._saving.run) for number in range(NUM_SAVERS)]
         self._threads = [threading.Thread(target=work, name=name, daemon=True) for name, work in works]
@@ -106,14 +124,14 @@ class SecondLevel(Closeable):
 
     def drain(self, timeout_s: float) -> None:
         """Take no more orders, and wait so long for saves; say what is dropped."""
-        self._is_over.set()
+        self._end()
         self._fetching.close()
         if num_dropped := self._saving.drain(timeout_s):
             log.warning("%d records were not saved in the second level: the service has stopped", num_dropped)
 
     def close(self) -> None:
         """End everything. A second call changes nothing."""
-        self._is_over.set()
+        self._end()
         self._fetching.close()
         self._saving.close()
         self._first.close()
@@ -123,23 +141,49 @@ class SecondLevel(Closeable):
             if thread.is_alive():
                 thread.join(max(0.0, give_up - time.monotonic()))
 
+    def _end(self) -> None:
+        self._is_over.set()
+        self._is_probe_due.set()
+
     def _prepare(self) -> None:
-        """Have a connection, and an epoch: else who asks first waits for both, and savers would each begin one."""
-        deadline = time.monotonic() + PREPARE_S
+        """Have a connection, and an epoch: else the first request waits for both."""
         try:
-            self._records.holds([], deadline=deadline)
-            if not self._records.epoch:
-                self._records.begin_epoch(deadline=deadline)
+            self._records.probe(deadline=time.monotonic() + PREPARE_S)
         except BackendError as error:
             log.warning("the second level is not there: %s", error)
+
+    def _probe(self) -> None:
+        """Probe the server until the end, and tell the frontend that another host has been flushed; a thread's work."""
+        pause_s = PROBE_INTERVAL_S
+        while not self._is_over.is_set():
+            if self._is_probe_due.wait(pause_s):
+                self._is_probe_due.clear()
+                self._tell_of_flush()
+                continue
+            try:
+                self._records.probe(deadline=time.monotonic() + PROBE_S)
+                pause_s = PROBE_INTERVAL_S
+            except BackendError:  # the breaker has its reason
+                pause_s = PROBE_AGAIN_S
+
+    def _tell_of_flush(self) -> None:
+        """Tell the frontend once that another host has been flushed: what was fetched before is not served any more."""
+        with self._epoch_changes:
+            if self._records.is_apart and self._is_known and not self._is_apart_told:
+                error = str(HostApart())
+                log.warning("the second level is not used: %s", error)
+                self._fetching.begin_life()
+                self._first.flushed(ANOTHER_HOSTS_FLUSH, error)
+                self._is_apart_told = True
 
     def _take_orders(self) -> None:
         self._prepare()
         was_there = True
         while not self._is_over.is_set():
             try:
-                orders = self._first.take_orders(POLL_S)
+                orders = self._first.take_orders(POLL_S if self._is_known else GREETING_S)
             except MmcachedError as error:
+                self._is_known = self._is_apart_told = False
                 self._begin_life()
                 if was_there and not self._is_over.is_set():
                     log.info("no orders: %s", error)
@@ -147,20 +191,26 @@ class SecondLevel(Closeable):
                 self._is_over.wait(AGAIN_S)
                 continue
             was_there = True
+            if not self._is_known:
+                self._is_known = True
+                self._tell_of_flush()
             self._begin(orders)
 
     def _begin(self, orders: Orders) -> None:
         now = time.monotonic()
         if orders.flush:
-            self._begin_life()
-            self._first.flushed(orders.flush, self._flush(now + FLUSH_S))
+            with self._epoch_changes:
+                self._begin_life()
+                error = self._flush(now + FLUSH_S)
+                self._is_apart_told &= bool(error)
+                self._first.flushed(orders.flush, error)
         self._fetching.order(orders.fetches, now)
         self._saving.order(orders.saves, now)
 
     def _flush(self, deadline: float) -> str:
         """Have nothing of before found in the second level; return why that has failed, or nothing."""
         try:
-            self._records.begin_epoch(deadline=deadline)
+            self._records.flush(deadline=deadline)
         except BackendError as error:
             self._counts.add(flushes_failed=1)
             log.warning("the second level was not flushed: %s", error)
@@ -180,7 +230,9 @@ def main(run_dir: Path) -> int:
     max_bytes = config.limits.max_l2_record_mb * MIB
     stop = StopFlag()
     page = StatsPublisher(directory.stats_page, RoleName("second_level"))
-    records = SharedRecords(make_backend(config.store_l2), max_bytes=max_bytes, ttl_s=config.store_l2_ttl_s)
+    note = EpochNote(directory.second_level_epoch)
+    backend = make_backend(config.store_l2)
+    records = SharedRecords(backend, max_bytes=max_bytes, ttl_s=config.store_l2_ttl_s, note=note)
     with stop, page, SecondLevel(directory, config, records) as level:
         level.start()
         poller = select.poll()

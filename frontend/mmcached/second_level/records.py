@@ -30,8 +30,9 @@ from mmcached.second_level.backend import Value
 from mmcached.wire.errors import MmcachedError
 
 MAGIC = b"mmcL2\r\n\0"
-VERSION = 1
-"""Of the framing, and of how a record is encoded: rises when either changes."""
+VERSION = 2
+"""Of the framing, of how a record is encoded, and of what an epoch means: rises when one of them changes. It is part of
+each name in the server, so hosts of two versions neither find nor overwrite each other's records."""
 _FIELDS = struct.Struct("<8sHHIQ32sQQ16s")
 _SUM_BYTES = 16
 HEAD_BYTES = _FIELDS.size + _SUM_BYTES

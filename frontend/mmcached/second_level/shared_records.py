@@ -2,21 +2,35 @@
 
     get_many    found, or why not; parts of a large record are asked for together
     save        what lies there already is not sent again
-    claim       who computes what nobody has
+    claim       which host computes a missing record
+    flush       nothing that was saved before is found by this host any more
 
-A record is found in the epoch in which it was saved, and in no other. A server that has no epoch has no record either:
-it is new, or was emptied, or has evicted what told the epoch; whoever sees that first begins one.
+Epochs are numbers; a later one is larger. The server has one number for all hosts, and each host belongs to one epoch:
+
+    a host without an epoch       joins the server's, or begins the first
+    flush, no host went before    begins the next epoch and joins it
+    flush, another host did       joins the epoch that the other one has begun
+    the server has a larger one   another host was flushed: until this one is flushed too, it is apart: it neither
+                                  fetches nor saves nor claims
+    the server has a smaller      it was emptied, or is back from an old snapshot: the largest that was seen is put back
+    one, or none
+
+A host saves and finds records of its own epoch alone. So what lies in an epoch was computed by hosts that were flushed
+into it, after that flush. What a host has computed before its flush is of an older epoch, which no flushed host finds.
 """
 
 from __future__ import annotations
 
+import logging
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
-from mmcached.second_level.backend import Backend, BackendError, BackendLate, BackendRefused, Got, Value
+from mmcached.second_level.backend import Backend, BackendError, BackendLate, BackendRefused, Got, Value, next_epoch
 from mmcached.second_level.breaker import Breaker
+from mmcached.second_level.epoch_note import EpochNote
 from mmcached.second_level.records import (
     HEAD_BYTES,
     Flaw,
@@ -30,6 +44,8 @@ from mmcached.second_level.records import (
 )
 from mmcached.wire.closeable import Closeable
 from mmcached.wire.errors import ItemTooLarge
+
+log = logging.getLogger("mmcached.second_level")
 
 MAX_FLAWED = 4096
 """Names that are remembered as damaged in the second level: they are saved whatever their heads say."""
@@ -58,23 +74,43 @@ class Missed:
     reason: Literal["absent", "late", "failed"] | Flaw
 
 
+class HostApart(BackendError):
+    """Another host has been flushed since this one: the second level is not used until this host is flushed too."""
+
+    code = "second_level_apart"
+
+    def __init__(self) -> None:
+        super().__init__("another host has been flushed since: `mmcached flush` here, once its servers are up to date")
+
+
 class SharedRecords(Closeable):
     """The records of one server. Any number of threads may call; each call raises `BackendError`.
 
     Args:
         max_bytes: limit of a record.
         ttl_s: time that a record stays at most.
+        note: has the epoch to which the host belongs.
         clock: monotonic seconds.
     Attributes:
-        epoch: the one that was last seen; 0: none.
+        epoch: the one to which this host belongs; 0: none yet.
+        on_apart: called when it turns out that another host has been flushed; it must not block.
         breaker: whether the server is asked at all.
     """
 
     def __init__(
-        self, backend: Backend, *, max_bytes: int, ttl_s: float, clock: Callable[[], float] = time.monotonic
+        self,
+        backend: Backend,
+        *,
+        max_bytes: int,
+        ttl_s: float,
+        note: EpochNote | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.epoch = 0
+        self._note = note or EpochNote(None)
+        self.epoch = self._newest = self._note.read()
+        self.on_apart: Callable[[], object] = lambda: None
         self.breaker = Breaker(clock())
+        self._epochs = threading.Lock()
         self._backend = backend
         self._max_bytes = max_bytes
         self._ttl_s = ttl_s
@@ -83,38 +119,41 @@ class SharedRecords(Closeable):
 
     def get_many(self, names: Sequence[str], *, deadline: float) -> list[Found | Missed]:
         """Return for each name its record, or why there is none."""
-        epoch, values = self._values(names, deadline)
-        self.epoch = epoch
+        epoch, values = self._of_own_epoch(lambda: self._values(names, deadline), deadline)
         return [self._look(name, epoch, value, deadline) for name, value in zip(names, values, strict=True)]
 
     def holds(self, names: Sequence[str], *, deadline: float) -> list[bool]:
         """Return for each name whether a record of this epoch lies there, by its head alone."""
-        epoch, heads = self._heads(names, deadline)
+        epoch, heads = self._of_own_epoch(lambda: self._heads(names, deadline), deadline)
         return [
             head is not None and not isinstance(head, BackendError) and is_head(name, epoch, head)
             for name, head in zip(names, heads, strict=True)
         ]
 
+    def probe(self, *, deadline: float) -> None:
+        """Ask the server for its epoch: it is reached, and another host's flush is noticed, also without traffic."""
+        found, _ = self._heads([], deadline)
+        self._see(found, deadline)
+
     def save(
-        self, name: str, pieces: Sequence[Value], *, as_of: int = 0, deadline: float
+        self, name: str, pieces: Sequence[Value], *, as_of: int | None = None, deadline: float
     ) -> Literal["kept", "there", "outdated"]:
         """Store a record, unless the same lies there.
 
         Args:
             pieces: the encoded record.
-            as_of: `epoch` when the record came about; a later one has no room for it. 0: none was known.
+            as_of: `epoch` when the record was ordered to be saved; in another one it has no place. None: the present
+                one.
         Raises:
             ItemTooLarge: it is above the limit.
         """
         nbytes = sum(memoryview(piece).nbytes for piece in pieces)
         if nbytes > self._max_bytes:
             raise ItemTooLarge(nbytes, self._max_bytes, "record of the second level")
-        epoch, (head,) = self._heads([name], deadline)
+        epoch, (head,) = self._of_own_epoch(lambda: self._heads([name], deadline), deadline)
         if isinstance(head, BackendError):
             raise head
-        if not epoch:
-            epoch = self.begin_epoch(deadline=deadline)
-        elif as_of not in (0, epoch):
+        if as_of not in (None, epoch):
             return "outdated"
         framed = pack(name, epoch, pieces)
         if head is not None and _begins_with(framed[-1], head) and name not in self._flawed:
@@ -126,15 +165,32 @@ class SharedRecords(Closeable):
 
     def claim(self, name: str, *, ttl_s: float, deadline: float) -> bool:
         """Return whether no other host computes a record; none shall for that time."""
+        self._check_epoch()
         return self._ask(lambda: self._backend.claim(name, ttl_s=ttl_s, deadline=deadline), deadline)
 
     def drop_claim(self, name: str, *, deadline: float) -> None:
         self._ask(lambda: self._backend.drop_claim(name, deadline=deadline), deadline)
 
-    def begin_epoch(self, *, deadline: float) -> int:
-        """Begin an epoch for all hosts: what was saved before is found no more, once this has returned."""
-        self.epoch = self._ask(lambda: self._backend.begin_epoch(deadline=deadline), deadline)
-        return self.epoch
+    @property
+    def is_apart(self) -> bool:
+        """Another host has been flushed since this one, as far as is known."""
+        return 0 < self.epoch < self._newest
+
+    def flush(self, *, deadline: float) -> None:
+        """Begin an epoch, or join the one that another host has begun since the last flush here.
+
+        Once this has returned, this host finds nothing that was saved before, and no host that was flushed finds what
+        this one has saved before.
+        """
+        found, _ = self._heads([], deadline)
+        former = max(found, self._newest)
+        joined = former
+        if not 0 < self.epoch < former:
+            joined = next_epoch(former)
+        elif found == former:
+            return self._join(former)
+        found = self._raise_epoch(joined, over=former, deadline=deadline)
+        return self._join(joined if found <= former else found)
 
     def close(self) -> None:
         self._backend.close()
@@ -152,9 +208,51 @@ class SharedRecords(Closeable):
         return self._ask(get, deadline)
 
     def _heads(self, names: Sequence[str], deadline: float) -> tuple[int, Sequence[Got]]:
-        found = self._ask(lambda: self._backend.get_heads(names, HEAD_BYTES, deadline=deadline), deadline)
-        self.epoch = found[0]
-        return found
+        return self._ask(lambda: self._backend.get_heads(names, HEAD_BYTES, deadline=deadline), deadline)
+
+    def _of_own_epoch(
+        self, read: Callable[[], tuple[int, Sequence[Got]]], deadline: float
+    ) -> tuple[int, Sequence[Got]]:
+        """Return this host's epoch and what was read, unless it turns out that another host has been flushed since."""
+        self._check_epoch()
+        found, values = read()
+        self._see(found, deadline)
+        self._check_epoch()
+        return self.epoch, values
+
+    def _check_epoch(self) -> None:
+        if self.is_apart:
+            raise HostApart
+
+    def _see(self, found: int, deadline: float) -> None:
+        """Take note of the server's epoch: join it as the first one, stay apart from a larger one, replace a smaller.
+
+        A smaller one is replaced with the largest that was seen: other hosts may have been flushed into it.
+        """
+        if found < (newest := self._newest) or not found:
+            wanted = newest or next_epoch(0)
+            former = self._raise_epoch(wanted, over=newest, deadline=deadline)
+            if former < newest:
+                log.warning("the server had lost the epoch (emptied, failed over, or back from a snapshot): put back")
+            found = former if former > newest else wanted
+        with self._epochs:
+            if found <= self._newest:
+                return
+            if not self.epoch:
+                self._note.write(found)
+                self.epoch = found
+            self._newest = found
+        if self.is_apart:
+            self.on_apart()
+
+    def _join(self, epoch: int) -> None:
+        with self._epochs:
+            self._note.write(epoch)  # first: what is saved in an epoch is saved by a host that remembers it
+            self.epoch = epoch
+            self._newest = max(self._newest, epoch)
+
+    def _raise_epoch(self, epoch: int, *, over: int, deadline: float) -> int:
+        return self._ask(lambda: self._backend.raise_epoch(epoch, over=over, deadline=deadline), deadline)
 
     def _put(self, name: str, pieces: Sequence[Value], deadline: float) -> None:
         self._ask(lambda: self._backend.put(name, pieces, ttl_s=self._ttl_s, deadline=deadline), deadline)
@@ -177,9 +275,7 @@ class SharedRecords(Closeable):
 
     def _parts(self, name: str, epoch: int, manifest: Manifest, deadline: float) -> list[memoryview]:
         names = manifest.part_names(name)
-        present, values = self._values(names, deadline)
-        if present != epoch:
-            raise Unusable("epoch")
+        _, values = self._values(names, deadline)
         parts = []
         for number, value in enumerate(values):
             if value is None:  # it was evicted

@@ -7,6 +7,7 @@
       workers-<i>.sock         workers  -> engine i
       kv-pub-<i>.sock          KV events of engine i, and on kv-rep-<i>.sock what was missed of them
       stats.page               counters, one slot per role
+      second-level.epoch       the epoch of the second level to which this host belongs; kept when the service ends
       <name>.ring              notes of the frontend's rings, for the next frontend
       http.sock                health and metrics, from the supervisor: who listens here is the service
       clients/<id>.lock        held by a client for its life; free = the client is dead
@@ -164,6 +165,10 @@ class RunDir:
     @property
     def stats_page(self) -> Path:
         return self.path / "stats.page"
+
+    @property
+    def second_level_epoch(self) -> Path:
+        return self.path / "second-level.epoch"
 
     @property
     def http_socket(self) -> Path:

@@ -7,11 +7,19 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from mmcached.second_level.backend import Backend, BackendError, BackendLate, BackendRefused, Value
+from mmcached.second_level.backend import (
+    MAX_EPOCH,
+    Backend,
+    BackendError,
+    BackendLate,
+    BackendRefused,
+    Value,
+    next_epoch,
+)
 from mmcached.second_level.mooncake.backend import EPOCH, MAX_CALLS, MooncakeBackend
 from mmcached.second_level.mooncake.client import SCRATCH_BYTES, Client
 from mmcached.second_level.records import HEAD_BYTES, MAX_VALUE_BYTES
-from mmcached.second_level.shared_records import Found, Missed, SharedRecords
+from mmcached.second_level.shared_records import Found, HostApart, Missed, SharedRecords
 from tests.clock import Clock
 from tests.second_level.mooncake.memory_store import MemoryStore
 
@@ -50,6 +58,12 @@ def within(seconds: float) -> float:
     return time.monotonic() + seconds
 
 
+def begin_epoch(backend: Backend) -> int:
+    epoch = next_epoch(0)
+    backend.raise_epoch(epoch, over=MAX_EPOCH, deadline=within(LONG_S))
+    return epoch
+
+
 def put(backend: Backend, name: str, value: bytes) -> None:
     backend.put(name, [value[:1], value[1:]], ttl_s=TTL_S, deadline=within(LONG_S))
 
@@ -60,7 +74,7 @@ def get(backend: Backend, *names: str) -> list[bytes | None]:
 
 
 def test_what_is_put_is_read_and_replaced(backend: Backend) -> None:
-    epoch = backend.begin_epoch(deadline=within(LONG_S))
+    epoch = begin_epoch(backend)
     put(backend, NAME, b"one")
     put(backend, NAME, b"another")
     assert get(backend, OTHER, NAME, OTHER) == [None, b"another", None]
@@ -69,7 +83,7 @@ def test_what_is_put_is_read_and_replaced(backend: Backend) -> None:
 
 
 def test_of_many_values_the_heads_are_read_and_of_a_short_one_none(backend: Backend) -> None:
-    backend.begin_epoch(deadline=within(LONG_S))
+    begin_epoch(backend)
     names = [f"{number:064x}" for number in range(SCRATCH_BYTES // HEAD_BYTES + 3)]
     for number, name in enumerate(names):
         put(backend, name, b"%d" % number * HEAD_BYTES)
@@ -89,18 +103,21 @@ def test_without_an_epoch_there_are_values_and_no_records(
     assert (epoch, value is None) == (0, False)
     epoch, (head,) = backend.get_heads([NAME], 4, deadline=within(LONG_S))
     assert (epoch, head is None) == (0, False)
-    assert records.get_many([NAME], deadline=within(LONG_S)) == [Missed("epoch")]
+    (found,) = records.get_many([NAME], deadline=within(LONG_S))
+    assert isinstance(found, Found), "the epoch is put back"
 
 
-def test_the_epoch_is_pinned_and_never_one_that_was(backend: Backend, store: MemoryStore) -> None:
-    epochs = {backend.begin_epoch(deadline=within(LONG_S)) for _ in range(20)}
-    assert len(epochs) == 20
+def test_the_epoch_is_pinned_and_only_rises(backend: Backend, store: MemoryStore) -> None:
+    epoch = begin_epoch(backend)
+    assert backend.raise_epoch(epoch - 1, over=epoch - 1, deadline=within(LONG_S)) == epoch
+    assert backend.raise_epoch(epoch + 1, over=epoch, deadline=within(LONG_S)) == epoch
+    assert backend.get_many([], deadline=within(LONG_S)) == (epoch + 1, [])
     assert store.pinned == {EPOCH}
 
 
 @pytest.mark.parametrize("flaw", ["lost", "torn", "short"])
 def test_an_epoch_that_cannot_be_read_is_no_epoch_at_all(backend: Backend, store: MemoryStore, flaw: str) -> None:
-    backend.begin_epoch(deadline=within(LONG_S))
+    begin_epoch(backend)
     if flaw == "lost":
         store.lost.add(EPOCH)
     old = store.values[EPOCH]
@@ -110,10 +127,10 @@ def test_an_epoch_that_cannot_be_read_is_no_epoch_at_all(backend: Backend, store
 
 
 def test_a_value_that_is_lost_or_too_large_is_missing(backend: Backend, store: MemoryStore) -> None:
-    backend.begin_epoch(deadline=within(LONG_S))
+    begin_epoch(backend)
     put(backend, NAME, b"held by a process that has died")
     put(backend, OTHER, bytes(MAX_VALUE_BYTES + 1))
-    store.lost.add(f"mmcached:record:{NAME}")
+    store.lost.add(f"mmcached:2:record:{NAME}")
     assert get(backend, NAME, OTHER) == [None, None]
 
 
@@ -137,7 +154,7 @@ def test_a_master_that_is_not_reached_is_an_error_and_no_miss(
         lambda: backend.get_heads([NAME], 4, deadline=within(LONG_S)),
         lambda: put(backend, NAME, b"value"),
         lambda: backend.claim(NAME, ttl_s=TTL_S, deadline=within(LONG_S)),
-        lambda: backend.begin_epoch(deadline=within(LONG_S)),
+        lambda: begin_epoch(backend),
     ):
         with pytest.raises(BackendError, match=f"not reached .error {status}") as failed:
             ask()
@@ -174,7 +191,7 @@ def test_a_claim_of_a_host_whose_clock_is_wrong_binds_nobody(make_backend: Calla
 
 
 def test_what_is_no_claim_binds_nobody(backend: Backend, store: MemoryStore) -> None:
-    store.values[f"mmcached:claim:{NAME}"] = b"?"
+    store.values[f"mmcached:2:claim:{NAME}"] = b"?"
     assert backend.claim(NAME, ttl_s=TTL_S, deadline=within(LONG_S))
 
 
@@ -215,8 +232,8 @@ def test_a_client_that_does_not_start_is_started_again(store: MemoryStore) -> No
     with MooncakeBackend(start) as backend:
         for error in (OSError, BackendError):
             with pytest.raises(error):
-                backend.begin_epoch(deadline=within(LONG_S))
-        assert backend.begin_epoch(deadline=within(LONG_S))
+                begin_epoch(backend)
+        begin_epoch(backend)
     assert store.is_closed
 
 
@@ -225,7 +242,7 @@ def test_a_client_whose_master_is_silent_is_not_closed(store: MemoryStore) -> No
         raise BackendError("Mooncake's master is not reached")
 
     with MooncakeBackend(lambda: Client(store, "pinned", reach)) as backend:
-        backend.begin_epoch(deadline=within(LONG_S))
+        begin_epoch(backend)
     assert not store.is_closed
 
 
@@ -236,5 +253,9 @@ def test_records_are_found_in_their_epoch(make_backend: Callable[..., MooncakeBa
     (found,) = two.get_many([NAME], deadline=within(LONG_S))
     assert isinstance(found, Found)
     assert b"".join(found.pieces) == b"record"
-    one.begin_epoch(deadline=within(LONG_S))
+    one.flush(deadline=within(LONG_S))
+    with pytest.raises(HostApart):
+        two.get_many([NAME, OTHER], deadline=within(LONG_S))
+    two.flush(deadline=within(LONG_S))
+    assert two.epoch == one.epoch
     assert two.get_many([NAME, OTHER], deadline=within(LONG_S)) == [Missed("epoch"), Missed("absent")]

@@ -2,7 +2,7 @@
 
     put ── of an older epoch? too large? over the tenant's quota? no room? ──> kept, or the reason why not
     get ── the handle, and the record is young again
-    drop, clear, begin_epoch ── forgotten; whoever holds a lease reads on
+    drop, drop_fetched, clear, begin_epoch ── forgotten; whoever holds a lease reads on
 
 The first writer wins: a key that has a record keeps it, and a second put of it counts as kept. A tenant over its quota
 loses its own records, in the order of `tenant_books`; what the ring evicts for room may be anybody's.
@@ -50,9 +50,10 @@ class RecordStore(Closeable):
     Args:
         first_epoch: larger than any epoch of a former frontend.
         tenant_quota_bytes: what the chunks of one tenant may take together; None for no limit.
+        is_shared: records of other hosts are put too; it is remembered which.
     """
 
-    def __init__(self, *, first_epoch: int, tenant_quota_bytes: int | None = None) -> None:
+    def __init__(self, *, first_epoch: int, tenant_quota_bytes: int | None = None, is_shared: bool = False) -> None:
         self.epoch = first_epoch
         self._first_epoch = first_epoch
         self._store: ObjectStoreWriter | _NoStore = _NoStore()
@@ -60,17 +61,24 @@ class RecordStore(Closeable):
         self._quota_bytes = tenant_quota_bytes
         self._tenant_to_books: dict[str, TenantBooks] = {}
         self._key_to_tenant: dict[str, str] = {}
+        self._is_shared = is_shared
+        self._fetched: set[str] = set()
         self._num_queries = self._num_hits = 0
         self.num_puts = self.num_refusals = self.num_quota_evictions = 0
 
     @classmethod
     def from_config(cls, config: ServiceConfig) -> Self:
-        return cls(first_epoch=time.time_ns(), tenant_quota_bytes=config.store_tenant_quota_bytes)
+        return cls(
+            first_epoch=time.time_ns(),
+            tenant_quota_bytes=config.store_tenant_quota_bytes,
+            is_shared=bool(config.store_l2),
+        )
 
     def adopt(self, ring: RingWriter) -> None:
         """Keep records from now on, in this ring, which is owned from here on; until then every get is a miss.
 
-        With the records of a former frontend its epoch goes on.
+        With the records of a former frontend its epoch goes on; where records are shared, any of them may have been
+        fetched.
 
         Raises:
             LocalProtocolError: there is one.
@@ -88,6 +96,8 @@ class RecordStore(Closeable):
                 self._store.discard(name)
             else:
                 self._charge(names[0], name, num_bytes)
+                if self._is_shared:
+                    self._fetched.add(name)
         self._store.adopted.clear()
         if self._quota_bytes is not None:
             for tenant in list(self._tenant_to_books):
@@ -150,16 +160,19 @@ class RecordStore(Closeable):
         shape = head.tensors[tensor.index][0].shape if isinstance(tensor, TensorRef) else ()
         return shape[0] if shape else 0
 
-    def put(self, tenant: str, key: str, encoded: EncodedRecord, *, epoch: int) -> Refusal | None:
+    def put(
+        self, tenant: str, key: str, encoded: EncodedRecord, *, epoch: int, is_fetched: bool = False
+    ) -> Refusal | None:
         """Keep a record under a key, unless the key has one already.
 
         Args:
             epoch: in which it was computed.
+            is_fetched: another host has computed it.
         Returns:
             None if the key has a record now, else why not. A record that is refused for want of room may have cost its
             tenant others, if it was at its quota.
         """
-        refusal = self._put(tenant, key, encoded, epoch)
+        refusal = self._put(tenant, key, encoded, epoch, is_fetched)
         if refusal is None:
             self.num_puts += 1
         else:
@@ -175,10 +188,17 @@ class RecordStore(Closeable):
         self._forget(name)
         return True
 
+    def drop_fetched(self) -> None:
+        """Forget the records that other hosts may have computed."""
+        for name in list(self._fetched):
+            self._store.discard(name)
+            self._forget(name)
+
     def clear(self) -> None:
         self._store.clear()
         self._tenant_to_books.clear()
         self._key_to_tenant.clear()
+        self._fetched.clear()
 
     def begin_epoch(self) -> None:
         """Forget all records, and from now on keep none that is being computed now."""
@@ -232,7 +252,7 @@ class RecordStore(Closeable):
 
     # ---- how
 
-    def _put(self, tenant: str, key: str, encoded: EncodedRecord, epoch: int) -> Refusal | None:
+    def _put(self, tenant: str, key: str, encoded: EncodedRecord, epoch: int, is_fetched: bool) -> Refusal | None:
         if isinstance(self._store, _NoStore):
             return Refusal.NO_STORE
         if epoch != self.epoch:
@@ -253,6 +273,8 @@ class RecordStore(Closeable):
         except CacheFull:
             return Refusal.FULL
         self._charge(tenant, name, num_bytes)
+        if is_fetched:
+            self._fetched.add(name)
         return None
 
     def _charge(self, tenant: str, name: str, num_bytes: int) -> None:
@@ -273,6 +295,7 @@ class RecordStore(Closeable):
         self._tenant_to_books[self._key_to_tenant[name]].touch(name)
 
     def _forget(self, name: str) -> None:
+        self._fetched.discard(name)
         tenant = self._key_to_tenant.pop(name)
         books = self._tenant_to_books[tenant]
         books.remove(name)

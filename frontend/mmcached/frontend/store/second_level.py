@@ -9,7 +9,8 @@
       └─────────────────────────────────────────────┘
 
 While it is not open nothing is fetched, and nobody waits. From a flush on until it is confirmed nothing is fetched
-either, and nothing that was fetched is taken; it is ordered again until it is confirmed.
+either, and nothing that was fetched is taken; it is ordered again until it is confirmed. When another host has been
+flushed, nothing is fetched or saved until this one is, and what was fetched before is forgotten.
 
 Invariant: one poll of one client is held at a time, and answered once.
 """
@@ -25,12 +26,13 @@ import structlog
 from mmcached.cache.store_keys import is_on_its_way
 from mmcached.frontend.connections.readers import Channel
 from mmcached.frontend.store.fetch_table import FetchTable, Parked, Wanted
+from mmcached.frontend.store.record_store import RecordStore
 from mmcached.frontend.store.save_queue import SaveQueue
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import MmcachedError, RemoteProtocolError, SecondLevelNotFlushed, ServiceUnavailable
 from mmcached.wire.handle import Handle
 from mmcached.wire.messages.client import Orders
-from mmcached.wire.messages.frontend import FetchesEnded, SecondLevelFlushed, TakeOrders
+from mmcached.wire.messages.frontend import ANOTHER_HOSTS_FLUSH, FetchesEnded, SecondLevelFlushed, TakeOrders
 from mmcached.wire.stats import FetchStats
 
 log = structlog.get_logger("mmcached.frontend")
@@ -55,22 +57,24 @@ class SecondLevel:
 
     Args:
         channel: to clients; the process is one of them.
-        store_epoch: returns the store's present epoch.
+        records: the store's; what was fetched into it is forgotten when another host has been flushed.
         clock: monotonic seconds.
     Attributes:
         is_on: the service has one, whether the process is there or not.
         is_flushing: a flush has not been confirmed.
+        is_apart: another host has been flushed since this one.
     """
 
     def __init__(
-        self, config: ServiceConfig, channel: Channel, *, store_epoch: Callable[[], int], clock: Callable[[], float]
+        self, config: ServiceConfig, channel: Channel, *, records: RecordStore, clock: Callable[[], float]
     ) -> None:
         self.is_on = bool(config.store_l2)
         self.fetches = FetchTable(config, clock)
         self.saves = SaveQueue(config.limits, clock)
         self.is_flushing = False
+        self.is_apart = False
         self._channel = channel
-        self._store_epoch = store_epoch
+        self._records = records
         self._clock = clock
         self._client_id = ""
         self._peer = b""
@@ -84,7 +88,7 @@ class SecondLevel:
     @property
     def is_open(self) -> bool:
         """Records are fetched."""
-        return bool(self._peer) and not self._is_silent and not self.is_flushing
+        return bool(self._peer) and not (self._is_silent or self.is_flushing or self.is_apart)
 
     def is_peer(self, client_id: str) -> bool:
         """Return whether a client is the process of the second level."""
@@ -109,7 +113,7 @@ class SecondLevel:
         if is_fetched:
             self._is_silent = False
         self.fetches.arrived(wanted.name, "hit" if is_fetched else "overtaken")
-        if self.is_on and not is_fetched and place is not None and not is_on_its_way(wanted.key):
+        if self._takes_saves and not is_fetched and place is not None and not is_on_its_way(wanted.key):
             if not self.saves:
                 self._saves_from = self._clock() + SAVES_WAIT_S
             self.saves.add(wanted.name, wanted.tenant, wanted.key, place)
@@ -152,10 +156,17 @@ class SecondLevel:
     def flushed(self, message: SecondLevelFlushed) -> None:
         """Take note of what has become of a flush; of a former one it changes nothing. Raises as `fetches_ended`."""
         self._check_peer(message)
+        if message.token == ANOTHER_HOSTS_FLUSH:
+            self.forget()
+            self._records.drop_fetched()
+            self.is_apart = True
+            log.warning("the second level is not used", reason=message.error)
+            return
         if not self.is_flushing or message.token != self._flush_token:
             return
         self._flush_error = message.error
         self.is_flushing = bool(message.error)
+        self.is_apart &= self.is_flushing
         self._flush_from = self._clock() + FLUSH_AGAIN_S
         log.info("second level flushed", error=message.error)
 
@@ -220,12 +231,16 @@ class SecondLevel:
 
     # ---- how
 
+    @property
+    def _takes_saves(self) -> bool:
+        return self.is_on and not self.is_apart
+
     def _answer(self, poll: _Poll, now: float) -> None:
         is_flush_due = self.is_flushing and now >= self._flush_from
         are_saves_due = bool(self.saves) and now >= self._saves_from and not self.is_flushing
         if not (is_flush_due or are_saves_due or self.fetches.has_orders or now >= poll.deadline):
             return
-        fetches = self.fetches.take_orders(self._store_epoch(), MAX_ORDERED_FETCHES)
+        fetches = self.fetches.take_orders(self._records.epoch, MAX_ORDERED_FETCHES)
         saves = self.saves.take(MAX_ORDERED_SAVES) if are_saves_due else []
         if is_flush_due:
             self._flush_from = inf  # until it has said what became of it
@@ -243,6 +258,7 @@ class SecondLevel:
         if self._peer:
             log.info("second level lost", client_id=self._client_id)
         self._client_id, self._peer, self._poll = "", b"", None
+        self.is_apart = False  # the next process says so again
         self.fetches.end_all()
         self._flush_from = -inf
         if self.is_flushing and not self._flush_error:

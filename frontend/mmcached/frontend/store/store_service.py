@@ -126,7 +126,7 @@ class StoreService(Closeable):
         self.on_put: Callable[[str, bool], None] | None = None
         self._send = channel.try_send
         self._sender = RecordSender(self.records, self.readers, channel)
-        self.second_level = SecondLevel(config, channel, store_epoch=lambda: self.records.epoch, clock=clock)
+        self.second_level = SecondLevel(config, channel, records=self.records, clock=clock)
         self._clock = clock
         self._put_latency = Latency()
         self.slow = SlowCalls(config.slow_log_ms, log.warning)
@@ -279,9 +279,11 @@ class StoreService(Closeable):
         if message.claim:
             self.claims.check_token(message.claim, message.client_id, name)
         # What was fetched before the second level is flushed is no better than what was computed before a new epoch.
-        is_stale = self.second_level.is_flushing and self.second_level.is_peer(message.client_id)
+        is_fetched = self.second_level.is_peer(message.client_id)
+        is_stale = is_fetched and self.second_level.is_flushing
         is_new = not self.records.has(message.tenant, message.key)
-        refusal = self.records.put(message.tenant, message.key, encoded, epoch=-1 if is_stale else message.store_epoch)
+        epoch = -1 if is_stale else message.store_epoch
+        refusal = self.records.put(message.tenant, message.key, encoded, epoch=epoch, is_fetched=is_fetched)
         place = self.records.find(message.tenant, message.key) if refusal is None else None
         if refusal is None:
             took_s = self._clock() - started

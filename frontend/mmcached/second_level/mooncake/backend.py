@@ -1,8 +1,11 @@
 """Promises what `second_level.backend` says, of Mooncake Store.
 
-    mmcached:epoch              number │ number          pinned: it is not evicted; in two places, if there are two
-    mmcached:record:NAME        evicted when there is no room; Mooncake knows no time to live, and `ttl_s` is not kept
-    mmcached:claim:NAME         word │ end               of who was first; one whose end is over is anybody's
+    mmcached:2:epoch            number │ number          pinned: it is not evicted; in two places, if there are two
+    mmcached:2:record:NAME      evicted when there is no room; Mooncake knows no time to live, and `ttl_s` is not kept
+    mmcached:2:claim:NAME       word │ end               of who was first; one whose end is over is anybody's
+
+The 2 is `records.VERSION`. Mooncake cannot compare and set: of two hosts that begin an epoch at the same moment one is
+left behind, which has to be flushed again.
 
 A value may be changed while it is read. The checksum of a record finds that; of the epoch, that its halves differ.
 The end of a claim is in milliseconds of the wall clock: where hosts disagree on the time by more than a claim lasts,
@@ -19,13 +22,15 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from mmcached.second_level.backend import BackendError, BackendLate, BackendRefused, Value, new_epoch
+from mmcached.second_level.backend import BackendError, BackendLate, BackendRefused, Value
 from mmcached.second_level.mooncake.calls import Calls
 from mmcached.second_level.mooncake.client import Client
+from mmcached.second_level.records import VERSION
 from mmcached.wire.closeable import Closeable
 
-EPOCH = "mmcached:epoch"
-_RECORD, _CLAIM = "mmcached:record:", "mmcached:claim:"
+_PREFIX = f"mmcached:{VERSION}:"
+EPOCH = f"{_PREFIX}epoch"
+_RECORD, _CLAIM = f"{_PREFIX}record:", f"{_PREFIX}claim:"
 _EPOCH_VALUE = struct.Struct("<QQ")
 _CLAIM_VALUE = struct.Struct("<16sQ")
 MAX_CALLS = 8
@@ -34,6 +39,10 @@ _MAX_LOOKS = 20
 """At a claim that another host is just writing."""
 
 Result = TypeVar("Result")
+
+
+class _EpochUnread(BackendError):
+    """What lies in the place of the epoch is none."""
 
 
 class MooncakeBackend(Closeable):
@@ -102,10 +111,16 @@ class MooncakeBackend(Closeable):
 
         self._ask(ask, deadline)
 
-    def begin_epoch(self, *, deadline: float) -> int:
-        epoch = new_epoch()
-        self._ask(lambda client: client.write(EPOCH, _EPOCH_VALUE.pack(epoch, epoch), is_pinned=True), deadline)
-        return epoch
+    def raise_epoch(self, epoch: int, *, over: int, deadline: float) -> int:
+        def ask(client: Client) -> int:
+            found = 0
+            with contextlib.suppress(_EpochUnread):
+                found, _ = _look(client, [])
+            if found <= over:
+                client.write(EPOCH, _EPOCH_VALUE.pack(epoch, epoch), is_pinned=True)
+            return found
+
+        return self._ask(ask, deadline)
 
     def close(self) -> None:
         """Let nobody wait any more. A client that calls are stuck in stays open until the process ends."""
@@ -144,10 +159,10 @@ def _look(client: Client, keys: Sequence[str]) -> tuple[int, dict[str, None]]:
 def _read_epoch(client: Client) -> int:
     value = client.read(EPOCH)
     if value is None or len(value) != _EPOCH_VALUE.size:
-        raise BackendError("Mooncake has lost the epoch, or it is being written")
+        raise _EpochUnread("Mooncake has lost the epoch, or it is being written")
     epoch, same = _EPOCH_VALUE.unpack(value)
     if epoch != same:
-        raise BackendError("a new epoch is being written")
+        raise _EpochUnread("a new epoch is being written")
     return int(epoch)
 
 

@@ -1,8 +1,10 @@
 """Promises what `second_level.backend` says, of Redis or Valkey.
 
-    mmcached:epoch              SET; read with every value, in the same round trip
-    mmcached:record:NAME        SET … PX; GET; GETRANGE
-    mmcached:claim:NAME         SET … NX PX; dropped by who has set it
+    mmcached:2:epoch            19 digits; set by a script that compares; read with every value, in the same round trip
+    mmcached:2:record:NAME      SET … PX; GET; GETRANGE
+    mmcached:2:claim:NAME       SET … NX PX; renewed and dropped by who has set it
+
+The 2 is `records.VERSION`: hosts of two versions share a server and nothing that lies there.
 
 Commands of one call go out together, to each server of a cluster those that concern it, before any reply is read.
 """
@@ -23,7 +25,8 @@ from redis.exceptions import (
     TryAgainError,
 )
 
-from mmcached.second_level.backend import BackendError, BackendRefused, Got, Value, new_epoch
+from mmcached.second_level.backend import MAX_EPOCH, BackendError, BackendRefused, Got, Value
+from mmcached.second_level.records import VERSION
 from mmcached.second_level.redis.attempts import Connections
 from mmcached.second_level.redis.link import Link
 from mmcached.second_level.redis.nodes import nodes_of
@@ -31,8 +34,18 @@ from mmcached.second_level.redis.place import Place
 from mmcached.second_level.redis.replies import Reply
 from mmcached.wire.closeable import Closeable
 
-EPOCH = "mmcached:epoch"
-_RECORD, _CLAIM = "mmcached:record:", "mmcached:claim:"
+_PREFIX = f"mmcached:{VERSION}:"
+EPOCH = f"{_PREFIX}epoch"
+_RECORD, _CLAIM = f"{_PREFIX}record:", f"{_PREFIX}claim:"
+_OTHER_EPOCHS = {1: "mmcached:epoch", **{number: f"mmcached:{number}:epoch" for number in range(2, VERSION + 4)}}
+"""Where hosts of other versions have their epoch."""
+_EPOCH_DIGITS = 19
+_RAISE_EPOCH = """
+local found = redis.pcall('get', KEYS[1])
+local is_epoch = type(found) == 'string' and #found == #ARGV[1] and not found:find('%D') and found <= ARGV[3]
+if not (is_epoch and found > ARGV[2]) then redis.call('set', KEYS[1], ARGV[1]) end
+return is_epoch and found or string.rep('0', #ARGV[1])
+"""
 _DROP_OWN = "if redis.call('get', KEYS[1]) == ARGV[1] then return redis.call('del', KEYS[1]) end return 0"
 
 
@@ -75,10 +88,24 @@ class RedisBackend(Closeable):
         (reply,) = self._exchange([_command(key, "EVAL", _DROP_OWN, 1, key, self._word)], deadline)
         _good(reply)
 
-    def begin_epoch(self, *, deadline: float) -> int:
-        epoch = new_epoch()
-        self._set(_command(EPOCH, "SET", EPOCH, epoch), deadline)
-        return epoch
+    def raise_epoch(self, epoch: int, *, over: int, deadline: float) -> int:
+        words = (_digits(number) for number in (epoch, over, MAX_EPOCH))
+        (reply,) = self._exchange([_command(EPOCH, "EVAL", _RAISE_EPOCH, 1, EPOCH, *words)], deadline)
+        answer = _good(reply)
+        text = answer if isinstance(answer, bytes | memoryview) else b""
+        if len(text) != _EPOCH_DIGITS or not bytes(text).isdigit():
+            raise BackendError("Redis does not confirm the epoch")
+        return _epoch(text)
+
+    def other_versions(self, *, deadline: float) -> list[int]:
+        """Return the versions of which hosts use, or have used, this server too.
+
+        Raises:
+            BackendError: as of every call.
+        """
+        others = {number: key for number, key in _OTHER_EPOCHS.items() if number != VERSION}
+        replies = self._exchange([_command(key, "GET", key) for key in others.values()], deadline)
+        return [number for number, reply in zip(others, replies, strict=True) if _value(reply) is not None]
 
     def memory(self, *, deadline: float) -> tuple[int, str]:
         """Return the server's limit of memory in bytes, 0 if it has none, and what it does when that is reached.
@@ -208,11 +235,16 @@ def _good(reply: Reply) -> Value | int | None:
 
 
 def _epoch(value: Got) -> int:
-    """Return the number that was read as the epoch; what is none is 0: no epoch."""
+    """Return the number that was read as the epoch; 0 for anything else: there is no epoch."""
     if isinstance(value, BackendError):
         raise value
-    text = b"" if value is None else bytes(value[:20])
-    return int(text) if text.isdigit() and int(text) < 1 << 63 else 0
+    text = b"" if value is None else bytes(value[: _EPOCH_DIGITS + 1])
+    return int(text) if len(text) == _EPOCH_DIGITS and text.isdigit() and int(text) <= MAX_EPOCH else 0
+
+
+def _digits(epoch: int) -> str:
+    """Return an epoch as text that compares as the number does."""
+    return f"{epoch:0{_EPOCH_DIGITS}}"
 
 
 def _ms(seconds: float) -> int:

@@ -287,11 +287,15 @@ class FetchesEnded(Message, frozen=True):
     fetches: Annotated[list[FetchEnd], msgspec.Meta(max_length=MAX_KEYS)]
 
 
+ANOTHER_HOSTS_FLUSH = 0
+
+
 class SecondLevelFlushed(Message, frozen=True):
     """Nothing of before is found in the second level any more, or `error` says why not. No answer.
 
     Attributes:
-        token: of the flush, as `Orders` named it.
+        token: of the flush, as `Orders` named it; `ANOTHER_HOSTS_FLUSH`: another host has been flushed, and until this
+            one is, nothing is fetched, nothing saved, and what was fetched is forgotten.
     """
 
     client_id: ClientId
