@@ -46,10 +46,17 @@ class Host:
         self.records = SharedRecords(PlainBackend(server), max_bytes=1 << 30, ttl_s=60.0, note=note)
         self.counts = Counts()
         claim_wait_s = limits.pop("claim_wait_s", 60.0)
+        max_wait_s = limits.pop("max_wait_s", 60.0)
         limit = LimitsConfig(**limits)
         claims = Claims(self.records, self.counts, ttl_s=claim_wait_s)
         self.fetching = Fetching(
-            self.first, self.records, claims, self.counts, claim_wait_s=claim_wait_s, num_threads=2
+            self.first,
+            self.records,
+            claims,
+            self.counts,
+            claim_wait_s=claim_wait_s,
+            max_wait_s=max_wait_s,
+            num_threads=2,
         )
         self.saving = Saving(self.first, self.records, claims, self.counts, limit)
         self._threads = [

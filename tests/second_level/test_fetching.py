@@ -131,7 +131,7 @@ def test_what_is_saved_between_the_last_look_and_the_end_of_its_claim_is_found(
 
 def test_another_host_is_not_waited_for_for_ever(run_dir: Path, server: PlainServer) -> None:
     server.claims[NAME] = self_made = object()
-    with a_host(run_dir, server, claim_wait_s=0.05) as host:
+    with a_host(run_dir, server, max_wait_s=0.05) as host:
         order(host, host.fetch(5, claims=True))
         host.await_ends((5, "elsewhere"), (5, "late"))
     assert server.claims[NAME] is self_made

@@ -6,22 +6,32 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
+from mmcached.cache.store_keys import store_key
 from mmcached.client import Client
 from mmcached.client.store.egress import MIN_BYTES
+from mmcached.second_level.process import SecondLevel
+from mmcached.second_level.shared_records import SharedRecords
+from mmcached.second_level.urls import make_backend
 from mmcached.shm.crash_points import VARIABLE
 from mmcached.shm.stats.page import StatsPage, StatsPageReader
 from mmcached.wire.errors import MmcachedError
+from mmcached.wire.limits import LimitsConfig
 from mmcached.wire.stats import RoleName, SecondLevelStats
 from tests.client.records import is_equal, numbers
 from tests.integration.processes import DEADLINE_S, eventually
-from tests.second_level.frontends import NOWHERE, Fleet, FrontendThread, config_of, second_level_process
+from tests.second_level.frontends import LIMITS, NOWHERE, Fleet, FrontendThread, config_of, second_level_process
 from tests.second_level.servers import Server
 
 ROLE = RoleName("second_level")
@@ -100,6 +110,93 @@ def test_without_a_server_everything_is_a_miss_and_saves_are_lost(fleet: Fleet) 
         assert is_equal(ann.get_or_compute(f"k{number}", lambda: numbers(1)), numbers(1))
     eventually(lambda: of_ann.stats().puts_failed, lambda count: count == 6, "six losses")
     assert (of_ann.stats().circuit_open, of_ann.is_alive) == (1, True)
+
+
+# ---- claims among hosts: the server's never expire, so who is not told waits for ever
+
+
+def fail() -> dict[str, Any]:
+    raise ZeroDivisionError
+
+
+def await_wait(level: Any) -> None:
+    """Wait until a host has found that another one computes."""
+    eventually(lambda: level.stats().claims_elsewhere, lambda count: count > 0, "a wait for another host")
+
+
+def computing(fleet: Fleet, client: Client, ends: threading.Event, **how: Any) -> Callable[[], object]:
+    """Have a client compute `k` until an event; return what waits for its thread."""
+    began = threading.Event()
+
+    def compute() -> dict[str, Any]:
+        began.set()
+        assert ends.wait(DEADLINE_S)
+        return how["compute"]()  # type: ignore[no-any-return]
+
+    def run() -> None:
+        with suppress(ZeroDivisionError):
+            client.get_or_compute("k", compute)
+
+    pool = fleet.enter_context(ThreadPoolExecutor(1))
+    done = pool.submit(run)
+    assert began.wait(DEADLINE_S)
+    return lambda: done.result(DEADLINE_S)
+
+
+@pytest.mark.parametrize("why", ["it raises", "its record is too large", "its host is flushed"])
+def test_who_waits_for_another_host_computes_as_soon_as_the_record_will_not_come(fleet: Fleet, why: str) -> None:
+    limits = msgspec.structs.replace(LIMITS, max_l2_record_mb=0) if why == "its record is too large" else LIMITS
+    (ann, _), (bob, of_bob) = fleet.host("a", limits=limits), fleet.host("b")
+    ends = threading.Event()
+    done = computing(fleet, ann, ends, compute=fail if why == "it raises" else lambda: numbers(1))
+    with ThreadPoolExecutor(1) as pool:
+        found = pool.submit(bob.get_or_compute, "k", lambda: numbers(2), tensors="numpy")
+        await_wait(of_bob)
+        if why == "its host is flushed":
+            ann.invalidate()
+        ends.set()
+        done()
+        assert is_equal(found.result(DEADLINE_S), numbers(2))
+
+
+def test_what_takes_longer_than_a_claim_lasts_is_computed_once(run_dir: Path, server: Server) -> None:
+    limits = msgspec.structs.replace(LIMITS, l2_claim_wait_ms=150)
+    ends, num_computed = threading.Event(), 0
+
+    def compute() -> dict[str, Any]:
+        nonlocal num_computed
+        num_computed += 1
+        assert ends.wait(DEADLINE_S)
+        return numbers(3)
+
+    with ExitStack() as stack:
+        clients = [stack.enter_context(a_client(run_dir / name, server, limits)) for name in "ab"]
+        pool = stack.enter_context(ThreadPoolExecutor(2))
+        stack.callback(ends.set)
+        found = [pool.submit(client.get_or_compute, "k", compute, tensors="numpy") for client in clients]
+        redis = stack.enter_context(server.client())
+        lives = [redis.pttl(f"mmcached:2:claim:{store_key('', 'k')}")]
+
+        def num_renewals() -> int:
+            lives.append(redis.pttl(f"mmcached:2:claim:{store_key('', 'k')}"))
+            return sum(later > sooner > 0 for sooner, later in pairwise(lives))
+
+        eventually(num_renewals, lambda count: count > 5, "a claim that is renewed")
+        ends.set()
+        assert all(is_equal(each.result(DEADLINE_S), numbers(3)) for each in found)
+    assert num_computed == 1
+
+
+@contextmanager
+def a_client(path: Path, server: Server, limits: LimitsConfig) -> Iterator[Client]:
+    """Run a host with a real server behind it."""
+    config = config_of(server.url, limits)
+    records = SharedRecords(make_backend(server.url), max_bytes=1 << 28, ttl_s=60.0)
+    with FrontendThread(path, config) as frontend, SecondLevel(frontend.directory, config, records) as level:
+        level.start()
+        frontend.await_level()
+        with Client(path) as client:
+            yield client
 
 
 # ---- as a process

@@ -20,7 +20,7 @@ from mmcached.wire.version import PROTOCOL_VERSION, VERSION_FIELD
 from tests.house import REPOSITORY
 from tests.wire.examples import UNIONS
 
-SCHEMA = "12:5c664e3bb65c5219"
+SCHEMA = "13:36806bbff3c11d7a"
 """Of `PROTOCOL_VERSION`: after a change raise the version, then put here what the test found."""
 
 

@@ -7,6 +7,7 @@
     breaker            a server that fails time after time is left alone
     records            how a record is framed there
     shared_records     records above a server: epochs, parts, the breaker
+    epoch_note         the epoch to which this host belongs, on disk
     process            the role: threads, and who orders what
     fetching           from there into the store of this host
     saving             from the store of this host to there

@@ -56,7 +56,10 @@ class Backend(Protocol):
         """Store the pieces, one behind the other, in the place of what was there; for that long at most."""
 
     def claim(self, name: str, *, ttl_s: float, deadline: float) -> bool:
-        """Return whether nobody else has claimed a name within that time; a server that cannot say so returns True."""
+        """Return whether nobody else has claimed a name within that time; a server that cannot say so returns True.
+
+        An own claim is renewed.
+        """
 
     def drop_claim(self, name: str, *, deadline: float) -> None:
         """End an own claim, if there is one."""

@@ -1,11 +1,17 @@
-"""Says to other hosts which records this one computes, and when it has ended; what was not claimed costs no call."""
+"""Says to other hosts which records this one computes, and when it has ended; what was not claimed costs no call.
+
+A claim lasts for a short time, after which another host takes over what a dead one has claimed, and is renewed while
+the record is computed. The frontend knows whether it is (`frontend.store.held_claims`).
+"""
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
+from mmcached.second_level.backend import BackendError
 from mmcached.second_level.counts import Counts
 from mmcached.second_level.shared_records import SharedRecords
 
@@ -19,6 +25,8 @@ class Claims:
     Args:
         ttl_s: how long other hosts believe in a claim.
         clock: monotonic seconds.
+    Attributes:
+        on_news: called when `settle` has something to do.
     """
 
     def __init__(
@@ -28,7 +36,9 @@ class Claims:
         self._counts = counts
         self._ttl_s = ttl_s
         self._clock = clock
+        self.on_news: Callable[[], object] = lambda: None
         self._name_to_end: dict[str, float] = {}
+        self._news: dict[str, bool] = {}
         self._lock = threading.Lock()
 
     def take(self, name: str, *, deadline: float) -> bool:
@@ -48,6 +58,29 @@ class Claims:
             is_ours = self._name_to_end.pop(name, 0.0) > self._clock()
         if is_ours:
             self._records.drop_claim(name, deadline=deadline)
+
+    def note(self, states: Iterable[tuple[str, bool]]) -> None:
+        """Take note which claims are still held, and which are not; `settle` tells other hosts. Makes no call."""
+        with self._lock:
+            news = {name: is_held for name, is_held in states if name in self._name_to_end}
+            self._news |= news
+        if news:
+            self.on_news()
+
+    def settle(self, timeout_s: float) -> None:
+        """Renew claims and drop others, as noted; what fails ends by itself, after its time."""
+        while True:
+            with self._lock:
+                if not self._news:
+                    return
+                name = next(iter(self._news))
+                is_held = self._news.pop(name)
+            with contextlib.suppress(BackendError):
+                deadline = self._clock() + timeout_s
+                if is_held:
+                    self.take(name, deadline=deadline)
+                else:
+                    self.drop(name, deadline=deadline)
 
     def _forget(self) -> None:
         now = self._clock()

@@ -55,6 +55,7 @@ class Task:
         give_up: until then another host that computes it is waited for.
         life: of the frontend that has ordered it; see `Fetching.begin_life`.
         interval_s: until the next look, where another host computes it; 0.0: not known yet that one does.
+        tell_again: when the frontend is told, again, that another host computes it.
     """
 
     order: Fetch
@@ -63,6 +64,7 @@ class Task:
     give_up: float
     life: int
     interval_s: float = 0.0
+    tell_again: float = 0.0
     outcome: Outcome | None = None
 
 
@@ -76,7 +78,9 @@ class Fetching(Closeable):
     """The fetches of one process.
 
     Args:
-        claim_wait_s: how long what another host computes is waited for; 0.0: not at all, and nothing is claimed.
+        claim_wait_s: how long a claim lasts that is not renewed. 0.0: nothing is claimed, and nobody waits for another
+            host.
+        max_wait_s: how long what another host computes is waited for.
         num_threads: that call `run`.
     """
 
@@ -88,6 +92,7 @@ class Fetching(Closeable):
         counts: Counts,
         *,
         claim_wait_s: float,
+        max_wait_s: float,
         num_threads: int,
     ) -> None:
         self._first = first
@@ -95,6 +100,7 @@ class Fetching(Closeable):
         self._claims = claims
         self._counts = counts
         self._claim_wait_s = claim_wait_s
+        self._max_wait_s = max_wait_s
         self._num_threads = num_threads
         self._numbers = itertools.count()
         self._due: list[_Due] = []
@@ -117,7 +123,7 @@ class Fetching(Closeable):
         """Take orders that have come just now."""
         with self._changed:
             for each in fetches:
-                deadline, give_up = now + each.timeout_ms / 1000, now + self._claim_wait_s
+                deadline, give_up = now + each.timeout_ms / 1000, now + self._max_wait_s
                 task = Task(each, store_key(each.tenant, each.key), deadline, give_up, self._life)
                 heapq.heappush(self._due, _Due(now, next(self._numbers), task))
             self._changed.notify(min(len(fetches), self._num_threads))
@@ -214,7 +220,8 @@ class Fetching(Closeable):
             task.order = replace(task.order, claims=False)
             self._look_again(task, now)
             return True
-        if not task.interval_s:
+        if now >= task.tell_again:
+            task.tell_again = now + self._claim_wait_s / 2
             self._first.ended([FetchEnd(task.order.number, "elsewhere")])
         task.interval_s = min(2 * task.interval_s, LAST_LOOK_S) or FIRST_LOOK_S
         self._look_again(task, now + task.interval_s)

@@ -58,6 +58,8 @@ PROBE_INTERVAL_S = 10.0
 """How often the server is probed while it answers."""
 PROBE_AGAIN_S = 1.0
 """The pause after a probe that has failed: the circuit opens after five, within 20 s of the first."""
+CLAIM_S = 0.5
+"""The time in which a claim has to be renewed or dropped."""
 PROBE_S = 1.0
 """The time in which a probe has to be answered."""
 FLUSH_S = 5.0
@@ -78,21 +80,29 @@ class SecondLevel(Closeable):
     def __init__(self, directory: RunDir, config: ServiceConfig, records: SharedRecords) -> None:
         self._records = records
         self._counts = Counts()
+        self._shown_url = config.shown().store_l2
         self._first = FirstLevel(directory)
         wait_s = config.limits.l2_claim_wait_ms / 1000
         claims = Claims(records, self._counts, ttl_s=wait_s)
         self._fetching = Fetching(
-            self._first, records, claims, self._counts, claim_wait_s=wait_s, num_threads=NUM_FETCHERS
+            self._first,
+            records,
+            claims,
+            self._counts,
+            claim_wait_s=wait_s,
+            max_wait_s=config.limits.claim_timeout_s,
+            num_threads=NUM_FETCHERS,
         )
+        self._claims = claims
         self._saving = Saving(self._first, records, claims, self._counts, config.limits)
         self._is_over = threading.Event()
         self._circuit = "closed"
         self._epoch_changes = threading.Lock()
         self._is_apart_told = False
         self._is_known = False
-        self._is_probe_due = threading.Event()
-        records.on_apart = self._is_probe_due.set
-        works: list[tuple[str, Callable[[], None]]] = [("orders", self._take_orders), ("probe", self._probe)]
+        self._has_news = threading.Event()
+        records.on_apart = claims.on_news = self._has_news.set
+        works: list[tuple[str, Callable[[], None]]] = [("orders", self._take_orders), ("watch", self._watch)]
         works += [(f"fetch {number}", self._fetching.run) for number in range(NUM_FETCHERS)]
         works += [(f"save {number}", self._saving.run) for number in range(NUM_SAVERS)]
         self._threads = [threading.Thread(target=work, name=name, daemon=True) for name, work in works]
@@ -143,7 +153,7 @@ class SecondLevel(Closeable):
 
     def _end(self) -> None:
         self._is_over.set()
-        self._is_probe_due.set()
+        self._has_news.set()
 
     def _prepare(self) -> None:
         """Have a connection, and an epoch: else the first request waits for both."""
@@ -152,19 +162,22 @@ class SecondLevel(Closeable):
         except BackendError as error:
             log.warning("the second level is not there: %s", error)
 
-    def _probe(self) -> None:
-        """Probe the server until the end, and tell the frontend that another host has been flushed; a thread's work."""
-        pause_s = PROBE_INTERVAL_S
+    def _watch(self) -> None:
+        """Probe the server, renew and drop claims, and tell the frontend of flushes of other hosts; a thread's work."""
+        next_probe = time.monotonic() + PROBE_INTERVAL_S
         while not self._is_over.is_set():
-            if self._is_probe_due.wait(pause_s):
-                self._is_probe_due.clear()
+            if self._has_news.wait(max(0.0, next_probe - time.monotonic())):
+                self._has_news.clear()
                 self._tell_of_flush()
+                self._claims.settle(CLAIM_S)
+            if time.monotonic() < next_probe:
                 continue
+            pause_s = PROBE_INTERVAL_S
             try:
                 self._records.probe(deadline=time.monotonic() + PROBE_S)
-                pause_s = PROBE_INTERVAL_S
             except BackendError:  # the breaker has its reason
                 pause_s = PROBE_AGAIN_S
+            next_probe = time.monotonic() + pause_s
 
     def _tell_of_flush(self) -> None:
         """Tell the frontend once that another host has been flushed: what was fetched before is not served any more."""
@@ -204,6 +217,7 @@ class SecondLevel(Closeable):
                 error = self._flush(now + FLUSH_S)
                 self._is_apart_told &= bool(error)
                 self._first.flushed(orders.flush, error)
+        self._claims.note((each.name, each.is_held) for each in orders.claims)
         self._fetching.order(orders.fetches, now)
         self._saving.order(orders.saves, now)
 
@@ -214,7 +228,7 @@ class SecondLevel(Closeable):
         except BackendError as error:
             self._counts.add(flushes_failed=1)
             log.warning("the second level was not flushed: %s", error)
-            return str(error)
+            return f"{self._shown_url}: {error}"
         self._counts.add(flushes_done=1)
         return ""
 

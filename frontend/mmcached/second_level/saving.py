@@ -9,6 +9,7 @@ nothing of products. What is queued or under way is dropped without a word to an
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
@@ -80,24 +81,27 @@ class Saving(Closeable):
         with self._changed:
             self._life += 1
             self._counts.add(puts_dropped=len(self._queue))
+            lost = [task.order for task in self._queue]
             self._clear()
+        self._end_claims(lost)
 
     def order(self, saves: Sequence[Save], now: float) -> None:
         """Take orders that have come just now; what is too much drops the oldest."""
-        limits, num_dropped = self._limits, 0
+        limits, lost = self._limits, list[Save]()
         with self._changed:
             for each in saves:
                 if each.place.nbytes > limits.max_l2_record_mb * MIB:
-                    num_dropped += 1
+                    lost.append(each)
                     continue
                 self._queue.append(_Task(each, now, self._records.epoch, self._life))
                 self._num_bytes += each.place.nbytes
             # The oldest go: they would be the first to be too old.
             while len(self._queue) > limits.max_l2_waiting or self._num_bytes > limits.max_l2_waiting_mb * MIB:
-                self._num_bytes -= self._queue.popleft().order.place.nbytes
-                num_dropped += 1
+                lost.append(self._queue.popleft().order)
+                self._num_bytes -= lost[-1].place.nbytes
             self._changed.notify_all()
-        self._counts.add(puts_dropped=num_dropped)
+        self._counts.add(puts_dropped=len(lost))
+        self._end_claims(lost)
 
     def run(self) -> None:
         """Save until `close`; a thread's whole work."""
@@ -128,6 +132,9 @@ class Saving(Closeable):
             self._clear()
             self._changed.notify_all()
 
+    def _end_claims(self, lost: Sequence[Save]) -> None:
+        self._claims.note((store_key(each.tenant, each.key), False) for each in lost)
+
     def _clear(self) -> None:
         self._queue.clear()
         self._num_bytes = 0
@@ -149,10 +156,11 @@ class Saving(Closeable):
         try:
             is_kept = now - task.arrived <= self._limits.l2_save_age_s and self._write(task, name, deadline)
             self._counts.add(**{"puts_kept" if is_kept else "puts_dropped": 1})
-            self._claims.drop(name, deadline=deadline)
         except BackendError as error:
             self._counts.add(puts_failed=1)
             log.debug("a record was not saved: %s", error)
+        with contextlib.suppress(BackendError):  # whatever became of the record, it comes from here no more
+            self._claims.drop(name, deadline=deadline)
 
     def _write(self, task: _Task, name: str, deadline: float) -> bool:
         """Write a record as it lies in the store; return whether the second level has it now."""

@@ -182,14 +182,14 @@ class SharedRecords(Closeable):
         Once this has returned, this host finds nothing that was saved before, and no host that was flushed finds what
         this one has saved before.
         """
-        found, _ = self._heads([], deadline)
+        found, _ = self._heads([], deadline, is_urgent=True)
         former = max(found, self._newest)
         joined = former
         if not 0 < self.epoch < former:
             joined = next_epoch(former)
         elif found == former:
             return self._join(former)
-        found = self._raise_epoch(joined, over=former, deadline=deadline)
+        found = self._raise_epoch(joined, over=former, deadline=deadline, is_urgent=True)
         return self._join(joined if found <= former else found)
 
     def close(self) -> None:
@@ -207,8 +207,10 @@ class SharedRecords(Closeable):
 
         return self._ask(get, deadline)
 
-    def _heads(self, names: Sequence[str], deadline: float) -> tuple[int, Sequence[Got]]:
-        return self._ask(lambda: self._backend.get_heads(names, HEAD_BYTES, deadline=deadline), deadline)
+    def _heads(self, names: Sequence[str], deadline: float, *, is_urgent: bool = False) -> tuple[int, Sequence[Got]]:
+        return self._ask(
+            lambda: self._backend.get_heads(names, HEAD_BYTES, deadline=deadline), deadline, is_urgent=is_urgent
+        )
 
     def _of_own_epoch(
         self, read: Callable[[], tuple[int, Sequence[Got]]], deadline: float
@@ -251,8 +253,10 @@ class SharedRecords(Closeable):
             self.epoch = epoch
             self._newest = max(self._newest, epoch)
 
-    def _raise_epoch(self, epoch: int, *, over: int, deadline: float) -> int:
-        return self._ask(lambda: self._backend.raise_epoch(epoch, over=over, deadline=deadline), deadline)
+    def _raise_epoch(self, epoch: int, *, over: int, deadline: float, is_urgent: bool = False) -> int:
+        return self._ask(
+            lambda: self._backend.raise_epoch(epoch, over=over, deadline=deadline), deadline, is_urgent=is_urgent
+        )
 
     def _put(self, name: str, pieces: Sequence[Value], deadline: float) -> None:
         self._ask(lambda: self._backend.put(name, pieces, ttl_s=self._ttl_s, deadline=deadline), deadline)
@@ -285,12 +289,13 @@ class SharedRecords(Closeable):
             parts.append(unpack_part(name, epoch, manifest, number, value))
         return parts
 
-    def _ask(self, call: Callable[[], Result], deadline: float) -> Result:
-        """Make a call that the breaker allows; take note of its end."""
+    def _ask(self, call: Callable[[], Result], deadline: float, *, is_urgent: bool = False) -> Result:
+        """Make a call that the breaker allows, or that an operator waits for; take note of its end."""
         began = self._clock()
         if began >= deadline:
             raise BackendLate("there was no time left to ask the second level")
-        self.breaker.begin(began)
+        if not is_urgent:
+            self.breaker.begin(began)
         try:
             result = call()
         except BackendRefused:

@@ -6,6 +6,7 @@ claim_table     claims: a record that several clients lack is computed once
 record_sender   records on their way to clients
 second_level    the process that fetches and saves records beside this one
 fetch_table     what it is to fetch, and who waits for that        save_queue: what it is to save
+held_claims     what this host computes for all hosts
 client_figures  what clients of each name have found and put
 egress_rings    the rings in which clients lay large puts
 """

@@ -79,6 +79,7 @@ class ClaimTable:
         clock: monotonic seconds.
     Attributes:
         num_claims, num_waits: granted, and begun; they only rise.
+        on_end: called with the name of each record that nobody computes any more, though it has not come.
     """
 
     def __init__(
@@ -98,6 +99,7 @@ class ClaimTable:
         self._claims: dict[str, _Claim] = {}
         self.num_claims = 0
         self.num_waits = 0
+        self.on_end: Callable[[str], object] = lambda name: None
 
     @property
     def num_computing(self) -> int:
@@ -255,6 +257,8 @@ class ClaimTable:
                 following = self._grant(claim.name, first)
                 following.waiters = others
                 transfers.append(ClaimTransfer(first, following.token))
+            else:
+                self.on_end(claim.name)
         return transfers
 
     def _forget_waiters(self, is_gone: Callable[[Waiter], bool]) -> list[Waiter]:

@@ -1,7 +1,8 @@
 """Keeps what is to be fetched from the second level, and who waits for it: each record once, however many want it.
 
     park ──> asked ──a put of the name, whoever's; the second level says it has none; or the time is over──> ended
-               └──another host computes it──> elsewhere ──the same, with more time──> ended
+               └──another host computes it──> elsewhere ──the same, with more time──> ended; the time begins anew
+                                                          whenever the second level says so again
 
 A message or request that is parked goes on when each of its fetches has ended, or is elsewhere, unless it would wait
 for another host too. It goes on once, and then finds what has come, or does without.
@@ -179,19 +180,30 @@ class FetchTable:
         self._own_until.pop(name, None)
         self._end(name, outcome)
 
-    def ended(self, number: int, outcome: str) -> None:
-        """Take note of what the second level says of a fetch; one that is not under way changes nothing."""
+    def ended(self, number: int, outcome: str) -> str | None:
+        """Take note of what the second level says of a fetch; one that is not under way changes nothing.
+
+        Returns:
+            the name of the record if it was claimed among all hosts for a client, which is to compute it.
+        """
         name = self._number_to_name.get(number)
         if name is None:
-            return
+            return None
         if outcome != "elsewhere":
+            fetch = self._asked[name] if name in self._asked else self._elsewhere[name]
+            is_claimed = fetch.claims and outcome == "miss" and any(one.client_id for one in fetch.parked)
             self._end(name, outcome)
+            return name if is_claimed else None
+        if (known := self._elsewhere.pop(name, None)) is not None:
+            known.deadline = self._clock() + self._claim_wait_s
+            self._elsewhere[name] = known  # the last one now
         elif (fetch := self._asked.pop(name, None)) is not None:
             self._to_order.pop(name, None)
             fetch.deadline = self._clock() + self._claim_wait_s
             self._elsewhere[name] = fetch
             waiting, fetch.parked = fetch.parked, [one for one in fetch.parked if one.waits_elsewhere]
             self._release(name, [one for one in waiting if not one.waits_elsewhere])
+        return None
 
     def expire(self, now: float) -> bool:
         """End the fetches whose time is over; return whether one of them was never answered."""

@@ -2,6 +2,7 @@
 
     TakeOrders ──> Orders       as soon as there is something to fetch, to save, or a flush; empty when its time is over
     FetchesEnded, PutRecord     what has become of fetches                                        (see `fetch_table`)
+    Orders                      also: which claims among all hosts are still held                 (see `held_claims`)
     SecondLevelFlushed          it finds nothing of before any more, or why that is not so
 
     nobody ──TakeOrders──> open ──a fetch was not answered in time──> silent ──it says anything──> open
@@ -26,6 +27,7 @@ import structlog
 from mmcached.cache.store_keys import is_on_its_way
 from mmcached.frontend.connections.readers import Channel
 from mmcached.frontend.store.fetch_table import FetchTable, Parked, Wanted
+from mmcached.frontend.store.held_claims import HeldClaims
 from mmcached.frontend.store.record_store import RecordStore
 from mmcached.frontend.store.save_queue import SaveQueue
 from mmcached.wire.config import ServiceConfig
@@ -58,6 +60,7 @@ class SecondLevel:
     Args:
         channel: to clients; the process is one of them.
         records: the store's; what was fetched into it is forgotten when another host has been flushed.
+        is_computed: returns whether a client computes a record now, by its name.
         clock: monotonic seconds.
     Attributes:
         is_on: the service has one, whether the process is there or not.
@@ -66,11 +69,19 @@ class SecondLevel:
     """
 
     def __init__(
-        self, config: ServiceConfig, channel: Channel, *, records: RecordStore, clock: Callable[[], float]
+        self,
+        config: ServiceConfig,
+        channel: Channel,
+        *,
+        records: RecordStore,
+        is_computed: Callable[[str], bool],
+        clock: Callable[[], float],
     ) -> None:
         self.is_on = bool(config.store_l2)
         self.fetches = FetchTable(config, clock)
-        self.saves = SaveQueue(config.limits, clock)
+        claim_s = config.limits.l2_claim_wait_ms / 1000
+        self.claims = HeldClaims(claim_s, is_computed=is_computed, clock=clock)
+        self.saves = SaveQueue(config.limits, clock, on_lost=self.claims.end)
         self.is_flushing = False
         self.is_apart = False
         self._channel = channel
@@ -113,9 +124,13 @@ class SecondLevel:
         if is_fetched:
             self._is_silent = False
         self.fetches.arrived(wanted.name, "hit" if is_fetched else "overtaken")
-        if self._takes_saves and not is_fetched and place is not None and not is_on_its_way(wanted.key):
+        takes_saves = self.is_on and not self.is_apart
+        if not takes_saves or is_fetched or place is None or is_on_its_way(wanted.key):
+            self.claims.end(wanted.name)
+        else:
             if not self.saves:
                 self._saves_from = self._clock() + SAVES_WAIT_S
+            self.claims.will_be_saved(wanted.name)
             self.saves.add(wanted.name, wanted.tenant, wanted.key, place)
 
     def leave(self, client_id: str, *, but_over: bytes | None = None) -> None:
@@ -151,7 +166,9 @@ class SecondLevel:
         """Raise RemoteProtocolError if it does not come from the second level."""
         self._check_peer(message)
         for end in message.fetches:
-            self.fetches.ended(end.number, end.outcome)
+            claimed = self.fetches.ended(end.number, end.outcome)
+            if claimed is not None:
+                self.claims.begin(claimed)
 
     def flushed(self, message: SecondLevelFlushed) -> None:
         """Take note of what has become of a flush; of a former one it changes nothing. Raises as `fetches_ended`."""
@@ -183,15 +200,24 @@ class SecondLevel:
             return
         self._flush_token += 1
         self._flush_from, self._flush_until = -inf, self._clock() + FLUSH_TIMEOUT_S
-        self._flush_error = "" if self._peer else "its process is not there"
+        self._flush_error = ""
         self.is_flushing = True
 
     def flush_error(self) -> MmcachedError | None:
         """Return why the flush that is under way is not confirmed; None: it may be yet."""
         error = self._flush_error
         if not error and self._clock() >= self._flush_until:
-            error = f"no answer within {FLUSH_TIMEOUT_S:g} s"
+            error = f"{self._flush_step} for {FLUSH_TIMEOUT_S:g} s: see the log of the role `second level`"
         return SecondLevelNotFlushed(error) if error else None
+
+    @property
+    def _flush_step(self) -> str:
+        """What a flush that has not been confirmed waits for."""
+        if not self._peer:
+            return "its process has not been there"
+        if self._flush_from == inf:
+            return "its process was told, and has not answered"
+        return "its process has not asked what to do"
 
     @property
     def next_deadline(self) -> float:
@@ -200,7 +226,10 @@ class SecondLevel:
             return self.fetches.next_deadline
         saves_from = self._saves_from if self.saves else inf
         return min(
-            self.fetches.next_deadline, self._poll.deadline, self._flush_from if self.is_flushing else saves_from
+            self.fetches.next_deadline,
+            self.claims.next_deadline,
+            self._poll.deadline,
+            self._flush_from if self.is_flushing else saves_from,
         )
 
     def go_on(self) -> None:
@@ -231,22 +260,24 @@ class SecondLevel:
 
     # ---- how
 
-    @property
-    def _takes_saves(self) -> bool:
-        return self.is_on and not self.is_apart
-
     def _answer(self, poll: _Poll, now: float) -> None:
         is_flush_due = self.is_flushing and now >= self._flush_from
         are_saves_due = bool(self.saves) and now >= self._saves_from and not self.is_flushing
-        if not (is_flush_due or are_saves_due or self.fetches.has_orders or now >= poll.deadline):
+        are_claims_due = now >= self.claims.next_deadline
+        if not (is_flush_due or are_saves_due or are_claims_due or self.fetches.has_orders or now >= poll.deadline):
             return
         fetches = self.fetches.take_orders(self._records.epoch, MAX_ORDERED_FETCHES)
-        saves = self.saves.take(MAX_ORDERED_SAVES) if are_saves_due else []
+        saves = self.saves.take(MAX_ORDERED_SAVES) if are_saves_due else {}
+        for name in saves:
+            self.claims.is_saved(name)
+        claims = self.claims.take(now, MAX_ORDERED_FETCHES) if are_claims_due else []
         if is_flush_due:
             self._flush_from = inf  # until it has said what became of it
         self._poll = None
         flush = self._flush_token if is_flush_due else 0
-        if not self._channel.try_send(self._peer, Orders(poll.request_id, fetches, saves, flush)):
+        if not self._channel.try_send(
+            self._peer, Orders(poll.request_id, fetches, list(saves.values()), flush, claims)
+        ):
             self._lose()
 
     def _check_peer(self, message: FetchesEnded | SecondLevelFlushed) -> None:
@@ -259,7 +290,6 @@ class SecondLevel:
             log.info("second level lost", client_id=self._client_id)
         self._client_id, self._peer, self._poll = "", b"", None
         self.is_apart = False  # the next process says so again
+        self.claims.clear()
         self.fetches.end_all()
         self._flush_from = -inf
-        if self.is_flushing and not self._flush_error:
-            self._flush_error = "its process has gone"

@@ -126,7 +126,8 @@ class StoreService(Closeable):
         self.on_put: Callable[[str, bool], None] | None = None
         self._send = channel.try_send
         self._sender = RecordSender(self.records, self.readers, channel)
-        self.second_level = SecondLevel(config, channel, records=self.records, clock=clock)
+        self.second_level = SecondLevel(config, channel, records=self.records, is_computed=self.claims.has, clock=clock)
+        self.claims.on_end = self.second_level.claims.end
         self._clock = clock
         self._put_latency = Latency()
         self.slow = SlowCalls(config.slow_log_ms, log.warning)

@@ -95,9 +95,10 @@ class MooncakeBackend(Closeable):
             with contextlib.suppress(BackendRefused):  # where nobody can claim, each host computes
                 client.write_first(key, mine)
                 word, end_ms = _await_claim(client, key, deadline)
-                if word == self._word or 0 < end_ms - now_ms <= ttl_ms:
-                    return word == self._word
-                client.write(key, mine)
+                if word != self._word and 0 < end_ms - now_ms <= ttl_ms:
+                    return False
+                if (word, end_ms) != (self._word, now_ms + ttl_ms):
+                    client.write(key, mine)
             return True
 
         return self._ask(ask, deadline)

@@ -2,7 +2,7 @@
 
     mmcached:2:epoch            19 digits; set by a script that compares; read with every value, in the same round trip
     mmcached:2:record:NAME      SET … PX; GET; GETRANGE
-    mmcached:2:claim:NAME       SET … NX PX; renewed and dropped by who has set it
+    mmcached:2:claim:NAME       SET … PX by a script that compares; renewed and dropped by who has set it
 
 The 2 is `records.VERSION`: hosts of two versions share a server and nothing that lies there.
 
@@ -46,6 +46,12 @@ local is_epoch = type(found) == 'string' and #found == #ARGV[1] and not found:fi
 if not (is_epoch and found > ARGV[2]) then redis.call('set', KEYS[1], ARGV[1]) end
 return is_epoch and found or string.rep('0', #ARGV[1])
 """
+_CLAIM_OR_RENEW = """
+local owner = redis.call('get', KEYS[1])
+if owner and owner ~= ARGV[1] then return 'theirs' end
+redis.call('set', KEYS[1], ARGV[1], 'PX', ARGV[2])
+return 'ours'
+"""
 _DROP_OWN = "if redis.call('get', KEYS[1]) == ARGV[1] then return redis.call('del', KEYS[1]) end return 0"
 
 
@@ -79,9 +85,11 @@ class RedisBackend(Closeable):
 
     def claim(self, name: str, *, ttl_s: float, deadline: float) -> bool:
         key = _CLAIM + name
-        commands = [_command(key, "SET", key, self._word, "NX", "PX", _ms(ttl_s)), _command(key, "GET", key)]
-        was_set, owner = (_good(reply) for reply in self._exchange(commands, deadline))
-        return was_set == b"OK" or owner == self._word.encode()
+        (reply,) = self._exchange([_command(key, "EVAL", _CLAIM_OR_RENEW, 1, key, self._word, _ms(ttl_s))], deadline)
+        answer = _good(reply)
+        if answer not in (b"ours", b"theirs"):
+            raise BackendError("Redis does not say whose a claim is")
+        return answer == b"ours"
 
     def drop_claim(self, name: str, *, deadline: float) -> None:
         key = _CLAIM + name

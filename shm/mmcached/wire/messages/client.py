@@ -9,6 +9,7 @@ import msgspec
 from mmcached.wire.errors import ErrorInfo
 from mmcached.wire.handle import Count, Handle, RingAnnouncement
 from mmcached.wire.messages.parts import (
+    ClaimState,
     EncoderForm,
     EncoderOutput,
     Fetch,
@@ -199,12 +200,14 @@ class Orders(Message, frozen=True):
 
     Attributes:
         flush: token of a flush that comes before all else, and is to be confirmed; 0: none.
+        claims: what has become of claims: those that are held are renewed, the others are dropped.
     """
 
     request_id: Count
     fetches: list[Fetch]
     saves: list[Save]
     flush: Count = 0
+    claims: list[ClaimState] = msgspec.field(default_factory=list)
 
 
 class Failed(Message, frozen=True):

@@ -138,6 +138,13 @@ class FetchEnd(Part, frozen=True):
     outcome: Literal["hit", "miss", "elsewhere", "late", "failed"]
 
 
+class ClaimState(Part, frozen=True):
+    """Whether this host still computes a record that it has claimed among all hosts; `name` is its `store_key`."""
+
+    name: Text
+    is_held: bool
+
+
 class Save(Part, frozen=True):
     """A record of the first level that the second level shall have too; it may have gone from `place` meanwhile."""
 
