@@ -19,8 +19,10 @@ import numpy as np
 import pytest
 
 from mmcached.cache.store_keys import store_key
+from mmcached.cli.watch.shown_figures import note_of
 from mmcached.client import Client
 from mmcached.client.store.egress import MIN_BYTES
+from mmcached.second_level import breaker, process
 from mmcached.second_level.process import SecondLevel
 from mmcached.second_level.shared_records import SharedRecords
 from mmcached.second_level.urls import make_backend
@@ -28,7 +30,7 @@ from mmcached.shm.crash_points import VARIABLE
 from mmcached.shm.stats.page import StatsPage, StatsPageReader
 from mmcached.wire.errors import MmcachedError
 from mmcached.wire.limits import LimitsConfig
-from mmcached.wire.stats import RoleName, SecondLevelStats
+from mmcached.wire.stats import RoleName, SecondLevelStats, ServiceStats
 from tests.client.records import is_equal, numbers
 from tests.integration.processes import DEADLINE_S, eventually
 from tests.second_level.frontends import LIMITS, NOWHERE, Fleet, FrontendThread, config_of, second_level_process
@@ -112,6 +114,58 @@ def test_without_a_server_everything_is_a_miss_and_saves_are_lost(fleet: Fleet) 
     assert (of_ann.stats().circuit_open, of_ann.is_alive) == (1, True)
 
 
+@pytest.mark.parametrize("fault", ["fails", "is silent"])
+def test_an_outage_is_noticed_without_traffic_and_so_is_its_end(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    for name, seconds in (("PROBE_INTERVAL_S", 0.02), ("PROBE_AGAIN_S", 0.01), ("PROBE_S", 0.02)):
+        monkeypatch.setattr(process, name, seconds)
+    _, level = fleet.host("a")
+    assert note_of(ServiceStats(second_level=level.stats())) == ""
+    if fault == "fails":
+        fleet.server.fault = "no server"
+    else:
+        fleet.server.is_stuck.set()
+    stats = eventually(level.stats, lambda stats: stats.circuit_open == 1, "an open circuit")
+    words = "is not reached" if fault == "fails" else "does not answer in time"
+    assert words in note_of(ServiceStats(second_level=stats))
+    fleet.server.fault = ""
+    fleet.server.is_stuck.clear()
+    stats = eventually(level.stats, lambda stats: stats.circuit_open == 0, "a closed circuit")
+    assert stats.queries == 0, "nobody has asked for anything"
+    assert note_of(ServiceStats(second_level=stats)) == ""
+
+
+def test_a_flush_of_another_host_is_noticed_without_traffic(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "PROBE_INTERVAL_S", 0.02)
+    (ann, _), (bob, of_bob) = fleet.host("a"), fleet.host("b")
+    ann.flush()
+    stats = eventually(of_bob.stats, lambda stats: stats.apart == 1, "a host that is apart")
+    assert "another host was flushed" in note_of(ServiceStats(second_level=stats))
+    bob.flush()
+    assert of_bob.stats().apart == 0
+
+
+def test_a_flush_does_not_wait_for_an_open_circuit(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(breaker, "FIRST_PAUSE_S", 3600.0)
+    ann, level = fleet.host("a")
+    fleet.server.fault = "no server"
+    for number in range(6):
+        assert ann.get(f"k{number}") is None
+    assert level.stats().circuit_open == 1
+    fleet.server.fault = ""
+    ann.flush()
+    assert level.stats().circuit_open == 0
+
+
+def test_a_full_server_is_said_to_be_full(run_dir: Path, own_server: Server) -> None:
+    with a_client(run_dir, own_server, LIMITS) as (client, level), own_server.client() as redis:
+        redis.config_set("maxmemory", 1)
+        client.put("k", numbers(1))
+        stats = eventually(level.stats, lambda stats: stats.trouble > 0, "a trouble")
+        assert "no memory left" in note_of(ServiceStats(second_level=stats))
+
+
 # ---- claims among hosts: the server's never expire, so who is not told waits for ever
 
 
@@ -170,7 +224,7 @@ def test_what_takes_longer_than_a_claim_lasts_is_computed_once(run_dir: Path, se
         return numbers(3)
 
     with ExitStack() as stack:
-        clients = [stack.enter_context(a_client(run_dir / name, server, limits)) for name in "ab"]
+        clients = [stack.enter_context(a_client(run_dir / name, server, limits))[0] for name in "ab"]
         pool = stack.enter_context(ThreadPoolExecutor(2))
         stack.callback(ends.set)
         found = [pool.submit(client.get_or_compute, "k", compute, tensors="numpy") for client in clients]
@@ -188,7 +242,7 @@ def test_what_takes_longer_than_a_claim_lasts_is_computed_once(run_dir: Path, se
 
 
 @contextmanager
-def a_client(path: Path, server: Server, limits: LimitsConfig) -> Iterator[Client]:
+def a_client(path: Path, server: Server, limits: LimitsConfig) -> Iterator[tuple[Client, SecondLevel]]:
     """Run a host with a real server behind it."""
     config = config_of(server.url, limits)
     records = SharedRecords(make_backend(server.url), max_bytes=1 << 28, ttl_s=60.0)
@@ -196,7 +250,7 @@ def a_client(path: Path, server: Server, limits: LimitsConfig) -> Iterator[Clien
         level.start()
         frontend.await_level()
         with Client(path) as client:
-            yield client
+            yield client, level
 
 
 # ---- as a process

@@ -172,7 +172,7 @@ def test_hosts_of_two_versions_do_not_overwrite_each_other(server: Server, one: 
         assert client.get(f"mmcached:record:{NAME}") == b"of version 1"
     assert read(one, NAME) == [RECORD]
     with RedisBackend(read_place(server.url)) as backend:
-        assert backend.other_versions(deadline=in_time()) == [1]
+        assert backend.other_versions(deadline=in_time()) == {1: "mmcached:epoch"}
 
 
 def test_a_record_above_the_limit_is_not_saved(one: SharedRecords) -> None:

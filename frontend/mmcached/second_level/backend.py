@@ -11,27 +11,39 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from mmcached.wire.errors import MmcachedError
+from mmcached.wire.stats import Trouble
 
 Value = bytes | bytearray | memoryview
 
 
 class BackendError(MmcachedError):
-    """The server was not reached, not in time, or talks nonsense."""
+    """The server was not reached, not in time, or talks nonsense.
+
+    Attributes:
+        trouble: what is wrong, in a word that `status` and `doctor` explain.
+    """
 
     code = "second_level_failed"
     retryable = True
+    trouble: Trouble = "unreached"
+
+    def __init__(self, reason: str, trouble: Trouble = "") -> None:
+        super().__init__(reason)
+        self.trouble = trouble or self.trouble
 
 
 class BackendLate(BackendError):
     """The server has not answered by the deadline."""
 
     code = "second_level_late"
+    trouble = "late"
 
 
 class BackendRefused(BackendError):
     """The server has answered that it will not do it: it is full, a replica, or does not allow it."""
 
     code = "second_level_refused"
+    trouble = "refused"
 
 
 Got = Value | BackendError | None

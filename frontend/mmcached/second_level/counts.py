@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Literal
 
 from mmcached.wire.latency import Latency
-from mmcached.wire.stats import SecondLevelStats
+from mmcached.wire.stats import TROUBLES, SecondLevelStats, Trouble
 
 Op = Literal["get", "put", "claim"]
 
@@ -38,7 +38,15 @@ class Counts:
             with self._lock:
                 self._latencies[op].add(time.perf_counter() - began)
 
-    def stats(self, *, circuit_open: bool, waiting_saves: int, waiting_bytes: int) -> SecondLevelStats:
+    def stats(
+        self,
+        *,
+        circuit_open: bool,
+        waiting_saves: int,
+        waiting_bytes: int,
+        trouble: Trouble = "",
+        is_apart: bool = False,
+    ) -> SecondLevelStats:
         """Return all figures."""
         with self._lock:
             return SecondLevelStats(
@@ -49,4 +57,6 @@ class Counts:
                 circuit_open=int(circuit_open),
                 waiting_saves=waiting_saves,
                 waiting_bytes=waiting_bytes,
+                trouble=TROUBLES.index(trouble),
+                apart=int(is_apart),
             )

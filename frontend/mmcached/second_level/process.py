@@ -130,6 +130,8 @@ class SecondLevel(Closeable):
             circuit_open=self._records.breaker.state != "closed",
             waiting_saves=waiting.num_records,
             waiting_bytes=waiting.num_bytes,
+            trouble=self._records.trouble,
+            is_apart=self._records.is_apart,
         )
 
     def drain(self, timeout_s: float) -> None:

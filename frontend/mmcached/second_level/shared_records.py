@@ -44,6 +44,7 @@ from mmcached.second_level.records import (
 )
 from mmcached.wire.closeable import Closeable
 from mmcached.wire.errors import ItemTooLarge
+from mmcached.wire.stats import Trouble
 
 log = logging.getLogger("mmcached.second_level")
 
@@ -110,6 +111,8 @@ class SharedRecords(Closeable):
         self.epoch = self._newest = self._note.read()
         self.on_apart: Callable[[], object] = lambda: None
         self.breaker = Breaker(clock())
+        self._write_trouble: Trouble = ""
+        self._last_trouble: Trouble = ""
         self._epochs = threading.Lock()
         self._backend = backend
         self._max_bytes = max_bytes
@@ -192,6 +195,11 @@ class SharedRecords(Closeable):
         found = self._raise_epoch(joined, over=former, deadline=deadline, is_urgent=True)
         return self._join(joined if found <= former else found)
 
+    @property
+    def trouble(self) -> Trouble:
+        """What is wrong: why the server is not asked, else why it keeps nothing; "" if nothing is known to be."""
+        return self._last_trouble if self.breaker.state != "closed" else self._write_trouble
+
     def close(self) -> None:
         self._backend.close()
 
@@ -259,7 +267,12 @@ class SharedRecords(Closeable):
         )
 
     def _put(self, name: str, pieces: Sequence[Value], deadline: float) -> None:
-        self._ask(lambda: self._backend.put(name, pieces, ttl_s=self._ttl_s, deadline=deadline), deadline)
+        try:
+            self._ask(lambda: self._backend.put(name, pieces, ttl_s=self._ttl_s, deadline=deadline), deadline)
+        except BackendRefused as refused:
+            self._write_trouble = refused.trouble
+            raise
+        self._write_trouble = ""
 
     def _look(self, name: str, epoch: int, value: Got, deadline: float) -> Found | Missed:
         if value is None:
@@ -303,6 +316,7 @@ class SharedRecords(Closeable):
             raise
         except BaseException as error:
             reason = str(error) if isinstance(error, BackendError) else type(error).__name__
+            self._last_trouble = error.trouble if isinstance(error, BackendError) else "unreached"
             is_unfair = isinstance(error, BackendLate) and deadline - began < FAIR_S
             self.breaker.failed(self._clock(), reason, is_fair=not is_unfair)
             raise

@@ -8,7 +8,7 @@ so a new figure is a field (and a line of `METRICS`) here, and the place that co
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 import msgspec
 
@@ -91,6 +91,7 @@ METRICS: Mapping[str, str] = {
     "l2_seconds": "a call to it, of as many records as it takes at once",
     "l2_bytes": "bytes of records, by direction: read, or written",
     "l2_circuit_open": "1 while it is not asked: it has failed too often",
+    "l2_apart": "1 while it is not used: another host was flushed after this one, which has to be flushed too",
     "l2_waiting_saves": "records that wait to be saved there",
     "l2_waiting_bytes": "the same in bytes",
     "engine_steps": "steps planned",
@@ -380,12 +381,18 @@ class FrontendStats(Stats, frozen=True):
     by_client: Annotated[dict[str, ClientStats], By("client")] = {}
 
 
+Trouble = Literal["", "unreached", "late", "denied", "full", "refused"]
+TROUBLES: tuple[Trouble, ...] = get_args(Trouble)
+"""What is wrong with the server of a second level; "": nothing is known to be."""
+
+
 class SecondLevelStats(Stats, frozen=True):
     """The process between the store and a server that several hosts share.
 
     `gets_*` are fetches by their end, `queries` all of them; `claims_elsewhere` found another host at work;
     `puts_dropped` were too old, too large, or gone from the store. `gets` and `puts` of the figures in seconds are
-    calls, which may be about many records.
+    calls, which may be about many records. `trouble` is an index of `TROUBLES`. `apart`: another host has been flushed
+    since this one.
     """
 
     queries: Annotated[int, Metric("cache_queries", cache="second_level")] = 0
@@ -409,6 +416,8 @@ class SecondLevelStats(Stats, frozen=True):
     bytes_read: Annotated[int, Metric("l2_bytes", direction="read")] = 0
     bytes_written: Annotated[int, Metric("l2_bytes", direction="written")] = 0
     circuit_open: Annotated[Gauge, Metric("l2_circuit_open")] = 0
+    trouble: Gauge = 0
+    apart: Annotated[Gauge, Metric("l2_apart")] = 0
     waiting_saves: Annotated[Gauge, Metric("l2_waiting_saves")] = 0
     waiting_bytes: Annotated[Gauge, Metric("l2_waiting_bytes")] = 0
     faults: Annotated[int, Metric("faults")] = 0

@@ -8,6 +8,8 @@ import pytest
 
 from mmcached.cli.doctor.finding import Finding, Host
 from mmcached.cli.doctor.second_level import second_level
+from mmcached.second_level.epoch_note import EpochNote
+from mmcached.second_level.redis.backend import EPOCH
 from mmcached.shm.stats.page import StatsPage, StatsPageWriter
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.limits import LimitsConfig
@@ -63,4 +65,27 @@ def test_a_real_server_is_tried_and_its_ways_when_full_are_known(run_dir: Path) 
             "who may not ask for its memory is not told of it"
         )
         client.acl_setuser("me", enabled=True, commands=["-set"])
-        assert look(run_dir, f"unix://me:hunter2@{server.socket}").level == "warning"
+        found = look(run_dir, f"unix://me:hunter2@{server.socket}")
+        assert (found.level, "user and password" in found.mend) == ("warning", True)
+
+
+def test_what_is_wrong_is_told_apart(run_dir: Path) -> None:
+    program = find_program("redis-server")
+    if program is None:
+        pytest.skip("redis-server is not on this machine: a package of Debian")
+    with short_folder() as folder, Server(program, folder) as server, server.client() as client:
+        client.config_set("maxmemory", "1")
+        found = look(run_dir, server.url)
+        assert ("maxmemory" in found.mend, "password" in found.mend) == (True, False)
+        client.config_set("maxmemory", "64mb")
+        client.config_set("maxmemory-policy", "allkeys-lru")
+        client.set("mmcached:epoch", "1")
+        found = look(run_dir, server.url)
+        assert (found.level, "version 1" in found.what, "mmcached:epoch" in found.mend) == ("warning", True, True)
+        client.set(EPOCH, b"%019d" % 8)
+        EpochNote(RunDir(run_dir).second_level_epoch).write(7)
+        found = look(run_dir, server.url)
+        assert ("another host was flushed" in found.what, "mmcached flush" in found.mend) == (True, True)
+        client.config_set("requirepass", "secret")
+        assert "user and password" in look(run_dir, server.url).mend
+    assert "address" in look(run_dir, server.url).mend

@@ -122,9 +122,9 @@ def test_a_new_counter_is_a_field_with_its_metric_and_no_more(run_dir: Path, mon
 
 
 def test_every_figure_has_a_metric_and_every_metric_a_figure() -> None:
-    """`draining` is told of the supervisor by name, not by role; a slow log is no number."""
+    """`draining` is told of the supervisor by name, not by role; `trouble` is a word; a slow log is no number."""
     found = [figure for fields in FIELDS.values() for figure in figures(fields.record) if figure.block is not SlowLog]
-    assert [figure.name for figure in found if not figure.metrics] == ["draining"]
+    assert [figure.name for figure in found if not figure.metrics] == ["draining", "trouble"]
     assert {metric.name for figure in found for metric in figure.metrics} == set(METRICS)
 
 

@@ -4,31 +4,47 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections.abc import Mapping
 from importlib.util import find_spec
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from mmcached.cli.doctor.finding import Finding, Host
 from mmcached.second_level.backend import Backend, BackendError
+from mmcached.second_level.epoch_note import EpochNote
 from mmcached.second_level.urls import make_backend
 from mmcached.shm.stats.page import StatsPageReader
 from mmcached.shm.stats.service import stats_of
 from mmcached.wire.errors import ConfigError
 from mmcached.wire.paths import RunDir
-from mmcached.wire.stats import RoleName, SecondLevelStats
+from mmcached.wire.stats import RoleName, SecondLevelStats, Trouble
+
+if TYPE_CHECKING:
+    from mmcached.second_level.redis.backend import RedisBackend
 
 CALL_S = 3.0
 VALUE = bytes(128 << 10)
 TTL_S = 10.0
 """How long the value that is put to try it stays there."""
 _ROLE = RoleName("second_level")
+_MENDS: Mapping[Trouble, str] = {
+    "unreached": "is the server there, and are address, port and network right?",
+    "late": "is the server stopped or overloaded, or the network?",
+    "denied": "do user and password suffice? docs/fleet.md says which commands are needed",
+    "full": "more memory for the server (maxmemory), and maxmemory-policy allkeys-lru",
+    "refused": "the server's words say why; is it a replica?",
+}
 
 
 class _Trial(NamedTuple):
-    """What one value took there and back, and what the server does when it is full, as far as it says so."""
+    """What one value took there and back, and what the server says: its epoch, what it does when it is full, and which
+    other versions have an epoch there.
+    """
 
     put_s: float
     get_s: float
+    epoch: int
     when_full: str
+    version_to_key: Mapping[int, str]
 
 
 def second_level(host: Host) -> Finding:
@@ -47,8 +63,7 @@ def second_level(host: Host) -> Finding:
     try:
         trial = _try(backend)
     except BackendError as error:
-        mend = "is the server there, and do user and password suffice? docs/fleet.md says for what"
-        return Finding("warning", f"{fact}: {error}; until then every miss is computed", mend)
+        return Finding("warning", f"{fact}: {error}; until then every miss is computed", _MENDS[error.trouble])
     finally:
         backend.close()
     limit_ms, get_ms = config.limits.l2_timeout_ms, 1000 * trial.get_s
@@ -56,6 +71,17 @@ def second_level(host: Host) -> Finding:
     if get_ms >= limit_ms:
         mend = "a nearer server, a faster network, or a larger limits.l2_timeout_ms"
         return Finding("warning", f"{fact}; after {limit_ms} ms a fetch is a miss", mend)
+    own_epoch = EpochNote(RunDir(host.run_dir).second_level_epoch).read()
+    if 0 < own_epoch < trial.epoch:
+        what = f"{fact}; it is not used: another host was flushed after this one"
+        return Finding("warning", what, "`mmcached flush`, once the servers of this host are up to date")
+    if trial.version_to_key:
+        versions = ", ".join(map(str, trial.version_to_key))
+        what = (
+            f"{fact}; hosts of another mmcached use it too, or did (records of version {versions}): they share nothing"
+        )
+        mend = f"one version for all hosts, and then delete in the server: {', '.join(trial.version_to_key.values())}"
+        return Finding("warning", what, mend)
     if trial.when_full:
         return Finding("warning", f"{fact}; {trial.when_full}", "maxmemory, and maxmemory-policy allkeys-lru")
     if circuit:
@@ -70,21 +96,21 @@ def _try(backend: Backend) -> _Trial:
     backend.put(name, [VALUE], ttl_s=TTL_S, deadline=time.monotonic() + CALL_S)
     put_s = time.perf_counter() - began
     began = time.perf_counter()
-    _, (found,) = backend.get_many([name], deadline=time.monotonic() + CALL_S)
+    epoch, (found,) = backend.get_many([name], deadline=time.monotonic() + CALL_S)
     get_s = time.perf_counter() - began
     if found is None or isinstance(found, BackendError) or bytes(found) != VALUE:
         raise BackendError("a value was put there, and is not found")
-    return _Trial(put_s, get_s, _when_full(backend))
+    if find_spec("redis") is not None:
+        from mmcached.second_level.redis.backend import RedisBackend
+
+        if isinstance(backend, RedisBackend):
+            versions = backend.other_versions(deadline=time.monotonic() + CALL_S)
+            return _Trial(put_s, get_s, epoch, _when_full(backend), versions)
+    return _Trial(put_s, get_s, epoch, "", {})
 
 
-def _when_full(backend: Backend) -> str:
+def _when_full(backend: RedisBackend) -> str:
     """Return what is wrong with how a server ends when it is full; empty if nothing is, or it does not say."""
-    if find_spec("redis") is None:
-        return ""
-    from mmcached.second_level.redis.backend import RedisBackend
-
-    if not isinstance(backend, RedisBackend):
-        return ""
     try:
         max_bytes, policy = backend.memory(deadline=time.monotonic() + CALL_S)
     except BackendError:  # this user may not ask

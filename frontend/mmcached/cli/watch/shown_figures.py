@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 
 import msgspec
 
 from mmcached.wire.figures import samples
-from mmcached.wire.stats import SecondLevelStats, ServiceStats
+from mmcached.wire.stats import TROUBLES, SecondLevelStats, ServiceStats, Trouble
 from mmcached.wire.vocabulary import MODALITIES, Modality
 
 CACHES = {
@@ -66,6 +67,16 @@ def modalities_of(stats: ServiceStats) -> list[ModalityLine]:
     return found if any(line.name != "image" for line in found) else []
 
 
+TROUBLE_WORDS: Mapping[Trouble, str] = {
+    "": "",
+    "unreached": "its server is not reached",
+    "late": "its server does not answer in time",
+    "denied": "its server does not accept the user or the password, or does not allow this user a command",
+    "full": "its server has no memory left",
+    "refused": "its server refuses what it is told; the log of the role `second level` has its words",
+}
+
+
 def caches_of(stats: ServiceStats) -> list[str]:
     """Return the names of the caches to show: a second level, and what engines have, only where there is one."""
     queries, _ = queries_and_hits(stats)
@@ -75,9 +86,13 @@ def caches_of(stats: ServiceStats) -> list[str]:
 
 def note_of(stats: ServiceStats) -> str:
     """Return what is wrong though the service is ready; empty if nothing is."""
-    return (
-        "the second level has failed too often, and is not asked for a while" if stats.second_level.circuit_open else ""
-    )
+    level = stats.second_level
+    why = TROUBLE_WORDS[TROUBLES[level.trouble]] if level.trouble < len(TROUBLES) else ""
+    if level.circuit_open:
+        return f"the second level has failed too often, and is not asked for a while: {why or 'see its log'}"
+    if level.apart:
+        return "the second level is not used: another host was flushed after this one; flush this one too"
+    return f"the second level keeps nothing: {why}" if why else ""
 
 
 def queries_and_hits(stats: ServiceStats) -> tuple[Counter[str], Counter[str]]:

@@ -15,11 +15,13 @@ import numpy.typing as npt
 from mmcached.second_level.backend import BackendError, BackendRefused, Value
 from mmcached.second_level.records import MAX_VALUE_BYTES
 from mmcached.wire.closeable import Closeable
+from mmcached.wire.stats import Trouble
 
 SCRATCH_BYTES = 64 << 10
+_NO_ROOM = -200
 _REFUSALS = {
     -10: "a buffer is too small: see buffer_mb",
-    -200: "there is no room: see segment_mb",
+    _NO_ROOM: "there is no room: see segment_mb",
     -600: "it is larger than a buffer or a segment has room for",
     -601: "another client has begun to write it since",
     -705: "it is being written",
@@ -155,7 +157,8 @@ def _check(status: int) -> None:
     if status <= _UNREACHED:
         raise _unreached(status)
     if status in _REFUSALS:
-        raise BackendRefused(f"Mooncake refuses: {_REFUSALS[status]} (error {status})")
+        trouble: Trouble = "full" if status == _NO_ROOM else "refused"
+        raise BackendRefused(f"Mooncake refuses: {_REFUSALS[status]} (error {status})", trouble)
     if status < 0:
         raise BackendError(f"Mooncake could not bring a value to where it shall lie (error {status})")
 

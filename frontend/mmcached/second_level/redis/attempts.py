@@ -36,7 +36,7 @@ class Attempts(Generic[Made]):
         self._discard = discard
         self._is_making = False
         self._num_failed = 0
-        self._last_error = ""
+        self._last_error = BackendError("")
 
     def until(self, find: Callable[[], Made | None], deadline: float) -> Made:
         """Return what `find` returns, as soon as it is something; have it made meanwhile. Holds `turn` for `find`.
@@ -53,7 +53,7 @@ class Attempts(Generic[Made]):
                 if found is not None:
                     return found
                 if self._num_failed != num_failed:
-                    raise BackendError(self._last_error)
+                    raise BackendError(str(self._last_error), self._last_error.trouble)
                 if not self._is_making:
                     self._is_making = True
                     threading.Thread(target=self._attempt, name="mmc-l2-connect", daemon=True).start()
@@ -67,13 +67,13 @@ class Attempts(Generic[Made]):
             self.turn.notify_all()
 
     def _attempt(self) -> None:
-        made, error = None, ""
+        made, error = None, BackendError("")
         try:
             made = self._make()
         except BackendError as known:
-            error = str(known)
+            error = known
         except Exception as strange:  # what a server says of itself may make redis-py raise anything
-            error = f"Redis says what is not understood: {type(strange).__name__}: {strange}"
+            error = BackendError(f"Redis says what is not understood: {type(strange).__name__}: {strange}")
         with self.turn:
             self._is_making = False
             if made is None:

@@ -18,8 +18,11 @@ from dataclasses import dataclass
 
 from redis.exceptions import (
     AskError,
+    AuthenticationError,
     ClusterDownError,
     MovedError,
+    NoPermissionError,
+    OutOfMemoryError,
     ReadOnlyError,
     ResponseError,
     TryAgainError,
@@ -33,6 +36,7 @@ from mmcached.second_level.redis.nodes import nodes_of
 from mmcached.second_level.redis.place import Place
 from mmcached.second_level.redis.replies import Reply
 from mmcached.wire.closeable import Closeable
+from mmcached.wire.stats import Trouble
 
 _PREFIX = f"mmcached:{VERSION}:"
 EPOCH = f"{_PREFIX}epoch"
@@ -105,15 +109,16 @@ class RedisBackend(Closeable):
             raise BackendError("Redis does not confirm the epoch")
         return _epoch(text)
 
-    def other_versions(self, *, deadline: float) -> list[int]:
-        """Return the versions of which hosts use, or have used, this server too.
+    def other_versions(self, *, deadline: float) -> dict[int, str]:
+        """Return the versions of which hosts use, or have used, this server too, each with the key of its epoch.
 
         Raises:
             BackendError: as of every call.
         """
         others = {number: key for number, key in _OTHER_EPOCHS.items() if number != VERSION}
         replies = self._exchange([_command(key, "GET", key) for key in others.values()], deadline)
-        return [number for number, reply in zip(others, replies, strict=True) if _value(reply) is not None]
+        found = zip(others.items(), replies, strict=True)
+        return {number: key for (number, key), reply in found if _value(reply) is not None}
 
     def memory(self, *, deadline: float) -> tuple[int, str]:
         """Return the server's limit of memory in bytes, 0 if it has none, and what it does when that is reached.
@@ -236,10 +241,18 @@ def _good(reply: Reply) -> Value | int | None:
     if isinstance(reply, BackendError):
         raise reply
     if isinstance(reply, ResponseError) and not isinstance(reply, AskError | ClusterDownError | TryAgainError):
-        raise BackendRefused(f"Redis refuses: {str(reply)[:200]}")
+        raise BackendRefused(f"Redis refuses: {str(reply)[:200]}", _trouble(reply))
     if isinstance(reply, Exception):
-        raise BackendError(f"Redis cannot: {str(reply)[:200]}")
+        raise BackendError(f"Redis cannot: {str(reply)[:200]}", _trouble(reply))
     return reply
+
+
+def _trouble(error: Exception) -> Trouble:
+    if isinstance(error, OutOfMemoryError) or "used memory > 'maxmemory'" in str(error):
+        return "full"  # a script that is refused a command says so in other words
+    if isinstance(error, AuthenticationError | NoPermissionError):
+        return "denied"
+    return "refused" if isinstance(error, ResponseError) else "unreached"
 
 
 def _epoch(value: Got) -> int:

@@ -12,11 +12,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from redis import Connection, SSLConnection, UnixDomainSocketConnection
-from redis.exceptions import RedisError
+from redis.exceptions import AuthenticationError, RedisError
 
 from mmcached.second_level.backend import BackendError, BackendLate, Value
 from mmcached.second_level.redis.place import Address, Options, Place
 from mmcached.second_level.redis.replies import CONNECT_S, Replies, Reply, wait_until
+from mmcached.wire.stats import Trouble
 
 _MAX_PIECES = os.sysconf("SC_IOV_MAX")
 TIMEOUTS: Options = {"socket_timeout": CONNECT_S, "socket_connect_timeout": CONNECT_S}
@@ -57,7 +58,8 @@ class Link:
             self._connection.connect()
         except (RedisError, OSError) as error:
             self.close()
-            raise BackendError(f"Redis is not reached: {error}") from None
+            trouble: Trouble = "denied" if isinstance(error, AuthenticationError) else "unreached"
+            raise BackendError(f"Redis is not reached: {error}", trouble) from None
         except BaseException:
             self.close()
             raise
