@@ -53,13 +53,13 @@ def sizes(n: Load) -> dict[str, float]:
     """
     output_mib = n.rows * n.width * n.element_bytes * n.levels / 1048576
     new_per_s = n.images_per_s * (1 - n.reuse)
-    store_gib = max(0.25, 4 * output_mib / 1024, new_per_s * n.window_s * output_mib / 1024)
+    kept_gib = n.images_per_s * (1 - n.reuse / 2) * n.window_s * output_mib / 1024
+    store_gib = max(0.25, 4 * output_mib / 1024, kept_gib)
     ring_gib = min(1, n.workers) * max(0.25, 4 * n.item_mib / 1024, new_per_s * n.in_flight_s * n.item_mib / 1024)
     shm_gib = 2 * (store_gib + ring_gib) + n.writers * 64 / 1024
     processes_gib = (192 + min(1, n.workers) * 320 + n.workers * 512) / 1024
     memory_gib = store_gib + ring_gib + processes_gib
-    fleet_gib = n.hosts * new_per_s * n.window_s * output_mib / 1024
-    second_gib = max(0, min(1, n.hosts - 1)) * (1.25 * fleet_gib + 4 * n.hosts * output_mib / 1024)
+    second_gib = max(0, min(1, n.hosts - 1)) * (1.25 * n.hosts * kept_gib + 4 * n.hosts * output_mib / 1024)
     return {
         "output_mib": output_mib,
         "new_per_s": new_per_s,

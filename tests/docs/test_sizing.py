@@ -5,13 +5,18 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from scripts.bench.policies import Lru
+from scripts.simulate_fleet.cases import BASE
+from scripts.simulate_fleet.levels import GIB, first_level
+from scripts.simulate_fleet.requests import draw
 from scripts.sizing import Load, sizes
 from tests.house import REPOSITORY
 from tests.house.drawing import examples
@@ -57,17 +62,31 @@ def test_the_script_returns_what_it_computes() -> None:
     assert found == pytest.approx(sizes(Load(workers=2.0)))
 
 
-def test_a_store_takes_what_comes_again() -> None:
-    """An image that comes again after the whole window is still there: all that was new meanwhile fits."""
-    load = Load(images_per_s=40, reuse=0.75, window_s=60)
-    found = sizes(load)
-    assert found["store_gib"] * 1024 >= 10 * 60 * found["output_mib"]
+@pytest.mark.parametrize("window_s", [60.0, 180.0, 600.0])
+def test_a_store_takes_what_comes_again(window_s: float) -> None:
+    """Of the requests of the simulated fleet, a store as large as the page says finds all that come in the window."""
+    requests = draw(replace(BASE.load, hosts=1), 12_000, seed=1)
+    seconds = requests.length_s / len(requests.keys)
+    last: dict[int, int] = {}
+    gaps_s = np.full(len(requests.keys), np.inf)
+    for number, key in enumerate(requests.keys.tolist()):
+        if key in last:
+            gaps_s[number] = seconds * (number - last[key])
+        last[key] = number
+    half = len(gaps_s) // 2
+    reuse = float((gaps_s[half:] <= window_s).mean())
+    store_gib = sizes(Load(images_per_s=BASE.load.images_per_s, reuse=reuse, window_s=window_s))["store_gib"]
+    is_found = first_level(requests, 1, round(store_gib * GIB), Lru)
+    assert is_found[half:].mean() >= reuse
+
+
+def test_a_store_is_never_smaller_than_four_records() -> None:
     assert sizes(Load(images_per_s=0))["store_gib"] == 0.25
 
 
 def test_a_second_level_takes_what_all_hosts_encode_and_one_host_needs_none() -> None:
     load = Load(images_per_s=40, reuse=0.75, window_s=60, hosts=3)
-    assert sizes(load)["second_gib"] * 1024 >= 3 * 10 * 60 * sizes(load)["output_mib"]
+    assert sizes(load)["second_gib"] >= 1.25 * 3 * sizes(load)["store_gib"]
     assert sizes(Load())["second_gib"] == 0
 
 
