@@ -25,7 +25,7 @@ def test_each_alert_fires_and_does_not() -> None:
         ("< 0.1 *", "< 0.3 *"),
         ("< 0.5 * mmcached", "< 0.9 * mmcached"),
         ("for: 15m", "for: 5m"),
-        ("circuit_open[5m]) > 0.5", "circuit_open[5m]) > 0.3"),
+        ("circuit_open[1m]) > 0.5", "circuit_open[5m]) > 0.5"),
         ('outcome=~"dropped|failed"', 'outcome=~"dropped"'),
     ],
 )
