@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mmcached.cli.admin.printing import JsonOption, print_json, print_table, say
+from mmcached.cli.progress import working
 from mmcached.cli.ray.placed_config import read
 
 if TYPE_CHECKING:
@@ -56,7 +57,8 @@ def _placement(file: Path) -> Iterator[Placement]:
     config = read(file)
     from mmcached.cli.ray.placement import Placement  # which imports torch
 
-    placement = Placement(config)
+    with working(f"reaching the Ray cluster at {config.address}"):
+        placement = Placement(config)
     try:
         yield placement
     finally:

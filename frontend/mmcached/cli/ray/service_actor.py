@@ -28,7 +28,7 @@ class ServiceActor:
 
     Args:
         fields: of its `ServiceConfig`; without the cluster's address, which the actor knows.
-        run_dir: on this node; "{node}" in it becomes the node's id, eight digits of it.
+        run_dir: on this node; "{node}" in it becomes the node's id, as `mmcached ray status` shows it.
     Raises:
         ServiceUnavailable: it did not become ready.
     """
@@ -40,7 +40,7 @@ class ServiceActor:
         self._node_id = context.get_node_id()
         encoder = {**fields["encoder"], "ray_address": context.gcs_address}
         config = ServiceConfig.from_fields({**fields, "encoder": encoder})
-        place = Path(run_dir.replace("{node}", self._node_id[:8])) if run_dir else default_run_dir()
+        place = Path(run_dir.replace("{node}", self._node_id)) if run_dir else default_run_dir()
         self._service = _started(config, place)
         self._is_stopped = False
         threading.Thread(target=self._end_with_service, name="mmcached-service", daemon=True).start()

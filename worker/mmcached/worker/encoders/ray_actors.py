@@ -6,6 +6,7 @@ A driver of Ray in this process: it needs a raylet on this host, and ends with i
 from __future__ import annotations
 
 import signal
+import socket
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -19,6 +20,7 @@ from mmcached.worker.encoders.pieces import HEAD_BYTES, Bytes1D, cut, join, num_
 PREFIX = "encoder-"
 """What the names of encoder actors begin with."""
 _PAUSE_S = 1.0
+_REACHED_S = 5.0
 
 
 class RayCluster(Closeable):
@@ -65,6 +67,7 @@ def connect(address: str, namespace: str, *, timeout_s: float = 0.0) -> None:
     on_sigterm = signal.getsignal(signal.SIGTERM)
     while True:
         try:
+            _check_reached(address)
             ray.init(
                 address=address,
                 namespace=namespace,
@@ -73,7 +76,7 @@ def connect(address: str, namespace: str, *, timeout_s: float = 0.0) -> None:
                 logging_level="error",
             )
             return
-        except (ConnectionError, RuntimeError, ValueError, TimeoutError, ray.exceptions.RayError) as error:
+        except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
             ray.shutdown()
             if time.monotonic() > deadline:
                 reason = f"{type(error).__name__}: {str(error)[:200]}"
@@ -81,6 +84,13 @@ def connect(address: str, namespace: str, *, timeout_s: float = 0.0) -> None:
         finally:
             signal.signal(signal.SIGTERM, on_sigterm)
         time.sleep(_PAUSE_S)
+
+
+def _check_reached(address: str) -> None:
+    """Raise OSError unless something listens at an address: Ray itself would say nothing for minutes."""
+    if address != "auto":
+        host, _, port = address.rpartition(":")
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_REACHED_S).close()
 
 
 class RayActor:
