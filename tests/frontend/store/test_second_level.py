@@ -587,6 +587,21 @@ def test_a_claim_is_held_as_long_as_its_client_computes_and_is_over_when_it_give
     assert not is_answered(bench, level.client), "and nothing is said of it any more"
 
 
+@pytest.mark.parametrize("is_computing", [True, False])
+def test_a_claim_that_was_made_after_its_fetch_had_ended_is_held_or_over(
+    bench: Bench, level: FakeSecondLevel, ann: FakeClient, clock: Clock, is_computing: bool
+) -> None:
+    ann.ask("a")
+    fetch = level.fetch()
+    clock.now += TIMEOUT_S
+    token = ann.answer(to_client.Claimed).claim
+    if not is_computing:
+        ann.channel.send(to_frontend.DropClaim(ann.client_id, token))
+    level.end(fetch, "miss")
+    clock.now += CLAIM_WAIT_S / 2
+    assert claims_said(level) == [(NAME, is_computing)]
+
+
 def test_a_claim_that_passes_to_another_client_of_this_host_is_not_over(
     bench: Bench, level: FakeSecondLevel, ann: FakeClient, clock: Clock
 ) -> None:

@@ -88,6 +88,7 @@ class FetchTable:
         self._asked: dict[str, _Fetch] = {}
         self._elsewhere: dict[str, _Fetch] = {}
         self._number_to_name: dict[int, str] = {}
+        self._number_to_late: dict[int, str] = {}  # names of fetches that may have become claims since they ended
         self._to_order: dict[str, None] = {}
         self._own_until: dict[str, float] = {}
         self._parked: dict[Parked, None] = {}
@@ -108,6 +109,9 @@ class FetchTable:
         """When the next fetch has to end."""
         first = (next(iter(fetches.values()), None) for fetches in (self._asked, self._elsewhere))
         return min((fetch.deadline for fetch in first if fetch is not None), default=inf)
+
+    def is_under_way(self, number: int) -> bool:
+        return number in self._number_to_name
 
     def clients(self) -> set[str]:
         return {one.client_id for one in self._parked if one.client_id}
@@ -184,15 +188,17 @@ class FetchTable:
         """Take note of what the second level says of a fetch; one that is not under way changes nothing.
 
         Returns:
-            the name of the record if it was claimed among all hosts for a client, which is to compute it.
+            the name of the record if it was claimed among all hosts for a client, which is to compute it, or was.
         """
         name = self._number_to_name.get(number)
         if name is None:
-            return None
+            late = self._number_to_late.pop(number, None) if outcome != "elsewhere" else None
+            return late if outcome == "miss" else None
         if outcome != "elsewhere":
             fetch = self._asked[name] if name in self._asked else self._elsewhere[name]
             is_claimed = fetch.claims and outcome == "miss" and any(one.client_id for one in fetch.parked)
             self._end(name, outcome)
+            self._number_to_late.pop(number, None)
             return name if is_claimed else None
         if (known := self._elsewhere.pop(name, None)) is not None:
             known.deadline = self._clock() + self._claim_wait_s
@@ -219,6 +225,7 @@ class FetchTable:
         for name in [*self._asked, *self._elsewhere]:
             self._end(name, "failed")
         self._own_until.clear()
+        self._number_to_late.clear()
 
     def check_integrity(self) -> None:
         """Raise `InvariantError` if somebody is parked for nothing, or a fetch is in two states."""
@@ -253,6 +260,10 @@ class FetchTable:
         self._to_order.pop(name, None)
         del self._number_to_name[fetch.number]
         self.num_ended[outcome] += 1
+        if fetch.claims and fetch.is_ordered and outcome in ("late", "overtaken"):
+            self._number_to_late[fetch.number] = name
+            if len(self._number_to_late) > MAX_FETCHES:
+                del self._number_to_late[next(iter(self._number_to_late))]
         if fetch.claims and outcome not in ("hit", "overtaken"):
             self._own_until.pop(name, None)  # it is the last of all now
             self._own_until[name] = self._clock() + self._claim_wait_s

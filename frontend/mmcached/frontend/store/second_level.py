@@ -166,9 +166,12 @@ class SecondLevel:
         """Raise RemoteProtocolError if it does not come from the second level."""
         self._check_peer(message)
         for end in message.fetches:
+            is_late = not self.fetches.is_under_way(end.number)
             claimed = self.fetches.ended(end.number, end.outcome)
             if claimed is not None:
                 self.claims.begin(claimed)
+                if is_late:  # who had asked for it went on without: it may be computed by now, or over
+                    self.claims.end(claimed)
 
     def flushed(self, message: SecondLevelFlushed) -> None:
         """Take note of what has become of a flush; of a former one it changes nothing. Raises as `fetches_ended`."""
