@@ -248,7 +248,11 @@ LIMITS: Mapping[str, Limit] = MappingProxyType(
             1, 600_000, "ms", "time that a request waits for what the second level may have", "a miss"
         ),
         "limits.l2_claim_wait_ms": Limit(
-            0, 600_000, "ms", "time that a request waits for a record which another host computes", "computes it too"
+            0,
+            600_000,
+            "ms",
+            "time that a host waits for a record which another one computes, after it has last heard of that",
+            "computes it too",
         ),
         "limits.max_l2_record_mb": Limit(
             0, 1 << 16, "MiB", "size of one record of the second level", "not saved there"
