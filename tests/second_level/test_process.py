@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -164,6 +165,42 @@ def test_a_full_server_is_said_to_be_full(run_dir: Path, own_server: Server) -> 
         client.put("k", numbers(1))
         stats = eventually(level.stats, lambda stats: stats.trouble > 0, "a trouble")
         assert "no memory left" in note_of(ServiceStats(second_level=stats))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_after_any_flushes_and_one_more_of_each_host_nothing_of_before_is_served(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    """Each host computes with weights of its own version, which rises with each of its flushes."""
+    monkeypatch.setattr(process, "PROBE_INTERVAL_S", 0.02)
+    rng, keys = random.Random(seed), [f"k{number}" for number in range(6)]
+    clients = [fleet.host(name)[0] for name in "abc"]
+    versions = [0, 0, 0]
+
+    def compute(host: int, key: str) -> tuple[int, int]:
+        made = {"by": host, "version": versions[host]}
+        found = clients[host].get_or_compute(key, lambda: made)
+        return found["by"], found["version"]
+
+    def flush(host: int) -> None:
+        versions[host] += 1
+        clients[host].invalidate()
+
+    for _ in range(60):
+        host = rng.randrange(3)
+        if rng.random() < 0.15:
+            flush(host)
+        else:
+            compute(host, rng.choice(keys))
+    for host in rng.sample(range(3), 3):
+        flush(host)
+        compute(rng.randrange(3), rng.choice(keys))
+
+    def old() -> list[tuple[int, int]]:
+        found = [compute(host, key) for key in keys for host in range(3)]
+        return [(by, version) for by, version in found if version != versions[by]]
+
+    eventually(old, lambda found: not found, "only what was computed since")
 
 
 # ---- claims among hosts: the server's never expire, so who is not told waits for ever

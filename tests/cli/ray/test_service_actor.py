@@ -21,9 +21,13 @@ def test_the_run_directory_has_the_id_that_status_shows(tmp_path: Path, monkeypa
     monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(get_runtime_context=lambda: context))
     is_over = threading.Event()
 
+    def stop() -> int:
+        is_over.set()
+        return 0
+
     def started(config: ServiceConfig, run_dir: Path) -> SimpleNamespace:
         process = SimpleNamespace(wait=is_over.wait)
-        return SimpleNamespace(run_dir=run_dir, process=process, stop=lambda: is_over.set() or 0)
+        return SimpleNamespace(run_dir=run_dir, process=process, stop=stop)
 
     monkeypatch.setattr(service_actor, "_started", started)
     actor = ServiceActor({"encoder": {}}, f"{tmp_path}/{{node}}")

@@ -509,7 +509,7 @@ def test_a_flush_without_the_process_or_without_its_answer_says_so(
     bench.stats(after=object)
     assert not bench.client.wait(0), "the next process may come in time"
     clock.now += FLUSH_TIMEOUT_S
-    assert "its process has not been there" in error_of(bench.answer(to_client.Failed)).details["error"]
+    assert "its process has not been there" in str(error_of(bench.answer(to_client.Failed)))
     following = FakeSecondLevel(bench)
     assert following.orders().flush, "the next one is told"
 

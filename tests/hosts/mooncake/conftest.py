@@ -12,6 +12,7 @@ from mmcached.second_level.mooncake.backend import MooncakeBackend
 from mmcached.second_level.mooncake.place import read_place
 from mmcached.second_level.mooncake.start import start
 from tests.hosts.mooncake.stores import Lender, Master
+from tests.second_level.mooncake.epochs import begin_epoch
 
 LONG_S = 30.0
 MakeBackend = Callable[[str], MooncakeBackend]
@@ -78,7 +79,7 @@ def await_room(backend: MooncakeBackend) -> None:
     deadline = within(LONG_S)
     while True:
         try:
-            backend.begin_epoch(deadline=within(LONG_S))
+            begin_epoch(backend)
             return
         except BackendError:
             assert time.monotonic() < deadline, "there is no memory"

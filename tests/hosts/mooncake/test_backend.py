@@ -23,6 +23,7 @@ from mmcached.wire.config import ServiceConfig
 from mmcached.wire.limits import LimitsConfig
 from tests.hosts.mooncake.conftest import LONG_S, MakeBackend, await_rest, await_room, within
 from tests.hosts.mooncake.stores import Lender, Master
+from tests.second_level.mooncake.epochs import begin_epoch
 
 TTL_S, SOON_S = 60.0, 0.05
 SLACK_S = 1.0
@@ -44,7 +45,7 @@ def name() -> str:
 
 def test_what_one_puts_another_finds(shared_master: Master, make_backend: MakeBackend) -> None:
     one, two = make_backend(shared_master.url), make_backend(shared_master.url)
-    epoch = one.begin_epoch(deadline=within(LONG_S))
+    epoch = begin_epoch(one)
     small, large, missing = name(), name(), name()
     values = {small: os.urandom(100), large: os.urandom(MAX_VALUE_BYTES)}
     for key, value in values.items():
@@ -60,7 +61,7 @@ def test_what_one_puts_another_finds(shared_master: Master, make_backend: MakeBa
 def test_a_new_epoch_is_seen_by_all(shared_master: Master, make_backend: MakeBackend) -> None:
     one, two = make_backend(shared_master.url), make_backend(shared_master.url)
     for writer, reader in ((one, two), (two, one), (one, two)):
-        epoch = writer.begin_epoch(deadline=within(LONG_S))
+        epoch = begin_epoch(writer)
         assert reader.get_many([], deadline=within(LONG_S)) == (epoch, [])
 
 
@@ -68,12 +69,12 @@ def test_an_epoch_that_is_read_while_it_is_written_is_one_that_was(
     shared_master: Master, make_backend: MakeBackend
 ) -> None:
     one, two = make_backend(shared_master.url), make_backend(shared_master.url)
-    begun = {one.begin_epoch(deadline=within(LONG_S))}
+    begun = {begin_epoch(one)}
     is_over = threading.Event()
 
     def begin() -> None:
         while not is_over.is_set():
-            begun.add(one.begin_epoch(deadline=within(LONG_S)))
+            begun.add(begin_epoch(one))
 
     with ThreadPoolExecutor(1) as writers:
         writing = writers.submit(begin)
@@ -118,7 +119,7 @@ def test_a_claim_that_was_dropped_is_free(shared_master: Master, make_backend: M
 
 def test_a_full_store_refuses_or_evicts_and_keeps_its_epoch(master: Master, make_backend: MakeBackend) -> None:
     backend = make_backend(master.url.replace("segment_mb=0", "segment_mb=64"))
-    epoch = backend.begin_epoch(deadline=within(LONG_S))
+    epoch = begin_epoch(backend)
     names, refusals = [name() for _ in range(40)], 0
     value = os.urandom(8 << 20)
     for key in names:
@@ -139,7 +140,7 @@ def test_memory_of_a_process_that_was_killed_is_lost_and_the_epoch_is_not(
     names = [name() for _ in range(16)]
     with Lender(master) as one, Lender(master) as two:
         await_two_places(master)
-        epoch = backend.begin_epoch(deadline=within(LONG_S))
+        epoch = begin_epoch(backend)
         for key in names:
             put(backend, key, key.encode() * 1000)
         two.kill()
@@ -179,7 +180,7 @@ def await_two_places(master: Master) -> None:
 
 def test_a_master_that_stands_still_holds_nobody_up(master: Master, make_backend: MakeBackend) -> None:
     backend = make_backend(master.url.replace("segment_mb=0", "segment_mb=64"))
-    epoch = backend.begin_epoch(deadline=within(LONG_S))
+    epoch = begin_epoch(backend)
     key = name()
     put(backend, key, b"value" * 10)
     master.stop()
@@ -208,7 +209,7 @@ def test_a_master_that_died_is_an_error_and_its_successor_knows_nothing(
     master: Master, make_backend: MakeBackend
 ) -> None:
     backend = make_backend(master.url.replace("segment_mb=0", "segment_mb=64"))
-    old = backend.begin_epoch(deadline=within(LONG_S))
+    old = begin_epoch(backend)
     key = name()
     put(backend, key, b"value" * 10)
     master.kill()
@@ -237,4 +238,4 @@ def test_doctor_tries_it(master: Master, run_dir: Path) -> None:
 def test_nothing_that_lends_memory_is_a_refusal(master: Master, make_backend: MakeBackend) -> None:
     backend = make_backend(master.url)
     with pytest.raises(BackendRefused, match="no room: see segment_mb"):
-        backend.begin_epoch(deadline=within(LONG_S))
+        begin_epoch(backend)

@@ -7,20 +7,13 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from mmcached.second_level.backend import (
-    MAX_EPOCH,
-    Backend,
-    BackendError,
-    BackendLate,
-    BackendRefused,
-    Value,
-    next_epoch,
-)
+from mmcached.second_level.backend import Backend, BackendError, BackendLate, BackendRefused, Value
 from mmcached.second_level.mooncake.backend import EPOCH, MAX_CALLS, MooncakeBackend
 from mmcached.second_level.mooncake.client import SCRATCH_BYTES, Client
 from mmcached.second_level.records import HEAD_BYTES, MAX_VALUE_BYTES
 from mmcached.second_level.shared_records import Found, HostApart, Missed, SharedRecords
 from tests.clock import Clock
+from tests.second_level.mooncake.epochs import begin_epoch
 from tests.second_level.mooncake.memory_store import MemoryStore
 
 NAME, OTHER = "ab" * 32, "cd" * 32
@@ -56,12 +49,6 @@ def backend(make_backend: Callable[..., MooncakeBackend]) -> Backend:
 
 def within(seconds: float) -> float:
     return time.monotonic() + seconds
-
-
-def begin_epoch(backend: Backend) -> int:
-    epoch = next_epoch(0)
-    backend.raise_epoch(epoch, over=MAX_EPOCH, deadline=within(LONG_S))
-    return epoch
 
 
 def put(backend: Backend, name: str, value: bytes) -> None:

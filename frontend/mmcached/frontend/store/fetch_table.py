@@ -195,8 +195,8 @@ class FetchTable:
             late = self._number_to_late.pop(number, None) if outcome != "elsewhere" else None
             return late if outcome == "miss" else None
         if outcome != "elsewhere":
-            fetch = self._asked[name] if name in self._asked else self._elsewhere[name]
-            is_claimed = fetch.claims and outcome == "miss" and any(one.client_id for one in fetch.parked)
+            ending = self._asked[name] if name in self._asked else self._elsewhere[name]
+            is_claimed = ending.claims and outcome == "miss" and any(one.client_id for one in ending.parked)
             self._end(name, outcome)
             self._number_to_late.pop(number, None)
             return name if is_claimed else None
