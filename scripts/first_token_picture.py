@@ -22,7 +22,7 @@ BARS = (
 """Label, milliseconds, and whether mmcached is there."""
 THEMES = {"light": ("#1f2328", "#afb8c1", "#0969da"), "dark": ("#e6edf3", "#57606a", "#58a6ff")}
 """Colours of text, of bars without and of bars with mmcached."""
-WIDTH, LEFT, ROW, TOP, LONGEST = 760, 330, 30, 44, 360
+WIDTH, LEFT, ROW, TOP, LONGEST = 800, 370, 30, 44, 360
 
 
 def svg(text: str, without: str, with_: str) -> str:

@@ -20,7 +20,8 @@ rm -r "$home/debs"
 cat > "$home/fonts.conf" <<END
 <?xml version="1.0"?>
 <!DOCTYPE fontconfig SYSTEM "fonts.dtd">
-<fontconfig><dir>$home/root/usr/share/fonts</dir><cachedir>$home/fonts</cachedir></fontconfig>
+<fontconfig><dir>$home/root/usr/share/fonts</dir><cachedir>$home/fonts</cachedir>
+<alias><family>monospace</family><prefer><family>DejaVu Sans Mono</family></prefer></alias></fontconfig>
 END
 libraries=$(find "$home/root" -name '*.so*' -printf '%h\n' | sort -u | grep -v -E '/(gconv|perl|security|dri|girepository-1.0)' | tr '\n' ':')
 cat > "$home/chromium" <<END

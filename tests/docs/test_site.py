@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import html.parser
-import os
 import re
-import subprocess
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -15,7 +13,6 @@ from scripts import docs_site
 from tests.docs.pages import PAGES
 from tests.house import REPOSITORY
 
-MKDOCS = REPOSITORY / ".venv-release" / "bin" / "mkdocs"
 NAV = (REPOSITORY / "mkdocs.yml").read_text().partition("\nnav:\n")[2]
 
 
@@ -54,18 +51,6 @@ class Links(html.parser.HTMLParser):
                 self.targets.append(value)
             if name in ("id", "name") and value:
                 self.names.add(value)
-
-
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    if not MKDOCS.exists():
-        pytest.skip("`make test-docs` brings mkdocs")
-    folder = tmp_path_factory.mktemp("site")
-    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
-    command: list[str | Path] = [MKDOCS, "build", "--strict", "--site-dir", folder]
-    built = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, check=False)
-    assert built.returncode == 0, built.stderr
-    return folder
 
 
 @pytest.mark.docs
