@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import posixpath
 import re
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -92,6 +93,13 @@ def llms_text(nav: list[Any], summary: str) -> str:
 
 
 # ---- what mkdocs calls
+
+
+def on_config(config: Any, **options: Any) -> Any:
+    """Link to the repository that the package's metadata names."""
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
+    config.repo_url, config.repo_name = project["urls"]["Repository"], "Source code"
+    return config
 
 
 def on_files(files: Any, config: Any, **options: Any) -> Any:

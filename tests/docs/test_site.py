@@ -12,6 +12,7 @@ import pytest
 from scripts import docs_site
 from tests.docs.pages import PAGES
 from tests.house import REPOSITORY
+from tests.house.test_dependencies import PROJECT
 
 NAV = (REPOSITORY / "mkdocs.yml").read_text().partition("\nnav:\n")[2]
 
@@ -34,6 +35,12 @@ def test_a_heading_stands_alone(page: Path) -> None:
     """One right behind a table is a row of it."""
     text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
     assert re.findall(r"^.+\n(#+ .+)$", text, re.MULTILINE) == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_the_text_of_a_link_is_words(page: Path) -> None:
+    """The name of a file says little on a site."""
+    assert re.findall(r"\[[^]`]*\.(?:md|py|sh|yaml|toml)\]\(", page.read_text()) == []
 
 
 class Links(html.parser.HTMLParser):
@@ -83,6 +90,24 @@ def test_the_calls_of_a_client_are_explained(site: Path) -> None:
     names = Links((site / "api.html").read_text()).names
     for name in ("client.Client", "client.AsyncClient", "client.calls.Calls.get_or_compute", "client.Hit.token"):
         assert f"mmcached.{name}" in names
+
+
+@pytest.mark.docs
+def test_signatures_are_those_that_a_caller_sees(site: Path) -> None:
+    """Not those of the verbs that a client drives, with names of constants."""
+    text = re.sub(r"<[^>]+>", "", (site / "api.html").read_text())
+    assert "-&gt; Generation" in text
+    assert "run_dir: str | PathLike[str] | None = None, *, timeout_s: float = 60.0" in " ".join(text.split())
+    assert [word for word in ("Verb[", "Call[", "PieceStream", "DEFAULT_LIBRARY", "ANY_CLIENT") if word in text] == []
+
+
+@pytest.mark.docs
+def test_each_page_links_to_the_repository_and_asks_it_for_nothing(site: Path) -> None:
+    repository = PROJECT["urls"]["Repository"]
+    for file in site.rglob("*.html"):
+        text = file.read_text()
+        assert f'href="{repository}" title=' in text
+        assert 'data-md-component="source"' not in text, "its script asks for the repository's stars"
 
 
 @pytest.mark.docs
