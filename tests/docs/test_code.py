@@ -31,6 +31,7 @@ RUN_BY = {
     "README.md": "tests/integration/test_readme.py",
     "docs/clients.md": "tests/integration/test_readme.py",
     "docs/faq.md": "tests/docs/test_code.py",
+    "docs/from-redis.md": "tests/docs/test_from_redis.py",
     "docs/from-vllm-omni.md": "tests/worker/hidden_states/by_slot/test_page.py",
     "docs/start.md": "tests/integration/test_readme.py",
     "docs/hosts/gateway.md": "tests/hosts/vllm/test_pages.py",
