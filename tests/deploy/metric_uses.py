@@ -46,13 +46,18 @@ def all_uses() -> set[Use]:
     return uses([*expressions_of_dashboard(), RULES.read_text(), RULES_TEST.read_text()])
 
 
-def unknown(page: str) -> list[Use]:
-    """Return the uses that no sample of a metrics page answers: no such name, no such label, or no such value."""
+def unknown(page: str, wanted: set[Use] | None = None) -> list[Use]:
+    """Return the uses that no sample of a metrics page answers: no such name, no such label, or no such value.
+
+    Args:
+        wanted: by default `all_uses`.
+    """
     samples = [
         (metric, dict(re.findall(r'(\w+)="([^"]*)"', labels)))
         for metric, labels in re.findall(r"^(mmcached_\w+)(?:\{(.*)\})? ", page, re.MULTILINE)
     ]
-    return sorted(use for use in all_uses() if not any(_answers(use, name, labels) for name, labels in samples))
+    uses = all_uses() if wanted is None else wanted
+    return sorted(use for use in uses if not any(_answers(use, name, labels) for name, labels in samples))
 
 
 def _answers(use: Use, name: str, labels: dict[str, str]) -> bool:

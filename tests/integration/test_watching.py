@@ -19,7 +19,8 @@ from mmcached.cli.admin.observe import fetch
 from mmcached.cli.serve.child_service import ChildService
 from mmcached.cli.serve.first_request import TINY_PNG
 from mmcached.client import Client, Generation
-from tests.deploy.metric_uses import unknown
+from tests.deploy.metric_uses import unknown, uses
+from tests.house import REPOSITORY
 from tests.integration.processes import DEADLINE_S, eventually, role_pids
 
 Key = tuple[str, tuple[tuple[str, str], ...]]
@@ -60,6 +61,18 @@ def test_dashboard_and_alerts_use_what_a_service_exports(lasting_service: ChildS
     page = eventually(lambda: get(lasting_service, "/metrics")[1], lambda text: 'client="worker"' in text, "a client")
     missing = [use for use in unknown(page) if not absent.intersection(use.matchers)]
     assert [use for use in missing if not use.metric.startswith("mmcached_l2_")] == []
+
+
+def test_the_page_about_metrics_names_what_a_service_exports(lasting_service: ChildService) -> None:
+    """And vLLM's names: `tests/hosts/vllm/test_pages.py`."""
+    named = uses([(REPOSITORY / "docs" / "metrics.md").read_text()])
+    with Client(lasting_service.run_dir, name="vllm") as client:
+        assert client.get("no record") is None
+        page = eventually(
+            lambda: get(lasting_service, "/metrics")[1], lambda text: 'client="vllm"' in text, "the client's figures"
+        )
+    assert len(named) > 20
+    assert unknown(page, named) == []
 
 
 def test_stopped_engine_makes_it_not_ready_although_every_process_lives(lasting_service: ChildService) -> None:

@@ -118,6 +118,9 @@ def test_the_second_replica_hits(desk: dict[str, str], tmp_path: Path) -> None:
     assert all("mmcached: encoder outputs are shared with the engines of this host" in log for log in logs)
     assert re.search(r"mmcached_ec_hits_total{.*} 1\.0", figures), figures
     assert not re.search(r"mmcached_ec_encodes_total{.*} [1-9]", figures), figures
+    named = set(re.findall(r"`(vllm:\w+_total)`", (REPOSITORY / "docs" / "metrics.md").read_text()))
+    assert len(named) > 15
+    assert named - set(re.findall(r"vllm:\w+", exported)) == set()
 
 
 def test_the_gateway_encodes_and_vllm_does_not(desk: dict[str, str], tmp_path: Path) -> None:
