@@ -43,6 +43,17 @@ def test_the_text_of_a_link_is_words(page: Path) -> None:
     assert re.findall(r"\[[^]`]*\.(?:md|py|sh|yaml|toml)\]\(", page.read_text()) == []
 
 
+def test_the_figures_of_the_readme_are_on_the_page_of_benchmarks() -> None:
+    readme = (REPOSITORY / "README.md").read_text()
+    caches = readme.partition("## Beside other caches")[2].partition("## More")[0]
+    picture = re.findall(r'<img alt="([^"]+)"', readme)[0]
+    figures = re.findall(r"[\d.,]*\d (?:ms|%|×)", picture + caches)
+    page = (REPOSITORY / "docs" / "benchmarks.md").read_text()
+    explained = page.partition("## The README's figures")[2].partition("\n## ")[0]
+    assert len(figures) >= 8
+    assert [figure for figure in figures if figure not in explained] == []
+
+
 class Links(html.parser.HTMLParser):
     """What a page of the site refers to, and the names in it that can be referred to."""
 
