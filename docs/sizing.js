@@ -19,7 +19,7 @@ function show(form) {
 }
 
 if (typeof document !== "undefined") {
-  const form = document.getElementById("sizing");
+  const form = document.getElementById("calculator");
   form.addEventListener("input", () => show(form));
   show(form);
 }
