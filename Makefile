@@ -100,7 +100,7 @@ release: $(INSTALLED) $(RELEASE_INSTALLED) ## sdist, wheel, chart, bill of mater
 docs: $(RELEASE_INSTALLED) ## the pages as a site, in build/site
 	NO_MKDOCS_2_WARNING=1 $(RELEASE)/bin/mkdocs build --strict --quiet
 
-test-docs: $(INSTALLED) $(RELEASE_INSTALLED) ## build that site, and look at it
+test-docs: $(INSTALLED) $(RELEASE_INSTALLED) ## build that site, and look at it; at its layout if `make test-web` has brought a browser
 	$(BIN)/python -m pytest -m docs tests/docs
 
 soak: $(INSTALLED) ## the tests that run long, and 20 times the examples of the others, from a new SEED
