@@ -114,6 +114,7 @@ def test_the_second_replica_hits(desk: dict[str, str], tmp_path: Path) -> None:
         eventually(lambda: stats_of(Path(desk["RUN_DIR"])).store.ring.chunks, lambda now: now >= 1, "a record")
         run("\n".join([*define, ask_second]), tmp_path, desk)
         figures = run(look, tmp_path, desk)
+        exported = run(f"curl -s http://127.0.0.1:{server.port}/metrics", tmp_path, desk)
         logs = [(tmp_path / f"{number}.log").read_text() for number in range(2)]
     assert all("mmcached: encoder outputs are shared with the engines of this host" in log for log in logs)
     assert re.search(r"mmcached_ec_hits_total{.*} 1\.0", figures), figures
