@@ -20,7 +20,9 @@ import pytest
 from mmcached.cli import main
 from mmcached.cli.config.fields import SETTINGS
 from mmcached.cli.config.texts import INTERNAL, describe
+from mmcached.cli.exit_status import INTERRUPTED, NEGATIVE, NO_SERVICE, OK, USAGE
 from mmcached.wire.config import ServiceConfig
+from tests.house import REPOSITORY
 
 TIMEOUT_S = 60.0
 
@@ -172,47 +174,69 @@ ERRORS: dict[str, tuple[list[str], dict[str, str], str]] = {
         ("demo", "no workers"),
     ],
 )
-def test_an_error_is_one_line_and_status_1(verb: str, error: str, tmp_path: Path) -> None:
+def test_a_wrong_setting_is_one_line_and_status_2(verb: str, error: str, tmp_path: Path) -> None:
     arguments, environment, line = ERRORS[error]
     run = mmcached_alone if verb == "serve" else mmcached
     ended = run(*verb.split(), *arguments, XDG_RUNTIME_DIR=str(tmp_path), **environment)
-    assert ended.returncode == 1
+    assert ended.returncode == 2
     assert ended.stdout == ""
     assert ended.stderr == f"mmcached: config_error: {line}\n"
     assert list(tmp_path.iterdir()) == [], "nothing was started"
 
 
 @pytest.mark.parametrize(
-    ("arguments", "reason"),
+    ("status", "arguments", "reason"),
     [
-        (["demo", "--images", "{folder}"], "holds no file that ends in one of .png"),
-        (["demo", "--encoder", "{folder}"], "config.json': cannot be read"),
-        (["serve", "--run-dir", "{folder}/s", "--encoder.kind", "hf"], "must be the folder of a checkpoint"),
-        (["serve", "--run-dir", "{file}"], "must be a directory"),
-        (["serve", "--run-dir", "/proc/mmcached"], "cannot be made"),
-        (["status", "--run-dir", "{file}"], "must be a directory"),
-        (["drain", "--run-dir", "{file}"], "must be a directory"),
-        (["keys", "--run-dir", "{file}"], "must be a directory"),
-        (["info", "--run-dir", "{file}"], "must be a directory"),
-        (["version", "--run-dir", "{file}"], "must be a directory"),
-        (["serve", "--run-dir", "{folder}/s", "--store-gb", "4096"], "the ring needs"),
+        (2, ["demo", "--images", "{folder}"], "holds no file that ends in one of .png"),
+        (2, ["demo", "--encoder", "{folder}"], "config.json': cannot be read"),
+        (2, ["serve", "--run-dir", "{folder}/s", "--encoder.kind", "hf"], "must be the folder of a checkpoint"),
+        (3, ["serve", "--run-dir", "{file}"], "must be a directory"),
+        (3, ["serve", "--run-dir", "/proc/mmcached"], "cannot be made"),
+        (3, ["status", "--run-dir", "{file}"], "must be a directory"),
+        (3, ["drain", "--run-dir", "{file}"], "must be a directory"),
+        (3, ["keys", "--run-dir", "{file}"], "must be a directory"),
+        (3, ["info", "--run-dir", "{file}"], "must be a directory"),
+        (3, ["version", "--run-dir", "{file}"], "must be a directory"),
+        (3, ["ping", "--run-dir", "{folder}/nothing"], "no service in"),
+        (1, ["serve", "--run-dir", "{folder}/s", "--store-gb", "4096"], "the ring needs"),
     ],
 )
-def test_what_cannot_be_is_one_line(arguments: list[str], reason: str, run_dir: Path) -> None:
+def test_what_cannot_be_is_one_line_and_the_status_of_its_kind(
+    status: int, arguments: list[str], reason: str, run_dir: Path
+) -> None:
     """And said at once: no role is started for it."""
     file = run_dir / "file"
     file.touch()
     run = mmcached_alone if arguments[0] == "serve" else mmcached
     ended = run(*[each.format(file=file, folder=run_dir) for each in arguments])
-    assert ended.returncode == 1
-    assert ended.stderr.startswith("mmcached: ")
+    assert ended.returncode == status
     assert reason in ended.stderr
     assert ended.stderr.count("\n") == 1
 
 
+def test_a_wrong_option_is_status_2_in_every_verb() -> None:
+    """Of those that read settings, which parse their own flags, as of those that `click` parses."""
+    assert mmcached_alone("serve", "--wrold-size", "1").returncode == 2
+    for verb in (["demo"], ["config", "show"], ["ping"], ["keys"], ["shm", "ls"], ["bench"]):
+        assert mmcached(*verb, "--wrold-size", "1").returncode == 2, verb
+
+
+def test_a_service_that_does_not_become_ready_is_status_1() -> None:
+    """The same error of a verb, which has found no service, is 3."""
+    raising = "from mmcached.wire.errors import ServiceUnavailable; raise ServiceUnavailable('not ready')"
+    ended = mmcached_alone("serve", "--run-dir", "/tmp/x", stand_in=SUPERVISOR.replace("return 3", raising))
+    assert (ended.returncode, ended.stderr) == (1, "mmcached: service_unavailable: not ready\n")
+
+
+def test_the_table_of_exit_statuses_is_complete() -> None:
+    page = (REPOSITORY / "docs/operations.md").read_text()
+    for status in (OK, NEGATIVE, USAGE, NO_SERVICE, INTERRUPTED):
+        assert f"\n| {status} | " in page
+
+
 def test_a_verb_s_own_flag_is_proposed() -> None:
     ended = mmcached("config", "show", "--orign")
-    assert ended.returncode == 1
+    assert ended.returncode == 2
     assert "did you mean --origin?" in ended.stderr
 
 

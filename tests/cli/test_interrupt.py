@@ -52,7 +52,7 @@ def interrupted(arguments: Sequence[str], num_modules: int) -> tuple[int, str]:
 @pytest.mark.parametrize(
     ("arguments", "else_status"),
     [
-        ([*PROGRAM, "status"], 2),
+        ([*PROGRAM, "status"], 3),
         ([*PROGRAM, "frontend"], 1),
         ([*PROGRAM, "worker", "--rank", "0"], 1),
         ([str(Path(sys.executable).with_name("mmcached")), "doctor"], 0),

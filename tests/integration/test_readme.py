@@ -143,6 +143,6 @@ def test_every_command_works_as_shown(run_dir: Path, tmp_path: Path, monkeypatch
             done = mmcached(*in_run_dir(words, run_dir / "s"))
             assert done.returncode == 0, (words, done.stdout, done.stderr)
         assert process.wait(DEADLINE_S) == 0, "the last verb was drain"
-        assert mmcached("ping", "--run-dir", str(run_dir / "s")).returncode == 2, "there is no service any more"
+        assert mmcached("ping", "--run-dir", str(run_dir / "s")).returncode == 3, "there is no service any more"
     finally:
         assert finish(process) == 0

@@ -2,6 +2,7 @@
 
     app.py     parses what people type, then hands over
     role.py    one process of a service, as the supervisor starts it
+    exit_status.py   what the command line ends with
     installed.py   its version
     progress.py    a bar on a terminal while something takes long
     terminal_text.py   escapes text from outside that is printed
@@ -24,9 +25,9 @@ import sys
 from types import FrameType
 from typing import NoReturn
 
+from mmcached.cli.exit_status import INTERRUPTED, USAGE
+
 ROLES = ("frontend", "second-level", "engine", "worker")
-INTERRUPTED = 128 + signal.SIGINT
-"""Exit status after Ctrl-C, as a shell reports it."""
 
 
 def main() -> None:
@@ -46,7 +47,8 @@ def main() -> None:
             raise
         from mmcached.wire.extras import how_to_install
 
-        raise SystemExit(f"mmcached: the command needs {error.name}: {how_to_install('service')}") from None
+        sys.stderr.write(f"mmcached: the command needs {error.name}: {how_to_install('service')}\n")
+        sys.exit(USAGE)
     try:
         _raise_at_interrupt()
         run()

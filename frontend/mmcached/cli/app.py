@@ -17,10 +17,11 @@ from mmcached.cli.config import show as config_show
 from mmcached.cli.config.completion import SettingsCommand
 from mmcached.cli.config.show import TAKES_SETTINGS, ConfigOption, load
 from mmcached.cli.doctor.command import doctor
+from mmcached.cli.exit_status import NEGATIVE, OK, status_of
 from mmcached.cli.installed import installed_version
 from mmcached.cli.ray import command as ray_command
 from mmcached.cli.terminal_text import shown
-from mmcached.wire.errors import MmcachedError
+from mmcached.wire.errors import MmcachedError, ServiceUnavailable
 from mmcached.wire.paths import default_run_dir
 from mmcached.wire.process.descriptors import raise_descriptor_limit
 from mmcached.wire.process.signals import StopFlag
@@ -86,8 +87,12 @@ def serve(
     if note:
         _tell(note)
     manager = ServiceManager.from_environment()
-    with Supervisor(home, chosen, stop=stop, working=working, manager=manager) as supervisor:
-        status = supervisor.run()
+    try:
+        with Supervisor(home, chosen, stop=stop, working=working, manager=manager) as supervisor:
+            status = supervisor.run()
+    except ServiceUnavailable as error:  # of its own: it did not become ready, or could not go on
+        _report(error)
+        raise typer.Exit(NEGATIVE) from None
     raise typer.Exit(status)
 
 
@@ -157,13 +162,17 @@ ray_command.register(app)
 
 
 def main() -> NoReturn:
-    """Run the command line; a typed error becomes one line on stderr and exit status 1."""
+    """Run the command line; a typed error becomes one line on stderr and the exit status of its kind."""
     try:
         app()
     except MmcachedError as error:
-        sys.stderr.write(f"mmcached: {error.code}: {shown(str(error))}\n")
-        sys.exit(1)
-    sys.exit(0)
+        _report(error)
+        sys.exit(status_of(error))
+    sys.exit(OK)
+
+
+def _report(error: MmcachedError) -> None:
+    _tell(f"{error.code}: {shown(str(error))}")
 
 
 def _tell(words: str) -> None:

@@ -66,7 +66,7 @@ def test_without_a_service_there_is_a_server_section_alone(run_dir: Path) -> Non
     assert server["config_digest"] == ServiceConfig().digest()
     assert server["word_store"]
     assert server["max_image_bytes"] == ServiceConfig().max_image_bytes
-    assert call(run_dir, "store").exit_code == 2
+    assert call(run_dir, "store").exit_code == 3
     config = ServiceConfig(world_size=3, store_l2="redis://me:hunter2@cache")
     config.save(RunDir(run_dir).config)
     lines = call(run_dir, "server").stdout.splitlines()

@@ -123,7 +123,7 @@ def test_no_store(run_dir: Path) -> None:
     store_verbs.register(app)
     for verb in (["keys"], ["inspect", "x"]):
         result = CliRunner().invoke(app, [*verb, "--run-dir", str(run_dir)])
-        assert result.exit_code == 2
+        assert result.exit_code == 3
         assert "no store in" in result.stderr
 
 

@@ -111,13 +111,13 @@ def test_a_service_that_does_not_and_then_is_dead(run_dir: Path) -> None:
         assert (result.exit_code, result.stdout) == (1, "not ready: probe of the frontend: no answer within 0.2 s\n")
         assert call_at(run_dir, "status").exit_code == 1
     assert RunDir(run_dir).http_socket.exists()
-    assert call_at(run_dir, "ping").exit_code == 2, "what a dead service has left is no service"
+    assert call_at(run_dir, "ping").exit_code == 3, "what a dead service has left is no service"
 
 
 @pytest.mark.parametrize("verb", ["ping", "status", "drain", "flush"])
 def test_no_service(run_dir: Path, verb: str) -> None:
     result = call_at(run_dir, verb)
-    assert (result.exit_code, result.stdout) == (2, "")
+    assert (result.exit_code, result.stdout) == (3, "")
     assert f"no service in {run_dir}" in result.stderr
 
 

@@ -72,7 +72,7 @@ def info(
     run_dir: RunDirOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Print all facts and figures as name:value, in sections. Exit status 2: a section needs a service, none runs."""
+    """Print all facts and figures as name:value, in sections. Exit status 3: a section needs a service, none runs."""
     from mmcached.cli.admin.observe import look_at, saved_config
 
     path = directory_of(run_dir)

@@ -9,14 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import typer
 
+from mmcached.cli.exit_status import NO_SERVICE
 from mmcached.cli.terminal_text import json_shown, shown, shown_lines
 from mmcached.wire.paths import default_run_dir
 
 if TYPE_CHECKING:
     from rich.console import Console
-
-READY, NOT_READY, NO_SERVICE = 0, 1, 2
-"""Exit statuses of the verbs that judge."""
 
 RunDirOption = Annotated[Path | None, typer.Option("--run-dir", help="Directory of the service.", readable=False)]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]

@@ -1,6 +1,6 @@
 """The verbs that look into the store: keys and inspect. They parse and print; `records` looks.
 
-Exit status of `inspect`: 0 there, 1 not there, 2 no store in that directory.
+Exit status of `inspect`: 0 there, 1 not there, 3 no store in that directory.
 """
 
 from __future__ import annotations
@@ -13,9 +13,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mmcached.cli.admin.printing import (
-    NO_SERVICE,
-    NOT_READY,
-    READY,
     JsonOption,
     RunDirOption,
     directory_of,
@@ -23,6 +20,7 @@ from mmcached.cli.admin.printing import (
     print_table,
     say,
 )
+from mmcached.cli.exit_status import NEGATIVE, NO_SERVICE, OK
 from mmcached.cli.progress import working
 from mmcached.cli.terminal_text import shown
 from mmcached.wire.errors import InvalidRequest, ServiceUnavailable
@@ -71,7 +69,7 @@ def inspect(
         print_json(found)
     else:
         _show(found)
-    raise typer.Exit(READY if found.state == "valid" else NOT_READY)
+    raise typer.Exit(OK if found.state == "valid" else NEGATIVE)
 
 
 def _show(found: FoundRecord) -> None:

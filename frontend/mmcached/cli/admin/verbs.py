@@ -1,6 +1,6 @@
 """The verbs that look at a service and end it: ping, status, top, shm ls, shm gc, drain, flush.
 
-Exit status of those that judge: 0 ready, 1 there but not ready, 2 no service in that directory. Parses and prints only;
+Exit status of those that judge: 0 ready, 1 there but not ready, 3 no service in that directory. Parses and prints only;
 `observe` looks. No verb imports torch or the HTTP server.
 """
 
@@ -14,8 +14,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mmcached.cli.admin.printing import (
-    NOT_READY,
-    READY,
     JsonOption,
     RunDirOption,
     console,
@@ -25,6 +23,7 @@ from mmcached.cli.admin.printing import (
     print_table,
     say,
 )
+from mmcached.cli.exit_status import NEGATIVE, OK
 from mmcached.cli.progress import working
 from mmcached.cli.terminal_text import shown
 from mmcached.wire.errors import DeadlineExceeded
@@ -50,10 +49,10 @@ def register(app: typer.Typer) -> None:
 
 
 def ping(run_dir: RunDirOption = None) -> None:
-    """Say whether the service works. Exit status 0: ready, 1: not ready, and why, 2: no service there."""
+    """Say whether the service works. Exit status 0: ready, 1: not ready, and why, 3: no service there."""
     found = _look(run_dir)
     say(f"{'ready' if found.ready else 'not ready'}: {found.reason}")
-    raise typer.Exit(READY if found.ready else NOT_READY)
+    raise typer.Exit(OK if found.ready else NEGATIVE)
 
 
 def status(run_dir: RunDirOption = None, as_json: JsonOption = False) -> None:
@@ -65,7 +64,7 @@ def status(run_dir: RunDirOption = None, as_json: JsonOption = False) -> None:
         from mmcached.cli.watch.status_table import show_status
 
         show_status(found, console())
-    raise typer.Exit(READY if found.ready else NOT_READY)
+    raise typer.Exit(OK if found.ready else NEGATIVE)
 
 
 def top(
@@ -86,7 +85,7 @@ def top(
         found = print_once(watcher, interval, screen)
         if found is None:
             raise no_service(path)
-        raise typer.Exit(READY if found.ready else NOT_READY)
+        raise typer.Exit(OK if found.ready else NEGATIVE)
     show(watcher, interval, screen, nobody=f"no service in {shown(str(path))}")
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mmcached.cli.admin.printing import JsonOption, RunDirOption, console, directory_of, print_json, say
+from mmcached.cli.exit_status import NEGATIVE, OK
 from mmcached.cli.progress import working
 from mmcached.cli.terminal_text import shown
 from mmcached.wire.errors import MmcachedError
@@ -44,7 +45,7 @@ def doctor(
     else:
         for name, f in found:
             say(f"{f.level}: {name}: {f.what}{f'; mend: {f.mend}' if f.mend else ''}")
-    raise typer.Exit(int(any(finding.level == "problem" for _, finding in found)))
+    raise typer.Exit(NEGATIVE if any(finding.level == "problem" for _, finding in found) else OK)
 
 
 def _show_table(found: list[tuple[str, Finding]]) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mmcached.cli.admin.printing import JsonOption, print_json, print_table, say
+from mmcached.cli.exit_status import NEGATIVE, OK
 from mmcached.cli.progress import working
 from mmcached.cli.ray.placed_config import read
 
@@ -43,7 +44,7 @@ def status(file: ConfigArgument, as_json: JsonOption = False) -> None:
         print_json([each._asdict() for each in placed])
     else:
         _print(placed)
-    raise typer.Exit(0 if all(each.node for each in placed) else 1)
+    raise typer.Exit(OK if all(each.node for each in placed) else NEGATIVE)
 
 
 def down(file: ConfigArgument, timeout_s: TimeoutOption = 90.0) -> None:

@@ -1,0 +1,33 @@
+"""Names the exit statuses of the command line; the same table is in docs/operations.md.
+
+Imports nothing at the top: `mmcached.cli` needs a status before anything that takes long is imported.
+"""
+
+from __future__ import annotations
+
+import signal
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from mmcached.wire.errors import MmcachedError
+
+OK = 0
+NEGATIVE = 1
+"""The answer is no: not ready, a problem was found, the record is missing, or the work failed."""
+USAGE = 2
+"""A wrong option, setting or value: the same command fails again. Click ends with it too."""
+NO_SERVICE = 3
+"""No service in the run directory, or the directory cannot be used by this user."""
+INTERRUPTED = 128 + signal.SIGINT
+"""Ctrl-C, as a shell reports it."""
+
+
+def status_of(error: MmcachedError) -> int:
+    """Return the exit status of a verb that ends with this error."""
+    from mmcached.wire.errors import InvalidRequest, PeerGone, ServiceUnavailable
+
+    if isinstance(error, ServiceUnavailable | PeerGone):
+        return NO_SERVICE
+    if isinstance(error, InvalidRequest):
+        return NO_SERVICE if error.details["field"] == "run_dir" else USAGE
+    return NEGATIVE
