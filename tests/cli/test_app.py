@@ -240,6 +240,25 @@ def test_a_verb_s_own_flag_is_proposed() -> None:
     assert "did you mean --origin?" in ended.stderr
 
 
+def test_run_dir_of_the_environment_is_for_every_verb_and_the_flag_overrules_it(run_dir: Path) -> None:
+    here = {"MMC_RUN_DIR": str(run_dir / "here")}
+    for verb in (["ping"], ["status"], ["top"], ["keys"], ["inspect", "x"], ["info", "store"], ["drain"], ["flush"]):
+        said = mmcached(*verb, **here)
+        assert (said.returncode, str(run_dir / "here") in said.stderr) == (3, True), verb
+        assert str(run_dir / "there") in mmcached(*verb, "--run-dir", str(run_dir / "there"), **here).stderr
+    prints = SUPERVISOR.replace("msgspec.json.encode(config).decode()", "str(run_dir)")
+    served = mmcached_alone("serve", stand_in=prints, **here)
+    assert (served.returncode, served.stdout.split()) == (3, [str(run_dir / "here")]), served.stderr
+    assert mmcached("config", "show", **here).returncode == 0, "it is no setting, and no misspelt one"
+
+
+@pytest.mark.parametrize("verb", ["serve", "status", "keys", "doctor"])
+def test_help_says_what_the_run_directory_is_by_default(verb: str) -> None:
+    text = " ".join(mmcached(verb, "--help").stdout.split())
+    for word in ("$MMC_RUN_DIR", "$XDG_RUNTIME_DIR", "/run/user/UID", "/run/mmcached"):
+        assert word in text
+
+
 @pytest.mark.parametrize("verb", ["serve", "demo"])
 def test_help_says_that_every_field_is_a_flag(verb: str) -> None:
     helped = mmcached(verb, "--help")

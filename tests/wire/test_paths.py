@@ -30,6 +30,11 @@ def test_default_is_a_place_of_this_user_s_own(run_dir: Path, monkeypatch: pytes
         default_run_dir()
 
 
+def test_the_environment_s_run_directory_is_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MMC_RUN_DIR", "/srv/cache")
+    assert default_run_dir() == Path("/srv/cache")
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="/run is root's")
 def test_default_of_root_is_below_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)

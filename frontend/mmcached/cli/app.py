@@ -12,6 +12,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from mmcached.cli.admin import info, store_verbs, verbs
+from mmcached.cli.admin.printing import DEFAULT_RUN_DIR
 from mmcached.cli.bench.command import bench
 from mmcached.cli.config import show as config_show
 from mmcached.cli.config.completion import SettingsCommand
@@ -37,9 +38,10 @@ app = typer.Typer(
 
 RunDirOption = Annotated[
     Path | None,
-    # What is wrong with it says the typed error of whoever opens it, here as everywhere.
     typer.Option(
-        "--run-dir", help="Directory of the service's sockets and locks (short path, mode 0700).", readable=False
+        "--run-dir",
+        help=f"Directory of the service's sockets and locks (short path, mode 0700); {DEFAULT_RUN_DIR}.",
+        readable=False,
     ),
 ]
 WorkersOption = Annotated[

@@ -32,14 +32,19 @@ from mmcached.wire.sockets.unix_sockets import listener_at
 
 MAX_SOCKET_PATH_BYTES = 107
 _LONGEST_NAME = "workers-999.sock"
+RUN_DIR_VARIABLE = "MMC_RUN_DIR"
+"""The environment's run directory, for whoever names none."""
 
 
 def default_run_dir() -> Path:
-    """Return `mmcached` below `$XDG_RUNTIME_DIR` or `/run/user/<uid>`, else, for root, `/run/mmcached`.
+    """Return `$MMC_RUN_DIR`, else `mmcached` below `$XDG_RUNTIME_DIR` or `/run/user/<uid>`, for root `/run/mmcached`.
 
     Raises:
         ConfigError: this user has no such place. One below /tmp is not taken: anybody could have made it before.
     """
+    chosen = os.environ.get(RUN_DIR_VARIABLE)
+    if chosen:
+        return Path(chosen)
     uid = os.geteuid()
     given = os.environ.get("XDG_RUNTIME_DIR")
     bases = [Path(given)] if given else []
@@ -49,7 +54,9 @@ def default_run_dir() -> Path:
     if uid == 0:
         return Path("/run/mmcached")
     raise ConfigError(
-        "run_dir", "", f"uid {uid} has no directory below /run/user: give --run-dir, a directory of its own"
+        "run_dir",
+        "",
+        f"uid {uid} has no directory below /run/user: give --run-dir, or MMC_RUN_DIR, a directory of its own",
     )
 
 

@@ -11,12 +11,19 @@ import typer
 
 from mmcached.cli.exit_status import NO_SERVICE
 from mmcached.cli.terminal_text import json_shown, shown, shown_lines
-from mmcached.wire.paths import default_run_dir
+from mmcached.wire.paths import RUN_DIR_VARIABLE, default_run_dir
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-RunDirOption = Annotated[Path | None, typer.Option("--run-dir", help="Directory of the service.", readable=False)]
+DEFAULT_RUN_DIR = (
+    f"default: ${RUN_DIR_VARIABLE}, else mmcached below $XDG_RUNTIME_DIR or /run/user/UID, for root /run/mmcached"
+)
+RunDirOption = Annotated[
+    Path | None,
+    # What is wrong with it says the typed error of whoever opens it, here as everywhere.
+    typer.Option("--run-dir", help=f"Directory of the service; {DEFAULT_RUN_DIR}.", readable=False),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 

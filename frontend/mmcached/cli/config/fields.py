@@ -21,6 +21,7 @@ import msgspec
 
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import ConfigError
+from mmcached.wire.paths import RUN_DIR_VARIABLE
 from mmcached.wire.process.death import PARENT_PID_VARIABLE
 
 ENVIRONMENT_PREFIX = "MMC_"
@@ -29,8 +30,8 @@ DEFAULT = "default"
 ALIASES: Mapping[str, str] = MappingProxyType({"workers": "world_size"})
 """Other names of settings, in every layer."""
 
-# These begin like settings, but are words between processes: the failpoint of a test, the parent of a child.
-RESERVED_VARIABLES = frozenset({"MMC_CRASH_AT", PARENT_PID_VARIABLE})
+# These begin like settings: the failpoint of a test, the parent of a child, and the place of the service.
+RESERVED_VARIABLES = frozenset({"MMC_CRASH_AT", PARENT_PID_VARIABLE, RUN_DIR_VARIABLE})
 
 
 @dataclass(frozen=True, slots=True)
