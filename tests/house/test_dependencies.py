@@ -28,7 +28,7 @@ def listed() -> dict[str, str]:
 def test_every_dependency_is_listed_once_with_the_licence_that_it_states() -> None:
     extras = PROJECT["optional-dependencies"]
     own = [name for extra in ("video", "audio", "demo") for name in names(extras[extra][1:])]
-    wanted = [*names(PROJECT["dependencies"]), *names(extras["service"]), *own]
+    wanted = [*names(PROJECT["dependencies"]), *names(extras["store"]), *names(extras["service"][1:]), *own]
     assert list(listed()) == wanted
     for name, licence in listed().items():
         stated = metadata.metadata(name)
@@ -40,13 +40,13 @@ def test_every_dependency_is_listed_once_with_the_licence_that_it_states() -> No
 
 
 def test_a_client_and_the_caches_work_without_what_the_service_needs() -> None:
-    of_service = [
-        IMPORT_NAMES.get(name, name.replace("-", "_")) for name in names(PROJECT["optional-dependencies"]["service"])
-    ]
+    extras = PROJECT["optional-dependencies"]
+    wanted = names(extras["store"] + extras["service"][1:])
+    of_service = [IMPORT_NAMES.get(name, name.replace("-", "_")) for name in wanted]
     without = f"import sys; sys.modules.update(dict.fromkeys({of_service})); "
     run_python(without + "import mmcached.client, mmcached.engine, mmcached.shm, mmcached.cache")
-    refused = run_python(without + "from mmcached.cli import main; main()", status=1)
-    assert "pip install '.[service]'" in refused
+    refused = run_python(without + "from mmcached.cli import main; main()", status=2)
+    assert "pip install '.[store]'" in refused
 
 
 def run_python(code: str, status: int = 0) -> str:

@@ -31,7 +31,7 @@ ROLES = ("frontend", "second-level", "engine", "worker")
 
 
 def main() -> None:
-    """Run a role or the command line; say what to install where the extra `service` is missing.
+    """Run a role or the command line; say what to install where the extra `store` is missing.
 
     Ctrl-C ends it with status `INTERRUPTED` and without a traceback. `serve` and the roles install handlers of their
     own.
@@ -47,7 +47,7 @@ def main() -> None:
             raise
         from mmcached.wire.extras import how_to_install
 
-        sys.stderr.write(f"mmcached: the command needs {error.name}: {how_to_install('service')}\n")
+        sys.stderr.write(f"mmcached: the command needs {error.name}: {how_to_install('store')}\n")
         sys.exit(USAGE)
     try:
         _raise_at_interrupt()

@@ -19,7 +19,7 @@ from mmcached.cli.config.completion import SettingsCommand
 from mmcached.cli.config.show import TAKES_SETTINGS, ConfigOption, load
 from mmcached.cli.doctor.command import doctor
 from mmcached.cli.exit_status import NEGATIVE, OK, status_of
-from mmcached.cli.installed import installed_version
+from mmcached.cli.installed import check_packages, installed_version
 from mmcached.cli.ray import command as ray_command
 from mmcached.cli.terminal_text import shown
 from mmcached.wire.errors import MmcachedError, ServiceUnavailable
@@ -78,6 +78,7 @@ def serve(
 
     loaded = load(context, config, _as_arguments(workers, device))
     home = run_dir or default_run_dir()
+    check_packages(loaded.config)
     check_encoder(loaded.config)
     if loaded.config.store_l2:
         from mmcached.second_level.urls import check_installed
@@ -114,6 +115,7 @@ def demo(
 ) -> None:
     """Play conversations about photographs with all caches on, after two kills, and with all off; compare every bit."""
     loaded = load(context, config, _as_arguments(workers, device))
+    check_packages(loaded.config)
     if encoder is not None:
         from mmcached.cli.demo.towers import run_tower_demo
 

@@ -1,8 +1,13 @@
-"""Tells which version of mmcached is installed."""
+"""Tells which version of mmcached is installed, and whether the packages that workers need are."""
 
 from __future__ import annotations
 
 from importlib import metadata
+from importlib.util import find_spec
+
+from mmcached.wire.config import ServiceConfig
+from mmcached.wire.errors import ConfigError
+from mmcached.wire.extras import how_to_install
 
 NOT_INSTALLED = "not installed"
 """What runs from a path, as a checkout does, has no version."""
@@ -14,3 +19,13 @@ def installed_version() -> str:
         return metadata.version("mmcached")
     except metadata.PackageNotFoundError:
         return NOT_INSTALLED
+
+
+def check_packages(config: ServiceConfig) -> None:
+    """Raise ConfigError if there are workers and a package that they import is not installed."""
+    missing = [name for name in ("torch", "PIL") if find_spec(name) is None]
+    if config.has_workers and missing:
+        fix = f"{how_to_install('service')}, or --workers 0 for a store alone"
+        raise ConfigError(
+            "world_size", config.world_size, f"workers need {' and '.join(missing)}, not installed: {fix}"
+        )
