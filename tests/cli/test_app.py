@@ -273,6 +273,7 @@ def test_help_says_that_every_field_is_a_flag(verb: str) -> None:
 SUPERVISOR = """
 import mmcached.cli.serve.supervisor
 class Supervisor:
+    summary = ""
     def __init__(self, run_dir, config, stop, working, manager):
         import msgspec
         sys.stdout.write(msgspec.json.encode(config).decode())

@@ -67,11 +67,14 @@ def serve(
     workers: WorkersOption = None,
     device: DeviceOption = None,
 ) -> None:
-    """Start the service: frontend, engine and workers, or a store alone. Prints one line when ready; SIGTERM drains."""
+    """Start the service: frontend, engine and workers, or a store alone. SIGTERM drains.
+
+    Says when it starts, is ready and ends.
+    """
     stop = StopFlag()  # before what takes long
     from mmcached.cache.checkpoints.checkpoint import check_encoder
     from mmcached.cli.logs.lines import set_up_logging
-    from mmcached.cli.progress import working
+    from mmcached.cli.progress import announce, announcing
     from mmcached.cli.serve.service_manager import ServiceManager
     from mmcached.cli.serve.shm_room import fitted, host_without
     from mmcached.cli.serve.supervisor import Supervisor
@@ -91,11 +94,13 @@ def serve(
         _tell(note)
     manager = ServiceManager.from_environment()
     try:
-        with Supervisor(home, chosen, stop=stop, working=working, manager=manager) as supervisor:
+        with Supervisor(home, chosen, stop=stop, working=announcing, manager=manager) as supervisor:
             status = supervisor.run()
     except ServiceUnavailable as error:  # of its own: it did not become ready, or could not go on
         _report(error)
         raise typer.Exit(NEGATIVE) from None
+    if supervisor.summary:
+        announce(f"ended after {supervisor.summary}")
     raise typer.Exit(status)
 
 

@@ -1,4 +1,4 @@
-"""Shows on a terminal that a long work goes on; says nothing in a pipe.
+"""Shows on a terminal that a long work goes on. In a pipe only `announcing` says something: one line.
 
 Both outputs must be the terminal: who reads one of them through a pipe, as `mmcached demo` reads its services', has a
 bar of his own, or wants none.
@@ -32,6 +32,22 @@ def working(words: str) -> Iterator[Tell]:
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task(shown(words), total=None)
         yield lambda words: progress.update(task, description=shown(words))
+
+
+@contextmanager
+def announcing(words: str) -> Iterator[Tell]:
+    """Do as `working` on a terminal; else say in one line on stderr what begins."""
+    if not sys.stderr.isatty():
+        announce(words)
+    with working(words) as tell:
+        yield tell
+
+
+def announce(words: str) -> None:
+    """Say a line on stderr; nothing if that is the terminal of another program, which reads our stdout."""
+    if sys.stdout.isatty() or not sys.stderr.isatty():
+        sys.stderr.write(f"mmcached: {shown(words)}\n")
+        sys.stderr.flush()
 
 
 @contextmanager

@@ -476,4 +476,5 @@ def main(run_dir: Path) -> int:
         while not frontend.is_drained and time.monotonic() < give_up:
             frontend.poll(CHECK_INTERVAL_S)
             page.publish_if_due(frontend.stats)
+        page.publish(frontend.stats)  # the supervisor says at its end what was done
     return 0

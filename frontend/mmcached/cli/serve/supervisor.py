@@ -38,7 +38,8 @@ from mmcached.cli.serve.watchdog import Watchdog
 from mmcached.cli.terminal_text import shown
 from mmcached.cli.watch.http_pages import AdminServer
 from mmcached.cli.watch.readiness_watch import ReadinessWatch
-from mmcached.cli.watch.service_status import ServiceView
+from mmcached.cli.watch.service_status import Readiness, ServiceView, gather_status
+from mmcached.cli.watch.shown_figures import summary_of
 from mmcached.shm import sweep
 from mmcached.shm.files.lock_file import remove_if_free
 from mmcached.shm.segment.ring_notes import remove_notes
@@ -64,6 +65,8 @@ class Supervisor(Closeable):
 
     Must be made in the main thread: the parent-death signal follows the thread that spawns.
 
+    Attributes:
+        summary: once it is closed, what the service has done, in a line; "" if it was never ready.
     Args:
         stop: what ends it; by default a flag of its own.
         working: shows in words how the start goes.
@@ -91,6 +94,7 @@ class Supervisor(Closeable):
         named.create()
         self.run_dir = named.path
         self._was_ready = False
+        self.summary = ""
         self._next_look = self._next_touch = 0.0
         with ExitStack() as stack:
             self._stop = stop or stack.enter_context(StopFlag())
@@ -173,6 +177,9 @@ class Supervisor(Closeable):
         self._group.stop(self.config.drain_timeout_s, is_hurried=lambda: self._stop.num_signals > 1)
         if not self.config.keep_cache:
             remove_notes(self.run_dir)  # of a frontend that had to be killed
+        if self._was_ready and not self.summary:
+            status = gather_status(self.look(), self._reader.read(), Readiness(False, "it has ended"))
+            self.summary = summary_of(status)
         self._closing.close()
 
     # ---- starting

@@ -106,7 +106,7 @@ class ServiceStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Everything at once. `source`: gathered by the supervisor, or from the page because it did not answer.
 
     `latency` has the quantiles of `hit`, `put`, `encode`, `step` and `queue`, as far as there was any.
-    `http` is the address of the TCP port for health and metrics, "" if there is none.
+    `http` is the address of the TCP port for health and metrics, "" if there is none; `uptime_s` is the supervisor's.
     """
 
     run_dir: str
@@ -118,6 +118,7 @@ class ServiceStatus(msgspec.Struct, frozen=True, kw_only=True):
     checked_ago_s: float
     draining: bool
     source: Literal["supervisor", "page"] = "supervisor"
+    uptime_s: float | None = None
     roles: list[RoleStatus]
     latency: dict[str, LatencyStatus] = {}
     stats: ServiceStats
@@ -137,6 +138,7 @@ def gather_status(
     frontend = stats_of(snapshots, RoleName("frontend"), FrontendStats)
     engines = sorted(role.engine for role in snapshots if role.kind == "engine")
     stats = service_stats(snapshots, frontend, engines)
+    supervisor = snapshots.get(RoleName("supervisor"))
     return ServiceStatus(
         run_dir=str(view.run_dir),
         http=http,
@@ -147,6 +149,7 @@ def gather_status(
         checked_ago_s=readiness.checked_ago_s,
         draining=view.is_draining,
         source=source,
+        uptime_s=None if supervisor is None else round(supervisor.attached_s, 3),
         roles=role_statuses(view, snapshots),
         latency=latencies_of(histograms_of(stats)),
         stats=stats,

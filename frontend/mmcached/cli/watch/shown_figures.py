@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 import msgspec
 
+from mmcached.cli.watch.service_status import ServiceStatus
 from mmcached.wire.figures import samples
 from mmcached.wire.stats import TROUBLES, SecondLevelStats, ServiceStats, Trouble
 from mmcached.wire.vocabulary import MODALITIES, Modality
@@ -93,6 +94,28 @@ def note_of(stats: ServiceStats) -> str:
     if level.apart:
         return "the second level is not used: another host was flushed after this one; flush this one too"
     return f"the second level keeps nothing: {why}" if why else ""
+
+
+def time_in_words(seconds: float) -> str:
+    """Return a long time in its two largest units.
+
+    >>> [time_in_words(seconds) for seconds in (3.2, 75.0, 3 * 3600 + 130.0, 2 * 86400 + 3700.0)]
+    ['3 s', '1 min 15 s', '3 h 2 min', '2 d 1 h']
+    """
+    whole = int(seconds)
+    counts = (("d", whole // 86400), ("h", whole // 3600 % 24), ("min", whole // 60 % 60), ("s", whole % 60))
+    first = next((place for place, (_, count) in enumerate(counts) if count), len(counts) - 1)
+    return " ".join(f"{count} {unit}" for unit, count in counts[first : first + 2])
+
+
+def summary_of(status: ServiceStatus) -> str:
+    """Return in a line what a service has done: uptime, requests, and the hit rate of each cache that was asked."""
+    stats = status.stats
+    queries, hits = queries_and_hits(stats)
+    rates = [f"{CACHES[name]} {hits[name] / queries[name]:.0%}" for name in caches_of(stats) if queries[name]]
+    requests = f"{stats.requests_done:,} requests answered, {stats.requests_failed:,} failed"
+    found = f"; found in the caches: {', '.join(rates)}" if rates else ""
+    return f"{time_in_words(status.uptime_s or 0.0)}; {requests}{found}"
 
 
 def queries_and_hits(stats: ServiceStats) -> tuple[Counter[str], Counter[str]]:
