@@ -22,9 +22,11 @@ from typer.testing import CliRunner, Result
 
 from mmcached.cli.admin import observe, verbs, versions
 from mmcached.cli.admin.observe import look_at
+from mmcached.cli.config import show
 from mmcached.cli.installed import installed_version
 from mmcached.cli.serve.seat import Seat, supervisor_pid
 from mmcached.cli.watch.service_status import ServiceStatus, process_state
+from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import ConfigError, DeadlineExceeded, ServiceUnavailable
 from mmcached.wire.handle import RingAnnouncement
 from mmcached.wire.messages.client import Flushed, ToClient
@@ -103,6 +105,30 @@ def test_versions_of_both_sides(lasting: tuple[Path, int], run_dir: Path, capsys
     RunDir(run_dir).config.write_text(json.dumps({VERSION_FIELD: 1}))
     versions.print_versions(run_dir)
     assert "the last one spoke protocol 1" in capsys.readouterr().out
+
+
+def shows(*arguments: str) -> Result:
+    app = typer.Typer()
+    app.command(context_settings=show.TAKES_SETTINGS)(show.show)
+    return CliRunner().invoke(app, arguments)
+
+
+def test_settings_of_a_service_that_runs(lasting: tuple[Path, int], run_dir: Path) -> None:
+    """Not what one would be started with now; and who has set them is not known, but for what is a default."""
+    config = ServiceConfig.load(RunDir(lasting[0]).config)
+    shown = shows("--live", "--json", "--origin", "--run-dir", str(lasting[0]))
+    assert shown.exit_code == 0, shown.exception
+    answer = json.loads(shown.stdout)
+    assert msgspec.convert(answer["config"], ServiceConfig) == config
+    changed = {path for path, origin in answer["origins"].items() if origin != "default"}
+    assert changed == {"probe_timeout_s"}
+    assert "probe_timeout_s" in shows("--live", "--run-dir", str(lasting[0])).stdout
+    ServiceConfig().save(RunDir(run_dir).config)
+    nobody = shows("--live", "--run-dir", str(run_dir))
+    assert nobody.exit_code == 3, "what a dead service has left is no service"
+    assert f"no service in {run_dir}" in nobody.stderr
+    for wrong in (["--live", "--world-size", "1"], ["--live", "--config", "x.toml"], ["--run-dir", str(lasting[0])]):
+        assert isinstance(shows(*wrong).exception, ConfigError), wrong
 
 
 def test_a_service_that_does_not_and_then_is_dead(run_dir: Path) -> None:

@@ -1,4 +1,4 @@
-"""`mmcached config show`: the configuration that a service would start with, and where each value comes from.
+"""`mmcached config show`: the configuration that a service would start with, or runs with, and where values come from.
 
 Without `--json` the output is TOML, so that it can be kept in a file and given back by `--config`.
 """
@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from mmcached.cli.admin.printing import print_json
+from mmcached.cli.admin.printing import RunDirOption, directory_of, no_service, print_json
 from mmcached.cli.config.completion import SettingsCommand
 from mmcached.cli.config.fields import DEFAULT, SETTINGS
 from mmcached.cli.config.init import init
@@ -21,6 +21,8 @@ from mmcached.cli.config.settings import LoadedConfig, load_config
 from mmcached.cli.config.texts import INTERNAL, describe
 from mmcached.cli.config.toml import toml_value
 from mmcached.cli.terminal_text import shown
+from mmcached.wire.config import ServiceConfig
+from mmcached.wire.errors import ConfigError
 
 # Every field is a flag: what the command does not know itself, `load_config` reads, or refuses.
 TAKES_SETTINGS = {"allow_extra_args": True, "ignore_unknown_options": True}
@@ -40,22 +42,51 @@ def register(app: typer.Typer) -> None:
 
 def show(
     context: typer.Context,
+    *,
     config: ConfigOption = None,
     origin: Annotated[bool, typer.Option("--origin", help="Say which layer has set each value.")] = False,
     everything: Annotated[bool, typer.Option("--all", help="Also what is for our own tests only.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of TOML.")] = False,
+    live: Annotated[bool, typer.Option("--live", help="The settings of the service that runs in --run-dir.")] = False,
+    run_dir: RunDirOption = None,
 ) -> None:
     """Print every setting as a service started with the same flags, environment and file would have it; a URL without
     its password.
 
-    Every setting is a flag here, as it is for `serve`.
+    Every setting is a flag here, as it is for `serve`; not with --live.
     """
-    loaded = load(context, config)
+    if live:
+        if config is not None or context.args:
+            raise ConfigError("--live", " ".join(context.args) if config is None else str(config), "takes no settings")
+        loaded = _live(directory_of(run_dir))
+    elif run_dir is not None:
+        raise ConfigError("--run-dir", str(run_dir), "is for --live: the service whose settings are shown")
+    else:
+        loaded = load(context, config)
     if as_json:
         plain = msgspec.to_builtins(loaded.config.shown())
         print_json({"config": plain, "origins": loaded.origins} if origin else plain)
     else:
         typer.echo("\n".join(_toml_lines(loaded, with_origin=origin, everything=everything)))
+
+
+def _live(run_dir: Path) -> LoadedConfig:
+    """Return the settings of the service that runs there; which layer has set them is not kept.
+
+    Raises:
+        typer.Exit: no service runs there.
+    """
+    from mmcached.cli.admin.observe import saved_config
+    from mmcached.cli.serve.seat import supervisor_pid
+
+    if supervisor_pid(run_dir) is None:
+        raise no_service(run_dir)
+    config, defaults = saved_config(run_dir), ServiceConfig()
+    origins = {
+        path: DEFAULT if attrgetter(path)(config) == attrgetter(path)(defaults) else "set at its start"
+        for path in SETTINGS
+    }
+    return LoadedConfig(config, origins)
 
 
 def load(context: typer.Context, file: Path | None, more: tuple[str, ...] = ()) -> LoadedConfig:
