@@ -9,6 +9,8 @@ import pytest
 
 from tests.deploy.metric_uses import RULES, RULES_TEST, expressions_of_dashboard
 from tests.deploy.programs import program, run
+from tests.house import REPOSITORY
+from tests.house.test_dependencies import PROJECT
 
 
 def test_each_alert_fires_and_does_not() -> None:
@@ -37,6 +39,17 @@ def test_a_threshold_that_is_wrong_is_found(tmp_path: Path, right: str, wrong: s
     (tmp_path / RULES_TEST.name).write_text(RULES_TEST.read_text())
     with pytest.raises(AssertionError, match="FAILED"):
         run("promtool", "test", "rules", tmp_path / RULES_TEST.name)
+
+
+def test_each_alert_links_to_its_heading_on_the_page() -> None:
+    """As the site has it: the page's folder, and the heading in small letters."""
+    text = RULES.read_text()
+    site = PROJECT["urls"]["Documentation"]
+    headings = re.findall(r"^### (\w+)$", (REPOSITORY / "docs/deploy/monitoring.md").read_text(), re.MULTILINE)
+    alerts = re.split(r"- alert: ", text)[1:]
+    assert [alert.split()[0] for alert in alerts] == headings
+    for alert, heading in zip(alerts, headings, strict=True):
+        assert re.findall(r"runbook_url: (\S+)", alert) == [f"{site}deploy/monitoring/#{heading.lower()}"]
 
 
 def test_every_query_of_the_dashboard_can_be_read(tmp_path: Path) -> None:
