@@ -376,6 +376,27 @@ def test_probe_reaches_every_worker_and_its_lease_returns_with_the_last_answer(b
     assert bench.leases == 0
 
 
+def test_an_answered_probe_is_no_lease_on_the_page(run_dir: Path, clock: Clock) -> None:
+    """`status` sends a probe, and then reads the page: nothing may be left there of the probe itself."""
+    page = RunDir(run_dir).stats_page
+
+    def leases_shown() -> int:
+        return stats_of(figures.read(), RoleName("engine"), EngineStats).leases_held
+
+    with StatsPage.create(page), StatsPageReader(page) as figures, Bench(run_dir, CONFIG, clock) as bench:
+        bench.connect()
+        handle = bench.put_item("probe")
+        bench.send(to_engine.ProbeEngine(4, handle, bench.ring.grant(bench.reader_id, handle)))
+        probes = [bench.from_engine(worker, to_worker.ProbeWorker) for worker in bench.workers]
+        clock.now += 1
+        bench.turns()
+        assert leases_shown() == 1, "in the middle of it"
+        for worker, probe in zip(bench.workers, probes, strict=True):
+            worker.channel.send(to_engine.WorkerProbed(probe.engine_incarnation, worker.epoch, probe.token, "sum"))
+        bench.expect(from_engine.EngineProbed)
+        assert leases_shown() == 0
+
+
 def test_a_probe_that_a_worker_dies_of_or_lacks_is_answered_at_once(bench: Bench) -> None:
     bench.send(to_engine.ProbeEngine(4, Inline(0, 0)))
     bench.from_engine(bench.workers[0], to_worker.ProbeWorker)

@@ -164,6 +164,7 @@ class EngineServer(Closeable):
             leases=self._leases,
             probes=probes,
             guard=self._guard,
+            publish=self._publish,
         )
         self._from_frontend = FrontendMessages(
             self._frontend,

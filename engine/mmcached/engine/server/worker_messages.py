@@ -5,6 +5,8 @@ A rank whose process is another has lost its caches, so all caches start over wi
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import structlog
 
 from mmcached.engine.scheduling.scheduler import Scheduler
@@ -44,6 +46,7 @@ class WorkerMessages:
         leases: HeldLeases,
         probes: EngineProbes,
         guard: Guard,
+        publish: Callable[[], object],
     ) -> None:
         self.num_deaths_in_steps = 0
         self._channel = channel
@@ -56,6 +59,7 @@ class WorkerMessages:
         self._leases = leases
         self._probes = probes
         self._guard = guard
+        self._publish = publish
 
     def serve(self, share: TurnShare) -> None:
         """Take in the workers' share of a turn; ZeroMQ takes from each of them in rotation."""
@@ -123,4 +127,5 @@ class WorkerMessages:
             return
         checksums = self._probes.answered(message)
         if checksums is not None:
+            self._publish()  # who has asked looks at the figures next: not at those of the middle of its probe
             self._frontend.send(to_frontend.EngineProbed(message.token, checksums))

@@ -62,9 +62,11 @@ class StatsCollector(Collector):
         role = ["role"]
         up = GaugeMetricFamily(f"{PREFIX}process_up", "1 if the process runs", labels=role)
         restarts = CounterMetricFamily(
-            f"{PREFIX}process_restarts", "how often the supervisor has started it again", labels=role
+            f"{PREFIX}process_restarts", "how often the supervisor has started the role again", labels=role
         )
-        ages = GaugeMetricFamily(f"{PREFIX}heartbeat_age_seconds", "since its loop last turned", labels=role)
+        ages = GaugeMetricFamily(
+            f"{PREFIX}heartbeat_age_seconds", "seconds since the role's loop last turned", labels=role
+        )
         for status in role_statuses(view, snapshots):
             up.add_metric([status.name], float(status.state in ("starting", "running")))
             restarts.add_metric([status.name], status.restarts)
@@ -77,7 +79,7 @@ class StatsCollector(Collector):
         yield from (up, restarts, ages, draining, ready)
         shm = shutil.disk_usage(SHM_DIR)
         yield GaugeMetricFamily(f"{PREFIX}shm_capacity_bytes", "size of /dev/shm", shm.total)
-        yield GaugeMetricFamily(f"{PREFIX}shm_free_bytes", "of this, free for anybody", shm.free)
+        yield GaugeMetricFamily(f"{PREFIX}shm_free_bytes", "bytes of /dev/shm that are free", shm.free)
 
 
 def figures_of(snapshots: Snapshots) -> Iterator[Family]:
