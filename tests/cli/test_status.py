@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from importlib import metadata
 from pathlib import Path
 from typing import NoReturn
@@ -31,8 +32,10 @@ from mmcached.cli.watch.service_status import (
 from mmcached.cli.watch.shown_figures import WORK, caches_of, modalities_of
 from mmcached.cli.watch.status_table import show_status
 from mmcached.cli.watch.top_frame import draw
+from mmcached.shm.files.lock_file import LockFile
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.latency import Latency
+from mmcached.wire.paths import RunDir
 from mmcached.wire.stats import (
     ClientStats,
     EncodedByModality,
@@ -186,6 +189,25 @@ def test_the_table_has_a_line_for_each_name_of_clients_if_there_is_more_than_one
             shown.append([line for line in text.getvalue().splitlines() if "puts" in line])
     lines = ["store, sglang: 0 hits, 3 misses, 0 puts", "store, vllm: 4,000 hits, 2 misses, 1 puts"]
     assert shown == [[], lines]
+
+
+def test_own_processes_are_told_apart_from_clients(run_dir: Path) -> None:
+    directory = RunDir(run_dir)
+    directory.create()
+    view = FakeView(run_dir, given=[a_role(WORKER, US, "running"), a_role(ENGINE, None, "restarting")])
+    with ExitStack() as stack:
+        reader, writers = stack.enter_context(page_of(run_dir, SUPERVISOR, FRONTEND))
+        for name, pid in (("a", US), ("b", US + 1), ("c", US + 2)):
+            stack.enter_context(LockFile(directory.client_lock(name))).write(f"{pid} {name}")
+        directory.client_lock("dead").write_text(f"{US} dead")
+        directory.client_lock("odd").write_text("no pid")
+        writers[FRONTEND].publish(FrontendStats(clients=3))
+        status = gather_status(view(), reader.read(), Readiness(True, "why"))
+    assert (status.stats.clients, status.own_clients) == (3, 1)
+    text = io.StringIO()
+    show_status(status, Console(width=120, file=text))
+    assert "clients: 2 (and 1 of its own processes);" in text.getvalue()
+    assert re.search(r"ready, up \d+ s", text.getvalue())
 
 
 def test_a_modality_has_a_line_where_not_all_items_are_images(run_dir: Path) -> None:

@@ -11,8 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from mmcached.cli.serve.child_service import ChildService
 from mmcached.client import Client
-from tests.integration.processes import eventually, stats_of
+from tests.integration.processes import eventually, small_config, stats_of
 from tests.shm.processes import DEADLINE_S
 
 
@@ -35,3 +36,11 @@ def test_a_start_and_an_end_are_a_line_each(run_dir: Path, ends_with: signal.Sig
         assert service.wait(DEADLINE_S) == 0
     figures = r"0 requests answered, 0 failed; found in the caches: store \(records\) 75%"
     assert re.fullmatch(rf"mmcached: ended after \d+ \w+; {figures}\n", said), said
+
+
+def test_quiet_is_the_ready_line_alone(run_dir: Path, tmp_path: Path) -> None:
+    """As demo and bench start their services."""
+    service = ChildService(run_dir / "s", small_config(world_size=0), tmp_path / "c.json", log_file=tmp_path / "log")
+    with service:
+        pass
+    assert (tmp_path / "log").read_text() == ""

@@ -62,10 +62,12 @@ EVERY_FIELD = (
 @app.command(cls=SettingsCommand, context_settings=TAKES_SETTINGS, epilog=EVERY_FIELD)
 def serve(
     context: typer.Context,
+    *,
     run_dir: RunDirOption = None,
     config: ConfigOption = None,
     workers: WorkersOption = None,
     device: DeviceOption = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Only errors on stderr, and the line when ready.")] = False,
 ) -> None:
     """Start the service: frontend, engine and workers, or a store alone. SIGTERM drains.
 
@@ -74,7 +76,7 @@ def serve(
     stop = StopFlag()  # before what takes long
     from mmcached.cache.checkpoints.checkpoint import check_encoder
     from mmcached.cli.logs.lines import set_up_logging
-    from mmcached.cli.progress import announce, announcing
+    from mmcached.cli.progress import announce, announcing, working
     from mmcached.cli.serve.service_manager import ServiceManager
     from mmcached.cli.serve.shm_room import fitted, host_without
     from mmcached.cli.serve.supervisor import Supervisor
@@ -93,13 +95,14 @@ def serve(
     if note:
         _tell(note)
     manager = ServiceManager.from_environment()
+    shown_start = working if quiet else announcing
     try:
-        with Supervisor(home, chosen, stop=stop, working=announcing, manager=manager) as supervisor:
+        with Supervisor(home, chosen, stop=stop, working=shown_start, manager=manager) as supervisor:
             status = supervisor.run()
     except ServiceUnavailable as error:  # of its own: it did not become ready, or could not go on
         _report(error)
         raise typer.Exit(NEGATIVE) from None
-    if supervisor.summary:
+    if supervisor.summary and not quiet:
         announce(f"ended after {supervisor.summary}")
     raise typer.Exit(status)
 

@@ -44,10 +44,9 @@ def announcing(words: str) -> Iterator[Tell]:
 
 
 def announce(words: str) -> None:
-    """Say a line on stderr; nothing if that is the terminal of another program, which reads our stdout."""
-    if sys.stdout.isatty() or not sys.stderr.isatty():
-        sys.stderr.write(f"mmcached: {shown(words)}\n")
-        sys.stderr.flush()
+    """Say a line on stderr."""
+    sys.stderr.write(f"mmcached: {shown(words)}\n")
+    sys.stderr.flush()
 
 
 @contextmanager

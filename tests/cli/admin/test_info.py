@@ -88,6 +88,9 @@ def test_each_figure_is_a_line_of_its_section(run_dir: Path, monkeypatch: pytest
     assert sections["# Clients"]["client_vllm"] == "hits=4,misses=0,puts=0"
     assert int(sections["# Memory"]["frontend_anonymous_bytes"]) > 1 << 20
     assert (sections["# Store"]["puts"], sections["# Store"]["ring_chunks"]) == ("3", "0")
+    assert {"hit_rate", "records", "evictions"} <= sections["# Store"].keys()
+    assert int(sections["# Server"]["uptime_s"]) >= 0
+    assert sections["# Clients"]["own_clients"] == "0"
     assert sections["# Store"]["latency_hit"] == "num=3,p50_s=0.000010,p99_s=0.500000"
     assert sections["# Engines"]["latency_step"].startswith("num=4,")
     assert not any("sum_ns" in name for names in sections.values() for name in names)

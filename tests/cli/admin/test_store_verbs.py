@@ -98,6 +98,17 @@ def test_keys_and_inspect_say_what_is_there_and_who_leases_it(lone: LoneFrontend
     assert lone.at_rest().store.ring.leases == 0
 
 
+def test_a_long_key_is_whole_and_the_table_is_not_wider_than_140(lone: LoneFrontend) -> None:
+    key = "".join(f"{index:03}-" for index in range(40))
+    with Client(lone.directory.path) as client:
+        assert client.put(key, RECORD)
+        lines = call(lone, "keys", "--match", key).stdout.splitlines()
+        client.drop(key)
+    assert max(map(len, lines)) <= 140
+    cells = [line.split("│")[2].strip() for line in lines if line.count("│") > 2]
+    assert "".join(cells) == key
+
+
 def test_they_send_nothing_and_load_no_socket_library(lone: LoneFrontend) -> None:
     program = (
         "import sys, typer\nfrom mmcached.cli.admin import store_verbs\n"

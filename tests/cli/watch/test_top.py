@@ -19,7 +19,7 @@ from mmcached.cli.admin.records import Reader
 from mmcached.cli.watch import top
 from mmcached.cli.watch.overview import Overview
 from mmcached.cli.watch.service_status import Readiness, ServiceStatus, gather_status
-from mmcached.cli.watch.top_frame import draw
+from mmcached.cli.watch.top_frame import Fitted, draw
 from mmcached.wire.latency import Latency
 from mmcached.wire.slow_log import SlowCall, SlowLog
 from mmcached.wire.stats import EngineStats, FrontendStats, RingStats, StoreStats
@@ -70,6 +70,22 @@ def test_no_line_is_wider_than_the_terminal(status: ServiceStatus, width: int) -
     overview = watcher_of(status).frame()
     assert overview is not None
     assert max(map(len, drawn(overview, width).splitlines())) <= width
+
+
+@pytest.mark.parametrize("height", [5, 24, 200])
+def test_a_frame_that_does_not_fit_says_how_many_rows_are_left_out(status: ServiceStatus, height: int) -> None:
+    overview = watcher_of(status).frame()
+    assert overview is not None
+    text = io.StringIO()
+    console = Console(width=80, height=height, file=text)
+    whole = drawn(overview, 80).splitlines()
+    console.print(Fitted(draw(overview)), height=height)
+    lines = text.getvalue().splitlines()[:height]
+    if len(whole) <= height:
+        assert "larger window" not in text.getvalue()
+    else:
+        assert lines[-1].startswith(f"+{len(whole) - height + 1} rows: a larger window")
+        assert [line.rstrip() for line in lines[:-1]] == [line.rstrip() for line in whole[: height - 1]]
 
 
 def test_once_is_one_plain_frame_with_what_happens_now(status: ServiceStatus) -> None:

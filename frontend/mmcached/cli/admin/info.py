@@ -24,6 +24,7 @@ from mmcached.cli.installed import installed_version
 from mmcached.cli.terminal_text import shown
 from mmcached.wire.latency import Histogram
 from mmcached.wire.paths import RunDir
+from mmcached.wire.stats import StoreStats
 from mmcached.wire.version import PROTOCOL_VERSION
 
 if TYPE_CHECKING:
@@ -114,6 +115,7 @@ def server_facts(path: Path, config: ServiceConfig, status: ServiceStatus | None
             "ready": status.ready,
             "reason": status.reason,
             "draining": status.draining,
+            "uptime_s": int(status.uptime_s or 0),
         }
         for role in status.roles:
             facts[_named(role.name)] = f"pid={role.pid or ''},state={role.state},restarts={role.restarts}"
@@ -125,6 +127,7 @@ def service_facts(status: ServiceStatus) -> dict[Section, Facts]:
     stats = status.stats
     of_frontend = {name: value for name, value in _figures(stats) if "." not in name}
     clients: Facts = {name: value for name, value in of_frontend.items() if name.startswith(_OF_CLIENTS)}
+    clients["own_clients"] = status.own_clients
     for name, client in sorted(stats.by_client.items()):
         clients[f"client_{name}"] = ",".join(f"{field}={value}" for field, value in _figures(client))
     processor: Facts = dict(_figures(stats.processor))
@@ -143,7 +146,7 @@ def service_facts(status: ServiceStatus) -> dict[Section, Facts]:
     found: dict[Section, Facts] = {
         Section.CLIENTS: clients,
         Section.MEMORY: memory_facts(status.roles, stats.ring.data_bytes, stats.store.ring.data_bytes),
-        Section.STORE: {name.replace(".", "_"): value for name, value in _figures(stats.store)},
+        Section.STORE: _short(stats.store) | {name.replace(".", "_"): value for name, value in _figures(stats.store)},
         Section.SECOND_LEVEL: dict(_figures(stats.second_level)),
         Section.PROCESSOR: processor,
         Section.ENCODER: dict(encoder),
@@ -154,6 +157,12 @@ def service_facts(status: ServiceStatus) -> dict[Section, Facts]:
         section = Section.SECOND_LEVEL if name.startswith("l2_") else _LATENCIES.get(name, Section.ENGINES)
         found[section][f"latency_{name}"] = f"num={latency.num},p50_s={latency.p50_s:.6f},p99_s={latency.p99_s:.6f}"
     return found
+
+
+def _short(store: StoreStats) -> Facts:
+    """Say what people ask a store first; each is also, or follows from, a figure under its own name."""
+    rate = round(store.hits / store.queries, 4) if store.queries else 0.0
+    return {"hit_rate": rate, "records": store.ring.chunks, "evictions": store.ring.evictions}
 
 
 def memory_facts(roles: list[RoleStatus], ring_bytes: int, store_bytes: int, proc: Path = Path("/proc")) -> Facts:

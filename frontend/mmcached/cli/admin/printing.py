@@ -50,7 +50,9 @@ def print_table(rows: list[list[str]], *headings: str) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(*headings) if headings else Table(show_header=False)
+    table = Table(show_header=bool(headings))
+    for heading in headings:
+        table.add_column(heading, overflow="fold")  # a name that is cut is of no use
     for row in rows:
         table.add_row(*(Text(shown(cell)) for cell in row))  # a name with brackets is no markup
     console().print(table)
@@ -59,5 +61,5 @@ def print_table(rows: list[list[str]], *headings: str) -> None:
 def console() -> Console:
     from rich.console import Console
 
-    # Off a terminal rich would cut everything at 80 columns, and a name that is cut is of no use to a script.
-    return Console() if sys.stdout.isatty() else Console(width=160)
+    # Off a terminal rich would take 80 columns, which most tables exceed.
+    return Console() if sys.stdout.isatty() else Console(width=140)

@@ -9,7 +9,6 @@ one moment.
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections import Counter, defaultdict
 from collections.abc import Iterator
@@ -21,7 +20,7 @@ import msgspec
 import numpy as np
 
 from mmcached.cache.store_keys import store_key, tenant_and_key
-from mmcached.shm.files.lock_file import is_held
+from mmcached.cli.admin.client_locks import living_clients
 from mmcached.shm.ring.key_index import key_digest
 from mmcached.shm.ring.onlooker import RingOnlooker, Row, state_of
 from mmcached.shm.ring.slot_table import FIRST_KEY, GENERATION, NBYTES, SECOND_KEY
@@ -34,7 +33,6 @@ from mmcached.wire.paths import RunDir
 from mmcached.wire.version import PROTOCOL_VERSION
 
 _FIRST_LOOK = 256
-_MAX_LOCK_TEXT = 64
 
 
 class Reader(msgspec.Struct, frozen=True):
@@ -121,7 +119,7 @@ class StoreOnlooker(Closeable):
         if note is None:
             raise FileNotFoundError(run_dir)
         LayoutMismatch.unless_equal("version", note.version, PROTOCOL_VERSION)
-        self._pid_to_names = _clients(directory)
+        self._pid_to_names = _names(directory)
         self._ring = RingOnlooker(note.ring)
         self._readers = self._ring.attached()
 
@@ -224,13 +222,10 @@ def _leaves(value: object, path: str) -> Iterator[tuple[str, object]]:
         yield path, value
 
 
-def _clients(directory: RunDir) -> dict[int, set[str]]:
+def _names(directory: RunDir) -> dict[int, set[str]]:
     """Return the names that the clients of each process give themselves, as far as they live."""
     names: defaultdict[int, set[str]] = defaultdict(set)
-    for path in directory.clients.glob("*.lock"):
-        if is_held(path):
-            with contextlib.suppress(OSError, ValueError), path.open("rb") as file:
-                pid, _, name = file.read(_MAX_LOCK_TEXT).decode("ascii").partition(" ")
-                if name and os.path.exists(f"/proc/{int(pid)}"):
-                    names[int(pid)].add(name)
+    for pid, name in living_clients(directory):
+        if name and os.path.exists(f"/proc/{pid}"):
+            names[pid].add(name)
     return names

@@ -11,7 +11,7 @@ from typing import Annotated
 import msgspec
 import typer
 
-from mmcached.cli.bench.figures import MIB, OF_REDIS, SIZES, Figure, size_text, this_host
+from mmcached.cli.bench.figures import KIB, MIB, OF_REDIS, SIZES, Figure, size_text, this_host
 from mmcached.cli.config.units import in_unit_of
 from mmcached.cli.installed import installed_version
 from mmcached.cli.terminal_text import shown
@@ -20,7 +20,7 @@ from mmcached.wire.errors import ConfigError
 PAGE = Path("mmcached-bench.html")
 MAX_CLIENTS = 256
 MAX_RECORD_BYTES = 1024 * MIB
-_SIZES = ",".join(f"{each}B" for each in SIZES)
+_SIZES = ",".join(size_text(each).replace(" ", "") for each in SIZES)
 
 
 def bench(
@@ -56,6 +56,7 @@ def parse_sizes(text: str) -> list[int]:
     found = set()
     for each in text.split(","):
         size = in_unit_of("size_bytes", each)
+        size = int(size) if isinstance(size, float) and size >= KIB else size  # 4.7MiB
         if not isinstance(size, int) or not 1 <= size <= MAX_RECORD_BYTES:
             raise ConfigError("sizes", each, f"must be sizes like 64KiB, from 1B to {size_text(MAX_RECORD_BYTES)}")
         found.add(size)
@@ -81,7 +82,7 @@ def _print(figures: Sequence[Figure], page: Path) -> None:
 
     from mmcached.cli.bench.table import tables, verdict
 
-    console = Console(width=None if sys.stdout.isatty() else 160)
+    console = Console(width=None if sys.stdout.isatty() else 120)
     for table in tables(figures):
         console.print(table)
     console.print(verdict(figures), highlight=False)

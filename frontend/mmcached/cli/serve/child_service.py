@@ -18,6 +18,8 @@ from mmcached.wire.process.death import environment_for_children
 
 STOP_TIMEOUT_S = 60.0
 
+_SERVE = (sys.executable, "-m", "mmcached", "serve", "--quiet")
+
 
 class ChildService:
     """One `mmcached serve` process. Entering starts it and waits until it is ready; leaving ends it with SIGTERM.
@@ -41,7 +43,7 @@ class ChildService:
         config.save(config_file)
         with contextlib.ExitStack() as stack:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "mmcached", "serve", "--run-dir", str(run_dir), "--config", str(config_file)],
+                [*_SERVE, "--run-dir", str(run_dir), "--config", str(config_file)],
                 env=_environment(),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,

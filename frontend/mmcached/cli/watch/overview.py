@@ -20,7 +20,15 @@ import msgspec
 from mmcached.cli.admin.records import Reader
 from mmcached.cli.watch.latencies import LatencyStatus, histograms_of, latencies_of
 from mmcached.cli.watch.service_status import RoleStatus, ServiceStatus
-from mmcached.cli.watch.shown_figures import WORK, ModalityLine, caches_of, modalities_of, note_of, queries_and_hits
+from mmcached.cli.watch.shown_figures import (
+    WORK,
+    ModalityLine,
+    caches_of,
+    clients_in_words,
+    modalities_of,
+    note_of,
+    queries_and_hits,
+)
 from mmcached.wire.figures import samples
 from mmcached.wire.slow_log import SlowCall, SlowLog
 from mmcached.wire.stats import RingStats, ServiceStats
@@ -107,7 +115,7 @@ class EngineLine(msgspec.Struct, frozen=True, kw_only=True):
 
 class Overview(msgspec.Struct, frozen=True, kw_only=True):
     """One frame. `interval_s` is the time that "now" means, None: there was one look only; `note` says what is wrong
-    though the service is ready.
+    though the service is ready; `clients` is in words.
     """
 
     run_dir: str
@@ -120,7 +128,8 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
     requests_open: int
     requests_done: int
     requests_failed: int
-    clients: int
+    clients: str
+    uptime_s: float | None
     roles: list[RoleLine]
     caches: list[CacheLine]
     modalities: list[ModalityLine]
@@ -171,7 +180,8 @@ def overview_of(now: Look, before: Look | None, readers: Sequence[Reader] = ()) 
         requests_open=stats.requests_open,
         requests_done=stats.requests_done,
         requests_failed=stats.requests_failed,
-        clients=stats.clients,
+        clients=clients_in_words(status),
+        uptime_s=status.uptime_s,
         roles=[_role(role, now, before) for role in status.roles],
         caches=_caches(stats, former, rate),
         modalities=modalities_of(stats),

@@ -19,9 +19,11 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import msgspec
 
+from mmcached.cli.admin.client_locks import living_clients
 from mmcached.cli.installed import installed_version
 from mmcached.cli.watch.latencies import LatencyStatus, histograms_of, latencies_of
 from mmcached.wire.config import ServiceConfig
+from mmcached.wire.paths import RunDir
 from mmcached.wire.stats import FrontendStats, RoleName, ServiceStats, SupervisorStats
 
 if TYPE_CHECKING:  # a command that is answered by the supervisor needs no page, with which numpy comes
@@ -107,6 +109,7 @@ class ServiceStatus(msgspec.Struct, frozen=True, kw_only=True):
 
     `latency` has the quantiles of `hit`, `put`, `encode`, `step` and `queue`, as far as there was any.
     `http` is the address of the TCP port for health and metrics, "" if there is none; `uptime_s` is the supervisor's.
+    `own_clients` of the clients in `stats` are the service's own engines and workers.
     """
 
     run_dir: str
@@ -119,6 +122,7 @@ class ServiceStatus(msgspec.Struct, frozen=True, kw_only=True):
     draining: bool
     source: Literal["supervisor", "page"] = "supervisor"
     uptime_s: float | None = None
+    own_clients: int = 0
     roles: list[RoleStatus]
     latency: dict[str, LatencyStatus] = {}
     stats: ServiceStats
@@ -138,6 +142,8 @@ def gather_status(
     frontend = stats_of(snapshots, RoleName("frontend"), FrontendStats)
     engines = sorted(role.engine for role in snapshots if role.kind == "engine")
     stats = service_stats(snapshots, frontend, engines)
+    roles = role_statuses(view, snapshots)
+    pids = {role.pid for role in roles}
     supervisor = snapshots.get(RoleName("supervisor"))
     return ServiceStatus(
         run_dir=str(view.run_dir),
@@ -150,7 +156,8 @@ def gather_status(
         draining=view.is_draining,
         source=source,
         uptime_s=None if supervisor is None else round(supervisor.attached_s, 3),
-        roles=role_statuses(view, snapshots),
+        own_clients=sum(pid in pids for pid, _ in living_clients(RunDir(view.run_dir))),
+        roles=roles,
         latency=latencies_of(histograms_of(stats)),
         stats=stats,
     )

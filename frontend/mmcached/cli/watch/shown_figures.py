@@ -108,6 +108,12 @@ def time_in_words(seconds: float) -> str:
     return " ".join(f"{count} {unit}" for unit, count in counts[first : first + 2])
 
 
+def clients_in_words(status: ServiceStatus) -> str:
+    """Return how many clients there are, those of the service's own processes apart."""
+    others = max(0, status.stats.clients - status.own_clients)
+    return f"{others:,} (and {status.own_clients} of its own processes)" if status.own_clients else f"{others:,}"
+
+
 def summary_of(status: ServiceStatus) -> str:
     """Return in a line what a service has done: uptime, requests, and the hit rate of each cache that was asked."""
     stats = status.stats

@@ -14,9 +14,11 @@ from mmcached.cli.watch.shown_figures import (
     WORK,
     ModalityLine,
     caches_of,
+    clients_in_words,
     modalities_of,
     note_of,
     queries_and_hits,
+    time_in_words,
 )
 from mmcached.wire.stats import ServiceStats
 
@@ -24,7 +26,8 @@ from mmcached.wire.stats import ServiceStats
 def show_status(status: ServiceStatus, console: Console) -> None:
     """Print all of it."""
     word = ("ready", "green") if status.ready else ("not ready", "red")
-    console.print(Text.assemble(f"mmcached {status.version} in {shown(str(status.run_dir))}: ", word))
+    uptime = "" if status.uptime_s is None else f", up {time_in_words(status.uptime_s)}"
+    console.print(Text.assemble(f"mmcached {status.version} in {shown(str(status.run_dir))}: ", word, uptime))
     console.print(shown(status.reason), markup=False, highlight=False)
     if status.http:
         console.print(f"health and metrics: {status.http}", markup=False, highlight=False)
@@ -39,7 +42,7 @@ def show_status(status: ServiceStatus, console: Console) -> None:
     stats = status.stats
     console.print(
         f"requests: {stats.requests_open} open, {stats.requests_done} done, {stats.requests_failed} failed; "
-        f"clients: {stats.clients}; resends: {stats.resends}; desyncs: {stats.desyncs}",
+        f"clients: {clients_in_words(status)}; resends: {stats.resends}; desyncs: {stats.desyncs}",
         highlight=False,
     )
     if len(stats.by_client) > 1:

@@ -22,7 +22,7 @@ from rich.text import Text
 from mmcached.cli.admin.records import Reader
 from mmcached.cli.watch.overview import Look, Overview, look_closely, overview_of
 from mmcached.cli.watch.service_status import ServiceStatus
-from mmcached.cli.watch.top_frame import draw
+from mmcached.cli.watch.top_frame import Fitted, draw
 
 LookAt = Callable[[], ServiceStatus | None]
 Readers = Callable[[], list[Reader]]
@@ -85,7 +85,7 @@ def show(watcher: Watcher, interval_s: float, console: Console, nobody: str) -> 
                 looking, next_look, is_drawn = threads.submit(watcher.frame), time.monotonic() + interval_s, False
             if looking.done() and not is_drawn:
                 overview, is_drawn = looking.result(), True
-                live.update(Text(nobody) if overview is None else draw(overview), refresh=True)
+                live.update(Text(nobody) if overview is None else Fitted(draw(overview)), refresh=True)
             elif console.size != size:
                 size = console.size
                 live.refresh()

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from rich.console import Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
 from mmcached.cli.terminal_text import shown
 from mmcached.cli.watch.latencies import LatencyStatus, in_words
 from mmcached.cli.watch.overview import Overview, RingLine, RoleLine
-from mmcached.cli.watch.shown_figures import CACHES, WORK
+from mmcached.cli.watch.shown_figures import CACHES, WORK, time_in_words
 
 _NOTHING = "–"
 
@@ -31,6 +32,23 @@ def draw(overview: Overview) -> RenderableType:
     if overview.slow:
         parts.append(_slow(overview))
     return Group(*parts)
+
+
+class Fitted:
+    """A frame on a screen: if it does not fit, the last line says how many rows are left out."""
+
+    def __init__(self, frame: RenderableType) -> None:
+        self._frame = frame
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        lines = console.render_lines(self._frame, options.update(height=None), pad=False)
+        room = options.height or console.height
+        left_out = len(lines) - room + 1
+        for line in lines if left_out <= 1 else lines[: room - 1]:
+            yield from line
+            yield Segment.line()
+        if left_out > 1:
+            yield Text(f"+{left_out} rows: a larger window shows them", style="bold", no_wrap=True, overflow="crop")
 
 
 def in_bytes(number: int) -> str:
@@ -58,6 +76,7 @@ def _head(overview: Overview) -> Text:
     return Text.assemble(
         f"mmcached {overview.version} in {shown(str(overview.run_dir))}: ",
         (word, style),
+        "" if overview.uptime_s is None else f", up {time_in_words(overview.uptime_s)}",
         f"\n{shown(overview.reason)}",
         note,
         f"\n{figures}",
