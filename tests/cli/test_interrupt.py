@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from mmcached.cli import INTERRUPTED
+from mmcached.cli.exit_status import INTERRUPTED
 from mmcached.shm.segment.segment import leftover_names
 from tests.integration.processes import DEADLINE_S, descendants, eventually, is_alive
 

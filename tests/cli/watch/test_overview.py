@@ -104,7 +104,7 @@ def test_one_look_has_totals_and_nothing_of_now(run_dir: Path) -> None:
 def test_two_looks_have_what_happened_between(run_dir: Path) -> None:
     readers = [Reader(7, "vllm", 1), Reader(8, "idle", 0), Reader(9, "sglang", 3)]
     with looks(run_dir) as (first, second):
-        found = overview_of(second, first, readers)
+        found = overview_of(second, first.sample, readers)
     store = lines(found)["store"]
     assert (store["rate"], store["rate_now"], store["hits_per_s"]) == (0.65, 0.8, 40.0)
     assert lines(found)["kv_prefix"]["rate_now"] is None, "nobody asked"
@@ -125,7 +125,7 @@ def test_two_looks_have_what_happened_between(run_dir: Path) -> None:
 
 def test_a_service_that_was_started_anew_has_no_rates_below_zero(run_dir: Path) -> None:
     with looks(run_dir) as (first, second):
-        found = overview_of(Look(20.0, first.status, first.usage), second)
+        found = overview_of(Look(20.0, first.status, first.usage), second.sample)
     store = lines(found)["store"]
     assert (store["rate_now"], store["hits_per_s"]) == (None, None)
     assert found.rings[0].evictions_per_s is None

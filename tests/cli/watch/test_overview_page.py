@@ -7,6 +7,7 @@ import os
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -17,13 +18,13 @@ from mmcached.cli.admin.records import Reader
 from mmcached.cli.watch import overview_pages
 from mmcached.cli.watch.http_pages import AdminServer
 from mmcached.cli.watch.overview import Overview
-from mmcached.cli.watch.overview_pages import MIN_INTERVAL_S, OverviewPages
+from mmcached.cli.watch.overview_pages import HISTORY_S, SAMPLE_S, WINDOW_S, OverviewPages
 from mmcached.cli.watch.readiness import ReadinessCheck
 from mmcached.cli.watch.service_status import Readiness, gather_status
 from mmcached.cli.watch.shown_figures import CACHES, WORK
 from mmcached.wire.latency import Latency
 from mmcached.wire.slow_log import SlowCall, SlowLog
-from mmcached.wire.stats import EngineStats, FrontendStats, RingStats, StoreStats, WorkerStats
+from mmcached.wire.stats import EngineStats, FrontendStats, RingStats, ServiceStats, StoreStats, WorkerStats
 from tests.cli.fake_view import ENGINE, FRONTEND, WORKER, FakeView, a_role, get, page_of
 from tests.clock import Clock
 from tests.house import REPOSITORY
@@ -78,19 +79,38 @@ def test_the_page_has_a_name_for_all_that_the_terminal_has_one_for() -> None:
     text = overview_pages.page().decode()
     for name, title in (CACHES | WORK).items():
         assert f'{name}: "{title}"' in text
-    assert text.count("http") == 1, "it asks nobody else: all of `http-equiv`"
+    assert text.count("http") == 2, "it asks nobody else: `http-equiv`, and the name of SVG"
 
 
-def test_those_who_ask_often_see_what_happens_since_a_look_that_is_old_enough(run_dir: Path) -> None:
+def test_whoever_asks_however_often_sees_the_same_window(run_dir: Path) -> None:
+    """The supervisor samples; a second viewer, or one who asks for the first time, changes nothing."""
     clock = Clock(100.0)
     pages = OverviewPages(list, clock=clock)
     with page_of(run_dir, FRONTEND) as (reader, _):
         status = gather_status(FakeView(run_dir)(), reader.read(), Readiness(True, "why"))
-    spans = []
-    for passed_s in (0.0, MIN_INTERVAL_S / 4, MIN_INTERVAL_S, MIN_INTERVAL_S / 4, MIN_INTERVAL_S):
-        clock.now += passed_s
-        spans.append(pages.overview(status).interval_s)
-    assert spans == [None, None, 1.25, 1.5, 1.25]
+
+    def with_hits(hits: int) -> ServiceStats:
+        return ServiceStats(store=StoreStats(queries=hits, hits=hits))
+
+    assert pages.overview(status).interval_s is None
+    for number in range(12):
+        pages.sample(partial(with_hits, 20 * number), [])
+        clock.now += SAMPLE_S / 2
+        pages.sample(lambda: with_hits(10**9), [])  # too early to be kept
+        clock.now += SAMPLE_S / 2
+    now = msgspec.structs.replace(status, stats=with_hits(240))
+    frames = [pages.overview(now) for _ in range(3)]
+    assert frames[0] == frames[1] == frames[2]
+    assert frames[0].interval_s == WINDOW_S + SAMPLE_S
+    (store,) = (line for line in frames[0].caches if line.name == "store")
+    assert (store.hits_per_s, store.rate_now) == (10.0, 1.0)
+    assert frames[0].history == [10.0] * 11
+    pages.sample(lambda: with_hits(0), [])
+    assert pages.overview(status).history[-1] == 0.0, "a service that began anew"
+    for _ in range(400):
+        clock.now += SAMPLE_S
+        pages.sample(lambda: with_hits(0), [])
+    assert len(pages.overview(status).history) == HISTORY_S / SAMPLE_S
 
 
 @pytest.mark.skipif(not BROWSER.exists(), reason="no browser is here: `make test-web` brings one")

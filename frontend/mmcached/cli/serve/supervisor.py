@@ -261,7 +261,9 @@ class Supervisor(Closeable):
             self._seat.touch()
         living = {role.name: role for role in self._group.roles if role.is_alive}
         pids = {name: role.pid for name, role in living.items() if role.pid is not None}
-        for name, silent_s in self._watchdog.overdue(pids, self._reader.read(), now):
+        snapshots = self._reader.read()
+        self._admin.sample(snapshots)
+        for name, silent_s in self._watchdog.overdue(pids, snapshots, now):
             log.error("role is silent: killed", name=str(name), pid=pids[name], silent_s=round(silent_s, 1))
             living[name].kill()
         self._group.restart_if_stuck(now)

@@ -40,8 +40,10 @@ from mmcached.cli.watch.service_status import (
     RoleStatus,
     ServiceStatus,
     ServiceView,
+    Snapshots,
     gather_status,
     role_statuses,
+    stats_of_all,
 )
 from mmcached.cli.watch.store_readers import store_readers
 from mmcached.shm.stats.page import StatsPageReader
@@ -124,6 +126,10 @@ class AdminServer:
             self.start()
         except (MmcachedError, OSError) as error:
             log.error("the HTTP server cannot be started", reason=str(error))
+
+    def sample(self, snapshots: Snapshots) -> None:
+        """Keep the figures of now for the page's rates, if it is time."""
+        self._overviews.sample(lambda: stats_of_all(snapshots), self._look().roles)
 
     def stop(self) -> None:
         """End open connections and the threads. A second call does nothing."""

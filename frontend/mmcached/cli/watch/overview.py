@@ -48,12 +48,24 @@ class Usage(NamedTuple):
     memory_bytes: int
 
 
+class Sample(NamedTuple):
+    """The figures of a service at one moment, and what its processes took until then, by pid."""
+
+    at_s: float
+    stats: ServiceStats
+    usage: Mapping[int, Usage]
+
+
 class Look(NamedTuple):
-    """A service at one moment, and what its processes took until then, by pid."""
+    """All that is known of a service at one moment."""
 
     at_s: float
     status: ServiceStatus
     usage: Mapping[int, Usage]
+
+    @property
+    def sample(self) -> Sample:
+        return Sample(self.at_s, self.status.stats, self.usage)
 
 
 class RoleLine(msgspec.Struct, frozen=True, kw_only=True):
@@ -115,7 +127,7 @@ class EngineLine(msgspec.Struct, frozen=True, kw_only=True):
 
 class Overview(msgspec.Struct, frozen=True, kw_only=True):
     """One frame. `interval_s` is the time that "now" means, None: there was one look only; `note` says what is wrong
-    though the service is ready; `clients` is in words.
+    though the service is ready; `clients` is in words; `history` has the store's hits per second, the oldest first.
     """
 
     run_dir: str
@@ -138,13 +150,18 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
     latencies: list[LatencyLine]
     engines: list[EngineLine]
     slow: list[SlowCall]
+    history: list[float] = []
 
 
 def look_closely(status: ServiceStatus, *, clock: Callable[[], float] = time.monotonic) -> Look:
     """Return a status with what its processes take."""
-    pids = [role.pid for role in status.roles if role.pid is not None]
-    usage = {pid: found for pid in pids if (found := usage_of(pid)) is not None}
-    return Look(clock(), status, usage)
+    return Look(clock(), status, usage_by_pid(status.roles))
+
+
+def usage_by_pid(roles: Sequence[RoleStatus]) -> dict[int, Usage]:
+    """Return what the processes of these roles take, those that are gone left out."""
+    pids = [role.pid for role in roles if role.pid is not None]
+    return {pid: found for pid in pids if (found := usage_of(pid)) is not None}
 
 
 def usage_of(pid: int, proc: Path = Path("/proc")) -> Usage | None:
@@ -158,17 +175,20 @@ def usage_of(pid: int, proc: Path = Path("/proc")) -> Usage | None:
     return Usage((int(stat[11]) + int(stat[12])) / _CLOCK_TICKS, 1024 * own_kib)
 
 
-def overview_of(now: Look, before: Look | None, readers: Sequence[Reader] = ()) -> Overview:
+def overview_of(
+    now: Look, before: Sample | None, readers: Sequence[Reader] = (), history: Sequence[float] = ()
+) -> Overview:
     """Return one frame.
 
     Args:
-        before: an earlier look at the same service; None: nothing is known of now.
+        before: an earlier moment of the same service; None: nothing is known of now.
         readers: who holds leases of the store.
+        history: hits of the store per second, the oldest first.
     """
     passed_s = None if before is None else now.at_s - before.at_s
     rate = _Rate(passed_s or None)
     status, stats = now.status, now.status.stats
-    former = ServiceStats() if before is None else before.status.stats
+    former = ServiceStats() if before is None else before.stats
     return Overview(
         run_dir=status.run_dir,
         version=status.version,
@@ -196,6 +216,7 @@ def overview_of(now: Look, before: Look | None, readers: Sequence[Reader] = ()) 
         readers=sorted((line for line in readers if line.leases), key=lambda line: -line.leases),
         latencies=_latencies(stats, None if before is None else former),
         engines=_engines(stats, former, rate),
+        history=list(history),
         slow=list(SlowLog.of([*stats.slow_log.last, *(call for e in stats.engines for call in e.slow_log.last)]).last),
     )
 
@@ -209,7 +230,7 @@ class _Rate(NamedTuple):
         return None if self.passed_s is None or now < before else (now - before) / self.passed_s
 
 
-def _role(role: RoleStatus, now: Look, before: Look | None) -> RoleLine:
+def _role(role: RoleStatus, now: Look, before: Sample | None) -> RoleLine:
     usage = now.usage.get(role.pid or 0)
     former = None if before is None else before.usage.get(role.pid or 0)
     cpu = None

@@ -137,11 +137,7 @@ def gather_status(
     http: str = "",
 ) -> ServiceStatus:
     """Put together what is known now."""
-    from mmcached.shm.stats.service import service_stats, stats_of
-
-    frontend = stats_of(snapshots, RoleName("frontend"), FrontendStats)
-    engines = sorted(role.engine for role in snapshots if role.kind == "engine")
-    stats = service_stats(snapshots, frontend, engines)
+    stats = stats_of_all(snapshots)
     roles = role_statuses(view, snapshots)
     pids = {role.pid for role in roles}
     supervisor = snapshots.get(RoleName("supervisor"))
@@ -161,6 +157,15 @@ def gather_status(
         latency=latencies_of(histograms_of(stats)),
         stats=stats,
     )
+
+
+def stats_of_all(snapshots: Snapshots) -> ServiceStats:
+    """Return the figures of all roles of the page together."""
+    from mmcached.shm.stats.service import service_stats, stats_of
+
+    frontend = stats_of(snapshots, RoleName("frontend"), FrontendStats)
+    engines = sorted(role.engine for role in snapshots if role.kind == "engine")
+    return service_stats(snapshots, frontend, engines)
 
 
 def role_statuses(view: ServiceView, snapshots: Snapshots) -> list[RoleStatus]:

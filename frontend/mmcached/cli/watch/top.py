@@ -20,7 +20,7 @@ from rich.live import Live
 from rich.text import Text
 
 from mmcached.cli.admin.records import Reader
-from mmcached.cli.watch.overview import Look, Overview, look_closely, overview_of
+from mmcached.cli.watch.overview import Overview, Sample, look_closely, overview_of
 from mmcached.cli.watch.service_status import ServiceStatus
 from mmcached.cli.watch.top_frame import Fitted, draw
 
@@ -42,7 +42,7 @@ class Watcher:
     def __init__(self, look_at: LookAt, readers: Readers) -> None:
         self._look_at = look_at
         self._readers = readers
-        self._before: Look | None = None
+        self._before: Sample | None = None
 
     def frame(self) -> Overview | None:
         """Return the next frame; None if there is no service (any more)."""
@@ -51,7 +51,7 @@ class Watcher:
             self._before = None
             return None
         now, before = look_closely(status), self._before
-        self._before = now
+        self._before = now.sample
         return overview_of(now, before, self._readers())
 
 
