@@ -42,14 +42,14 @@ def test_a_threshold_that_is_wrong_is_found(tmp_path: Path, right: str, wrong: s
 
 
 def test_each_alert_links_to_its_heading_on_the_page() -> None:
-    """As the site has it: the page's folder, and the heading in small letters."""
+    """As the site has it: the page as HTML, and the heading in small letters."""
     text = RULES.read_text()
     site = PROJECT["urls"]["Documentation"]
     headings = re.findall(r"^### (\w+)$", (REPOSITORY / "docs/deploy/monitoring.md").read_text(), re.MULTILINE)
     alerts = re.split(r"- alert: ", text)[1:]
     assert [alert.split()[0] for alert in alerts] == headings
     for alert, heading in zip(alerts, headings, strict=True):
-        assert re.findall(r"runbook_url: (\S+)", alert) == [f"{site}deploy/monitoring/#{heading.lower()}"]
+        assert re.findall(r"runbook_url: (\S+)", alert) == [f"{site}deploy/monitoring.html#{heading.lower()}"]
 
 
 def test_every_query_of_the_dashboard_can_be_read(tmp_path: Path) -> None:

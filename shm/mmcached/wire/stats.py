@@ -91,7 +91,7 @@ METRICS: Mapping[str, str] = {
     "l2_seconds": "a call to the second level, of as many records as it takes at once",
     "l2_bytes": "bytes of records read from or written to the second level, by direction",
     "l2_circuit_open": "1 while the second level is not asked because it has failed too often",
-    "l2_apart": "1 while the second level is not used: another host was flushed after this one, which has to be flushed too",
+    "l2_apart": "1 while the second level is not used, as another host was flushed and this one has to be, too",
     "l2_waiting_saves": "records that wait to be saved in the second level",
     "l2_waiting_bytes": "bytes of records that wait to be saved in the second level",
     "engine_steps": "steps planned",
