@@ -50,6 +50,12 @@ class BaseClient(ABC):
         self._calls = self._new_calls()
         self._begin()
 
+    def __repr__(self) -> str:
+        contact = self._calls.contact
+        state = "closed" if self._is_closed else "not in contact" if contact.welcome is None else "in contact"
+        path, name = str(contact.directory.path), contact.options.name
+        return f"{type(self).__name__}({path!r}, name={name!r}: {state})"
+
     def store_counters(self) -> StoreCounters:
         """Return what this client has seen of the store so far."""
         return self._guard.counters

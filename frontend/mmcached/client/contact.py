@@ -99,6 +99,7 @@ class Contact:
 
     def __init__(self, directory: RunDir, options: Options, make_link: MakeLink, sessions: StoreSessions) -> None:
         self.client_id = secrets.token_hex(16)
+        self.directory = directory
         self.options = options
         self.welcome: Welcome | None = None
         self._sessions = sessions

@@ -77,6 +77,34 @@ def test_every_dtype_comes_back_bit_for_bit(service: StoreService, client: Any, 
     no_leases(service)
 
 
+def test_a_hit_says_whether_it_is_a_view(client: Any) -> None:
+    client.put("k", numbers(1))
+    assert repr(client.get("k", view=True)) == "Hit(x: uint8 (4096,); 4096 bytes, view)"
+    assert repr(client.get("k")) == "Hit(x: uint8 (4096,); 4096 bytes, owned)"
+
+
+@pytest.mark.parametrize("kind", [Client, AsyncClient])
+def test_a_client_shows_its_service_and_its_state(service: StoreService, run_dir: Path, kind: Any) -> None:
+    async def states() -> list[str]:
+        opened = kind(run_dir, name="mine")
+        shown = [repr(opened)]
+        if kind is AsyncClient:
+            async with opened:
+                shown.append(repr(opened))
+        opened.close() if kind is Client else None
+        return [*shown, repr(opened)]
+
+    before = ["in contact"] if kind is Client else ["closed", "in contact"]
+    head = f"{kind.__name__}({str(run_dir)!r}, name='mine'"
+    assert asyncio.run(states()) == [f"{head}: {state})" for state in [*before, "closed"]]
+
+
+def test_a_client_without_a_service_shows_that(run_dir: Path) -> None:
+    RunDir(run_dir).create()
+    with Client(run_dir, connect_timeout_s=0.1) as lonely:
+        assert repr(lonely) == f"Client({str(run_dir)!r}, name='client': not in contact)"
+
+
 def test_the_first_writer_wins(client: Any) -> None:
     assert client.put("k", numbers(1))
     assert client.put("k", numbers(2)), "the key has a record"

@@ -25,6 +25,7 @@ from mmcached.shm.ring.key_index import key_digest
 from mmcached.shm.ring.onlooker import RingOnlooker, Row, state_of
 from mmcached.shm.ring.slot_table import FIRST_KEY, GENERATION, NBYTES, SECOND_KEY
 from mmcached.shm.segment.ring_notes import read_note
+from mmcached.shm.store.codec import leaves_of
 from mmcached.shm.store.object_store import parse_note
 from mmcached.shm.store.record_head import MAX_HEAD_BYTES, PREAMBLE, Head, TensorRef, read_head, read_preamble
 from mmcached.wire.closeable import Closeable
@@ -152,7 +153,7 @@ class StoreOnlooker(Closeable):
             head = self._head(slot, row)
             if head is None:
                 continue  # it went while we looked
-            tree = list(_leaves(head.tree, ""))
+            tree = list(leaves_of(head.tree))
             types = {path: head.tensors[leaf.index][0] for path, leaf in tree if isinstance(leaf, TensorRef)}
             return FoundRecord(
                 key=key,
@@ -208,18 +209,6 @@ class StoreOnlooker(Closeable):
 
     def _name_of(self, pid: int) -> str:
         return "/".join(sorted(self._pid_to_names.get(pid, ())))
-
-
-def _leaves(value: object, path: str) -> Iterator[tuple[str, object]]:
-    """Yield the leaves of a record's tree, each with the way to it."""
-    if isinstance(value, dict):
-        for name, part in value.items():
-            yield from _leaves(part, f"{path}.{name}" if path else name)
-    elif isinstance(value, list):
-        for index, part in enumerate(value):
-            yield from _leaves(part, f"{path}[{index}]")
-    else:
-        yield path, value
 
 
 def _names(directory: RunDir) -> dict[int, set[str]]:

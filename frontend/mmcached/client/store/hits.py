@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from mmcached.client.arguments import check_bool, invalid, text_of
 from mmcached.client.store.tokens import token_of
-from mmcached.shm.store.codec import DEFAULT_LIBRARY, Library, Record, decode_record_frames
+from mmcached.shm.store.codec import DEFAULT_LIBRARY, Library, Record, decode_record_frames, leaves_of
+from mmcached.shm.store.tensor_bytes import dense_bytes, is_tensor
 from mmcached.wire.closeable import Closeable
-from mmcached.wire.errors import LocalProtocolError, RemoteProtocolError
+from mmcached.wire.errors import InvalidRequest, LocalProtocolError, RemoteProtocolError
 from mmcached.wire.handle import Handle
 from mmcached.wire.messages.parts import Inline
 from mmcached.wire.sockets.frames import Frame
 
+_MAX_SHOWN = 8
+"""Tensors that a text names."""
 _LIBRARIES: tuple[Library, ...] = ("bytes", "numpy", *(("torch",) if DEFAULT_LIBRARY == "torch" else ()))
 
 
@@ -58,9 +61,13 @@ class Hit(Closeable):
     operation on a torch view ends this process with SIGSEGV (numpy refuses). The lease goes back when the last tensor
     made from them has died, in whatever thread, so also after `with`, and after the client was closed.
 
+    `hit["x"]` is `hit.record["x"]`; `"x" in hit` and `for name in hit` are about the names of the record.
+
     >>> with Hit({"grid": [1, 2]}) as hit:
-    ...     hit.record["grid"]
-    [1, 2]
+    ...     hit["grid"], "x" in hit, list(hit)
+    ([1, 2], False, ['grid'])
+    >>> hit
+    Hit(closed)
     """
 
     __slots__ = ("__weakref__", "_place", "_record")
@@ -80,6 +87,49 @@ class Hit(Closeable):
             raise LocalProtocolError("this hit is closed; take the record out before the end of `with`")
         return self._record
 
+    def __getitem__(self, name: str) -> Any:
+        """Return what the record has under a name; `KeyError` if it has nothing there."""
+        return self.record[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.record
+
+    def __iter__(self) -> Iterator[str]:
+        """Yield the names of the record."""
+        return iter(self.record)
+
+    def __repr__(self) -> str:
+        if self._record is None:
+            return "Hit(closed)"
+        tensors = self._tensors()
+        shown = [f"{path}: {_type_of(tensor)} {tuple(tensor.shape)}" for path, tensor in tensors[:_MAX_SHOWN]]
+        if len(tensors) > _MAX_SHOWN:
+            shown.append(f"and {len(tensors) - _MAX_SHOWN} tensors more")
+        num_bytes = sum(dense_bytes(tensor) for _, tensor in tensors)
+        kind = "owned" if self._place is None else "view"
+        return f"Hit({', '.join(shown) or 'no tensors'}; {num_bytes} bytes, {kind})"
+
+    def tensor(self) -> Any:
+        """Return the only tensor of the record.
+
+        >>> import numpy
+        >>> Hit({"name": "cat", "embeds": numpy.zeros(2)}).tensor()
+        array([0., 0.])
+
+        Raises:
+            InvalidRequest: the record has several tensors, which it names, or none.
+            LocalProtocolError: the hit was closed.
+        """
+        tensors = self._tensors()
+        if len(tensors) != 1:
+            names = ", ".join(path for path, _ in tensors[:_MAX_SHOWN]) or "none"
+            limit = "a record of one tensor; of another one take its tensors by name: hit[name]"
+            raise InvalidRequest("tensor", f"{len(tensors)} tensors: {names}", limit)
+        return tensors[0][1]
+
+    def _tensors(self) -> list[tuple[str, Any]]:
+        return [(path, leaf) for path, leaf in leaves_of(self.record) if is_tensor(leaf)]
+
     @property
     def token(self) -> str | None:
         """The name of this hit's lease, for `open` in another process; None if it has none, because it is a copy.
@@ -93,6 +143,10 @@ class Hit(Closeable):
     def close(self) -> None:
         """Let go of the record; what was taken out of it stays valid. A second call does nothing."""
         self._record = None
+
+
+def _type_of(tensor: Any) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
 
 
 def inline_record(place: Inline, payload: Sequence[Frame], reading: Reading) -> Record:

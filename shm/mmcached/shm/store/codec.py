@@ -13,7 +13,7 @@ decoding gives a record or a `RemoteProtocolError`, and never reads outside them
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence, Sized
+from collections.abc import Callable, Iterator, Sequence, Sized
 from importlib.util import find_spec
 from typing import Any, Literal
 
@@ -211,6 +211,22 @@ def _fill(value: Any, made: list[Any]) -> Any:
     if kind is list:
         return [_fill(item, made) for item in value]
     return value
+
+
+def leaves_of(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the leaves of a record or of a head's tree, each with its path.
+
+    >>> list(leaves_of({"a": {"b": [1, 2]}, "c": None}))
+    [('a.b[0]', 1), ('a.b[1]', 2), ('c', None)]
+    """
+    if isinstance(value, dict):
+        for name, part in value.items():
+            yield from leaves_of(part, f"{path}.{name}" if path else name)
+    elif isinstance(value, list):
+        for index, part in enumerate(value):
+            yield from leaves_of(part, f"{path}[{index}]")
+    else:
+        yield path, value
 
 
 MAKERS: dict[Library, Callable[..., Any]] = {"numpy": to_numpy, "torch": to_torch, "bytes": bytes_of}
