@@ -24,6 +24,7 @@ from mmcached.client.media_files import ImageLike, read_images
 from mmcached.client.model_verbs import ModelVerbs
 from mmcached.client.piece_stream import PieceStream
 from mmcached.client.results import Generation, expect
+from mmcached.client.store.bare import TensorLike
 from mmcached.client.store.claims import Claim, Pending, checked_claim
 from mmcached.client.store.fail_open import FailOpen
 from mmcached.client.store.hits import Hit, reading_of
@@ -293,7 +294,7 @@ class Calls:
     def put(
         self,
         key: str,
-        record: Record,
+        record: Record | TensorLike,
         *,
         claim: Claim | None = None,
         timeout_s: float | None = None,
@@ -305,7 +306,9 @@ class Calls:
         A record that was computed before `invalidate` is not kept, as far as this client could know of it.
 
         Args:
-            record: nested dicts and lists of CPU tensors, arrays, numbers, strings, bytes and None.
+            record: nested dicts and lists of CPU tensors, arrays, numbers, strings, bytes and None; or one tensor or
+                array, which `hit.tensor()` gives back. Its record is `{"__tensor__": …}`; no other one may have that
+                name at its top.
             claim: of this key; it ends, whatever becomes of the record. A record that was computed before `invalidate`
                 is certainly not kept then.
             tenant: as for `get`.
@@ -326,14 +329,14 @@ class Calls:
     def get_or_compute(
         self,
         key: str,
-        fn: Callable[[], Record | Awaitable[Record]],
+        fn: Callable[[], Record | TensorLike | Awaitable[Record | TensorLike]],
         *,
         view: bool = False,
         tensors: Library = DEFAULT_LIBRARY,
         timeout_s: float | None = None,
         tenant: str | None = None,
         store_epoch: int | None = None,
-    ) -> Verb[Record]:
+    ) -> Verb[Any]:
         """Return the record of a key; if it has none, one caller on this host computes it while the others wait; with a
         second level, as a rule, one caller on all its hosts.
 
@@ -341,7 +344,8 @@ class Calls:
         `fn` itself and stores nothing; with `fail_open=False` the error is raised.
 
         Args:
-            fn: returns the record. What it raises is raised here, and the next who waits computes. `AsyncClient` also
+            fn: returns the record, as for `put`; of one tensor a hit returns the tensor, too. What it raises is raised
+                here, and the next who waits computes. `AsyncClient` also
                 takes a coroutine function; a plain one keeps its event loop waiting.
             view, tensors: of a record that was found, as for `get`; what `fn` returns is returned as it is.
             timeout_s: how long to wait for another caller's `fn`, and, once `fn` has returned here, for the service to

@@ -77,6 +77,31 @@ def test_every_dtype_comes_back_bit_for_bit(service: StoreService, client: Any, 
     no_leases(service)
 
 
+@pytest.mark.parametrize("value", [np.arange(6, dtype=np.int16).reshape(2, 3), torch.ones(3, dtype=torch.bfloat16)])
+def test_a_bare_tensor_is_a_record(client: Any, value: Any) -> None:
+    assert client.put("k", value)
+    library = "numpy" if isinstance(value, np.ndarray) else "torch"
+    for view in (False, True):
+        assert is_equal(client.get("k", tensors=library, view=view).tensor(), value)
+    found = [client.get_or_compute(key, lambda: value, tensors=library) for key in ("k", "new", "new")]
+    assert [is_equal(each, value) for each in found] == [True] * 3
+    assert is_equal(client.get("new", tensors=library).record, {"__tensor__": value})
+
+
+def test_no_other_record_has_the_name_of_a_bare_one(service: StoreService, client: Any) -> None:
+    for record in ({"__tensor__": np.ones(2)}, {"__tensor__": 1, "x": 2}):
+        with pytest.raises(InvalidRequest, match=r"\$\.__tensor__.*reserved: put the tensor itself"):
+            client.put("k", record)
+        with pytest.raises(InvalidRequest, match="reserved"):
+            client.get_or_compute("k", lambda record=record: record)
+    for wrong in ([np.ones(2)], 5, None, "text", np.float32(1)):
+        with pytest.raises(InvalidRequest, match="a record is a dict, or one tensor or array"):
+            client.put("k", wrong)
+    assert service.count(PutRecord) == 0
+    assert client.put("k", {"x": {"__tensor__": 1}})
+    assert client.get_or_compute("k", dict) == {"x": {"__tensor__": 1}}
+
+
 def test_a_hit_says_whether_it_is_a_view(client: Any) -> None:
     client.put("k", numbers(1))
     assert repr(client.get("k", view=True)) == "Hit(x: uint8 (4096,); 4096 bytes, view)"

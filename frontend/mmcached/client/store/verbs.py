@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 from mmcached.client.contact import Contact, Deadline
 from mmcached.client.results import expect
+from mmcached.client.store.bare import TensorLike, as_record, from_record
 from mmcached.client.store.claims import Claim, Grant, Pending
 from mmcached.client.store.fail_open import FailOpen
 from mmcached.client.store.hits import Hit, Reading
@@ -166,14 +167,14 @@ class StoreVerbs:
     def put(
         self,
         key: str,
-        record: Record,
+        record: Record | TensorLike,
         claim: Claim | None,
         timeout_s: float | None,
         *,
         tenant: str | None = None,
         store_epoch: int | None = None,
     ) -> Verb[bool]:
-        encoded, deadline = encode(record), self._contact.deadline(timeout_s)
+        encoded, deadline = encode(as_record(record)), self._contact.deadline(timeout_s)
         grant = None if claim is None else claim.take()
         if grant is not None and grant.client_id != self._contact.client_id:
             grant = None  # of a former connection: it has ended
@@ -210,7 +211,7 @@ class StoreVerbs:
         *,
         tenant: str | None = None,
         store_epoch: int | None = None,
-    ) -> Verb[Record]:
+    ) -> Verb[Any]:
         deadline = self._contact.deadline(timeout_s)
         self._guard.count_queries(1, 0)
         found = yield from self._guarded(
@@ -221,12 +222,12 @@ class StoreVerbs:
         is_of_epoch = store_epoch in (None, epoch)
         if isinstance(found, Hit) and is_of_epoch:
             self._guard.count(hits=1)
-            return found.record
+            return from_record(found.record)
         is_stored = False
         try:
             self._guard.count(computed=1)
-            record: Record = yield fn
-            encoded = encode(record)  # judges it, whether it can be stored or not
+            record = yield fn
+            encoded = encode(as_record(record))  # judges it, whether it can be stored or not
             # In a child that `fn` has forked it is the parent's.
             if grant is not None and is_of_epoch and not self._contact.is_over:
                 put = self._put(key, encoded, self._contact.deadline(timeout_s), grant, tenant=tenant)
