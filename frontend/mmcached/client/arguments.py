@@ -194,6 +194,14 @@ def checked_key(key: Any) -> str:
     return name
 
 
+def checked_match(match: Any) -> str:
+    """Return a pattern of keys."""
+    pattern = text_of(match)
+    if pattern is None or not _is_name(pattern):
+        raise invalid("match", match, f"a pattern of at most {MAX_NAME_CHARACTERS} Unicode characters, such as 'cat/*'")
+    return pattern
+
+
 def checked_image_ids(image_ids: Any, images: Any) -> list[str | None]:
     """Return the ids as they may travel: one per image, or an empty list."""
     check_sequence("images", images)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from mmcached.client.arguments import (
     MAX_TOKENS,
@@ -13,6 +13,7 @@ from mmcached.client.arguments import (
     checked_int,
     checked_key,
     checked_keys,
+    checked_match,
     checked_prompt,
     checked_rows,
     checked_tenant,
@@ -33,8 +34,8 @@ from mmcached.client.store.tokens import MAX_EPOCH, checked_token
 from mmcached.client.store.verbs import StoreVerbs
 from mmcached.client.verb import Call, Verb
 from mmcached.shm.store.codec import DEFAULT_LIBRARY, Library, Record
-from mmcached.wire.messages.client import Flushed, Probed, ProcessorInfo, Stats, Welcome
-from mmcached.wire.messages.frontend import Encode, Flush, Generate, GetProcessorInfo, GetStats, Probe
+from mmcached.wire.messages.client import Flushed, Present, Probed, ProcessorInfo, Stats, Welcome
+from mmcached.wire.messages.frontend import Encode, Flush, Generate, GetProcessorInfo, GetStats, HaveRecords, Probe
 from mmcached.wire.messages.parts import ClipOptions, EncoderForm, RowsWanted
 from mmcached.wire.paths import RunDir
 from mmcached.wire.sockets.frames import Frame
@@ -43,6 +44,8 @@ from mmcached.wire.stats import ServiceStats
 STREAM_WINDOW = 32
 """Tokens of a stream that may be on the way; a caller who takes them at once never waits for the receipt."""
 MAX_PRIORITY = (1 << 31) - 1
+ValueT = TypeVar("ValueT", bound=Record | TensorLike)
+"""What a function computes for a key: a record, or one tensor."""
 
 
 class Calls:
@@ -267,6 +270,25 @@ class Calls:
         """
         return self._store.contains_many(checked_keys(keys), timeout_s, checked_tenant(tenant))
 
+    def exists(self, key: str, *, timeout_s: float | None = None, tenant: str | None = None) -> Call[bool]:
+        """Return whether a key has a record on this host: `contains_many` of one key. Also as `key in client`."""
+        return self._store.exists(checked_key(key), timeout_s, checked_tenant(tenant))
+
+    def keys(self, match: str = "*", *, timeout_s: float | None = None, tenant: str | None = None) -> Verb[list[str]]:
+        """Return the keys of this host's store, the newest first; `len(client)` is the number of all.
+
+        They are read out of shared memory, all of them for each call: this is for people and for cleaning up.
+
+        Args:
+            match: pattern of the whole key: `*` any characters, `?` one, `[ab]` one of these; `[*]` is a star.
+            tenant: whose keys, if not this client's own tenant's.
+        Raises:
+            InvalidRequest: `match` is invalid.
+            MmcachedError: with `fail_open=False`: the memory cannot be seen from here, or the service is not there;
+                else it is an empty list.
+        """
+        return self._store.keys(checked_match(match), timeout_s, checked_tenant(tenant))
+
     def claim_many(
         self,
         keys: Sequence[str],
@@ -329,14 +351,14 @@ class Calls:
     def get_or_compute(
         self,
         key: str,
-        fn: Callable[[], Record | TensorLike | Awaitable[Record | TensorLike]],
+        fn: Callable[[], ValueT | Awaitable[ValueT]],
         *,
         view: bool = False,
         tensors: Library = DEFAULT_LIBRARY,
         timeout_s: float | None = None,
         tenant: str | None = None,
         store_epoch: int | None = None,
-    ) -> Verb[Any]:
+    ) -> Verb[ValueT]:
         """Return the record of a key; if it has none, one caller on this host computes it while the others wait; with a
         second level, as a rule, one caller on all its hosts.
 
@@ -367,7 +389,28 @@ class Calls:
         """Forget the record of a key on this host; return whether that is certain. Who reads it goes on."""
         return self._store.drop(checked_key(key), timeout_s, checked_tenant(tenant))
 
+    def delete(self, *keys: str, timeout_s: float | None = None, tenant: str | None = None) -> Verb[int]:
+        """Forget the records of up to 4096 keys on this host; return how many of them had one. Who reads them goes on.
+
+        One message for each key. If the service does not answer, the rest stays and does not count.
+
+        Raises:
+            InvalidRequest: a key is invalid; nothing has been deleted.
+            MmcachedError: with `fail_open=False`: why the service did not answer.
+        """
+        return self._store.delete(checked_keys(keys), timeout_s, checked_tenant(tenant))
+
     # ---- the service
+
+    def ping(self, *, timeout_s: float = 1.0) -> Verb[bool]:
+        """Return True once the service has answered a message; never fails open. `probe` also asks its engines.
+
+        Raises:
+            DeadlineExceeded, ServiceUnavailable: it has not answered.
+        """
+        message, _ = yield from self._ask(HaveRecords(self.contact.next_id(), []), timeout_s)
+        expect(message, Present)
+        return True
 
     def invalidate(self, *, timeout_s: float = 30.0) -> Verb[None]:
         """Begin a new epoch, because weights or a processor have changed; never fails open.

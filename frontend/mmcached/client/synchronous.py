@@ -94,16 +94,31 @@ class Client(BaseClient, Closeable):
     get_many = _blocking(Calls.get_many)
     open = _blocking(Calls.open)
     contains_many = _blocking(Calls.contains_many)
+    exists = _blocking(Calls.exists)
+    keys = _blocking(Calls.keys)
     claim_many = _blocking(Calls.claim_many)
     put = _blocking(Calls.put)
     get_or_compute = _blocking(Calls.get_or_compute)
     drop = _blocking(Calls.drop)
+    delete = _blocking(Calls.delete)
 
     invalidate = _blocking(Calls.invalidate)
     flush = _blocking(Calls.flush)
+    ping = _blocking(Calls.ping)
     stats = _blocking(Calls.stats)
     processor_info = _blocking(Calls.processor_info)
     probe = _blocking(Calls.probe)
+
+    def __contains__(self, key: str) -> bool:
+        return self.exists(key)
+
+    def __len__(self) -> int:
+        """Return the number of records of this client's tenant on this host."""
+        return len(self.keys())
+
+    def __bool__(self) -> bool:
+        """Return True: a client of an empty store is a client all the same."""
+        return True
 
     @property
     def service(self) -> Welcome:

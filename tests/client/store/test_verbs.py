@@ -30,6 +30,7 @@ from mmcached.wire.errors import (
     InvalidRequest,
     LocalProtocolError,
     PeerGone,
+    SegmentError,
     ServiceUnavailable,
 )
 from mmcached.wire.messages.frontend import (
@@ -755,3 +756,84 @@ def test_clients_of_one_process_each_have_an_entry(service: StoreService, run_di
         assert service.count(RegisterReader) == 2
         del hits
     no_leases(service)
+
+
+# ---- names, deletion, and whether anybody is there
+
+
+def test_deleting_counts_what_was_there(service: StoreService, client: Any) -> None:
+    for key in ("a", "b", "c"):
+        client.put(key, numbers(1))
+    assert [client.exists("a"), client.exists("none")] == [True, False]
+    assert client.delete("a", "none", "b", "a") == 2
+    assert client.delete() == 0
+    assert client.contains_many(["a", "b", "c"]) == [False, False, True]
+    assert client.drop("none"), "what is certain is that there is none"
+    assert service.count(HaveRecords) == 0
+    with pytest.raises(InvalidRequest, match=r"keys\[1\]"):
+        client.delete("c", 5)
+    with pytest.raises(InvalidRequest, match="key"):
+        client.exists(None)
+    assert client.exists("c")
+
+
+def test_keys_are_those_of_a_tenant_that_match_the_newest_first(service: StoreService, client: Any) -> None:
+    for key in ("cat/1", "cat/2", "dog", "ca[t]"):
+        client.put(key, numbers(1))
+    client.put("cat/3", numbers(1), tenant="other")
+    client.delete("cat/1")
+    client.put("cat/1", numbers(2))
+    assert client.keys() == ["cat/1", "ca[t]", "dog", "cat/2"]
+    assert client.keys("cat/*") == ["cat/1", "cat/2"]
+    assert client.keys("ca[[]t]") == ["ca[t]"]
+    assert client.keys("c?t/3", tenant="other") == ["cat/3"]
+    for wrong in (5, None, b"*", "x" * 257):
+        with pytest.raises(InvalidRequest, match="match"):
+            client.keys(wrong)
+    client.flush()
+    assert client.keys() == []
+
+
+def test_keys_are_seen_while_the_service_does_not_answer(service: StoreService, client: Any) -> None:
+    client.put("k", numbers(1))
+    service.hold = (HaveRecords, DropRecord)
+    assert client.keys() == ["k"]
+    with pytest.raises(DeadlineExceeded):
+        client.ping(timeout_s=0.05)
+    assert client.delete("k", "other", timeout_s=0.05) == 0
+    assert service.num_held == 2, "a ping, and one deletion"
+    service.release()
+
+
+def test_a_client_that_cannot_see_the_memory_has_no_keys(
+    service: StoreService, make: Make, run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(ring: object) -> ReaderEntry:
+        raise OSError("no shared memory")
+
+    monkeypatch.setattr(ReaderEntry, "attach", refuse)
+    with make(run_dir, fail_open=False) as strict, make(run_dir) as client:
+        client.put("k", numbers(1))
+        assert client.exists("k")
+        assert client.keys() == []
+        with pytest.raises(SegmentError, match="no shared memory"):
+            strict.keys()
+
+
+def test_a_ping_is_answered_or_raises(run_dir: Path, make: Make) -> None:
+    RunDir(run_dir).create()
+    with make(run_dir, connect_timeout_s=0.1) as client:
+        with pytest.raises(ServiceUnavailable):
+            client.ping(timeout_s=0.1)
+        assert client.keys() == []
+        assert client.delete("k") == 0
+    with StoreService(run_dir), make(run_dir) as client:
+        assert client.ping() is True
+
+
+def test_a_client_is_a_container_of_its_tenants_keys(service: StoreService, run_dir: Path) -> None:
+    with Client(run_dir, tenant="mine") as client, Client(run_dir) as other:
+        assert client, "an empty one, too"
+        client.put("a", numbers(1))
+        other.put("b", numbers(1))
+        assert ["a" in client, "b" in client, len(client)] == [True, False, 1]

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import os
 from collections import Counter, defaultdict
-from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Literal
@@ -19,21 +18,19 @@ from typing import Literal
 import msgspec
 import numpy as np
 
-from mmcached.cache.store_keys import store_key, tenant_and_key
+from mmcached.cache.store_keys import store_key
+from mmcached.cache.stored_names import FIRST_LOOK, newest_first, stored_names
 from mmcached.cli.admin.client_locks import living_clients
 from mmcached.shm.ring.key_index import key_digest
 from mmcached.shm.ring.onlooker import RingOnlooker, Row, state_of
 from mmcached.shm.ring.slot_table import FIRST_KEY, GENERATION, NBYTES, SECOND_KEY
 from mmcached.shm.segment.ring_notes import read_note
 from mmcached.shm.store.codec import leaves_of
-from mmcached.shm.store.object_store import parse_note
 from mmcached.shm.store.record_head import MAX_HEAD_BYTES, PREAMBLE, Head, TensorRef, read_head, read_preamble
 from mmcached.wire.closeable import Closeable
 from mmcached.wire.errors import LayoutMismatch, RemoteProtocolError
 from mmcached.wire.paths import RunDir
 from mmcached.wire.version import PROTOCOL_VERSION
-
-_FIRST_LOOK = 256
 
 
 class Reader(msgspec.Struct, frozen=True):
@@ -131,17 +128,16 @@ class StoreOnlooker(Closeable):
             tenant: None for all.
         """
         rows = self._ring.rows()
-        valid = np.flatnonzero(rows[:, GENERATION] & np.uint64(1))
-        newest_first = valid[np.argsort(rows[valid, GENERATION])][::-1].tolist()
+        slots = newest_first(rows)
         found: list[StoredKey] = []
-        for age, slot, (its_tenant, key) in self._named(newest_first, rows, max(_FIRST_LOOK, limit)):
+        for age, slot, (its_tenant, key) in stored_names(self._ring, slots, rows, max(FIRST_LOOK, limit)):
             if tenant not in (None, its_tenant) or not fnmatchcase(key, glob):
                 continue
             if len(found) == limit:
-                return KeyList(len(newest_first), True, found)
+                return KeyList(len(slots), True, found)
             nbytes, readers = int(rows[slot, NBYTES]), self._holders(slot)
             found.append(StoredKey(key=key, tenant=its_tenant, nbytes=nbytes, age=age, readers=readers))
-        return KeyList(len(newest_first), False, found)
+        return KeyList(len(slots), False, found)
 
     def inspect(self, key: str, tenant: str) -> FoundRecord:
         """Return what is known of a key; of several contents, the one that a get finds."""
@@ -177,18 +173,6 @@ class StoreOnlooker(Closeable):
 
     def close(self) -> None:
         self._ring.close()
-
-    def _named(self, slots: list[int], rows: Row, num: int) -> Iterator[tuple[int, int, tuple[str, str]]]:
-        """Yield place, slot and names of each record that stays while it is read; look at `num`, then twice as many."""
-        start = 0
-        while start < len(slots):
-            some = slots[start : start + num]
-            for place, (slot, note) in enumerate(zip(some, self._ring.notes(some, rows), strict=True), start + 1):
-                parsed = None if note is None else parse_note(note)
-                names = None if parsed is None else tenant_and_key(parsed[1])
-                if names is not None:
-                    yield place, slot, names
-            start, num = start + num, 2 * num
 
     def _head(self, slot: int, row: Row) -> Head | None:
         preamble = self._ring.read(slot, row, 0, PREAMBLE.size)

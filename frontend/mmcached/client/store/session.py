@@ -5,6 +5,7 @@
         open(records)           hits out of an answer
         open_token(token)       what another process has found
         contains(keys)          a look into the ring's index
+        keys(tenant)            all that the store has of a tenant
         close()                 no more hits; entry and mapping go when the last view has died
 
 It outlives its frontend: what was found stays readable, and is found, until a frontend says that the ring is over. A
@@ -26,12 +27,14 @@ from itertools import cycle
 from typing import TypeVar
 
 from mmcached.cache.store_keys import store_key
+from mmcached.cache.stored_names import newest_first, stored_names
 from mmcached.client.links import forks
 from mmcached.client.store.hits import Hit, Reading, inline_record
 from mmcached.client.store.lease_returns import Lease, LeaseReturns
 from mmcached.client.store.tokens import LeaseToken
 from mmcached.shm import ObjectStoreReader, ReaderEntry, RingReader
 from mmcached.shm.ring.key_index import key_digest
+from mmcached.shm.ring.onlooker import RingOnlooker
 from mmcached.shm.ring.slot_table import KeyDigest
 from mmcached.shm.store.tensor_bytes import Bytes1D
 from mmcached.wire.errors import LocalProtocolError, MmcachedError, RequestAborted
@@ -231,6 +234,21 @@ class StoreSession:
                 return None
             look = self._store.reader.look
             return [look.find(digest) is not None for digest in digests]
+
+    def keys(self, tenant: str) -> list[str] | None:
+        """Return the tenant's keys that the store shows just now, the newest first; None as `contains`.
+
+        Raises:
+            SegmentError, LayoutMismatch: the ring has gone.
+        """
+        if self.ring is None or self.contains((), tenant) is None:
+            return None
+        with RingOnlooker(self.ring) as ring:
+            rows = ring.rows()
+            names = [name for _, _, name in stored_names(ring, newest_first(rows), rows)]
+        keys = [key for its_tenant, key in names if its_tenant == tenant]
+        seen = self.contains(keys, tenant)  # not those that went meanwhile
+        return None if seen is None else [key for key, is_there in zip(keys, seen, strict=True) if is_there]
 
     # ---- the end
 

@@ -11,6 +11,7 @@ Knows nothing of sockets and event loops. Any number of verbs may run at a time,
 
 from __future__ import annotations
 
+import fnmatch
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
@@ -32,9 +33,11 @@ from mmcached.wire.errors import (
     InvalidRequest,
     MmcachedError,
     RemoteProtocolError,
+    SegmentError,
 )
 from mmcached.wire.handle import Handle
 from mmcached.wire.messages.client import (
+    DROPPED,
     Claimed,
     Claims,
     Present,
@@ -154,6 +157,15 @@ class StoreVerbs:
         verb = self._contains(keys, deadline or self._contact.deadline(None), tenant)
         return self._guarded("contains_many", verb, [False] * len(keys))
 
+    def exists(self, key: str, timeout_s: float | None, tenant: str | None = None) -> Call[bool]:
+        found = self.contains_many([key], timeout_s, tenant)
+        return Done(found.result[0]) if isinstance(found, Done) else _only(found)
+
+    def keys(self, match: str, timeout_s: float | None, tenant: str | None = None) -> Verb[list[str]]:
+        tenant = self._tenant(tenant)
+        verb = self._keys(tenant, self._contact.deadline(timeout_s))
+        return fnmatch.filter((yield from self._guarded("keys", verb, [])), match)
+
     def claim_many(
         self, keys: list[str], reading: Reading, timeout_s: float | None
     ) -> Verb[list[Hit | Claim | Pending]]:
@@ -200,7 +212,16 @@ class StoreVerbs:
 
     def drop(self, key: str, timeout_s: float | None, tenant: str | None = None) -> Verb[bool]:
         verb = self._drop(key, self._contact.deadline(timeout_s), self._tenant(tenant))
-        return (yield from self._guarded("drop", verb, False))
+        return (yield from self._guarded("drop", verb, None)) is not None
+
+    def delete(self, keys: list[str], timeout_s: float | None, tenant: str | None = None) -> Verb[int]:
+        deadline, tenant, num_dropped = self._contact.deadline(timeout_s), self._tenant(tenant), 0
+        for key in keys:
+            was_there = yield from self._guarded("delete", self._drop(key, deadline, tenant), None)
+            if was_there is None:
+                break
+            num_dropped += was_there
+        return num_dropped
 
     def get_or_compute(
         self,
@@ -376,12 +397,23 @@ class StoreVerbs:
         return stored.is_stored
 
     def _drop(self, key: str, deadline: Deadline, tenant: str) -> Verb[bool]:
+        """Return whether the key had a record."""
         session = yield from self._in_contact(deadline)
         if session.ring is None:
-            return True
+            return False
         ask = DropRecord(self._contact.next_id(), key, tenant)
         message, _ = yield from self._contact.exchange(ask, deadline)
-        return not expect(message, Stored).is_stored
+        return expect(message, Stored).reason == DROPPED
+
+    def _keys(self, tenant: str, deadline: Deadline) -> Verb[list[str]]:
+        known = self._sessions.present
+        if known is not None and (seen := known.keys(tenant)) is not None:
+            return seen
+        session = yield from self._in_contact(deadline)
+        seen = session.keys(tenant)
+        if seen is None and session.ring is not None:
+            raise SegmentError(f"the store's memory cannot be seen from here: {session.why_inline or 'not attached'}")
+        return seen or []
 
     def _claim(self, key: str, reading: Reading, deadline: Deadline, tenant: str) -> Verb[Hit | Grant | None]:
         """Return a record or the right to compute it; None: neither, compute it without storing."""

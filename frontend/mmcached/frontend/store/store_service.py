@@ -206,7 +206,7 @@ class StoreService(Closeable):
             case received.DropRecord():
                 is_dropped = self.records.drop(message.tenant, message.key)
                 self.second_level.saves.forget(store_key(message.tenant, message.key))
-                reason = "dropped" if is_dropped else "it had none"
+                reason = to_client.DROPPED if is_dropped else "it had none"
                 self._send(peer, to_client.Stored(message.request_id, self.records.epoch, False, reason))
             case received.DropClaim():
                 self._transfer(self.claims.drop(message.claim, message.client_id))

@@ -186,6 +186,10 @@ class Claims(Message, frozen=True):
     found: list[Handle | Inline | Count | None]
 
 
+DROPPED = "dropped"
+"""Reason of the answer to a `DropRecord` whose key had a record."""
+
+
 class Stored(Message, frozen=True):
     """Answer to `PutRecord`: whether the key has a record now; if not, why. Answer to `DropRecord` too."""
 
