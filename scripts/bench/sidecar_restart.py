@@ -154,7 +154,7 @@ def _seconds_until_kept(client: Client, key: str) -> float:
 
 def _is_kept(client: Client, key: str) -> bool:
     try:
-        return client.put(key, {}) and client.drop(key)
+        return bool(client.put(key, {})) and client.drop(key)
     except MmcachedError:
         return False
 

@@ -113,7 +113,7 @@ def test_the_largest_message_is_read_and_one_larger_is_not_sent(
 def test_a_record_that_is_too_large_to_send_is_not_kept(service: RefusingService, run_dir: Path, make: Make) -> None:
     record = {"x": np.zeros(3 * MIB, np.uint8)}
     with make(run_dir, fail_open=False) as client:
-        assert client.put("k", record) is False
+        assert not client.put("k", record)
         assert client.get_or_compute("k", lambda: record) is record
         assert client.store_counters().causes == {"too large": 2}
         assert client.put("k", {"x": 1})

@@ -234,7 +234,7 @@ def test_hits_need_no_p0_that_runs(frontend: LoneFrontend, run_dir: Path) -> Non
                 assert hits[0] is not None
                 assert hits[0].record["x"][-1] == 99_999
             assert client.contains_many(["k", "missing"]) == [True, False]
-            assert client.get_or_compute("k", dict, tensors="numpy")["x"][-1] == 99_999
+            assert client.get_or_compute("k", lambda: {}, tensors="numpy")["x"][-1] == 99_999
             del hits
         finally:
             frontend.process.send_signal(signal.SIGCONT)
@@ -258,7 +258,7 @@ def test_strict_clients_hear_of_a_killed_p0_and_their_hits_go_on(frontend: LoneF
 
         def put() -> bool:
             with contextlib.suppress(MmcachedError):
-                return client.put("k", {"x": 2})
+                return bool(client.put("k", {"x": 2}))
             return False
 
         eventually(put, bool, "it works again by itself")

@@ -154,7 +154,7 @@ class Pair:
         self._num_probes += 1
         key = f"probe {self._num_probes}"
         ann, bob = self.clients
-        return ann.put(key, record(key, 10)) and any(bob.get(key, timeout_s=1.0) is not None for _ in range(10))
+        return bool(ann.put(key, record(key, 10))) and any(bob.get(key, timeout_s=1.0) is not None for _ in range(10))
 
 
 def _says_ready(page: bytes) -> bool:

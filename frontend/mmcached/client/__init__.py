@@ -29,6 +29,7 @@ from mmcached.client.results import Generation, RowRange
 from mmcached.client.store.claims import Claim, Pending
 from mmcached.client.store.fail_open import StoreCounters
 from mmcached.client.store.hits import Hit
+from mmcached.client.store.put_result import PutResult
 from mmcached.client.synchronous import Client
 from mmcached.wire.errors import (
     CacheMiss,
@@ -79,6 +80,7 @@ __all__ = [
     "MmcachedError",
     "PeerGone",
     "Pending",
+    "PutResult",
     "RemoteProtocolError",
     "RequestAborted",
     "RowRange",

@@ -29,6 +29,7 @@ from mmcached.client.store.bare import TensorLike
 from mmcached.client.store.claims import Claim, Pending, checked_claim
 from mmcached.client.store.fail_open import FailOpen
 from mmcached.client.store.hits import Hit, reading_of
+from mmcached.client.store.put_result import PutResult
 from mmcached.client.store.sessions import StoreSessions
 from mmcached.client.store.tokens import MAX_EPOCH, checked_token
 from mmcached.client.store.verbs import StoreVerbs
@@ -322,8 +323,11 @@ class Calls:
         timeout_s: float | None = None,
         tenant: str | None = None,
         store_epoch: int | None = None,
-    ) -> Verb[bool]:
-        """Offer a record; return whether the key has one now. The first writer wins: a key that has one keeps it.
+    ) -> Verb[PutResult]:
+        """Offer a record; return what has become of it, which is true if the key has one now.
+
+        **The first writer wins: a key that has a record keeps it**, and the result says "exists". A result that is
+        "refused" says why, with size and limit; so does the log, now and then.
 
         A record that was computed before `invalidate` is not kept, as far as this client could know of it.
 

@@ -71,7 +71,8 @@ class FirstLevel(Closeable):
         Raises:
             MmcachedError: the frontend has not answered.
         """
-        return drive(self._verbs.put_encoded(key, record, self._call_s, tenant=tenant, store_epoch=store_epoch))
+        put = self._verbs.put_encoded(key, record, self._call_s, tenant=tenant, store_epoch=store_epoch)
+        return bool(drive(put))
 
     def lend(self, place: Handle) -> Bytes1D | None:
         """Return an encoded record in place, under a lease that ends with the array; None if it has gone.

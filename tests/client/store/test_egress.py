@@ -215,7 +215,7 @@ def test_a_client_that_is_dropped_or_forked_leaves_nothing(service: StoreService
 
         def child() -> Any:
             inherited = sum(ring_ids(service)[0] in target for target in targets())
-            is_stored = client.put("child", numbers(2, LARGE))
+            is_stored = bool(client.put("child", numbers(2, LARGE)))
             client.close()
             return [inherited, is_stored]
 

@@ -32,7 +32,7 @@ def test_each_cause_is_said_once_a_minute(caplog: pytest.LogCaptureFixture) -> N
     with caplog.at_level(logging.WARNING, "mmcached.client"):
         for _ in range(3):
             guard.is_miss("get", PeerGone("gone"))
-            guard.note_refusal("too large")
+            guard.note_refusal("too large", "too large")
             guard.warn_once("no entry", "ring 1", "slower")
         clock.now += WARNING_INTERVAL_S
         guard.is_miss("put", PeerGone("gone again"))

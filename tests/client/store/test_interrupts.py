@@ -24,7 +24,7 @@ CALLS: dict[str, Callable[[Client], object]] = {
     "get, owned": lambda client: client.get("k1", tensors="numpy"),
     "get_many, views": lambda client: client.get_many(KEYS, view=True, tensors="numpy"),
     "get_many, owned": lambda client: client.get_many(KEYS, tensors="numpy"),
-    "get_or_compute": lambda client: client.get_or_compute("k2", dict, view=True, tensors="numpy"),
+    "get_or_compute": lambda client: client.get_or_compute("k2", lambda: {}, view=True, tensors="numpy"),
     "claim_many": lambda client: client.claim_many(KEYS[:20], view=True, tensors="numpy"),
     "open": lambda client: client.open(token_of(client), view=True, tensors="numpy"),
 }

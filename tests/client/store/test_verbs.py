@@ -20,6 +20,7 @@ import torch
 
 from mmcached.client import AsyncClient, Client, contact
 from mmcached.client.store.session import MEASURED_ONE_IN
+from mmcached.frontend.store.record_store import Refusal
 from mmcached.shm import ReaderEntry
 from mmcached.shm.ring.lookup import Lookup
 from mmcached.shm.ring.self_lease import Lease
@@ -298,18 +299,56 @@ def test_a_dtype_that_numpy_lacks_is_bad_input_and_costs_no_lease(service: Store
     no_leases(service)
 
 
-def test_large_record_does_not_fit_and_that_is_said(client: Any, caplog: pytest.LogCaptureFixture) -> None:
-    for _ in range(3):
-        assert not client.put("k", {"x": np.zeros(9 << 20, np.uint8)})
+def test_a_put_says_what_became_of_the_record(client: Any) -> None:
+    kept = client.put("k", numbers(1))
+    assert (kept.outcome, kept.key, kept.reason, bool(kept)) == ("kept", "k", "", True)
+    assert kept.nbytes > 4096
+    there = client.put("k", numbers(2, 100))
+    assert (there.outcome, there.reason, bool(there)) == ("exists", "", True)
+    assert there.nbytes < kept.nbytes
+    client.invalidate()
+    stale = client.put("k", numbers(1), store_epoch=1)
+    assert (stale.outcome, bool(stale)) == ("refused", False)
+    assert "it was computed before the last new epoch" in stale.reason
+
+
+def test_large_record_does_not_fit_and_that_is_said(
+    service: StoreService, client: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    for key in ("k", "l", "m"):
+        result = client.put(key, {"x": np.zeros(9 << 20, np.uint8)})
+        assert not result
+        limit = service.desk.records.ring.max_object_bytes  # type: ignore[union-attr]
+        assert result.reason.startswith(f"'{key}', {result.nbytes} bytes: ")
+        assert f"at most {limit} bytes (store_max_object_mb)" in result.reason
     assert client.get("k") is None
     counters = client.store_counters()
     assert counters.failures == 0
-    assert list(counters.causes.values()) == [3]
-    (reason,) = counters.causes
-    assert "store_max_object_mb" in reason
-    assert [record.message for record in caplog.records if reason in record.message] == [
-        f"a record was not kept: {reason} (1 times so far; see store_counters())"
+    assert list(counters.causes.values()) == [3], "one cause, whatever the key and the size"
+    (cause,) = counters.causes
+    assert [record.message for record in caplog.records if cause in record.message] == [
+        f"a record was not kept: {result.reason.replace('m', 'k', 1)} (1 times so far; see store_counters())"
     ]
+
+
+def test_a_refusal_names_the_tenants_quota_or_the_room(run_dir: Path, make: Make) -> None:
+    with StoreService(run_dir, store_tenant_quota_gb=1 / 1024) as service, make(run_dir) as client:
+        large = client.put("k", {"x": np.zeros(2 << 20, np.uint8)})
+        assert f"{1 << 20} bytes (store_tenant_quota_gb)" in large.reason
+        data_bytes = service.desk.announcement.data_bytes  # type: ignore[union-attr]
+        text = service.desk.records.text_of(Refusal.FULL)
+        assert text == f"there is no room now: too much of the {data_bytes} bytes is leased (store_gb)"
+
+
+def test_a_put_without_a_service_or_a_store_says_so(run_dir: Path, make: Make) -> None:
+    RunDir(run_dir).create()
+    with make(run_dir, connect_timeout_s=0.1, timeout_s=0.2) as client:
+        away = client.put("k", numbers(1))
+        assert (away.outcome, bool(away)) == ("refused", False)
+        assert "bytes: service_unavailable: " in away.reason
+    with StoreService(run_dir, store_gb=0) as service, make(run_dir) as client:
+        assert "(store_gb = 0" in client.put("k", numbers(1)).reason
+        assert service.desk.records.text_of(Refusal.TOO_LARGE) == Refusal.NO_STORE
 
 
 def test_counters(client: Any) -> None:

@@ -225,7 +225,7 @@ def test_presence_needs_no_record_to_travel_and_the_index_needs_no_question(benc
 def test_what_is_not_kept_says_why(bench: Bench) -> None:
     client = bench.connect_client()
     answer = client.put("a", record_of(1, STORE_BYTES))
-    assert (answer.is_stored, answer.reason) == (False, Refusal.TOO_LARGE)
+    assert (answer.is_stored, answer.reason) == (False, Refusal.TOO_LARGE.format(limit=STORE_BYTES // 4))
     client.send_put("a", record_of(1), epoch=bench.first_epoch - 1)
     answer = client.answer(to_client.Stored)
     assert (answer.is_stored, answer.reason, answer.store_epoch) == (False, Refusal.OLD_EPOCH, bench.first_epoch)
@@ -270,7 +270,9 @@ def test_what_is_not_kept_goes_to_those_who_wait_all_the_same(bench: Bench) -> N
     owner, waiter = bench.connect_client(), bench.connect_client()
     claim = owner.claim("a").claim
     wait_for(bench, waiter, "a")
-    assert owner.put("a", record_of(5, STORE_BYTES), claim=claim).reason == Refusal.TOO_LARGE
+    assert owner.put("a", record_of(5, STORE_BYTES), claim=claim).reason == Refusal.TOO_LARGE.format(
+        limit=STORE_BYTES // 4
+    )
     answer = waiter.answer(to_client.Records)
     assert isinstance(answer.records[0], Inline)
     assert value_of(waiter, answer) == 5

@@ -107,7 +107,7 @@ def interrupted_calls(run_dir: RunDir, rng: random.Random) -> None:
         lambda: client.get(keys[1]),
         lambda: client.get_many(keys, view=True),
         lambda: client.get_many(keys),
-        lambda: client.get_or_compute(keys[2], dict, view=True),
+        lambda: client.get_or_compute(keys[2], lambda: {}, view=True),
     ]
     signal.signal(signal.SIGALRM, interrupt)
     signal.setitimer(signal.ITIMER_REAL, INTERVAL_S, INTERVAL_S)

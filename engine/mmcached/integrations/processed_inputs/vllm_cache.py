@@ -182,7 +182,7 @@ class MmcachedProcessorCache(MultiModalProcessorOnlyCache):
             processed = to_processed(*mm_item)
             if self._counts_only or self._client.put(of_pixels, processed.pixels, timeout_s=_CALL_S):
                 taken, claim = claim, None
-                return self._client.put(of_counts, processed.counts, claim=taken, timeout_s=_CALL_S)
+                return bool(self._client.put(of_counts, processed.counts, claim=taken, timeout_s=_CALL_S))
         except (NotPlain, InvalidRequest) as error:
             _LOG.debug("%s is not shared: %s", mm_hash, error)
         finally:

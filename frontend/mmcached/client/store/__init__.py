@@ -5,6 +5,7 @@ sessions        the session of the present ring, and what arrives for it
 session         the client as a reader of one ring
 hits            a record that was found
 bare            a bare tensor as a record
+put_result      what has become of a put
 claims          what a key without a record gets
 tokens          leases that are handed on, as strings
 lease_returns   leases on their way back

@@ -102,9 +102,9 @@ class FailOpen:
         self.note(error.code, f"{operation} goes on without the service: {error}" if self.is_open else None)
         return self.is_open
 
-    def note_refusal(self, reason: str) -> None:
-        """Count a record that the service has not kept, and say why."""
-        self.note(reason, f"a record was not kept: {reason}")
+    def note_refusal(self, cause: str, reason: str) -> None:
+        """Count a record that was not kept, by cause, and say why."""
+        self.note(cause, f"a record was not kept: {reason}")
 
     def note(self, cause: str, warning: str | None) -> None:
         """Count a cause, and warn of it unless that was done a moment ago."""

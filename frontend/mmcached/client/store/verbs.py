@@ -23,6 +23,7 @@ from mmcached.client.store.claims import Claim, Grant, Pending
 from mmcached.client.store.fail_open import FailOpen
 from mmcached.client.store.hits import Hit, Reading
 from mmcached.client.store.offers import Offers
+from mmcached.client.store.put_result import PutResult, refused
 from mmcached.client.store.session import StoreSession
 from mmcached.client.store.sessions import StoreSessions
 from mmcached.client.store.tokens import LeaseToken
@@ -38,6 +39,7 @@ from mmcached.wire.errors import (
 from mmcached.wire.handle import Handle
 from mmcached.wire.messages.client import (
     DROPPED,
+    EXISTED,
     Claimed,
     Claims,
     Present,
@@ -59,6 +61,7 @@ from mmcached.wire.messages.frontend import (
 from mmcached.wire.messages.parts import Inline
 from mmcached.wire.sockets.frames import Frame
 
+NO_STORE = "the service keeps no records (store_gb = 0, or there is no room for the store)"
 GREET_AGAIN_S = 5.0
 """How long a service that has no store is taken to have none."""
 
@@ -185,23 +188,22 @@ class StoreVerbs:
         *,
         tenant: str | None = None,
         store_epoch: int | None = None,
-    ) -> Verb[bool]:
+    ) -> Verb[PutResult]:
         encoded, deadline = encode(as_record(record)), self._contact.deadline(timeout_s)
         grant = None if claim is None else claim.take()
         if grant is not None and grant.client_id != self._contact.client_id:
             grant = None  # of a former connection: it has ended
-        is_stored = False
+        result = None
         try:
-            put = self._put(key, encoded, deadline, grant, tenant=tenant, store_epoch=store_epoch)
-            is_stored = yield from self._guarded("put", put, False)
+            result = yield from self._offer(key, encoded, deadline, grant, tenant=tenant, store_epoch=store_epoch)
         finally:
-            if grant is not None and not is_stored:
+            if grant is not None and not result:
                 self._drop_claim(grant)
-        return is_stored
+        return result
 
     def put_encoded(
         self, key: str, encoded: EncodedRecord, timeout_s: float | None, *, tenant: str, store_epoch: int
-    ) -> Verb[bool]:
+    ) -> Verb[PutResult]:
         """As `put`, of a record that somebody else has encoded; why the service did not answer is raised."""
         return self._put(key, encoded, self._contact.deadline(timeout_s), tenant=tenant, store_epoch=store_epoch)
 
@@ -251,8 +253,8 @@ class StoreVerbs:
             encoded = encode(as_record(record))  # judges it, whether it can be stored or not
             # In a child that `fn` has forked it is the parent's.
             if grant is not None and is_of_epoch and not self._contact.is_over:
-                put = self._put(key, encoded, self._contact.deadline(timeout_s), grant, tenant=tenant)
-                is_stored = yield from self._guarded("put", put, False)
+                result = yield from self._offer(key, encoded, self._contact.deadline(timeout_s), grant, tenant=tenant)
+                is_stored = bool(result)
             return record
         finally:
             if grant is not None and not is_stored:
@@ -363,6 +365,24 @@ class StoreVerbs:
             found += present
         return found
 
+    def _offer(
+        self,
+        key: str,
+        encoded: EncodedRecord,
+        deadline: Deadline,
+        claim: Grant | None,
+        *,
+        tenant: str | None,
+        store_epoch: int | None = None,
+    ) -> Verb[PutResult]:
+        """As `_put`; an error of the service is a refusal, unless the client is strict."""
+        try:
+            return (yield from self._put(key, encoded, deadline, claim, tenant=tenant, store_epoch=store_epoch))
+        except MmcachedError as error:
+            if not self._is_miss("put", error):
+                raise
+            return refused(key, encoded.nbytes, f"{error.code}: {error}")
+
     def _put(
         self,
         key: str,
@@ -372,14 +392,13 @@ class StoreVerbs:
         *,
         tenant: str | None = None,
         store_epoch: int | None = None,
-    ) -> Verb[bool]:
+    ) -> Verb[PutResult]:
         self._guard.count(puts=1)
         session = yield from self._in_contact(deadline)
         if claim is None and session.ring is None:
-            self._guard.note_refusal("the service keeps no records")
-            return False
+            return self._refused(key, encoded, NO_STORE)
         if claim is not None and claim.ring != session.ring:
-            return False  # the frontend that gave the claim is dead, and its epoch with it
+            return refused(key, encoded.nbytes, "the service that gave the claim has ended")  # its epoch, too
         token = 0
         if claim is not None:
             store_epoch, token = claim.store_epoch, claim.token
@@ -389,12 +408,17 @@ class StoreVerbs:
         try:
             stored = yield from self._offers.send(ask, encoded, deadline)
         except InvalidRequest as error:  # a refusal like that of any record that is too large, and no reason to lose it
-            self._guard.note("too large", f"a record was not kept: {error}")
-            return False
+            return self._refused(key, encoded, str(error), cause="too large")
         self._guard.count(stored=int(stored.is_stored))
         if not stored.is_stored:
-            self._guard.note_refusal(stored.reason)
-        return stored.is_stored
+            return self._refused(key, encoded, stored.reason)
+        return PutResult(key, "exists" if stored.reason == EXISTED else "kept", encoded.nbytes)
+
+    def _refused(self, key: str, encoded: EncodedRecord, why: str, cause: str | None = None) -> PutResult:
+        """Return the result of a refused put, and count it by its cause, which must be the same for many records."""
+        result = refused(key, encoded.nbytes, why)
+        self._guard.note_refusal(cause or why, result.reason)
+        return result
 
     def _drop(self, key: str, deadline: Deadline, tenant: str) -> Verb[bool]:
         """Return whether the key had a record."""

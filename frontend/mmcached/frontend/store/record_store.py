@@ -35,13 +35,13 @@ from mmcached.wire.latency import Histogram
 
 
 class Refusal(StrEnum):
-    """Why a record is not kept; the value is for people."""
+    """Why a record is not kept; the value is for people, `RecordStore.text_of` fills in the limit."""
 
     NO_STORE = "the service keeps no records (store_gb = 0)"
     OLD_EPOCH = "it was computed before the last new epoch"
-    TOO_LARGE = "it is larger than one record may be (store_max_object_mb)"
-    TENANT_QUOTA = "it is larger than its tenant's quota (store_tenant_quota_gb)"
-    FULL = "there is no room now: too much is leased"
+    TOO_LARGE = "it is larger than one record may be: at most {limit} bytes (store_max_object_mb)"
+    TENANT_QUOTA = "it is larger than its tenant's quota: {limit} bytes (store_tenant_quota_gb)"
+    FULL = "there is no room now: too much of the {limit} bytes is leased (store_gb)"
 
 
 class RecordStore(Closeable):
@@ -178,6 +178,18 @@ class RecordStore(Closeable):
         else:
             self.num_refusals += 1
         return refusal
+
+    def text_of(self, refusal: Refusal) -> str:
+        """Return why a record is not kept, with the limit in bytes and its setting. The same of each record."""
+        ring = self.ring
+        if isinstance(ring, NoRing):
+            return Refusal.NO_STORE
+        limits = {
+            Refusal.TOO_LARGE: ring.max_object_bytes,
+            Refusal.TENANT_QUOTA: self._quota_bytes,
+            Refusal.FULL: ring.announcement.data_bytes,
+        }
+        return refusal.format(limit=limits.get(refusal))
 
     def drop(self, tenant: str, key: str) -> bool:
         """Forget the record of a key; return whether it had one."""

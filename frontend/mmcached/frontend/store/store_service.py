@@ -301,8 +301,9 @@ class StoreService(Closeable):
             self.on_put(name, refusal is None)
         wanted = Wanted(name, message.tenant, message.key)
         self.second_level.was_put(message.client_id, wanted, place if is_new else None)
-        answer = to_client.Stored(message.request_id, self.records.epoch, refusal is None, refusal or "")
-        self._send(peer, answer)
+        existed = "" if is_new else to_client.EXISTED
+        reason = existed if refusal is None else self.records.text_of(refusal)
+        self._send(peer, to_client.Stored(message.request_id, self.records.epoch, refusal is None, reason))
 
     def _record_of(self, message: received.PutRecord, payload: Sequence[Frame]) -> EncodedRecord:
         """Return the record that a put brings; it lies where it came, and is copied when it is kept."""

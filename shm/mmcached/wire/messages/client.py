@@ -188,6 +188,8 @@ class Claims(Message, frozen=True):
 
 DROPPED = "dropped"
 """Reason of the answer to a `DropRecord` whose key had a record."""
+EXISTED = "it had one"
+"""Reason of the answer to a `PutRecord` whose key has kept its record."""
 
 
 class Stored(Message, frozen=True):
