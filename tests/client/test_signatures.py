@@ -21,7 +21,7 @@ def methods(kind: type) -> dict[str, Callable[..., Any]]:
 
 
 def test_both_clients_offer_every_call() -> None:
-    own = {"close", "store_counters"}
+    own = {"cached", "close", "namespace", "store_counters"}
     assert set(methods(Client)) == set(methods(AsyncClient)) == {*CALLS} - NOT_OFFERED | own
 
 

@@ -234,7 +234,7 @@ def test_hits_need_no_p0_that_runs(frontend: LoneFrontend, run_dir: Path) -> Non
                 assert hits[0] is not None
                 assert hits[0].record["x"][-1] == 99_999
             assert client.contains_many(["k", "missing"]) == [True, False]
-            assert client.get_or_compute("k", lambda: {}, tensors="numpy")["x"][-1] == 99_999
+            assert client.get_or_compute("k", dict[str, Any], tensors="numpy")["x"][-1] == 99_999
             del hits
         finally:
             frontend.process.send_signal(signal.SIGCONT)

@@ -2,6 +2,8 @@
 
     synchronous, asynchronous   the two clients: thin drivers of the same verbs, over what both have (`base`)
     calls                       what each call takes, asks and returns: one verb per call
+    cached_functions            the keys of functions that `cached` decorates
+    namespaces                  a name before the keys of a client
     model_verbs                 what the service computes: what is asked, and where large results are found
     verb                        runs a verb in a thread or an event loop
     contact                     one client id: greets the service, and exchanges requests for answers

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
+from functools import partial, wraps
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 from mmcached.client.base import BaseClient
-from mmcached.client.calls import Calls
+from mmcached.client.cached_functions import key_function
+from mmcached.client.calls import Calls, ValueT
 from mmcached.client.links.loop_link import LoopLink
 from mmcached.client.links.shared_socket import CLOSED
+from mmcached.client.namespaces import BaseNamespace, prefixed
 from mmcached.client.piece_stream import PieceStream
 from mmcached.client.results import Piece
+from mmcached.client.store.hits import reading_of
 from mmcached.client.verb import Call, drive_async, driver_of
+from mmcached.shm.store.codec import DEFAULT_LIBRARY, Library
 from mmcached.wire.errors import ClientClosed, LocalProtocolError, MmcachedError, ServiceUnavailable
 from mmcached.wire.messages.client import Welcome
 
@@ -89,6 +94,37 @@ class AsyncClient(BaseClient):
     processor_info = _awaitable(Calls.processor_info)
     probe = _awaitable(Calls.probe)
 
+    def cached(
+        self,
+        *,
+        key: str | Callable[..., str],
+        view: bool = False,
+        tensors: Library = DEFAULT_LIBRARY,
+        timeout_s: float | None = None,
+        tenant: str | None = None,
+    ) -> Callable[[Callable[P, ValueT | Awaitable[ValueT]]], Callable[P, Coroutine[Any, Any, ValueT]]]:
+        """As `Client.cached`, for functions and coroutine functions; what it returns is awaited."""
+        reading_of(tensors, view)
+
+        def decorate(fn: Callable[P, ValueT | Awaitable[ValueT]]) -> Callable[P, Coroutine[Any, Any, ValueT]]:
+            key_of = key_function(fn, key)
+
+            @wraps(fn)
+            async def call(*values: P.args, **named: P.kwargs) -> ValueT:
+                compute = partial(fn, *values, **named)
+                own_key = key_of(*values, **named)
+                return await self.get_or_compute(
+                    own_key, compute, view=view, tensors=tensors, timeout_s=timeout_s, tenant=tenant
+                )
+
+            return call
+
+        return decorate
+
+    def namespace(self, name: str) -> AsyncNamespace:
+        """As `Client.namespace`; its calls are awaited."""
+        return AsyncNamespace(self, name)
+
     @property
     def service(self) -> Welcome:
         """What the service said of itself when it was greeted last.
@@ -142,3 +178,20 @@ class AsyncClient(BaseClient):
         if loop is not self._loop:
             raise LocalProtocolError("an AsyncClient is for one event loop; threads may share a Client")
         return super()._current()
+
+
+class AsyncNamespace(BaseNamespace[AsyncClient]):
+    """As `Namespace`, of an `AsyncClient`: its calls are awaited."""
+
+    get = prefixed(AsyncClient.get)
+    put = prefixed(AsyncClient.put)
+    get_or_compute = prefixed(AsyncClient.get_or_compute)
+    exists = prefixed(AsyncClient.exists)
+
+    async def delete(self, *keys: str, timeout_s: float | None = None, tenant: str | None = None) -> int:
+        """As `AsyncClient.delete`."""
+        return await self._client.delete(*self._keys_of(keys), timeout_s=timeout_s, tenant=tenant)
+
+    async def keys(self, match: str = "*", *, timeout_s: float | None = None, tenant: str | None = None) -> list[str]:
+        """As `AsyncClient.keys`; the keys come without the name."""
+        return self._own(await self._client.keys(self._match_of(match), timeout_s=timeout_s, tenant=tenant))

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections.abc import Callable, Generator
-from functools import partial
+from functools import partial, wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
+from mmcached.client.arguments import invalid
 from mmcached.client.base import BaseClient
-from mmcached.client.calls import Calls
+from mmcached.client.cached_functions import key_function
+from mmcached.client.calls import Calls, ValueT
 from mmcached.client.links.shared_socket import CLOSED
 from mmcached.client.links.thread_link import ThreadLink
 from mmcached.client.links.uninterrupted import uninterrupted
+from mmcached.client.namespaces import BaseNamespace, prefixed
 from mmcached.client.piece_stream import PieceStream
 from mmcached.client.results import Piece
+from mmcached.client.store.hits import reading_of
 from mmcached.client.verb import Call, drive, driver_of
+from mmcached.shm.store.codec import DEFAULT_LIBRARY, Library
 from mmcached.wire.closeable import Closeable
 from mmcached.wire.errors import MmcachedError
 from mmcached.wire.messages.client import Welcome
@@ -120,6 +126,58 @@ class Client(BaseClient, Closeable):
         """Return True: a client of an empty store is a client all the same."""
         return True
 
+    def cached(
+        self,
+        *,
+        key: str | Callable[..., str],
+        view: bool = False,
+        tensors: Library = DEFAULT_LIBRARY,
+        timeout_s: float | None = None,
+        tenant: str | None = None,
+    ) -> Callable[[Callable[P, ValueT]], Callable[P, ValueT]]:
+        """Return a decorator: each call of the function is `get_or_compute` of the key that its arguments make.
+
+        >>> @client.cached(key="embed/{name}@{version}")               # doctest: +SKIP
+        ... def embed(name, version=1):
+        ...     return tower(load(name))
+
+        Args:
+            key: template with arguments of the function as fields, which must be text, numbers, paths or None; or a
+                function with the same arguments that returns the key. Arguments that it does not name do not tell
+                results apart. Name the function and its version in it: the key is all that is compared.
+            view, tensors, timeout_s, tenant: as for `get_or_compute`.
+        Raises:
+            InvalidRequest: (when decorating) the key is neither, has fields that are not arguments, or has none though
+                the function has arguments; the function is a coroutine function, which `AsyncClient` takes. (In a call)
+                the key of these arguments is invalid.
+        """
+        reading_of(tensors, view)
+
+        def decorate(fn: Callable[P, ValueT]) -> Callable[P, ValueT]:
+            key_of = key_function(fn, key)
+            if inspect.iscoroutinefunction(fn):
+                raise invalid("fn", fn, "a plain function; AsyncClient takes coroutine functions")
+
+            @wraps(fn)
+            def call(*values: P.args, **named: P.kwargs) -> ValueT:
+                compute = partial(fn, *values, **named)
+                own_key = key_of(*values, **named)
+                return self.get_or_compute(
+                    own_key, compute, view=view, tensors=tensors, timeout_s=timeout_s, tenant=tenant
+                )
+
+            return call
+
+        return decorate
+
+    def namespace(self, name: str) -> Namespace:
+        """Return a view of the keys that begin with `name` and "/": its calls take and give what follows.
+
+        Raises:
+            InvalidRequest: the name is empty or too long.
+        """
+        return Namespace(self, name)
+
     @property
     def service(self) -> Welcome:
         """What the service said of itself.
@@ -153,3 +211,24 @@ class Client(BaseClient, Closeable):
         # A signal handler may close in the middle of its own thread's call; then the rest is done after that.
         with contextlib.suppress(TimeoutError):
             uninterrupted(partial(calls.contact.close, why), MAX_CLOSE_S)
+
+
+class Namespace(BaseNamespace[Client]):
+    """Keys of a `Client` that begin with a name and "/"; `Client.namespace` makes it. Its calls are the client's own.
+
+    >>> images = client.namespace("images")                            # doctest: +SKIP
+    >>> images.put("cat@v1", pixels)                                   # the client's key is "images/cat@v1"
+    """
+
+    get = prefixed(Client.get)
+    put = prefixed(Client.put)
+    get_or_compute = prefixed(Client.get_or_compute)
+    exists = prefixed(Client.exists)
+
+    def delete(self, *keys: str, timeout_s: float | None = None, tenant: str | None = None) -> int:
+        """As `Client.delete`."""
+        return self._client.delete(*self._keys_of(keys), timeout_s=timeout_s, tenant=tenant)
+
+    def keys(self, match: str = "*", *, timeout_s: float | None = None, tenant: str | None = None) -> list[str]:
+        """As `Client.keys`; the keys come without the name."""
+        return self._own(self._client.keys(self._match_of(match), timeout_s=timeout_s, tenant=tenant))
