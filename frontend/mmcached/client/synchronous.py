@@ -217,7 +217,7 @@ class Namespace(BaseNamespace[Client]):
     """Keys of a `Client` that begin with a name and "/"; `Client.namespace` makes it. Its calls are the client's own.
 
     >>> images = client.namespace("images")                            # doctest: +SKIP
-    >>> images.put("cat@v1", pixels)                                   # the client's key is "images/cat@v1"
+    >>> images.put("cat@v1", pixels)  # "images/cat@v1" of the client    # doctest: +SKIP
     """
 
     get = prefixed(Client.get)
