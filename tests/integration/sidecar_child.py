@@ -67,7 +67,7 @@ def hold(client: Client, number: int) -> None:
 def fulfil(client: Client, number: int) -> None:
     say(ready=number)
     sys.stdin.readline()
-    say(stored=client.put("claimed", record_of(number)))
+    say(stored=bool(client.put("claimed", record_of(number))))
 
 
 def traffic(client: Client, seed: int) -> None:
