@@ -369,7 +369,7 @@ def test_serve_refuses_what_is_no_server_without_its_password(run_dir: Path, url
         timeout=DEADLINE_S,
         check=False,
     )
-    assert ended.returncode == 1
+    assert ended.returncode == 2
     assert "store_l2 = " in ended.stderr
     assert words in ended.stderr
     assert "hunter2" not in ended.stderr
