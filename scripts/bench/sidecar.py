@@ -6,14 +6,12 @@ redis-py   GET over a unix socket; the array refers to the bytes that came, no f
 raw Redis  GET by a socket and nothing else, into one buffer that is used again and again: what Redis can do at best
 memcpy     one copy of that many bytes between two populated arrays, in this process
 
-put        `Client.put` of a new key, until the answer: from then on every client can read it
-socket     the same, by a service that takes no rings of clients
-
 crowd      hits, as views, of one client beside 8 that put and miss without a pause
 empty loop the same crowd, in turns with the hits: a loop that takes as long as a hit and shares nothing with anybody,
            so what is slow in it is the machine's: more processes than cores
 
-looks, stores   see `sidecar_looks`
+puts, put cpu   see `sidecar_puts`
+looks, cold, stores   see `sidecar_looks`
 restart         the frontend is killed: see `sidecar_restart`
 
 Every kind takes its turn in each of several rounds, in the same client processes, so that all meet the same machine.
@@ -24,19 +22,15 @@ the rounds. Without redis-server or redis-py the rows are left out, and a line s
 from __future__ import annotations
 
 import statistics
-import tempfile
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
 from functools import partial
-from itertools import count
 from pathlib import Path
-
-import numpy as np
 
 from mmcached.cli.bench.processes import answer
 from mmcached.client import Client
-from scripts.bench import harness, sidecar_looks, sidecar_restart
+from scripts.bench import harness, sidecar_looks, sidecar_puts, sidecar_restart
 from scripts.bench.harness import Bound, Row, Section, row, wall_us
 from scripts.bench.sidecar_processes import (
     CROWD,
@@ -49,7 +43,7 @@ from scripts.bench.sidecar_processes import (
     ask,
     children,
     forget_others,
-    frontend,
+    memcpy_us,
     read_through,
     redis_kinds,
     service,
@@ -58,11 +52,9 @@ from scripts.bench.sidecar_processes import (
 CLIENTS = {f"{number} client{'s' * (number > 1)}": number for number in (1, 4, 16)}
 NUM_ROUNDS = 5
 QUICK_ROUNDS = 2
-PUTS, SOCKET, LOOKS, STORES, RESTART = "puts", "socket", "looks", "stores", "restart"
+PUTS, PUT_CPU, LOOKS, COLD, STORES, RESTART = "puts", "put cpu", "looks", "cold", "stores", "restart"
 NUM_LOOPS = 2000
 CROWD_SIZE = 8
-PUT_SIZES = {"4 KiB": 4096, "256 KiB": 256 << 10, "4.7 MiB": NUM_BYTES, "16 MiB": 16 << 20}
-PUTS_PER_ROUND = 30
 BOUNDS = [
     Bound("reach", f"hits, {kind}", params, peer, rate, is_floor=True)
     for kind, rate in (("view", 60.0), ("owned", 3.0))
@@ -71,13 +63,13 @@ BOUNDS = [
 ] + [
     Bound("reach", "hit, view, p50", "1 client", RAW, 0.015),
     Bound("reach", "hit, owned, p50", "1 client", "memcpy", 1.4),
-    Bound("reach", "put, p50", "4.7 MiB", "memcpy", 3.0),
     Bound("reach", "hit, p99", f"beside {CROWD_SIZE} that put and miss", "its p50", 5.0),
     Bound("try", "hit, p99", f"beside {CROWD_SIZE} that put and miss", "empty loop, p99", 1.5),
     *sidecar_looks.BOUNDS,
+    *sidecar_puts.BOUNDS,
     *sidecar_restart.BOUNDS,
 ]
-"""How many times Redis' rate each kind of hit shall reach, how many copies' time a put may take, …"""
+"""How many times Redis' rate each kind of hit shall reach, and so on."""
 
 
 def compare(run_dir: Path, params: str, num_rounds: int) -> list[Row]:
@@ -89,7 +81,7 @@ def compare(run_dir: Path, params: str, num_rounds: int) -> list[Row]:
     copies: list[float] = []
     with children(run_dir, CLIENTS[params]) as processes:
         for _ in range(num_rounds):
-            copies.append(memcpy_us())
+            copies.append(memcpy_us(NUM_BYTES))
             for kind in kinds:
                 for process in processes:
                     ask(process, kind)
@@ -108,32 +100,6 @@ def compare(run_dir: Path, params: str, num_rounds: int) -> list[Row]:
             rows.append(row(f"hits, {kind}", params, rate[kind], "1/s", peer=peer, peer_value=rate[peer]))
         if not redis:
             rows.append(row(f"hits, {kind}", params, rate[kind], "1/s", peer="memcpy", peer_value=1e6 / min(copies)))
-    return rows
-
-
-def compare_puts(run_dir: Path, num_rounds: int) -> list[Row]:
-    """Measure puts of one client; of each size some to each service in turns, none of them among the first."""
-    times: dict[tuple[str, str], list[float]] = {}
-    with tempfile.TemporaryDirectory(prefix="mmc-") as folder, ExitStack() as stack:
-        stack.enter_context(frontend(Path(folder), max_egress_rings=0))
-        clients = {"ring": run_dir, SOCKET: Path(folder)}
-        writers = {kind: stack.enter_context(Client(each, fail_open=False)) for kind, each in clients.items()}
-        reader = stack.enter_context(Client(run_dir, fail_open=False))
-        numbers = count()
-        for size, num_bytes in PUT_SIZES.items():
-            record = {"x": np.random.default_rng(0).integers(0, 256, num_bytes, np.uint8)}
-            for _ in range(num_rounds):
-                for kind, writer in writers.items():
-                    keys = [f"{size} {next(numbers)}" for _ in range(PUTS_PER_ROUND)]
-                    found = [wall_us(partial(writer.put, key, record)) for key in keys]
-                    times.setdefault((size, kind), []).extend(found[PUTS_PER_ROUND // 3 :])
-                    if kind == "ring" and reader.get(keys[-1], view=True) is None:
-                        raise SystemExit("another client cannot read what was put")
-    rows = []
-    for size, num_bytes in PUT_SIZES.items():
-        ring, through_socket = (statistics.median(times[size, kind]) for kind in ("ring", SOCKET))
-        rows.append(row("put, p50", size, ring, "us", peer="memcpy", peer_value=memcpy_us(num_bytes)))
-        rows.append(row("put, p50", size, ring, "us", peer=SOCKET, peer_value=through_socket))
     return rows
 
 
@@ -176,19 +142,14 @@ def _count_to(num_turns: int) -> None:
         pass
 
 
-def memcpy_us(num_bytes: int = NUM_BYTES) -> float:
-    """Return the fastest of some copies."""
-    source = np.ones(num_bytes, np.uint8)
-    target = np.zeros(num_bytes, np.uint8)
-    return min(wall_us(partial(np.copyto, target, source)) for _ in range(20))
-
-
 def open_sections(undo: ExitStack) -> Mapping[str, Section]:
     run_dir = undo.enter_context(service())
     hits = {params: partial(compare, run_dir, params) for params in CLIENTS}
     return hits | {
-        PUTS: partial(compare_puts, run_dir),
+        PUTS: partial(sidecar_puts.compare_puts, run_dir),
+        PUT_CPU: sidecar_puts.compare_frontend_cpu,
         LOOKS: partial(sidecar_looks.compare_looks, run_dir),
+        COLD: partial(sidecar_looks.compare_cold, run_dir),
         STORES: partial(sidecar_looks.compare_stores, run_dir),
         CROWD: partial(compare_in_crowd, run_dir),
         RESTART: sidecar_restart.compare_restarts,
@@ -198,7 +159,7 @@ def open_sections(undo: ExitStack) -> Mapping[str, Section]:
 if __name__ == "__main__":
     harness.main(
         "the sidecar beside Redis: a hit of 4.7 MiB, and puts",
-        [*CLIENTS, PUTS, LOOKS, STORES, CROWD, RESTART],
+        [*CLIENTS, PUTS, PUT_CPU, LOOKS, COLD, STORES, CROWD, RESTART],
         open_sections,
         rounds=(NUM_ROUNDS, QUICK_ROUNDS),
         bounds=BOUNDS,

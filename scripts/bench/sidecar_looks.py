@@ -4,6 +4,8 @@ look         `Client.contains_many([key])`, or whether a file is there
 file         a file of the same bytes in /dev/shm: looked for, mapped, read in place; it has no limit, no eviction, and
              nobody knows whether it is whole
 safetensors  the same with the format and library of vLLM's ECExampleConnector
+cold         a hit after other work has filled the processor's caches, as between two steps of a server, beside the same
+             hit in a loop
 stores       the same record, got from another process, beside the peers of `stores`
 miss         `Client.get` of a key that is not there
 many         `Client.get_many` of 64 records of 256 KiB, as views, beside one hit
@@ -32,10 +34,15 @@ LOOK_SIZES = {"0.4 MiB": 400 << 10, "4.5 MiB": 4608 << 10, "16 MiB": 16 << 20}
 NUM_LOOKS = 2000
 NUM_GETS = 200
 NUM_MANY = 64
+NUM_COLD = 300
+OTHER_BYTES = 16 << 20
+"""So much other memory is written and read between two cold hits."""
+COLD_SIZES = {"4 KiB": 4096, "4.7 MiB": 4_928_307}
 BOUNDS = [
     Bound("try", "get, owned", "0.4 MiB", stores.MOONCAKE, 0.1),
     *(Bound("reach", "get, owned", size, stores.MOONCAKE, 0.1) for size in ("4.5 MiB", "16 MiB")),
     Bound("reach", "many views", f"{NUM_MANY} × 256 KiB", "one hit", 15.0),
+    *(Bound("reach", "hit, cold caches", size, "in a loop", 3.0) for size in COLD_SIZES),
     *(Bound("try", "look", size, FILE, 1.0) for size in LOOK_SIZES),
     *(Bound("reach", "look and load", size, SAFETENSORS, 0.5) for size in LOOK_SIZES),
 ]
@@ -78,6 +85,27 @@ def compare_looks(run_dir: Path, num_rounds: int) -> list[Row]:
         )
         rows.append(row("many views", f"{NUM_MANY} × 256 KiB", many, "us", peer="one hit", peer_value=one))
         rows.append(row("miss", "1 key", miss, "us", peer="look", peer_value=look))
+    return rows
+
+
+def compare_cold(run_dir: Path, num_rounds: int) -> list[Row]:
+    """Measure hits as views between which other memory is used."""
+    rows = []
+    other, to = np.ones(OTHER_BYTES // 2, np.uint8), np.zeros(OTHER_BYTES // 2, np.uint8)
+    with Client(run_dir, fail_open=False) as client:
+        forget_others(client)
+        for size, num_bytes in COLD_SIZES.items():
+            client.put(size, {"x": np.ones(num_bytes, np.uint8)})
+            hit = partial(_view, client, size)
+            cold: list[float] = []
+            loop: list[float] = []
+            for _ in range(num_rounds):
+                loop += [wall_us(hit) for _ in range(NUM_COLD // num_rounds)][1:]
+                for _ in range(NUM_COLD // num_rounds):
+                    np.copyto(to, other)
+                    cold.append(wall_us(hit))
+            cold_us, loop_us = statistics.median(cold), statistics.median(loop)
+            rows.append(row("hit, cold caches", size, cold_us, "us", peer="in a loop", peer_value=loop_us))
     return rows
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -35,7 +36,7 @@ NUM_BYTES = 4_928_307  # 4.7 MiB
 ROUND_S = 0.4
 MIN_HITS = 3
 KEY = "item"
-CROWD = "crowd"
+CROWD, PUT = "crowd", "put"
 RAW, REDIS_PY = "raw Redis", "redis-py"
 
 Hit = Callable[[], Any]
@@ -60,18 +61,18 @@ def service() -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def frontend(run_dir: Path, **limits: int) -> Iterator[None]:
-    """A frontend without engines: the store needs none."""
+def frontend(run_dir: Path, *, store_gb: float = 0.25, **limits: int) -> Iterator[int]:
+    """Run a frontend without engines: the store needs none. Yield its process id."""
     directory = RunDir(run_dir)
     directory.create()
     config = ServiceConfig(
-        store_gb=0.25, mm_processor_cache_gb=1 / 64, log_level="warning", limits=LimitsConfig(**limits)
+        store_gb=store_gb, mm_processor_cache_gb=1 / 64, log_level="warning", limits=LimitsConfig(**limits)
     )
     config.save(directory.config)
     command = [sys.executable, "-m", "mmcached", "frontend", "--run-dir", str(run_dir)]
     process = subprocess.Popen(command, env=PAST_CACHES | environment_for_children(), stdout=sys.stderr)
     try:
-        yield
+        yield process.pid
     finally:
         process.terminate()
         process.wait(30)
@@ -104,6 +105,7 @@ def hit_as_told(run_dir: Path) -> None:
             "view": lambda: read_through(client, view=True),
             "owned": lambda: read_through(client, view=False),
             CROWD: partial(_put_and_miss, client, count(), np.zeros(64 << 10, np.uint8)),
+            PUT: partial(_put_new, client, count(), np.zeros(NUM_BYTES, np.uint8)),
         }
         if RAW in redis_kinds():
             kinds[RAW] = partial(RawRedis(str(run_dir / "redis"), NUM_BYTES).get, KEY)
@@ -130,6 +132,18 @@ def _put_and_miss(client: Client, numbers: Iterator[int], payload: Any) -> None:
     key = f"{id(client)} {next(numbers)}"
     client.put(key, {"x": payload})
     client.get(f"not {key}")
+
+
+def _put_new(client: Client, numbers: Iterator[int], payload: Any) -> None:
+    if not client.put(f"{id(client)} {os.getpid()} {next(numbers)}", {"x": payload}):
+        raise SystemExit("a put was refused; the store is too small")
+
+
+def memcpy_us(num_bytes: int) -> float:
+    """Return the fastest of some copies between two arrays, which stay in the processor's caches if they fit."""
+    source = np.ones(num_bytes, np.uint8)
+    target = np.zeros(num_bytes, np.uint8)
+    return min(wall_us(partial(np.copyto, target, source)) for _ in range(20))
 
 
 def _times_us(hit: Hit, seconds: float) -> list[float]:
