@@ -101,6 +101,8 @@ def test_a_flush_on_one_host_is_one_of_the_second_level(hosts: Hosts) -> None:
     hosts.bob.flush()
     assert hosts.bob.get(last, tensors="numpy") is None
     assert hosts.ann.get(last, tensors="numpy") is not None, "its own store was not flushed"
+    assert hosts.ask_both() == 2, "a host that was not flushed neither finds nor saves"
+    hosts.ann.flush()
     hosts.await_each_other()
 
 
