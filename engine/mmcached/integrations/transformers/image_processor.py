@@ -16,7 +16,6 @@ import logging
 import threading
 from collections.abc import Hashable, Sequence
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from mmcached.cache.fingerprints import fingerprint
+from mmcached.cache.fingerprints import fingerprint, package_versions
 from mmcached.client import Client
 from mmcached.integrations.record_form import PartForm, RecordForm
 from mmcached.integrations.transformers.records import find_or_make
@@ -265,10 +264,4 @@ def _flat(images: Any) -> list[Any]:
 
 @cache
 def _versions() -> dict[str, str | None]:
-    found: dict[str, str | None] = {}
-    for package in _PACKAGES:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            found[package] = None
-    return found
+    return package_versions(_PACKAGES)

@@ -16,9 +16,9 @@ from collections.abc import Callable, Iterable, Mapping, Set
 from pathlib import Path
 from typing import Any
 
-from mmcached.cache.fingerprints import fingerprint
+from mmcached.cache.fingerprints import fingerprint, package_versions
 from mmcached.client import Client
-from mmcached.integrations.environment import computing_variables, package_versions
+from mmcached.integrations.environment import PACKAGES, computing_variables
 from mmcached.integrations.identity import checkpoint_folder, checkpoint_identity
 from mmcached.integrations.vllm.settings import Settings
 
@@ -109,7 +109,7 @@ def parts_of(vllm_config: Any, settings: Settings, versions: Mapping[str, str], 
     of_compiler = ("inductor_compile_config",) if getattr(compilation, "compile_mm_encoder", False) else ()
     return {
         "host": "vllm",
-        "versions": {**dict(versions), "packages": package_versions()},
+        "versions": {**dict(versions), "packages": package_versions(PACKAGES)},
         "variables": computing_variables(),
         "checkpoint": checkpoint,
         "weights_version": settings.weights_version,

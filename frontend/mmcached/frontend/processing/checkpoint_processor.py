@@ -6,7 +6,7 @@ the same bytes.
 
 from __future__ import annotations
 
-from mmcached.cache.checkpoints.checkpoint import Checkpoint, package_versions
+from mmcached.cache.checkpoints.checkpoint import Checkpoint, library_versions
 from mmcached.cache.fingerprints import fingerprint
 from mmcached.frontend.processing.decoder_process import Pixels, Tensors
 from mmcached.frontend.processing.processor import Processed
@@ -39,7 +39,7 @@ class CheckpointProcessor:
                 "version": _VERSION,
                 "processor": self._checkpoint.processors["image"],
                 "model": self._checkpoint.model,  # the number of embeddings follows from it
-                "versions": package_versions(),
+                "versions": library_versions(),
                 "limits": self._limits,
             }
         )

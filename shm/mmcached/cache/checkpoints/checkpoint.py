@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 from collections.abc import Container, Mapping
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from mmcached.cache.checkpoints.architectures import ARCHITECTURES
 from mmcached.cache.checkpoints.counting import Counting
 from mmcached.cache.checkpoints.frames import FrameGrid, WholeClip
 from mmcached.cache.checkpoints.sounds import Chunked, Filled
+from mmcached.cache.fingerprints import package_versions
 from mmcached.clips.frame_sizes import Sizes
 from mmcached.clips.versions import EXTRAS, decoder_of
 from mmcached.wire.config import ServiceConfig
@@ -189,16 +189,9 @@ def check_packages() -> None:
         raise ConfigError("encoder.kind", "hf", reason)
 
 
-def package_versions() -> dict[str, str]:
-    """Return the versions of all that a processed image, or its encoding, may depend on; "" of what is not there."""
-    return {name: _version(name) for name in _PACKAGES}
-
-
-def _version(name: str) -> str:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return ""
+def library_versions() -> dict[str, str]:
+    """Return the version of each package that computes a processed image or its encoding; "" if it is not installed."""
+    return {name: found or "" for name, found in package_versions(_PACKAGES).items()}
 
 
 def _processor_of(path: Path, modality: Modality) -> Mapping[str, Any]:

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from mmcached.cache.checkpoints.checkpoint import FIELD, Checkpoint, package_versions
+from mmcached.cache.checkpoints.checkpoint import FIELD, Checkpoint, library_versions
 from mmcached.cache.checkpoints.frames import FrameGrid, WholeClip
 from mmcached.cache.fingerprints import fingerprint
 from mmcached.client.device.devices import device_of
@@ -52,7 +52,7 @@ class CheckpointEncoder:
                 "attention": attention,
                 "settings": numeric_settings(device),
                 "threads": torch.get_num_threads() if device.type == "cpu" else 0,
-                "versions": package_versions(),
+                "versions": library_versions(),
             }
         )
 
