@@ -52,6 +52,10 @@ def test_a_client_starts_without_what_only_some_need() -> None:
     assert {"asyncio", "zmq"} <= imported_by("-c", "from mmcached.client import *")
 
 
+def test_a_client_loads_what_lists_keys_with_the_first_list() -> None:
+    imported_by("-c", "import sys, mmcached.client; sys.exit('mmcached.shm.ring.onlooker' in sys.modules)")
+
+
 def test_the_supervisor_draws_nothing() -> None:
     """It would keep a library for tables for life."""
     as_serve_does = "import sys, mmcached.cli.app, mmcached.cli.logs.lines, mmcached.cli.serve.supervisor"

@@ -27,14 +27,12 @@ from itertools import cycle
 from typing import TypeVar
 
 from mmcached.cache.store_keys import store_key
-from mmcached.cache.stored_names import newest_first, stored_names
 from mmcached.client.links import forks
 from mmcached.client.store.hits import Hit, Reading, inline_record
 from mmcached.client.store.lease_returns import Lease, LeaseReturns
 from mmcached.client.store.tokens import LeaseToken
 from mmcached.shm import ObjectStoreReader, ReaderEntry, RingReader
 from mmcached.shm.ring.key_index import key_digest
-from mmcached.shm.ring.onlooker import RingOnlooker
 from mmcached.shm.ring.slot_table import KeyDigest
 from mmcached.shm.store.tensor_bytes import Bytes1D
 from mmcached.wire.errors import LocalProtocolError, MmcachedError, RequestAborted
@@ -243,6 +241,9 @@ class StoreSession:
         """
         if self.ring is None or self.contains((), tenant) is None:
             return None
+        from mmcached.cache.stored_names import newest_first, stored_names
+        from mmcached.shm.ring.onlooker import RingOnlooker
+
         with RingOnlooker(self.ring) as ring:
             rows = ring.rows()
             names = [name for _, _, name in stored_names(ring, newest_first(rows), rows)]
