@@ -208,6 +208,11 @@ def test_own_processes_are_told_apart_from_clients(run_dir: Path) -> None:
     show_status(status, Console(width=120, file=text))
     assert "clients: 2 (and 1 of its own processes);" in text.getvalue()
     assert re.search(r"ready, up \d+ s", text.getvalue())
+    overview = overview_of(look_closely(status), None)
+    assert (overview.clients, overview.own_clients) == (2, 1)
+    text = io.StringIO()
+    Console(width=120, file=text).print(draw(overview))
+    assert "clients: 2 (and 1 of its own processes)" in text.getvalue()
 
 
 def test_a_modality_has_a_line_where_not_all_items_are_images(run_dir: Path) -> None:

@@ -24,9 +24,9 @@ from mmcached.cli.watch.shown_figures import (
     WORK,
     ModalityLine,
     caches_of,
-    clients_in_words,
     modalities_of,
     note_of,
+    other_clients,
     queries_and_hits,
 )
 from mmcached.wire.figures import samples
@@ -127,7 +127,8 @@ class EngineLine(msgspec.Struct, frozen=True, kw_only=True):
 
 class Overview(msgspec.Struct, frozen=True, kw_only=True):
     """One frame. `interval_s` is the time that "now" means, None: there was one look only; `note` says what is wrong
-    though the service is ready; `clients` is in words; `history` has the store's hits per second, the oldest first.
+    though the service is ready; `clients` are counted without `own_clients`, the service's engines and workers;
+    `history` has the store's hits per second, the oldest first.
     """
 
     run_dir: str
@@ -140,7 +141,8 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
     requests_open: int
     requests_done: int
     requests_failed: int
-    clients: str
+    clients: int
+    own_clients: int
     uptime_s: float | None
     roles: list[RoleLine]
     caches: list[CacheLine]
@@ -200,7 +202,8 @@ def overview_of(
         requests_open=stats.requests_open,
         requests_done=stats.requests_done,
         requests_failed=stats.requests_failed,
-        clients=clients_in_words(status),
+        clients=other_clients(status),
+        own_clients=status.own_clients,
         uptime_s=status.uptime_s,
         roles=[_role(role, now, before) for role in status.roles],
         caches=_caches(stats, former, rate),

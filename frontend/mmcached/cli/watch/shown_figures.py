@@ -108,10 +108,18 @@ def time_in_words(seconds: float) -> str:
     return " ".join(f"{count} {unit}" for unit, count in counts[first : first + 2])
 
 
-def clients_in_words(status: ServiceStatus) -> str:
-    """Return how many clients there are, those of the service's own processes apart."""
-    others = max(0, status.stats.clients - status.own_clients)
-    return f"{others:,} (and {status.own_clients} of its own processes)" if status.own_clients else f"{others:,}"
+def other_clients(status: ServiceStatus) -> int:
+    """Return the number of clients that are no processes of the service itself."""
+    return max(0, status.stats.clients - status.own_clients)
+
+
+def clients_in_words(clients: int, own_clients: int) -> str:
+    """Return both numbers of clients in words.
+
+    >>> clients_in_words(1234, 3)
+    '1,234 (and 3 of its own processes)'
+    """
+    return f"{clients:,} (and {own_clients} of its own processes)" if own_clients else f"{clients:,}"
 
 
 def summary_of(status: ServiceStatus) -> str:

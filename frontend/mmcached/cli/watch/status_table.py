@@ -17,6 +17,7 @@ from mmcached.cli.watch.shown_figures import (
     clients_in_words,
     modalities_of,
     note_of,
+    other_clients,
     queries_and_hits,
     time_in_words,
 )
@@ -42,7 +43,7 @@ def show_status(status: ServiceStatus, console: Console) -> None:
     stats = status.stats
     console.print(
         f"requests: {stats.requests_open} open, {stats.requests_done} done, {stats.requests_failed} failed; "
-        f"clients: {clients_in_words(status)}; resends: {stats.resends}; desyncs: {stats.desyncs}",
+        f"clients: {clients_in_words(other_clients(status), status.own_clients)}; resends: {stats.resends}; desyncs: {stats.desyncs}",
         highlight=False,
     )
     if len(stats.by_client) > 1:

@@ -12,7 +12,7 @@ from rich.text import Text
 from mmcached.cli.terminal_text import shown
 from mmcached.cli.watch.latencies import LatencyStatus, in_words
 from mmcached.cli.watch.overview import Overview, RingLine, RoleLine
-from mmcached.cli.watch.shown_figures import CACHES, WORK, time_in_words
+from mmcached.cli.watch.shown_figures import CACHES, WORK, clients_in_words, time_in_words
 
 _NOTHING = "–"
 
@@ -71,7 +71,7 @@ def _head(overview: Overview) -> Text:
     word = "draining" if overview.draining else "ready" if overview.ready else "not ready"
     style = "green" if overview.ready and not overview.draining else "red"
     counts = f"{overview.requests_open} open, {overview.requests_done:,} done, {overview.requests_failed:,} failed"
-    figures = f"requests: {counts}; clients: {overview.clients}"
+    figures = f"requests: {counts}; clients: {clients_in_words(overview.clients, overview.own_clients)}"
     note = (f"\n{overview.note}" if overview.note else "", "red")
     return Text.assemble(
         f"mmcached {overview.version} in {shown(str(overview.run_dir))}: ",
