@@ -18,7 +18,7 @@ from mmcached.wire.config import ServiceConfig
 from mmcached.wire.messages.client import Flushed, Probed, ToClient
 from mmcached.wire.messages.frontend import Flush, FromClient, Probe
 from mmcached.wire.paths import RunDir
-from mmcached.wire.stats import FrontendStats, RoleName
+from mmcached.wire.stats import FrontendStats, RoleName, StoreStats
 from tests.cli.fake_view import FRONTEND, FakeView, a_role, page_of
 from tests.client.services import fake_service
 
@@ -46,7 +46,9 @@ def main() -> None:
         writers[FRONTEND].publish(FrontendStats(requests_done=5))
         stack.enter_context(fake_service(directory.path, answer if sys.argv[2] == "works" else lambda message: []))
         view = FakeView(directory.path, CONFIG, given=[a_role(FRONTEND, os.getpid(), "running")])
-        stack.enter_context(AdminServer(view, reader))
+        server = stack.enter_context(AdminServer(view, reader))
+        server.sample(reader.read())
+        writers[FRONTEND].publish(FrontendStats(requests_done=5, store=StoreStats(queries=40, hits=30)))
         sys.stdout.write("up\n")
         sys.stdout.flush()
         signal.sigwait([signal.SIGTERM])

@@ -179,6 +179,28 @@ def test_a_supervisor_that_hangs_is_looked_at_through_the_page(run_dir: Path, mo
         assert result.exception.details["timeout_s"] == 0.05
 
 
+def test_top_shows_the_window_that_the_service_keeps(lasting: tuple[Path, int]) -> None:
+    """Nothing happens while it looks: what is of now has happened since the service's own sample."""
+    result = call_at(lasting[0], "top", "--once")
+    assert result.exit_code == 0
+    assert '"now" is the last' in result.stdout
+    (line,) = (line for line in result.stdout.splitlines() if line.startswith("store "))
+    assert line.split()[3] == "75%", "the hit rate now"
+    assert "\x1b" not in result.stdout
+
+
+def test_top_of_a_supervisor_that_hangs_has_the_totals(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(observe, "HTTP_SLACK_S", 0.1)
+    with service(run_dir) as child:
+        child.send_signal(signal.SIGSTOP)
+        wait_until(lambda: process_state(child.pid) == "T")
+        result = call_at(run_dir, "top", "--once")
+    assert result.exit_code == 1
+    assert "does not answer" in result.stdout
+    (line,) = (line for line in result.stdout.splitlines() if line.startswith("store "))
+    assert line.split()[2:] == ["–", "–", "75%", "30", "40"]
+
+
 def test_a_supervisor_without_a_socket_is_looked_at_through_the_page_if_that_can_be_read(run_dir: Path) -> None:
     with service(run_dir):
         RunDir(run_dir).http_socket.unlink()

@@ -94,9 +94,9 @@ def test_whoever_asks_however_often_sees_the_same_window(run_dir: Path) -> None:
 
     assert pages.overview(status).interval_s is None
     for number in range(12):
-        pages.sample(partial(with_hits, 20 * number), [])
+        pages.sample(partial(with_hits, 20 * number), list)
         clock.now += SAMPLE_S / 2
-        pages.sample(lambda: with_hits(10**9), [])  # too early to be kept
+        pages.sample(lambda: with_hits(10**9), list)  # too early to be kept
         clock.now += SAMPLE_S / 2
     now = msgspec.structs.replace(status, stats=with_hits(240))
     frames = [pages.overview(now) for _ in range(3)]
@@ -105,11 +105,11 @@ def test_whoever_asks_however_often_sees_the_same_window(run_dir: Path) -> None:
     (store,) = (line for line in frames[0].caches if line.name == "store")
     assert (store.hits_per_s, store.rate_now) == (10.0, 1.0)
     assert frames[0].history == [10.0] * 11
-    pages.sample(lambda: with_hits(0), [])
+    pages.sample(lambda: with_hits(0), list)
     assert pages.overview(status).history[-1] == 0.0, "a service that began anew"
     for _ in range(400):
         clock.now += SAMPLE_S
-        pages.sample(lambda: with_hits(0), [])
+        pages.sample(lambda: with_hits(0), list)
     assert len(pages.overview(status).history) == HISTORY_S / SAMPLE_S
 
 

@@ -12,13 +12,14 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 from rich.console import Console
 
 from mmcached.cli.admin.records import Reader
-from mmcached.cli.watch import top
-from mmcached.cli.watch.overview import Overview
+from mmcached.cli.watch.overview import Overview, look_closely, overview_of
 from mmcached.cli.watch.service_status import Readiness, ServiceStatus, gather_status
+from mmcached.cli.watch.shown_figures import CACHES, ModalityLine
 from mmcached.cli.watch.top_frame import Fitted, draw
 from mmcached.wire.latency import Latency
 from mmcached.wire.slow_log import SlowCall, SlowLog
@@ -42,10 +43,8 @@ def status(run_dir: Path) -> Iterator[ServiceStatus]:
         yield gather_status(FakeView(run_dir, given=given)(), reader.read(), Readiness(False, "[red]why[/]"))
 
 
-def watcher_of(*answers: ServiceStatus | None) -> top.Watcher:
-    """A service that is as these say, one look after the other, and then as the last."""
-    left = list(answers)
-    return top.Watcher(lambda: left.pop(0) if len(left) > 1 else left[0], lambda: [Reader(77, "vllm", 5)])
+def frame_of(status: ServiceStatus) -> Overview:
+    return overview_of(look_closely(status), None, [Reader(77, "vllm", 5)])
 
 
 def drawn(overview: Overview, width: int) -> str:
@@ -55,8 +54,7 @@ def drawn(overview: Overview, width: int) -> str:
 
 
 def test_a_frame_says_all_of_it(status: ServiceStatus) -> None:
-    overview = watcher_of(status).frame()
-    assert overview is not None
+    overview = frame_of(status)
     text = drawn(overview, 120)
     expected = (
         *("not ready", "[red]why[/]", str(os.getpid()), "restarting", "75%", "12.", " ms"),
@@ -67,46 +65,57 @@ def test_a_frame_says_all_of_it(status: ServiceStatus) -> None:
 
 @pytest.mark.parametrize("width", [10, 40, 80, 300])
 def test_no_line_is_wider_than_the_terminal(status: ServiceStatus, width: int) -> None:
-    overview = watcher_of(status).frame()
-    assert overview is not None
+    overview = frame_of(status)
     assert max(map(len, drawn(overview, width).splitlines())) <= width
 
 
 @pytest.mark.parametrize("height", [5, 24, 200])
 def test_a_frame_that_does_not_fit_says_how_many_rows_are_left_out(status: ServiceStatus, height: int) -> None:
-    overview = watcher_of(status).frame()
-    assert overview is not None
+    overview = frame_of(status)
     text = io.StringIO()
     console = Console(width=80, height=height, file=text)
     whole = drawn(overview, 80).splitlines()
     console.print(Fitted(draw(overview)), height=height)
     lines = text.getvalue().splitlines()[:height]
-    if len(whole) <= height:
-        assert "larger window" not in text.getvalue()
-    else:
-        assert lines[-1].startswith(f"+{len(whole) - height + 1} rows: a larger window")
-        assert [line.rstrip() for line in lines[:-1]] == [line.rstrip() for line in whole[: height - 1]]
+    num_left_out = len(whole) - (height - 1)
+    rows = f"+{num_left_out} rows: a larger window shows them; " if num_left_out > 0 else ""
+    assert lines[-1] == f"{rows}q ends"
+    assert [line.rstrip() for line in lines[:-1]] == [line.rstrip() for line in whole[: height - 1]]
 
 
-def test_once_is_one_plain_frame_with_what_happens_now(status: ServiceStatus) -> None:
-    text = io.StringIO()
-    overview = top.print_once(watcher_of(status), 0.01, Console(width=120, file=text))
-    assert overview is not None
-    assert overview.interval_s is not None
-    assert text.getvalue().count("mmcached ") == 1
-    assert "\x1b" not in text.getvalue()
+def test_large_figures_fit_into_80_columns(status: ServiceStatus) -> None:
+    """A figure that would be cut has a unit instead."""
+    replace, huge, size = msgspec.structs.replace, 123_456_789_012, 123 << 30
+    frame = frame_of(status)
+    (cache, *_), (ring,), (engine,), (role, *_) = frame.caches, frame.rings, frame.engines, frame.roles
+    figures = {"rate": 1.0, "rate_now": 1.0, "hits_per_s": 1_234_567.0, "queries": huge, "hits": huge}
+    of_ring = {"entries": huge, "leases": 12_345, "evictions_per_s": 1_234_567.0}
+    of_engine = {"running": 1234, "waiting": 12_345, "finished": huge, "kv_used": 123_456, "kv_total": 123_456}
+    large = replace(
+        frame,
+        caches=[replace(cache, name=name, **figures) for name in CACHES],
+        rings=[replace(ring, used_bytes=size, capacity_bytes=size, leased_bytes=size, **of_ring)],
+        engines=[replace(engine, leases=12_345, steps_per_s=1234.0, **of_engine)],
+        roles=[replace(role, name="second level", pid=1 << 22, cpu=1234.5, memory_bytes=size, state="silent for 99 s")],
+        modalities=[
+            ModalityLine(
+                name="image", queries=huge, hits=huge, processed=huge, encoded=huge, loaded=huge, embeds_encoded=huge
+            )
+        ],
+        history=[1_234_567.0] * 300,
+    )
+    assert "…" not in drawn(large, 80)
 
 
-def test_without_a_service_nothing_is_printed() -> None:
-    text = io.StringIO()
-    assert top.print_once(watcher_of(None), 0.01, Console(width=120, file=text)) is None
-    assert not text.getvalue()
-
-
-def test_a_service_that_comes_back_begins_anew(status: ServiceStatus) -> None:
-    watcher = watcher_of(status, None, status)
-    frames = [watcher.frame() for _ in range(3)]
-    assert [frame is not None and frame.interval_s for frame in frames] == [None, False, None]
+def test_a_frame_draws_the_hits_of_the_last_minutes(status: ServiceStatus) -> None:
+    assert "store hits/s" not in drawn(frame_of(status), 80)
+    rates = [0.0] * 100 + [50.0] * 100 + [100.0] * 100
+    (line,) = (
+        line
+        for line in drawn(msgspec.structs.replace(frame_of(status), history=rates), 80).splitlines()
+        if "store hits/s" in line
+    )
+    assert line.strip() == f"store hits/s, 10 min 0 s: {' ' * 10}{'▄' * 10}{'█' * 10} most 100"
 
 
 PROGRAM = """
@@ -114,7 +123,7 @@ import fcntl, termios
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)  # so that ctrl-c is a signal
 from rich.console import Console
 from mmcached.cli.watch import top
-top.show(top.Watcher(lambda: None, list), 0.05, Console(force_terminal=True), "nobody is there")
+top.show(lambda: None, 0.05, Console(force_terminal=True), "nobody is there")
 print("ended in order")
 """
 

@@ -1,8 +1,8 @@
 """Looks at a running service from outside: through its HTTP socket, else through what it leaves behind.
 
-    seat taken?           no ──► nobody runs here: None
+    seat taken?              no ──► nobody runs here: None
           │ yes
-    GET /status           answered ──► the supervisor's word
+    GET /status, /overview   answered ──► the supervisor's word
           │ not within the deadline
     stats page, /proc, a probe of our own ──► `source = "page"`, and the reason says that the supervisor does not answer
 
@@ -15,6 +15,7 @@ from __future__ import annotations
 import http.client
 import socket
 from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
@@ -31,6 +32,10 @@ from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import MmcachedError, ServiceUnavailable
 from mmcached.wire.paths import RunDir
 
+if TYPE_CHECKING:
+    from mmcached.cli.watch.overview import Overview
+
+AnswerT = TypeVar("AnswerT", bound=msgspec.Struct)
 HTTP_SLACK_S = 2.0
 """How much longer than the probe an answer of the supervisor may take."""
 
@@ -38,25 +43,23 @@ HTTP_SLACK_S = 2.0
 def look_at(run_dir: Path) -> ServiceStatus | None:
     """Return what is known of the service, whatever state it is in; None if none runs there. Bounded in time."""
     config = saved_config(run_dir)
-    try:
-        pid = supervisor_pid(run_dir)
-    except ServiceUnavailable as error:
-        silence = str(error)
-    else:
-        if pid is None:
-            return None
-        try:
-            answer = fetch(run_dir, "/status", 2 * config.probe_timeout_s + HTTP_SLACK_S)
-            return msgspec.json.decode(answer, type=ServiceStatus)
-        except (OSError, http.client.HTTPException, msgspec.DecodeError, MmcachedError) as error:
-            silence = f"the supervisor (pid {pid}) does not answer ({_in_words(pid, error)})"
-    from mmcached.cli.watch.readiness import ReadinessCheck
+    found = _ask(run_dir, "/status", ServiceStatus, config)
+    return _status_of_page(run_dir, config, found) if isinstance(found, str) else found
 
-    snapshots, note = _read_page(run_dir)
-    view = view_of_page(run_dir, config, snapshots)
-    found = ReadinessCheck(lambda: view, lambda: snapshots).check()
-    reason = "; ".join(filter(None, (silence, note, found.reason)))
-    return gather_status(view, snapshots, Readiness(found.ready, reason), source="page")
+
+def overview_at(run_dir: Path) -> Overview | None:
+    """Return a frame of the service, as `look_at`: the one that its web page shows.
+
+    Rates, and what else is of now, are the supervisor's: while it does not answer there are only totals.
+    """
+    from mmcached.cli.watch.overview import Overview, look_closely, overview_of
+    from mmcached.cli.watch.store_readers import store_readers
+
+    config = saved_config(run_dir)
+    found = _ask(run_dir, "/overview", Overview, config)
+    if isinstance(found, str):
+        return overview_of(look_closely(_status_of_page(run_dir, config, found)), None, store_readers(run_dir))
+    return found
 
 
 def fetch(run_dir: Path, path: str, timeout_s: float) -> bytes:
@@ -95,6 +98,31 @@ class _UnixConnection(http.client.HTTPConnection):
         self.sock = socket.socket(socket.AF_UNIX)
         self.sock.settimeout(self.timeout)
         self.sock.connect(str(self._path))
+
+
+def _ask(run_dir: Path, path: str, kind: type[AnswerT], config: ServiceConfig) -> AnswerT | str | None:
+    """Return the supervisor's answer, or why there is none; None if no service runs there."""
+    try:
+        pid = supervisor_pid(run_dir)
+    except ServiceUnavailable as error:
+        return str(error)
+    if pid is None:
+        return None
+    try:
+        return msgspec.json.decode(fetch(run_dir, path, 2 * config.probe_timeout_s + HTTP_SLACK_S), type=kind)
+    except (OSError, http.client.HTTPException, msgspec.DecodeError, MmcachedError) as error:
+        return f"the supervisor (pid {pid}) does not answer ({_in_words(pid, error)})"
+
+
+def _status_of_page(run_dir: Path, config: ServiceConfig, silence: str) -> ServiceStatus:
+    """Return what page, /proc and a probe say; `silence` is why the supervisor does not."""
+    from mmcached.cli.watch.readiness import ReadinessCheck
+
+    snapshots, note = _read_page(run_dir)
+    view = view_of_page(run_dir, config, snapshots)
+    found = ReadinessCheck(lambda: view, lambda: snapshots).check()
+    reason = "; ".join(filter(None, (silence, note, found.reason)))
+    return gather_status(view, snapshots, Readiness(found.ready, reason), source="page")
 
 
 def _read_page(run_dir: Path) -> tuple[Snapshots, str]:

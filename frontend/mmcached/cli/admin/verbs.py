@@ -75,18 +75,18 @@ def top(
     ] = 1.0,
 ) -> None:
     """Show the service live: processes, hit rates, latencies, rings, leases, engines; q ends it."""
-    from mmcached.cli.admin.observe import look_at
-    from mmcached.cli.watch.store_readers import store_readers
-    from mmcached.cli.watch.top import Watcher, print_once, show
+    from mmcached.cli.admin.observe import overview_at
+    from mmcached.cli.watch.top import show
+    from mmcached.cli.watch.top_frame import draw
 
     path, screen = directory_of(run_dir), console()
-    watcher = Watcher(lambda: look_at(path), lambda: store_readers(path))
     if once or not screen.is_terminal:
-        found = print_once(watcher, interval, screen)
+        found = overview_at(path)
         if found is None:
             raise no_service(path)
+        screen.print(draw(found))
         raise typer.Exit(OK if found.ready else NEGATIVE)
-    show(watcher, interval, screen, nobody=f"no service in {shown(str(path))}")
+    show(lambda: overview_at(path), interval, screen, nobody=f"no service in {shown(str(path))}")
 
 
 def shm_ls(as_json: JsonOption = False) -> None:

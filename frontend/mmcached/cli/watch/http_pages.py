@@ -128,8 +128,8 @@ class AdminServer:
             log.error("the HTTP server cannot be started", reason=str(error))
 
     def sample(self, snapshots: Snapshots) -> None:
-        """Keep the figures of now for the page's rates, if it is time."""
-        self._overviews.sample(lambda: stats_of_all(snapshots), self._look().roles)
+        """Keep the figures of now for the rates of the page and of `top`, if it is time."""
+        self._overviews.sample(lambda: stats_of_all(snapshots), lambda: role_statuses(self._look(), snapshots))
 
     def stop(self) -> None:
         """End open connections and the threads. A second call does nothing."""

@@ -1,10 +1,10 @@
 """Puts a service on one screen: what each process takes, what is found, what is full, who holds what, what is slow.
 
     ServiceStatus + /proc ── Look ──┐
-    the one before        ── Look ──┴─► Overview ─► `mmcached top`, the web page
+    a few seconds before  ─ Sample ─┴─► Overview ─► `mmcached top`, the web page
 
-A `Look` has totals. Two of them have what happened between: rates, and the latency of just now. Asks no role anything;
-what it looks at works while the data path does not.
+A `Look` has totals. With an earlier `Sample` there is also what happened between: rates, and the latency of just now.
+Asks no role anything; what it looks at works while the data path does not.
 """
 
 from __future__ import annotations

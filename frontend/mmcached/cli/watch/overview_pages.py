@@ -1,4 +1,4 @@
-"""Serves `Overview` to browsers: the page at `/`, and the figures that its script asks for, at `/overview`.
+"""Serves `Overview`: the page at `/`, and the figures that its script and `mmcached top` ask for, at `/overview`.
 
 All who ask, however often, see the same: "now" is what has happened since a sample that is `WINDOW_S` old. The
 supervisor takes the samples, when it looks at its roles. Knows nothing of sockets; any thread may ask.
@@ -45,14 +45,14 @@ class OverviewPages:
         self._samples: deque[Sample] = deque()
         self._history: deque[float] = deque(maxlen=int(HISTORY_S / SAMPLE_S))
 
-    def sample(self, stats: Callable[[], ServiceStats], roles: Sequence[RoleStatus]) -> None:
+    def sample(self, stats: Callable[[], ServiceStats], roles: Callable[[], Sequence[RoleStatus]]) -> None:
         """Keep the figures of now, unless the last sample was just taken. Call it now and then."""
         now = self._clock()
         with self._lock:
             last = self._samples[-1] if self._samples else None
             if last is not None and now - last.at_s < 0.9 * SAMPLE_S:
                 return
-            new = Sample(now, stats(), usage_by_pid(roles))
+            new = Sample(now, stats(), usage_by_pid(roles()))
             self._samples.append(new)
             # The one that is as old as the window stays, and all that are younger.
             while len(self._samples) > 1 and now - self._samples[1].at_s >= WINDOW_S:

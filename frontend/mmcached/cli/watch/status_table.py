@@ -41,9 +41,10 @@ def show_status(status: ServiceStatus, console: Console) -> None:
     if status.latency:
         console.print(_latencies(status.latency))
     stats = status.stats
+    clients = clients_in_words(other_clients(status), status.own_clients)
     console.print(
         f"requests: {stats.requests_open} open, {stats.requests_done} done, {stats.requests_failed} failed; "
-        f"clients: {clients_in_words(other_clients(status), status.own_clients)}; resends: {stats.resends}; desyncs: {stats.desyncs}",
+        f"clients: {clients}; resends: {stats.resends}; desyncs: {stats.desyncs}",
         highlight=False,
     )
     if len(stats.by_client) > 1:

@@ -19,57 +19,19 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from mmcached.cli.admin.records import Reader
-from mmcached.cli.watch.overview import Overview, Sample, look_closely, overview_of
-from mmcached.cli.watch.service_status import ServiceStatus
+from mmcached.cli.watch.overview import Overview
 from mmcached.cli.watch.top_frame import Fitted, draw
 
-LookAt = Callable[[], ServiceStatus | None]
-Readers = Callable[[], list[Reader]]
 _KEY_WAIT_S = 0.1
 _QUIT = b"qQ\x03\x04"
 """Also ctrl-c and ctrl-d."""
 
 
-class Watcher:
-    """Makes frames, each of what happened since the last one.
-
-    Args:
-        look_at: returns the service's status, None if there is no service.
-        readers: returns who holds leases of the store.
-    """
-
-    def __init__(self, look_at: LookAt, readers: Readers) -> None:
-        self._look_at = look_at
-        self._readers = readers
-        self._before: Sample | None = None
-
-    def frame(self) -> Overview | None:
-        """Return the next frame; None if there is no service (any more)."""
-        status = self._look_at()
-        if status is None:
-            self._before = None
-            return None
-        now, before = look_closely(status), self._before
-        self._before = now.sample
-        return overview_of(now, before, self._readers())
-
-
-def print_once(watcher: Watcher, interval_s: float, console: Console) -> Overview | None:
-    """Look twice, print one frame and return it; None, and nothing is printed, if there is no service."""
-    if watcher.frame() is None:
-        return None
-    time.sleep(interval_s)
-    overview = watcher.frame()
-    if overview is not None:
-        console.print(draw(overview))
-    return overview
-
-
-def show(watcher: Watcher, interval_s: float, console: Console, nobody: str) -> None:
+def show(look: Callable[[], Overview | None], interval_s: float, console: Console, nobody: str) -> None:
     """Draw a frame every `interval_s`, until somebody types q or ctrl-c.
 
     Args:
+        look: returns what to draw; None if there is no service (any more).
         nobody: what to say while there is no service.
     """
     with (
@@ -78,11 +40,11 @@ def show(watcher: Watcher, interval_s: float, console: Console, nobody: str) -> 
         _keys() as has_quit,
         Live(Text("looking …"), console=console, screen=True, auto_refresh=False, vertical_overflow="crop") as live,
     ):
-        looking: Future[Overview | None] = threads.submit(watcher.frame)
+        looking: Future[Overview | None] = threads.submit(look)
         next_look, size, is_drawn = time.monotonic() + interval_s, console.size, False
         while not has_quit():
             if is_drawn and time.monotonic() >= next_look:
-                looking, next_look, is_drawn = threads.submit(watcher.frame), time.monotonic() + interval_s, False
+                looking, next_look, is_drawn = threads.submit(look), time.monotonic() + interval_s, False
             if looking.done() and not is_drawn:
                 overview, is_drawn = looking.result(), True
                 live.update(Text(nobody) if overview is None else Fitted(draw(overview)), refresh=True)

@@ -12,14 +12,20 @@ from rich.text import Text
 from mmcached.cli.terminal_text import shown
 from mmcached.cli.watch.latencies import LatencyStatus, in_words
 from mmcached.cli.watch.overview import Overview, RingLine, RoleLine
+from mmcached.cli.watch.overview_pages import SAMPLE_S
 from mmcached.cli.watch.shown_figures import CACHES, WORK, clients_in_words, time_in_words
 
 _NOTHING = "–"
+_BARS = " ▁▂▃▄▅▆▇█"
+_NUM_BARS = 30
 
 
 def draw(overview: Overview) -> RenderableType:
     """Return a frame."""
-    parts: list[RenderableType] = [_head(overview), _roles(overview.roles), _caches(overview)]
+    parts: list[RenderableType] = [_head(overview)]
+    if len(overview.history) > 1:
+        parts.append(_history(overview.history))
+    parts += [_roles(overview.roles), _caches(overview)]
     if overview.modalities:
         parts.append(_modalities(overview))
     if overview.latencies:
@@ -35,7 +41,7 @@ def draw(overview: Overview) -> RenderableType:
 
 
 class Fitted:
-    """A frame on a screen: if it does not fit, the last line says how many rows are left out."""
+    """A frame on a screen; the last line says how to end, and how many rows are left out if it does not fit."""
 
     def __init__(self, frame: RenderableType) -> None:
         self._frame = frame
@@ -44,11 +50,11 @@ class Fitted:
         lines = console.render_lines(self._frame, options.update(height=None), pad=False)
         room = options.height or console.height
         left_out = len(lines) - room + 1
-        for line in lines if left_out <= 1 else lines[: room - 1]:
+        for line in lines[: room - 1]:
             yield from line
             yield Segment.line()
-        if left_out > 1:
-            yield Text(f"+{left_out} rows: a larger window shows them", style="bold", no_wrap=True, overflow="crop")
+        rows = f"+{left_out} rows: a larger window shows them; " if left_out > 0 else ""
+        yield Text(f"{rows}q ends", style="bold", no_wrap=True, overflow="crop")
 
 
 def in_bytes(number: int) -> str:
@@ -67,6 +73,18 @@ def in_bytes(number: int) -> str:
     return f"{size:.1f} TiB"
 
 
+def in_short(number: int) -> str:
+    """Return a count in at most nine columns: exactly, or rounded with a unit.
+
+    >>> [in_short(number) for number in (0, 9_999_999, 10_000_000, 123_456_789_012)]
+    ['0', '9,999,999', '10.0 M', '123.5 G']
+    """
+    if number < 10_000_000:
+        return f"{number:,}"
+    size, unit = (number / 1e6, "M") if number < 1e9 else (number / 1e9, "G")
+    return f"{size:.1f} {unit}"
+
+
 def _head(overview: Overview) -> Text:
     word = "draining" if overview.draining else "ready" if overview.ready else "not ready"
     style = "green" if overview.ready and not overview.draining else "red"
@@ -77,10 +95,20 @@ def _head(overview: Overview) -> Text:
         f"mmcached {overview.version} in {shown(str(overview.run_dir))}: ",
         (word, style),
         "" if overview.uptime_s is None else f", up {time_in_words(overview.uptime_s)}",
+        "" if overview.interval_s is None else f'; "now" is the last {overview.interval_s:.0f} s',
         f"\n{shown(overview.reason)}",
         note,
         f"\n{figures}",
     )
+
+
+def _history(rates: list[float]) -> Text:
+    """Return a line with a bar for each of up to `_NUM_BARS` spans of equal length, the newest on the right."""
+    most, step = max(rates), -(-len(rates) // _NUM_BARS)
+    spans = [rates[max(0, end - step) : end] for end in range(len(rates), 0, -step)][::-1]
+    heights = [round((len(_BARS) - 1) * sum(span) / len(span) / most) if most else 0 for span in spans]
+    words = f"store hits/s, {time_in_words(len(rates) * SAMPLE_S)}: {''.join(_BARS[height] for height in heights)}"
+    return Text(f"{words} most {in_short(round(most))}", no_wrap=True, overflow="ellipsis")
 
 
 def _table(*headings: str) -> Table:
@@ -109,39 +137,40 @@ def _caches(overview: Overview) -> Table:
     table = _table("cache", "hits/s", "hit rate now", "in sum", "hits", "queries")
     for line in overview.caches:
         rates = (_share(line.rate_now), _share(line.rate))
-        _add(table, CACHES[line.name], _per_s(line.hits_per_s), *rates, f"{line.hits:,}", f"{line.queries:,}")
+        _add(table, CACHES[line.name], _per_s(line.hits_per_s), *rates, in_short(line.hits), in_short(line.queries))
     return table
 
 
 def _modalities(overview: Overview) -> Table:
-    table = _table("items", "queries", "hits", "processed", "encoded", "loaded", "embeddings computed")
+    table = _table("items", "queries", "hits", "processed", "encoded", "loaded", "embeddings")
     for line in overview.modalities:
         numbers = (line.queries, line.hits, line.processed, line.encoded, line.loaded, line.embeds_encoded)
-        _add(table, line.name, *(f"{number:,}" for number in numbers))
+        _add(table, line.name, *map(in_short, numbers))
     return table
 
 
 def _latencies(overview: Overview) -> Table:
     table = _table("latency", "p50 now", "p99 now", "p50", "p99", "measured")
     for line in overview.latencies:
-        _add(table, WORK[line.name], *_quantiles(line.now), *_quantiles(line.total), f"{line.total.num:,}")
+        _add(table, WORK[line.name], *_quantiles(line.now), *_quantiles(line.total), in_short(line.total.num))
     return table
 
 
 def _rings(rings: list[RingLine]) -> Table:
-    table = _table("ring", "full", "used", "of", "leased", "entries", "leases", "evictions/s", "evictions")
+    table = _table("ring", "full", "used", "of", "leased", "entries", "leases", "evictions/s")
     for ring in rings:
         sizes = map(in_bytes, (ring.used_bytes, ring.capacity_bytes, ring.leased_bytes))
-        evictions = (_per_s(ring.evictions_per_s), f"{ring.evictions:,}")
         full = _share(ring.used_bytes / ring.capacity_bytes)
-        _add(table, ring.name, full, *sizes, f"{ring.entries:,}", f"{ring.leases:,}", *evictions)
+        _add(
+            table, ring.name, full, *sizes, in_short(ring.entries), in_short(ring.leases), _per_s(ring.evictions_per_s)
+        )
     return table
 
 
 def _engines(overview: Overview) -> Table:
     table = _table("engine", "running", "waiting", "finished", "steps/s", "KV blocks", "leases")
     for line in overview.engines:
-        counts = (f"{line.running:,}", f"{line.waiting:,}", f"{line.finished:,}")
+        counts = map(in_short, (line.running, line.waiting, line.finished))
         blocks = f"{line.kv_used:,} of {line.kv_total:,}"
         _add(table, f"engine {line.index}", *counts, _per_s(line.steps_per_s), blocks, f"{line.leases:,}")
     return table
@@ -167,7 +196,7 @@ def _share(share: float | None) -> str:
 
 
 def _per_s(rate: float | None) -> str:
-    return _NOTHING if rate is None else f"{rate:,.0f}"
+    return _NOTHING if rate is None else in_short(round(rate))
 
 
 def _quantiles(latency: LatencyStatus | None) -> tuple[str, str]:
