@@ -54,30 +54,37 @@ def test_our_calls_do_the_tasks(run_dir: Path, capsys: pytest.CaptureFixture[str
                     client = names["client"]
                 case "Replace a value":
                     assert np.array_equal(hit_of(looking, "a"), 2 * ARRAY)
-                case "Delete a value":
+                case "Delete values":
                     assert looking.get("a") is None
                 case "Keep customers apart":
                     assert [looking.get("c", tenant=each) is None for each in ("", "alice")] == [True, False]
+                case "Cache a function":
+                    assert np.array_equal(names["embed"]("cat"), hit_of(looking, "embed/cat"))
+                case "Count keys":
+                    assert names["num_keys"] == 5, "pair, b, embed/cat, images/d, and photo-1 of the example"
                 case "Forget everything":
                     assert looking.get("b") is None
         client.close()
     assert capsys.readouterr().out == "(2, 3)\n"
-    assert np.array_equal(names["b"]["x"], 2 * ARRAY)
+    assert np.array_equal(names["b"], 2 * ARRAY)
     check_answers(names)
 
 
 def hit_of(client: Client, key: str) -> Any:
     hit = client.get(key, tensors="numpy")
     assert hit is not None
-    return hit.record["x"]
+    return hit.tensor()
 
 
 def check_answers(names: dict[str, Any]) -> None:
     """Check what the rows of both columns have bound."""
     assert np.array_equal(names["x"], ARRAY)
-    assert names["is_missing"] is True
+    assert np.array_equal(names["y"], ARRAY)
+    assert [names[name] for name in ("is_up", "is_new", "is_missing", "is_there")] == [True] * 4
     assert [each is None for each in names["found"]] == [False, True]
     assert names["exists"] == [True, False]
+    assert names["num_deleted"] == 1
+    assert names["keys"] == ["images/d"]
     assert names["hits"] > 0
 
 
@@ -89,7 +96,10 @@ def test_the_calls_of_redis_py_do_the_tasks() -> None:
     with short_folder() as folder, Server(program, folder) as server:
         for task, theirs, _ in ROWS:
             run(theirs.replace("/run/redis.sock", str(server.socket)), names)
-            if task == "Connect":
-                connected = names["r"]
+            match task:
+                case "Connect":
+                    connected = names["r"]
+                case "Count keys":
+                    assert names["num_keys"] == 3, "pair, b and images/d"
         connected.close()
     check_answers(names)
