@@ -9,7 +9,7 @@
     serve/     the supervisor and the roles that it starts
     watch/     status, readiness, metrics, and the pages that show them over HTTP
     admin/     verbs that look at a running service and end it
-    doctor/    what a host gives, and how to mend what is missing
+    doctor/    what a host gives, and how to fix what is missing
     config/    settings from flags, environment, file and defaults
     logs/      one form for every log line
     demo/      `mmcached demo`

@@ -37,7 +37,7 @@ def test_a_small_shm_and_an_open_run_directory_are_problems(run_dir: Path) -> No
     for name, said in (("/dev/shm", "8 MiB"), ("run directory", "chmod 0700")):
         assert found[name]["level"] == "problem"
         assert said in found[name]["what"]
-        assert found[name]["mend"]
+        assert found[name]["fix"]
 
 
 def test_a_pipe_gets_lines_and_a_terminal_a_table(run_dir: Path) -> None:

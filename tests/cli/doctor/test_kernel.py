@@ -34,7 +34,7 @@ def test_words(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(kernel, "require_word_store", none)
     found = kernel.atomic_words(Host(run_dir))
-    assert (found.level, "libatomic" in found.mend) == ("problem", True)
+    assert (found.level, "libatomic" in found.fix) == ("problem", True)
 
 
 @pytest.mark.parametrize(

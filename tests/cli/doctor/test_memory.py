@@ -27,7 +27,7 @@ def test_the_size_of_shm(tmp_path: Path) -> None:
     assert found.level == "ok", found
     found = memory.shm_size(a_host(tmp_path, config=HUGE))
     assert (found.level, "ring and store take 4096" in found.what) == ("warning", True)
-    assert "--shm-size=" in found.mend
+    assert "--shm-size=" in found.fix
     mounts = "none /dev/shm tmpfs rw 0 0\n/dev/sda1 /dev/shm ext4 rw 0 0\n"
     found = memory.shm_size(a_host(tmp_path, {"proc/mounts": mounts}, config=SMALL))
     assert (found.level, "is of type ext4" in found.what) == ("problem", True)
@@ -45,7 +45,7 @@ def test_the_size_of_shm(tmp_path: Path) -> None:
 def test_shm_after_a_boot(tmp_path: Path, fstab: str, level: str, then: str) -> None:
     found = memory.shm_after_restart(a_host(tmp_path, {"etc/fstab": f"{fstab}\n"}, config=SMALL))
     assert (found.level, found.what.split(" after")[0]) == (level, then)
-    assert (level == "ok") or found.mend.startswith("in /etc/fstab: tmpfs /dev/shm tmpfs size=")
+    assert (level == "ok") or found.fix.startswith("in /etc/fstab: tmpfs /dev/shm tmpfs size=")
 
 
 def test_shm_of_a_container_goes_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,7 +81,7 @@ def test_what_the_dead_have_left(tmp_path: Path) -> None:
         assert memory.stale_segments(a_host(tmp_path)).level == "ok"
         writer.kill()
         found = memory.stale_segments(a_host(tmp_path))
-    assert (found.level, found.mend) == ("warning", "mmcached shm gc")
+    assert (found.level, found.fix) == ("warning", "mmcached shm gc")
     sweep()
     assert memory.stale_segments(a_host(tmp_path)).level == "ok"
 
@@ -91,8 +91,8 @@ def test_what_a_service_that_crashed_has_left(tmp_path: Path) -> None:
     host = a_host(tmp_path / "other")
     found = memory.stale_segments(host)
     assert (found.level, f"the first of {tmp_path}" in found.what) == ("warning", True)
-    assert found.mend == f"mmcached serve --run-dir {tmp_path} adopts its own; mmcached shm gc --all removes all"
+    assert found.fix == f"mmcached serve --run-dir {tmp_path} adopts its own; mmcached shm gc --all removes all"
     assert memory.stale_segments(a_host(tmp_path / "other", run_dir=tmp_path)).level == "ok", "its next start"
     remove_notes(tmp_path)
-    assert memory.stale_segments(host).mend == "mmcached shm gc"
+    assert memory.stale_segments(host).fix == "mmcached shm gc"
     sweep()

@@ -41,7 +41,7 @@ def test_a_process_that_may_take_less_and_less() -> None:
     for limit, level in ((4096, "ok"), (512, "warning"), (100, "problem")):
         files = found[f"{limit} files"]
         assert (files.level, str(limit) in files.what) == (level, True)
-        assert level == "ok" or "LimitNOFILE=" in files.mend
+        assert level == "ok" or "LimitNOFILE=" in files.fix
     assert "memlock 1 MiB" in found["locked"].what
     assert (found["one core"].level, found["one core"].what.split()[0]) == ("warning", "1")
 
@@ -50,13 +50,13 @@ def test_locked_memory(tmp_path: Path) -> None:
     head = "Filename\tType\tSize\tUsed\tPriority\n"
     assert resources.locked_memory(a_host(tmp_path, {"proc/swaps": head})).level == "ok"
     found = resources.locked_memory(a_host(tmp_path, {"proc/swaps": f"{head}/swap.img file 1 0 -2\n"}))
-    assert (found.level, found.mend) == ("warning", "swapoff -a")
+    assert (found.level, found.fix) == ("warning", "swapoff -a")
 
 
 def test_cores(tmp_path: Path) -> None:
     assert resources.cores(a_host(tmp_path, config=STORE)).level == "ok"
     found = resources.cores(a_host(tmp_path, {"sys/fs/cgroup/cpu.max": "50000 100000\n"}, config=STORE))
-    assert (found.level, found.what.split()[0], "cpu.max" in found.mend) == ("warning", "0.5", True)
+    assert (found.level, found.what.split()[0], "cpu.max" in found.fix) == ("warning", "0.5", True)
 
 
 def test_torch_and_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,4 +72,4 @@ def test_torch_and_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert "torch sees nothing: it died" in found.what
     monkeypatch.setattr(resources, "find_spec", lambda name: None)
     found = resources.devices(a_host(tmp_path))
-    assert (found.level, "pip install" in found.mend) == ("problem", True)
+    assert (found.level, "pip install" in found.fix) == ("problem", True)

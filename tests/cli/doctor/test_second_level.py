@@ -22,8 +22,8 @@ NOBODY = "redis://user:hunter2@127.0.0.1:1"
 
 def look(run_dir: Path, url: str, limits: LimitsConfig | None = None) -> Finding:
     found = second_level(Host(run_dir, ServiceConfig(store_l2=url, limits=limits or LimitsConfig())))
-    assert "hunter2" not in found.what + found.mend
-    assert bool(found.mend) == (found.level != "ok")
+    assert "hunter2" not in found.what + found.fix
+    assert bool(found.fix) == (found.level != "ok")
     return found
 
 
@@ -66,7 +66,7 @@ def test_a_real_server_is_tried_and_its_ways_when_full_are_known(run_dir: Path) 
         )
         client.acl_setuser("me", enabled=True, commands=["-set"])
         found = look(run_dir, f"unix://me:hunter2@{server.socket}")
-        assert (found.level, "user and password" in found.mend) == ("warning", True)
+        assert (found.level, "user and password" in found.fix) == ("warning", True)
 
 
 def test_what_is_wrong_is_told_apart(run_dir: Path) -> None:
@@ -76,16 +76,16 @@ def test_what_is_wrong_is_told_apart(run_dir: Path) -> None:
     with short_folder() as folder, Server(program, folder) as server, server.client() as client:
         client.config_set("maxmemory", "1")
         found = look(run_dir, server.url)
-        assert ("maxmemory" in found.mend, "password" in found.mend) == (True, False)
+        assert ("maxmemory" in found.fix, "password" in found.fix) == (True, False)
         client.config_set("maxmemory", "64mb")
         client.config_set("maxmemory-policy", "allkeys-lru")
         client.set("mmcached:epoch", "1")
         found = look(run_dir, server.url)
-        assert (found.level, "version 1" in found.what, "mmcached:epoch" in found.mend) == ("warning", True, True)
+        assert (found.level, "version 1" in found.what, "mmcached:epoch" in found.fix) == ("warning", True, True)
         client.set(EPOCH, b"%019d" % 8)
         EpochNote(RunDir(run_dir).second_level_epoch).write(7)
         found = look(run_dir, server.url)
-        assert ("another host was flushed" in found.what, "mmcached flush" in found.mend) == (True, True)
+        assert ("another host was flushed" in found.what, "mmcached flush" in found.fix) == (True, True)
         client.config_set("requirepass", "secret")
-        assert "user and password" in look(run_dir, server.url).mend
-    assert "address" in look(run_dir, server.url).mend
+        assert "user and password" in look(run_dir, server.url).fix
+    assert "address" in look(run_dir, server.url).fix

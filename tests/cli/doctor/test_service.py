@@ -37,7 +37,7 @@ def test_the_run_directory(run_dir: Path) -> None:
     run_dir.chmod(0o700)
     directory.chmod(0o755)
     found = service.run_directory(Host(directory))
-    assert (found.level, found.mend) == ("problem", f"chmod 0700 {directory}")
+    assert (found.level, found.fix) == ("problem", f"chmod 0700 {directory}")
     found = service.run_directory(Host(run_dir / ("long" * 30)))
     assert (found.level, "unix socket path limit" in found.what) == ("problem", True), found
 
@@ -72,7 +72,7 @@ def test_a_record_and_an_item_go_round_until_the_frontend_is_dead(run_dir: Path)
                 "problem",
                 True,
             ), found
-            assert found.mend == f"mmcached drain --run-dir {run_dir}, then serve"
+            assert found.fix == f"mmcached drain --run-dir {run_dir}, then serve"
             found = service.engine(host)
             assert (found.level, "clients that come now get copies; restart" in found.what) == ("ok", True), "as ping"
             frontend.kill()

@@ -51,13 +51,13 @@ def test_too_few_descriptors(run_dir: Path) -> None:
     """The frontend would refuse every connection, also those that ask whether it is ready."""
     (line,) = served(FEW_DESCRIPTORS, run_dir)
     assert line.startswith("mmcached: service_unavailable: open files: 64 ")
-    assert "; mend: ulimit -Hn " in line
+    assert "; fix: ulimit -Hn " in line
 
 
 def test_a_read_only_dev_shm(run_dir: Path) -> None:
     (line,) = served(READ_ONLY_SHM, run_dir)
     assert line.startswith("mmcached: segment_error: /dev/shm is read-only: ")
-    assert "; mend: mount -o remount,rw /dev/shm" in line
+    assert "; fix: mount -o remount,rw /dev/shm" in line
 
 
 def test_a_warning_keeps_nobody_from_it(run_dir: Path) -> None:
@@ -66,7 +66,7 @@ def test_a_warning_keeps_nobody_from_it(run_dir: Path) -> None:
 
 def test_locks_that_do_not_work(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(locks, "try_exclusive", lambda fd, byte: True)
-    with pytest.raises(SegmentError, match=r"kernel locks: .* locked twice; mend: "):
+    with pytest.raises(SegmentError, match=r"kernel locks: .* locked twice; fix: "):
         require_startable(Host(run_dir))
 
 

@@ -1,4 +1,4 @@
-"""`mmcached doctor`: what this host gives, what a service here needs, and how to mend what is missing.
+"""`mmcached doctor`: what this host gives, what a service here needs, and how to fix what is missing.
 
 finding    a finding, and what a check is given
 memory     /dev/shm, memory limits, what the dead have left

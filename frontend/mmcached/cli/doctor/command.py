@@ -31,7 +31,7 @@ def doctor(
     ),
     as_json: JsonOption = False,
 ) -> None:
-    """Check what this host gives a service, try what runs, and say how to mend the rest. Exit status 1: a problem."""
+    """Check what this host gives a service, try what runs, and say how to fix the rest. Exit status 1: a problem."""
     from mmcached.cli.doctor.checkup import run_checks
     from mmcached.cli.doctor.finding import Host
 
@@ -39,12 +39,12 @@ def doctor(
     with working("checking this host") as tell:
         found = list(run_checks(Host(path, _config_of(path), loads_torch=torch), tell))
     if as_json:
-        print_json([{"check": name, "level": f.level, "what": f.what, "mend": f.mend} for name, f in found])
+        print_json([{"check": name, "level": f.level, "what": f.what, "fix": f.fix} for name, f in found])
     elif sys.stdout.isatty():
         _show_table(found)
     else:
         for name, f in found:
-            say(f"{f.level}: {name}: {f.what}{f'; mend: {f.mend}' if f.mend else ''}")
+            say(f"{f.level}: {name}: {f.what}{f'; fix: {f.fix}' if f.fix else ''}")
     raise typer.Exit(NEGATIVE if any(finding.level == "problem" for _, finding in found) else OK)
 
 
@@ -52,9 +52,9 @@ def _show_table(found: list[tuple[str, Finding]]) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    table = Table("", "check", "found", "mend")
+    table = Table("", "check", "found", "fix")
     for name, f in found:
-        table.add_row(Text(f.level, _STYLES[f.level]), name, Text(shown(f.what)), Text(shown(f.mend)))
+        table.add_row(Text(f.level, _STYLES[f.level]), name, Text(shown(f.what)), Text(shown(f.fix)))
     console().print(table)
 
 

@@ -20,12 +20,12 @@ class Finding(msgspec.Struct, frozen=True):
 
     Attributes:
         what: the fact, with its numbers.
-        mend: a command or a setting; "" if there is nothing to mend.
+        fix: a command or a setting; "" if there is nothing to fix.
     """
 
     level: Level
     what: str
-    mend: str = ""
+    fix: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,11 +26,11 @@ def kernel_locks(host: Host) -> Finding:
             with tempfile.NamedTemporaryFile(prefix=".mmc-doctor-", dir=place) as file:
                 fault = _fault_of_locks(file.fileno(), file.name)
         except OSError as error:
-            mend = f"make {place} writable (mount -o remount,rw, chmod), or give another --run-dir"
-            return Finding("problem", f"in {place} no file can be made: {error.strerror or error}", mend)
+            fix = f"make {place} writable (mount -o remount,rw, chmod), or give another --run-dir"
+            return Finding("problem", f"in {place} no file can be made: {error.strerror or error}", fix)
         if fault:
-            mend = "put the run directory and /dev/shm on a local file system of Linux (tmpfs, ext4, xfs, overlay)"
-            return Finding("problem", f"in {place} locks do not work: {fault}", mend)
+            fix = "put the run directory and /dev/shm on a local file system of Linux (tmpfs, ext4, xfs, overlay)"
+            return Finding("problem", f"in {place} locks do not work: {fault}", fix)
     return Finding("ok", f"locks of open file descriptions work in {' and '.join(map(str, places))}")
 
 
@@ -50,8 +50,8 @@ def huge_pages(host: Host) -> Finding:
     fact = f"shmem_enabled: {chosen}"
     is_large = host.config.store_gb + host.config.mm_processor_cache_gb >= _LARGE_RING_GB
     if chosen in ("never", "deny") and is_large:
-        mend = "echo within_size > /sys/kernel/mm/transparent_hugepage/shmem_enabled"
-        return Finding("warning", f"{fact}: rings of {_LARGE_RING_GB:.0f} GiB and more are slower to touch", mend)
+        fix = "echo within_size > /sys/kernel/mm/transparent_hugepage/shmem_enabled"
+        return Finding("warning", f"{fact}: rings of {_LARGE_RING_GB:.0f} GiB and more are slower to touch", fix)
     return Finding("ok", fact)
 
 
@@ -74,8 +74,8 @@ def clock(host: Host) -> Finding:
     """The clock is read some times per request; a slow source is a system call each time."""
     source = host.read("sys/devices/system/clocksource/clocksource0/current_clocksource")
     if source in _SLOW_CLOCKS:
-        mend = "boot with clocksource=tsc (on a virtual machine: kvm-clock, hyperv_clocksource)"
-        return Finding("warning", f"clock source {source}: each look at the clock is slow", mend)
+        fix = "boot with clocksource=tsc (on a virtual machine: kvm-clock, hyperv_clocksource)"
+        return Finding("warning", f"clock source {source}: each look at the clock is slow", fix)
     return Finding("ok", f"clock source {source or 'unknown'}")
 
 

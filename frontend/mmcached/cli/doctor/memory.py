@@ -26,8 +26,8 @@ def shm_size(host: Host) -> Finding:
     if os.statvfs(host.shm).f_flag & os.ST_RDONLY:
         return Finding("problem", f"{host.shm} is read-only: rings cannot be made there", READ_ONLY_SHM)
     if not os.access(host.shm, os.W_OK | os.X_OK):
-        mend = f"chmod 1777 {host.shm}"
-        return Finding("problem", f"uid {os.geteuid()} may not write to {host.shm}: rings cannot be made there", mend)
+        fix = f"chmod 1777 {host.shm}"
+        return Finding("problem", f"uid {os.geteuid()} may not write to {host.shm}: rings cannot be made there", fix)
     kind = next((fields[2] for fields in _mounts(host) if fields[1] == str(host.shm)), "")
     if kind not in ("tmpfs", ""):
         return Finding("problem", f"{host.shm} is of type {kind}: rings would not lie in memory", _grow(host))
@@ -70,11 +70,11 @@ def memory_limit(host: Host) -> Finding:
     held = noted_bytes(host.run_dir)
     needed = 0 if held else rings_bytes(host.config)
     fact = f"{mib(left)} left under the tightest limit (cgroup, or memory of the host)"
-    mend = "raise memory.max of the cgroup (docker run --memory, resources.limits.memory), or lower store_gb"
+    fix = "raise memory.max of the cgroup (docker run --memory, resources.limits.memory), or lower store_gb"
     if left < needed:
-        return Finding("problem", f"{fact}; the rings take {mib(needed)}", mend)
+        return Finding("problem", f"{fact}; the rings take {mib(needed)}", fix)
     if not held and left < needed + PROCESSES_BYTES:
-        return Finding("warning", f"{fact}; rings and processes take about {mib(needed + PROCESSES_BYTES)}", mend)
+        return Finding("warning", f"{fact}; rings and processes take about {mib(needed + PROCESSES_BYTES)}", fix)
     return Finding("ok", fact)
 
 
@@ -89,8 +89,8 @@ def stale_segments(host: Host) -> Finding:
     if orphaned:
         size, home = mib(sum(entry.nbytes for entry in orphaned)), shown(orphaned[0].run_dir)
         fact = f"{len(orphaned)} segments of services that died, {size} at most, the first of {home}"
-        mend = f"mmcached serve --run-dir {home} adopts its own; mmcached shm gc --all removes all"
-        return Finding("warning", fact, mend)
+        fix = f"mmcached serve --run-dir {home} adopts its own; mmcached shm gc --all removes all"
+        return Finding("warning", fact, fix)
     return Finding("ok", f"none; {len(entries)} segments are in use, or wait for the next start")
 
 

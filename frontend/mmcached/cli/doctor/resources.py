@@ -24,11 +24,11 @@ def open_files(host: Host) -> Finding:
     reserved = host.config.limits.reserved_descriptors
     needed = DESCRIPTORS_PER_CLIENT * host.config.store_max_clients + reserved
     fact = f"{'no limit' if hard == resource.RLIM_INFINITY else hard} (soft {soft}, which is raised)"
-    mend = f"ulimit -Hn {needed}; systemd: LimitNOFILE={needed}; docker run --ulimit nofile={needed}"
+    fix = f"ulimit -Hn {needed}; systemd: LimitNOFILE={needed}; docker run --ulimit nofile={needed}"
     if hard != resource.RLIM_INFINITY and hard <= 2 * reserved:
-        return Finding("problem", f"{fact}: a frontend keeps {reserved} free and has hardly one for clients", mend)
+        return Finding("problem", f"{fact}: a frontend keeps {reserved} free and has hardly one for clients", fix)
     if hard != resource.RLIM_INFINITY and hard < needed:
-        return Finding("warning", f"{fact}; {host.config.store_max_clients} clients need {needed}", mend)
+        return Finding("warning", f"{fact}; {host.config.store_max_clients} clients need {needed}", fix)
     return Finding("ok", fact)
 
 
@@ -54,8 +54,8 @@ def cores(host: Host) -> Finding:
         f"{given:g} cores for {wanted} processes and {config.processor_workers if config.has_workers else 0} decoders"
     )
     if given < 1:
-        mend = "raise cpu.max of the cgroup (docker run --cpus, resources.limits.cpu)"
-        return Finding("warning", f"{fact}: each step waits for the others' share", mend)
+        fix = "raise cpu.max of the cgroup (docker run --cpus, resources.limits.cpu)"
+        return Finding("warning", f"{fact}: each step waits for the others' share", fix)
     if given < 2 and config.has_workers:
         return Finding("warning", fact, "give it two cores, or serve --workers 0 for a store alone")
     return Finding("ok", fact)
@@ -66,15 +66,15 @@ def devices(host: Host) -> Finding:
     if not host.config.has_workers:
         return Finding("ok", "a store alone needs no torch")
     if find_spec("torch") is None:
-        mend = f"{how_to_install('service')}, or serve --workers 0 for a store alone"
-        return Finding("problem", "torch is not installed: workers need it", mend)
+        fix = f"{how_to_install('service')}, or serve --workers 0 for a store alone"
+        return Finding("problem", "torch is not installed: workers need it", fix)
     nodes = sorted(path.name for path in (host.root / "dev").glob("nvidia[0-9]*"))
     fact = f"torch {importlib.metadata.version('torch')}; NVIDIA devices: {', '.join(nodes) or 'none'}"
     if host.loads_torch:
         fact = f"{fact}; torch sees {_seen_by_torch()}"
     if host.config.device.startswith("cuda") and not nodes:
-        mend = "docker run --gpus all, or nvidia.com/gpu in resources.limits; or --device cpu"
-        return Finding("problem", f"{fact}; device = {host.config.device}", mend)
+        fix = "docker run --gpus all, or nvidia.com/gpu in resources.limits; or --device cpu"
+        return Finding("problem", f"{fact}; device = {host.config.device}", fix)
     return Finding("ok", fact)
 
 

@@ -26,7 +26,7 @@ VALUE = bytes(128 << 10)
 TTL_S = 10.0
 """How long the value that is put to try it stays there."""
 _ROLE = RoleName("second_level")
-_MENDS: Mapping[Trouble, str] = {
+_FIXES: Mapping[Trouble, str] = {
     "unreached": "is the server there, and are address, port and network right?",
     "late": "is the server stopped or overloaded, or the network?",
     "denied": "do user and password suffice? docs/fleet.md says which commands are needed",
@@ -56,21 +56,21 @@ def second_level(host: Host) -> Finding:
         backend = make_backend(config.store_l2)
     except ConfigError as error:
         is_missing = "pip install" in str(error.details["limit"])
-        mend = "install it, or serve without --store-l2" if is_missing else "another --store-l2, or MMC_STORE_L2"
-        return Finding("problem", str(error), mend)
+        fix = "install it, or serve without --store-l2" if is_missing else "another --store-l2, or MMC_STORE_L2"
+        return Finding("problem", str(error), fix)
     circuit = _circuit(host)
     fact = f"{config.shown().store_l2}{circuit}"
     try:
         trial = _try(backend)
     except BackendError as error:
-        return Finding("warning", f"{fact}: {error}; until then every miss is computed", _MENDS[error.trouble])
+        return Finding("warning", f"{fact}: {error}; until then every miss is computed", _FIXES[error.trouble])
     finally:
         backend.close()
     limit_ms, get_ms = config.limits.l2_timeout_ms, 1000 * trial.get_s
     fact = f"{fact}: {len(VALUE) >> 10} KiB put in {1000 * trial.put_s:.1f} ms, got in {get_ms:.1f} ms"
     if get_ms >= limit_ms:
-        mend = "a nearer server, a faster network, or a larger limits.l2_timeout_ms"
-        return Finding("warning", f"{fact}; after {limit_ms} ms a fetch is a miss", mend)
+        fix = "a nearer server, a faster network, or a larger limits.l2_timeout_ms"
+        return Finding("warning", f"{fact}; after {limit_ms} ms a fetch is a miss", fix)
     own_epoch = EpochNote(RunDir(host.run_dir).second_level_epoch).read()
     if 0 < own_epoch < trial.epoch:
         what = f"{fact}; it is not used: another host was flushed after this one"
@@ -80,8 +80,8 @@ def second_level(host: Host) -> Finding:
         what = (
             f"{fact}; hosts of another mmcached use it too, or did (records of version {versions}): they share nothing"
         )
-        mend = f"one version for all hosts, and then delete in the server: {', '.join(trial.version_to_key.values())}"
-        return Finding("warning", what, mend)
+        fix = f"one version for all hosts, and then delete in the server: {', '.join(trial.version_to_key.values())}"
+        return Finding("warning", what, fix)
     if trial.when_full:
         return Finding("warning", f"{fact}; {trial.when_full}", "maxmemory, and maxmemory-policy allkeys-lru")
     if circuit:

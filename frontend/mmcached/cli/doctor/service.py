@@ -36,14 +36,14 @@ def run_directory(host: Host) -> Finding:
         fact = f"{host.run_dir} is not there yet: `serve` makes it"
     except ConfigError as error:
         limit = str(error.details["limit"])
-        mend = f"chmod 0700 {host.run_dir}" if "0700" in limit else "--run-dir DIR: short, and this user's alone"
-        return Finding("problem", str(error), mend)
+        fix = f"chmod 0700 {host.run_dir}" if "0700" in limit else "--run-dir DIR: short, and this user's alone"
+        return Finding("problem", str(error), fix)
     else:
         fact = f"{host.run_dir}, {len(os.fsencode(host.run_dir))} bytes long, closed to others"
     for parent in host.run_dir.parents:
         if parent.is_dir() and _is_open(parent):
-            mend = "take a run directory below /run/user/UID or /run"
-            return Finding("warning", f"{fact}; but others may rename what is in {parent}", mend)
+            fix = "take a run directory below /run/user/UID or /run"
+            return Finding("warning", f"{fact}; but others may rename what is in {parent}", fix)
     return Finding("ok", fact)
 
 
@@ -54,8 +54,8 @@ def versions(host: Host) -> Finding:
     if theirs.protocol is None:
         return Finding("ok", f"{mine}; no service has run here")
     if theirs.protocol != PROTOCOL_VERSION:
-        mend = "install the same mmcached on both sides, and restart the service"
-        return Finding("problem", f"{mine}; the service here: {mismatch(theirs.protocol)}", mend)
+        fix = "install the same mmcached on both sides, and restart the service"
+        return Finding("problem", f"{mine}; the service here: {mismatch(theirs.protocol)}", fix)
     return Finding("ok", f"{mine}; the service is {theirs.package}" if theirs.package else f"{mine}, as the last here")
 
 
@@ -68,13 +68,13 @@ def round_trip(host: Host) -> Finding:
     if missing := missing_names(host.run_dir):
         return Finding("problem", DELETED.format(missing[0]), f"mmcached drain --run-dir {host.run_dir}, then serve")
     key, sent = secrets.token_hex(16), np.arange(_ROWS)
-    mend = f"mmcached status --run-dir {host.run_dir}; its log says more"
+    fix = f"mmcached status --run-dir {host.run_dir}; its log says more"
     try:
         with Client(host.run_dir, timeout_s=CALL_S, connect_timeout_s=CALL_S, fail_open=False, name="doctor") as client:
             for name in (f"{key}/first", key):  # the first one makes contact, and a ring for large puts
                 began = time.perf_counter()
                 if not client.put(name, {"x": sent}, tenant=TENANT):
-                    return Finding("problem", "a record of 128 KiB was not kept", f"larger store_gb; {mend}")
+                    return Finding("problem", "a record of 128 KiB was not kept", f"larger store_gb; {fix}")
             put_s = time.perf_counter() - began
             began = time.perf_counter()
             hit = client.get(key, tenant=TENANT, tensors="numpy")
@@ -82,9 +82,9 @@ def round_trip(host: Host) -> Finding:
             is_same = hit is not None and np.array_equal(hit.record["x"], sent)
             is_dropped = client.drop(f"{key}/first", tenant=TENANT) and client.drop(key, tenant=TENANT)
     except MmcachedError as error:
-        return Finding("problem", f"{error.code}: {error}", mend)
+        return Finding("problem", f"{error.code}: {error}", fix)
     if not (is_same and is_dropped):
-        return Finding("problem", "a record of 128 KiB was kept and not found, or not as it was", mend)
+        return Finding("problem", "a record of 128 KiB was kept and not found, or not as it was", fix)
     return Finding("ok", f"128 KiB: put in {1000 * put_s:.1f} ms, got in {1000 * get_s:.1f} ms, dropped")
 
 

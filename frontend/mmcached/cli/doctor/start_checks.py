@@ -31,4 +31,4 @@ def require_startable(host: Host) -> None:
             raise kind(f"{name}: {error}") from error
         if found.level == "problem":
             what = found.what if found.what.startswith(name) else f"{name}: {found.what}"
-            raise kind(f"{what}; mend: {found.mend}")
+            raise kind(f"{what}; fix: {found.fix}")
