@@ -212,7 +212,7 @@ class Calls:
             view: tensors in place, without a copy, instead of owned ones. **Read them, never write**: an in-place
                 operation on such a torch tensor ends this process (SIGSEGV). Their memory cannot be reused before the
                 last of them has died, so do not keep many.
-            tensors: of which library; without a word torch's where torch is installed, else numpy's, which has no
+            tensors: of which library; by default torch's where torch is installed, else numpy's, which has no
                 bfloat16 and no float8. "bytes": numpy arrays of their bytes.
             timeout_s: deadline of this call.
             tenant: whose record, if not this client's own tenant's.

@@ -135,7 +135,7 @@ class Fetching(Closeable):
                 self._fetch(tasks)
             except Exception:
                 self._counts.add(faults=1)
-                log.exception("fetches have failed as nobody expected")
+                log.exception("fetches have failed unexpectedly")
                 self._end([task for task in tasks if task.outcome is None], "failed")
 
     def close(self) -> None:

@@ -261,7 +261,7 @@ def main(run_dir: Path) -> int:
             former, last = last, level.stats()
             poller.poll(1000 * (rest_s if last == former else BUSY_S))
         if not stop.is_set:
-            log.error("a thread has ended as nobody expected; the supervisor starts the next process")
+            log.error("a thread has ended unexpectedly; the supervisor starts the next process")
             return 1
         level.drain(DRAIN_S)
         page.publish(level.stats)

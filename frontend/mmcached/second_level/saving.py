@@ -110,7 +110,7 @@ class Saving(Closeable):
                 self._save(task)
             except Exception:
                 self._counts.add(faults=1)
-                log.exception("a save has failed as nobody expected")
+                log.exception("a save has failed unexpectedly")
             finally:
                 with self._changed:
                     self._num_busy -= 1

@@ -123,6 +123,7 @@ def test_what_a_browser_shows(run_dir: Path, monkeypatch: pytest.MonkeyPatch, tm
         browse(url, tmp_path, f"--screenshot={out}", scheme, "--window-size=1280,1000")
     shown = ("ready", "frontend", "restarting", "75%", "320.0 MiB", "15 µs", "engine 0", "request", "7 s", "1,234")
     assert [word for word in shown if word not in text] == []
+    assert "<b>–</b>p99 of a put now" in text, "one look only: there is no now"
     assert "<img" not in text, "a client's name is text"
     assert "&lt;img src=x" in text
     assert "no answer" not in text.partition("<script>")[0]
