@@ -76,6 +76,10 @@ class FakeSecondLevel:
         self.client.channel.send(to_frontend.SecondLevelFlushed(self.client.client_id, token, error))
         self._is_heard()
 
+    def another_host_flushed(self) -> None:
+        self.client.channel.send(to_frontend.AnotherHostFlushed(self.client.client_id, "another host"))
+        self._is_heard()
+
     def die(self) -> None:
         """End as a process does, and see that the frontend knows."""
         self.client.channel.close()

@@ -99,6 +99,7 @@ FLOODS: dict[str, bytes] = {
     "orders": words(to_frontend.TakeOrders(STRANGER, 1, 30.0)),
     "fetches": words(to_frontend.FetchesEnded(STRANGER, [FetchEnd(1, "hit")])),
     "flushed": words(to_frontend.SecondLevelFlushed(STRANGER, 1)),
+    "another host": words(to_frontend.AnotherHostFlushed(STRANGER, "another host was flushed")),
     "bye": words(to_frontend.ClientBye(STRANGER)),
     "no message": words(["Nonsense"]),
     "one frame": b"\0\1x",

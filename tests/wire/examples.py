@@ -89,6 +89,7 @@ EXAMPLES: list[tuple[str, Any]] = [
     ("FromClient", frontend.TakeOrders(CLIENT_ID, 1, 10.0)),
     ("FromClient", frontend.FetchesEnded(CLIENT_ID, [FetchEnd(1, "miss"), FetchEnd(2, "elsewhere")])),
     ("FromClient", frontend.SecondLevelFlushed(CLIENT_ID, 7, "no answer")),
+    ("FromClient", frontend.AnotherHostFlushed(CLIENT_ID, "another host was flushed")),
     ("ToClient", client.Stats(1, ServiceStats(engines=[EngineStats(workers=[WorkerStats(items_encoded=3)])]))),
     ("ToClient", client.Probed(1, [0], 2, [])),
     ("ToClient", client.Flushed(1)),

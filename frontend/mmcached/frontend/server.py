@@ -86,6 +86,7 @@ _UNANSWERED = (
     | received.DropClaim
     | received.FetchesEnded
     | received.SecondLevelFlushed
+    | received.AnotherHostFlushed
     | received.ClientBye
 )
 
@@ -274,6 +275,7 @@ class Frontend(Closeable):
                 | received.TakeOrders()
                 | received.FetchesEnded()
                 | received.SecondLevelFlushed()
+                | received.AnotherHostFlushed()
             ):
                 self.store.handle(peer, message, payload)
             case _:

@@ -24,7 +24,7 @@ from mmcached.shm.store.tensor_bytes import Bytes1D
 from mmcached.wire.closeable import Closeable
 from mmcached.wire.handle import Handle
 from mmcached.wire.messages.client import Orders
-from mmcached.wire.messages.frontend import MAX_KEYS, FetchesEnded, SecondLevelFlushed, TakeOrders
+from mmcached.wire.messages.frontend import MAX_KEYS, AnotherHostFlushed, FetchesEnded, SecondLevelFlushed, TakeOrders
 from mmcached.wire.messages.parts import FetchEnd
 from mmcached.wire.paths import RunDir
 
@@ -90,6 +90,10 @@ class FirstLevel(Closeable):
     def flushed(self, token: int, error: str) -> None:
         """Say what became of a flush; without `error` it is done."""
         self._contact.tell(SecondLevelFlushed(self._contact.client_id, token, error))
+
+    def another_host_flushed(self, reason: str) -> None:
+        """Say that the second level is not used until this host is flushed."""
+        self._contact.tell(AnotherHostFlushed(self._contact.client_id, reason))
 
     def close(self) -> None:
         """End all calls, and give back what nobody refers to. A second call changes nothing."""

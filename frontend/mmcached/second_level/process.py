@@ -36,7 +36,6 @@ from mmcached.wire.closeable import Closeable
 from mmcached.wire.config import MIB, ServiceConfig
 from mmcached.wire.errors import MmcachedError
 from mmcached.wire.messages.client import Orders
-from mmcached.wire.messages.frontend import ANOTHER_HOSTS_FLUSH
 from mmcached.wire.paths import RunDir
 from mmcached.wire.process.signals import StopFlag
 from mmcached.wire.process.turns import longest_rest_s
@@ -188,7 +187,7 @@ class SecondLevel(Closeable):
                 error = str(HostApart())
                 log.warning("the second level is not used: %s", error)
                 self._fetching.begin_life()
-                self._first.flushed(ANOTHER_HOSTS_FLUSH, error)
+                self._first.another_host_flushed(error)
                 self._is_apart_told = True
 
     def _take_orders(self) -> None:

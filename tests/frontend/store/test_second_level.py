@@ -183,7 +183,8 @@ def test_another_client_is_the_second_level_only_when_the_first_has_gone(bench: 
     before = bench.frontend.store.num_protocol_errors
     eve.channel.send(to_frontend.FetchesEnded(eve.client_id, []))
     eve.channel.send(to_frontend.SecondLevelFlushed(eve.client_id, 1))
-    bench.pump(lambda: bench.frontend.store.num_protocol_errors == before + 2)
+    eve.channel.send(to_frontend.AnotherHostFlushed(eve.client_id, "of another one"))
+    bench.pump(lambda: bench.frontend.store.num_protocol_errors == before + 3)
 
 
 def test_a_poll_is_answered_when_its_time_is_over(bench: Bench, level: FakeSecondLevel, clock: Clock) -> None:
@@ -532,7 +533,7 @@ def test_another_hosts_flush_ends_all_use_of_the_second_level_until_an_own_one(
     fetched, wanted = level.orders().fetches
     level.put(fetched, record_of(2))
     ann.put("unsaved", record_of(3))
-    level.flushed(to_frontend.ANOTHER_HOSTS_FLUSH, "another host")
+    level.another_host_flushed()
     ann.answer(to_client.Records)
     assert [place is not None for place in ann.get("own", "fetched", "wanted").records] == [True, False, False]
     ann.put("later", record_of(4))
@@ -551,7 +552,7 @@ def test_after_a_frontend_any_record_may_have_been_fetched(run_dir: Path, clock:
         bench.connect_client().put("a", record_of(1))
     with Bench(run_dir, CONFIG, clock) as bench:
         ann, level = bench.connect_client(), FakeSecondLevel(bench)
-        level.flushed(to_frontend.ANOTHER_HOSTS_FLUSH, "another host")
+        level.another_host_flushed()
         assert ann.get("a").records == [None]
 
 

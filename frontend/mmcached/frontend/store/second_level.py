@@ -4,6 +4,7 @@
     FetchesEnded, PutRecord     what has become of fetches                                        (see `fetch_table`)
     Orders                      also: which claims among all hosts are still held                 (see `held_claims`)
     SecondLevelFlushed          it finds nothing of before any more, or why that is not so
+    AnotherHostFlushed          it is not used until this host is flushed, too
 
     nobody ──TakeOrders──> open ──a fetch was not answered in time──> silent ──it says anything──> open
       ^                     └────────────────────┴── its connection is closed: fetches end
@@ -34,7 +35,7 @@ from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import MmcachedError, RemoteProtocolError, SecondLevelNotFlushed, ServiceUnavailable
 from mmcached.wire.handle import Handle
 from mmcached.wire.messages.client import Orders
-from mmcached.wire.messages.frontend import ANOTHER_HOSTS_FLUSH, FetchesEnded, SecondLevelFlushed, TakeOrders
+from mmcached.wire.messages.frontend import AnotherHostFlushed, FetchesEnded, SecondLevelFlushed, TakeOrders
 from mmcached.wire.stats import FetchStats
 
 log = structlog.get_logger("mmcached.frontend")
@@ -176,12 +177,6 @@ class SecondLevel:
     def flushed(self, message: SecondLevelFlushed) -> None:
         """Take note of what has become of a flush; of a former one it changes nothing. Raises as `fetches_ended`."""
         self._check_peer(message)
-        if message.token == ANOTHER_HOSTS_FLUSH:
-            self.forget()
-            self._records.drop_fetched()
-            self.is_apart = True
-            log.warning("the second level is not used", reason=message.error)
-            return
         if not self.is_flushing or message.token != self._flush_token:
             return
         self._flush_error = message.error
@@ -189,6 +184,16 @@ class SecondLevel:
         self.is_apart &= self.is_flushing
         self._flush_from = self._clock() + FLUSH_AGAIN_S
         log.info("second level flushed", error=message.error)
+
+    def another_host_flushed(self, message: AnotherHostFlushed) -> None:
+        """Use the second level no more until this host is flushed, and forget what it has brought. Raises as
+        `fetches_ended`.
+        """
+        self._check_peer(message)
+        self.forget()
+        self._records.drop_fetched()
+        self.is_apart = True
+        log.warning("the second level is not used", reason=message.reason)
 
     # ---- flushes, time
 
@@ -283,7 +288,7 @@ class SecondLevel:
         ):
             self._lose()
 
-    def _check_peer(self, message: FetchesEnded | SecondLevelFlushed) -> None:
+    def _check_peer(self, message: FetchesEnded | SecondLevelFlushed | AnotherHostFlushed) -> None:
         if not self.is_peer(message.client_id):
             raise RemoteProtocolError("this client is not the second level", type(message).__name__)
         self._is_silent = False

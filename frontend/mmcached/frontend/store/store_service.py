@@ -7,7 +7,7 @@
     RegisterEgressRing ──> EgressRingRegistered
     RegisterReader ──> ReaderRegistered  from then on the client gets what is there without asking
     HaveRecords ──> Present    DropRecord ──> Stored    DropClaim ──> (no answer)
-    TakeOrders ──> Orders      FetchesEnded, SecondLevelFlushed ──> (no answer): see `second_level`
+    TakeOrders ──> Orders      FetchesEnded, SecondLevelFlushed, AnotherHostFlushed ──> (no answer): see `second_level`
 
 A record that is not kept (too large, no room) still goes to those who wait for it. A claim whose owner cannot be told,
 or is gone, passes to the next who waits. How records travel: `record_sender`. Where there is a second level, a message
@@ -77,9 +77,10 @@ StoreMessage = (
     | received.TakeOrders
     | received.FetchesEnded
     | received.SecondLevelFlushed
+    | received.AnotherHostFlushed
 )
 _Asking = received.GetRecords | received.ClaimRecord
-_UNANSWERED = received.DropClaim | received.FetchesEnded | received.SecondLevelFlushed
+_UNANSWERED = received.DropClaim | received.FetchesEnded | received.SecondLevelFlushed | received.AnotherHostFlushed
 
 
 @contextlib.contextmanager
@@ -221,6 +222,8 @@ class StoreService(Closeable):
                 self.second_level.fetches_ended(message)
             case received.SecondLevelFlushed():
                 self.second_level.flushed(message)
+            case received.AnotherHostFlushed():
+                self.second_level.another_host_flushed(message)
             case _:
                 assert_never(message)
 

@@ -287,20 +287,27 @@ class FetchesEnded(Message, frozen=True):
     fetches: Annotated[list[FetchEnd], msgspec.Meta(max_length=MAX_KEYS)]
 
 
-ANOTHER_HOSTS_FLUSH = 0
-
-
 class SecondLevelFlushed(Message, frozen=True):
     """Nothing of before is found in the second level any more, or `error` says why not. No answer.
 
     Attributes:
-        token: of the flush, as `Orders` named it; `ANOTHER_HOSTS_FLUSH`: another host has been flushed, and until this
-            one is, nothing is fetched, nothing saved, and what was fetched is forgotten.
+        token: of the flush, as `Orders` named it.
     """
 
     client_id: ClientId
     token: Count
     error: Text = ""
+
+
+class AnotherHostFlushed(Message, frozen=True):
+    """Another host has been flushed: forget what was fetched, and fetch and save nothing until this one is. No answer.
+
+    Attributes:
+        reason: for the log.
+    """
+
+    client_id: ClientId
+    reason: Text
 
 
 class ClientBye(Message, frozen=True):
@@ -331,6 +338,7 @@ FromClient = (
     | TakeOrders
     | FetchesEnded
     | SecondLevelFlushed
+    | AnotherHostFlushed
     | ClientBye
 )
 
