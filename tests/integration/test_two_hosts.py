@@ -65,6 +65,13 @@ def server(program: str) -> Iterator[Server]:
         yield server
 
 
+@pytest.fixture
+def own_server(program: str) -> Iterator[Server]:
+    """A server for one test, which may kill it."""
+    with short_folder() as folder, Server(program, folder) as server:
+        yield server
+
+
 # ---- images
 
 
@@ -296,19 +303,22 @@ def store_host(run_dir: Path, url: str) -> Iterator[Client]:
         yield client
 
 
-def test_a_server_that_is_killed_is_found_again(run_dir: Path, program: str) -> None:
-    with (
-        short_folder() as folder,
-        Server(program, folder) as own,
-        store_host(run_dir / "a", own.url) as ann,
-        store_host(run_dir / "b", own.url) as bob,
-    ):
-        hosts = Pair([ann, bob])
+@contextmanager
+def store_hosts(run_dir: Path, *urls: str) -> Iterator[Pair]:
+    """Run a store for each of two URLs, in threads, and yield them once they are together."""
+    with ExitStack() as stack:
+        named = zip("ab", urls, strict=True)
+        hosts = Pair([stack.enter_context(store_host(run_dir / name, url)) for name, url in named])
         eventually(hosts.are_together, bool, "both hosts")
-        own.kill()
+        yield hosts
+
+
+def test_a_server_that_is_killed_is_found_again(run_dir: Path, own_server: Server) -> None:
+    with store_hosts(run_dir, own_server.url, own_server.url) as hosts:
+        own_server.kill()
         for index in range(3):
             hosts.ask(f"killed {index}")
-        own.start()
+        own_server.start()
         eventually(hosts.are_together, bool, "one host finds what the other has put")
 
 
@@ -316,14 +326,11 @@ def test_a_connection_that_breaks_in_the_middle_of_a_record_is_a_miss(run_dir: P
     with (
         short_folder() as folder,
         Stand(folder / "proxy", passing_on(server.socket, cut_after(250_000))) as proxy,
-        store_host(run_dir / "a", server.url) as ann,
-        store_host(run_dir / "b", proxy.url) as bob,
+        store_hosts(run_dir, server.url, proxy.url) as hosts,
     ):
-        hosts = Pair([ann, bob])
-        eventually(hosts.are_together, bool, "both hosts")
         keys = [f"cut {index}" for index in range(10)]
         for key in keys:
-            ann.put(key, record(key))
+            hosts.clients[0].put(key, record(key))
         eventually(hosts.are_together, bool, "both hosts")
         for key in keys:
             hosts.ask(key)
@@ -389,24 +396,18 @@ def test_once_each_host_was_flushed_nothing_of_its_former_weights_is_served(
     eventually(lambda: ann.get("shared again", timeout_s=1.0), lambda hit: hit is not None, "the other way too")
 
 
-def test_a_server_back_from_a_snapshot_serves_nothing_that_was_flushed(run_dir: Path, program: str) -> None:
-    with (
-        short_folder() as folder,
-        Server(program, folder) as own,
-        store_host(run_dir / "a", own.url) as ann,
-        store_host(run_dir / "b", own.url) as bob,
-    ):
-        hosts = Pair([ann, bob])
-        eventually(hosts.are_together, bool, "both hosts")
+def test_a_server_back_from_a_snapshot_serves_nothing_that_was_flushed(run_dir: Path, own_server: Server) -> None:
+    with store_hosts(run_dir, own_server.url, own_server.url) as hosts:
+        ann, bob = hosts.clients
         ann.put("old", record("old"))
         eventually(lambda: bob.get("old", timeout_s=1.0), lambda hit: hit is not None, "a save")
-        with own.client() as client:
+        with own_server.client() as client:
             client.save()
         ann.flush()
         bob.flush()
-        own.kill()
-        own.start()
-        with own.client() as client:
+        own_server.kill()
+        own_server.start()
+        with own_server.client() as client:
             assert client.keys("*record*"), "the snapshot has the record"
         eventually(hosts.are_together, bool, "both hosts")
         assert [ann.get("old"), bob.get("old")] == [None, None]
