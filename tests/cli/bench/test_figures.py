@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import io
 from html.parser import HTMLParser
 
 import pytest
+from rich.console import Console
 
 from mmcached.cli.bench.command import parse_clients, parse_sizes
-from mmcached.cli.bench.figures import Figure, Kind, figure, size_text, time_text
+from mmcached.cli.bench.figures import SIZES, Figure, Kind, figure, size_text, time_text
 from mmcached.cli.bench.page import page
-from mmcached.cli.bench.table import rows, verdict
+from mmcached.cli.bench.table import rows, tables, verdict
 from mmcached.wire.errors import ConfigError
 
 FIGURES = [
@@ -58,6 +60,16 @@ def test_a_page_needs_nothing_beside_it_and_has_every_figure() -> None:
     expected = [cell for num_clients in (1, 4) for line in rows(FIGURES, num_clients) for cell in line]
     assert shown.cells == expected
     assert "16 µs / 48 µs" in expected
+
+
+def test_the_tables_fit_into_80_columns() -> None:
+    slow = [Figure(kind, 64, num_bytes, 100, 123e6, 456e6, 1.0) for kind in Kind for num_bytes in SIZES]
+    text = io.StringIO()
+    for table in tables(slow):
+        Console(width=80, file=text).print(table)
+    assert text.getvalue().count("123 s") == text.getvalue().count("456 s") == len(Kind) * len(SIZES)
+    assert "get_or_compute, new" in text.getvalue()
+    assert "…" not in text.getvalue()
 
 
 def test_a_verdict_compares_a_hit_with_what_was_measured() -> None:

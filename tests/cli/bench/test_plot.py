@@ -33,6 +33,14 @@ def test_a_point_says_its_figures_and_words_are_no_markup() -> None:
     assert svg.attrib["aria-label"] == "<title>"
 
 
+def test_what_stands_beside_the_axis_is_whole() -> None:
+    """Letters of 12 pixels are at most 7 wide on average."""
+    svg = ET.fromstring(chart("", {"a": [(1.0, 1.0)]}, x_ticks=[1.0], x_text=str, y_text=lambda y: "10,000 GB/s"))
+    texts = [each for each in svg.iter("text") if each.attrib.get("text-anchor") == "end"]
+    assert texts
+    assert all(float(each.attrib["x"]) >= 7 * len(each.text or "") for each in texts)
+
+
 def test_names_of_lines_that_end_together_do_not_overlap() -> None:
     names = {f"line {number}": [(1.0, 10.0), (8.0, 10.0 + number / 100)] for number in range(7)}
     svg = draw(names, [1.0, 8.0])

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from html import escape
 
 WIDTH, HEIGHT = 760, 360
-LEFT, RIGHT, TOP, BOTTOM = 70, 160, 16, 40
+LEFT, RIGHT, TOP, BOTTOM = 90, 160, 16, 40
 LINE_HEIGHT = 14
 """Pixels between two names at the ends of lines."""
 

@@ -1,4 +1,4 @@
-"""Shows the figures as a table: a line for each size, a column for each kind of call."""
+"""Shows the figures as tables: on the page a line for each size, on a terminal, in 80 columns, one for each call."""
 
 from __future__ import annotations
 
@@ -30,14 +30,18 @@ def rows(figures: Sequence[Figure], num_clients: int) -> list[list[str]]:
 
 
 def tables(figures: Sequence[Figure]) -> list[Table]:
-    """Return a table for each number of clients."""
+    """Return a table for each number of clients: for each kind a line of medians, and one of 99th percentiles."""
     made = []
+    sizes = sorted({each.num_bytes for each in figures})
     for num_clients in sorted({each.num_clients for each in figures}):
-        table = Table(title=f"{clients_text(num_clients)}: median / 99th percentile of a call", title_justify="left")
-        for name in ("record", *kinds_of(figures)):
-            table.add_column(name, justify="right")
-        for line in rows(figures, num_clients):
-            table.add_row(*line)
+        table = Table(box=None, pad_edge=False)
+        table.add_column(f"{clients_text(num_clients)}, median")
+        for num_bytes in sizes:
+            table.add_column(size_text(num_bytes), justify="right")
+        for kind in kinds_of(figures):
+            found = [find(figures, kind, num_clients, num_bytes) for num_bytes in sizes]
+            table.add_row(kind, *("-" if each is None else time_text(each.p50_us) for each in found))
+            table.add_row("  99th percentile", *("-" if each is None else time_text(each.p99_us) for each in found))
         made.append(table)
     return made
 

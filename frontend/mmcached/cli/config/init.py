@@ -27,7 +27,13 @@ _HEAD = """\
 # Settings of mmcached: take the # away from a line to change it, then `mmcached serve --config FILE`.
 # The environment (MMC_STORE_GB=2GiB) and flags (--store-gb 2GiB) overrule the file; sizes and durations may have a
 # unit, as text: "2GiB", "500ms". `mmcached config show --origin --config FILE` says what a service would start with.
+# What most services change comes first. The run directory is no setting: --run-dir DIR, or MMC_RUN_DIR.
 """
+_FIRST = (
+    *("world_size", "device", "store_gb", "mm_processor_cache_gb", "store_l2", "keep_cache"),
+    *("http_port", "http_host", "log_level", "log_format"),
+)
+"""Settings that most services change."""
 
 
 def init(
@@ -56,7 +62,8 @@ def _lines() -> Iterator[str]:
     defaults = ServiceConfig()
     shown = [setting for path, setting in SETTINGS.items() if path not in INTERNAL]
     # TOML has the settings of no section first.
-    shown.sort(key=lambda setting: "." in setting.path)
+    rank = {path: place for place, path in enumerate(_FIRST)}
+    shown.sort(key=lambda setting: ("." in setting.path, rank.get(setting.path, len(rank))))
     for section, members in itertools.groupby(shown, lambda setting: setting.path.rpartition(".")[0]):
         if section:
             yield f"\n[{section}]"
