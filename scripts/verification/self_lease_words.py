@@ -314,9 +314,11 @@ class Map:
             data=bytearray(ALIGNMENT * self.num_slots),
             allocate_grants=lambda reader_id: True,
         )
+        tables, grants = self.tables(), self.grants()
+        # Functions, not `return_value=`: a `MagicMock` for each of thousands of replays takes a third of all time.
         with (
-            mock.patch.object(ring, "Tables", return_value=self.tables()),
-            mock.patch.object(ring, "granted_of", return_value=self.grants()),
+            mock.patch.object(ring, "Tables", lambda *_: tables),
+            mock.patch.object(ring, "granted_of", lambda *_: grants),
         ):
             num_bytes = ALIGNMENT * self.num_slots
             if is_adopted:
