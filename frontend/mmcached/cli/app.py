@@ -5,6 +5,7 @@ For people: typer, and settings as flags. What the supervisor starts is in `role
 
 from __future__ import annotations
 
+import shlex
 import sys
 from pathlib import Path
 from typing import Annotated, NoReturn
@@ -22,7 +23,7 @@ from mmcached.cli.exit_status import NEGATIVE, OK, status_of
 from mmcached.cli.installed import check_packages, installed_version
 from mmcached.cli.ray import command as ray_command
 from mmcached.cli.terminal_text import shown
-from mmcached.wire.errors import MmcachedError, ServiceUnavailable
+from mmcached.wire.errors import InvalidRequest, MmcachedError, ServiceUnavailable
 from mmcached.wire.paths import default_run_dir
 from mmcached.wire.process.descriptors import raise_descriptor_limit
 from mmcached.wire.process.signals import StopFlag
@@ -117,12 +118,38 @@ def demo(
         Path | None, typer.Option("--encoder", help="Only encode, twice, with your own checkpoint: a directory.")
     ] = None,
     turns: Annotated[int, typer.Option("--turns", min=1, max=32, help="Turns of each conversation.")] = 4,
+    vllm: Annotated[
+        bool,
+        typer.Option("--vllm", help="Only two vLLM servers beside a store: the time to the first token of a picture."),
+    ] = False,
+    vllm_model: Annotated[
+        str | None,
+        typer.Option(
+            "--vllm-model",
+            metavar="NAME_OR_PATH",
+            help="Of the servers of --vllm, such as Qwen/Qwen2-VL-2B-Instruct. Default: random weights, made on the "
+            "spot, with a vision tower of 86 M parameters: needs no download and no GPU.",
+        ),
+    ] = None,
+    vllm_args: Annotated[
+        str, typer.Option("--vllm-args", help="Further options of both servers, such as '--max-model-len 8192'.")
+    ] = "",
     config: ConfigOption = None,
     workers: WorkersOption = None,
     device: DeviceOption = None,
 ) -> None:
     """Play conversations about photographs with all caches on, after two kills, and with all off; compare every bit."""
     loaded = load(context, config, _as_arguments(workers, device))
+    if vllm:
+        from mmcached.cli.demo.vllm_server import check_host
+
+        check_host()  # before what imports packages that come with vLLM
+        from mmcached.cli.demo.vllm_run import run_vllm_demo
+
+        raise typer.Exit(run_vllm_demo(loaded, model=vllm_model, arguments=shlex.split(vllm_args), images=images))
+    for flag, value in (("--vllm-model", vllm_model), ("--vllm-args", vllm_args)):
+        if value:
+            raise InvalidRequest(flag, value, "is for --vllm alone")
     check_packages(loaded.config)
     if encoder is not None:
         from mmcached.cli.demo.towers import run_tower_demo

@@ -80,10 +80,15 @@ def make_cost_table(costs: Sequence[Cost]) -> Table:
     table.add_column("ms", justify="right", no_wrap=True)
     table.add_column("saves", justify="right", no_wrap=True)
     for cost in costs:
-        factor = costs[0].median_s / cost.median_s
-        saves = "" if cost is costs[0] else f"{factor:,.0f} x" if factor >= 10 else f"{factor:.1f} x"
+        saves = "" if cost is costs[0] else shown_factor(costs[0], cost)
         table.add_row(cost.situation, f"{cost.median_s * 1e3:.2f}", saves)
     return table
+
+
+def shown_factor(new: Cost, known: Cost) -> str:
+    """Return how many times as much as a known photograph a new one has cost."""
+    factor = new.median_s / known.median_s
+    return f"{factor:,.0f} x" if factor >= 10 else f"{factor:.1f} x"
 
 
 def _request(client: Client, words: str, photo: bytes) -> float:

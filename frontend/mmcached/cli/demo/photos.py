@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -33,25 +34,33 @@ def load_photos(directory: Path | None) -> list[Photo]:
     Raises:
         InvalidRequest: there are none, or scikit-image is not installed.
     """
-    paths = _bundled() if directory is None else _in_directory(directory)
-    photos = [Photo(path.name, path.read_bytes()) for path in paths]
+    photos = _bundled() if directory is None else photos_in(directory)
     return [variant for photo in photos for variant in (photo, *_variants(photo))]
 
 
-def _in_directory(directory: Path) -> list[Path]:
+def photos_in(directory: Path) -> list[Photo]:
+    """Return the images in a directory, by name.
+
+    Raises:
+        InvalidRequest: there are none.
+    """
     paths = sorted(path for path in directory.glob("*") if path.suffix.lower() in SUFFIXES)
     if not paths:
         raise InvalidRequest("--images", str(directory), f"holds no file that ends in one of {', '.join(SUFFIXES)}")
-    return paths
+    return _read(paths)
 
 
-def _bundled() -> list[Path]:
+def _bundled() -> list[Photo]:
     try:
         data = Path(str(metadata.distribution("scikit-image").locate_file("skimage/data")))
     except metadata.PackageNotFoundError:
         fix = f"is not installed: {how_to_install('demo')}, or give --images DIR"
         raise InvalidRequest("photographs", "scikit-image", fix) from None
-    return [data / name for name in PHOTO_NAMES]
+    return _read([data / name for name in PHOTO_NAMES])
+
+
+def _read(paths: Sequence[Path]) -> list[Photo]:
+    return [Photo(path.name, path.read_bytes()) for path in paths]
 
 
 def _variants(photo: Photo) -> list[Photo]:

@@ -5,15 +5,13 @@ from __future__ import annotations
 import asyncio
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from mmcached.cli.config.fields import DEFAULT
 from mmcached.cli.config.settings import LoadedConfig
@@ -22,6 +20,7 @@ from mmcached.cli.demo.cost import make_cost_table, measure_again, measure_costs
 from mmcached.cli.demo.killing import kill_engines, kill_frontend
 from mmcached.cli.demo.photos import Photo, load_photos
 from mmcached.cli.demo.report import Measured, differences, encoded_line, hits_line, kills_line, proof_line, store_line
+from mmcached.cli.demo.stages import Stages, shown_stages
 from mmcached.cli.demo.workload import Outcome, Turn, User, num_requests, play, user_with_clips, users_with_photos
 from mmcached.cli.serve.child_service import ChildService
 from mmcached.client import Client
@@ -45,23 +44,6 @@ class Workload:
     @property
     def num_requests(self) -> int:
         return num_requests(self.users)
-
-
-class Stages:
-    """Runs the demo's stages: a bar on a terminal while one runs, one line with its time when it has ended."""
-
-    def __init__(self, console: Console, progress: Progress) -> None:
-        self._console = console
-        self._progress = progress
-
-    @contextmanager
-    def stage(self, title: str, total: int | None = None) -> Iterator[Callable[[], None]]:
-        """Run one stage; yields what is to be called after each of its `total` parts."""
-        task = self._progress.add_task(title, total=total)
-        started = time.monotonic()
-        yield lambda: self._progress.advance(task)
-        self._progress.remove_task(task)
-        self._console.print(f"{title:<64}{time.monotonic() - started:6.1f} s", highlight=False)
 
 
 def as_shown(loaded: LoadedConfig) -> ServiceConfig:
@@ -107,9 +89,8 @@ def run_demo(config: ServiceConfig, *, images: Path | None, num_users: int, num_
         f"{_count(config.num_engines, 'engine')}, {_count(config.world_size, 'worker')} each",
         highlight=False,
     )
-    columns = (TextColumn("{task.description:<40}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as progress:
-        return _run(config, workload, console, Stages(console, progress))
+    with shown_stages(console) as stages:
+        return _run(config, workload, console, stages)
 
 
 def _run(config: ServiceConfig, workload: Workload, console: Console, stages: Stages) -> int:

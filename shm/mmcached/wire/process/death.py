@@ -20,11 +20,14 @@ def environment_for_children() -> dict[str, str]:
     return {**os.environ, PARENT_PID_VARIABLE: str(os.getpid())}
 
 
-def arm_from_environment() -> None:
-    """Ask the kernel for SIGKILL when the parent dies; exit at once if it is dead. No-op without the variable."""
+def arm_from_environment(signum: int = signal.SIGKILL) -> None:
+    """Ask the kernel for a signal when the parent dies; exit at once if it is dead. No-op without the variable.
+
+    An `exec` keeps what was asked for.
+    """
     parent = os.environ.pop(PARENT_PID_VARIABLE, None)
     if parent is None or not sys.platform.startswith("linux"):
         return
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signum)
     if os.getppid() != int(parent):
         sys.exit(f"parent {parent} is gone")
