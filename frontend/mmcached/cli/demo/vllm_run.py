@@ -25,7 +25,6 @@ from typing import NoReturn
 
 import msgspec
 import numpy as np
-import torch
 from PIL import Image
 from rich.console import Console
 from rich.table import Table
@@ -43,7 +42,7 @@ from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import DeadlineExceeded, InvalidRequest, ServiceUnavailable
 
 STORE_GB = 0.5
-RANDOM = "random weights: Qwen2.5-VL's classes, a vision tower of 86 M parameters, a language model of two layers"
+RANDOM = "random weights, 86 M parameters in the vision tower"
 RANDOM_OPTIONS = ("--max-model-len", "2048", "--max-num-seqs", "8", "--enforce-eager")
 RANDOM_ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "1"}
 RANDOM_SIDE, SIDE = 448, 1024
@@ -95,27 +94,30 @@ def run_vllm_demo(loaded: LoadedConfig, *, model: str | None, arguments: Sequenc
     pictures = photos_in(images)[:NUM_PICTURES] if images else _drawn(NUM_PICTURES, SIDE if model else RANDOM_SIDE)
     launch = Launch(model or "", arguments, _environment())
     console = Console()
-    console.print(shown(f"two vLLM servers and a store; {model or RANDOM}"), highlight=False, markup=False)
+    console.print(shown(f"two vLLM servers and a store; model: {model or RANDOM}"), highlight=False, markup=False)
     with _ending_in_order(), tempfile.TemporaryDirectory(prefix="mmc-demo-") as folder, shown_stages(console) as stages:
         scratch = Path(folder)
         if model is None:
             with stages.stage("make a model with random weights"):
                 launch = _random_model(scratch / "model", launch)
         situations = _play(_store_config(loaded), launch, pictures, scratch, stages)
-    return _report(situations, console)
+    return report(situations, console)
 
 
-def shares_of_gpus(launch: Launch, num_gpus: int, visible: str | None) -> list[Launch]:
-    """Return how each of two servers is started: with half of the GPUs, or with less than half of the only one.
+def visible_gpus() -> list[str]:
+    """Return the GPUs that a process may use, named as in CUDA_VISIBLE_DEVICES; does not import torch."""
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if chosen is not None:
+        return [name for name in chosen.split(",") if name]
+    return [str(index) for index, _ in enumerate(Path("/dev").glob("nvidia[0-9]*"))]
 
-    Args:
-        visible: The value of CUDA_VISIBLE_DEVICES; None: all are.
-    """
-    if num_gpus < 2:
-        return [launch.after(ONE_GPU) if num_gpus else launch] * 2
-    names = visible.split(",") if visible else [str(index) for index in range(num_gpus)]
-    half = num_gpus // 2
-    parts = names[:half], names[half : 2 * half]
+
+def shares_of_gpus(launch: Launch, gpus: Sequence[str]) -> list[Launch]:
+    """Return how each of two servers is started: with half of the GPUs, or with less than half of the only one."""
+    if len(gpus) < 2:
+        return [launch.after(ONE_GPU) if gpus else launch] * 2
+    half = len(gpus) // 2
+    parts = gpus[:half], gpus[half : 2 * half]
     return [launch.after(environment={"CUDA_VISIBLE_DEVICES": ",".join(part)}) for part in parts]
 
 
@@ -131,8 +133,7 @@ def _play(
         # One after the other: vLLM measures the free memory of a GPU when it starts, and the second start finds what
         # the first one has compiled.
         launch = launch.after(_adapter(store.run_dir))
-        num_gpus, visible = torch.cuda.device_count(), os.environ.get("CUDA_VISIBLE_DEVICES")
-        for name, own in zip((FIRST, OTHER), shares_of_gpus(launch, num_gpus, visible), strict=True):
+        for name, own in zip((FIRST, OTHER), shares_of_gpus(launch, visible_gpus()), strict=True):
             with stages.stage(f"start vLLM, {name}"):
                 servers.append(stack.enter_context(VllmServer(name, own, scratch / f"{name}.log")))
         with stages.stage("warm both up with other pictures", 3) as advance:
@@ -183,7 +184,7 @@ def _saved(client: Client) -> Iterator[None]:
         time.sleep(POLL_S)
 
 
-def _report(situations: Sequence[Situation], console: Console) -> int:
+def report(situations: Sequence[Situation], console: Console) -> int:
     """Print what was found; return the exit status."""
     new, _, found, _ = situations
     num = len(new.replies)
@@ -233,8 +234,13 @@ def _adapter(run_dir: Path) -> list[str]:
 
 
 def _environment() -> dict[str, str]:
-    """Return variables for both servers: two on one host must not bind their threads to the same cores."""
-    defaults = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_NO_USAGE_STATS": "1"}
+    """Return variables for both servers, which share the cores: neither binds threads to them, nor has one for each."""
+    num_threads = max(1, len(os.sched_getaffinity(0)) // 2)
+    defaults = {
+        "OMP_NUM_THREADS": str(num_threads),
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "VLLM_NO_USAGE_STATS": "1",
+    }
     return {name: os.environ.get(name, value) for name, value in defaults.items()} | {"VLLM_API_KEY": ""}
 
 

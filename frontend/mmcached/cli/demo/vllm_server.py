@@ -26,6 +26,7 @@ from typing import Any, Self
 from mmcached.cli.terminal_text import shown_lines
 from mmcached.integrations.vllm.versions import check_vllm
 from mmcached.wire.errors import DeadlineExceeded, InvalidRequest, MmcachedError, ServiceUnavailable
+from mmcached.wire.extras import how_to_install
 from mmcached.wire.process.death import environment_for_children
 
 MODULE = "vllm.entrypoints.openai.api_server"
@@ -49,8 +50,8 @@ def check_host() -> None:
     try:
         check_vllm()
     except ImportError as error:
-        fix = "install mmcached beside vLLM as docs/hosts/vllm.md says, and run the demo in that environment"
-        raise InvalidRequest("--vllm", str(error), fix) from None
+        fix = f"{how_to_install('store', 'vllm')}, without `vllm` in the environment of a vLLM that is there"
+        raise InvalidRequest("--vllm", "vLLM", f"{error}: {fix}") from None
 
 
 @dataclass(frozen=True, slots=True)
