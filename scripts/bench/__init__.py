@@ -17,6 +17,7 @@ adapters        vLLM's servers with and without the adapter, and its connector  
 adapters_transformers   a model of Transformers, and an image processor, with and without the adapter
 ray             an image encoded by an actor on another node
 flood           a client's cheapest call beside a flood
+demo            known photographs beside new ones in `mmcached demo`, again and again
 idle            what a service at rest costs, and its start
 gpu             from shared memory to a CUDA device     all of it with the tests, in one call: `gpu_all`; `gpu_*`
 
