@@ -7,5 +7,9 @@ photos     the photographs
 clips      the film and the sound
 killing    kills the frontend and the engines
 report     the last lines
+stages     a bar or a line for each stage
 towers     the photographs twice through a user's checkpoint: `mmcached demo --encoder DIR`
+vllm_run   two vLLM servers beside a store: `mmcached demo --vllm`
+vllm_server         one of them
+random_checkpoint   their model, unless the user names one
 """

@@ -28,8 +28,10 @@ from mmcached.wire.config import ModelConfig, ServiceConfig
 from mmcached.wire.errors import ConfigError, MmcachedError
 from mmcached.wire.extras import how_to_install
 
-SHOWN = {"data_parallel_size": 2, "world_size": 1, "routing_policy": "round_robin"}
-"""The demo's own defaults: small processes, more than one engine, and requests that go to each of them in turn."""
+SHOWN = {"data_parallel_size": 2, "world_size": 1, "routing_policy": "round_robin", "start_timeout_s": 600.0}
+"""The demo's own defaults: small processes, more than one engine, requests that go to each of them in turn, and time on
+a busy host: on two idle cores a start takes 5 s.
+"""
 TOWER = {"encoder_width": 512, "encoder_layers": 16}
 """The demo's encoder, unless the user sets one: it computes for about 0.1 s per photograph on one core."""
 
