@@ -26,8 +26,8 @@ FIRST_IS_READY = "start vLLM, first server"
 KILLED = """
 import sys, time
 from pathlib import Path
-from mmcached.cli.demo.vllm_server import Launch, VllmServer
-with VllmServer("first server", Launch("works", [], {}), Path(sys.argv[1])):
+from mmcached.cli.demo.vllm_server import Launch, running
+with running("first server", Launch("works", [], {}), Path(sys.argv[1])):
     print("ready", flush=True)
     time.sleep(1000)
 """

@@ -21,16 +21,31 @@ from mmcached.cli.demo.killing import kill_engines, kill_frontend
 from mmcached.cli.demo.photos import Photo, load_photos
 from mmcached.cli.demo.report import Measured, differences, encoded_line, hits_line, kills_line, proof_line, store_line
 from mmcached.cli.demo.stages import Stages, shown_stages
-from mmcached.cli.demo.workload import Outcome, Turn, User, num_requests, play, user_with_clips, users_with_photos
+from mmcached.cli.demo.workload import (
+    REQUEST_S,
+    Outcome,
+    Turn,
+    User,
+    num_requests,
+    play,
+    user_with_clips,
+    users_with_photos,
+)
 from mmcached.cli.serve.child_service import ChildService
 from mmcached.client import Client
 from mmcached.wire.config import ModelConfig, ServiceConfig
 from mmcached.wire.errors import ConfigError, MmcachedError
 from mmcached.wire.extras import how_to_install
 
-SHOWN = {"data_parallel_size": 2, "world_size": 1, "routing_policy": "round_robin", "start_timeout_s": 600.0}
+SHOWN = {
+    "data_parallel_size": 2,
+    "world_size": 1,
+    "routing_policy": "round_robin",
+    "start_timeout_s": 600.0,
+    "request_timeout_s": REQUEST_S,
+}
 """The demo's own defaults: small processes, more than one engine, requests that go to each of them in turn, and time on
-a busy host: on two idle cores a start takes 5 s.
+a busy host.
 """
 TOWER = {"encoder_width": 512, "encoder_layers": 16}
 """The demo's encoder, unless the user sets one: it computes for about 0.1 s per photograph on one core."""
@@ -98,7 +113,10 @@ def run_demo(config: ServiceConfig, *, images: Path | None, num_users: int, num_
 def _run(config: ServiceConfig, workload: Workload, console: Console, stages: Stages) -> int:
     """Run all stages and print what was found; return the exit status."""
     photos = workload.photos
-    with _service(config, stages, "start a service with all caches on") as run_dir, Client(run_dir) as client:
+    with (
+        _service(config, stages, "start a service with all caches on") as run_dir,
+        Client(run_dir, timeout_s=REQUEST_S) as client,
+    ):
         warm_up(client, config.num_engines)
         before = client.stats()
         with stages.stage("send each photograph to each engine, new and known", len(photos)) as advance:

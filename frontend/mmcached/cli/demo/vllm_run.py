@@ -34,7 +34,7 @@ from mmcached.cli.config.settings import LoadedConfig
 from mmcached.cli.demo.cost import Cost, shown_factor
 from mmcached.cli.demo.photos import Photo, photos_in
 from mmcached.cli.demo.stages import Stages, shown_stages
-from mmcached.cli.demo.vllm_server import Launch, Reply, VllmServer
+from mmcached.cli.demo.vllm_server import Launch, Reply, VllmServer, running
 from mmcached.cli.serve.child_service import ChildService
 from mmcached.cli.terminal_text import shown
 from mmcached.client import Client
@@ -115,10 +115,10 @@ def visible_gpus() -> list[str]:
 def shares_of_gpus(launch: Launch, gpus: Sequence[str]) -> list[Launch]:
     """Return how each of two servers is started: with half of the GPUs, or with less than half of the only one."""
     if len(gpus) < 2:
-        return [launch.after(ONE_GPU) if gpus else launch] * 2
+        return [launch.preceded_by(ONE_GPU) if gpus else launch] * 2
     half = len(gpus) // 2
     parts = gpus[:half], gpus[half : 2 * half]
-    return [launch.after(environment={"CUDA_VISIBLE_DEVICES": ",".join(part)}) for part in parts]
+    return [launch.preceded_by(environment={"CUDA_VISIBLE_DEVICES": ",".join(part)}) for part in parts]
 
 
 def _play(
@@ -132,10 +132,10 @@ def _play(
         servers = []
         # One after the other: vLLM measures the free memory of a GPU when it starts, and the second start finds what
         # the first one has compiled.
-        launch = launch.after(_adapter(store.run_dir))
+        launch = launch.preceded_by(_adapter(store.run_dir))
         for name, own in zip((FIRST, OTHER), shares_of_gpus(launch, visible_gpus()), strict=True):
             with stages.stage(f"start vLLM, {name}"):
-                servers.append(stack.enter_context(VllmServer(name, own, scratch / f"{name}.log")))
+                servers.append(stack.enter_context(running(name, own, scratch / f"{name}.log")))
         with stages.stage("warm both up with other pictures", 3) as advance:
             _warm_up(servers, client, advance)
         with stages.stage(f"send {len(pictures)} pictures to both", len(pictures)) as advance:
@@ -203,14 +203,13 @@ def report(situations: Sequence[Situation], console: Console) -> int:
     is_shared = all(new.encoder_runs) and not any(found.encoder_runs)
     words = f"encoder runs for {num} pictures: {sum(new.encoder_runs)} in the {FIRST}, "
     _print_verdict(f"{words}{sum(found.encoder_runs)} in the {OTHER}", is_shared, console)
-    tokens, bits = (
-        all([read(r) for r in each.replies] == [read(r) for r in new.replies] for each in situations)
-        for read in (lambda reply: reply.tokens, lambda reply: reply.logprobs)
-    )
-    exactly = "also their log-probabilities, bit for bit" if bits else "their log-probabilities differ in the last bits"
-    same = f"equal in all four rows: the {num * len(new.replies[0].tokens)} generated tokens; {exactly}"
-    _print_verdict(same if tokens else "DIFFERENT: the generated tokens", tokens, console)
-    return 0 if is_shared and tokens else 1
+    tokens = {tuple(reply.tokens for reply in each.replies) for each in situations}
+    logprobs = {tuple(reply.logprobs for reply in each.replies) for each in situations}
+    are_equal = len(tokens) == 1
+    bits = "also their log-probabilities, bit for bit" if len(logprobs) == 1 else "their log-probabilities differ"
+    same = f"equal in all four rows: the {num * len(new.replies[0].tokens)} generated tokens; {bits}"
+    _print_verdict(same if are_equal else "DIFFERENT: the generated tokens", are_equal, console)
+    return 0 if is_shared and are_equal else 1
 
 
 def _print_verdict(words: str, is_good: bool, console: Console) -> None:
@@ -255,7 +254,7 @@ def _random_model(folder: Path, launch: Launch) -> Launch:
         said = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
         raise InvalidRequest("--vllm", said, "no model could be made: give one with --vllm-model")
     launch = replace(launch, model=str(folder))
-    return launch.after(RANDOM_OPTIONS, RANDOM_ENVIRONMENT)
+    return launch.preceded_by(RANDOM_OPTIONS, RANDOM_ENVIRONMENT)
 
 
 def _drawn(count: int, side: int, *, seed: int = 0) -> list[Photo]:

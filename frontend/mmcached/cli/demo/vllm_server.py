@@ -20,8 +20,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from mmcached.cli.terminal_text import shown_lines
 from mmcached.integrations.vllm.versions import check_vllm
@@ -68,8 +67,8 @@ class Launch:
     options: Sequence[str]
     environment: Mapping[str, str]
 
-    def after(self, options: Sequence[str] = (), environment: Mapping[str, str] | None = None) -> Launch:
-        """Return the same with more before it: a user's own option comes last, and so wins."""
+    def preceded_by(self, options: Sequence[str] = (), environment: Mapping[str, str] | None = None) -> Launch:
+        """Return the same with more options before its own: of an option that is there twice, the last one counts."""
         return Launch(self.model, [*options, *self.options], {**self.environment, **(environment or {})})
 
 
@@ -89,13 +88,13 @@ class Reply:
 
 
 class VllmServer:
-    """One server. Making it starts it; entering waits until it is ready; leaving ends it. Make it in the main thread.
+    """One server; see `running`.
 
     Args:
         name: in messages.
 
     Raises:
-        ServiceUnavailable: (on entering, and from each question) The server ended, or its answer is an error. The end
+        ServiceUnavailable: (from each call) The server ended, or its answer is an error. The end
             of its log has been written to stderr.
         DeadlineExceeded: No answer in time; the same.
     """
@@ -215,18 +214,16 @@ class VllmServer:
                 os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
 
-    def __enter__(self) -> Self:
-        try:
-            self.wait_until_ready()
-        except BaseException:
-            self.stop()
-            raise
-        return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stop()
+@contextlib.contextmanager
+def running(name: str, launch: Launch, log_file: Path) -> Iterator[VllmServer]:
+    """Start a server, wait until it is ready, and end it at the end of the block. Call it in the main thread."""
+    server = VllmServer(name, launch, log_file)
+    try:
+        server.wait_until_ready()
+        yield server
+    finally:
+        server.stop()
 
 
 def _free_port() -> int:

@@ -32,6 +32,8 @@ QUESTIONS = (
     "Look again, closer. What did we miss?",
 )
 REPLY_TOKENS = 12
+REQUEST_S = 600.0
+"""A request may take this long on a busy host; on two idle cores it takes 5 s at most."""
 PAGE = 6
 """Photographs of one request for embeddings."""
 
@@ -127,7 +129,7 @@ async def play(run_dir: Path, users: Sequence[User], advance: Callable[[], None]
     Raises:
         MmcachedError: a request failed.
     """
-    async with AsyncClient(run_dir) as client:
+    async with AsyncClient(run_dir, timeout_s=REQUEST_S) as client:
         parts = await asyncio.gather(*(_converse(client, user, advance) for user in users))
     return Outcome(
         generations=[generation for generations, _ in parts for generation in generations],
