@@ -362,5 +362,6 @@ def modelled_words(the_map: Map) -> Iterator[None]:
         stack.enter_context(mock.patch.object(adoption, "read_table", read_table))
         stack.enter_context(mock.patch.object(reader_watch, "locks", ByteLocks))
         stack.enter_context(mock.patch.object(lookup, "slots_of", any_slot))
+        stack.enter_context(mock.patch.object(lookup, "MAX_LOOKS", 1))  # a look more is one more round
         stack.enter_context(mock.patch.object(leases, "live_counts", live_counts))
         yield

@@ -50,6 +50,11 @@ class Keeper:
         record = {"x": np.full(900, value % 256, np.uint8), "y": np.full(4, value)}
         return self.store.put(tenant, key, encode(record), epoch=self.store.epoch) is None
 
+    def replace(self, tenant: str, key: str, value: int) -> bool:
+        """As `put`, in the place of the record that the key has."""
+        record = {"x": np.full(900, value % 256, np.uint8), "y": np.full(4, value)}
+        return self.store.put(tenant, key, encode(record), epoch=self.store.epoch, overwrites=True) is None
+
     def drop(self, tenant: str, key: str) -> bool:
         return self.store.drop(tenant, key)
 

@@ -69,6 +69,19 @@ def test_what_one_host_computes_another_one_finds(fleet: Fleet, record: dict[str
     assert fleet.server.claims == {}
 
 
+def test_a_record_that_is_replaced_is_replaced_there_too(fleet: Fleet) -> None:
+    (ann, of_ann), (bob, _), (eve, _) = (fleet.host(name) for name in "abe")
+    ann.put("k", numbers(1))
+    eventually(lambda: kept(of_ann), lambda count: count == 1, "a save")
+    assert bob.get("k")["seed"] == 1
+    assert ann.put("k", numbers(2), overwrite=True)
+    eventually(lambda: kept(of_ann), lambda count: count == 2, "another save")
+    assert eve.get("k")["seed"] == 2
+    assert bob.get("k")["seed"] == 1, "what a host has fetched it has"
+    assert bob.drop("k")
+    assert bob.get("k")["seed"] == 2
+
+
 def test_a_flush_reaches_the_second_level_and_fails_where_it_does_not(fleet: Fleet) -> None:
     ann, of_ann = fleet.host("a")
     bob, _ = fleet.host("b")

@@ -76,6 +76,36 @@ def test_what_is_there_already_is_not_sent_again(host: Host, server: PlainServer
     assert stats.bytes_written == save.place.nbytes
 
 
+def test_of_a_record_that_was_replaced_the_last_one_stays(host: Host, server: PlainServer) -> None:
+    entered, go_on = threading.Event(), threading.Event()
+
+    def wait(what: str) -> None:
+        if what == "put" and not entered.is_set():
+            entered.set()
+            assert go_on.wait(DEADLINE_S)
+
+    server.before = wait
+    order(host, host.put("k", numbers(1)))
+    assert entered.wait(DEADLINE_S)
+    assert host.client.put("k", numbers(2), overwrite=True, tenant="t")
+    replaced = host.place_of("k", "t")
+    second = threading.Thread(target=host.saving.run)
+    second.start()
+    try:
+        order(host, Save("t", "k", replaced), host.put("other", numbers(3)))
+        host.await_stats(lambda stats: stats.puts_kept == 1, "the other one")
+        go_on.set()
+        host.await_stats(lambda stats: stats.puts_kept == 3, "all")
+        lent = host.first.lend(replaced)
+        assert lent is not None
+        assert server.values[NAME][HEAD_BYTES:] == lent.tobytes()
+        del lent
+    finally:
+        go_on.set()
+        host.saving.close()
+        second.join(DEADLINE_S)
+
+
 def test_its_end_is_the_end_of_a_claim_of_this_host_alone(host: Host, server: PlainServer) -> None:
     server.claims[store_key("t", "theirs")] = theirs = object()
     host.fetching.order([host.fetch(1, claims=True)], time.monotonic())

@@ -128,6 +128,7 @@ EXAMPLES: list[tuple[str, Any]] = [
     ("FromClient", frontend.HaveRecords(1, ["a", "b"], "tenant")),
     ("FromClient", frontend.PutRecord(CLIENT_ID, 1, "a", 2, "tenant", 5)),
     ("FromClient", frontend.PutRecord(CLIENT_ID, 1, "a", 2, "tenant", 5, EgressPlace(2**62, 64, 2**22))),
+    ("FromClient", frontend.PutRecord(CLIENT_ID, 1, "a", 2, "tenant", 5, None, True)),
     ("FromClient", frontend.ClaimRecord(CLIENT_ID, 1, "a", 2.5, "tenant", 99)),
     ("FromClient", frontend.ClaimRecords(CLIENT_ID, 1, ["a", "b"], "tenant", 99)),
     ("FromClient", frontend.DropClaim(CLIENT_ID, 5)),

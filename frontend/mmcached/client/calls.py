@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 from mmcached.client.arguments import (
     MAX_TOKENS,
     Options,
+    check_bool,
     check_function,
     checked_image_ids,
     checked_int,
@@ -319,6 +320,7 @@ class Calls:
         key: str,
         record: Record | TensorLike,
         *,
+        overwrite: bool = False,
         claim: Claim | None = None,
         timeout_s: float | None = None,
         tenant: str | None = None,
@@ -326,12 +328,18 @@ class Calls:
     ) -> Verb[PutResult]:
         """Offer a record; return what has become of it, which is true if the key has one now.
 
-        **The first writer wins: a key that has a record keeps it**, and the result says "exists". A result that is
-        "refused" says why, with size and limit; so does the log, now and then.
+        **The first writer wins: a key that has a record keeps it**, and the result says "exists", unless `overwrite`
+        says to replace that record. A result that is "refused" says why, with size and limit; so does the log, now and
+        then.
 
         A record that was computed before `invalidate` is not kept, as far as this client could know of it.
 
         Args:
+            overwrite: replace the record that the key has. A call that begins after this one has returned finds the new
+                record; one that runs at the same time finds the old one or the new one, never a part of either, and
+                never a miss. Who has a view of the old one keeps its bytes. For a moment both take room; if the result
+                is "refused", the key keeps the old one. With a second level other hosts may still find the old one: see
+                its page.
             record: nested dicts and lists of CPU tensors, arrays, numbers, strings, bytes and None; or one tensor or
                 array, which `hit.tensor()` gives back. Its record is `{"__tensor__": …}`; no other one may have that
                 name at its top.
@@ -343,11 +351,13 @@ class Calls:
             InvalidRequest: something else is in it; names the path.
             MmcachedError: with `fail_open=False`: why the service did not answer.
         """
+        check_bool("overwrite", overwrite)
         return self._store.put(
             checked_key(key),
             record,
             checked_claim(claim, key),
             timeout_s,
+            overwrites=overwrite,
             tenant=checked_tenant(tenant),
             store_epoch=_checked_epoch(store_epoch),
         )

@@ -3,8 +3,9 @@
     ordered ──queue, bounded in records and bytes──> leased ──> written, or there already      "kept"
         └── too many, too old, too large, gone from the store ───────────────────────────────> "dropped"
 
-A record is read in place, under a lease of this process; its end is the end of a claim that was made for it. Knows
-nothing of products. What is queued or under way is dropped without a word to anybody: whoever needs it computes it.
+A record is read in place, under a lease of this process; its end is the end of a claim that was made for it. The records
+of one name are written one at a time, in the order in which they were ordered: the last one stays. Knows nothing of
+products. What is queued or under way is dropped without a word to anybody: whoever needs it computes it.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ PUT_S = 5.0
 class _Task:
     """One save; `epoch` is the second level's when it was ordered, `arrived` in monotonic seconds."""
 
+    name: str
     order: Save
     arrived: float
     epoch: int
@@ -66,7 +68,7 @@ class Saving(Closeable):
         self._limits = limits
         self._queue: deque[_Task] = deque()
         self._num_bytes = 0
-        self._num_busy = 0
+        self._busy: set[str] = set()
         self._changed = threading.Condition()
         self._life = 0
         self._is_closed = False
@@ -93,7 +95,8 @@ class Saving(Closeable):
                 if each.place.nbytes > limits.max_l2_record_mb * MIB:
                     lost.append(each)
                     continue
-                self._queue.append(_Task(each, now, self._records.epoch, self._life))
+                name = store_key(each.tenant, each.key)
+                self._queue.append(_Task(name, each, now, self._records.epoch, self._life))
                 self._num_bytes += each.place.nbytes
             # The oldest go: they would be the first to be too old.
             while len(self._queue) > limits.max_l2_waiting or self._num_bytes > limits.max_l2_waiting_mb * MIB:
@@ -113,14 +116,14 @@ class Saving(Closeable):
                 log.exception("a save has failed unexpectedly")
             finally:
                 with self._changed:
-                    self._num_busy -= 1
+                    self._busy.discard(task.name)
                     self._changed.notify_all()
 
     def drain(self, timeout_s: float) -> int:
         """Wait until all is saved, or so long; return how many records are dropped."""
         with self._changed:
-            self._changed.wait_for(lambda: not self._queue and not self._num_busy, timeout_s)
-            num_left = len(self._queue) + self._num_busy
+            self._changed.wait_for(lambda: not self._queue and not self._busy, timeout_s)
+            num_left = len(self._queue) + len(self._busy)
             self._counts.add(puts_dropped=len(self._queue))
             self._clear()
         return num_left
@@ -141,16 +144,20 @@ class Saving(Closeable):
 
     def _take(self) -> _Task | None:
         with self._changed:
-            self._changed.wait_for(lambda: bool(self._queue) or self._is_closed)
-            if not self._queue:
+            self._changed.wait_for(lambda: self._next() is not None or self._is_closed)
+            if (task := self._next()) is None:
                 return None
-            task = self._queue.popleft()
+            self._queue.remove(task)
             self._num_bytes -= task.order.place.nbytes
-            self._num_busy += 1
+            self._busy.add(task.name)
             return task
 
+    def _next(self) -> _Task | None:
+        """Return the oldest save whose name is not being saved just now."""
+        return next((task for task in self._queue if task.name not in self._busy), None)
+
     def _save(self, task: _Task) -> None:
-        name = store_key(task.order.tenant, task.order.key)
+        name = task.name
         now = time.monotonic()
         deadline = now + PUT_S
         try:

@@ -43,6 +43,8 @@ WriterLabel = Literal[
 ]
 SuccessorLabel = Literal[
     "put.after_index",
+    "replace.before_index",  # the old record and the new one are valid, and the old one is found
+    "replace.after_index",  # both are valid, and the new one is found
     "evict.after_retire",  # what goes is not valid any more, and none of it is erased
     "evict.after_erase",
     "index.moved",  # a word of the key index is there twice

@@ -19,7 +19,7 @@ import pytest
 import torch
 
 from mmcached.client import AsyncClient, Client, contact
-from mmcached.client.store.session import MEASURED_ONE_IN
+from mmcached.client.store.session import MEASURED_ONE_IN, StoreSession
 from mmcached.frontend.store.record_store import Refusal
 from mmcached.shm import ReaderEntry
 from mmcached.shm.ring.lookup import Lookup
@@ -208,6 +208,104 @@ def test_of_many_the_one_that_goes_while_leases_are_taken_is_a_miss(
     assert service.leases == 3
     hits.clear()
     no_leases(service)
+
+
+def test_a_put_that_overwrites_replaces_the_record(service: StoreService, client: Any) -> None:
+    assert client.put("k", numbers(1), overwrite=True).outcome == "kept"
+    with client.get("k", view=True, tensors="numpy") as held:
+        view = held.record
+        assert client.put("k", numbers(2)).outcome == "exists"
+        result = client.put("k", numbers(3), overwrite=True)
+        assert (bool(result), result.outcome, result.reason) == (True, "kept", "")
+        assert client.get("k").record["seed"] == 3
+        assert client.keys() == ["k"]
+        refused = client.put("k", {"x": np.zeros(9 << 20, np.uint8)}, overwrite=True)
+        assert (bool(refused), refused.outcome) == (False, "refused")
+        assert "it is larger than one record may be" in refused.reason
+        assert client.get("k").record["seed"] == 3
+        assert is_equal(view, numbers(1))
+        again = client.open(held.token, tensors="numpy")
+        assert again is not None, "the first hit lives"
+        assert is_equal(again.record, numbers(1))
+    del held, view, again
+    no_leases(service)
+    assert client.put("k", np.arange(5), overwrite=True)
+    assert client.get("k", tensors="numpy").tensor().tolist() == [0, 1, 2, 3, 4]
+    num_puts = service.count(PutRecord)
+    for wrong in (1, None, "yes"):
+        with pytest.raises(InvalidRequest, match="overwrite"):
+            client.put("k", numbers(4), overwrite=wrong)
+    assert service.count(PutRecord) == num_puts
+
+
+def test_a_large_record_is_replaced_too(client: Any) -> None:
+    for seed in (1, 2, 3):
+        assert client.put("k", {"seed": seed, "x": np.full(1 << 20, seed, np.uint8)}, overwrite=True)
+        assert client.get("k", tensors="numpy").record["x"][-1] == seed
+
+
+@pytest.mark.parametrize("asks", ["looks up", "claims many", "claims"])
+def test_a_record_that_is_replaced_while_it_is_found_is_a_hit(
+    service: StoreService, client: Any, run_dir: Path, monkeypatch: pytest.MonkeyPatch, asks: str
+) -> None:
+    client.put("k", numbers(1))
+    take, seeds = ReaderEntry.take, iter([2, 3])
+
+    def take_late(entry: ReaderEntry, leases: Sequence[Lease], look: Lookup) -> list[bool]:
+        if (seed := next(seeds, None)) is not None:
+            other.put("k", numbers(seed), overwrite=True)
+        return take(entry, leases, look)
+
+    def find_nothing(session: StoreSession, keys: Sequence[str], *values: Any, **named: Any) -> list[None]:
+        return [None] * len(keys)
+
+    with Client(run_dir) as other, monkeypatch.context() as patch:
+        patch.setattr(ReaderEntry, "take", take_late)
+        if asks == "looks up":
+            found = client.get_many(["none", "k"])[1].record
+        else:  # the service says where it lies
+            patch.setattr(StoreSession, "find", find_nothing)
+            if asks == "claims many":
+                found = client.claim_many(["k"])[0].record
+            else:
+                found = client.get_or_compute("k", lambda: pytest.fail("it is there"))
+    assert found["seed"] == 3
+    del found
+    no_leases(service)
+
+
+def test_whoever_reads_while_a_record_is_replaced_finds_one_or_the_other(client: Any, run_dir: Path) -> None:
+    client.put("k", numbers(0))
+    seen, is_over = [0], threading.Event()
+
+    def read() -> None:
+        with Client(run_dir, fail_open=False) as reader:
+            while not is_over.is_set():
+                hit = reader.get("k", tensors="numpy")
+                assert hit is not None, f"missing after {seen[-1]}"
+                assert is_equal(hit.record, numbers(hit["seed"]))
+                assert hit["seed"] >= seen[-1]
+                seen.append(hit["seed"])
+
+    with ThreadPoolExecutor(1) as pool:
+        reading = pool.submit(read)
+        eventually(lambda: len(seen), lambda count: count > 1, "a read")
+        for seed in range(1, 101):
+            assert client.put("k", numbers(seed), overwrite=True)
+        eventually(lambda: seen[-1], lambda seed: seed == 100, "the last")
+        is_over.set()
+        reading.result(DEADLINE_S)
+
+
+def test_what_is_put_over_a_key_that_is_computed_is_not_replaced_by_that(client: Any, run_dir: Path) -> None:
+    with Client(run_dir) as other:
+
+        def compute() -> Any:
+            assert other.put("k", numbers(2), overwrite=True)
+            return numbers(1)
+
+        assert client.get_or_compute("k", compute)["seed"] == 1
+        assert client.get("k")["seed"] == other.get("k")["seed"] == 2
 
 
 def test_tenants_do_not_see_each_other(service: StoreService, make: Make, run_dir: Path) -> None:

@@ -31,6 +31,7 @@ NUM_PUTS = 30
 LATE = NUM_PUTS - 3
 TENANTS = ("", "other")
 HELD = "0"
+REPLACED = 200
 
 OF_A_PUT = [f"{label}:{LATE}" for label in WRITER_LABELS if label.startswith("put.") and label != "put.mid_payload"]
 DEATHS = {
@@ -38,8 +39,11 @@ DEATHS = {
     **{f"put.after_index:{LATE}": "put", f"evict.after_erase:{LATE}": "put", "evict.after_retire:4": "put"},
     "index.moved:1": "put",
     "index.moved:4": "put",
-    "discard.after_retire:1": "drop",
-    "discard.after_retire:4": "flush",
+    "replace.before_index:1": "replace",
+    "replace.after_index:1": "replace",
+    "discard.after_retire:1": "replace",
+    "discard.after_retire:2": "drop",
+    "discard.after_retire:5": "flush",
     "flush.after_floor:1": "flush",
     "flush.before_epoch:1": "flush",
 }
@@ -80,6 +84,7 @@ class Witness:
             self.put(ask, value)
             if self._held is None:
                 self._held = self.holder.take(store_key(*self.name(value)))
+        self.replace(ask)
         self.drop(ask)
         self.put(ask, NUM_PUTS)
         self.doubtful = set(self.kept)
@@ -96,8 +101,19 @@ class Witness:
         assert ask("put", *self.name(value), value)
         self.new = None
         self.kept[self.name(value)] = value
+        self.forget_evicted()
+
+    def forget_evicted(self) -> None:
         for name in [name for name in self.kept if self.looker.look(store_key(*name)) is None]:
-            del self.kept[name]  # evicted
+            del self.kept[name]
+
+    def replace(self, ask: Callable[..., Any]) -> None:
+        name = next(iter(self.kept))
+        self.new = name, REPLACED
+        assert ask("replace", *name, REPLACED)
+        self.new = None
+        self.kept[name] = REPLACED
+        self.forget_evicted()
 
     def drop(self, ask: Callable[..., Any]) -> None:
         victim = next(reversed(self.kept))
@@ -108,9 +124,9 @@ class Witness:
 
     def look(self) -> set[tuple[str, str]]:
         """Return what is found; all of it must be right."""
-        values = {**self.kept, **dict([self.new] if self.new else [])}
-        found = {name: self.looker.look(store_key(*name)) for name in values}
-        assert all(value in (None, values[name]) for name, value in found.items())
+        new = dict([self.new] if self.new else [])
+        found = {name: self.looker.look(store_key(*name)) for name in {**self.kept, **new}}
+        assert all(value in (None, self.kept.get(name), new.get(name)) for name, value in found.items())
         assert self.holder_value() == 0
         return {name for name, value in found.items() if value is not None}
 
@@ -170,11 +186,15 @@ def test_whatever_the_store_is_doing_its_successor_has_what_was_committed(undo: 
     keeper = succeed(undo, witness.announcement)
     after = witness.look()
     lost = witness.kept.keys() - after - witness.doubtful
-    assert len(lost) <= (DEATHS[crash_at] == "put"), "but for the one that was just being evicted"
+    assert len(lost) <= (DEATHS[crash_at] in ("put", "replace")), "but for the one that was just being evicted"
     assert meanwhile <= after | witness.doubtful, "what was hit while nobody ran is hit"
     assert keeper.stats().chunks == len(after)
     if crash_at.startswith("put.after"):
         assert (witness.new is not None and witness.new[0] in after) is ("evict" not in crash_at)
+    if DEATHS[crash_at] == "replace":
+        assert witness.new is not None
+        assert witness.new[0] in meanwhile, "the old record or the new one is found at every moment"
+        assert witness.looker.look(store_key(*witness.new[0])) == REPLACED
     if DEATHS[crash_at] == "flush":
         assert after == set(), "flushed or not at all: its floor was set before anything went"
     assert keeper.store.epoch == 1000

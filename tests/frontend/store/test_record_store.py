@@ -93,6 +93,42 @@ def test_the_first_writer_wins(tier: RecordStore) -> None:
     assert tier.ring.stats().puts == 1
 
 
+def test_the_last_writer_wins_if_it_says_so(tier: RecordStore) -> None:
+    for value in (1, 2):
+        assert tier.put("", "a", encoded(value), epoch=EPOCH, overwrites=True) is None
+        assert value_of(tier, "a") == value
+    assert tier.put("", "a", encoded(3), epoch=EPOCH) is None
+    assert value_of(tier, "a") == 2
+    for refused, epoch in ((encoded(4, 6000), EPOCH), (encoded(4), EPOCH - 1)):
+        assert tier.put("", "a", refused, epoch=epoch, overwrites=True) is not None
+        assert value_of(tier, "a") == 2
+    assert (len(tier), tier.num_puts, tier.num_refusals) == (1, 3, 2)
+    tier.check_integrity()
+
+
+def test_a_record_that_was_fetched_and_replaced_is_this_hosts(tier: RecordStore) -> None:
+    tier.put("", "a", encoded(1), epoch=EPOCH, is_fetched=True)
+    tier.put("", "a", encoded(2), epoch=EPOCH, overwrites=True)
+    tier.drop_fetched()
+    assert value_of(tier, "a") == 2
+
+
+def test_a_record_is_replaced_within_its_tenants_quota() -> None:
+    with make_tier(20 * CHUNK, quota=3 * CHUNK) as tier:
+        for key in "abc":
+            tier.put("t", key, encoded(1), epoch=EPOCH)
+        assert tier.put("t", "a", encoded(2), epoch=EPOCH, overwrites=True) is None
+        assert [key for key in "abc" if tier.has("t", key)] == [*"abc"], "the former one counts no more"
+        assert tier.put("t", "b", encoded(3, CHUNK + 900), epoch=EPOCH, overwrites=True) is None
+        assert value_of(tier, "b", "t") == 3
+        assert len(tier) == 2
+        assert tier.put("t", "b", encoded(4, 3 * CHUNK), epoch=EPOCH, overwrites=True) is Refusal.TENANT_QUOTA
+        assert value_of(tier, "b", "t") == 3
+        assert tier.put("t", "b", encoded(5, 2 * CHUNK), epoch=EPOCH, overwrites=True) is None
+        assert (len(tier), value_of(tier, "b", "t")) == (1, 5)
+        tier.check_integrity()
+
+
 def test_tenants_do_not_see_each_other(tier: RecordStore) -> None:
     tier.put("one", "a", encoded(1), epoch=EPOCH)
     assert value_of(tier, "a", "two") is None
@@ -300,21 +336,43 @@ class TierModel(RuleBasedStateMachine):
         age=st.sampled_from([0, 0, 0, 1]),
     )
     def put(self, tenant: str, key: str, value: int, num_bytes: int, age: int) -> None:
+        self.offer(tenant, key, value, num_bytes, age, overwrites=False)
+
+    @rule(
+        tenant=st.sampled_from(TENANTS),
+        key=st.sampled_from(KEYS),
+        value=st.integers(0, 255),
+        num_bytes=st.sampled_from([0, 900, 2 * CHUNK, 4 * CHUNK]),
+        age=st.sampled_from([0, 0, 0, 1]),
+    )
+    def overwrite(self, tenant: str, key: str, value: int, num_bytes: int, age: int) -> None:
+        self.offer(tenant, key, value, num_bytes, age, overwrites=True)
+
+    def offer(self, tenant: str, key: str, value: int, num_bytes: int, age: int, *, overwrites: bool) -> None:
         record = encoded(value, num_bytes)
         size = ObjectStoreWriter.chunk_bytes(store_key(tenant, key), record)
         evictions = self.tier.ring.stats().evictions
-        refusal = self.tier.put(tenant, key, record, epoch=self.epoch - age)
+        refusal = self.tier.put(tenant, key, record, epoch=self.epoch - age, overwrites=overwrites)
+        former = self.model.get((tenant, key))
         if age:
             assert refusal is Refusal.OLD_EPOCH
-        elif (tenant, key) in self.model:
+        elif former and not overwrites:
             assert refusal is None
         elif size > self.QUOTA:
             assert refusal is Refusal.TENANT_QUOTA
         else:
-            assert refusal is None, "nothing is leased, so there is room"
+            if former:  # the two are not always to be had beside each other
+                assert refusal in (None, Refusal.FULL)
+                self.model.pop((tenant, key))
+            else:
+                assert refusal is None, "nothing is leased, so there is room"
             while self.taken_by(tenant) + size > self.QUOTA:
                 del self.model[next(name for name in self.model if name[0] == tenant)]
             lost = [name for name in self.model if not self.tier.has(*name)]
+            if refusal and former:
+                self.model[tenant, key] = former
+                assert not lost
+                return
             assert len(lost) == self.tier.ring.stats().evictions - evictions, "nobody else's for a quota"
             for name in lost:
                 del self.model[name]

@@ -117,6 +117,17 @@ class IndexModel(RuleBasedStateMachine):
         self.index.discard(self.KEYS[slot], slot)
         self.shown.discard(slot)
 
+    @rule(slot=st.integers(0, 11))
+    def move(self, slot: int) -> None:
+        if slot not in self.shown:
+            with pytest.raises(LocalProtocolError):
+                self.index.move(self.KEYS[slot], slot, 100)
+            return
+        self.index.move(self.KEYS[slot], slot, 100 + slot)
+        assert slots_of(self.words, self.KEYS[slot]) == [100 + slot]
+        self.index.check_integrity()
+        self.index.move(self.KEYS[slot], 100 + slot, slot)
+
     @invariant()
     def agrees(self) -> None:
         for slot, key in enumerate(self.KEYS):

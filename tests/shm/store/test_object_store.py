@@ -4,7 +4,7 @@ import gc
 import threading
 from collections.abc import Iterator
 from functools import partial
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from mmcached.shm import ObjectStoreReader, ObjectStoreWriter, ReaderEntry, RingReader
+from mmcached.shm.ring import lookup
 from mmcached.shm.ring.key_index import key_digest
 from mmcached.shm.store import codec
 from mmcached.wire.errors import (
@@ -25,7 +26,7 @@ from mmcached.wire.errors import (
     StaleHandle,
 )
 from tests.house.drawing import examples
-from tests.shm.rings import make_ring, put
+from tests.shm.rings import Taking, attached, make_ring, put, reading
 
 
 def record_of(value: int, num_bytes: int = 900) -> codec.Record:
@@ -86,6 +87,65 @@ def test_an_encoded_record_is_put_as_the_record_is(store: ObjectStoreWriter, rea
         store.put_encoded("b", codec.encode(record_of(1, 6000)))
     assert (len(store), store.stats().puts) == (1, 1)
     store.check_integrity()
+
+
+def test_a_record_is_replaced_and_who_reads_it_reads_on() -> None:
+    ring = make_ring(10 * 1088, has_index=True)
+    with ObjectStoreWriter(ring) as store, reading(ring) as reader, attached(ring) as entry:
+        digest = key_digest("a")
+        old = store.put("a", record_of(1))
+        assert entry.take([Taking(old)], reader.look) == [True]
+        new = store.replace("a", codec.encode(record_of(2)))
+        assert (store.find("a"), reader.look.find(digest)) == (new, new)
+        assert not ring.is_current(old)
+        for index in range(30):  # twice around
+            store.put(f"key {index}", record_of(index))
+        held = ObjectStoreReader(reader).get(old, tensors="numpy", copy=True)
+        assert set(held["pixels"].tolist()) == {held["value"]} == {1}
+        store.check_integrity()
+        entry.give_back(old)
+        assert store.stats().pinned_bytes == 0
+        with pytest.raises(LocalProtocolError, match="does not exist"):
+            store.replace("nobody's", codec.encode(record_of(2)))
+
+
+def test_a_record_that_cannot_be_replaced_stays() -> None:
+    ring = make_ring(2 * 1088, max_object_bytes=2000, has_index=True)
+    with ObjectStoreWriter(ring) as store, reading(ring) as reader, attached(ring) as entry:
+        handles = [store.put(key, record_of(1)) for key in ("a", "b")]
+        with pytest.raises(CacheFull):
+            store.replace("a", codec.encode(record_of(2, 1200)))
+        with pytest.raises(ItemTooLarge):
+            store.replace("a", codec.encode(record_of(2, 3000)))
+        assert [store.find(key) for key in ("a", "b")] == handles
+        assert reader.look.find(key_digest("a")) == handles[0]
+        assert entry.take([Taking(handles[1])], reader.look) == [True]
+        with pytest.raises(CacheFull):  # there is room only in its own place
+            store.replace("a", codec.encode(record_of(2)))
+        assert store.find("a") == handles[0]
+        store.check_integrity()
+        entry.give_back(handles[1])
+        store.replace("a", codec.encode(record_of(2)))
+        assert not store.is_cached("b")
+        store.check_integrity()
+
+
+def test_a_look_that_was_shown_a_replaced_slot_looks_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    with ObjectStoreWriter(make_ring(10 * 1088, has_index=True)) as store, reading(store.ring) as reader:
+        store.put("a", record_of(1))
+        slots_of, replaced = lookup.slots_of, []
+
+        def slots_of_late(*values: Any) -> list[int]:
+            found = slots_of(*values)
+            if len(replaced) < 3:
+                replaced.append(store.replace("a", codec.encode(record_of(2))))
+            return found
+
+        monkeypatch.setattr(lookup, "slots_of", slots_of_late)
+        assert reader.look.find(key_digest("a")) == replaced[-1]
+        assert len(replaced) == 3
+        store.discard("a")
+        assert reader.look.find(key_digest("a")) is None
 
 
 def test_refusals_change_nothing(store: ObjectStoreWriter) -> None:

@@ -8,7 +8,7 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class PutResult:
-    """What has become of a put; true if the key has a record now.
+    """What has become of a put; true if the key has a record now, or, with `overwrite`, this record.
 
     >>> bool(PutResult("cat@v1", "kept", 4096)), bool(PutResult("cat@v1", "exists", 4096))
     (True, True)
@@ -17,7 +17,8 @@ class PutResult:
 
     Attributes:
         key: of the record.
-        outcome: "kept"; "exists": the key has a record already, and keeps that; "refused": it was not kept.
+        outcome: "kept"; "exists": the key has a record already, and keeps that; "refused": it was not kept, and a key
+            that had a record still has that one.
         nbytes: of the record that was put, as it is stored.
         reason: why it was refused, with key, size, and the limit with its setting, or the error of the service; else
             empty.

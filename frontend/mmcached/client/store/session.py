@@ -33,6 +33,7 @@ from mmcached.client.store.lease_returns import Lease, LeaseReturns
 from mmcached.client.store.tokens import LeaseToken
 from mmcached.shm import ObjectStoreReader, ReaderEntry, RingReader
 from mmcached.shm.ring.key_index import key_digest
+from mmcached.shm.ring.lookup import MAX_LOOKS
 from mmcached.shm.ring.slot_table import KeyDigest
 from mmcached.shm.store.tensor_bytes import Bytes1D
 from mmcached.wire.errors import LocalProtocolError, MmcachedError, RequestAborted
@@ -129,7 +130,7 @@ class StoreSession:
                 return None
             look = self._store.reader.look
             self.seen_epoch = look.store_epoch
-            found = self._take([look.find(digest) for digest in digests], held, reader)
+            found = self._take([look.find(digest) for digest in digests], held, reader, digests=digests)
             reader.count(
                 found if counts_hits and self._counts_hits else [], len(held) - len(found) if counts_misses else 0
             )
@@ -147,9 +148,13 @@ class StoreSession:
             self._count_latency(time.perf_counter_ns() - started_ns)
         return hits
 
-    def open(self, answer: Records, payload: Sequence[Frame], reading: Reading) -> list[Hit | None]:
+    def open(
+        self, answer: Records, payload: Sequence[Frame], reading: Reading, *, keys: Sequence[str], tenant: str
+    ) -> list[Hit | None]:
         """Turn an answer into hits, in its order; what has gone from the ring meanwhile is as good as not there.
 
+        Args:
+            keys, tenant: which were asked for, in that order: a record that was replaced meanwhile is looked up.
         Raises:
             RemoteProtocolError, StaleHandle, ChecksumMismatch: it is not what it should be.
             InvalidRequest: a dtype that the wanted library does not have.
@@ -165,7 +170,7 @@ class StoreSession:
                         continue
                     self._store.reader.check_place(place)
                 usable.append(place)
-            self._take(usable, held, reader)
+            self._take(usable, held, reader, digests=[_digest_of(tenant, key) for key in keys])
 
         try:
             self._alone(take)
@@ -331,12 +336,14 @@ class StoreSession:
         reader: ReaderEntry | None,
         *,
         is_beside: bool = False,
+        digests: Sequence[KeyDigest] = (),
     ) -> list[Handle]:
         """Take leases of those places that are in the ring; return those that are still there.
 
         Args:
             held: gets what is held of each place, in order, before it is counted; None for what has gone meanwhile.
             is_beside: another reader holds what is taken.
+            digests: of the keys of the places: what has gone may have been replaced, and is looked up again.
         """
         handles = [place for place in places if isinstance(place, Handle)]
         if not handles or reader is None:
@@ -357,7 +364,28 @@ class StoreSession:
             return handles
         of_each = iter(are_taken)  # a holder that is dropped dies, and gives its lease back
         held[:] = [each if not isinstance(each, tuple) or next(of_each) else None for each in held]
-        return [handle for handle, is_taken in zip(handles, are_taken, strict=True) if is_taken]
+        taken = [handle for handle, is_taken in zip(handles, are_taken, strict=True) if is_taken]
+        for index, digest in enumerate(digests):
+            if held[index] is None and places[index] is not None:
+                taken += self._take_again(digest, held, index, reader)
+        return taken
+
+    def _take_again(
+        self, digest: KeyDigest, held: list[Held | Inline | None], index: int, reader: ReaderEntry
+    ) -> list[Handle]:
+        """Look a key up, and take a lease, until that succeeds or the key has no record."""
+        mapping = self._store.reader
+        for _ in range(MAX_LOOKS):
+            place = mapping.look.find(digest)
+            if place is None:
+                break
+            holder = mapping.holder(place)
+            lease = self._returns.bind(holder, place)
+            held[index] = (holder, lease)
+            if all(reader.take([lease], mapping.look)):
+                return [place]
+            held[index] = None
+        return []
 
     def _hits(
         self, held: Sequence[Held | Inline | None], payload: Sequence[Frame], reading: Reading, *, are_found: bool

@@ -186,6 +186,7 @@ class StoreVerbs:
         claim: Claim | None,
         timeout_s: float | None,
         *,
+        overwrites: bool = False,
         tenant: str | None = None,
         store_epoch: int | None = None,
     ) -> Verb[PutResult]:
@@ -195,7 +196,9 @@ class StoreVerbs:
             grant = None  # of a former connection: it has ended
         result = None
         try:
-            result = yield from self._offer(key, encoded, deadline, grant, tenant=tenant, store_epoch=store_epoch)
+            result = yield from self._offer(
+                key, encoded, deadline, grant, overwrites=overwrites, tenant=tenant, store_epoch=store_epoch
+            )
         finally:
             if grant is not None and not result:
                 self._drop_claim(grant)
@@ -336,7 +339,7 @@ class StoreVerbs:
         for batch in _batches([index for index, hit in enumerate(hits) if hit is None]):
             ask = GetRecords(*self._ids(), [keys[index] for index in batch], tenant, session.incarnation, local)
             message, payload = yield from self._contact.exchange(ask, deadline)
-            opened = self._open(session, expect(message, Records), payload, reading, len(batch))
+            opened = self._open(session, expect(message, Records), payload, reading, keys=ask.keys, tenant=tenant)
             for index, hit in zip(batch, opened, strict=True):
                 hits[index] = hit
         return hits
@@ -371,13 +374,11 @@ class StoreVerbs:
         encoded: EncodedRecord,
         deadline: Deadline,
         claim: Grant | None,
-        *,
-        tenant: str | None,
-        store_epoch: int | None = None,
+        **options: Any,
     ) -> Verb[PutResult]:
         """As `_put`; an error of the service is a refusal, unless the client is strict."""
         try:
-            return (yield from self._put(key, encoded, deadline, claim, tenant=tenant, store_epoch=store_epoch))
+            return (yield from self._put(key, encoded, deadline, claim, **options))
         except MmcachedError as error:
             if not self._is_miss("put", error):
                 raise
@@ -390,6 +391,7 @@ class StoreVerbs:
         deadline: Deadline,
         claim: Grant | None = None,
         *,
+        overwrites: bool = False,
         tenant: str | None = None,
         store_epoch: int | None = None,
     ) -> Verb[PutResult]:
@@ -404,7 +406,7 @@ class StoreVerbs:
             store_epoch, token = claim.store_epoch, claim.token
         elif store_epoch is None:
             store_epoch = self._sessions.store_epoch
-        ask = PutRecord(*self._ids(), key, store_epoch, self._tenant(tenant), token)
+        ask = PutRecord(*self._ids(), key, store_epoch, self._tenant(tenant), token, overwrites=overwrites)
         try:
             stored = yield from self._offers.send(ask, encoded, deadline)
         except InvalidRequest as error:  # a refusal like that of any record that is too large, and no reason to lose it
@@ -455,7 +457,7 @@ class StoreVerbs:
         message, payload = yield from self._contact.exchange(ask, deadline)
         if isinstance(message, Claimed):
             return Grant(self._contact.client_id, message.claim, message.store_epoch, session.ring)
-        (found,) = self._open(session, expect(message, Records), payload, reading, 1)
+        (found,) = self._open(session, expect(message, Records), payload, reading, keys=[key], tenant=tenant)
         return found
 
     def _claim_many(self, keys: list[str], reading: Reading, deadline: Deadline) -> Verb[list[Hit | Claim | Pending]]:
@@ -483,7 +485,8 @@ class StoreVerbs:
                         found[index] = Claim(keys[index], grant, self._drop_claim)
                 places = [None if isinstance(place, int) else place for place in answer.found]
                 records = Records(answer.request_id, answer.store_epoch, places)
-                for index, hit in zip(batch, self._open(session, records, payload, reading, len(batch)), strict=True):
+                opened = self._open(session, records, payload, reading, keys=ask.keys, tenant=ask.tenant)
+                for index, hit in zip(batch, opened, strict=True):
                     found[index] = found[index] or hit or Pending(keys[index])
         except BaseException:
             for each in found:
@@ -560,11 +563,18 @@ class StoreVerbs:
         return self._guard.is_miss(operation, error)
 
     def _open(
-        self, session: StoreSession, answer: Records, payload: Sequence[Frame], reading: Reading, count: int
+        self,
+        session: StoreSession,
+        answer: Records,
+        payload: Sequence[Frame],
+        reading: Reading,
+        *,
+        keys: Sequence[str],
+        tenant: str,
     ) -> list[Hit | None]:
-        hits = session.open(answer, payload, reading)
-        if len(hits) != count:
-            raise RemoteProtocolError(f"{len(hits)} records for {count} keys", "records")
+        if len(answer.records) != len(keys):
+            raise RemoteProtocolError(f"{len(answer.records)} records for {len(keys)} keys", "records")
+        hits = session.open(answer, payload, reading, keys=keys, tenant=tenant)
         self._guard.count(inline_hits=sum(isinstance(place, Inline) for place in answer.records))
         return hits
 

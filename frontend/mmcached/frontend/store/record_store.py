@@ -4,8 +4,9 @@
     get ── the handle, and the record is young again
     drop, drop_fetched, clear, begin_epoch ── forgotten; whoever holds a lease reads on
 
-The first writer wins: a key that has a record keeps it, and a second put of it counts as kept. A tenant over its quota
-loses its own records, in the order of `tenant_books`; what the ring evicts for room may be anybody's.
+The first writer wins: a key that has a record keeps it, and a second put of it counts as kept, unless that says to
+replace the record. A tenant over its quota loses its own records, in the order of `tenant_books`; what the ring evicts
+for room may be anybody's.
 
 An epoch ends when everything derived from the old weights becomes unreachable. Epochs are numbered on from a clock, so
 that one of a former frontend is never taken for the present one, unless its records were adopted with it.
@@ -161,18 +162,26 @@ class RecordStore(Closeable):
         return shape[0] if shape else 0
 
     def put(
-        self, tenant: str, key: str, encoded: EncodedRecord, *, epoch: int, is_fetched: bool = False
+        self,
+        tenant: str,
+        key: str,
+        encoded: EncodedRecord,
+        *,
+        epoch: int,
+        is_fetched: bool = False,
+        overwrites: bool = False,
     ) -> Refusal | None:
         """Keep a record under a key, unless the key has one already.
 
         Args:
             epoch: in which it was computed.
             is_fetched: another host has computed it.
+            overwrites: in the place of the record that the key has; if it is refused, the key keeps that.
         Returns:
-            None if the key has a record now, else why not. A record that is refused for want of room may have cost its
-            tenant others, if it was at its quota.
+            None if the key has a record now, or has this one if it overwrites; else why not. A record that is refused
+            for want of room may have cost its tenant others, if it was at its quota.
         """
-        refusal = self._put(tenant, key, encoded, epoch, is_fetched)
+        refusal = self._put(tenant, key, encoded, epoch=epoch, is_fetched=is_fetched, overwrites=overwrites)
         if refusal is None:
             self.num_puts += 1
         else:
@@ -264,13 +273,16 @@ class RecordStore(Closeable):
 
     # ---- how
 
-    def _put(self, tenant: str, key: str, encoded: EncodedRecord, epoch: int, is_fetched: bool) -> Refusal | None:
+    def _put(
+        self, tenant: str, key: str, encoded: EncodedRecord, *, epoch: int, is_fetched: bool, overwrites: bool
+    ) -> Refusal | None:
         if isinstance(self._store, _NoStore):
             return Refusal.NO_STORE
         if epoch != self.epoch:
             return Refusal.OLD_EPOCH
         name = store_key(tenant, key)
-        if self._store.is_cached(name):
+        has_one = self._store.is_cached(name)
+        if has_one and not overwrites:
             return None
         if encoded.nbytes > self._store.ring.max_object_bytes:
             return Refusal.TOO_LARGE
@@ -279,11 +291,18 @@ class RecordStore(Closeable):
         if self._quota_bytes is not None:
             if num_bytes > self._quota_bytes:
                 return Refusal.TENANT_QUOTA
+            # The former record of the key counts no more, and is not what goes.
+            former_bytes = self._tenant_to_books[tenant].remove(name) if has_one else 0
             self._make_room_in_quota(tenant, self._quota_bytes - num_bytes)
+            if has_one:
+                self._charge(tenant, name, former_bytes)
         try:
-            self._store.put_encoded(name, encoded, about)
+            put = self._store.replace if has_one else self._store.put_encoded
+            put(name, encoded, about)
         except CacheFull:
             return Refusal.FULL
+        if has_one:
+            self._forget(name)
         self._charge(tenant, name, num_bytes)
         if is_fetched:
             self._fetched.add(name)

@@ -285,9 +285,11 @@ class StoreService(Closeable):
         # What was fetched before the second level is flushed is no better than what was computed before a new epoch.
         is_fetched = self.second_level.is_peer(message.client_id)
         is_stale = is_fetched and self.second_level.is_flushing
-        is_new = not self.records.has(message.tenant, message.key)
+        is_new = message.overwrites or not self.records.has(message.tenant, message.key)
         epoch = -1 if is_stale else message.store_epoch
-        refusal = self.records.put(message.tenant, message.key, encoded, epoch=epoch, is_fetched=is_fetched)
+        refusal = self.records.put(
+            message.tenant, message.key, encoded, epoch=epoch, is_fetched=is_fetched, overwrites=message.overwrites
+        )
         place = self.records.find(message.tenant, message.key) if refusal is None else None
         if refusal is None:
             took_s = self._clock() - started

@@ -50,10 +50,12 @@ class TenantBooks:
         is_unused = self.unused and (is_much or not self.used)
         return next(iter(self.unused if is_unused else self.used))
 
-    def remove(self, key: str) -> None:
+    def remove(self, key: str) -> int:
+        """Forget a record; return what it took."""
         num_bytes = self.unused.pop(key, None)
         if num_bytes is not None:
             self._num_unused_bytes -= num_bytes
         else:
             num_bytes = self.used.pop(key)
         self.num_bytes -= num_bytes
+        return num_bytes

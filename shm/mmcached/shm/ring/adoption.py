@@ -1,6 +1,7 @@
 """Takes over what a dead writer has left in a ring, out of the slot table alone.
 
-    valid, above the floor            current again
+    valid, above the floor            current again; of two with one key, the writer died while it replaced the first:
+                                      the later one
     valid, not above it; retired      under lease: an island; else erased
     0                                 free: whatever was claimed, or half written, is in no slot
 
@@ -66,13 +67,21 @@ def adopt_chunks(
         is_leased: of a slot, by a living reader.
         handles_of: names chunks by their slots, generations, offsets and bytes.
     Raises:
-        SegmentError: a record cannot be, or contradicts another.
+        SegmentError: a record is invalid, or two lie in the same place.
     """
     slots = SlotTable(tables.slots)
     table = read_table(tables.slots, chunks.num_slots)
     generations = (table[:, GENERATION] & _UNSEALED) >> _ONE
     _check(table, generations, chunks.capacity, board.last_generation())
     is_current = (table[:, GENERATION] & _ONE).astype(bool) & (generations > board.floor())
+    is_current[_replaced(table, generations, np.flatnonzero(is_current))] = False
+    current = np.flatnonzero(is_current)
+    current = current[np.argsort(generations[current])]
+    rows = table[current]
+    if index is not None:  # before anything is retired: what replaces a record is found before that is not
+        has_key = rows[:, FIRST_KEY : SECOND_KEY + 1].any(axis=1)
+        index.adopt(marks_of(rows[has_key, FIRST_KEY], current[has_key]))
+    crash_point("adopt.after_index")
     gone = np.flatnonzero((table[:, GENERATION] != 0) & ~is_current)
     for slot in gone.tolist():
         slots.retire(slot)
@@ -83,22 +92,12 @@ def adopt_chunks(
         else:
             islands.append(extent)
     crash_point("adopt.after_erase")
-    current = np.flatnonzero(is_current)
-    current = current[np.argsort(generations[current])]
-    rows = table[current]
     columns = (current, generations[current], rows[:, OFFSET], rows[:, NBYTES])
     handles = handles_of(*(column.tolist() for column in columns))
     try:
         chunks.adopt(handles, _extents(table, current), islands, board.last_generation())
     except InvariantError as error:
         raise SegmentError(f"the slot table contradicts itself: {error}") from error
-    if index is not None:
-        keys = rows[:, FIRST_KEY : SECOND_KEY + 1]
-        has_key = keys.any(axis=1)
-        if _has_twice(keys[has_key]):
-            raise SegmentError("the slot table has a key twice")
-        index.adopt(marks_of(keys[has_key, 0], current[has_key]))
-    crash_point("adopt.after_index")
 
 
 _ONE, _UNSEALED = np.uint64(1), np.uint64(IS_SEALED - 1)
@@ -130,7 +129,11 @@ def _check(table: Words, generations: Words, capacity: int, last_generation: int
         raise SegmentError(f"slot {slot} cannot hold {table[slot].tolist()} in a ring of {capacity} bytes")
 
 
-def _has_twice(keys: Words) -> bool:
-    """Return whether two of the keys, `(number, 2)`, are the same."""
-    order = np.lexsort((keys[:, 1], keys[:, 0]))
-    return bool((keys[order[1:]] == keys[order[:-1]]).all(axis=1).any())
+def _replaced(table: Words, generations: Words, slots: npt.NDArray[np.intp]) -> npt.NDArray[np.intp]:
+    """Return those of these slots whose key a slot of a later generation has too."""
+    keys = table[slots, FIRST_KEY : SECOND_KEY + 1]
+    order = np.lexsort((generations[slots], keys[:, 1], keys[:, 0]))
+    keys = keys[order]
+    is_replaced = (keys[1:] == keys[:-1]).all(axis=1) & keys[1:].any(axis=1)
+    found: npt.NDArray[np.intp] = slots[order[:-1][is_replaced]]
+    return found

@@ -5,8 +5,9 @@
             home of a mark = its digest bits mod size; if that is taken, the next word, and so on (linear probing)
 
 The writer believes its own copy and never reads what it shows. One process writes, any number look, with no lock: each
-word is stored whole. A removal moves later words of its run back into the hole, each copied *before* its old place is
-freed, so that between any two stores every key that stays can be found; only a look that is under way may pass it by.
+word is stored whole. A key that gets another slot keeps its word, which then names that slot. A removal moves later
+words of its run back into the hole, each copied *before* its old place is freed, so that between any two stores every
+key that stays can be found; only a look that is under way may pass it by.
 Many keys share 44 bits, and a word may be old: so a look yields slots where the key may be, and the slot's record says
 whether it is.
 
@@ -33,6 +34,7 @@ import numpy.typing as npt
 from mmcached.shm.crash_points import crash_point
 from mmcached.shm.ring.slot_table import KeyDigest
 from mmcached.shm.segment.layout import SLOT_BITS
+from mmcached.shm.segment.words import require_word_store
 from mmcached.wire.errors import CacheFull, InvariantError, LocalProtocolError
 
 _TWO_WORDS = struct.Struct("<QQ")
@@ -91,6 +93,19 @@ class KeyIndexWriter:
         """Hide a key at a slot; one that is not shown there changes nothing."""
         self._remove(_mark(key, slot))
 
+    def move(self, key: KeyDigest, slot: int, new_slot: int) -> None:
+        """Show a key at another slot, with one store: a look finds the one or the other.
+
+        Raises:
+            LocalProtocolError: the key is not shown at `slot`.
+        """
+        place = self._find(_mark(key, slot))
+        if place is None:
+            raise LocalProtocolError(f"the index does not show this key at slot {slot}")
+        mark = self._words[place] = _mark(key, new_slot)
+        # A release store: a reader that finds the new slot here finds it valid.
+        require_word_store().store_release(self._shown, place, mark)
+
     def adopt(self, marks: npt.NDArray[np.uint64]) -> None:
         """Show just these marks, each once; those that a former writer has shown can be found meanwhile.
 
@@ -108,12 +123,12 @@ class KeyIndexWriter:
             return
         surplus = Counter(present.tolist())
         surplus.subtract(marks.tolist())
+        for mark, number in surplus.items():  # first: a key that has got another slot is found at one of the two
+            if number < 0:
+                self._insert(mark)
         for mark, number in surplus.items():
             for _ in range(number):
                 self._remove(mark)
-        for mark, number in surplus.items():
-            if number < 0:
-                self._insert(mark)
 
     def _insert(self, mark: int) -> None:
         place = (mark >> SLOT_BITS) & self._mask

@@ -4,6 +4,9 @@
 
 Sans I/O: the words are passed in; another process may be writing them. What was found may be gone a moment later: a
 lease must follow.
+
+A record is replaced in three steps: the new one is valid, the index shows it, the old one is retired. So a reader that
+was shown a slot which is not valid any more looks into the index again.
 """
 
 from __future__ import annotations
@@ -15,6 +18,10 @@ from mmcached.shm.segment.layout import ALIGNMENT, ATTACHED_WORD, SLOT_WORDS
 from mmcached.shm.segment.mapped import Tables
 from mmcached.shm.segment.words import require_word_store
 from mmcached.wire.handle import Handle, RingAnnouncement
+
+MAX_LOOKS = 8
+"""Looks for one key before it is taken for missing, while the index shows slots that do not hold it. Each look more is
+needed only if the record was replaced once more during the one before."""
 
 
 class Lookup:
@@ -29,18 +36,25 @@ class Lookup:
     def find(self, key: KeyDigest) -> Handle | None:
         """Return where the record of a key lies, or None."""
         names, slots = self._names, self._slots
-        for slot in slots_of(self._index, key):
-            if slot >= names.num_slots:
-                continue
-            first = SLOT_WORDS * slot
-            mark = slots[first]
-            # Against the writer, which fills and publishes: with a new word 0, the others must not be older.
+        for _ in range(MAX_LOOKS):
+            shown = slots_of(self._index, key)
+            if not shown:
+                return None
+            for slot in shown:
+                if slot >= names.num_slots:
+                    continue
+                first = SLOT_WORDS * slot
+                mark = slots[first]
+                # Against the writer, which fills and publishes: with a new word 0, the others must not be older.
+                self._load_fence()
+                offset, nbytes, _, first_key, second_key = slots[first + OFFSET : first + SECOND_KEY + 1]
+                if not mark & 1 or second_key != key[1] or first_key != key[0]:
+                    continue
+                if offset % ALIGNMENT == 0 and 1 <= nbytes <= names.data_bytes - offset:
+                    return Handle(names.ring_id, names.epoch, slot, mark >> 1, offset, nbytes)
+            # Against the writer, which moves the index before it retires: with a retired slot, the index must not be
+            # older.
             self._load_fence()
-            offset, nbytes, _, first_key, second_key = slots[first + OFFSET : first + SECOND_KEY + 1]
-            if not mark & 1 or second_key != key[1] or first_key != key[0]:
-                continue
-            if offset % ALIGNMENT == 0 and 1 <= nbytes <= names.data_bytes - offset:
-                return Handle(names.ring_id, names.epoch, slot, mark >> 1, offset, nbytes)
         return None
 
     def find_generation(self, slot: int, generation: int) -> Handle | None:

@@ -90,20 +90,36 @@ class ObjectStoreWriter(Closeable):
             about: what a successor of this writer must know beside the key.
         """
         self._check_new(key)
-        claim = self.ring.claim(encoded.nbytes, _note(key, about))
-        try:
-            encoded.write_into(claim.buffer)
-        except BaseException:
-            self.ring.abort(claim)
-            raise
-        index = self.ring.index
-        digest = NO_KEY if index is None else key_digest(key)
-        handle = self.ring.commit(claim, digest, came_back=self._departed.take(key))
-        self._key_to_handle[key] = handle
-        self._slot_to_key[handle.slot] = key
-        if index is not None:
-            index.add(digest, handle.slot)
+        handle = self._write(key, encoded, about)
+        if self.ring.index is not None:
+            self.ring.index.add(key_digest(key), handle.slot)
             crash_point("put.after_index")
+        return handle
+
+    def replace(self, key: str, encoded: EncodedRecord, about: bytes = b"") -> Handle:
+        """Write an encoded record in the place of the one that the key has; who has a lease of that one reads on.
+
+        A reader finds the old record or the new one at every moment. For a moment both take room.
+
+        Raises:
+            LocalProtocolError: the key does not exist.
+            ItemTooLarge, CacheFull: as `RingWriter.claim`; the key keeps the old record, and nothing was evicted.
+        """
+        former = self._key_to_handle.get(key)
+        if former is None:
+            raise LocalProtocolError(f"key {key!r} does not exist in the store")
+        self.ring.pin(former)  # else it may be evicted for the new one, and is missing until that is there
+        try:
+            handle = self._write(key, encoded, about)
+        finally:
+            self.ring.unpin(former)
+        del self._slot_to_key[former.slot]
+        self._touched.discard(key)
+        crash_point("replace.before_index")
+        if self.ring.index is not None:
+            self.ring.index.move(key_digest(key), former.slot, handle.slot)
+        crash_point("replace.after_index")
+        self.ring.discard(former)
         return handle
 
     @staticmethod
@@ -178,6 +194,20 @@ class ObjectStoreWriter(Closeable):
         self._slot_to_key.clear()
         self._touched.clear()
         self.ring.close()
+
+    def _write(self, key: str, encoded: EncodedRecord, about: bytes) -> Handle:
+        """Write and publish a record, and enter it into the books; the index does not show it yet."""
+        claim = self.ring.claim(encoded.nbytes, _note(key, about))
+        try:
+            encoded.write_into(claim.buffer)
+        except BaseException:
+            self.ring.abort(claim)
+            raise
+        digest = NO_KEY if self.ring.index is None else key_digest(key)
+        handle = self.ring.commit(claim, digest, came_back=self._departed.take(key))
+        self._key_to_handle[key] = handle
+        self._slot_to_key[handle.slot] = key
+        return handle
 
     def _check_new(self, key: str) -> None:
         if key in self._key_to_handle:

@@ -203,12 +203,14 @@ class RegisterEgressRing(Message, frozen=True):
 
 
 class PutRecord(Message, frozen=True):
-    """Keep a record under a key; its frames follow, or it has a `place`. A key that has one keeps it.
+    """Keep a record under a key; its frames follow, or it has a `place`. A key that has one keeps it, unless this one
+    overwrites it.
 
     Attributes:
         store_epoch: the epoch in which it was computed; a record of an earlier one is not kept.
         claim: the token with which the key was claimed; 0 if it was not.
         place: in the ring that the client has registered. Nobody writes there before the answer to this has come.
+        overwrites: it takes the place of the record that the key has; if it is not kept, that one stays.
     """
 
     client_id: ClientId
@@ -218,6 +220,7 @@ class PutRecord(Message, frozen=True):
     tenant: Text = ""
     claim: Count = 0
     place: EgressPlace | None = None
+    overwrites: bool = False
 
 
 class ClaimRecord(Message, frozen=True):
