@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import time
+
+import pytest
+
 
 class Clock:
     """Seconds that stand still until a test moves `now`; with `tick_s`, each look moves them so far."""
@@ -13,6 +17,13 @@ class Clock:
     def __call__(self) -> float:
         self.now += self.tick_s
         return self.now
+
+
+def boot_clock(patch: pytest.MonkeyPatch) -> Clock:
+    """Let a clock say, for this process, how long ago the host was booted."""
+    clock = Clock(1000.0)
+    patch.setattr(time, "clock_gettime_ns", lambda which: round(clock() * 1e9))
+    return clock
 
 
 class Sleeper:

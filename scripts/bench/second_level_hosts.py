@@ -120,7 +120,7 @@ class Hosts:
     def wait_for(self, key: str) -> None:
         """Wait until the server has a record that the first host has put, and all is quiet."""
         with contextlib.closing(connect_redis(self.path)) as server:
-            while not server.exists(f"mmcached:2:record:{store_key('', key)}"):
+            while not server.exists(f"mmcached:3:record:{store_key('', key)}"):
                 time.sleep(0.005)
         time.sleep(0.02)
 

@@ -82,6 +82,17 @@ def test_a_record_that_is_replaced_is_replaced_there_too(fleet: Fleet) -> None:
     assert bob.get("k")["seed"] == 2
 
 
+def test_a_record_that_expires_does_so_on_other_hosts(fleet: Fleet) -> None:
+    (ann, of_ann), (bob, _) = fleet.host("a"), fleet.host("b")
+    assert ann.put("k", numbers(1), ttl_s=1.0)
+    assert ann.put("stays", numbers(2), ttl_s=3600.0)
+    eventually(lambda: kept(of_ann), lambda count: count == 2, "two saves")
+    assert bob.get("stays")["seed"] == 2
+    eventually(lambda: bob.get("k"), lambda hit: hit is None, "its end")
+    assert ann.get("k") is None
+    assert bob.get("stays")["seed"] == 2
+
+
 def test_a_flush_reaches_the_second_level_and_fails_where_it_does_not(fleet: Fleet) -> None:
     ann, of_ann = fleet.host("a")
     bob, _ = fleet.host("b")
@@ -280,10 +291,10 @@ def test_what_takes_longer_than_a_claim_lasts_is_computed_once(run_dir: Path, se
         stack.callback(ends.set)
         found = [pool.submit(client.get_or_compute, "k", compute, tensors="numpy") for client in clients]
         redis = stack.enter_context(server.client())
-        lives = [redis.pttl(f"mmcached:2:claim:{store_key('', 'k')}")]
+        lives = [redis.pttl(f"mmcached:3:claim:{store_key('', 'k')}")]
 
         def num_renewals() -> int:
-            lives.append(redis.pttl(f"mmcached:2:claim:{store_key('', 'k')}"))
+            lives.append(redis.pttl(f"mmcached:3:claim:{store_key('', 'k')}"))
             return sum(later > sooner > 0 for sooner, later in pairwise(lives))
 
         eventually(num_renewals, lambda count: count > 5, "a claim that is renewed")

@@ -205,7 +205,7 @@ Damage = Callable[[Server, str], object]
 def _with_key(damage: Callable[..., object]) -> Damage:
     def act(server: Server, name: str) -> object:
         with server.client() as client:
-            return damage(client, f"mmcached:2:record:{name}")
+            return damage(client, f"mmcached:3:record:{name}")
 
     return act
 
@@ -221,7 +221,7 @@ def _with_key(damage: Callable[..., object]) -> Damage:
         (_with_key(lambda client, key: client.set(key, client.getrange(key, 0, 100_000))), "cut"),
         (_with_key(lambda client, key: client.set(key, client.getrange(key, 0, 20))), "cut"),
         (_with_key(lambda client, key: client.set(key, b"")), "cut"),
-        (_with_key(lambda client, key: client.copy(f"mmcached:2:record:{NAMES[1]}", key, replace=True)), "other"),
+        (_with_key(lambda client, key: client.copy(f"mmcached:3:record:{NAMES[1]}", key, replace=True)), "other"),
         (_with_key(lambda client, key: [client.delete(key), client.rpush(key, b"a list")]), "absent"),
         (_with_key(lambda client, key: client.pexpire(key, 0)), "absent"),
     ],

@@ -114,7 +114,7 @@ def _afflict(server: Server, rng: random.Random) -> None:
                 client.config_set("maxmemory", 6_000_000)
         case 4:
             with server.client() as client:
-                for key in client.keys("mmcached:2:record:*"):
+                for key in client.keys("mmcached:3:record:*"):
                     client.setrange(key, rng.randrange(5000), bytes([rng.randrange(256)]))
         case _:
             with server.client() as client:

@@ -7,12 +7,15 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
 from mmcached.cache.store_keys import store_key
 from mmcached.second_level import saving
 from mmcached.second_level.records import HEAD_BYTES
+from mmcached.second_level.shared_records import Found
+from mmcached.shm.ring.slot_table import expiry_of
 from mmcached.wire.messages.parts import Save
 from tests.client.records import every_dtype, numbers
 from tests.integration.processes import DEADLINE_S, eventually
@@ -104,6 +107,19 @@ def test_of_a_record_that_was_replaced_the_last_one_stays(host: Host, server: Pl
         go_on.set()
         host.saving.close()
         second.join(DEADLINE_S)
+
+
+def test_a_record_that_expires_is_saved_with_what_is_left_to_it(host: Host, server: PlainServer) -> None:
+    save = host.put("k", numbers(1))
+    order(host, msgspec.structs.replace(save, expires_at=expiry_of(3600.0)))
+    host.await_stats(lambda stats: stats.puts_kept == 1, "a save")
+    (found,) = host.records.get_many([NAME], deadline=time.monotonic() + DEADLINE_S)
+    assert isinstance(found, Found)
+    assert 3600.0 - DEADLINE_S < found.ttl_s <= 3600.1
+    server.values.clear()
+    order(host, msgspec.structs.replace(save, expires_at=1))
+    host.await_stats(lambda stats: stats.puts_dropped == 1, "a drop")
+    assert server.values == {}
 
 
 def test_its_end_is_the_end_of_a_claim_of_this_host_alone(host: Host, server: PlainServer) -> None:

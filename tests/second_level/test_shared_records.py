@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -68,6 +69,27 @@ def test_what_lies_there_is_not_sent_again(one: SharedRecords, two: SharedRecord
     assert [save(one, NAME, RECORD), save(two, NAME, RECORD)] == ["kept", "there"]
     assert save(two, NAME, RECORD[::-1]) == "kept"
     assert read(one, NAME) == [RECORD[::-1]]
+
+
+@pytest.mark.parametrize("nbytes", [1000, PART_BYTES + 1], ids=["whole", "in parts"])
+def test_a_record_expires_where_it_is_found(server: Server, one: SharedRecords, nbytes: int) -> None:
+    record = bytes(nbytes)
+    now = time.time()
+    with SharedRecords(make_backend(server.url), max_bytes=MAX_BYTES, ttl_s=60.0, wall_clock=lambda: now) as other:
+        assert one.save(NAME, [record], ttl_s=20.0, deadline=in_time()) == "kept"
+        (found,) = other.get_many([NAME], deadline=in_time())
+        assert isinstance(found, Found)
+        assert 20.0 <= found.ttl_s <= 20.0 + OUTER_S
+        with server.client() as client:
+            lives = [client.pttl(key) for key in client.keys("mmcached:3:record:*")]
+            assert all(0 < life <= 20_000 for life in lives), lives
+        now += 20.0 + OUTER_S
+        assert read(other, NAME) == ["absent"]
+        assert save(one, NAME, record) == "kept"
+        assert read(other, NAME) == [record]
+        (found,) = other.get_many([NAME], deadline=in_time())
+        assert isinstance(found, Found)
+        assert found.ttl_s == 0.0
 
 
 def test_a_new_epoch_has_no_records(one: SharedRecords, two: SharedRecords) -> None:
@@ -196,7 +218,7 @@ def test_one_host_computes(one: SharedRecords, two: SharedRecords) -> None:
 def test_a_damaged_record_is_replaced(server: Server, one: SharedRecords, two: SharedRecords) -> None:
     save(one, NAME, RECORD)
     with server.client() as client:
-        client.setrange(f"mmcached:2:record:{NAME}", 50_000, b"damaged")
+        client.setrange(f"mmcached:3:record:{NAME}", 50_000, b"damaged")
     assert read(two, NAME) == ["corrupt"]
     assert save(two, NAME, RECORD) == "kept"
     assert read(one, NAME) == [RECORD]
@@ -206,7 +228,7 @@ def test_a_part_that_was_evicted_is_a_miss(server: Server, one: SharedRecords, t
     record = bytes(PART_BYTES + 1)
     save(one, LARGE, record)
     with server.client() as client:
-        (part,) = client.keys(f"mmcached:2:record:{LARGE}/*/1")
+        (part,) = client.keys(f"mmcached:3:record:{LARGE}/*/1")
         client.delete(part)
     assert read(two, LARGE) == ["cut"]
     assert save(two, LARGE, record) == "kept"

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from mmcached.wire.errors import InvalidRequest
-from mmcached.wire.messages.frontend import ANY_CLIENT, CLIENT_NAME
+from mmcached.wire.messages.frontend import ANY_CLIENT, CLIENT_NAME, MAX_TTL_S
 from mmcached.wire.messages.parts import MAX_ROW_KEYS, MessageLimits, RowsWanted
 from mmcached.wire.paths import RunDir, default_run_dir
 from mmcached.wire.sockets.frames import Frame
@@ -96,6 +96,14 @@ def checked_timeout(field: str, value: Any) -> float:
     """Return a number of seconds that somebody can wait."""
     limit = f"a number of seconds above 0 and at most {MAX_TIMEOUT_S:.0f}"
     return checked_real(field, value, lambda seconds: 0 < seconds <= MAX_TIMEOUT_S, limit)
+
+
+def checked_ttl(ttl_s: Any) -> float:
+    """Return the seconds that a record has to live; 0.0, which nobody can say, for None: no limit."""
+    if ttl_s is None:
+        return 0.0
+    limit = f"a number of seconds above 0 and at most {MAX_TTL_S:.0f}; None for a record that does not expire"
+    return checked_real("ttl_s", ttl_s, lambda seconds: 0 < seconds <= MAX_TTL_S, limit)
 
 
 def checked_real(field: str, value: Any, is_possible: Callable[[float], bool], limit: str) -> float:

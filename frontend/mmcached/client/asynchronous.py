@@ -8,6 +8,7 @@ from functools import partial, wraps
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
+from mmcached.client.arguments import checked_ttl
 from mmcached.client.base import BaseClient
 from mmcached.client.cached_functions import key_function
 from mmcached.client.calls import Calls, ValueT
@@ -101,10 +102,12 @@ class AsyncClient(BaseClient):
         view: bool = False,
         tensors: Library = DEFAULT_LIBRARY,
         timeout_s: float | None = None,
+        ttl_s: float | None = None,
         tenant: str | None = None,
     ) -> Callable[[Callable[P, ValueT | Awaitable[ValueT]]], Callable[P, Coroutine[Any, Any, ValueT]]]:
         """As `Client.cached`, for functions and coroutine functions; what it returns is awaited."""
         reading_of(tensors, view)
+        checked_ttl(ttl_s)
 
         def decorate(fn: Callable[P, ValueT | Awaitable[ValueT]]) -> Callable[P, Coroutine[Any, Any, ValueT]]:
             key_of = key_function(fn, key)
@@ -114,7 +117,7 @@ class AsyncClient(BaseClient):
                 compute = partial(fn, *values, **named)
                 own_key = key_of(*values, **named)
                 return await self.get_or_compute(
-                    own_key, compute, view=view, tensors=tensors, timeout_s=timeout_s, tenant=tenant
+                    own_key, compute, view=view, tensors=tensors, timeout_s=timeout_s, ttl_s=ttl_s, tenant=tenant
                 )
 
             return call

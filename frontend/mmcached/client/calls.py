@@ -18,6 +18,7 @@ from mmcached.client.arguments import (
     checked_prompt,
     checked_rows,
     checked_tenant,
+    checked_ttl,
 )
 from mmcached.client.clips import AudioLike, VideoLike, checked_clips, read_clips
 from mmcached.client.contact import Contact, MakeLink, Request
@@ -321,6 +322,7 @@ class Calls:
         record: Record | TensorLike,
         *,
         overwrite: bool = False,
+        ttl_s: float | None = None,
         claim: Claim | None = None,
         timeout_s: float | None = None,
         tenant: str | None = None,
@@ -340,6 +342,10 @@ class Calls:
                 never a miss. Who has a view of the old one keeps its bytes. For a moment both take room; if the result
                 is "refused", the key keeps the old one. With a second level other hosts may still find the old one: see
                 its page.
+            ttl_s: seconds from the moment that the service keeps the record until no call finds it any more, on a clock
+                that nobody sets; None: it does not expire. A view that was taken before keeps its bytes. A key that has
+                a record, and keeps it, keeps the expiry of that one. On other hosts of a second level it expires at the
+                same time of day.
             record: nested dicts and lists of CPU tensors, arrays, numbers, strings, bytes and None; or one tensor or
                 array, which `hit.tensor()` gives back. Its record is `{"__tensor__": …}`; no other one may have that
                 name at its top.
@@ -358,6 +364,7 @@ class Calls:
             checked_claim(claim, key),
             timeout_s,
             overwrites=overwrite,
+            ttl_s=checked_ttl(ttl_s),
             tenant=checked_tenant(tenant),
             store_epoch=_checked_epoch(store_epoch),
         )
@@ -370,6 +377,7 @@ class Calls:
         view: bool = False,
         tensors: Library = DEFAULT_LIBRARY,
         timeout_s: float | None = None,
+        ttl_s: float | None = None,
         tenant: str | None = None,
         store_epoch: int | None = None,
     ) -> Verb[ValueT]:
@@ -386,6 +394,7 @@ class Calls:
             view, tensors: of a record that was found, as for `get`; what `fn` returns is returned as it is.
             timeout_s: how long to wait for another caller's `fn`, and, once `fn` has returned here, for the service to
                 take its record. The time that `fn` takes here is limited by nothing.
+            ttl_s: of what `fn` returns, as for `put`.
             tenant: as for `get`.
             store_epoch: in which `fn` computes, if another process knows: in another one nothing is found or stored.
         """
@@ -395,6 +404,7 @@ class Calls:
             fn,
             reading_of(tensors, view),
             timeout_s,
+            ttl_s=checked_ttl(ttl_s),
             tenant=checked_tenant(tenant),
             store_epoch=_checked_epoch(store_epoch),
         )

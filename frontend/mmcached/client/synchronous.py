@@ -8,7 +8,7 @@ from collections.abc import Callable, Generator
 from functools import partial, wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from mmcached.client.arguments import invalid
+from mmcached.client.arguments import checked_ttl, invalid
 from mmcached.client.base import BaseClient
 from mmcached.client.cached_functions import key_function
 from mmcached.client.calls import Calls, ValueT
@@ -133,6 +133,7 @@ class Client(BaseClient, Closeable):
         view: bool = False,
         tensors: Library = DEFAULT_LIBRARY,
         timeout_s: float | None = None,
+        ttl_s: float | None = None,
         tenant: str | None = None,
     ) -> Callable[[Callable[P, ValueT]], Callable[P, ValueT]]:
         """Return a decorator: each call of the function is `get_or_compute` of the key that its arguments make.
@@ -145,13 +146,14 @@ class Client(BaseClient, Closeable):
             key: template with arguments of the function as fields, which must be text, numbers, paths or None; or a
                 function with the same arguments that returns the key. Arguments that it does not name do not tell
                 results apart. Name the function and its version in it: the key is all that is compared.
-            view, tensors, timeout_s, tenant: as for `get_or_compute`.
+            view, tensors, timeout_s, ttl_s, tenant: as for `get_or_compute`.
         Raises:
             InvalidRequest: (when decorating) the key is neither, has fields that are not arguments, or has none though
                 the function has arguments; the function is a coroutine function, which `AsyncClient` takes. (In a call)
                 the key of these arguments is invalid.
         """
         reading_of(tensors, view)
+        checked_ttl(ttl_s)
 
         def decorate(fn: Callable[P, ValueT]) -> Callable[P, ValueT]:
             key_of = key_function(fn, key)
@@ -163,7 +165,7 @@ class Client(BaseClient, Closeable):
                 compute = partial(fn, *values, **named)
                 own_key = key_of(*values, **named)
                 return self.get_or_compute(
-                    own_key, compute, view=view, tensors=tensors, timeout_s=timeout_s, tenant=tenant
+                    own_key, compute, view=view, tensors=tensors, timeout_s=timeout_s, ttl_s=ttl_s, tenant=tenant
                 )
 
             return call

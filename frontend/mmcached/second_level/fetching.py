@@ -189,7 +189,7 @@ class Fetching(Closeable):
                 return "miss"
             self._num_putting += 1
         try:
-            self._first.put(order.tenant, order.key, encoded_of(found), order.store_epoch)
+            self._first.put(order.tenant, order.key, encoded_of(found), order.store_epoch, ttl_s=found.ttl_s)
         except MmcachedError as error:
             if isinstance(error, RemoteProtocolError):
                 log.warning("a record of the second level cannot be read: %s", error)

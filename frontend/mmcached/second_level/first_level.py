@@ -65,13 +65,15 @@ class FirstLevel(Closeable):
         """
         return drive(self._take_orders(timeout_s))
 
-    def put(self, tenant: str, key: str, record: EncodedRecord, store_epoch: int) -> bool:
+    def put(self, tenant: str, key: str, record: EncodedRecord, store_epoch: int, *, ttl_s: float = 0.0) -> bool:
         """Offer a record; return whether its key has one now.
 
+        Args:
+            ttl_s: seconds until it expires; 0.0: never.
         Raises:
             MmcachedError: the frontend has not answered.
         """
-        put = self._verbs.put_encoded(key, record, self._call_s, tenant=tenant, store_epoch=store_epoch)
+        put = self._verbs.put_encoded(key, record, self._call_s, tenant=tenant, store_epoch=store_epoch, ttl_s=ttl_s)
         return bool(drive(put))
 
     def lend(self, place: Handle) -> Bytes1D | None:

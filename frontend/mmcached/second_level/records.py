@@ -4,11 +4,12 @@
     manifest    head │ sum of each part, 16 bytes each      of a record above `PART_BYTES`; written last
     part        head │ the next bytes of the record         under a name of its own, made of the manifest's sums
 
-    head        magic │ version │ kind │ number │ epoch │ name │ nbytes │ parts │ sum │ seal        104 bytes
+    head        magic │ version │ kind │ number │ epoch │ name │ nbytes │ parts │ expiry │ sum │ seal        112 bytes
 
     name        the 64 hex digits of `store_key`, as 32 bytes
     nbytes      of the record
     parts       digest of a manifest's sums; 0 in a whole record. So parts of two saves are never taken for one record
+    expiry      milliseconds since 1970 from which on nobody takes the record; 0: it does not expire. Of parts always 0
     sum         xxh3-128 of what follows the head
     seal        xxh3-128 of the head so far: no bit of it changes unseen
 
@@ -30,10 +31,10 @@ from mmcached.second_level.backend import Value
 from mmcached.wire.errors import MmcachedError
 
 MAGIC = b"mmcL2\r\n\0"
-VERSION = 2
+VERSION = 3
 """Of the framing, of how a record is encoded, and of what an epoch means: rises when one of them changes. It is part of
 each name in the server, so hosts of two versions neither find nor overwrite each other's records."""
-_FIELDS = struct.Struct("<8sHHIQ32sQQ16s")
+_FIELDS = struct.Struct("<8sHHIQ32sQQQ16s")
 _SUM_BYTES = 16
 HEAD_BYTES = _FIELDS.size + _SUM_BYTES
 MAX_VALUE_BYTES = 32 << 20
@@ -71,17 +72,21 @@ Framed = tuple[str, list[Value]]
 """A name, and the pieces of the value to store under it."""
 
 
-def pack(name: str, epoch: int, pieces: Sequence[Value], *, part_bytes: int = PART_BYTES) -> list[Framed]:
+def pack(
+    name: str, epoch: int, pieces: Sequence[Value], *, expiry_ms: int = 0, part_bytes: int = PART_BYTES
+) -> list[Framed]:
     """Return what to store, in this order; the record's bytes are referred to, not copied.
 
     Args:
         name: 64 hex digits.
         pieces: the encoded record.
+        expiry_ms: as in the head.
     """
     views = [memoryview(piece).cast("B") for piece in pieces]
     nbytes = sum(map(len, views))
     if nbytes <= part_bytes:
-        return [(name, [_head(_WHOLE, 0, name, epoch=epoch, nbytes=nbytes, parts=0, body_sum=_sum(views)), *views])]
+        whole = _head(_WHOLE, 0, name, epoch=epoch, nbytes=nbytes, parts=0, body_sum=_sum(views), expiry_ms=expiry_ms)
+        return [(name, [whole, *views])]
     cut = list(_cut(views, part_bytes))
     sums = [_sum(part) for part in cut]
     listed = b"".join(sums)
@@ -91,7 +96,14 @@ def pack(name: str, epoch: int, pieces: Sequence[Value], *, part_bytes: int = PA
         (_part_name(name, parts, number), [head(_PART, number, body_sum=sums[number]), *part])
         for number, part in enumerate(cut)
     ]
-    return [*framed, (name, [head(_MANIFEST, 0, body_sum=xxh3_128_digest(listed)), listed])]
+    manifest = head(_MANIFEST, 0, body_sum=xxh3_128_digest(listed), expiry_ms=expiry_ms)
+    return [*framed, (name, [manifest, listed])]
+
+
+def expiry_ms_of(value: Value) -> int:
+    """Return the expiry of a value that `unpack` has taken."""
+    expiry_ms: int = _FIELDS.unpack_from(value)[8]
+    return expiry_ms
 
 
 def unpack(
@@ -160,8 +172,11 @@ class _Head:
     sum: bytes
 
 
-def _head(kind: int, number: int, name: str, *, epoch: int, nbytes: int, parts: int, body_sum: bytes) -> bytes:
-    fields = _FIELDS.pack(MAGIC, VERSION, kind, number, epoch, bytes.fromhex(name), nbytes, parts, body_sum)
+def _head(
+    kind: int, number: int, name: str, *, epoch: int, nbytes: int, parts: int, body_sum: bytes, expiry_ms: int = 0
+) -> bytes:
+    name_bytes = bytes.fromhex(name)
+    fields = _FIELDS.pack(MAGIC, VERSION, kind, number, epoch, name_bytes, nbytes, parts, expiry_ms, body_sum)
     return fields + xxh3_128_digest(fields)
 
 
@@ -169,7 +184,7 @@ def _read_head(name: str, epoch: int, value: Value) -> _Head:
     fields = bytes(memoryview(value)[:HEAD_BYTES])
     if len(fields) < HEAD_BYTES:
         raise Unusable("cut" if fields.startswith(MAGIC[: len(fields)]) else "foreign")
-    magic, version, kind, number, its_epoch, its_name, nbytes, parts, body_sum = _FIELDS.unpack_from(fields)
+    magic, version, kind, number, its_epoch, its_name, nbytes, parts, _, body_sum = _FIELDS.unpack_from(fields)
     if magic != MAGIC:
         raise Unusable("foreign")
     if version != VERSION:

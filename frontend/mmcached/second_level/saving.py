@@ -3,7 +3,7 @@
     ordered ──queue, bounded in records and bytes──> leased ──> written, or there already      "kept"
         └── too many, too old, too large, gone from the store ───────────────────────────────> "dropped"
 
-A record is read in place, under a lease of this process; its end is the end of a claim that was made for it. The records
+A record is read in place, under a lease of this process; its end is the end of a claim that was made for it. Records
 of one name are written one at a time, in the order in which they were ordered: the last one stays. Knows nothing of
 products. What is queued or under way is dropped without a word to anybody: whoever needs it computes it.
 """
@@ -25,6 +25,7 @@ from mmcached.second_level.claims import Claims
 from mmcached.second_level.counts import Counts
 from mmcached.second_level.first_level import FirstLevel
 from mmcached.second_level.shared_records import SharedRecords
+from mmcached.shm.ring.slot_table import boot_ns
 from mmcached.wire.closeable import Closeable
 from mmcached.wire.config import MIB
 from mmcached.wire.errors import MmcachedError
@@ -178,8 +179,12 @@ class Saving(Closeable):
             return False
         if lent is None or task.life != self._life:
             return False
+        expires_at = task.order.expires_at
+        ttl_s = (expires_at - boot_ns()) / 1e9 if expires_at else 0.0
+        if expires_at and ttl_s <= 0:
+            return False
         with self._counts.timed("put"):
-            kept = self._records.save(name, [lent.data], as_of=task.epoch, deadline=deadline)
+            kept = self._records.save(name, [lent.data], ttl_s=ttl_s, as_of=task.epoch, deadline=deadline)
         if kept == "kept":
             self._counts.add(bytes_written=lent.nbytes)
         return kept != "outdated"

@@ -37,6 +37,7 @@ from mmcached.second_level.records import (
     Framed,
     Manifest,
     Unusable,
+    expiry_ms_of,
     is_head,
     pack,
     unpack,
@@ -44,6 +45,7 @@ from mmcached.second_level.records import (
 )
 from mmcached.wire.closeable import Closeable
 from mmcached.wire.errors import ItemTooLarge
+from mmcached.wire.messages.frontend import MAX_TTL_S
 from mmcached.wire.stats import Trouble
 
 log = logging.getLogger("mmcached.second_level")
@@ -59,9 +61,14 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The bytes of an encoded record, one piece behind the other."""
+    """The bytes of an encoded record, one piece behind the other.
+
+    Attributes:
+        ttl_s: seconds until it expires; 0.0: it does not.
+    """
 
     pieces: list[memoryview]
+    ttl_s: float = 0.0
 
     @property
     def nbytes(self) -> int:
@@ -92,6 +99,7 @@ class SharedRecords(Closeable):
         ttl_s: time that a record stays at most.
         note: has the epoch to which the host belongs.
         clock: monotonic seconds.
+        wall_clock: seconds since 1970, which hosts compare: expiries of records are told in them.
     Attributes:
         epoch: the one to which this host belongs; 0: none yet.
         on_apart: called when it turns out that another host has been flushed; it must not block.
@@ -106,7 +114,9 @@ class SharedRecords(Closeable):
         ttl_s: float,
         note: EpochNote | None = None,
         clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
     ) -> None:
+        self._wall_clock = wall_clock
         self._note = note or EpochNote(None)
         self.epoch = self._newest = self._note.read()
         self.on_apart: Callable[[], object] = lambda: None
@@ -139,12 +149,13 @@ class SharedRecords(Closeable):
         self._see(found, deadline)
 
     def save(
-        self, name: str, pieces: Sequence[Value], *, as_of: int | None = None, deadline: float
+        self, name: str, pieces: Sequence[Value], *, ttl_s: float = 0.0, as_of: int | None = None, deadline: float
     ) -> Literal["kept", "there", "outdated"]:
         """Store a record, unless the same lies there.
 
         Args:
             pieces: the encoded record.
+            ttl_s: seconds until it expires; 0.0: it does not.
             as_of: `epoch` when the record was ordered to be saved; in another one it has no place. None: the present
                 one.
         Raises:
@@ -158,11 +169,12 @@ class SharedRecords(Closeable):
             raise head
         if as_of not in (None, epoch):
             return "outdated"
-        framed = pack(name, epoch, pieces)
+        expiry_ms = round(1000 * (self._wall_clock() + ttl_s)) if ttl_s else 0
+        framed = pack(name, epoch, pieces, expiry_ms=expiry_ms)
         if head is not None and _begins_with(framed[-1], head) and name not in self._flawed:
             return "there"
         for part_name, value in framed:
-            self._put(part_name, value, deadline)
+            self._put(part_name, value, min(self._ttl_s, ttl_s or self._ttl_s), deadline)
         self._flawed.discard(name)
         return "kept"
 
@@ -266,9 +278,9 @@ class SharedRecords(Closeable):
             lambda: self._backend.raise_epoch(epoch, over=over, deadline=deadline), deadline, is_urgent=is_urgent
         )
 
-    def _put(self, name: str, pieces: Sequence[Value], deadline: float) -> None:
+    def _put(self, name: str, pieces: Sequence[Value], ttl_s: float, deadline: float) -> None:
         try:
-            self._ask(lambda: self._backend.put(name, pieces, ttl_s=self._ttl_s, deadline=deadline), deadline)
+            self._ask(lambda: self._backend.put(name, pieces, ttl_s=ttl_s, deadline=deadline), deadline)
         except BackendRefused as refused:
             self._write_trouble = refused.trouble
             raise
@@ -281,7 +293,11 @@ class SharedRecords(Closeable):
             if isinstance(value, BackendError):
                 raise value
             found = unpack(name, epoch, value, max_bytes=self._max_bytes)
-            return Found([found] if isinstance(found, memoryview) else self._parts(name, epoch, found, deadline))
+            pieces = [found] if isinstance(found, memoryview) else self._parts(name, epoch, found, deadline)
+            if not (expiry_ms := expiry_ms_of(value)):
+                return Found(pieces)
+            ttl_s = expiry_ms / 1000 - self._wall_clock()
+            return Found(pieces, min(ttl_s, MAX_TTL_S)) if ttl_s > 0 else Missed("absent")
         except Unusable as wrong:
             if len(self._flawed) >= MAX_FLAWED:
                 self._flawed.clear()

@@ -13,15 +13,16 @@ import numpy as np
 
 from mmcached.cache.store_keys import tenant_and_key
 from mmcached.shm.ring.onlooker import RingOnlooker, Row
-from mmcached.shm.ring.slot_table import GENERATION
+from mmcached.shm.ring.slot_table import EXPIRY, GENERATION, boot_ns
 from mmcached.shm.store.object_store import parse_note
 
 FIRST_LOOK = 256
 
 
 def newest_first(rows: Row) -> list[int]:
-    """Return the slots that have a record, of the words of all slots."""
-    valid = np.flatnonzero(rows[:, GENERATION] & np.uint64(1))
+    """Return the slots that have a record which has not expired, of the words of all slots."""
+    has_expired = (rows[:, EXPIRY] != 0) & (rows[:, EXPIRY] <= np.uint64(boot_ns()))
+    valid = np.flatnonzero((rows[:, GENERATION] & np.uint64(1)).astype(bool) & ~has_expired)
     slots: list[int] = valid[np.argsort(rows[valid, GENERATION])][::-1].tolist()
     return slots
 
@@ -31,16 +32,19 @@ def stored_names(
 ) -> Iterator[tuple[int, int, tuple[str, str]]]:
     """Yield place from 1 on, slot, and tenant and key of each record that stays while it is read.
 
+    Of two records of one key, of which one replaces the other just then, the newer is yielded.
+
     Args:
         rows: the words of all slots, as `ring` has returned them.
         num: records that are looked at first; then twice as many, and so on.
     """
-    start = 0
+    start, seen = 0, set[tuple[str, str]]()
     while start < len(slots):
         some = slots[start : start + num]
         for place, (slot, note) in enumerate(zip(some, ring.notes(some, rows), strict=True), start + 1):
             parsed = None if note is None else parse_note(note)
             names = None if parsed is None else tenant_and_key(parsed[1])
-            if names is not None:
+            if names is not None and names not in seen:
+                seen.add(names)
                 yield place, slot, names
         start, num = start + num, 2 * num

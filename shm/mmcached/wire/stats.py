@@ -77,6 +77,7 @@ METRICS: Mapping[str, str] = {
     "hit_seconds": "a client's look-up that finds something, until the client has it; one of 64 is measured",
     "put_seconds": "a put, from its message until its record is kept",
     "store_quota_evictions": "records that went for their tenant's quota",
+    "store_expired": "records that went because their time to live was over",
     "store_egress_rings": "rings of clients that are mapped, for large puts",
     "store_egress_bytes": "bytes that the rings of clients for large puts take together",
     "store_egress_records": "records read out of the rings of clients for large puts",
@@ -249,6 +250,7 @@ class StoreStats(Stats, frozen=True):
     puts: Annotated[int, Metric("store_puts", outcome="kept")] = 0
     refusals: Annotated[int, Metric("store_puts", outcome="refused")] = 0
     quota_evictions: Annotated[int, Metric("store_quota_evictions")] = 0
+    expired: Annotated[int, Metric("store_expired")] = 0
     inline_records: Annotated[int, Metric("store_inline")] = 0
     withheld_records: Annotated[int, Metric("store_withheld")] = 0
     claims: Annotated[int, Metric("store_claims")] = 0

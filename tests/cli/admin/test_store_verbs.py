@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -96,6 +97,18 @@ def test_keys_and_inspect_say_what_is_there_and_who_leases_it(lone: LoneFrontend
         assert after.puts == before.puts
         assert after.queries <= before.queries + 1, "the service has heard of our own get alone"
     assert lone.at_rest().store.ring.leases == 0
+
+
+def test_a_record_that_has_expired_is_not_listed(lone: LoneFrontend, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Client(lone.directory.path) as client:
+        assert client.put("short", RECORD, ttl_s=3600)
+        assert found(lone, "inspect", "short")["state"] == "valid"
+        now_ns = time.clock_gettime_ns
+        monkeypatch.setattr(time, "clock_gettime_ns", lambda which: now_ns(which) + 3600 * 10**9)
+        assert found(lone, "keys", "--match", "short")["keys"] == []
+        gone = call(lone, "inspect", "short")
+        assert (gone.exit_code, gone.stdout.splitlines()[0]) == (1, "short: not there: its time to live is over")
+        client.drop("short")
 
 
 def test_a_long_key_is_whole_and_the_table_is_not_wider_than_140(lone: LoneFrontend) -> None:

@@ -21,7 +21,7 @@ import torch
 from mmcached.client import AsyncClient, Client, contact
 from mmcached.client.store.session import MEASURED_ONE_IN, StoreSession
 from mmcached.frontend.store.record_store import Refusal
-from mmcached.shm import ReaderEntry
+from mmcached.shm import ReaderEntry, sweep
 from mmcached.shm.ring.lookup import Lookup
 from mmcached.shm.ring.self_lease import Lease
 from mmcached.wire.errors import (
@@ -50,6 +50,7 @@ from tests.client.blocking import Make
 from tests.client.fork_child import in_child
 from tests.client.records import every_dtype, is_equal, numbers
 from tests.client.services import StoreService
+from tests.clock import boot_clock
 from tests.integration.processes import DEADLINE_S, eventually
 
 ME = "0" * 32
@@ -236,6 +237,59 @@ def test_a_put_that_overwrites_replaces_the_record(service: StoreService, client
         with pytest.raises(InvalidRequest, match="overwrite"):
             client.put("k", numbers(4), overwrite=wrong)
     assert service.count(PutRecord) == num_puts
+
+
+def test_a_record_expires_for_every_call(service: StoreService, client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = boot_clock(monkeypatch)
+    assert client.put("k", numbers(1), ttl_s=60)
+    assert client.put("stays", numbers(2))
+    assert client.get_or_compute("computed", lambda: numbers(3), ttl_s=60)["seed"] == 3
+    clock.now += 59
+    assert client.get_or_compute("computed", dict, ttl_s=600)["seed"] == 3
+    hit = client.get("k", view=True, tensors="numpy")
+    view, token = hit.record, hit.token
+    assert client.keys() == ["computed", "stays", "k"]
+    clock.now += 1
+    assert client.get("k") is None
+    assert [hit and hit["seed"] for hit in client.get_many(["k", "stays", "computed"])] == [None, 2, None]
+    assert client.contains_many(["k", "stays"]) == [False, True]
+    assert (client.exists("k"), client.keys(), client.delete("k")) == (False, ["stays"], 0)
+    assert is_equal(view, numbers(1))
+    assert is_equal(client.open(token, tensors="numpy").record, numbers(1)), "the first hit lives"
+    assert client.put("k", numbers(4)).outcome == "kept"
+    assert client.get("k")["seed"] == 4
+    assert is_equal(view, numbers(1))
+    assert client.get_or_compute("computed", lambda: numbers(5))["seed"] == 5
+    del view, hit
+    no_leases(service)
+    eventually(lambda: service.desk.stats().expired, lambda number: number == 2, "what has expired")
+
+
+def test_what_expires_does_so_without_a_service(run_dir: Path, make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = boot_clock(monkeypatch)
+    with ExitStack() as stack:
+        stack.callback(sweep)
+        with StoreService(run_dir) as service:
+            client = stack.enter_context(make(run_dir))
+            client.put("k", numbers(1), ttl_s=1)
+            assert client.get("k")["seed"] == 1
+            service.desk.records.ring.outlives_writer = True  # as that of one that dies
+        assert client.get("k")["seed"] == 1
+        clock.now += 1
+        assert client.get("k") is None
+
+
+@pytest.mark.parametrize("ttl_s", [0, -1, float("nan"), float("inf"), 1e10, "60", True, [60]])
+def test_a_time_to_live_that_cannot_be_is_refused(service: StoreService, client: Any, ttl_s: Any) -> None:
+    for refused in (
+        lambda: client.put("k", numbers(1), ttl_s=ttl_s),
+        lambda: client.get_or_compute("k", lambda: numbers(1), ttl_s=ttl_s),
+        lambda: client.cached(key="k", ttl_s=ttl_s),
+    ):
+        with pytest.raises(InvalidRequest, match="above 0 and at most 1000000000") as caught:
+            refused()
+        assert caught.value.details["field"] == "ttl_s"
+    assert (service.count(PutRecord), service.count(ClaimRecord)) == (0, 0)
 
 
 def test_a_large_record_is_replaced_too(client: Any) -> None:

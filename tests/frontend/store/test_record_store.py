@@ -13,6 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from mmcached.cache.store_keys import about_record, store_key
 from mmcached.frontend.connections.rings import late_store_ring
+from mmcached.frontend.store import record_store
 from mmcached.frontend.store.record_store import RecordStore, Refusal
 from mmcached.shm import EncodedRecord, ReaderEntry, RingWriter, encode
 from mmcached.shm.ring.key_index import key_digest
@@ -21,6 +22,7 @@ from mmcached.shm.store.object_store import ObjectStoreWriter
 from mmcached.wire.config import GIB, MIB, ServiceConfig
 from mmcached.wire.errors import LeaseRefused, StaleHandle
 from mmcached.wire.handle import Handle
+from tests.clock import boot_clock
 from tests.house.drawing import examples
 from tests.shm.rings import Taking, attached, make_ring, reading
 
@@ -111,6 +113,50 @@ def test_a_record_that_was_fetched_and_replaced_is_this_hosts(tier: RecordStore)
     tier.put("", "a", encoded(2), epoch=EPOCH, overwrites=True)
     tier.drop_fetched()
     assert value_of(tier, "a") == 2
+
+
+def test_a_record_expires_for_all_that_is_asked(tier: RecordStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = boot_clock(monkeypatch)
+    for key in ("get", "has", "find", "drop", "put"):
+        assert tier.put("t", key, encoded(1), epoch=EPOCH, ttl_s=5.0) is None
+    tier.put("t", "stays", encoded(1), epoch=EPOCH)
+    clock.now += 4.9
+    assert value_of(tier, "get", "t") == 1
+    assert tier.put("t", "put", encoded(2), epoch=EPOCH, ttl_s=50.0) is None, "the key keeps its record, and its expiry"
+    clock.now += 0.1
+    assert (tier.get("t", "get"), tier.has("t", "has"), tier.find("t", "find")) == (None, False, None)
+    assert tier.drop("t", "drop") is False
+    assert tier.put("t", "put", encoded(3), epoch=EPOCH) is None
+    clock.now += 100
+    assert value_of(tier, "put", "t") == 3
+    assert (len(tier), tier.num_expired) == (2, 5)
+    tier.check_integrity()
+
+
+def test_who_overwrites_says_anew_when_it_expires(tier: RecordStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = boot_clock(monkeypatch)
+    for value, ttl_s in enumerate([5.0, 0.0, 1.0]):
+        tier.put("", "a", encoded(value), epoch=EPOCH, overwrites=True, ttl_s=ttl_s)
+        clock.now += 0.9
+        assert value_of(tier, "a") == value
+    clock.now += 0.1
+    assert value_of(tier, "a") is None
+
+
+def test_the_room_of_expired_records_is_given_back_in_bounded_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = boot_clock(monkeypatch)
+    monkeypatch.setattr(record_store, "EXPIRED_AT_ONCE", 3)
+    with make_tier(20 * CHUNK, quota=12 * CHUNK) as tier:
+        for number in range(8):
+            tier.put("t", str(number), encoded(number), epoch=EPOCH, ttl_s=1.0 if number < 7 else 0.0)
+        clock.now += 1
+        left = []
+        for _ in range(4):
+            tier.drop_expired()
+            left.append((len(tier), tier.num_expired))
+            tier.check_integrity()
+        assert left == [(5, 3), (2, 6), (1, 7), (1, 7)]
+        assert tier.ring.stats().used_bytes == CHUNK
 
 
 def test_a_record_is_replaced_within_its_tenants_quota() -> None:

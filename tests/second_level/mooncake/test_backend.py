@@ -117,7 +117,7 @@ def test_a_value_that_is_lost_or_too_large_is_missing(backend: Backend, store: M
     begin_epoch(backend)
     put(backend, NAME, b"held by a process that has died")
     put(backend, OTHER, bytes(MAX_VALUE_BYTES + 1))
-    store.lost.add(f"mmcached:2:record:{NAME}")
+    store.lost.add(f"mmcached:3:record:{NAME}")
     assert get(backend, NAME, OTHER) == [None, None]
 
 
@@ -178,7 +178,7 @@ def test_a_claim_of_a_host_whose_clock_is_wrong_binds_nobody(make_backend: Calla
 
 
 def test_what_is_no_claim_binds_nobody(backend: Backend, store: MemoryStore) -> None:
-    store.values[f"mmcached:2:claim:{NAME}"] = b"?"
+    store.values[f"mmcached:3:claim:{NAME}"] = b"?"
     assert backend.claim(NAME, ttl_s=TTL_S, deadline=within(LONG_S))
 
 

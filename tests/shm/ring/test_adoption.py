@@ -12,10 +12,12 @@ import numpy as np
 import pytest
 
 from mmcached.shm import ObjectStoreWriter, ReaderEntry, RingWriter, adopt_ring, encode, sweep
+from mmcached.shm.ring.slot_table import expiry_of
 from mmcached.shm.segment.layout import SLOT_WORDS, Layout
 from mmcached.shm.segment.mapped import layout_of, open_control
 from mmcached.wire.errors import LayoutMismatch, SegmentError
 from mmcached.wire.handle import Handle, RingAnnouncement
+from tests.clock import boot_clock
 from tests.shm.rings import make_ring, overwritten
 from tests.shm.seekers import Seeker
 
@@ -290,6 +292,26 @@ def test_records_that_cannot_be_end_the_ring_and_not_its_readers(undo: ExitStack
         open_control(announcement)
     assert seeker.value(held) == 7
     assert seeker.look("a") is None
+
+
+def test_what_expires_does_so_without_a_writer_and_under_the_next_one(
+    undo: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = boot_clock(monkeypatch)
+    store = new_store(undo)
+    seeker = seeker_of(undo, store.ring)
+    for value, ttl_s in enumerate([10.0, 20.0, 0.0]):
+        record = encode({"x": np.full(900, value, np.uint8)})
+        store.put_encoded(str(value), record, expires_at=expiry_of(ttl_s))
+    announcement = die(store)
+    clock.now += 10
+    assert [seeker.look(str(value)) for value in range(3)] == [None, 1, 2]
+    successor = adopt(undo, announcement)
+    assert successor.discard_expired(10) == ["0"]
+    clock.now += 10
+    assert [seeker.look(str(value)) for value in range(3)] == [None, None, 2]
+    assert successor.discard_expired(10) == ["1"]
+    assert (len(successor), successor.stats().chunks) == (1, 1)
 
 
 def test_of_two_records_of_one_key_the_later_is_kept(undo: ExitStack) -> None:

@@ -4,20 +4,22 @@ import msgspec
 import pytest
 
 from mmcached.shm import ObjectStoreWriter, RingWriter
+from mmcached.shm.ring import ring as ring_module
 from mmcached.shm.ring.key_index import key_digest
-from mmcached.shm.ring.slot_table import FIRST_KEY, HAS_CRC32, NBYTES, OFFSET, SECOND_KEY, KeyDigest
+from mmcached.shm.ring.slot_table import FIRST_KEY, HAS_CRC32, NBYTES, OFFSET, SECOND_KEY, KeyDigest, boot_ns, expiry_of
 from mmcached.shm.segment.layout import SLOT_WORDS
 from mmcached.shm.segment.mapped import layout_of
 from mmcached.wire.handle import Handle
+from tests.clock import boot_clock
 from tests.shm.rings import Taking, attached, make_ring, overwritten, reading
 
 A, B = key_digest("a"), key_digest("b")
 
 
-def put(ring: RingWriter, key: KeyDigest, nbytes: int = 100) -> Handle:
+def put(ring: RingWriter, key: KeyDigest, nbytes: int = 100, *, ttl_s: float = 0.0) -> Handle:
     claim = ring.claim(nbytes)
     claim.buffer[:] = 1
-    handle = ring.commit(claim, key)
+    handle = ring.commit(claim, key, expires_at=expiry_of(ttl_s))
     assert ring.index is not None
     ring.index.add(key, handle.slot)
     return handle
@@ -31,6 +33,44 @@ def test_a_key_leads_to_its_handle_from_commit_to_discard() -> None:
         assert reader.look.find(B) is None
         ring.discard(handle)
         assert reader.look.find(A) is None
+
+
+def test_a_record_that_has_expired_is_missing_and_a_lease_on_it_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = boot_clock(monkeypatch)
+    with make_ring(has_index=True) as ring, reading(ring) as reader, attached(ring) as entry:
+        handle, other = put(ring, A, ttl_s=60.0), put(ring, B)
+        assert (ring.expires_at(handle), ring.expires_at(other)) == (boot_ns() + 60 * 10**9, 0)
+        clock.now += 59.9
+        assert reader.look.find(A) == handle
+        assert ring.expired(10) == []
+        lease = Taking(handle)
+        clock.now += 0.1
+        assert reader.look.find(A) is None
+        assert entry.take([lease], reader.look) == [True], "it was found in time"
+        assert reader.look.find_generation(handle.slot, handle.generation) == handle
+        assert reader.look.find(B) == other
+        assert ring.expired(10) == [handle]
+        ring.discard(handle)
+        assert (ring.expired(10), ring.expires_at(handle)) == ([], 0)
+        assert ring.stats().pinned_bytes == 128
+        entry.give_back(handle)
+
+
+def test_expired_chunks_are_found_by_and_by(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = boot_clock(monkeypatch)
+    monkeypatch.setattr(ring_module, "SWEPT_SLOTS", 4)
+    with make_ring(has_index=True, num_slots=10) as ring:
+        keys = [key_digest(str(number)) for number in range(10)]
+        handles = [put(ring, key, ttl_s=0.0 if number == 5 else 1.0) for number, key in enumerate(keys)]
+        clock.now += 1
+        found = list[Handle]()
+        for number in (3, 1, 3, 2, 0):
+            some = ring.expired(3)
+            assert len(some) == number
+            for handle in some:
+                ring.discard(handle)
+            found += some
+        assert found == handles[:5] + handles[6:]
 
 
 def test_a_ring_without_index_shows_no_key() -> None:

@@ -3,7 +3,7 @@ from __future__ import annotations
 from mmcached.shm.ring.slot_table import SlotRecord, SlotTable, read_slot
 from mmcached.shm.segment.layout import SLOT_WORDS
 
-RECORD = SlotRecord(generation=9, offset=64, nbytes=100, note_bytes=3, key=(1, 2), check=7)
+RECORD = SlotRecord(generation=9, offset=64, nbytes=100, note_bytes=3, key=(1, 2), check=7, expires_at=8)
 SLOT = 1
 
 

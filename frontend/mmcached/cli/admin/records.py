@@ -86,13 +86,14 @@ class FoundRecord(msgspec.Struct, frozen=True, kw_only=True):
     """What is known of one key.
 
     Attributes:
-        state: `valid`: a get finds it. `retired`, `sealed`: it is forgotten, and lies there for those who read it.
+        state: `valid`: a get finds it. `expired`: its time to live is over. `retired`, `sealed`: it is forgotten, and
+            lies there for those who read it.
         num_values: list items and keys that are no tensors.
     """
 
     key: str
     tenant: str
-    state: Literal["valid", "retired", "sealed", "absent"]
+    state: Literal["valid", "expired", "retired", "sealed", "absent"]
     slot: int | None = None
     generation: int | None = None
     nbytes: int = 0

@@ -77,7 +77,8 @@ def _show(found: FoundRecord) -> None:
     if found.slot is None:
         say(f"{shown(found.key)}{whose}: not there")
         return
-    state = "there" if found.state == "valid" else f"forgotten, and {found.state} for those who read it"
+    states = {"valid": "there", "expired": "not there: its time to live is over"}
+    state = states.get(found.state, f"forgotten, and {found.state} for those who read it")
     say(f"{shown(found.key)}{whose}: {state}")
     say(f"{found.nbytes:,} bytes in slot {found.slot}, generation {found.generation}")
     rows = [[t.path, t.dtype, "x".join(map(str, t.shape)), f"{t.nbytes:,}"] for t in found.tensors]

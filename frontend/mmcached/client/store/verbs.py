@@ -187,6 +187,7 @@ class StoreVerbs:
         timeout_s: float | None,
         *,
         overwrites: bool = False,
+        ttl_s: float = 0.0,
         tenant: str | None = None,
         store_epoch: int | None = None,
     ) -> Verb[PutResult]:
@@ -196,19 +197,26 @@ class StoreVerbs:
             grant = None  # of a former connection: it has ended
         result = None
         try:
-            result = yield from self._offer(
-                key, encoded, deadline, grant, overwrites=overwrites, tenant=tenant, store_epoch=store_epoch
-            )
+            options = {"overwrites": overwrites, "ttl_s": ttl_s, "tenant": tenant, "store_epoch": store_epoch}
+            result = yield from self._offer(key, encoded, deadline, grant, **options)
         finally:
             if grant is not None and not result:
                 self._drop_claim(grant)
         return result
 
     def put_encoded(
-        self, key: str, encoded: EncodedRecord, timeout_s: float | None, *, tenant: str, store_epoch: int
+        self,
+        key: str,
+        encoded: EncodedRecord,
+        timeout_s: float | None,
+        *,
+        tenant: str,
+        store_epoch: int,
+        ttl_s: float = 0.0,
     ) -> Verb[PutResult]:
         """As `put`, of a record that somebody else has encoded; why the service did not answer is raised."""
-        return self._put(key, encoded, self._contact.deadline(timeout_s), tenant=tenant, store_epoch=store_epoch)
+        deadline = self._contact.deadline(timeout_s)
+        return self._put(key, encoded, deadline, tenant=tenant, store_epoch=store_epoch, ttl_s=ttl_s)
 
     def lend(self, place: Handle, timeout_s: float | None) -> Verb[Bytes1D | None]:
         """Return what lies in the ring at a place, as `StoreSession.lend`; why the service did not answer is raised."""
@@ -235,6 +243,7 @@ class StoreVerbs:
         reading: Reading,
         timeout_s: float | None,
         *,
+        ttl_s: float = 0.0,
         tenant: str | None = None,
         store_epoch: int | None = None,
     ) -> Verb[Any]:
@@ -256,7 +265,8 @@ class StoreVerbs:
             encoded = encode(as_record(record))  # judges it, whether it can be stored or not
             # In a child that `fn` has forked it is the parent's.
             if grant is not None and is_of_epoch and not self._contact.is_over:
-                result = yield from self._offer(key, encoded, self._contact.deadline(timeout_s), grant, tenant=tenant)
+                put_deadline = self._contact.deadline(timeout_s)
+                result = yield from self._offer(key, encoded, put_deadline, grant, ttl_s=ttl_s, tenant=tenant)
                 is_stored = bool(result)
             return record
         finally:
@@ -392,6 +402,7 @@ class StoreVerbs:
         claim: Grant | None = None,
         *,
         overwrites: bool = False,
+        ttl_s: float = 0.0,
         tenant: str | None = None,
         store_epoch: int | None = None,
     ) -> Verb[PutResult]:
@@ -406,7 +417,7 @@ class StoreVerbs:
             store_epoch, token = claim.store_epoch, claim.token
         elif store_epoch is None:
             store_epoch = self._sessions.store_epoch
-        ask = PutRecord(*self._ids(), key, store_epoch, self._tenant(tenant), token, overwrites=overwrites)
+        ask = PutRecord(*self._ids(), key, store_epoch, self._tenant(tenant), token, overwrites=overwrites, ttl_s=ttl_s)
         try:
             stored = yield from self._offers.send(ask, encoded, deadline)
         except InvalidRequest as error:  # a refusal like that of any record that is too large, and no reason to lose it

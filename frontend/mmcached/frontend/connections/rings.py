@@ -49,6 +49,9 @@ class NoRing:
     def touch(self, handle: Handle) -> None:
         pass
 
+    def expires_at(self, handle: Handle) -> int:
+        return 0
+
     def poll_deaths(self) -> list[ReaderStopped | ReaderVoided]:
         return []
 

@@ -2,7 +2,7 @@
 
     put ── of an older epoch? too large? over the tenant's quota? no room? ──> kept, or the reason why not
     get ── the handle, and the record is young again
-    drop, drop_fetched, clear, begin_epoch ── forgotten; whoever holds a lease reads on
+    drop, drop_fetched, drop_expired, clear, begin_epoch ── forgotten; whoever holds a lease reads on
 
 The first writer wins: a key that has a record keeps it, and a second put of it counts as kept, unless that says to
 replace the record. A tenant over its quota loses its own records, in the order of `tenant_books`; what the ring evicts
@@ -25,6 +25,7 @@ from mmcached.frontend.connections.rings import NoRing
 from mmcached.frontend.store.tenant_books import TenantBooks
 from mmcached.shm import EncodedRecord, ObjectStoreWriter, RingWriter
 from mmcached.shm.crash_points import crash_point
+from mmcached.shm.ring.slot_table import expiry_of, has_expired
 from mmcached.shm.ring.touch_logs import TouchLogs
 from mmcached.shm.store import codec
 from mmcached.shm.store.record_head import TensorRef
@@ -33,6 +34,9 @@ from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import CacheFull, InvariantError, LocalProtocolError
 from mmcached.wire.handle import Handle
 from mmcached.wire.latency import Histogram
+
+EXPIRED_AT_ONCE = 256
+"""Expired records that are forgotten in one turn: 4 ms."""
 
 
 class Refusal(StrEnum):
@@ -65,7 +69,7 @@ class RecordStore(Closeable):
         self._is_shared = is_shared
         self._fetched: set[str] = set()
         self._num_queries = self._num_hits = 0
-        self.num_puts = self.num_refusals = self.num_quota_evictions = 0
+        self.num_puts = self.num_refusals = self.num_quota_evictions = self.num_expired = 0
 
     @classmethod
     def from_config(cls, config: ServiceConfig) -> Self:
@@ -135,7 +139,7 @@ class RecordStore(Closeable):
             counts: for the figures, which are of what clients ask for.
         """
         name = store_key(tenant, key)
-        handle = self._store.find(name)
+        handle = self._find(name)
         self._num_queries += counts
         if handle is not None:
             self._num_hits += counts
@@ -149,11 +153,11 @@ class RecordStore(Closeable):
 
     def has(self, tenant: str, key: str) -> bool:
         """Return whether a key has a record; changes nothing."""
-        return self._store.is_cached(store_key(tenant, key))
+        return self._find(store_key(tenant, key)) is not None
 
     def num_rows(self, tenant: str, key: str) -> int:
         """Return the rows of the tensor `EMBEDDINGS` of a key's record; 0 if it has none. Changes nothing."""
-        handle = self._store.find(store_key(tenant, key))
+        handle = self._find(store_key(tenant, key))
         if handle is None:
             return 0
         head = codec.head_of(self._store.ring.read(handle))
@@ -170,6 +174,7 @@ class RecordStore(Closeable):
         epoch: int,
         is_fetched: bool = False,
         overwrites: bool = False,
+        ttl_s: float = 0.0,
     ) -> Refusal | None:
         """Keep a record under a key, unless the key has one already.
 
@@ -177,11 +182,14 @@ class RecordStore(Closeable):
             epoch: in which it was computed.
             is_fetched: another host has computed it.
             overwrites: in the place of the record that the key has; if it is refused, the key keeps that.
+            ttl_s: seconds until it expires; 0.0: never.
         Returns:
             None if the key has a record now, or has this one if it overwrites; else why not. A record that is refused
             for want of room may have cost its tenant others, if it was at its quota.
         """
-        refusal = self._put(tenant, key, encoded, epoch=epoch, is_fetched=is_fetched, overwrites=overwrites)
+        refusal = self._put(
+            tenant, key, encoded, epoch=epoch, is_fetched=is_fetched, overwrites=overwrites, ttl_s=ttl_s
+        )
         if refusal is None:
             self.num_puts += 1
         else:
@@ -203,11 +211,17 @@ class RecordStore(Closeable):
     def drop(self, tenant: str, key: str) -> bool:
         """Forget the record of a key; return whether it had one."""
         name = store_key(tenant, key)
-        if not self._store.is_cached(name):
+        if self._find(name) is None:
             return False
         self._store.discard(name)
         self._forget(name)
         return True
+
+    def drop_expired(self) -> None:
+        """Forget some of the records that have expired, so that their room is free; nobody finds them any more."""
+        for name in self._store.discard_expired(EXPIRED_AT_ONCE):
+            self._forget(name)
+            self.num_expired += 1
 
     def drop_fetched(self) -> None:
         """Forget the records that other hosts may have computed."""
@@ -243,7 +257,11 @@ class RecordStore(Closeable):
 
     def find(self, tenant: str, key: str) -> Handle | None:
         """As `get`, for one that has just been put: counts and changes nothing."""
-        return self._store.find(store_key(tenant, key))
+        return self._find(store_key(tenant, key))
+
+    def expires_at(self, handle: Handle) -> int:
+        """Return when a record expires, as in `slot_table`; 0: never."""
+        return self.ring.expires_at(handle)
 
     def frames(self, handle: Handle) -> list[codec.Frame]:
         """Copy a record out as message frames; raise `StaleHandle` if it is not current."""
@@ -274,14 +292,22 @@ class RecordStore(Closeable):
     # ---- how
 
     def _put(
-        self, tenant: str, key: str, encoded: EncodedRecord, *, epoch: int, is_fetched: bool, overwrites: bool
+        self,
+        tenant: str,
+        key: str,
+        encoded: EncodedRecord,
+        *,
+        epoch: int,
+        is_fetched: bool,
+        overwrites: bool,
+        ttl_s: float,
     ) -> Refusal | None:
         if isinstance(self._store, _NoStore):
             return Refusal.NO_STORE
         if epoch != self.epoch:
             return Refusal.OLD_EPOCH
         name = store_key(tenant, key)
-        has_one = self._store.is_cached(name)
+        has_one = self._find(name) is not None
         if has_one and not overwrites:
             return None
         if encoded.nbytes > self._store.ring.max_object_bytes:
@@ -298,7 +324,7 @@ class RecordStore(Closeable):
                 self._charge(tenant, name, former_bytes)
         try:
             put = self._store.replace if has_one else self._store.put_encoded
-            put(name, encoded, about)
+            put(name, encoded, about, expires_at=expiry_of(ttl_s))
         except CacheFull:
             return Refusal.FULL
         if has_one:
@@ -306,6 +332,16 @@ class RecordStore(Closeable):
         self._charge(tenant, name, num_bytes)
         if is_fetched:
             self._fetched.add(name)
+        return None
+
+    def _find(self, name: str) -> Handle | None:
+        """Return where a record lies; one that has expired is forgotten."""
+        handle = self._store.find(name)
+        if handle is None or not has_expired(self.ring.expires_at(handle)):
+            return handle
+        self._store.discard(name)
+        self._forget(name)
+        self.num_expired += 1
         return None
 
     def _charge(self, tenant: str, name: str, num_bytes: int) -> None:
@@ -347,6 +383,9 @@ class _NoStore:
 
     def discard(self, key: str) -> None:
         pass
+
+    def discard_expired(self, limit: int) -> list[str]:
+        return []
 
     def clear(self) -> None:
         pass

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from mmcached.wire.config import MIB
-from mmcached.wire.handle import Handle
 from mmcached.wire.limits import LimitsConfig
 from mmcached.wire.messages.parts import Save
 
@@ -51,15 +50,15 @@ class SaveQueue:
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def add(self, name: str, tenant: str, key: str, place: Handle) -> None:
+    def add(self, name: str, save: Save) -> None:
         """Let a record wait, and drop what waits before it as far as it is too much."""
-        if place.nbytes > self._max_record_bytes:
+        if save.place.nbytes > self._max_record_bytes:
             self.num_dropped += 1
             self._on_lost(name)
             return
         self._remove(name)
-        self._waiting[name] = _Waiting(Save(tenant, key, place), self._clock())
-        self._num_bytes += place.nbytes
+        self._waiting[name] = _Waiting(save, self._clock())
+        self._num_bytes += save.place.nbytes
         while len(self._waiting) > self._max_waiting or self._num_bytes > self._max_bytes:
             self._drop_first()
 

@@ -36,6 +36,7 @@ from mmcached.wire.errors import MmcachedError, RemoteProtocolError, SecondLevel
 from mmcached.wire.handle import Handle
 from mmcached.wire.messages.client import Orders
 from mmcached.wire.messages.frontend import AnotherHostFlushed, FetchesEnded, SecondLevelFlushed, TakeOrders
+from mmcached.wire.messages.parts import Save
 from mmcached.wire.stats import FetchStats
 
 log = structlog.get_logger("mmcached.frontend")
@@ -132,7 +133,8 @@ class SecondLevel:
             if not self.saves:
                 self._saves_from = self._clock() + SAVES_WAIT_S
             self.claims.will_be_saved(wanted.name)
-            self.saves.add(wanted.name, wanted.tenant, wanted.key, place)
+            expires_at = self._records.expires_at(place)
+            self.saves.add(wanted.name, Save(wanted.tenant, wanted.key, place, expires_at))
 
     def leave(self, client_id: str, *, but_over: bytes | None = None) -> None:
         """Forget a client that is gone, or has come anew over another connection."""

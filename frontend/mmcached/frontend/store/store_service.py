@@ -288,7 +288,13 @@ class StoreService(Closeable):
         is_new = message.overwrites or not self.records.has(message.tenant, message.key)
         epoch = -1 if is_stale else message.store_epoch
         refusal = self.records.put(
-            message.tenant, message.key, encoded, epoch=epoch, is_fetched=is_fetched, overwrites=message.overwrites
+            message.tenant,
+            message.key,
+            encoded,
+            epoch=epoch,
+            is_fetched=is_fetched,
+            overwrites=message.overwrites,
+            ttl_s=message.ttl_s,
         )
         place = self.records.find(message.tenant, message.key) if refusal is None else None
         if refusal is None:
@@ -381,6 +387,7 @@ class StoreService(Closeable):
             self._fail(waiter, DeadlineExceeded("claimrecord", timeout_s))
         self._transfer(self.claims.pass_on_expired(now))
         self.records.poll_hits()
+        self.records.drop_expired()
         for client_id, reason in self.readers.take_dead():
             log.info("client's entry is dead", client_id=client_id, reason=reason)
 
@@ -417,6 +424,7 @@ class StoreService(Closeable):
             puts=records.num_puts,
             refusals=records.num_refusals,
             quota_evictions=records.num_quota_evictions,
+            expired=records.num_expired,
             inline_records=self._sender.num_inline,
             withheld_records=self._sender.num_withheld,
             claims=self.claims.num_claims,

@@ -1,10 +1,10 @@
 """Promises what `second_level.backend` says, of Mooncake Store.
 
-    mmcached:2:epoch            number │ number          pinned: it is not evicted; in two places, if there are two
-    mmcached:2:record:NAME      evicted when there is no room; Mooncake knows no time to live, and `ttl_s` is not kept
-    mmcached:2:claim:NAME       word │ end               of who was first; one whose end is over is anybody's
+    mmcached:3:epoch            number │ number          pinned: it is not evicted; in two places, if there are two
+    mmcached:3:record:NAME      evicted when there is no room; Mooncake knows no time to live, and `ttl_s` is not kept
+    mmcached:3:claim:NAME       word │ end               of who was first; one whose end is over is anybody's
 
-The 2 is `records.VERSION`. Mooncake cannot compare and set: of two hosts that begin an epoch at the same moment one is
+The 3 is `records.VERSION`. Mooncake cannot compare and set: of two hosts that begin an epoch at the same moment one is
 left behind, which has to be flushed again.
 
 A value may be changed while it is read. The checksum of a record finds that; of the epoch, that its halves differ.

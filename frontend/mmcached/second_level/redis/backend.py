@@ -1,10 +1,10 @@
 """Promises what `second_level.backend` says, of Redis or Valkey.
 
-    mmcached:2:epoch            19 digits; set by a script that compares; read with every value, in the same round trip
-    mmcached:2:record:NAME      SET … PX; GET; GETRANGE
-    mmcached:2:claim:NAME       SET … PX by a script that compares; renewed and dropped by who has set it
+    mmcached:3:epoch            19 digits; set by a script that compares; read with every value, in the same round trip
+    mmcached:3:record:NAME      SET … PX; GET; GETRANGE
+    mmcached:3:claim:NAME       SET … PX by a script that compares; renewed and dropped by who has set it
 
-The 2 is `records.VERSION`: hosts of two versions share a server and nothing that lies there.
+The 3 is `records.VERSION`: hosts of two versions share a server and nothing that lies there.
 
 Commands of one call go out together, to each server of a cluster those that concern it, before any reply is read.
 """

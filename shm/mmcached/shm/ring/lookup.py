@@ -12,7 +12,15 @@ was shown a slot which is not valid any more looks into the index again.
 from __future__ import annotations
 
 from mmcached.shm.ring.key_index import slots_of
-from mmcached.shm.ring.slot_table import CHECK, IS_SEALED, NBYTES, OFFSET, SECOND_KEY, KeyDigest, read_slot
+from mmcached.shm.ring.slot_table import (
+    CHECK,
+    IS_SEALED,
+    NBYTES,
+    OFFSET,
+    KeyDigest,
+    has_expired,
+    read_slot,
+)
 from mmcached.shm.segment.board import FREE_BYTES, READER_LIMIT, STORE_EPOCH
 from mmcached.shm.segment.layout import ALIGNMENT, ATTACHED_WORD, SLOT_WORDS
 from mmcached.shm.segment.mapped import Tables
@@ -34,7 +42,7 @@ class Lookup:
         self._load_fence = require_word_store().load_fence
 
     def find(self, key: KeyDigest) -> Handle | None:
-        """Return where the record of a key lies, or None."""
+        """Return where the record of a key lies, or None; one that has expired is missing."""
         names, slots = self._names, self._slots
         for _ in range(MAX_LOOKS):
             shown = slots_of(self._index, key)
@@ -47,9 +55,11 @@ class Lookup:
                 mark = slots[first]
                 # Against the writer, which fills and publishes: with a new word 0, the others must not be older.
                 self._load_fence()
-                offset, nbytes, _, first_key, second_key = slots[first + OFFSET : first + SECOND_KEY + 1]
+                offset, nbytes, _, first_key, second_key, _, expires_at = slots[first + OFFSET : first + SLOT_WORDS]
                 if not mark & 1 or second_key != key[1] or first_key != key[0]:
                     continue
+                if expires_at and has_expired(expires_at):
+                    return None
                 if offset % ALIGNMENT == 0 and 1 <= nbytes <= names.data_bytes - offset:
                     return Handle(names.ring_id, names.epoch, slot, mark >> 1, offset, nbytes)
             # Against the writer, which moves the index before it retires: with a retired slot, the index must not be

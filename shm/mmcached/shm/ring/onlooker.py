@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from mmcached.shm.files import locks
 from mmcached.shm.files.own_file import open_own
-from mmcached.shm.ring.slot_table import GENERATION, IS_SEALED, NBYTES, NOTE_BYTES, OFFSET
+from mmcached.shm.ring.slot_table import EXPIRY, GENERATION, IS_SEALED, NBYTES, NOTE_BYTES, OFFSET, has_expired
 from mmcached.shm.segment.board import incarnation_of
 from mmcached.shm.segment.layout import (
     ATTACHED_WORD,
@@ -194,8 +194,10 @@ class RingOnlooker(Closeable):
 
 
 def state_of(row: Row) -> str:
-    """Return in a word what has become of a slot: free, valid, retired or sealed."""
+    """Return in a word what has become of a slot: free, valid, expired, retired or sealed."""
     mark = int(row[GENERATION])
     if not mark:
         return "free"
+    if mark & 1 and has_expired(int(row[EXPIRY])):
+        return "expired"
     return "sealed" if mark & IS_SEALED else "valid" if mark & 1 else "retired"

@@ -33,6 +33,7 @@ from mmcached.shm.ring.leases import LeaseTable
 from mmcached.shm.ring.reader_watch import ReaderStopped, ReaderVoided, ReaderWatch
 from mmcached.shm.ring.self_lease import seal
 from mmcached.shm.ring.slot_table import (
+    EXPIRY,
     HAS_CRC32,
     NO_KEY,
     NOTE_BYTES,
@@ -40,6 +41,7 @@ from mmcached.shm.ring.slot_table import (
     KeyDigest,
     SlotRecord,
     SlotTable,
+    boot_ns,
     read_slot,
 )
 from mmcached.shm.ring.touch_logs import TouchLogs, is_of_generation
@@ -62,6 +64,9 @@ from mmcached.wire.stats import RingStats
 
 MAX_PLANS = 32
 """So often a place is looked for while readers begin to read just what would have to go."""
+
+SWEPT_SLOTS = 4096
+"""Slots that are looked at for expired chunks at a time: 30 µs."""
 
 
 class Claim(NamedTuple):
@@ -144,6 +149,7 @@ class RingWriter(Closeable):
             leased_slots=self._leases.pinned_slots,
         )
         self.index = KeyIndexWriter(self._tables.index) if layout.index_words else None
+        self._swept = 0
         self._num_evictions = self._num_refusals = self._num_puts = self._put_bytes = self._num_grants = 0
         self.board.set_writer_pid(os.getpid())
 
@@ -234,12 +240,13 @@ class RingWriter(Closeable):
         buffer = np.frombuffer(self._data, np.uint8, nbytes, offset)
         return Claim(plan.extent.slot, generation, offset, nbytes, buffer, note)
 
-    def commit(self, claim: Claim, key: KeyDigest = NO_KEY, *, came_back: bool = False) -> Handle:
+    def commit(self, claim: Claim, key: KeyDigest = NO_KEY, *, came_back: bool = False, expires_at: int = 0) -> Handle:
         """Publish a filled claim. From here on its buffer must not be written.
 
         Args:
             key: by which readers may find it.
             came_back: whether its content was evicted a short time ago.
+            expires_at: from when on its key is missing, as in `slot_table`; 0: never.
         """
         self._chunks.check_claimed(claim.slot, claim.generation)
         generation = claim.generation
@@ -251,7 +258,7 @@ class RingWriter(Closeable):
         if claim.note:
             self._data[end : end + len(claim.note)] = claim.note
         check = HAS_CRC32 + zlib.crc32(claim.buffer.data) if self._has_checksums else 0
-        record = SlotRecord(generation, claim.offset, claim.nbytes, len(claim.note), key, check)
+        record = SlotRecord(generation, claim.offset, claim.nbytes, len(claim.note), key, check, expires_at)
         self._slots.fill(claim.slot, record)
         crash_point("put.before_publish")
         self._slots.publish(claim.slot, generation)
@@ -297,6 +304,24 @@ class RingWriter(Closeable):
     def is_current(self, handle: Handle) -> bool:
         """Return whether the handle names a chunk of this ring that is committed and not evicted or discarded."""
         return self._chunks.is_current(handle)
+
+    def expires_at(self, handle: Handle) -> int:
+        """Return when a current chunk expires; 0: never, or it is not current."""
+        return self._tables.slots[SLOT_WORDS * handle.slot + EXPIRY] if self._chunks.is_current(handle) else 0
+
+    def expired(self, limit: int) -> list[Handle]:
+        """Return current chunks that have expired, `limit` at most, out of the next `SWEPT_SLOTS` slots; the next call
+        goes on behind them.
+        """
+        first = self._swept
+        words = np.frombuffer(self._tables.slots, np.uint64).reshape(-1, SLOT_WORDS)[
+            first : first + SWEPT_SLOTS, EXPIRY
+        ]
+        slots = (first + np.flatnonzero((words != 0) & (words <= np.uint64(boot_ns())))).tolist()
+        found = [handle for slot in slots if (handle := self._chunks.current(slot)) is not None]
+        if len(found) <= limit:
+            self._swept = (first + SWEPT_SLOTS) % self._chunks.num_slots if len(words) == SWEPT_SLOTS else 0
+        return found[:limit]
 
     def is_leased(self, handle: Handle) -> bool:
         return self._leases.is_pinned(handle.slot)

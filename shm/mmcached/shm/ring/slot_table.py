@@ -4,7 +4,7 @@
             + 1 if it is valid                    word 4, 5  digest of the key; 0, 0 if it has none
             + 2^63 if it is sealed                word 6  2^32 + crc32 of the payload, or 0
     word 1  offset of the payload
-    word 2  its bytes
+    word 2  its bytes                             word 7  when it expires, as `boot_ns` tells the time; 0: never
 
     0 ──fill──> 0 ──publish──> valid ──retire──> retired ──seal──> sealed ──erase──> 0
                                  └──<──restore──────┴───<──retire─────┘
@@ -17,11 +17,16 @@ A generation is never used twice, so whoever has seen the same valid word 0 twic
 between. Bytes stay until the slot is erased: those who hold a lease may still read. So what a dead writer has left is
 whole, or 0.
 
-Sans I/O: the words are passed in. Invariant: words 1 to 6 change only while word 0 is 0.
+The time of word 7 is that of one clock for all processes of the host, which also counts while the host sleeps. It
+begins anew when the host boots, as the ring does, and no one sets it. A record that has expired is missing for whoever
+looks its key up; its slot stays valid until the writer retires it.
+
+Sans I/O but for that clock: the words are passed in. Invariant: words 1 to 7 change only while word 0 is 0.
 """
 
 from __future__ import annotations
 
+import time
 from typing import NamedTuple
 
 import numpy as np
@@ -30,7 +35,7 @@ import numpy.typing as npt
 from mmcached.shm.segment.layout import SLOT_WORDS
 from mmcached.shm.segment.words import require_word_store
 
-GENERATION, OFFSET, NBYTES, NOTE_BYTES, FIRST_KEY, SECOND_KEY, CHECK = range(7)
+GENERATION, OFFSET, NBYTES, NOTE_BYTES, FIRST_KEY, SECOND_KEY, CHECK, EXPIRY = range(8)
 HAS_CRC32 = 1 << 32
 IS_SEALED = 1 << 63
 
@@ -43,7 +48,7 @@ class SlotRecord(NamedTuple):
     """What a slot holds; sizes and offset in bytes.
 
     Attributes:
-        check: as word 6.
+        check, expires_at: as words 6 and 7.
     """
 
     generation: int
@@ -52,6 +57,22 @@ class SlotRecord(NamedTuple):
     note_bytes: int = 0
     key: KeyDigest = NO_KEY
     check: int = 0
+    expires_at: int = 0
+
+
+def boot_ns() -> int:
+    """Return the nanoseconds since the host was booted."""
+    return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+
+
+def expiry_of(ttl_s: float) -> int:
+    """Return the word 7 of a record that has so many seconds to live; 0.0: no limit."""
+    return boot_ns() + round(ttl_s * 1e9) if ttl_s else 0
+
+
+def has_expired(expires_at: int) -> bool:
+    """Return whether the time of a word 7 has come."""
+    return 0 < expires_at <= boot_ns()
 
 
 def read_slot(words: memoryview, slot: int) -> tuple[SlotRecord, bool]:
@@ -60,8 +81,8 @@ def read_slot(words: memoryview, slot: int) -> tuple[SlotRecord, bool]:
     mark = words[first_word]
     # Against the writer, which fills and publishes: with a new word 0, the others must not be older.
     require_word_store().load_fence()
-    offset, nbytes, note_bytes, first, second, check, _ = words[first_word + 1 : first_word + SLOT_WORDS]
-    return SlotRecord((mark & ~IS_SEALED) >> 1, offset, nbytes, note_bytes, (first, second), check), bool(mark & 1)
+    offset, nbytes, note_bytes, first, second, *last = words[first_word + 1 : first_word + SLOT_WORDS]
+    return SlotRecord((mark & ~IS_SEALED) >> 1, offset, nbytes, note_bytes, (first, second), *last), bool(mark & 1)
 
 
 def read_table(words: memoryview, num_slots: int) -> npt.NDArray[np.uint64]:
@@ -79,9 +100,10 @@ class SlotTable:
     def fill(self, slot: int, record: SlotRecord) -> None:
         """Write what a slot will hold; it is not valid yet. Nobody may have a lease on what it held before."""
         words, first = self._words, SLOT_WORDS * slot
-        _, words[first + OFFSET], words[first + NBYTES], words[first + NOTE_BYTES], key, check = record
+        _, words[first + OFFSET], words[first + NBYTES], words[first + NOTE_BYTES], key, check, expires_at = record
         words[first + FIRST_KEY], words[first + SECOND_KEY] = key
         words[first + CHECK] = check
+        words[first + EXPIRY] = expires_at
 
     def publish(self, slot: int, generation: int) -> None:
         """Make valid what was filled; payload and record come first for whoever sees it."""

@@ -80,7 +80,7 @@ from mmcached.wire.errors import InvalidRequest, LayoutMismatch
 from mmcached.wire.handle import RingAnnouncement
 from mmcached.wire.latency import NUM_WORDS
 
-LAYOUT_VERSION = 7
+LAYOUT_VERSION = 8
 MAGIC = int.from_bytes(b"MMCRING\0", "little")
 PAGE_BYTES = 4096
 ALIGNMENT = 64

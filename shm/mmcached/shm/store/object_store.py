@@ -83,20 +83,21 @@ class ObjectStoreWriter(Closeable):
         self._check_new(key)
         return self.put_encoded(key, encode(record, max_bytes=self.ring.max_object_bytes))
 
-    def put_encoded(self, key: str, encoded: EncodedRecord, about: bytes = b"") -> Handle:
+    def put_encoded(self, key: str, encoded: EncodedRecord, about: bytes = b"", *, expires_at: int = 0) -> Handle:
         """Write an encoded record, as `put` does: the only copy of its tensors.
 
         Args:
             about: what a successor of this writer must know beside the key.
+            expires_at: as for `RingWriter.commit`.
         """
         self._check_new(key)
-        handle = self._write(key, encoded, about)
+        handle = self._write(key, encoded, about, expires_at)
         if self.ring.index is not None:
             self.ring.index.add(key_digest(key), handle.slot)
             crash_point("put.after_index")
         return handle
 
-    def replace(self, key: str, encoded: EncodedRecord, about: bytes = b"") -> Handle:
+    def replace(self, key: str, encoded: EncodedRecord, about: bytes = b"", *, expires_at: int = 0) -> Handle:
         """Write an encoded record in the place of the one that the key has; who has a lease of that one reads on.
 
         A reader finds the old record or the new one at every moment. For a moment both take room.
@@ -110,7 +111,7 @@ class ObjectStoreWriter(Closeable):
             raise LocalProtocolError(f"key {key!r} does not exist in the store")
         self.ring.pin(former)  # else it may be evicted for the new one, and is missing until that is there
         try:
-            handle = self._write(key, encoded, about)
+            handle = self._write(key, encoded, about, expires_at)
         finally:
             self.ring.unpin(former)
         del self._slot_to_key[former.slot]
@@ -159,6 +160,13 @@ class ObjectStoreWriter(Closeable):
                 self.ring.index.discard(key_digest(key), handle.slot)
             self.ring.discard(handle)
 
+    def discard_expired(self, limit: int) -> list[str]:
+        """Forget records that have expired, `limit` at most, as `RingWriter.expired` finds them; return their keys."""
+        keys = [self._slot_to_key[handle.slot] for handle in self.ring.expired(limit)]
+        for key in keys:
+            self.discard(key)
+        return keys
+
     def clear(self) -> None:
         """Forget all records and touches. Generations go on: a handle from before is stale, never another's bytes."""
         self.ring.board.raise_floor()  # first: who dies in the middle of it has forgotten all
@@ -195,7 +203,7 @@ class ObjectStoreWriter(Closeable):
         self._touched.clear()
         self.ring.close()
 
-    def _write(self, key: str, encoded: EncodedRecord, about: bytes) -> Handle:
+    def _write(self, key: str, encoded: EncodedRecord, about: bytes, expires_at: int) -> Handle:
         """Write and publish a record, and enter it into the books; the index does not show it yet."""
         claim = self.ring.claim(encoded.nbytes, _note(key, about))
         try:
@@ -204,7 +212,7 @@ class ObjectStoreWriter(Closeable):
             self.ring.abort(claim)
             raise
         digest = NO_KEY if self.ring.index is None else key_digest(key)
-        handle = self.ring.commit(claim, digest, came_back=self._departed.take(key))
+        handle = self.ring.commit(claim, digest, came_back=self._departed.take(key), expires_at=expires_at)
         self._key_to_handle[key] = handle
         self._slot_to_key[handle.slot] = key
         return handle

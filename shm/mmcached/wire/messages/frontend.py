@@ -31,6 +31,7 @@ ANY_CLIENT: ClientName = "client"
 """The name of clients that give themselves none."""
 ClientId = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{32}\Z")]
 Timeout = Annotated[float, msgspec.Meta(gt=0, le=86_400)]
+MAX_TTL_S = 1e9
 MAX_KEYS = 256
 """Of one message: more come in several, between which others have their turn."""
 Keys = Annotated[list[Text], msgspec.Meta(max_length=MAX_KEYS)]
@@ -211,6 +212,7 @@ class PutRecord(Message, frozen=True):
         claim: the token with which the key was claimed; 0 if it was not.
         place: in the ring that the client has registered. Nobody writes there before the answer to this has come.
         overwrites: it takes the place of the record that the key has; if it is not kept, that one stays.
+        ttl_s: seconds from the moment that it is kept until it is missing for everybody; 0.0: no limit.
     """
 
     client_id: ClientId
@@ -221,6 +223,7 @@ class PutRecord(Message, frozen=True):
     claim: Count = 0
     place: EgressPlace | None = None
     overwrites: bool = False
+    ttl_s: Annotated[float, msgspec.Meta(ge=0, le=MAX_TTL_S)] = 0.0
 
 
 class ClaimRecord(Message, frozen=True):

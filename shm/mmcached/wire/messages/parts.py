@@ -146,11 +146,16 @@ class ClaimState(Part, frozen=True):
 
 
 class Save(Part, frozen=True):
-    """A record of the first level that the second level shall have too; it may have gone from `place` meanwhile."""
+    """A record of the first level that the second level shall have too; it may have gone from `place` meanwhile.
+
+    Attributes:
+        expires_at: nanoseconds since the host was booted; 0: it does not expire.
+    """
 
     tenant: Text
     key: Text
     place: Handle
+    expires_at: Count = 0
 
 
 class RowsWanted(Part, frozen=True):
