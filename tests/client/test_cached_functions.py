@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +122,33 @@ def test_a_namespace_has_its_own_keys(client: Any) -> None:
     assert run(client, cats.delete("k", "none")) == 1
     assert run(client, dogs.exists("k"))
     assert repr(cats).startswith(f"{type(cats).__name__}('cats' of ")
+
+
+def test_a_namespace_takes_keys_as_the_client_does(client: Any) -> None:
+    inner: Any = client._client if isinstance(client, BlockingAsync) else client
+    do = partial(run, client)
+    space, other = inner.namespace("a"), inner.namespace("a/b")
+    assert do(space.put("k", {"x": 1}))
+    assert do(other.put("k", {"x": 2}, overwrite=True, ttl_s=3600))
+    assert [hit and hit["x"] for hit in do(space.get_many(["k", "none", "b/k"]))] == [1, None, 2]
+    assert do(space.contains_many(["k", "none"])) == [True, False]
+    found, claim = do(space.claim_many(["k", "new"]))
+    assert (found["x"], claim.key) == (1, "a/new")
+    assert do(space.put("new", {"x": 3}, claim=claim))
+    assert client.get("a/new")["x"] == 3
+    assert (do(space.drop("new")), do(space.exists("new"))) == (True, False)
+    for call in (space.get_many, space.contains_many, space.claim_many):
+        with pytest.raises(InvalidRequest, match="sequence"):
+            do(call("k"))
+
+
+def test_a_namespace_is_a_container(service: StoreService, run_dir: Path) -> None:
+    with Client(run_dir) as client:
+        space = client.namespace("a")
+        assert (len(space), bool(space), "k" in space) == (0, True, False)
+        space.put("k", {"x": 1})
+        client.put("k", {"x": 1})
+        assert (len(space), "k" in space, "a/k" in space, len(client)) == (1, True, False, 2)
 
 
 def test_what_a_namespace_cannot_take_is_refused(client: Any) -> None:

@@ -14,7 +14,7 @@ from mmcached.client.cached_functions import key_function
 from mmcached.client.calls import Calls, ValueT
 from mmcached.client.links.loop_link import LoopLink
 from mmcached.client.links.shared_socket import CLOSED
-from mmcached.client.namespaces import BaseNamespace, prefixed
+from mmcached.client.namespaces import BaseNamespace, prefixed, prefixed_many
 from mmcached.client.piece_stream import PieceStream
 from mmcached.client.results import Piece
 from mmcached.client.store.hits import reading_of
@@ -187,9 +187,13 @@ class AsyncNamespace(BaseNamespace[AsyncClient]):
     """As `Namespace`, of an `AsyncClient`: its calls are awaited."""
 
     get = prefixed(AsyncClient.get)
+    get_many = prefixed_many(AsyncClient.get_many)
     put = prefixed(AsyncClient.put)
     get_or_compute = prefixed(AsyncClient.get_or_compute)
+    claim_many = prefixed_many(AsyncClient.claim_many)
     exists = prefixed(AsyncClient.exists)
+    contains_many = prefixed_many(AsyncClient.contains_many)
+    drop = prefixed(AsyncClient.drop)
 
     async def delete(self, *keys: str, timeout_s: float | None = None, tenant: str | None = None) -> int:
         """As `AsyncClient.delete`."""

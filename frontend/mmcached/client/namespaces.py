@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import glob
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
@@ -35,7 +35,7 @@ class BaseNamespace(Generic[ClientT]):
     def _key_of(self, key: str) -> str:
         return self._prefix + checked_key(key)
 
-    def _keys_of(self, keys: tuple[str, ...]) -> list[str]:
+    def _keys_of(self, keys: Sequence[str]) -> list[str]:
         return [self._prefix + key for key in checked_keys(keys)]
 
     def _match_of(self, match: str) -> str:
@@ -53,5 +53,17 @@ def prefixed(
     @wraps(method)
     def call(space: BaseNamespace[ClientT], key: str, /, *values: Any, **named: Any) -> T:
         return method(space._client, space._key_of(key), *values, **named)
+
+    return call
+
+
+def prefixed_many(
+    method: Callable[Concatenate[ClientT, Sequence[str], P], T],
+) -> Callable[Concatenate[BaseNamespace[ClientT], Sequence[str], P], T]:
+    """As `prefixed`, of a method whose first argument is a sequence of keys."""
+
+    @wraps(method)
+    def call(space: BaseNamespace[ClientT], keys: Sequence[str], /, *values: Any, **named: Any) -> T:
+        return method(space._client, space._keys_of(keys), *values, **named)
 
     return call

@@ -15,7 +15,7 @@ from mmcached.client.calls import Calls, ValueT
 from mmcached.client.links.shared_socket import CLOSED
 from mmcached.client.links.thread_link import ThreadLink
 from mmcached.client.links.uninterrupted import uninterrupted
-from mmcached.client.namespaces import BaseNamespace, prefixed
+from mmcached.client.namespaces import BaseNamespace, prefixed, prefixed_many
 from mmcached.client.piece_stream import PieceStream
 from mmcached.client.results import Piece
 from mmcached.client.store.hits import reading_of
@@ -218,14 +218,31 @@ class Client(BaseClient, Closeable):
 class Namespace(BaseNamespace[Client]):
     """Keys of a `Client` that begin with a name and "/"; `Client.namespace` makes it. Its calls are the client's own.
 
+    A `Claim`, or a `Pending`, has the key of the client: `put` it under the key that was claimed.
+
     >>> images = client.namespace("images")                            # doctest: +SKIP
     >>> images.put("cat@v1", pixels)  # "images/cat@v1" of the client    # doctest: +SKIP
     """
 
     get = prefixed(Client.get)
+    get_many = prefixed_many(Client.get_many)
     put = prefixed(Client.put)
     get_or_compute = prefixed(Client.get_or_compute)
+    claim_many = prefixed_many(Client.claim_many)
     exists = prefixed(Client.exists)
+    contains_many = prefixed_many(Client.contains_many)
+    drop = prefixed(Client.drop)
+
+    def __contains__(self, key: str) -> bool:
+        return self.exists(key)
+
+    def __len__(self) -> int:
+        """Return the number of records of this namespace, as `len` of a client."""
+        return len(self.keys())
+
+    def __bool__(self) -> bool:
+        """Return True: an empty namespace is a namespace all the same."""
+        return True
 
     def delete(self, *keys: str, timeout_s: float | None = None, tenant: str | None = None) -> int:
         """As `Client.delete`."""

@@ -6,8 +6,8 @@ import json
 import os
 import subprocess
 import sys
-import time
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

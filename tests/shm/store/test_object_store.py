@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from mmcached.shm import ObjectStoreReader, ObjectStoreWriter, ReaderEntry, RingReader
 from mmcached.shm.ring import lookup
-from mmcached.shm.ring.key_index import key_digest
+from mmcached.shm.ring.key_index import key_digest, slots_of
 from mmcached.shm.store import codec
 from mmcached.wire.errors import (
     CacheFull,
@@ -25,6 +25,7 @@ from mmcached.wire.errors import (
     LocalProtocolError,
     StaleHandle,
 )
+from mmcached.wire.handle import Handle
 from tests.house.drawing import examples
 from tests.shm.rings import Taking, attached, make_ring, put, reading
 
@@ -133,7 +134,7 @@ def test_a_record_that_cannot_be_replaced_stays() -> None:
 def test_a_look_that_was_shown_a_replaced_slot_looks_again(monkeypatch: pytest.MonkeyPatch) -> None:
     with ObjectStoreWriter(make_ring(10 * 1088, has_index=True)) as store, reading(store.ring) as reader:
         store.put("a", record_of(1))
-        slots_of, replaced = lookup.slots_of, []
+        replaced = list[Handle]()
 
         def slots_of_late(*values: Any) -> list[int]:
             found = slots_of(*values)

@@ -43,11 +43,8 @@ class Lookup:
 
     def find(self, key: KeyDigest) -> Handle | None:
         """Return where the record of a key lies, or None; one that has expired is missing."""
-        names, slots = self._names, self._slots
-        for _ in range(MAX_LOOKS):
-            shown = slots_of(self._index, key)
-            if not shown:
-                return None
+        names, slots, num_looks = self._names, self._slots, 0
+        while shown := slots_of(self._index, key):
             for slot in shown:
                 if slot >= names.num_slots:
                     continue
@@ -62,6 +59,9 @@ class Lookup:
                     return None
                 if offset % ALIGNMENT == 0 and 1 <= nbytes <= names.data_bytes - offset:
                     return Handle(names.ring_id, names.epoch, slot, mark >> 1, offset, nbytes)
+            num_looks += 1
+            if num_looks == MAX_LOOKS:
+                break
             # Against the writer, which moves the index before it retires: with a retired slot, the index must not be
             # older.
             self._load_fence()
