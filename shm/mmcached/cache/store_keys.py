@@ -8,10 +8,11 @@ lengths, so that no two pairs are the same bytes; of one size, however long the 
 >>> store_key("a", "bc") == store_key("ab", "c"), len(store_key("", ""))
 (False, 64)
 
-A digest cannot be read back, so the two names lie behind their record, too: for who adopts the store, and for people.
+A digest cannot be read back, so the two names lie behind their record, too, with the time of the put: for who adopts
+the store, and for people.
 
->>> tenant_and_key(about_record("a", "bc")), tenant_and_key(b"a")
-(('a', 'bc'), None)
+>>> parse_about(about_record("a", "bc", 7)), parse_about(b"a")
+(About(tenant='a', key='bc', put_at=7), None)
 
 `output_key` is the key of what an encoder says of an item: who encodes puts it, whoever needs it gets it.
 
@@ -24,12 +25,14 @@ from __future__ import annotations
 import hashlib
 import re
 import struct
+from typing import NamedTuple
 
 EMBEDDINGS = "embeddings"
 """Name of the tensor in a record of an encoder's output that has one row for each placeholder."""
 ROWS = "rows"
 """Name of the tensor in a record of rows that are on their way to one client."""
 _LENGTH = struct.Struct("<Q")
+_ABOUT = struct.Struct("<QQ")
 _ROWS_KEY = re.compile(r"rows/[0-9a-f]{32}/\d+/\d+-\d+")
 
 
@@ -42,21 +45,35 @@ def store_key(tenant: str, key: str) -> str:
     return digest.hexdigest()
 
 
-def about_record(tenant: str, key: str) -> bytes:
-    """Return what lies behind a record: length of the tenant (u64) │ tenant │ key."""
+class About(NamedTuple):
+    """What lies behind a record.
+
+    Attributes:
+        put_at: when it was put, in nanoseconds since the host was booted.
+    """
+
+    tenant: str
+    key: str
+    put_at: int
+
+
+def about_record(tenant: str, key: str, put_at: int) -> bytes:
+    """Return what lies behind a record: time of the put (u64) │ length of the tenant (u64) │ tenant │ key."""
     tenant_bytes = tenant.encode("utf-8", "surrogatepass")
-    return _LENGTH.pack(len(tenant_bytes)) + tenant_bytes + key.encode("utf-8", "surrogatepass")
+    return _ABOUT.pack(put_at, len(tenant_bytes)) + tenant_bytes + key.encode("utf-8", "surrogatepass")
 
 
-def tenant_and_key(about: bytes) -> tuple[str, str] | None:
-    """Return the names that `about_record` has put together; None if these bytes are none."""
-    if len(about) < _LENGTH.size:
+def parse_about(about: bytes) -> About | None:
+    """Return what `about_record` has put together; None if these bytes are something else."""
+    if len(about) < _ABOUT.size:
         return None
-    end = _LENGTH.size + _LENGTH.unpack_from(about)[0]
+    put_at, tenant_bytes = _ABOUT.unpack_from(about)
+    end = _ABOUT.size + tenant_bytes
     if end > len(about):
         return None
     try:
-        return about[_LENGTH.size : end].decode("utf-8", "surrogatepass"), about[end:].decode("utf-8", "surrogatepass")
+        tenant = about[_ABOUT.size : end].decode("utf-8", "surrogatepass")
+        return About(tenant, about[end:].decode("utf-8", "surrogatepass"), put_at)
     except UnicodeDecodeError:
         return None
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from mmcached.cache.store_keys import tenant_and_key
+from mmcached.cache.store_keys import About, parse_about
 from mmcached.shm.ring.onlooker import RingOnlooker, Row
 from mmcached.shm.ring.slot_table import EXPIRY, GENERATION, boot_ns
 from mmcached.shm.store.object_store import parse_note
@@ -29,8 +29,8 @@ def newest_first(rows: Row) -> list[int]:
 
 def stored_names(
     ring: RingOnlooker, slots: list[int], rows: Row, num: int = FIRST_LOOK
-) -> Iterator[tuple[int, int, tuple[str, str]]]:
-    """Yield place from 1 on, slot, and tenant and key of each record that stays while it is read.
+) -> Iterator[tuple[int, int, About]]:
+    """Yield place from 1 on, slot, and names of each record that stays while it is read.
 
     Of two records of one key, of which one replaces the other just then, the newer is yielded.
 
@@ -43,8 +43,8 @@ def stored_names(
         some = slots[start : start + num]
         for place, (slot, note) in enumerate(zip(some, ring.notes(some, rows), strict=True), start + 1):
             parsed = None if note is None else parse_note(note)
-            names = None if parsed is None else tenant_and_key(parsed[1])
-            if names is not None and names not in seen:
-                seen.add(names)
-                yield place, slot, names
+            about = None if parsed is None else parse_about(parsed[1])
+            if about is not None and about[:2] not in seen:
+                seen.add(about[:2])
+                yield place, slot, about
         start, num = start + num, 2 * num

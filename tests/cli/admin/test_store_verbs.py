@@ -103,12 +103,20 @@ def test_a_record_that_has_expired_is_not_listed(lone: LoneFrontend, monkeypatch
     with Client(lone.directory.path) as client:
         assert client.put("short", RECORD, ttl_s=3600)
         assert found(lone, "inspect", "short")["state"] == "valid"
+        (listed,) = found(lone, "keys", "--match", "short")["keys"]
+        assert 0 <= listed["age_s"] <= DEADLINE_S
+        assert 3600 - DEADLINE_S <= listed["ttl_s"] <= 3600
+        assert "59 min" in call(lone, "keys", "--match", "short").stdout
+        client.put("long", RECORD)
         now_ns = time.clock_gettime_ns
         monkeypatch.setattr(time, "clock_gettime_ns", lambda which: now_ns(which) + 3600 * 10**9)
         assert found(lone, "keys", "--match", "short")["keys"] == []
+        (listed,) = found(lone, "keys", "--match", "long")["keys"]
+        assert 3600 <= listed["age_s"] <= 3600 + DEADLINE_S
+        assert listed["ttl_s"] is None
         gone = call(lone, "inspect", "short")
         assert (gone.exit_code, gone.stdout.splitlines()[0]) == (1, "short: not there: its time to live is over")
-        client.drop("short")
+        client.delete("short", "long")
 
 
 def test_a_long_key_is_whole_and_the_table_is_not_wider_than_140(lone: LoneFrontend) -> None:

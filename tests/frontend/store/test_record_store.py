@@ -71,7 +71,7 @@ def tier() -> Iterator[RecordStore]:
 def test_a_record_without_its_names_is_not_adopted() -> None:
     ring = make_ring(ROOM, has_index=True)
     former = ObjectStoreWriter(ring)
-    for key, about in ((store_key("a", "k"), about_record("a", "k")), (store_key("b", "k"), b"b")):
+    for key, about in ((store_key("a", "k"), about_record("a", "k", 1)), (store_key("b", "k"), b"b")):
         former.put_encoded(key, encoded(1), about)
     with RecordStore(first_epoch=EPOCH) as tier:
         tier.adopt(ring)

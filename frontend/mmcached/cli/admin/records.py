@@ -23,7 +23,7 @@ from mmcached.cache.stored_names import FIRST_LOOK, newest_first, stored_names
 from mmcached.cli.admin.client_locks import living_clients
 from mmcached.shm.ring.key_index import key_digest
 from mmcached.shm.ring.onlooker import RingOnlooker, Row, state_of
-from mmcached.shm.ring.slot_table import FIRST_KEY, GENERATION, NBYTES, SECOND_KEY
+from mmcached.shm.ring.slot_table import EXPIRY, FIRST_KEY, GENERATION, NBYTES, SECOND_KEY, boot_ns
 from mmcached.shm.segment.ring_notes import read_note
 from mmcached.shm.store.codec import leaves_of
 from mmcached.shm.store.record_head import MAX_HEAD_BYTES, PREAMBLE, Head, TensorRef, read_head, read_preamble
@@ -50,6 +50,8 @@ class StoredKey(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         age: 1 is the newest of all records.
+        age_s: seconds since it was put, or fetched from a second level.
+        ttl_s: seconds until it expires; None: it does not.
         nbytes: of the record, without its names.
     """
 
@@ -57,6 +59,8 @@ class StoredKey(msgspec.Struct, frozen=True, kw_only=True):
     tenant: str
     nbytes: int
     age: int
+    age_s: float
+    ttl_s: float | None
     readers: list[Reader]
 
 
@@ -128,16 +132,25 @@ class StoreOnlooker(Closeable):
         Args:
             tenant: None for all.
         """
-        rows = self._ring.rows()
+        rows, now_ns = self._ring.rows(), boot_ns()
         slots = newest_first(rows)
         found: list[StoredKey] = []
-        for age, slot, (its_tenant, key) in stored_names(self._ring, slots, rows, max(FIRST_LOOK, limit)):
-            if tenant not in (None, its_tenant) or not fnmatchcase(key, glob):
+        for age, slot, about in stored_names(self._ring, slots, rows, max(FIRST_LOOK, limit)):
+            if tenant not in (None, about.tenant) or not fnmatchcase(about.key, glob):
                 continue
             if len(found) == limit:
                 return KeyList(len(slots), True, found)
-            nbytes, readers = int(rows[slot, NBYTES]), self._holders(slot)
-            found.append(StoredKey(key=key, tenant=its_tenant, nbytes=nbytes, age=age, readers=readers))
+            expires_at = int(rows[slot, EXPIRY])
+            stored = StoredKey(
+                key=about.key,
+                tenant=about.tenant,
+                nbytes=int(rows[slot, NBYTES]),
+                age=age,
+                age_s=max(0, now_ns - about.put_at) / 1e9,
+                ttl_s=(expires_at - now_ns) / 1e9 if expires_at else None,
+                readers=self._holders(slot),
+            )
+            found.append(stored)
         return KeyList(len(slots), False, found)
 
     def inspect(self, key: str, tenant: str) -> FoundRecord:

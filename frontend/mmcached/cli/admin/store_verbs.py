@@ -42,15 +42,20 @@ def keys(
     run_dir: RunDirOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """List what is in the store, the last put first: key, tenant, size, readers. Also while no frontend answers."""
+    """List what is in the store, the last put first: key, tenant, size, age, time to live, readers. Also while no
+    frontend answers.
+    """
     with _look(run_dir) as store, working("looking into the store"):
         found = store.list_keys(match, tenant, limit)
     if as_json:
         print_json(found)
         return
-    rows = [[str(k.age), k.key, k.tenant, f"{k.nbytes:,}", _readers(k.readers)] for k in found.keys]
+    rows = [
+        [str(k.age), k.key, k.tenant, f"{k.nbytes:,}", _time(k.age_s), _time(k.ttl_s), _readers(k.readers)]
+        for k in found.keys
+    ]
     if rows:
-        print_table(rows, "#", "key", "tenant", "bytes", "leased by")
+        print_table(rows, "#", "key", "tenant", "bytes", "age", "expires in", "leased by")
     more = f"; the {limit} last put of those that match are shown (--limit)" if found.is_cut else ""
     say(f"{len(rows)} of {found.num_records} records{more}")
 
@@ -86,6 +91,21 @@ def _show(found: FoundRecord) -> None:
         print_table(rows, "tensor", "dtype", "shape", "bytes")
     say(f"{found.num_values} values that are no tensors")
     say(f"leased by {_readers(found.readers) or 'nobody'}")
+
+
+def _time(seconds: float | None) -> str:
+    """Return seconds in the largest unit of which there is one; "" for None.
+
+    >>> [_time(seconds) for seconds in (None, 0.4, 59.9, 60, 7300, 200_000)]
+    ['', '0 s', '59 s', '1 min', '2 h', '2 d']
+    """
+    if seconds is None:
+        return ""
+    unit, size = next((each for each in _UNITS if seconds >= each[1]), ("s", 1))
+    return f"{int(seconds // size)} {unit}"
+
+
+_UNITS = (("d", 86_400), ("h", 3600), ("min", 60))
 
 
 def _readers(readers: list[Reader]) -> str:

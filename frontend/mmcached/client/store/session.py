@@ -251,8 +251,8 @@ class StoreSession:
 
         with RingOnlooker(self.ring) as ring:
             rows = ring.rows()
-            names = [name for _, _, name in stored_names(ring, newest_first(rows), rows)]
-        keys = [key for its_tenant, key in names if its_tenant == tenant]
+            found = [about for _, _, about in stored_names(ring, newest_first(rows), rows)]
+        keys = [about.key for about in found if about.tenant == tenant]
         seen = self.contains(keys, tenant)  # not those that went meanwhile
         return None if seen is None else [key for key, is_there in zip(keys, seen, strict=True) if is_there]
 

@@ -20,12 +20,12 @@ import time
 from enum import StrEnum
 from typing import Self
 
-from mmcached.cache.store_keys import EMBEDDINGS, about_record, store_key, tenant_and_key
+from mmcached.cache.store_keys import EMBEDDINGS, about_record, parse_about, store_key
 from mmcached.frontend.connections.rings import NoRing
 from mmcached.frontend.store.tenant_books import TenantBooks
 from mmcached.shm import EncodedRecord, ObjectStoreWriter, RingWriter
 from mmcached.shm.crash_points import crash_point
-from mmcached.shm.ring.slot_table import expiry_of, has_expired
+from mmcached.shm.ring.slot_table import boot_ns, expiry_of, has_expired
 from mmcached.shm.ring.touch_logs import TouchLogs
 from mmcached.shm.store import codec
 from mmcached.shm.store.record_head import TensorRef
@@ -96,11 +96,11 @@ class RecordStore(Closeable):
         ring.board.set_store_epoch(self.epoch)
         self._touch_logs = ring.touch_logs
         for name, (num_bytes, about) in self._store.adopted.items():
-            names = tenant_and_key(about)
-            if names is None:
+            known = parse_about(about)
+            if known is None:
                 self._store.discard(name)
             else:
-                self._charge(names[0], name, num_bytes)
+                self._charge(known.tenant, name, num_bytes)
                 if self._is_shared:
                     self._fetched.add(name)
         self._store.adopted.clear()
@@ -312,7 +312,7 @@ class RecordStore(Closeable):
             return None
         if encoded.nbytes > self._store.ring.max_object_bytes:
             return Refusal.TOO_LARGE
-        about = about_record(tenant, key)  # the tenant's books must be made again by whoever adopts the ring
+        about = about_record(tenant, key, boot_ns())  # the tenant's books must be made again by whoever adopts the ring
         num_bytes = self._store.chunk_bytes(name, encoded, about)
         if self._quota_bytes is not None:
             if num_bytes > self._quota_bytes:
