@@ -54,6 +54,8 @@ def test_our_calls_do_the_tasks(run_dir: Path, capsys: pytest.CaptureFixture[str
                     client = names["client"]
                 case "Replace a value":
                     assert np.array_equal(hit_of(looking, "a"), 2 * ARRAY)
+                case "Store a value for a minute":
+                    assert np.array_equal(hit_of(looking, "d"), ARRAY)
                 case "Delete values":
                     assert looking.get("a") is None
                 case "Keep customers apart":
