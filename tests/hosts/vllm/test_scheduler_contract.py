@@ -108,7 +108,7 @@ def test_what_one_engine_has_encoded_the_other_loads(
     assert torch.equal(two.worker.cache[A], encoded(A))
     assert store.leases == 0
     figures = two.figures()
-    assert not HAS_FIGURES or (figures["hits"], figures["loads"], figures["encodes"]) == (1, 1, 1)
+    assert not HAS_FIGURES or (figures["hits/image"], figures["loads"], figures["encodes/image"]) == (1, 1, 1)
 
 
 @pytest.mark.parametrize("runner", ["v1", "v2"])
@@ -211,7 +211,7 @@ def test_at_random(store: StoreService, client: Client, new_engine: NewEngine, r
         engine.schedule()
     assert store.leases == 0
     figures = engines[0].figures()
-    assert not HAS_FIGURES or min(figures["hits"], figures["loads"], figures["encodes"]) > 0
+    assert not HAS_FIGURES or min(figures["hits/image"], figures["loads"], figures["encodes/image"]) > 0
 
 
 def test_an_unknown_item_without_pixels_fails_its_request_alone(store: StoreService, new_engine: NewEngine) -> None:
@@ -305,4 +305,7 @@ def test_figures_are_on_vllms_metrics_page(store: StoreService, new_engine: NewE
     )
     engine.answer(request("r1", A))
     prom.observe(connector.build_ec_connector_stats(dict(engine.figures())).data, 0)
-    assert b'vllm:mmcached_ec_encodes_total{engine="0"} 1.0' in generate_latest(registry)
+    page = generate_latest(registry).decode()
+    assert 'vllm:mmcached_ec_encodes_total{engine="0",modality="image"} 1.0' in page
+    assert 'vllm:mmcached_ec_queries_total{engine="0",modality="image"} 1.0' in page
+    assert 'vllm:mmcached_ec_lookups_total{engine="0"} 1.0' in page, "the former name, for one more release"

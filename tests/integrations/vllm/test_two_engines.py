@@ -32,8 +32,8 @@ def test_what_one_has_encoded_the_other_loads(store: StoreService, new_engine: N
     one.settle(A, B)
     assert two.step(Request("r2", [A, C, A])) == [C]
     assert at_rest(store, one, two)
-    assert two.scheduler.counts["hits"] == 1
-    assert (two.scheduler.counts["loads"], two.scheduler.counts["encodes"]) == (1, 1)
+    assert two.scheduler.counts["hits/image"] == 1
+    assert (two.scheduler.counts["loads"], two.scheduler.counts["encodes/image"]) == (1, 1)
 
 
 def test_a_loaded_tensor_is_the_engines_own(new_engine: NewEngine) -> None:
@@ -269,8 +269,20 @@ def test_each_look_up_is_counted_once_however_long_its_request_waits(
     assert two.step(Request("r2", [A])) == []
     assert consumer.step(Request("r3", [A, B])) == [B]
     eventually(lambda: counted(store), lambda figures: figures == (4, 2), "four look-ups, two of them hits")
-    figures = [(each.scheduler.counts["lookups"], each.scheduler.counts["hits"]) for each in (one, two, consumer)]
+    counts = [each.scheduler.counts for each in (one, two, consumer)]
+    figures = [(each["queries/image"], each["hits/image"]) for each in counts]
     assert figures == [(1, 0), (1, 1), (2, 1)]
+
+
+def test_queries_hits_and_encodes_are_counted_by_modality(new_engine: NewEngine) -> None:
+    one, two = new_engine(), new_engine()
+    one.step(Request("r1", [A]))
+    one.settle(A)
+    mixed = Request("r2", [A, B])
+    mixed.mm_features[1].modality = "video"
+    assert two.step(mixed) == [B]
+    items = {name: count for name, count in two.scheduler.counts.items() if "/" in name and count}
+    assert items == {"queries/image": 1, "hits/image": 1, "queries/video": 1, "encodes/video": 1}
 
 
 def counted(store: StoreService) -> tuple[int, int]:
@@ -299,9 +311,9 @@ def test_only_what_the_next_step_can_reach_is_looked_for(new_engine: NewEngine) 
 def test_an_engine_asks_nothing_about_what_it_has(new_engine: NewEngine) -> None:
     engine = new_engine()
     engine.step(Request("r1", [A]))
-    lookups = engine.scheduler.counts["lookups"]
+    lookups = engine.scheduler.counts["queries/image"]
     assert engine.step(Request("r2", [A])) == []
-    assert engine.scheduler.counts["lookups"] == lookups
+    assert engine.scheduler.counts["queries/image"] == lookups
 
 
 def test_what_an_engine_has_forgotten_comes_back_from_the_store(new_engine: NewEngine) -> None:

@@ -1,6 +1,7 @@
 """Shows a connector's figures in vLLM's log and on its /metrics page: `vllm:mmcached_ec_…`.
 
-The scheduler's half adds up its own figures and those in the workers' reports; vLLM takes them once per step.
+The scheduler's half adds up its own figures and those in the workers' reports; vLLM takes them once per step. A figure
+that is counted by modality is named "queries/image". Names are spelled as vLLM's: `vllm:mm_cache_queries`.
 """
 
 from __future__ import annotations
@@ -11,12 +12,14 @@ from typing import Any
 from prometheus_client import Counter
 from vllm.distributed.ec_transfer.ec_connector.metrics import ECConnectorPromMetrics, ECConnectorStats
 
-FIGURES = {
-    "lookups": "Items looked for in the host's store, because this engine had not got them",
+BY_MODALITY = {
+    "queries": "Items looked for in the host's store, because this engine had not got them",
     "hits": "Items found there, and loaded instead of encoded",
+    "encodes": "Items that this engine has encoded",
+}
+FIGURES = {
     "unusable": "Records found there that the model cannot take: of other rows, width or dtype, or not finite",
     "waits": "Steps in which a request waited for an item that another engine was encoding, or to know whether one was",
-    "encodes": "Items that this engine has encoded",
     "loads": "Items that were to be loaded from the store",
     "load_failures": "Items that could not be loaded, and were encoded",
     "saved": "Encoder outputs that the store has",
@@ -27,10 +30,12 @@ FIGURES = {
     "load_us": "Microseconds that steps have spent on loads",
     "save_us": "Microseconds that steps have spent on saves",
 }
+FORMER_QUERIES = "lookups"
+"""What `queries` was called; exported for one more release, as the sum of all modalities."""
 
 
 class MmcachedStats(ECConnectorStats):
-    """Figures of some steps, by name; see `FIGURES`."""
+    """Figures of some steps, by name; see `BY_MODALITY` and `FIGURES`."""
 
     def reset(self) -> None:
         self.data: dict[str, Any] = {}
@@ -48,7 +53,7 @@ class MmcachedStats(ECConnectorStats):
 
 
 class MmcachedPromMetrics(ECConnectorPromMetrics):
-    """One counter per figure, with vLLM's own labels."""
+    """One counter per figure, with vLLM's own labels, and the modality where it is counted."""
 
     def __init__(
         self,
@@ -58,14 +63,22 @@ class MmcachedPromMetrics(ECConnectorPromMetrics):
         per_engine_labelvalues: Mapping[int, list[object]],
     ) -> None:
         super().__init__(vllm_config, metric_types, labelnames, per_engine_labelvalues)
-        counter = metric_types[Counter]
-        self._counters = {
-            name: counter(name=f"vllm:mmcached_ec_{name}", documentation=f"{text}.", labelnames=labelnames)
-            for name, text in FIGURES.items()
-        }
+
+        def counter(name: str, text: str, *own_labels: str) -> Any:
+            labels = [*labelnames, *own_labels]
+            return metric_types[Counter](name=f"vllm:mmcached_ec_{name}", documentation=f"{text}.", labelnames=labels)
+
+        self._counters = {name: counter(name, text) for name, text in FIGURES.items()}
+        self._counters |= {name: counter(name, text, "modality") for name, text in BY_MODALITY.items()}
+        self._former_queries = counter(FORMER_QUERIES, "Deprecated: the sum of vllm:mmcached_ec_queries")
         self._labels = per_engine_labelvalues
 
     def observe(self, transfer_stats_data: Mapping[str, Any], engine_idx: int = 0) -> None:
-        for name, counter in self._counters.items():
-            if more := transfer_stats_data.get(name, 0):
-                counter.labels(*self._labels[engine_idx]).inc(more)
+        labels = self._labels[engine_idx]
+        for figure, more in transfer_stats_data.items():
+            if not more:
+                continue
+            name, *modality = figure.split("/", 1)
+            self._counters[name].labels(*labels, *modality).inc(more)
+            if name == "queries":
+                self._former_queries.labels(*labels).inc(more)

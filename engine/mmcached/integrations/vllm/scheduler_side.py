@@ -126,10 +126,10 @@ class SchedulerSide:
         self._local.add(name)
         hit = self._leases.use(name, self._plan.step)
         is_looked_for = self._sharing.may_share(feature) and self._contact.is_there
-        self.counts["lookups"] += is_looked_for
+        self.counts[f"queries/{feature.modality}"] += is_looked_for
         if hit is not None and hit.token is not None:
             key = self._prefix() + name
-            self.counts["hits"] += 1
+            self.counts[f"hits/{feature.modality}"] += 1
             self._contact.count([key])
             self._plan.loads.append(
                 Load(
@@ -144,7 +144,7 @@ class SchedulerSide:
                 )
             )
             return
-        self.counts["encodes"] += 1
+        self.counts[f"encodes/{feature.modality}"] += 1
         if is_looked_for and self._claims is None:  # else the service has counted it when it gave the claim
             self._contact.count([self._prefix() + name])
         if is_looked_for and self._can_save:
