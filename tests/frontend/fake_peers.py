@@ -26,6 +26,7 @@ from mmcached.wire.messages.parts import EncoderForm, Inline
 from mmcached.wire.paths import RunDir
 from mmcached.wire.sockets.frames import Frame
 from mmcached.wire.stats import ServiceStats
+from mmcached.wire.tracing import StartSpan
 from tests.doubles.dealer import Dealer
 from tests.doubles.engine import WireEngine
 from tests.shm.rings import Taking
@@ -161,11 +162,18 @@ class FakeClient:
 class Bench(Closeable):
     """Everything around one Frontend; it polls only inside `pump`."""
 
-    def __init__(self, run_dir: Path, config: ServiceConfig, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        run_dir: Path,
+        config: ServiceConfig,
+        clock: Callable[[], float],
+        *,
+        start_span: StartSpan | None = None,
+    ) -> None:
         self.directory = RunDir(run_dir)
         self.directory.create()
         self.config = config
-        self.frontend = Frontend(self.directory, config, clock=clock)
+        self.frontend = Frontend(self.directory, config, clock=clock, start_span=start_span)
         self._new_client()
         self.engines: list[WireEngine] = []
         self.clients: list[FakeClient] = []

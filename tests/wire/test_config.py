@@ -65,6 +65,9 @@ OUT_OF_RANGE: list[tuple[str, Any]] = [
     ("kv_events.buffer_steps", 0),
     ("kv_events.hwm", 0),
     ("kv_events.endpoint", "localhost:5557"),
+    ("otlp_traces_endpoint", "grpc://localhost:4317"),
+    ("otlp_traces_endpoint", "http:///v1/traces"),
+    ("otlp_traces_endpoint", "http://localhost:port/v1/traces"),
     ("kv_events.replay_endpoint", "udp://*:5558"),
 ]
 
@@ -83,6 +86,13 @@ def test_out_of_range(field: str, value: Any) -> None:
     assert details["field"] == field
     assert str(details["value"]) == str(value)
     assert "must be" in str(details["limit"])
+
+
+def test_an_endpoint_of_spans_has_no_password_and_shows_none() -> None:
+    with pytest.raises(ConfigError, match="OTEL_EXPORTER_OTLP_HEADERS") as caught:
+        ServiceConfig(otlp_traces_endpoint="https://me:secret@host/v1/traces")
+    assert "secret" not in str(caught.value)
+    ServiceConfig(otlp_traces_endpoint="https://[::1]:4318/v1/traces")
 
 
 def test_heads_divide_the_hidden_size() -> None:

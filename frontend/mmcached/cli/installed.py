@@ -9,6 +9,7 @@ from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import ConfigError
 from mmcached.wire.extras import how_to_install
 
+_SPAN_EXPORTER = "opentelemetry-exporter-otlp-proto-http"
 NOT_INSTALLED = "not installed"
 """What runs from a path, as a checkout does, has no version."""
 
@@ -22,7 +23,13 @@ def installed_version() -> str:
 
 
 def check_packages(config: ServiceConfig) -> None:
-    """Raise ConfigError if there are workers and a package that they import is not installed."""
+    """Raise ConfigError if a package is not installed that workers import, or spans need."""
+    if config.otlp_traces_endpoint:
+        try:
+            metadata.version(_SPAN_EXPORTER)
+        except metadata.PackageNotFoundError:
+            limit = f"needs {_SPAN_EXPORTER}, not installed: {how_to_install('otel')}"
+            raise ConfigError("otlp_traces_endpoint", config.otlp_traces_endpoint, limit) from None
     missing = [name for name in ("torch", "PIL") if find_spec(name) is None]
     if config.has_workers and missing:
         fix = f"{how_to_install('service')}, or --workers 0 for a store alone"

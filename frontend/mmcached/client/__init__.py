@@ -2,6 +2,7 @@
 
     synchronous, asynchronous   the two clients: thin drivers of the same verbs, over what both have (`base`)
     calls                       what each call takes, asks and returns: one verb per call
+    traced_calls                spans of calls, for OpenTelemetry: imported where there is a tracer
     cached_functions            the keys of functions that `cached` decorates
     namespaces                  a name before the keys of a client
     model_verbs                 what the service computes: what is asked, and where large results are found

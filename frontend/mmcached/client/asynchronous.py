@@ -31,10 +31,11 @@ def _awaitable(
     call: Callable[Concatenate[Calls, P], Call[T]],
 ) -> Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, T]]:
     """Return a call that is awaited."""
+    name = call.__name__
 
     @driver_of(call)
     async def method(client: AsyncClient, /, *values: P.args, **named: P.kwargs) -> T:
-        return await drive_async(call(client._current(), *values, **named))
+        return await drive_async(getattr(client._current(), name)(*values, **named))
 
     return method
 
@@ -43,10 +44,11 @@ def _awaitable_stream(
     call: Callable[Concatenate[Calls, P], PieceStream],
 ) -> Callable[Concatenate[AsyncClient, P], AsyncGenerator[Piece]]:
     """Return a call whose pieces are iterated over with `async for`."""
+    name = call.__name__
 
     @driver_of(call, AsyncGenerator[Piece])
     def method(client: AsyncClient, /, *values: P.args, **named: P.kwargs) -> AsyncGenerator[Piece]:
-        return _pieces(client, call(client._calls, *values, **named))
+        return _pieces(client, getattr(client._calls, name)(*values, **named))
 
     return method
 

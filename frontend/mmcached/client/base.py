@@ -12,10 +12,11 @@ from __future__ import annotations
 import os
 import threading
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from functools import partial
-from typing import ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from mmcached.client.arguments import Options, run_dir_of
+from mmcached.client.arguments import Options, invalid, run_dir_of
 from mmcached.client.calls import Calls
 from mmcached.client.contact import MakeLink
 from mmcached.client.links import forks
@@ -24,6 +25,9 @@ from mmcached.client.store.fail_open import FailOpen, StoreCounters
 from mmcached.client.verb import Verb
 from mmcached.wire.errors import ClientClosed, MmcachedError
 from mmcached.wire.messages.frontend import ANY_CLIENT
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import TracerProvider
 
 
 class BaseClient(ABC):
@@ -41,10 +45,12 @@ class BaseClient(ABC):
         fail_open: bool = True,
         name: str = ANY_CLIENT,
         counts_hits: bool = True,
+        tracer_provider: TracerProvider | None = None,
     ) -> None:
         options = Options(timeout_s, connect_timeout_s, tenant, fail_open, name, counts_hits)
         self._guard = FailOpen(is_open=fail_open)
-        self._new_calls = partial(Calls, run_dir_of(run_dir), options, self._guard, type(self)._make_link)
+        make_calls = Calls if tracer_provider is None else _traced(tracer_provider)
+        self._new_calls = partial(make_calls, run_dir_of(run_dir), options, self._guard, type(self)._make_link)
         self._lock = threading.RLock()
         self._is_closed = False
         self._calls = self._new_calls()
@@ -102,3 +108,14 @@ class BaseClient(ABC):
         if self._is_closed:  # meanwhile
             self._let_go(self._calls)
         return self._calls
+
+
+def _traced(tracer_provider: Any) -> Callable[..., Calls]:
+    """Return what makes calls with spans."""
+    if not callable(getattr(tracer_provider, "get_tracer", None)):
+        limit = "a TracerProvider of OpenTelemetry, as opentelemetry.trace.get_tracer_provider() returns"
+        raise invalid("tracer_provider", tracer_provider, limit)
+    from mmcached.client.traced_calls import TracedCalls
+    from mmcached.wire.tracing import tracer_of
+
+    return partial(TracedCalls, tracer_of(tracer_provider))

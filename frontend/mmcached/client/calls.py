@@ -58,7 +58,7 @@ class Calls:
         sessions = StoreSessions(counts_hits=options.counts_hits)
         self.contact = Contact(directory, options, make_link, sessions)
         self._store = StoreVerbs(self.contact, sessions, guard)
-        self._model = ModelVerbs(self.contact, self._store)
+        self._model = ModelVerbs(self.contact, self._store, self._note_known)
 
     # ---- what the model does
 
@@ -148,7 +148,7 @@ class Calls:
             timeout_s=timeout_s,
             stream_window=STREAM_WINDOW,
         )
-        return PieceStream(self.contact, request, _files(images, ids, videos, audios))
+        return self._stream(request, _files(images, ids, videos, audios))
 
     def encode(
         self,
@@ -189,6 +189,7 @@ class Calls:
             self.contact.options.tenant,
             ids,
             clips=clips,
+            traceparent=self._traceparent(),
         )
         files = _files(images, ids, videos, audios)
         return self._model.encode(request, files, reading, self.contact.deadline(timeout_s))
@@ -516,7 +517,18 @@ class Calls:
             stream_window=stream_window,
             priority=checked_int("priority", priority, -MAX_PRIORITY - 1, MAX_PRIORITY),
             clips=clips,
+            traceparent=self._traceparent(),
         )
+
+    def _traceparent(self) -> str:
+        """Return the W3C `traceparent` of the span that a request belongs to; "": none."""
+        return ""
+
+    def _note_known(self, num_known: int, num_items: int) -> None:
+        """Take note of how many items an `encode` has found without asking the service."""
+
+    def _stream(self, request: Generate, files: Sequence[Frame]) -> PieceStream:
+        return PieceStream(self.contact, request, files)
 
     def _ask(self, request: Request, timeout_s: float | None, payload: Sequence[Frame] = ()) -> Verb[Received]:
         """Exchange a request that does not fail open."""

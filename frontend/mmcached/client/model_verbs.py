@@ -8,7 +8,7 @@ Knows nothing of arguments as callers give them, of sockets and of event loops.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -31,9 +31,14 @@ _BYTES = Reading("bytes", view=True)
 
 
 class ModelVerbs:
-    """What the service computes, as one client id asks for it; arguments are checked."""
+    """What the service computes, as one client id asks for it; arguments are checked.
 
-    def __init__(self, contact: Contact, store: StoreVerbs) -> None:
+    Args:
+        note_known: is told, of each `encode`, how many of how many items the store showed.
+    """
+
+    def __init__(self, contact: Contact, store: StoreVerbs, note_known: Callable[[int, int], object]) -> None:
+        self._note_known = note_known
         self._contact = contact
         self._store = store
         self._welcome: Welcome | None = None  # the last one, also of a frontend that has died since
@@ -59,6 +64,7 @@ class ModelVerbs:
     def encode(self, request: Encode, files: list[bytes], reading: Reading, deadline: Deadline) -> Verb[list[Any]]:
         """Return what the encoder says of each image and clip; what is known already is not asked for."""
         results = yield from self._known_outputs(request, files, reading, deadline)
+        self._note_known(sum(result is not None for result in results), len(results))
         try:
             for takes_keys in (self._store.is_reader, False):  # what has gone from the store again comes inline
                 missing = [index for index, result in enumerate(results) if result is None]

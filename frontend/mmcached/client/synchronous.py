@@ -34,10 +34,11 @@ T = TypeVar("T")
 
 def _blocking(call: Callable[Concatenate[Calls, P], Call[T]]) -> Callable[Concatenate[Client, P], T]:
     """Return a call that returns when its verb has ended."""
+    name = call.__name__
 
     @driver_of(call)
     def method(client: Client, /, *values: P.args, **named: P.kwargs) -> T:
-        return drive(call(client._current(), *values, **named))
+        return drive(getattr(client._current(), name)(*values, **named))  # it may be a traced one
 
     return method
 
@@ -46,10 +47,11 @@ def _blocking_stream(
     call: Callable[Concatenate[Calls, P], PieceStream],
 ) -> Callable[Concatenate[Client, P], Generator[Piece]]:
     """Return a call whose pieces are iterated over."""
+    name = call.__name__
 
     @driver_of(call, Generator[Piece])
     def method(client: Client, /, *values: P.args, **named: P.kwargs) -> Generator[Piece]:
-        return _pieces(call(client._current(), *values, **named))
+        return _pieces(getattr(client._current(), name)(*values, **named))
 
     return method
 
@@ -86,6 +88,7 @@ class Client(BaseClient, Closeable):
         fail_open: also, a client can be made while no service is there.
         name: of this kind of client ("vllm"), under which `/metrics` shows hits, misses and puts.
         counts_hits: False if nothing that this client finds is to stay in the store for its sake, or to be counted.
+        tracer_provider: of OpenTelemetry, which makes a span of each call; None: no spans, and nothing is imported.
     Raises:
         InvalidRequest: an argument can't be.
         ConfigError: the run directory is another user's, also with `fail_open`.

@@ -26,7 +26,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import assert_never
+from typing import TYPE_CHECKING, assert_never
 
 import structlog
 
@@ -57,11 +57,15 @@ from mmcached.wire.messages import client as to_client
 from mmcached.wire.messages import frontend as received
 from mmcached.wire.paths import RunDir
 from mmcached.wire.process.signals import StopFlag
+from mmcached.wire.process.spans import exported_spans
 from mmcached.wire.process.turns import REST_S, Guard, TurnShare, longest_rest_s
 from mmcached.wire.slow_log import SlowLog
 from mmcached.wire.sockets.frames import Frame
 from mmcached.wire.stats import FrontendStats, RoleName
 from mmcached.wire.vocabulary import END_TOKEN_ID, IMAGE_TOKEN_ID
+
+if TYPE_CHECKING:
+    from mmcached.wire.tracing import StartSpan
 
 log = structlog.get_logger("mmcached.frontend")
 
@@ -94,11 +98,20 @@ _UNANSWERED = (
 class Frontend(Closeable):
     """The frontend's sockets, services and loop. Call `poll` until `is_drained`, then `close`.
 
+    Args:
+        start_span: begins the span of a generation or embedding; None: they have none.
     Raises:
         OSError: a socket could not be bound.
     """
 
-    def __init__(self, run_dir: RunDir, config: ServiceConfig, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        run_dir: RunDir,
+        config: ServiceConfig,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        start_span: StartSpan | None = None,
+    ) -> None:
         self._config = config
         self._clock = clock
         self._share = TurnShare.of(config.limits)
@@ -132,6 +145,7 @@ class Frontend(Closeable):
             second_level=self.store.second_level,
             send=self._clients.try_send,
             clock=clock,
+            start_span=start_span,
         )
         self.store.on_put = self.requests.outputs.put
         self._presence = ClientPresence(run_dir, self._clients, self.store.egress.remove_names)
@@ -468,7 +482,12 @@ def main(run_dir: Path) -> int:
         log.info("removed what a dead process left behind", name=name)
     warn_of_small_shm(config, shutil.disk_usage(SHM_DIR).total)
     page = StatsPublisher(directory.stats_page, RoleName("frontend"))
-    with stop, page, Frontend(directory, config) as frontend:
+    with (
+        stop,
+        page,
+        exported_spans(config, "frontend") as start_span,
+        Frontend(directory, config, start_span=start_span) as frontend,
+    ):
         frontend.wake_on(stop)
         while not stop.is_set:
             frontend.poll(REST_S)

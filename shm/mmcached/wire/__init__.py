@@ -11,6 +11,7 @@ paths        the run directory                       closeable: the `with` state
 stats        what each part counts                      figures: which metric each count is
 latency      durations by bucket                     slow_log: what took longer than an operator wants
 shown_url    a URL without its password              extras: how to install what is missing
+tracing      spans of requests, for OpenTelemetry: imported where tracing is on
 row_pieces   rows of a generation that come in pieces
 version, vocabulary   numbers on which both sides must agree
 """

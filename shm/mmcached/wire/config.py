@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -183,6 +184,8 @@ class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     log_level: Literal["debug", "info", "warning", "error"] = "warning"
     log_format: Literal["auto", "console", "json"] = "auto"
     slow_log_ms: float = 0.0
+    # where spans of requests go: the URL of an OTLP/HTTP collector, as http://127.0.0.1:4318/v1/traces; "" = nowhere
+    otlp_traces_endpoint: str = ""
 
     # compare after every step what the workers' encoder caches hold with what the engine's books list, and end the
     # engine on a difference; costs a list of all keys per worker and step
@@ -213,6 +216,7 @@ class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             raise ConfigError("store_gb", self.store_gb, "must be more than 0: store_l2 is the second level of a store")
         _check_device("device", self.device)
         _check_device("encoder.device", self.encoder.device)
+        check_traces_endpoint(self.otlp_traces_endpoint)
         _check_engines(self)
         _check_encoder(self)
         self.kv_events.check(self.num_engines)
@@ -410,6 +414,22 @@ def _check_encoder(config: ServiceConfig) -> None:
         raise ConfigError("limits.remote_encode_s", config.limits.remote_encode_s, limit)
     if not encoder.ray_namespace:
         raise ConfigError("encoder.ray_namespace", "", "must not be empty")
+
+
+def check_traces_endpoint(url: str) -> None:
+    """Raise ConfigError if this is no URL of an OTLP/HTTP collector; "" is none."""
+    if not url:
+        return
+    field, shown = "otlp_traces_endpoint", shown_url(url)
+    try:
+        parts = urlsplit(url)
+        has_place = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        has_place = False
+    if not has_place:
+        raise ConfigError(field, shown, "must be http://HOST:PORT/v1/traces, or https://…")
+    if "@" in parts.netloc:
+        raise ConfigError(field, shown, "must have no password: set OTEL_EXPORTER_OTLP_HEADERS in the environment")
 
 
 def check_address(field: str, address: str) -> None:

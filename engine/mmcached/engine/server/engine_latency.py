@@ -1,19 +1,25 @@
-"""Measures how long requests wait for their first step, and how long steps take.
+"""Measures how long requests wait for their first step, and how long steps take; makes spans of both.
 
     request arrives ──queue──> its first step is scheduled      a plan is sent ──step──> its step is committed
 
-A request that starts over has been scheduled before: it is counted once. Knows nothing of sockets.
+A request that starts over has been scheduled before: it is counted once. Its span has a child for the queue, and one
+for each step that has encoded items for it. Knows nothing of sockets.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import structlog
 
 from mmcached.engine.scheduling.step import ScheduledStep
 from mmcached.wire.latency import Latency
 from mmcached.wire.slow_log import SlowCalls
+
+if TYPE_CHECKING:
+    from mmcached.wire.tracing import RequestSpan, StartSpan
 
 log = structlog.get_logger("mmcached.engine")
 
@@ -24,23 +30,30 @@ class EngineLatency:
     Args:
         clock: monotonic seconds.
         slow_ms: a step that takes longer is slow; 0: none is.
+        start_span: begins the span of a request; None: requests have none.
     """
 
-    def __init__(self, clock: Callable[[], float], *, slow_ms: float) -> None:
+    def __init__(self, clock: Callable[[], float], *, slow_ms: float, start_span: StartSpan | None = None) -> None:
         self.slow = SlowCalls(slow_ms, log.warning)
         self.queue = Latency()
         self.step = Latency()
         self._clock = clock
         self._arrived: dict[int, float] = {}
         self._started = 0.0
+        self._start_span = start_span
+        self._spans: dict[int, RequestSpan] = {}
 
-    def arrive(self, request_id: int) -> None:
-        """Take note of a request that waits now."""
+    def arrive(self, request_id: int, kind: str, traceparent: str) -> None:
+        """Take note of a request that waits now; `traceparent` is of the span that has sent it."""
         self._arrived[request_id] = self._clock()
+        if self._start_span is not None:
+            self._spans[request_id] = self._start_span(f"mmcached.engine.{kind}", traceparent, {})
 
-    def forget(self, request_id: int) -> None:
-        """Count nothing of a request that has ended before it was scheduled."""
+    def forget(self, request_id: int, error: str = "") -> None:
+        """Take note of the end of a request; `error` is the code of what has ended it."""
         self._arrived.pop(request_id, None)
+        if (span := self._spans.pop(request_id, None)) is not None:
+            span.end(error)
 
     def start(self, step: ScheduledStep) -> None:
         """Take note of a step whose plan is about to be sent."""
@@ -50,6 +63,8 @@ class EngineLatency:
         for request in step.requests():
             if (arrived := self._arrived.pop(request.request_id, None)) is not None:
                 self.queue.add(self._started - arrived)
+                if (span := self._spans.get(request.request_id)) is not None:
+                    span.end_phase("mmcached.queue")
 
     def commit(self, step: ScheduledStep) -> None:
         """Count the step that was started last."""
@@ -57,3 +72,14 @@ class EngineLatency:
         self.step.add(took_s)
         about = {"step": step.step_id, "chunks": len(step.chunks), "encoded": len(step.encode)}
         self.slow.note("step", took_s, step.step_id, **about)
+        if self._spans and step.encode:
+            self._end_encoding(step, took_s)
+
+    def _end_encoding(self, step: ScheduledStep, took_s: float) -> None:
+        """Make a span for each request of which a step has encoded items, or loaded their outputs from the store."""
+        items = Counter(request.request_id for request, *_ in step.encode)
+        loads = Counter(request.request_id for request, index, _ in step.encode if request.features[index].has_output)
+        for request_id, num_items in items.items():
+            if (span := self._spans.get(request_id)) is not None:
+                about = {"mmcached.num_items": num_items, "mmcached.num_loaded": loads[request_id]}
+                span.end_phase("mmcached.encode", took_s, about)

@@ -105,13 +105,13 @@ class OpenRequests:
             self.end_with(request_id, error)
         else:
             self._requests[request_id] = request
-            self._latency.arrive(request_id)
+            self._latency.arrive(request_id, message.kind, message.traceparent)
             self.results.open(request, is_streamed=message.is_streamed)
 
     def abort(self, request_id: int) -> None:
         """End a request without an answer."""
         self._scheduler.abort(request_id)
-        self._forget(request_id)
+        self._forget(request_id, "cancelled")
 
     def abort_all(self) -> None:
         for request_id in list(self._requests):
@@ -146,12 +146,12 @@ class OpenRequests:
             reason = "the encoder's output of an item was lost while it was computed; try again"
             self.end_with(request.request_id, RequestAborted(reason))
         else:
-            self._forget(request.request_id)
+            self._forget(request.request_id, CacheMiss.code)
             self._frontend.send(to_frontend.RequestMissed(request.request_id, []))
 
     def end_with(self, request_id: int, error: MmcachedError) -> None:
         """Answer a request with an error."""
-        self._forget(request_id)
+        self._forget(request_id, error.code)
         self._publish()
         self._frontend.send(to_frontend.RequestFailed(request_id, error_to_wire(error)))
 
@@ -209,10 +209,14 @@ class OpenRequests:
             rows_name=f"rows/{secrets.token_hex(16)}" if message.takes_keys and message.store_epoch else "",
         )
 
-    def _forget(self, request_id: int) -> None:
-        """Let go of all that a request held outside the scheduler; of its leases as soon as nobody reads."""
+    def _forget(self, request_id: int, error: str = "") -> None:
+        """Let go of all that a request held outside the scheduler; of its leases as soon as nobody reads.
+
+        Args:
+            error: code of what has ended it; "": it is answered.
+        """
         self._requests.pop(request_id, None)
-        self._latency.forget(request_id)
+        self._latency.forget(request_id, error)
         self._items.forget(request_id)
         self.results.forget(request_id)
         self._outputs.forget(request_id)

@@ -23,6 +23,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 import structlog
@@ -30,6 +31,7 @@ import zmq
 
 from mmcached.engine.scheduling.scheduler import Scheduler
 from mmcached.engine.server.cache_news import CacheNews
+from mmcached.engine.server.engine_latency import EngineLatency
 from mmcached.engine.server.frontend_connection import FrontendConnection
 from mmcached.engine.server.frontend_messages import FrontendMessages
 from mmcached.engine.server.item_frames import ItemFrames
@@ -52,10 +54,14 @@ from mmcached.wire.messages import frontend as to_frontend
 from mmcached.wire.messages import worker as to_worker
 from mmcached.wire.paths import RunDir
 from mmcached.wire.process.signals import StopFlag
+from mmcached.wire.process.spans import exported_spans
 from mmcached.wire.process.turns import REST_S, Guard, TurnShare, longest_rest_s, places
 from mmcached.wire.slow_log import SlowLog
 from mmcached.wire.sockets.channels import RouterChannel
 from mmcached.wire.stats import EncoderCacheStats, EngineStats, RoleName
+
+if TYPE_CHECKING:
+    from mmcached.wire.tracing import StartSpan
 
 log = structlog.get_logger("mmcached.engine")
 
@@ -69,6 +75,7 @@ class EngineServer(Closeable):
     Args:
         engine_index: number of its `workers-<i>.sock`.
         clock: monotonic seconds.
+        start_span: begins the span of a request; None: requests have none.
     """
 
     def __init__(
@@ -78,8 +85,10 @@ class EngineServer(Closeable):
         engine_index: int,
         *,
         clock: Callable[[], float] = time.monotonic,
+        start_span: StartSpan | None = None,
     ) -> None:
         self._clock = clock
+        self._start_span = start_span
         self._incarnation = secrets.randbits(63)
         self._scheduler = Scheduler(config)
         self._items = ItemFrames(config)
@@ -125,7 +134,7 @@ class EngineServer(Closeable):
             self._outputs,
             incarnation=self._incarnation,
             timeout_s=config.step_timeout_s,
-            slow_ms=config.slow_log_ms,
+            latency=EngineLatency(self._clock, slow_ms=config.slow_log_ms, start_span=self._start_span),
             clock=self._clock,
         )
         self._requests = OpenRequests(
@@ -270,7 +279,11 @@ def main(run_dir: Path, engine_index: int) -> int:
     directory = RunDir(run_dir)
     config = ServiceConfig.load(directory.config)
     stop = StopFlag()
-    with stop, EngineServer(directory, config, engine_index) as engine:
+    with (
+        stop,
+        exported_spans(config, str(RoleName("engine", engine_index))) as start_span,
+        EngineServer(directory, config, engine_index, start_span=start_span) as engine,
+    ):
         engine.wake_on(stop)
         try:
             while not stop.is_set:

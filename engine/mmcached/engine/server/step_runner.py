@@ -42,7 +42,7 @@ class StepRunner:
         *,
         incarnation: int,
         timeout_s: float,
-        slow_ms: float,
+        latency: EngineLatency,
         clock: Callable[[], float],
     ) -> None:
         self._scheduler = scheduler
@@ -55,7 +55,7 @@ class StepRunner:
         self._clock = clock
         self._in_flight: StepResults | None = None
         self._void: StepResults | None = None
-        self.latency = EngineLatency(clock, slow_ms=slow_ms)
+        self.latency = latency
         self.num_steps = 0
 
     @property

@@ -91,6 +91,7 @@ TEXTS = {
     "http_host": "address of the HTTP port; beyond loopback everybody may ask",
     "http_port": "TCP port for health and metrics; 0: a free one; not set: only the socket in the run directory",
     "slow_log_ms": "a request, put or step that takes longer is a line in the log, and in `status --json`; 0: off",
+    "otlp_traces_endpoint": "where spans go, as http://HOST:4318/v1/traces (OTLP/HTTP); needs [otel]; empty: nowhere",
     "log_level": "debug, info, warning or error",
     "log_format": "json, console, or auto: console on a terminal",
     "debug_check_workers": "compare books and workers after each step",

@@ -8,12 +8,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from mmcached.frontend.processing.media import Medium
 from mmcached.wire.errors import InvariantError
 from mmcached.wire.messages.client import Encoded, Generated
 from mmcached.wire.messages.frontend import Encode, Generate
 from mmcached.wire.sockets.frames import Frame
+
+if TYPE_CHECKING:
+    from mmcached.wire.tracing import RequestSpan
 
 
 @dataclass(slots=True)
@@ -32,6 +36,7 @@ class OpenRequest:
         token_ids: the prompt with one token per medium.
         answer: its answer, and the frames of that, which names records that the store may not have yet.
         has_to_be_inline: records were named for it that are not in the store.
+        span: of this process's part, if spans are made.
     """
 
     number: int
@@ -47,6 +52,7 @@ class OpenRequest:
     token_ids: list[int] = field(default_factory=list)
     answer: tuple[Encoded | Generated, Sequence[Frame]] | None = None
     has_to_be_inline: bool = False
+    span: RequestSpan | None = None
 
     @property
     def takes_keys(self) -> bool:

@@ -52,6 +52,7 @@ def build_request(
     mirror_seq: int,
     store_epoch: int = 0,
     takes_keys: bool = False,
+    traceparent: str = "",
     config: ServiceConfig,
 ) -> tuple[AddRequest, list[Frame]]:
     """Return the message to the engine, with its payload frames.
@@ -60,7 +61,7 @@ def build_request(
         token_ids: from `prompt_tokens`.
         media: in prompt order; the items are theirs.
         leases: one per item; None for one that is not in the ring.
-        mirror_seq, store_epoch, takes_keys: see `AddRequest`.
+        mirror_seq, store_epoch, takes_keys, traceparent: see `AddRequest`.
     Raises:
         InvalidRequest: with the placeholders the prompt is longer than the model takes.
     """
@@ -100,6 +101,7 @@ def build_request(
         is_streamed=isinstance(message, Generate) and message.stream_window > 0,
         priority=message.priority if isinstance(message, Generate) else 0,
         takes_keys=takes_keys,
+        traceparent=traceparent,
     )
     return add, payload
 

@@ -15,6 +15,7 @@ engines through their connections.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import structlog
 
@@ -48,6 +49,9 @@ from mmcached.wire.sockets.frames import Frame
 from mmcached.wire.stats import ProcessorCacheStats
 from mmcached.wire.vocabulary import Modality
 
+if TYPE_CHECKING:
+    from mmcached.wire.tracing import StartSpan
+
 log = structlog.get_logger("mmcached.frontend")
 
 MAX_RESENDS = 2
@@ -60,6 +64,9 @@ class RequestService:
     """All requests of one frontend; `num_done`, `num_failed` and `num_resends` only rise.
 
     `slow` has those that took too long.
+
+    Args:
+        start_span: begins the span of a request; None: requests have no spans.
     """
 
     def __init__(
@@ -72,11 +79,13 @@ class RequestService:
         second_level: SecondLevel,
         send: Send,
         clock: Callable[[], float],
+        start_span: StartSpan | None = None,
     ) -> None:
         self._config = config
         self._connections = connections
         self._send = send
         self._clock = clock
+        self._start_span = start_span
         self._requests = OpenRequests()
         self._preprocessing = preprocessing_from_config(config, items, ClipRecords(records, config, second_level))
         self._admission = Admission(config, self._requests, self._preprocessing)
@@ -159,6 +168,10 @@ class RequestService:
         now = self._clock()
         deadline = now + min(message.timeout_s, self._config.request_timeout_s)
         request = OpenRequest(self._requests.next_number(), peer, message, [], deadline, came_at=now)
+        if self._start_span is not None:
+            kind = type(message).__name__.lower()
+            about = {"mmcached.num_images": len(files) - len(message.clips), "mmcached.num_clips": len(message.clips)}
+            request.span = self._start_span(f"mmcached.frontend.{kind}", message.traceparent, about)
         try:
             request.media = media_of(message, files)
             self._admission.check(request)
@@ -166,6 +179,8 @@ class RequestService:
         except MmcachedError as error:
             self.num_failed += 1
             log.info("request refused", request_id=request.number, code=error.code)
+            if request.span is not None:
+                request.span.end(error.code)
             self._send(peer, to_client.Failed(message.request_id, error_to_wire(error)), ())
             return
         self._requests.add(request)
@@ -215,6 +230,9 @@ class RequestService:
                 if given is None:
                     return
                 is_sent = self._submission.submit(request, given, stored)
+                if is_sent and request.span is not None:
+                    about = {"mmcached.num_processed": len(given), "mmcached.num_stored": len(stored)}
+                    request.span.end_phase("mmcached.preprocess", attributes=about)
             except Exception:  # a fault, too: what the request has joined counts until it leaves
                 self._preprocessing.leave(request.number, has_used=False)
                 self.outputs.leave(request.number)
@@ -311,6 +329,8 @@ class RequestService:
             self._finish(request, answer, payload)
             return
         self.outputs.leave(request.number, has_ended=False)
+        if request.span is not None:
+            request.span.end_phase("mmcached.missed")
         request.answer, request.has_to_be_inline = None, True
         self._advance(request)
 
@@ -318,7 +338,7 @@ class RequestService:
         """Answer a request that its engine could not serve."""
         request = self._with(engine, message.request_id)
         if request is not None:
-            self._take(request.number)
+            self._take(request.number, message.error.code)
             self.num_failed += 1
             self._send(request.peer, to_client.Failed(request.message.request_id, message.error), ())
 
@@ -330,6 +350,8 @@ class RequestService:
             return
         request.num_resends += 1
         self.num_resends += 1
+        if request.span is not None:
+            request.span.end_phase("mmcached.missed")
         if request.num_resends > MAX_RESENDS:
             reason = f"the engine missed items {request.num_resends} times; try again"
             self.fail(request.number, RequestAborted(reason))
@@ -376,19 +398,19 @@ class RequestService:
 
     def _end(self, request: OpenRequest) -> None:
         """Forget a request without an answer: nobody waits for it. The engine gives its leases back."""
-        self._take(request.number)
+        self._take(request.number, "cancelled")
         self.num_failed += 1
         self._abort_in_engine(request)
 
     def fail(self, number: int, error: MmcachedError) -> None:
         """End a request with an error; one that is not open changes nothing."""
-        request = self._take(number)
+        request = self._take(number, error.code)
         if request is not None:
             self.num_failed += 1
             self._send(request.peer, to_client.Failed(request.message.request_id, error_to_wire(error)), ())
 
-    def _take(self, number: int) -> OpenRequest | None:
-        """Forget a request, and all that waits for it; return it if it was open."""
+    def _take(self, number: int, error: str = "") -> OpenRequest | None:
+        """Forget a request, and all that waits for it; return it if it was open. `error`: what has ended it."""
         self.streams.close(number)
         self._preprocessing.leave(number, has_used=False)
         self.outputs.leave(number)
@@ -399,6 +421,8 @@ class RequestService:
             message, took_s = request.message, self._clock() - request.came_at
             kind, num_files = type(message).__name__.lower(), len(request.media)
             self.slow.note("request", took_s, number, request_id=number, kind=kind, num_files=num_files)
+            if request.span is not None:
+                request.span.end(error)
         return request
 
     def _abort_in_engine(self, request: OpenRequest) -> None:

@@ -117,6 +117,7 @@ class Submission:
             mirror_seq=self.items.next_mirror_seq,
             store_epoch=self._outputs.store_epoch,
             takes_keys=request.takes_keys and self._config.limits.output_wait_s > 0,
+            traceparent="" if request.span is None else request.span.traceparent,
             config=self._config,
         )
         request.num_prompt_tokens = len(add.prompt_token_ids)

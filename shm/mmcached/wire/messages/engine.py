@@ -22,6 +22,7 @@ from mmcached.wire.messages.parts import (
     Tensor,
     Text,
     TokenId,
+    Traceparent,
 )
 
 # ---- from the frontend
@@ -65,7 +66,8 @@ class AddRequest(Message, frozen=True):
     `kind` "generate" runs the decoder; "encode" only returns the embeddings of the items. `mirror_seq` numbers the
     messages that move the sender's mirror of the receiver cache: after any but the next number the receiver clears
     first. 0 = no mirror. `is_streamed`: its tokens are wanted as they commit. `store_epoch`: of the store, in which
-    what is encoded for it is saved; 0: it is not. `takes_keys`: see `Encode`, `Generate`.
+    what is encoded for it is saved; 0: it is not. `takes_keys`: see `Encode`, `Generate`. `traceparent`: of the
+    frontend's span.
     """
 
     request_id: Count
@@ -80,6 +82,7 @@ class AddRequest(Message, frozen=True):
     priority: Priority = 0
     store_epoch: Count = 0
     takes_keys: bool = False
+    traceparent: Traceparent = ""
 
 
 class AbortRequest(Message, frozen=True):

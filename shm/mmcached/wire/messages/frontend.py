@@ -23,6 +23,7 @@ from mmcached.wire.messages.parts import (
     StreamedTokens,
     Text,
     TokenId,
+    Traceparent,
 )
 
 CLIENT_NAME = r"^[a-z0-9][a-z0-9._-]{0,31}\Z"
@@ -72,6 +73,7 @@ class Generate(Message, frozen=True):
         priority: the lower, the earlier it is served, if the service looks at it (`scheduling_policy`).
         takes_keys: the client reads the store: it finds large parts of the rows there, as the answer names them.
         clips: what is wanted of each clip; those of one modality in the order of their markers.
+        traceparent: of the client's span.
     """
 
     client_id: ClientId
@@ -86,10 +88,11 @@ class Generate(Message, frozen=True):
     priority: Priority = 0
     takes_keys: bool = False
     clips: Clips = msgspec.field(default_factory=list)
+    traceparent: Traceparent = ""
 
 
 class Encode(Message, frozen=True):
-    """Embed images and clips; their files are the further frames. `image_ids` and `clips` as in `Generate`.
+    """Embed images and clips; their files are the further frames. Fields not named here are as in `Generate`.
 
     Attributes:
         takes_keys: the client reads the store: what is large it finds there, under the key that the answer names.
@@ -102,6 +105,7 @@ class Encode(Message, frozen=True):
     image_ids: list[Text | None] = msgspec.field(default_factory=list)
     takes_keys: bool = False
     clips: Clips = msgspec.field(default_factory=list)
+    traceparent: Traceparent = ""
 
 
 class TokensTaken(Message, frozen=True):

@@ -13,6 +13,8 @@ MAX_ROW_KEYS = 64
 Text = Annotated[str, msgspec.Meta(max_length=256)]
 Priority = Annotated[int, msgspec.Meta(ge=-(1 << 31), le=(1 << 31) - 1)]
 TokenId = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
+Traceparent = Annotated[str, msgspec.Meta(pattern=r"^(00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2})?\Z")]
+"""The W3C trace context of what a message belongs to; "": none."""
 MAX_SECONDS = 1e9
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=MAX_SECONDS)]
 MAX_FPS = 1000

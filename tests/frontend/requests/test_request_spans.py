@@ -1,0 +1,127 @@
+"""Whatever ends a request, it has one span, which has ended with it and says why."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+from mmcached.wire.config import ServiceConfig
+from mmcached.wire.messages import client as to_client
+from mmcached.wire.messages import engine as to_engine
+from mmcached.wire.messages import frontend as to_frontend
+from mmcached.wire.tracing import RequestSpan, tracer_of
+from tests.clock import Clock
+from tests.doubles.engine import WireEngine
+from tests.frontend.fake_peers import Bench, png
+from tests.wire.examples import ERROR
+
+CONFIG = ServiceConfig(
+    mm_processor_cache_gb=1 / 1024, mm_shm_cache_max_object_size_mb=1, store_gb=0, max_num_requests=1
+)
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock(tick_s=0.01)  # deaths are looked at now and then
+
+
+@pytest.fixture
+def memory() -> InMemorySpanExporter:
+    return InMemorySpanExporter()
+
+
+@pytest.fixture
+def bench(run_dir: Path, clock: Clock, memory: InMemorySpanExporter) -> Iterator[Bench]:
+    provider = TracerProvider(shutdown_on_exit=False)
+    provider.add_span_processor(SimpleSpanProcessor(memory))
+    with Bench(run_dir, CONFIG, clock, start_span=partial(RequestSpan, tracer_of(provider))) as bench:
+        yield bench
+        bench.frontend.check_integrity()
+
+
+def answer(bench: Bench, engine: WireEngine, number: int) -> None:
+    engine.channel.send(to_frontend.RequestGenerated(number, [5], "length", 0))
+    bench.answer(to_client.Generated)
+
+
+def fail(bench: Bench, engine: WireEngine, number: int) -> None:
+    engine.channel.send(to_frontend.RequestFailed(number, ERROR))
+    bench.answer(to_client.Failed)
+
+
+def miss(bench: Bench, engine: WireEngine, number: int) -> None:
+    engine.channel.send(to_frontend.RequestMissed(number, []))
+    add = bench.from_frontend(engine, to_engine.AddRequest)
+    answer(bench, engine, add.request_id)
+
+
+def cancel(bench: Bench, engine: WireEngine, number: int) -> None:
+    bench.client.send(to_frontend.Cancel(bench.client_id, 1))
+    bench.from_frontend(engine, to_engine.AbortRequest)
+
+
+def lose_engine(bench: Bench, engine: WireEngine, number: int) -> None:
+    bench.engine_dies(engine)
+    bench.answer(to_client.Failed)
+
+
+def lose_client(bench: Bench, engine: WireEngine, number: int) -> None:
+    bench.client_dies()
+    bench.from_frontend(engine, to_engine.AbortRequest)
+
+
+@pytest.mark.parametrize(
+    ("end", "error", "phases"),
+    [
+        (answer, None, ["preprocess"]),
+        (miss, None, ["preprocess", "missed", "preprocess"]),
+        (fail, ERROR.code, ["preprocess"]),
+        (cancel, "cancelled", ["preprocess"]),
+        (lose_engine, "request_aborted", ["preprocess"]),
+        (lose_client, "cancelled", ["preprocess"]),
+    ],
+)
+def test_each_end_of_a_request_ends_its_span(
+    bench: Bench,
+    memory: InMemorySpanExporter,
+    end: Callable[[Bench, WireEngine, int], None],
+    error: str | None,
+    phases: list[str],
+) -> None:
+    engine = bench.connect_engine()
+    bench.generate(1, [png(1)])
+    add = bench.from_frontend(engine, to_engine.AddRequest)
+    end(bench, engine, add.request_id)
+    *children, span = memory.get_finished_spans()
+    assert span.context is not None
+    assert f"{span.context.trace_id:032x}-{span.context.span_id:016x}" in add.traceparent
+    assert [child.name for child in children] == [f"mmcached.{phase}" for phase in phases]
+    assert error_of(span) == error
+
+
+def test_what_is_refused_has_a_span_too(bench: Bench, memory: InMemorySpanExporter) -> None:
+    bench.generate(1, [])
+    bench.generate(2, [])
+    assert bench.answer(to_client.Failed).error.code == "service_unavailable"
+    (span,) = memory.get_finished_spans()
+    assert error_of(span) == "service_unavailable"
+
+
+def test_a_deadline_ends_it(bench: Bench, clock: Clock, memory: InMemorySpanExporter) -> None:
+    bench.generate(1, [], timeout_s=5.0)
+    bench.stats()
+    clock.now += 6
+    bench.answer(to_client.Failed)
+    (span,) = memory.get_finished_spans()
+    assert error_of(span) == "deadline_exceeded"
+
+
+def error_of(span: ReadableSpan) -> object:
+    assert span.status.is_ok == ("error.type" not in (span.attributes or {}))
+    return (span.attributes or {}).get("error.type")
