@@ -33,7 +33,7 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 TOOLS = REPOSITORY / ".venv-release" / "bin" / "python"
 """Has twine and the schema of CycloneDX: the dependency group `packaging`."""
 CHART = REPOSITORY / "deploy" / "helm" / "mmcached"
-EXTRAS = ("service", "redis", "video", "audio")
+EXTRAS = ("service", "redis", "video", "audio", "otel")
 """What the bill of materials covers, as far as it is installed where the release is built."""
 PLATFORMS = ("linux/amd64", "linux/arm64")
 SUMS = "SHA256SUMS"

@@ -32,6 +32,7 @@ from msgspec.structs import replace
 
 from mmcached.engine.results.results import Results
 from mmcached.engine.scheduling.scheduler import ScheduledStep
+from mmcached.engine.server.engine_latency import EngineLatency
 from mmcached.engine.server.item_frames import ItemFrames
 from mmcached.engine.server.leases import HeldLeases
 from mmcached.engine.server.step_runner import StepRunner
@@ -264,7 +265,7 @@ class Engine:
             StoredOutputs(cast(Any, None)),
             incarnation=INCARNATION,
             timeout_s=config.step_timeout_s,
-            slow_ms=0.0,
+            latency=EngineLatency(time.monotonic, slow_ms=0.0),
             clock=time.monotonic,
         )
 

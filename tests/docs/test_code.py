@@ -34,6 +34,7 @@ RUN_BY = {
     "docs/from-redis.md": "tests/docs/test_from_redis.py",
     "docs/from-vllm-omni.md": "tests/worker/hidden_states/by_slot/test_page.py",
     "docs/start.md": "tests/integration/test_readme.py",
+    "docs/tracing.md": "tests/integration/test_tracing.py",
     "docs/hosts/gateway.md": "tests/hosts/vllm/test_pages.py",
     "docs/hosts/processed-inputs.md": "tests/docs/test_code.py",
     "docs/hosts/your-own.md": "tests/docs/test_code.py",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import zmq
@@ -24,6 +24,9 @@ from mmcached.wire.messages.parts import Feature
 from mmcached.wire.paths import RunDir
 from mmcached.wire.sockets.channels import DealerChannel, RouterChannel
 from mmcached.wire.sockets.frames import Frame
+
+if TYPE_CHECKING:
+    from mmcached.wire.tracing import StartSpan
 
 MessageT = TypeVar("MessageT")
 DEADLINE_S = 30.0
@@ -63,7 +66,14 @@ class FakeWorker:
 class Bench(Closeable):
     """Everything around one EngineServer; a step is taken by `step` in this thread, nothing runs by itself."""
 
-    def __init__(self, run_dir: Path, config: ServiceConfig, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        run_dir: Path,
+        config: ServiceConfig,
+        clock: Callable[[], float],
+        *,
+        start_span: StartSpan | None = None,
+    ) -> None:
         directory = RunDir(run_dir)
         directory.create()
         self.config = config
@@ -73,7 +83,7 @@ class Bench(Closeable):
         )
         self.ring = RingWriter.create(data_bytes=1 << 20, max_object_bytes=1 << 18)
         self.store = ObjectStoreWriter(self.ring)
-        self.engine = EngineServer(directory, config, 0, clock=clock)
+        self.engine = EngineServer(directory, config, 0, clock=clock, start_span=start_span)
         self.address = directory.worker_address(0)
         self.workers: list[FakeWorker] = []
         self.peer = b""

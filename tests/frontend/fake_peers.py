@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from PIL import Image
 
@@ -26,10 +26,12 @@ from mmcached.wire.messages.parts import EncoderForm, Inline
 from mmcached.wire.paths import RunDir
 from mmcached.wire.sockets.frames import Frame
 from mmcached.wire.stats import ServiceStats
-from mmcached.wire.tracing import StartSpan
 from tests.doubles.dealer import Dealer
 from tests.doubles.engine import WireEngine
 from tests.shm.rings import Taking
+
+if TYPE_CHECKING:
+    from mmcached.wire.tracing import StartSpan
 
 DEADLINE_S = 30.0
 MessageT = TypeVar("MessageT")

@@ -28,6 +28,7 @@ def listed() -> dict[str, str]:
 def test_every_dependency_is_listed_once_with_the_licence_that_it_states() -> None:
     extras = PROJECT["optional-dependencies"]
     own = [name for extra in ("video", "audio", "demo") for name in names(extras[extra][1:])]
+    own += names(extras["otel"])
     wanted = [*names(PROJECT["dependencies"]), *names(extras["store"]), *names(extras["service"][1:]), *own]
     assert list(listed()) == wanted
     for name, licence in listed().items():

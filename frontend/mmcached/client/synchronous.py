@@ -38,7 +38,8 @@ def _blocking(call: Callable[Concatenate[Calls, P], Call[T]]) -> Callable[Concat
 
     @driver_of(call)
     def method(client: Client, /, *values: P.args, **named: P.kwargs) -> T:
-        return drive(getattr(client._current(), name)(*values, **named))  # it may be a traced one
+        verb: Call[T] = getattr(client._current(), name)(*values, **named)  # of `TracedCalls`, if there is a tracer
+        return drive(verb)
 
     return method
 

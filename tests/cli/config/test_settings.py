@@ -80,7 +80,7 @@ def another_value(kind: Any, default: Any) -> Any:
         return next(option for option in get_args(kind) if option != default)
     if default is None:
         return 1
-    return {"auto": "cpu"}.get(default, "localhost:1") if kind is str else default * 2 or kind(1)
+    return {"auto": "cpu"}.get(default, "http://localhost:1") if kind is str else default * 2 or kind(1)
 
 
 def refused(**layers: Any) -> dict[str, Any]:

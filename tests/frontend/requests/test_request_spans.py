@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 
 import pytest
-from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
-from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.sdk.trace import ReadableSpan
 
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.messages import client as to_client
 from mmcached.wire.messages import engine as to_engine
 from mmcached.wire.messages import frontend as to_frontend
-from mmcached.wire.tracing import RequestSpan, tracer_of
 from tests.clock import Clock
 from tests.doubles.engine import WireEngine
+from tests.doubles.spans import MemorySpans
 from tests.frontend.fake_peers import Bench, png
 from tests.wire.examples import ERROR
 
@@ -32,15 +29,13 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def memory() -> InMemorySpanExporter:
-    return InMemorySpanExporter()
+def spans() -> MemorySpans:
+    return MemorySpans()
 
 
 @pytest.fixture
-def bench(run_dir: Path, clock: Clock, memory: InMemorySpanExporter) -> Iterator[Bench]:
-    provider = TracerProvider(shutdown_on_exit=False)
-    provider.add_span_processor(SimpleSpanProcessor(memory))
-    with Bench(run_dir, CONFIG, clock, start_span=partial(RequestSpan, tracer_of(provider))) as bench:
+def bench(run_dir: Path, clock: Clock, spans: MemorySpans) -> Iterator[Bench]:
+    with Bench(run_dir, CONFIG, clock, start_span=spans.start) as bench:
         yield bench
         bench.frontend.check_integrity()
 
@@ -89,7 +84,7 @@ def lose_client(bench: Bench, engine: WireEngine, number: int) -> None:
 )
 def test_each_end_of_a_request_ends_its_span(
     bench: Bench,
-    memory: InMemorySpanExporter,
+    spans: MemorySpans,
     end: Callable[[Bench, WireEngine, int], None],
     error: str | None,
     phases: list[str],
@@ -98,27 +93,27 @@ def test_each_end_of_a_request_ends_its_span(
     bench.generate(1, [png(1)])
     add = bench.from_frontend(engine, to_engine.AddRequest)
     end(bench, engine, add.request_id)
-    *children, span = memory.get_finished_spans()
+    *children, span = spans.take_all()
     assert span.context is not None
     assert f"{span.context.trace_id:032x}-{span.context.span_id:016x}" in add.traceparent
-    assert [child.name for child in children] == [f"mmcached.{phase}" for phase in phases]
+    assert [child.name for child in children] == [f"mmcached.frontend.{phase}" for phase in phases]
     assert error_of(span) == error
 
 
-def test_what_is_refused_has_a_span_too(bench: Bench, memory: InMemorySpanExporter) -> None:
+def test_what_is_refused_has_a_span_too(bench: Bench, spans: MemorySpans) -> None:
     bench.generate(1, [])
     bench.generate(2, [])
     assert bench.answer(to_client.Failed).error.code == "service_unavailable"
-    (span,) = memory.get_finished_spans()
+    (span,) = spans.take_all()
     assert error_of(span) == "service_unavailable"
 
 
-def test_a_deadline_ends_it(bench: Bench, clock: Clock, memory: InMemorySpanExporter) -> None:
+def test_a_deadline_ends_it(bench: Bench, clock: Clock, spans: MemorySpans) -> None:
     bench.generate(1, [], timeout_s=5.0)
     bench.stats()
     clock.now += 6
     bench.answer(to_client.Failed)
-    (span,) = memory.get_finished_spans()
+    (span,) = spans.take_all()
     assert error_of(span) == "deadline_exceeded"
 
 

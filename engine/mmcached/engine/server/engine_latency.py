@@ -64,7 +64,7 @@ class EngineLatency:
             if (arrived := self._arrived.pop(request.request_id, None)) is not None:
                 self.queue.add(self._started - arrived)
                 if (span := self._spans.get(request.request_id)) is not None:
-                    span.end_phase("mmcached.queue")
+                    span.end_phase("mmcached.engine.queue")
 
     def commit(self, step: ScheduledStep) -> None:
         """Count the step that was started last."""
@@ -82,4 +82,4 @@ class EngineLatency:
         for request_id, num_items in items.items():
             if (span := self._spans.get(request_id)) is not None:
                 about = {"mmcached.num_items": num_items, "mmcached.num_loaded": loads[request_id]}
-                span.end_phase("mmcached.encode", took_s, about)
+                span.end_phase("mmcached.engine.step", took_s, about)

@@ -232,7 +232,7 @@ class RequestService:
                 is_sent = self._submission.submit(request, given, stored)
                 if is_sent and request.span is not None:
                     about = {"mmcached.num_processed": len(given), "mmcached.num_stored": len(stored)}
-                    request.span.end_phase("mmcached.preprocess", attributes=about)
+                    request.span.end_phase("mmcached.frontend.preprocess", attributes=about)
             except Exception:  # a fault, too: what the request has joined counts until it leaves
                 self._preprocessing.leave(request.number, has_used=False)
                 self.outputs.leave(request.number)
@@ -330,7 +330,7 @@ class RequestService:
             return
         self.outputs.leave(request.number, has_ended=False)
         if request.span is not None:
-            request.span.end_phase("mmcached.missed")
+            request.span.end_phase("mmcached.frontend.missed")
         request.answer, request.has_to_be_inline = None, True
         self._advance(request)
 
@@ -351,7 +351,7 @@ class RequestService:
         request.num_resends += 1
         self.num_resends += 1
         if request.span is not None:
-            request.span.end_phase("mmcached.missed")
+            request.span.end_phase("mmcached.frontend.missed")
         if request.num_resends > MAX_RESENDS:
             reason = f"the engine missed items {request.num_resends} times; try again"
             self.fail(request.number, RequestAborted(reason))
