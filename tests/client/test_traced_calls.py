@@ -178,6 +178,8 @@ def test_an_error_is_told_by_its_kind_without_its_text(service: StoreService, tr
         (lambda: traced.get_or_compute("secret key", failing), "ZeroDivisionError"),
         (lambda: traced.put("secret key", {"secret": object()}), "invalid_request"),
         (lambda: traced.generate([1], timeout_s=0.05), "deadline_exceeded"),
+        (lambda: next(traced.generate_stream([1], timeout_s=0.05)), "deadline_exceeded"),
+        (lambda: next(traced.generate_stream([1], max_tokens=-1)), "invalid_request"),
     ]
     for call, error in calls:
         with pytest.raises((ZeroDivisionError, InvalidRequest, DeadlineExceeded)):

@@ -75,8 +75,13 @@ class TracedCalls(Calls):
     def generate_stream(self, *values: Any, **named: Any) -> PieceStream:
         span = self._model_span("generate", "text_completion")
         span.set_attribute("gen_ai.request.stream", True)
-        with use_span(span, record_exception=False, set_status_on_exception=False):
-            return super().generate_stream(*values, **named)
+        try:
+            with use_span(span, record_exception=False, set_status_on_exception=False):
+                return super().generate_stream(*values, **named)
+        except BaseException as error:
+            set_error(span, _code_of(error))
+            span.end()
+            raise
 
     # ---- how
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -65,6 +66,7 @@ def test_a_collector_that_does_not_answer_keeps_no_role_from_ending(
         for number in range(100):
             start_span("mmcached.frontend.encode", "", {"n": number}).end()
         eventually(lambda: receiver.num_requests, bool, "a request that hangs")
+    assert "last spans" in [thread.name for thread in threading.enumerate()], "the end has not waited for it"
     assert receiver.spans == []
     receiver.answers.set()
     eventually(lambda: len(receiver.spans), bool, "what was being sent")
