@@ -317,8 +317,8 @@ class Map:
         tables, grants = self.tables(), self.grants()
         # Functions, not `return_value=`: a `MagicMock` for each of thousands of replays takes a third of all time.
         with (
-            mock.patch.object(ring, "Tables", lambda *_: tables),
-            mock.patch.object(ring, "granted_of", lambda *_: grants),
+            mock.patch.object(ring, "Tables", lambda *_: tables),  # noqa: PT008
+            mock.patch.object(ring, "granted_of", lambda *_: grants),  # noqa: PT008
         ):
             num_bytes = ALIGNMENT * self.num_slots
             if is_adopted:
