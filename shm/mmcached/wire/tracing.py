@@ -1,7 +1,9 @@
-"""Makes OpenTelemetry spans of requests. It imports OpenTelemetry, so nothing imports it unless tracing is on.
+"""Makes OpenTelemetry spans of requests.
 
-client span ──traceparent in Encode, Generate──> frontend span ──traceparent in AddRequest──> engine span
-└─ its phases                                └─ its phases
+    client span ──traceparent in Encode, Generate──> frontend span ──traceparent in AddRequest──> engine span
+                                                        └─ its phases                                └─ its phases
+
+It imports OpenTelemetry, so nothing imports it unless tracing is on.
 """
 
 from __future__ import annotations
