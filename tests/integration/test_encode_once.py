@@ -99,7 +99,7 @@ def test_two_engines_that_are_asked_at_once_encode_each_image_once(mode: str, ru
     assert stats.resends == 0
 
 
-@pytest.mark.parametrize("world_size", [1, 2])
+@pytest.mark.parametrize("world_size", [pytest.param(1, marks=pytest.mark.soak), 2])
 def test_outputs_of_the_store_change_nothing(world_size: int, run_dir: Path) -> None:
     rounds = random_rounds(5)
     config = base(world_size=world_size, data_parallel_size=2, routing_policy="round_robin", limits=ALL_NAMED)

@@ -17,7 +17,7 @@ from tests.integration.processes import eventually, small_config, stats_of
 from tests.shm.processes import DEADLINE_S
 
 
-@pytest.mark.parametrize("ends_with", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("ends_with", [pytest.param(signal.SIGINT, marks=pytest.mark.soak), signal.SIGTERM])
 def test_a_start_and_an_end_are_a_line_each(run_dir: Path, ends_with: signal.Signals) -> None:
     home = run_dir / "s"
     serve = [sys.executable, "-m", "mmcached", "serve", "--workers", "0", "--store-gb", "0.02"]

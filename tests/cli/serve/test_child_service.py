@@ -29,7 +29,7 @@ def test_environment_does_not_overrule_the_file(run_dir: Path, tmp_path: Path, m
 def test_a_service_that_cannot_start_is_a_typed_error_and_the_reason_is_its_last_line(
     run_dir: Path, tmp_path: Path
 ) -> None:
-    config = small_config(device="cuda:63", world_size=1)
+    config = small_config(device="cuda:63", world_size=1, max_restarts=0)
     service = ChildService(run_dir / "s", config, tmp_path / "config.json", log_file=tmp_path / "log")
     with (
         pytest.raises(ServiceUnavailable, match=r"ended with status 1: mmcached: service_unavailable: worker 0\.0"),

@@ -264,7 +264,7 @@ with Client(sys.argv[1]) as client:
 """
 
 
-HUNDRED = """
+MANY = """
 import os, sys
 from mmcached.client import Client
 from mmcached.wire.process.death import arm_from_environment
@@ -273,7 +273,7 @@ def view():
     return client.get("k", view=True, tensors="numpy").record["x"]
 with Client(sys.argv[1]) as client:
     array, num_fds = view(), []
-    for turn in range(100):
+    for turn in range(50):
         pid = os.fork()
         if pid == 0:
             os._exit(0 if array[0] == 7 else 1)
@@ -318,9 +318,9 @@ def test_workers_of_multiprocessing_read_what_their_parent_has_dropped(service: 
         no_leases(service)
 
 
-def test_a_hundred_children_leave_nothing(service: StoreService, run_dir: Path) -> None:
+def test_many_children_leave_nothing(service: StoreService, run_dir: Path) -> None:
     """Of each the parent drops its view before it has ended, and takes another one."""
-    with program(HUNDRED, run_dir) as (send, answers):
+    with program(MANY, run_dir) as (send, answers):
         assert answers.readline() == "held\n"
         eventually(lambda: service.leases, lambda count: count == 1, "leases")
         print(file=send, flush=True)
