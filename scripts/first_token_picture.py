@@ -3,7 +3,7 @@
     python -m scripts.first_token_picture
 
 The figures are medians of `scripts.bench.adapters` (docs/benchmarks.md): vLLM 0.32 on two cores of an EPYC, one image
-of 448 x 448, a vision tower of 87 M parameters in float32.
+of 448 x 448, a vision tower of 124 M parameters in float32.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ connector   ECExampleConnector writes safetensors files, here in /dev/shm: it ha
             knows whether a file is whole or of which model. It maps a file and copies nothing; so that a copy to a
             device is not left out, a row reads each loaded item too.
 servers     the time to the first token of vLLM's OpenAI server on the CPU, over HTTP: a tiny Qwen2.5-VL with a vision
-            tower of 87 M parameters, images of 448 pixels. One server has nothing of ours; of two others that share a
+            tower of 124 M parameters, images of 448 pixels. One server has nothing of ours; of two others that share a
             store one encodes an image, then the other is asked about it. All take turns. No server keeps processed
             images, so that one whose output lies in its own encoder cache is decoded and processed as a new one is:
             what is more than that is ours. Every prompt begins otherwise, so that none has a prefix in the KV cache.
@@ -43,7 +43,7 @@ LOOK_UP = "look up"
 EXAMPLE = "ECExampleConnector in /dev/shm"
 OFF, TEXT_ONLY, WANTED = "without mmcached", "text only, as many tokens", "reach"
 OWN = "in vLLM's own encoder cache"
-ITEM, IMAGE, SMALL_IMAGE = "4.7 MiB", "448 px, 87 M tower", "448 px, 1 M tower"
+ITEM, IMAGE, SMALL_IMAGE = "4.7 MiB", "448 px, 124 M tower", "448 px, 1 M tower"
 KNOWN, UNKNOWN = "first token, image that another server has encoded", "first token, image that nobody has encoded"
 NUM_ITEMS = 12
 CALLS = 10
