@@ -172,6 +172,7 @@ class RecordStore(Closeable):
         encoded: EncodedRecord,
         *,
         epoch: int,
+        is_stale: bool = False,
         is_fetched: bool = False,
         overwrites: bool = False,
         ttl_s: float = 0.0,
@@ -180,6 +181,7 @@ class RecordStore(Closeable):
 
         Args:
             epoch: in which it was computed.
+            is_stale: refuse it as one of an older epoch, whatever its own.
             is_fetched: another host has computed it.
             overwrites: in the place of the record that the key has; if it is refused, the key keeps that.
             ttl_s: seconds until it expires; 0.0: never.
@@ -187,8 +189,9 @@ class RecordStore(Closeable):
             None if the key has a record now, or has this one if it overwrites; else why not. A record that is refused
             for want of room may have cost its tenant others, if it was at its quota.
         """
+        is_old = is_stale or epoch != self.epoch
         refusal = self._put(
-            tenant, key, encoded, epoch=epoch, is_fetched=is_fetched, overwrites=overwrites, ttl_s=ttl_s
+            tenant, key, encoded, is_old=is_old, is_fetched=is_fetched, overwrites=overwrites, ttl_s=ttl_s
         )
         if refusal is None:
             self.num_puts += 1
@@ -297,14 +300,14 @@ class RecordStore(Closeable):
         key: str,
         encoded: EncodedRecord,
         *,
-        epoch: int,
+        is_old: bool,
         is_fetched: bool,
         overwrites: bool,
         ttl_s: float,
     ) -> Refusal | None:
         if isinstance(self._store, _NoStore):
             return Refusal.NO_STORE
-        if epoch != self.epoch:
+        if is_old:
             return Refusal.OLD_EPOCH
         name = store_key(tenant, key)
         has_one = self._find(name) is not None

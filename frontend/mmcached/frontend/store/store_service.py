@@ -286,12 +286,12 @@ class StoreService(Closeable):
         is_fetched = self.second_level.is_peer(message.client_id)
         is_stale = is_fetched and self.second_level.is_flushing
         is_new = message.overwrites or not self.records.has(message.tenant, message.key)
-        epoch = -1 if is_stale else message.store_epoch
         refusal = self.records.put(
             message.tenant,
             message.key,
             encoded,
-            epoch=epoch,
+            epoch=message.store_epoch,
+            is_stale=is_stale,
             is_fetched=is_fetched,
             overwrites=message.overwrites,
             ttl_s=message.ttl_s,
