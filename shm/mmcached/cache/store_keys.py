@@ -25,6 +25,7 @@ from __future__ import annotations
 import hashlib
 import re
 import struct
+from functools import lru_cache
 from typing import NamedTuple
 
 EMBEDDINGS = "embeddings"
@@ -36,6 +37,7 @@ _ABOUT = struct.Struct("<QQ")
 _ROWS_KEY = re.compile(r"rows/[0-9a-f]{32}/\d+/\d+-\d+")
 
 
+@lru_cache(maxsize=256)  # a put needs the name of its key several times
 def store_key(tenant: str, key: str) -> str:
     digest = hashlib.blake2b(digest_size=32)
     for name in (tenant, key):

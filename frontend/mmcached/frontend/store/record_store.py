@@ -263,7 +263,7 @@ class RecordStore(Closeable):
         return self._find(store_key(tenant, key))
 
     def expires_at(self, handle: Handle) -> int:
-        """Return when a record expires, as in `slot_table`; 0: never."""
+        """Return when a record that is here expires, as in `slot_table`; 0: never."""
         return self.ring.expires_at(handle)
 
     def frames(self, handle: Handle) -> list[codec.Frame]:
@@ -340,7 +340,7 @@ class RecordStore(Closeable):
     def _find(self, name: str) -> Handle | None:
         """Return where a record lies; one that has expired is forgotten."""
         handle = self._store.find(name)
-        if handle is None or not has_expired(self.ring.expires_at(handle)):
+        if handle is None or not (expires_at := self._store.ring.expires_at(handle)) or not has_expired(expires_at):
             return handle
         self._store.discard(name)
         self._forget(name)

@@ -306,8 +306,8 @@ class RingWriter(Closeable):
         return self._chunks.is_current(handle)
 
     def expires_at(self, handle: Handle) -> int:
-        """Return when a current chunk expires; 0: never, or it is not current."""
-        return self._tables.slots[SLOT_WORDS * handle.slot + EXPIRY] if self._chunks.is_current(handle) else 0
+        """Return when a current chunk expires; 0: never."""
+        return self._tables.slots[SLOT_WORDS * handle.slot + EXPIRY]
 
     def expired(self, limit: int) -> list[Handle]:
         """Return current chunks that have expired, `limit` at most, out of the next `SWEPT_SLOTS` slots; the next call
