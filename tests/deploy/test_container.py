@@ -38,7 +38,7 @@ def test_what_is_copied_into_the_image_is_there_and_not_ignored() -> None:
 def test_a_store_alone_is_installed_without_torch() -> None:
     stage = RECIPE.read_text().partition("AS build-store")[2].partition("AS build-service")[0]
     (extras,) = re.findall(r"'\.\[(.+)\]'", stage)
-    assert extras.split(",") == ["store", "redis"]
+    assert extras.split(",") == ["store", "redis", "otel"]
 
 
 def services(name: str) -> Any:

@@ -7,7 +7,7 @@
     clip_keys    the names of a clip: of its file, of what is wanted of it, of its slices
     store_keys   the name of a tenant's record in the store, and the key of an encoder's output
     stored_names the tenants and keys of the records in a ring
-    fingerprints the name of all that an output depends on beside the item; versions of packages
+    fingerprints the name of all that an output depends on beside the item
     checkpoints/ how many embeddings a picture has, by a checkpoint's small files
     compat/      vLLM-shaped items, sizes, bases and LRU cache, for programs without the service
 

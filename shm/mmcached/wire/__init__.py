@@ -10,7 +10,7 @@ handle       names of bytes in a ring
 paths        the run directory                       closeable: the `with` statement of whatever has `close`
 stats        what each part counts                      figures: which metric each count is
 latency      durations by bucket                     slow_log: what took longer than an operator wants
-shown_url    a URL without its password              extras: how to install what is missing
+shown_url    a URL without its password              extras: versions of packages, how to install a missing one
 tracing      spans of requests, for OpenTelemetry: imported where tracing is on
 row_pieces   rows of a generation that come in pieces
 version, vocabulary   numbers on which both sides must agree

@@ -1,6 +1,9 @@
-"""Says how to install what is missing: no package index has mmcached yet, so it is installed from a checkout."""
+"""Reads the versions of installed packages, and says how to install missing ones: from a checkout of mmcached."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable
+from importlib.metadata import PackageNotFoundError, version
 
 
 def how_to_install(*extras: str) -> str:
@@ -10,3 +13,15 @@ def how_to_install(*extras: str) -> str:
     "pip install '.[video,audio]' in a checkout of mmcached"
     """
     return f"pip install '.[{','.join(extras)}]' in a checkout of mmcached"
+
+
+def package_versions(packages: Iterable[str]) -> dict[str, str | None]:
+    """Return the version of each package; None for one that is not installed."""
+    return {package: _version(package) for package in packages}
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from mmcached.cache.fingerprints import package_versions
 from mmcached.client import Client
 from mmcached.integrations.environment import PACKAGES
 from mmcached.integrations.identity import checkpoint_folder, checkpoint_identity
+from mmcached.wire.extras import package_versions
 
 SUFFIXES = frozenset({".json", ".py", ".txt", ".jinja", ".model", ".tiktoken"})
 """Files of a checkpoint that a processor may read; weights are none of its business."""

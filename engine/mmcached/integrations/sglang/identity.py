@@ -17,7 +17,7 @@ from typing import Any
 
 from blake3 import blake3
 
-from mmcached.cache.fingerprints import fingerprint, package_versions
+from mmcached.cache.fingerprints import fingerprint
 from mmcached.client import Client
 from mmcached.integrations.embedding_width import embedding_width
 from mmcached.integrations.environment import PACKAGES, computing_variables
@@ -25,6 +25,7 @@ from mmcached.integrations.identity import checkpoint_folder, checkpoint_identit
 from mmcached.integrations.record_form import PartForm
 from mmcached.integrations.sglang.settings import NAMESPACE, Settings
 from mmcached.wire.errors import ConfigError
+from mmcached.wire.extras import package_versions
 
 OF_MODEL = (
     *("revision", "dtype", "quantization", "load_format", "model_impl"),

@@ -23,11 +23,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from mmcached.cache.fingerprints import fingerprint, package_versions
+from mmcached.cache.fingerprints import fingerprint
 from mmcached.client import Client
 from mmcached.integrations.record_form import PartForm, RecordForm
 from mmcached.integrations.transformers.records import find_or_make
 from mmcached.shm.store.tensor_bytes import NotCarried, is_tensor
+from mmcached.wire.extras import package_versions
 from mmcached.worker.encoders.content import Content, add_image
 
 _LOG = logging.getLogger(__name__)

@@ -16,11 +16,12 @@ from collections.abc import Callable, Iterable, Mapping, Set
 from pathlib import Path
 from typing import Any
 
-from mmcached.cache.fingerprints import fingerprint, package_versions
+from mmcached.cache.fingerprints import fingerprint
 from mmcached.client import Client
 from mmcached.integrations.environment import PACKAGES, computing_variables
 from mmcached.integrations.identity import checkpoint_folder, checkpoint_identity
 from mmcached.integrations.vllm.settings import Settings
+from mmcached.wire.extras import package_versions
 
 _HASH = re.compile("[0-9a-f]{64}|[0-9a-f]{128}")
 _NUMBERED = re.compile(r".*-(image|video|audio|vision_chunk|prompt_embeds)-\d+", re.DOTALL)

@@ -16,12 +16,11 @@ from mmcached.cache.checkpoints.architectures import ARCHITECTURES
 from mmcached.cache.checkpoints.counting import Counting
 from mmcached.cache.checkpoints.frames import FrameGrid, WholeClip
 from mmcached.cache.checkpoints.sounds import Chunked, Filled
-from mmcached.cache.fingerprints import package_versions
 from mmcached.clips.frame_sizes import Sizes
 from mmcached.clips.versions import EXTRAS, decoder_of
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import ConfigError
-from mmcached.wire.extras import how_to_install
+from mmcached.wire.extras import how_to_install, package_versions
 from mmcached.wire.vocabulary import Modality
 
 FIELD = "encoder.path"

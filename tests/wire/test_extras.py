@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib.metadata import version
 
-from mmcached.cache.fingerprints import package_versions
+from mmcached.wire.extras import package_versions
 
 
 def test_packages_are_named_whether_they_are_installed_or_not() -> None:
