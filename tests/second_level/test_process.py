@@ -91,7 +91,8 @@ def test_a_record_that_expires_does_so_on_other_hosts(fleet: Fleet) -> None:
     (ann, of_ann), (bob, _) = fleet.host("a"), fleet.host("b")
     assert ann.put("k", numbers(1), ttl_s=1.0)
     assert ann.put("stays", numbers(2), ttl_s=3600.0)
-    eventually(lambda: kept(of_ann), lambda count: count == 2, "two saves")
+    # On a busy machine the first may expire before it is saved.
+    eventually(lambda: kept(of_ann) + of_ann.stats().puts_dropped, lambda count: count == 2, "two saves")
     assert seed_of(bob, "stays") == 2
     eventually(lambda: bob.get("k"), lambda hit: hit is None, "its end")
     assert ann.get("k") is None
