@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from mmcached.cache import fingerprints
 from mmcached.client import Client
 from mmcached.integrations.vllm.keys import Namespace, Sharing
 from mmcached.integrations.vllm.settings import Settings
+from mmcached.wire import extras
 from tests.integrations.vllm.steps import Feature, Place, item
 
 
@@ -96,7 +96,7 @@ def test_packages_that_compute_beside_vllm_are_in_the_key(
     checkpoint: Path, client: Client, monkeypatch: pytest.MonkeyPatch, package: str
 ) -> None:
     usual, found = prefix(engine(checkpoint), client), metadata.version
-    monkeypatch.setattr(fingerprints, "version", lambda name: "0.0.1" if name == package else found(name))
+    monkeypatch.setattr(extras, "version", lambda name: "0.0.1" if name == package else found(name))
     assert prefix(engine(checkpoint), client) != usual
 
 
