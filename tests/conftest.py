@@ -23,7 +23,14 @@ import structlog
 
 from tests.house.drawing import register_profiles, soak_seeds
 from tests.house.isolation import private_shm
-from tests.house.leaks import Snapshot, adopt_orphans, find_leaks, note_directories, note_directory
+from tests.house.leaks import (
+    Snapshot,
+    adopt_orphans,
+    find_dead_rings,
+    find_leaks,
+    note_directories,
+    note_directory,
+)
 
 register_profiles()
 # What a role's own start does in its process; left alone, structlog would print to stdout, where tests read answers.
@@ -71,6 +78,15 @@ def leak_gate(request: pytest.FixtureRequest) -> Iterator[None]:
     yield
     if not request.node.stash.get(_call_failed, False):
         _fail_on(find_leaks(before), "the test left behind")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def module_leak_gate(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fail the last test of a module that leaves the ring of a dead writer behind."""
+    before = Snapshot.take()
+    yield
+    if not request.session.testsfailed:
+        _fail_on(find_dead_rings(before), "the module left behind")
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -121,6 +121,27 @@ def find_leaks(before: Snapshot, *, is_session_over: bool = False) -> Snapshot:
     return leaked
 
 
+def find_dead_rings(before: Snapshot) -> Snapshot:
+    """Return the rings of this session that appeared since `before` and have no writer any more; wait as `find_leaks`.
+
+    They would disturb the tests of other modules, which the end of the session does not tell.
+    """
+    deadline = time.monotonic() + GRACE_S
+    while (dead := _dead_rings_since(before)) and time.monotonic() < deadline:
+        time.sleep(_POLL_S)
+    return dead
+
+
+def _dead_rings_since(before: Snapshot) -> Snapshot:
+    appeared = _shm_names() - before.shm_names
+    if not appeared:
+        return Snapshot()
+    from mmcached.cli.admin.shm_list import list_segments
+
+    live = {entry.name.lstrip("/") for entry in list_segments() if entry.is_live}
+    return Snapshot(shm_names=_shm_names() & appeared - live - _shm_names_of_others())
+
+
 def _appeared_since(before: Snapshot) -> Snapshot:
     _reap(_children() - before.children)
     appeared = Snapshot.take() - before

@@ -33,9 +33,11 @@ RECORD = {"embeds": np.zeros((3, 4), np.float32), "deep": {"stack": [np.arange(5
 
 @pytest.fixture(scope="module")
 def lone() -> Iterator[LoneFrontend]:
-    with tempfile.TemporaryDirectory(prefix="mmc-", dir="/tmp") as scratch:
-        with LoneFrontend(Path(scratch), CONFIG) as frontend:
-            yield frontend
+    with (
+        tempfile.TemporaryDirectory(prefix="mmc-", dir="/tmp") as scratch,
+        LoneFrontend(Path(scratch), CONFIG) as frontend,
+    ):
+        yield frontend
     sweep()  # when the run directory is gone: a ring of which it has a note is left for the next frontend
 
 
