@@ -17,12 +17,20 @@ from collections.abc import Iterator
 from rich.console import Console
 from rich.table import Table
 
-from scripts.verification import lease_mutants, lease_scenarios, self_lease_scenarios, self_lease_world
+from scripts.verification import (
+    lease_mutants,
+    lease_scenarios,
+    segment_mutants,
+    segment_scenarios,
+    segment_world,
+    self_lease_scenarios,
+    self_lease_world,
+)
 from scripts.verification.explorer import Finding
 from scripts.verification.mutants import Mutant
 
-Scenario = lease_scenarios.Scenario | self_lease_world.Scenario
-Case = Scenario | Mutant[lease_scenarios.Scenario] | Mutant[self_lease_world.Scenario]
+Scenario = lease_scenarios.Scenario | self_lease_world.Scenario | segment_world.Scenario
+Case = Scenario | Mutant[lease_scenarios.Scenario] | Mutant[self_lease_world.Scenario] | Mutant[segment_world.Scenario]
 CASES: tuple[Case, ...] = (
     *lease_scenarios.SMALL,
     *lease_scenarios.LARGE,
@@ -30,6 +38,9 @@ CASES: tuple[Case, ...] = (
     *self_lease_scenarios.SMALL,
     *self_lease_scenarios.LARGE,
     *self_lease_scenarios.MUTANTS,
+    *segment_scenarios.SMALL,
+    *segment_scenarios.LARGE,
+    *segment_mutants.MUTANTS,
 )
 
 

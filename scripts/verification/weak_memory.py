@@ -120,6 +120,7 @@ class Scene:
         owners: for each word the one thread (role, index) that ever stores to it, if there is only one.
         alive: for each role the word that says which life of it lives, 0 if none.
         check_rest: raises Violation if something is wrong when all have ended or died.
+        constants: words that have their last value before any thread can come to read them.
     """
 
     order: Order
@@ -129,6 +130,7 @@ class Scene:
     alive: tuple[int, ...]
     check_rest: Callable[[World], None]
     runs: Runs
+    constants: frozenset[int] = frozenset()
 
     def start(self, words: Sequence[int], num_kills: int) -> World:
         """Return where an exploration begins: everybody in the first life."""
@@ -246,7 +248,8 @@ class World:
             kind, word, detail = thread.node.access
             if kind is Kind.WRONG:
                 raise detail
-            if kind is Kind.LOAD and self.scene.owners[word] == (role, index):
+            is_undisturbed = self.scene.owners[word] == (role, index) or word in self.scene.constants
+            if kind is Kind.LOAD and is_undisturbed:
                 thread = thread.issue(thread.node.after(thread.load(word, self.memory)), surely=False)
             elif kind is Kind.FENCE and not thread.buffer:
                 thread = thread.issue(thread.node.after(), surely=True)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from scripts.verification import lease_mutants, lease_scenarios, self_lease_scenarios
+from scripts.verification import lease_mutants, lease_scenarios, segment_mutants, segment_world, self_lease_scenarios
 from scripts.verification.explorer import Violation
 from scripts.verification.lease_scenarios import Actors
 from scripts.verification.lease_world import Budget
@@ -14,9 +14,11 @@ from scripts.verification.mutants import Mutant, Unnoticed, notice
 from scripts.verification.self_lease_world import Scenario, Setting
 from scripts.verification.weak_memory import Order
 
+MUTANTS = (*lease_mutants.MUTANTS, *self_lease_scenarios.MUTANTS, *segment_mutants.MUTANTS)
 
-@pytest.mark.parametrize("mutant", [*lease_mutants.MUTANTS, *self_lease_scenarios.MUTANTS], ids=str)
-def test_a_missing_rule_is_found(mutant: Mutant[lease_scenarios.Scenario | Scenario]) -> None:
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=str)
+def test_a_missing_rule_is_found(mutant: Mutant[lease_scenarios.Scenario | Scenario | segment_world.Scenario]) -> None:
     notice(mutant, [lambda scenario: scenario.explore().check()], Violation)
 
 

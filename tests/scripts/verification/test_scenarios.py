@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from scripts.verification import lease_scenarios, self_lease_scenarios
+from scripts.verification import lease_scenarios, segment_scenarios, self_lease_scenarios
 from scripts.verification.explore import Scenario
 
-SMALL = (*lease_scenarios.SMALL, *self_lease_scenarios.SMALL)
-LARGE = (*lease_scenarios.LARGE, *self_lease_scenarios.LARGE)
+SMALL = (*lease_scenarios.SMALL, *self_lease_scenarios.SMALL, *segment_scenarios.SMALL)
+LARGE = (*lease_scenarios.LARGE, *self_lease_scenarios.LARGE, *segment_scenarios.LARGE)
 
 
 @pytest.mark.parametrize("scenario", SMALL, ids=lambda scenario: scenario.name)
