@@ -23,7 +23,7 @@ from mmcached.shm.ring.slot_table import IS_SEALED, SlotRecord
 from mmcached.shm.segment.layout import ALIGNMENT
 from scripts.verification.explorer import Violation
 from scripts.verification.replay import Machine
-from scripts.verification.segment_words import KEYS, MAIN, MAX_UNITS, NUM_ENTRIES, Map, pack, unpack
+from scripts.verification.segment_words import KEYS, MAIN, MAX_UNITS, Map, pack, unpack
 from scripts.verification.self_lease_words import ModelStore
 
 KEPT, REFUSED = 1, 2
@@ -85,6 +85,13 @@ class EndMove:
 
 
 @dataclass(frozen=True, slots=True)
+class Open:
+    """Make a segment for a writer that has come, under an id that no segment has had."""
+
+    writer: int
+
+
+@dataclass(frozen=True, slots=True)
 class TakeOver:
     """Own the segment of a writer that is dead."""
 
@@ -126,6 +133,7 @@ Job = (
     | Grant
     | BeginMove
     | EndMove
+    | Open
     | TakeOver
     | Remove
     | Flush
@@ -159,14 +167,16 @@ class Books(NamedTuple):
         life: of the frontend; tells its connections from those of the one before.
         free: places that the frontend may grant, or fill if they are its own.
         owned: segments that the frontend alone writes.
-        next_grant: of each writer, the first number whose put may still come; None: it has not said so yet.
+        unused: places that were granted to each writer and have not come back; None: it has not said so yet.
+        taken: how many of its grants each writer has taken, as far as it has said.
         received: messages that were taken, of each writer.
     """
 
     life: int
     free: frozenset[int]
     owned: frozenset[int]
-    next_grant: tuple[int | None, ...]
+    unused: tuple[frozenset[int] | None, ...]
+    taken: tuple[int, ...]
     received: tuple[int, ...]
     move: Move | None = None
 
@@ -198,6 +208,8 @@ class Frontend:
                 self.begin_move(key)
             case EndMove():
                 self.end_move()
+            case Open(writer):
+                self.open(writer)
             case TakeOver(writer):
                 self.take_over(writer)
             case Remove(writer):
@@ -245,41 +257,57 @@ class Frontend:
     # ---- records
 
     def receive(self, writer: int) -> None:
-        """Take the next message of this connection; the first says how far the writer has come."""
+        """Take the next message that was sent over this connection."""
+        self.hear_hello(writer)
         number = self.books.received[writer]
         while number < self.map.num_puts:
             message = self.load("put", writer, number)
             if not message:
                 return
-            life, grant, *content = unpack(message, 6)
+            life, taken, place, *content = unpack(message, 7)
             number += 1
             self.books = self.books._replace(received=_with(self.books.received, writer, number))
             if life == self.books.life:
                 self.hear_hello(writer)
-                self.judge(writer, number - 1, grant, content)
+                self.books = self.books._replace(taken=_with(self.books.taken, writer, taken))
+                self.judge(writer, number - 1, place, content)
                 return
 
     def hear_hello(self, writer: int) -> None:
-        """Free what the writer has left unused, if this connection is new."""
-        if self.books.next_grant[writer] is None and writer not in self.books.owned:
-            _, grant = unpack(self.load("hello", writer), 2)
-            self.pass_grants(writer, grant)
+        """Learn what a writer has not used, if its first message since an adoption has come."""
+        if self.books.unused[writer] is not None or writer in self.books.owned:
+            return
+        life, taken, mask = unpack(self.load("hello", writer), 3)
+        if life == self.books.life:
+            untaken = range(taken, self.load("num_grants", writer))
+            granted = {self.load("grant", writer, number % self.map.num_entries) for number in untaken}
+            unused = self.map.places_of(writer, mask) | granted
+            self.books = self.books._replace(taken=_with(self.books.taken, writer, taken))
+            self.set_unused(writer, unused)
+            self.free_rest(writer, unused)
 
-    def judge(self, writer: int, number: int, grant: int, content: list[int]) -> None:
+    def judge(self, writer: int, number: int, place: int, content: list[int]) -> None:
         """Publish a put, unless its place is not the writer's any more."""
         epoch, _, _, key = content
-        if not self.is_open(writer, grant):
+        if not self.is_of(writer, place):
             self.say(REFUSED, "answer", writer, number)
             return
-        self.pass_grants(writer, grant + 1, but=grant)
-        place, has_key = self.granted_place(writer, grant), self.find(key) is not None
-        slot = self.free_slot()
-        if has_key or slot is None or epoch != self.load("epoch"):
+        self.set_unused(writer, (self.books.unused[writer] or frozenset()) - {place})
+        has_key, slot = self.find(key) is not None, self.free_slot()
+        if has_key or slot is None or not self.is_current(epoch):
             self.free(place)
             self.say(KEPT if has_key else REFUSED, "answer", writer, number)
             return
         self.publish(slot, place, key, pack(*content))
         self.say(KEPT, "answer", writer, number)
+
+    def is_of(self, writer: int, place: int) -> bool:
+        """Return whether a place was granted to a writer and has not come back."""
+        return place in (self.books.unused[writer] or frozenset())
+
+    def is_current(self, epoch: int) -> bool:
+        """Return whether what was computed in an epoch may be kept."""
+        return epoch == self.load("epoch")
 
     def put_in_main(self, key: int) -> None:
         place, slot = self.own_place(), self.free_slot()
@@ -296,7 +324,11 @@ class Frontend:
         self.store(generation, "last generation")
         self.store(content, "content", generation)
         self.slots.fill(slot, SlotRecord(generation, ALIGNMENT * place, ALIGNMENT, 0, KEYS[key]))
+        self.show(slot, key)
         self.slots.publish(slot, generation)
+
+    def show(self, slot: int, key: int) -> None:
+        """Let the index lead from a key to its slot: before the slot is valid, so that nothing valid is not shown."""
         self.store(key + 1, "shown", slot)
 
     def evict(self, key: int) -> None:
@@ -339,8 +371,8 @@ class Frontend:
     # ---- copies
 
     def begin_move(self, key: int) -> None:
-        row, place = self.find(key), self.own_place()
-        if row is not None and place is not None and row.place // MAX_UNITS not in self.books.owned:
+        row, place = self.find(key), min(self.books.free.intersection(self.map.places(MAIN)), default=None)
+        if row is not None and place is not None and row.place // MAX_UNITS != MAIN:
             self.take(place)
             self.copy(row.place, place)
             self.books = self.books._replace(move=Move(row.slot, row.generation, place))
@@ -352,13 +384,13 @@ class Frontend:
         move, slot = self.books.move, self.free_slot()
         if move is None:
             return
-        self.books = self.books._replace(move=None)
         row = self.moved_row(move)
         if row is None or slot is None:
             self.free(move.place)
-            return
-        self.publish(slot, move.place, row.key, self.load("content", row.generation))
-        self.drop(row)
+        else:
+            self.publish(slot, move.place, row.key, self.load("content", row.generation))
+            self.drop(row)
+        self.books = self.books._replace(move=None)
 
     def moved_row(self, move: Move) -> Row | None:
         """Return the record that was copied if it still is to be found."""
@@ -368,36 +400,29 @@ class Frontend:
     # ---- room
 
     def grant(self, writer: int) -> None:
-        place = min(self.books.free.intersection(self.map.places(writer)), default=None)
-        number, first = self.load("num_grants", writer), self.books.next_grant[writer]
-        if place is None or first is None or writer in self.books.owned or number - first >= NUM_ENTRIES:
-            return
-        self.take(place)
-        self.store(place, "grant", writer, number % NUM_ENTRIES)
+        self.hear_hello(writer)
+        place = min(self.books.free.intersection(self.map.places(self.segment_of(writer))), default=None)
+        if place is not None and writer not in self.books.owned and self.has_entry(writer):
+            self.take(place)
+            self.set_unused(writer, (self.books.unused[writer] or frozenset()) | {place})
+            self.write_grant(writer, self.load("num_grants", writer), place)
+
+    def has_entry(self, writer: int) -> bool:
+        """Return whether the writer has taken the grant that the next one overwrites."""
+        num_untaken = self.load("num_grants", writer) - self.books.taken[writer]
+        return self.books.unused[writer] is not None and num_untaken < self.map.num_entries
+
+    def write_grant(self, writer: int, number: int, place: int) -> None:
+        self.store(place, "grant", writer, number % self.map.num_entries)
         self.say(number + 1, "num_grants", writer)
 
-    def granted_place(self, writer: int, number: int) -> int:
-        return self.load("grant", writer, number % NUM_ENTRIES)
+    def set_unused(self, writer: int, places: frozenset[int]) -> None:
+        self.books = self.books._replace(unused=_with(self.books.unused, writer, places))
 
-    def open_grants(self, writer: int) -> range:
-        """Return the grants that the writer may still use."""
-        first, end = self.books.next_grant[writer], self.load("num_grants", writer)
-        return range(max(0, end - NUM_ENTRIES) if first is None else first, end)
-
-    def is_open(self, writer: int, number: int) -> bool:
-        return writer not in self.books.owned and number in self.open_grants(writer)
-
-    def pass_grants(self, writer: int, end: int, *, but: int = -1) -> None:
-        """Free what the writer has not used of its grants before `end`."""
-        self.free_unused(writer, [number for number in self.open_grants(writer) if number < end and number != but])
-        self.books = self.books._replace(next_grant=_with(self.books.next_grant, writer, end))
-
-    def free_unused(self, writer: int, numbers: list[int]) -> None:
-        kept = self.occupied() | {self.granted_place(writer, each) for each in self.open_grants(writer)[len(numbers) :]}
-        for number in numbers:
-            place = self.granted_place(writer, number)
-            if place not in kept:
-                self.free(place)
+    def free_rest(self, segment: int, used: frozenset[int]) -> None:
+        """Free the places of a segment in which nothing lies, but for some."""
+        for place in set(self.map.places(segment)) - used - self.occupied():
+            self.free(place)
 
     def own_place(self) -> int | None:
         """Return a free place that the frontend itself may fill."""
@@ -413,12 +438,23 @@ class Frontend:
         taken = {row.slot for row in self.rows()}
         return next((slot for slot in range(self.map.num_slots) if slot not in taken), None)
 
-    # ---- segments of the dead
+    # ---- segments that come and go
+
+    def open(self, writer: int) -> None:
+        segment = self.segment_of(writer)
+        self.say(writer + 1, "name", segment)
+        self.books = self.books._replace(free=self.books.free.union(self.map.places(segment)))
+
+    def segment_of(self, writer: int) -> int:
+        """Return the id of a writer's segment: no other has had it."""
+        return writer
 
     def take_over(self, writer: int) -> None:
-        if writer not in self.books.owned and self.is_writer_dead(writer):
-            self.free_unused(writer, list(self.open_grants(writer)))
+        is_there = writer not in self.books.owned and self.load("name", writer)
+        if is_there and self.is_writer_dead(writer):
+            self.set_unused(writer, frozenset())
             self.books = self.books._replace(owned=self.books.owned | {writer})
+            self.free_rest(writer, frozenset())
 
     def is_writer_dead(self, writer: int) -> bool:
         """Return whether the lock of a writer's segment is free."""
@@ -457,41 +493,43 @@ class Frontend:
                 self.check_room(segment)
 
     def check_room(self, segment: int) -> None:
-        open_grants = () if segment in self.books.owned else self.open_grants(segment)
-        owners = [
-            *self.books.free,
-            *(row.place for row in self.rows()),
-            *(self.granted_place(segment, number) for number in open_grants),
-        ]
+        """Check that each place belongs to a record, to the writer or to the frontend, and to one of them."""
+        owners = [*self.books.free, *(row.place for row in self.rows())]
+        unused = () if segment == MAIN else self.books.unused[segment]
+        owners += [place for place in self.map.places(segment) if place not in owners] if unused is None else unused
         for place in self.map.places(segment):
-            if place not in owners:
-                raise Violation(f"I3: place {place} belongs to nobody")
+            if owners.count(place) != 1:
+                raise Violation(f"I3: place {place} has {owners.count(place)} owners")
 
     def adopt(self) -> None:
         """Derive the books from the words; show what is kept, and drop all else."""
-        rows, floor = list(self.rows()), self.load("floor")
-        kept: dict[int, Row] = {}
-        for row in sorted(rows, key=lambda row: row.generation):
-            if row.is_valid and row.generation > floor:
-                kept[row.key] = row  # of two the copy, which is younger
-        for writer in self.map.writers:
-            self.books = self.books._replace(next_grant=_with(self.books.next_grant, writer, None))
-        self.adopt_room({row.place for row in rows})
+        rows = list(self.rows())
+        self.adopt_room()
+        kept = self.kept(rows)
         for slot in range(self.map.num_slots):
-            key = next((row.key for row in kept.values() if row.slot == slot), None)
+            key = next((row.key for row in kept if row.slot == slot), None)
             self.store(0 if key is None else key + 1, "shown", slot)
         for row in rows:
-            if row not in kept.values():
+            if row not in kept:
                 self.drop(row)
 
-    def adopt_room(self, occupied: set[int]) -> None:
-        """Own every place in which nothing lies and which no writer may fill."""
-        for segment in range(len(self.map.units)):
-            if self.load("name", segment):
-                numbers = () if segment == MAIN else self.open_grants(segment)
-                granted = {self.granted_place(segment, number) for number in numbers}
-                for place in set(self.map.places(segment)) - occupied - granted:
-                    self.free(place)
+    def kept(self, rows: list[Row]) -> list[Row]:
+        """Return what is findable and was not flushed; of a record and its copy the copy."""
+        by_key = {
+            row.key: row
+            for row in sorted(rows, key=lambda row: row.generation)
+            if row.is_valid and row.generation > self.floor()
+        }
+        return list(by_key.values())
+
+    def floor(self) -> int:
+        """Return the last generation that was flushed."""
+        return self.load("floor")
+
+    def adopt_room(self) -> None:
+        """Free what is the frontend's own; the places of writers may be theirs until they have said, or are dead."""
+        self.books = self.books._replace(unused=(frozenset(), *(None for _ in self.map.writers)))
+        self.free_rest(MAIN, frozenset())
 
 
 def _with(values: tuple[T, ...], index: int, value: T) -> tuple[T, ...]:

@@ -18,7 +18,7 @@ from mmcached.wire.handle import Handle
 from scripts.verification.explorer import Violation
 from scripts.verification.replay import Machine
 from scripts.verification.segment_frontend import KEPT
-from scripts.verification.segment_words import KEYS, MAX_GENERATION, MAX_UNITS, NUM_ENTRIES, Map, pack, unpack
+from scripts.verification.segment_words import KEYS, MAX_GENERATION, MAX_UNITS, Map, pack, unpack
 from scripts.verification.self_lease_words import RUNNING
 from scripts.verification.self_lease_world import Taking
 
@@ -32,14 +32,16 @@ class Writing(NamedTuple):
     Attributes:
         life: of the frontend to which it is connected.
         num_sent: puts.
-        next_grant: the first that it has not used.
-        waits: for the answer to the last put.
+        num_taken: grants.
+        unused: places that it has taken, and of which it has not sent a put.
+        waits_for: the place of the last put, while it waits for the answer.
     """
 
-    life: int
-    num_sent: int
-    next_grant: int
-    waits: bool = False
+    life: int = 1
+    num_sent: int = 0
+    num_taken: int = 0
+    unused: frozenset[int] = frozenset()
+    waits_for: int | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,64 +50,70 @@ class Writer:
 
     Attributes:
         keys: of its puts, one after the other.
+        is_awaited: the frontend waits until it has ended.
     """
 
     the_map: Map
     segment: int
     keys: tuple[int, ...]
+    is_awaited: bool
 
     def __call__(self, machine: Machine, state: Writing) -> Hashable:
         RUNNING.machine = machine
-        if state.waits:
-            self.hear(machine, state)
-            return state._replace(waits=False)
-        if state.num_sent < len(self.keys) and (after := self.put(machine, state)) is not None:
-            return after
-        machine.store_release(self.the_map.word("ended", self.the_map.writer(self.segment)), 1)
+        if state.waits_for is not None:
+            return self.hear(machine, state)._replace(waits_for=None)
+        if state.num_sent < len(self.keys):
+            state, has_sent = self.put(machine, state)
+            if has_sent:
+                return state
+        if self.is_awaited:
+            machine.store(self.the_map.word("unused", self.segment), self.the_map.mask(state.unused))
+            machine.store_release(self.the_map.word("ended", self.the_map.writer(self.segment)), 1)
         return None
 
-    def put(self, machine: Machine, state: Writing) -> Writing | None:
-        """Fill a place and send a message; None: nobody listens, or there is no room."""
+    def put(self, machine: Machine, state: Writing) -> tuple[Writing, bool]:
+        """Fill a place and send a message, unless nobody listens or there is no room."""
         life = machine.load(self.the_map.word("alive", 0))
         if not life:
-            return None
-        epoch = machine.load(self.the_map.word("epoch"))
-        place = self.next_place(machine, state.next_grant)
-        if place is None:
-            return None
-        content = (epoch, self.segment, state.num_sent, self.keys[state.num_sent])
-        self.fill_and_send(machine, state, life, place, content)
-        return Writing(life, state.num_sent + 1, state.next_grant + 1, waits=True)
-
-    def next_place(self, machine: Machine, number: int) -> int | None:
-        """Return the place of a grant; None: it has not been given yet."""
-        if number >= machine.load(self.the_map.word("num_grants", self.segment)):
-            return None
-        return machine.load(self.the_map.word("grant", self.segment, number % NUM_ENTRIES))
-
-    def fill_and_send(
-        self, machine: Machine, state: Writing, life: int, place: int, content: tuple[int, int, int, int]
-    ) -> None:
+            return state, False
         if life != state.life:
-            self.say_hello(machine, life, state.next_grant)
+            state = self.say_hello(machine, state, life)
+        epoch = machine.load(self.the_map.word("epoch"))
+        state = self.take_grants(machine, state)
+        if not state.unused:
+            return state, False
+        place = min(state.unused)
+        content = (epoch, self.segment, state.num_sent, self.keys[state.num_sent])
         self.fill(machine, place, content)
-        self.send(machine, state, life, content)
+        self.send(machine, state, place, content)
+        return state._replace(num_sent=state.num_sent + 1, unused=state.unused - {place}, waits_for=place), True
 
-    def say_hello(self, machine: Machine, life: int, next_grant: int) -> None:
-        machine.store_release(self.the_map.word("hello", self.segment), pack(life, next_grant))
+    def say_hello(self, machine: Machine, state: Writing, life: int) -> Writing:
+        message = pack(life, state.num_taken, self.the_map.mask(state.unused))
+        machine.store_release(self.the_map.word("hello", self.segment), message)
+        return state._replace(life=life)
+
+    def take_grants(self, machine: Machine, state: Writing) -> Writing:
+        count = machine.load(self.the_map.word("num_grants", self.segment))
+        places = {self.granted_place(machine, number) for number in range(state.num_taken, count)}
+        return state._replace(num_taken=count, unused=state.unused | places)
+
+    def granted_place(self, machine: Machine, number: int) -> int:
+        return machine.load(self.the_map.word("grant", self.segment, number % self.the_map.num_entries))
 
     def fill(self, machine: Machine, place: int, content: tuple[int, int, int, int]) -> None:
-        machine.store(self.the_map.word("bytes", place), pack(*content))
+        machine.store(self.the_map.word("bytes", MAX_UNITS * self.segment + place % MAX_UNITS), pack(*content))
 
-    def send(self, machine: Machine, state: Writing, life: int, content: tuple[int, int, int, int]) -> None:
+    def send(self, machine: Machine, state: Writing, place: int, content: tuple[int, int, int, int]) -> None:
         word = self.the_map.word("put", self.segment, state.num_sent)
-        machine.store_release(word, pack(life, state.next_grant, *content))
+        machine.store_release(word, pack(state.life, state.num_taken, place, *content))
 
-    def hear(self, machine: Machine, state: Writing) -> None:
+    def hear(self, machine: Machine, state: Writing) -> Writing:
         """Look for the answer once: whoever has waited long enough goes on without."""
         number = state.num_sent - 1
         if machine.load(self.the_map.word("answer", self.segment, number)) == KEPT:
             machine.store_release(self.the_map.word("acknowledged", self.keys[number]), 1)
+        return state
 
 
 Mapped = tuple[tuple[int, int], ...]
@@ -127,6 +135,7 @@ class Reader:
         keys: that it looks up, one after the other.
         kept: keys that have a record all the time.
         stays: keys whose record stays once it was acknowledged.
+        is_awaited: the frontend waits until it has ended.
     """
 
     the_map: Map
@@ -134,13 +143,15 @@ class Reader:
     keys: tuple[int, ...]
     kept: frozenset[int]
     stays: frozenset[int]
+    is_awaited: bool
 
     def __call__(self, machine: Machine, state: Reading) -> Hashable:
         RUNNING.machine = machine
         mapped = self.look(machine, self.keys[state.num_looks], state.mapped)
         if state.num_looks + 1 < len(self.keys):
             return Reading(state.num_looks + 1, mapped)
-        machine.store_release(self.the_map.word("ended", self.the_map.reader(self.reader_id)), 1)
+        if self.is_awaited:
+            machine.store_release(self.the_map.word("ended", self.the_map.reader(self.reader_id)), 1)
         return None
 
     def look(self, machine: Machine, key: int, mapped: Mapped) -> Mapped:

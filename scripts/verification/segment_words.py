@@ -7,8 +7,8 @@
 
 A *segment* is one file with room for a few records, all of one size; the first is the frontend's own (*main*), the
 others have one writer each. A *place* is room for one record: segment × unit. In the product a slot will name the id of
-a segment and an offset; here one word holds both. A *grant* is a place that the writer may fill, once: the frontend
-writes the place into entry `number % NUM_ENTRIES`, then raises the count.
+a segment and an offset; here one word holds both. A *grant* gives a place to the writer, which may fill it once: the
+frontend writes the place into entry `number % num_entries`, then raises the count.
 
 A message is a word that is stored once, with a release store, and read when the receiver gets to it: a socket orders
 what was written before a message before all that follows its receipt.
@@ -19,7 +19,7 @@ Some words stand for nothing in the product: what each generation holds, for the
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from types import SimpleNamespace
@@ -54,8 +54,6 @@ from scripts.verification.self_lease_words import RUNNING, ModelStore, ModelWord
 KEYS: tuple[KeyDigest, ...] = ((1 << 63 | 1, 7), (1 << 63 | 2, 7), (1 << 63 | 3, 7))
 MAIN = 0
 MAX_UNITS = 2
-NUM_ENTRIES = 2
-"""Grants of a segment that are written down at a time."""
 MAX_GENERATION = 8
 INCARNATION = 1
 """Of every reader: all are attached from the start on."""
@@ -80,12 +78,14 @@ class Map:
     Attributes:
         units: how many records fit into each segment: into the main one, then into that of each writer.
         num_puts: that a writer sends at most.
+        num_entries: grants of a segment that are written down at a time.
     """
 
     units: tuple[int, ...] = (1, 1)
     num_slots: int = 2
     num_readers: int = 1
     num_puts: int = 1
+    num_entries: int = 2
 
     @property
     def writers(self) -> range:
@@ -94,6 +94,13 @@ class Map:
 
     def places(self, segment: int) -> range:
         return range(MAX_UNITS * segment, MAX_UNITS * segment + self.units[segment])
+
+    def mask(self, places: Iterable[int]) -> int:
+        """Return a digit that says which places of one segment these are."""
+        return sum(1 << place % MAX_UNITS for place in places)
+
+    def places_of(self, segment: int, mask: int) -> frozenset[int]:
+        return frozenset(place for place in self.places(segment) if mask >> place % MAX_UNITS & 1)
 
     def word(self, *name: object) -> int:
         return self._words[name]
@@ -174,8 +181,8 @@ class Map:
             words[("name", segment)] = None
         for writer in self.writers:
             thread = (self.writer(writer), 0)
-            words |= {("grant", writer, entry): frontend for entry in range(NUM_ENTRIES)}
-            words |= {("num_grants", writer): frontend, ("hello", writer): thread}
+            words |= {("grant", writer, entry): frontend for entry in range(self.num_entries)}
+            words |= {("num_grants", writer): frontend, ("hello", writer): thread, ("unused", writer): thread}
             for number in range(self.num_puts):
                 words |= {("put", writer, number): thread, ("answer", writer, number): frontend}
         words |= {("acknowledged", key): None for key in range(len(KEYS))}
@@ -190,10 +197,13 @@ _SLOT_FIELDS = {GENERATION: "mark", OFFSET: "place", FIRST_KEY: "key"}
 
 
 def shown_slots(the_map: Map, key: KeyDigest) -> list[int]:
-    """Return the slots at which the index shows a key, of a frontend that may be changing it."""
-    number = KEYS.index(key)
-    shown = [RUNNING.machine.load(the_map.word("shown", slot)) for slot in range(the_map.num_slots)]
-    return [slot for slot, word in enumerate(shown) if word == number + 1]
+    """Return the slots at which the index shows a key, of a frontend that may be changing it.
+
+    In the worst order: the first record has the lowest slot, so its copy is looked at before it.
+    """
+    slots = range(the_map.num_slots - 1, -1, -1)
+    shown = {slot: RUNNING.machine.load(the_map.word("shown", slot)) for slot in slots}
+    return [slot for slot in slots if shown[slot] == KEYS.index(key) + 1]
 
 
 @contextlib.contextmanager
