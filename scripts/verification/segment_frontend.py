@@ -389,8 +389,13 @@ class Frontend:
             self.free(move.place)
         else:
             self.publish(slot, move.place, row.key, self.load("content", row.generation))
+            self.count_copy()
             self.drop(row)
         self.books = self.books._replace(move=None)
+
+    def count_copy(self) -> None:
+        """Let readers look again that have looked for the copy too early, and for its record too late."""
+        self.say(self.load("copies") + 1, "copies")
 
     def moved_row(self, move: Move) -> Row | None:
         """Return the record that was copied if it still is to be found."""
@@ -506,6 +511,7 @@ class Frontend:
         rows = list(self.rows())
         self.adopt_room()
         kept = self.kept(rows)
+        self.count_copy()  # the former frontend may not have come to it; before the first record of a copy is hidden
         for slot in range(self.map.num_slots):
             key = next((row.key for row in kept if row.slot == slot), None)
             self.store(0 if key is None else key + 1, "shown", slot)

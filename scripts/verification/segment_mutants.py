@@ -172,9 +172,26 @@ class MovesWhateverIsThere(Frontend):
         return next((row for row in self.rows() if row.slot == move.slot), None)
 
 
-class ReaderThatLooksOnce(Reader):
-    def num_looks(self) -> int:
-        return 1
+class CountsNoCopies(Frontend):
+    def count_copy(self) -> None:
+        pass
+
+
+class CountsTheCopyLast(CountsNoCopies):
+    def end_move(self) -> None:
+        super().end_move()
+        Frontend.count_copy(self)
+
+
+class ReaderThatBelievesAMiss(Reader):
+    def is_sure(self, machine: Machine, num_copies: int) -> bool:
+        return True
+
+
+class ReaderThatTakesALostLeaseForAMiss(Reader):
+    """Looks once, and does not look again when what it has found has gone before its lease."""
+
+    max_looks = 1
 
 
 # ---- segments
@@ -255,6 +272,13 @@ class AdoptsWithoutASeal(Frontend):
         self.books = careless.books
 
 
+class AdoptsWithoutCountingACopy(Frontend):
+    def adopt(self) -> None:
+        careless = CountsNoCopies(self.machine, self.map, self.books)
+        careless.adopt()
+        self.books = careless.books
+
+
 class TrustsGrants(Frontend):
     """Frees what a writer has not, also where a record lies."""
 
@@ -294,11 +318,17 @@ MUTANTS = (
         frontend=CountsTheGrantPlainly,
     ),
     _mutant("a grant is read before it is counted", "I1", scenarios.FULL, writer=WriterThatReadsTheGrantFirst),
-    _mutant("a grant is overwritten that was not used", "I1", scenarios.ONE_ENTRY, frontend=OverwritesGrants),
+    _mutant("a grant is overwritten that was not used", "I7", scenarios.ONE_ENTRY, frontend=OverwritesGrants),
     _mutant("a writer fills what it was not granted", "I1", scenarios.REUSED, writer=WriterBeyondItsGrants),
-    _mutant("a writer uses again what it has sent", "I1", scenarios.ONE_ENTRY, writer=WriterThatUsesAgainWhatItSent),
+    _mutant("a writer uses again what it has sent", "I7", scenarios.ONE_ENTRY, writer=WriterThatUsesAgainWhatItSent),
     _mutant("a writer sends before it fills", "I1", scenarios.REUSED, writer=WriterThatSendsFirst, looks=((1,),)),
     _mutant("what was lost with a frontend is forgotten", "I3", scenarios.LOST, frontend=ForgetsWhatWasLost),
+    _mutant(
+        *("a put is published with a plain store, weak", "I1", scenarios.FULL),
+        order=Order.WEAK,
+        looks=((1,),),
+        patches=((slot_table, "require_word_store", StoreWithoutRelease),),
+    ),
     _mutant("a put is answered before it is published", "I9", scenarios.REUSED, frontend=AnswersFirst, looks=((1,),)),
     _mutant("a put of an old epoch is kept", "I11", scenarios.FLUSHED_PUT, frontend=TakesPutsOfOldEpochs),
     _mutant("a copy is published before it is made", "I1", scenarios.MOVED, frontend=PublishesBeforeItCopies),
@@ -306,20 +336,17 @@ MUTANTS = (
     _mutant("a copy is shown after its record was dropped", "I9", scenarios.MOVED, frontend=ShowsTheCopyLast),
     _mutant("a copy is published of what was evicted", "I1", scenarios.MOVED_EVICTED, frontend=MovesWhateverIsThere),
     _mutant("a copy is published of what was flushed", "I11", scenarios.FLUSHED, frontend=MovesWhatWasFlushed),
+    _mutant("a copy is counted when its record was dropped", "I9", scenarios.MOVED, frontend=CountsTheCopyLast),
+    _mutant("a reader believes the first miss", "I9", scenarios.MOVED, reader=ReaderThatBelievesAMiss),
+    _mutant("a reader takes a lost lease for a miss", "I9", scenarios.MOVED, reader=ReaderThatTakesALostLeaseForAMiss),
     _mutant(
-        *("a copy is published with a plain store, weak", "I1", scenarios.MOVED),
-        order=Order.WEAK,
-        patches=((slot_table, "require_word_store", StoreWithoutRelease),),
-    ),
-    _mutant("a reader looks once", "I9", scenarios.MOVED, reader=ReaderThatLooksOnce),
-    _mutant(
-        *("a segment is taken over while its writer lives", "I1", scenarios.TAKEN_OVER),
+        *("a segment is taken over while its writer lives", "I7", scenarios.TAKEN_OVER),
         frontend=TakesOverFromTheLiving,
         looks=((2,),),
         num_kills=0,
     ),
     _mutant(
-        "a put is published after its segment was taken over", "I1", scenarios.TAKEN_OVER, frontend=PublishesForTheDead
+        "a put is published after its segment was taken over", "I7", scenarios.TAKEN_OVER, frontend=PublishesForTheDead
     ),
     _mutant(
         "a segment is removed while a record in it is found",
@@ -337,6 +364,10 @@ MUTANTS = (
     ),
     _mutant("a successor keeps what was flushed", "I11", scenarios.FLUSHED_ADOPTED, frontend=AdoptsWithoutAFloor),
     _mutant("a copy is shown after it is valid", "I9", scenarios.MOVED_ADOPTED, frontend=ShowsWhatIsValid),
+    _mutant(
+        *("a successor drops a record and does not count its copy", "I9", scenarios.MOVED_ADOPTED),
+        frontend=AdoptsWithoutCountingACopy,
+    ),
     _mutant("a successor frees what is leased", "I1", scenarios.ADOPTED_MAIN, frontend=AdoptsWithoutIslands),
     _mutant("a successor erases without a seal", "I1", scenarios.ADOPTED_MAIN, frontend=AdoptsWithoutASeal),
     _mutant("a successor trusts grants and does not look at slots", "I", scenarios.ADOPTED_ROOM, frontend=TrustsGrants),

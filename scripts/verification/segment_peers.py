@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from mmcached.shm.ring.reader_entry import ReaderEntry
 from mmcached.shm.segment.layout import ALIGNMENT
@@ -21,9 +21,6 @@ from scripts.verification.segment_frontend import KEPT
 from scripts.verification.segment_words import KEYS, MAX_GENERATION, MAX_UNITS, Map, pack, unpack
 from scripts.verification.self_lease_words import RUNNING
 from scripts.verification.self_lease_world import Taking
-
-NUM_LOOKS = 2
-"""How often a reader looks before it believes that a key has no record."""
 
 
 class Writing(NamedTuple):
@@ -136,6 +133,7 @@ class Reader:
         kept: keys that have a record all the time.
         stays: keys whose record stays once it was acknowledged.
         is_awaited: the frontend waits until it has ended.
+        max_looks: a look is repeated when a copy was published meanwhile, or what was found has gone before the lease.
     """
 
     the_map: Map
@@ -144,6 +142,7 @@ class Reader:
     kept: frozenset[int]
     stays: frozenset[int]
     is_awaited: bool
+    max_looks: ClassVar[int] = 3
 
     def __call__(self, machine: Machine, state: Reading) -> Hashable:
         RUNNING.machine = machine
@@ -161,8 +160,11 @@ class Reader:
             must_find |= machine.load(self.the_map.word("acknowledged", key)) == 1
         epoch = machine.load(self.the_map.word("flushed"))
         entry, look = self.the_map.reader_entry(self.reader_id), self.the_map.lookup()
-        for _ in range(self.num_looks()):
+        for _ in range(self.max_looks):
+            num_copies = machine.load(self.the_map.word("copies"))
             handle = look.find(KEYS[key])
+            if handle is None and self.is_sure(machine, num_copies):
+                break
             if handle is None:
                 continue
             (is_taken,) = entry.take([lease := Taking(handle)], look)
@@ -174,8 +176,9 @@ class Reader:
             raise Violation(f"I9: key {key} has a record, and none is found")
         return mapped
 
-    def num_looks(self) -> int:
-        return NUM_LOOKS
+    def is_sure(self, machine: Machine, num_copies: int) -> bool:
+        """Return whether a key that was not found has no record."""
+        return machine.load(self.the_map.word("copies")) == num_copies
 
     def check_content(self, machine: Machine, handle: Handle, key: int, epoch: int) -> None:
         """Raise Violation if this is not a record that the reader may have found."""

@@ -32,7 +32,7 @@ REUSED = Setting(script=(Evict(0), Grant(), Receive()))
 REFILLED = replace(REUSED, script=(*REUSED.script, Settle((1, 2))))
 DROPPED = replace(REUSED, script=(Drop(0), Collect(), Grant(), Receive()))
 FULL = Setting(
-    Map(units=(0, 2), num_slots=2), records=((0, 1), (2, 1)), script=(Evict(2), Grant(), Receive()), puts=((1,),)
+    Map(units=(1, 2), num_slots=2), records=((0, 1), (2, 1)), script=(Evict(2), Grant(), Receive()), puts=((1,),)
 )
 ONE_ENTRY = Setting(
     Map(units=(0, 2), num_puts=2, num_entries=1),
@@ -136,5 +136,50 @@ def both(name: str, setting: Setting) -> Iterator[Scenario]:
         yield Scenario(f"{name}, {order.value}", setting, order)
 
 
-SMALL = (*both("a nursery is refilled while a reader looks", REFILLED),)
-LARGE: tuple[Scenario, ...] = ()
+def _in(order: Order, *named: tuple[str, Setting]) -> Iterator[Scenario]:
+    for name, setting in named:
+        yield Scenario(f"{name}, {order.value}", setting, order)
+
+
+_TSO_IN_THE_SUITE = (
+    ("a nursery is refilled while a reader looks", REFILLED),
+    ("a writer has room for one grant", ONE_ENTRY),
+    ("a put is lost with its frontend", LOST),
+    ("a record is evicted while it is copied", MOVED_EVICTED),
+    ("a record is copied while a reader looks", MOVED),
+    ("the frontend is killed while it copies a record", MOVED_ADOPTED),
+    ("the frontend is killed while it drops a record of its own", ADOPTED_MAIN),
+    ("the frontend is killed before it grants", ADOPTED_PUTS),
+    ("a writer goes on with the next frontend", ADOPTED_ROOM),
+    ("the frontend is killed while it flushes", FLUSHED_ADOPTED),
+    ("the segment of a dead writer is taken over", TAKEN_OVER),
+    ("the segment of a dead writer is removed", REMOVED),
+    ("the segment of a dead writer is emptied and removed", EVACUATED),
+)
+
+SMALL = (
+    *both("a full nursery is refilled while a reader looks", FULL),
+    *both("all is flushed while a record is copied", FLUSHED),
+    *both("all is flushed while a record is put", FLUSHED_PUT),
+    *_in(Order.TSO, *_TSO_IN_THE_SUITE),
+)
+
+LARGE = (
+    *_in(Order.WEAK, *_TSO_IN_THE_SUITE),
+    *both("what is dropped is collected when nobody reads it", DROPPED),
+    *both("a reader is killed that has a lease", replace(DROPPED, num_kills=1, mortal=(2,))),
+    *both("two writers put one key", SAME_KEY),
+    *both("a nursery is refilled when its record was copied", MOVED_REFILLED),
+    *both("the frontend is killed while it drops a record", ADOPTED),
+    *both("a segment is made when another was removed", NEXT_SEGMENT),
+    *both("the frontend and a writer are killed", replace(ADOPTED_ROOM, num_kills=2, mortal=(0, 1))),
+    *both("a segment is taken over by the next frontend", TAKEN_OVER_ADOPTED),
+    *both("the frontend is killed while it removes a segment", REMOVED_ADOPTED),
+    *_in(
+        Order.TSO,
+        ("two readers look at what is dropped", TWO_READERS),
+        ("two frontends are killed that drop a record", replace(ADOPTED, num_kills=2)),
+        ("two frontends are killed that copy a record", replace(MOVED_ADOPTED, num_kills=2)),
+        ("two frontends are killed that flush", replace(FLUSHED_ADOPTED, num_kills=2)),
+    ),
+)

@@ -1,6 +1,7 @@
 """Places a store of several segments in the modelled memory, and puts the product's slot table and readers on it.
 
-    frontend writes     slot table, index, last generation, floor, epoch; of each writer: its grants, its answers
+    frontend writes     slot table, index, last generation, floor, epoch, number of copies; grants and answers of each
+                        writer; the bytes of its own segments
     a writer writes     the bytes of its segment, its messages
     a reader writes     its counts of leases
     the kernel writes   which names lead to files, which processes live
@@ -173,7 +174,7 @@ class Map:
     def _words_and_owners(self) -> dict[tuple[object, ...], tuple[int, int] | None]:
         frontend, slots = (0, 0), range(self.num_slots)
         words: dict[tuple[object, ...], tuple[int, int] | None] = {}
-        words |= {(name,): frontend for name in ("last generation", "floor", "epoch", "flushed")}
+        words |= {(name,): frontend for name in ("last generation", "floor", "epoch", "flushed", "copies")}
         words |= {(field, slot): frontend for slot in slots for field in (*_SLOT_FIELDS.values(), "shown")}
         words |= {("content", generation): frontend for generation in range(1, MAX_GENERATION + 1)}
         for segment in range(len(self.units)):

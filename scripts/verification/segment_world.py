@@ -19,13 +19,25 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from unittest import mock
 
 from scripts.verification.explorer import Explorer, Finding, Violation
 from scripts.verification.replay import Kind, Machine, Runs
-from scripts.verification.segment_frontend import Books, Drop, Evict, Flush, Frontend, Job, Open, Remove, Row, Settle
+from scripts.verification.segment_frontend import (
+    Books,
+    Drop,
+    EndMove,
+    Evict,
+    Flush,
+    Frontend,
+    Job,
+    Open,
+    Remove,
+    Row,
+    Settle,
+)
 from scripts.verification.segment_peers import Reader, Reading, Writer, Writing
 from scripts.verification.segment_words import MAIN, MAX_GENERATION, MAX_UNITS, Map, modelled_words, pack, unpack
 from scripts.verification.self_lease_words import RUNNING, PlainMemory
@@ -63,6 +75,10 @@ class Setting:
     writer: type[Writer] = Writer
     reader: type[Reader] = Reader
     patches: tuple[tuple[Any, str, Any], ...] = ()
+
+    def as_it_is(self) -> Setting:
+        """Return the setting of a mutant with every rule in force."""
+        return replace(self, frontend=Frontend, writer=Writer, reader=Reader, patches=())
 
     def jobs(self) -> tuple[Job, ...]:
         return (*self.script, *(self.successor or ()))
@@ -160,6 +176,8 @@ def _constants(setting: Setting) -> frozenset[int]:
     names: list[tuple[object, ...]] = [("content", generation) for generation in range(1, MAX_GENERATION + 1)]
     if not any(isinstance(job, Flush) for job in jobs):
         names += [("epoch",), ("flushed",)]
+    if EndMove() not in jobs:
+        names.append(("copies",))
     names += [("alive", role) for role in range(the_map.num_roles) if role not in setting.mortal]
     changing = {job.writer for job in jobs if isinstance(job, Remove | Open)}
     names += [("name", segment) for segment in range(len(the_map.units)) if segment not in changing]

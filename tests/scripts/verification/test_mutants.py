@@ -6,7 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from scripts.verification import lease_mutants, lease_scenarios, segment_mutants, segment_world, self_lease_scenarios
+from scripts.verification import (
+    lease_mutants,
+    lease_scenarios,
+    segment_mutants,
+    segment_scenarios,
+    segment_world,
+    self_lease_scenarios,
+)
 from scripts.verification.explorer import Violation
 from scripts.verification.lease_scenarios import Actors
 from scripts.verification.lease_world import Budget
@@ -54,7 +61,22 @@ def test_a_mutant_has_something_in_the_place_of_the_product() -> None:
     assert all(mutant.subject.setting.patches for mutant in self_lease_scenarios.MUTANTS)
 
 
-def assert_nothing_is_wrong(scenario: lease_scenarios.Scenario | Scenario) -> None:
+KNOWN_OF_SEGMENTS = {
+    (scenario.setting, scenario.order) for scenario in (*segment_scenarios.SMALL, *segment_scenarios.LARGE)
+}
+OF_SEGMENTS = {(mutant.subject.setting.as_it_is(), mutant.subject.order) for mutant in segment_mutants.MUTANTS}
+
+
+@pytest.mark.parametrize(("setting", "order"), sorted(OF_SEGMENTS - KNOWN_OF_SEGMENTS, key=str))
+def test_with_the_rule_nothing_is_wrong_in_a_store_of_segments(setting: segment_world.Setting, order: Order) -> None:
+    assert_nothing_is_wrong(segment_world.Scenario("as it is", setting, order))
+
+
+def test_a_mutant_of_a_store_of_segments_breaks_a_rule() -> None:
+    assert all(mutant.subject.setting != mutant.subject.setting.as_it_is() for mutant in segment_mutants.MUTANTS)
+
+
+def assert_nothing_is_wrong(scenario: lease_scenarios.Scenario | Scenario | segment_world.Scenario) -> None:
     finding = scenario.explore()
     finding.check()
     assert finding.is_exhausted
