@@ -331,6 +331,11 @@ class Frontend:
         """Let the index lead from a key to its slot: before the slot is valid, so that nothing valid is not shown."""
         self.store(key + 1, "shown", slot)
 
+    def hide(self, slot: int) -> None:
+        """Let the index lead nobody to a slot; what leads to other slots is there before."""
+        if self.load("shown", slot):
+            self.say(0, "shown", slot)
+
     def evict(self, key: int) -> None:
         row = self.find(key)
         if row is not None:
@@ -353,7 +358,7 @@ class Frontend:
         is_sealed = self.seal(row.slot)
         if is_sealed:
             self.slots.erase(row.slot)
-            self.store(0, "shown", row.slot)
+            self.hide(row.slot)
             self.free(row.place)
         return is_sealed
 
@@ -512,9 +517,11 @@ class Frontend:
         self.adopt_room()
         kept = self.kept(rows)
         self.count_copy()  # the former frontend may not have come to it; before the first record of a copy is hidden
-        for slot in range(self.map.num_slots):
-            key = next((row.key for row in kept if row.slot == slot), None)
-            self.store(0 if key is None else key + 1, "shown", slot)
+        for row in kept:
+            if self.load("shown", row.slot) != row.key + 1:
+                self.show(row.slot, row.key)
+        for slot in set(range(self.map.num_slots)) - {row.slot for row in kept}:
+            self.hide(slot)
         for row in rows:
             if row not in kept:
                 self.drop(row)

@@ -172,6 +172,11 @@ class MovesWhateverIsThere(Frontend):
         return next((row for row in self.rows() if row.slot == move.slot), None)
 
 
+class HidesWithAPlainStore(Frontend):
+    def hide(self, slot: int) -> None:
+        self.store(0, "shown", slot)
+
+
 class CountsNoCopies(Frontend):
     def count_copy(self) -> None:
         pass
@@ -367,6 +372,11 @@ MUTANTS = (
     _mutant(
         *("a successor drops a record and does not count its copy", "I9", scenarios.MOVED_ADOPTED),
         frontend=AdoptsWithoutCountingACopy,
+    ),
+    _mutant(
+        *("a successor hides a record with a plain store, weak", "I9", scenarios.MOVED_ADOPTED),
+        order=Order.WEAK,
+        frontend=HidesWithAPlainStore,
     ),
     _mutant("a successor frees what is leased", "I1", scenarios.ADOPTED_MAIN, frontend=AdoptsWithoutIslands),
     _mutant("a successor erases without a seal", "I1", scenarios.ADOPTED_MAIN, frontend=AdoptsWithoutASeal),
