@@ -11,6 +11,11 @@ explore      every state of the lease protocol: `python -m scripts.verification.
 
   self_lease_scenarios    what is explored of leases that readers take by themselves, and its mutants
   self_lease_world        one ring writer and its readers: self_lease_words puts the product's classes on model memory
+
+  segment_scenarios, segment_mutants    what is explored of a store of several segments, and with one rule removed
+  segment_world     one frontend (segment_jobs, segment_frontend, segment_room), writers and readers (segment_peers)
+  segment_words     the words, and the product's slot table, lookup and entries on them
+
   weak_memory    processes that share memory through store buffers, as a world that can be explored
   replay         runs what they do one access to shared memory at a time
 

@@ -9,8 +9,10 @@ from mmcached.shm.ring import slot_table
 from scripts.verification import segment_scenarios as scenarios
 from scripts.verification.mutants import Mutant
 from scripts.verification.replay import Machine
-from scripts.verification.segment_frontend import KEPT, Frontend, Move, Remove, Row, TakeOver
+from scripts.verification.segment_frontend import KEPT, Frontend
+from scripts.verification.segment_jobs import Remove, TakeOver
 from scripts.verification.segment_peers import Reader, Writer, Writing
+from scripts.verification.segment_room import Move, Row
 from scripts.verification.segment_words import MAIN
 from scripts.verification.segment_world import Scenario, Setting
 from scripts.verification.self_lease_scenarios import StoreWithoutRelease

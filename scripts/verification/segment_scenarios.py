@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from scripts.verification.segment_frontend import (
+from scripts.verification.segment_jobs import (
     BeginMove,
     Collect,
     Died,

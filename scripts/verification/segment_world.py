@@ -25,20 +25,10 @@ from unittest import mock
 
 from scripts.verification.explorer import Explorer, Finding, Violation
 from scripts.verification.replay import Kind, Machine, Runs
-from scripts.verification.segment_frontend import (
-    Books,
-    Drop,
-    EndMove,
-    Evict,
-    Flush,
-    Frontend,
-    Job,
-    Open,
-    Remove,
-    Row,
-    Settle,
-)
+from scripts.verification.segment_frontend import Frontend
+from scripts.verification.segment_jobs import Drop, EndMove, Evict, Flush, Job, Open, Remove, Settle
 from scripts.verification.segment_peers import Reader, Reading, Writer, Writing
+from scripts.verification.segment_room import Books, Row
 from scripts.verification.segment_words import MAIN, MAX_GENERATION, MAX_UNITS, Map, modelled_words, pack, unpack
 from scripts.verification.self_lease_words import RUNNING, PlainMemory
 from scripts.verification.weak_memory import Order, Role, Scene, World
