@@ -62,6 +62,16 @@ class OverwritesGrants(Frontend):
         return True
 
 
+class FreesWhatWasPassedOver(Frontend):
+    """Takes it that a writer uses its places in the order in which they were granted."""
+
+    def judge(self, writer: int, number: int, place: int, content: list[int]) -> None:
+        super().judge(writer, number, place, content)
+        unused = self.books.unused[writer] or frozenset()
+        self.set_unused(writer, frozenset(each for each in unused if each > place))
+        self.free_rest(writer, self.books.unused[writer] or frozenset())
+
+
 class ForgetsWhatWasLost(Frontend):
     """Frees nothing when a writer says what it has not used."""
 
@@ -317,7 +327,9 @@ def _mutant(name: str, breaks: str, setting: Setting, *, order: Order = Order.TS
 MUTANTS = (
     _mutant("a place is granted without a seal", "I1", scenarios.REUSED, frontend=SealsWithoutALook),
     _mutant("a place is granted before the seal", "I1", scenarios.REUSED, frontend=GrantsBeforeTheSeal),
-    _mutant("a place is granted before its slot is erased", "I", scenarios.ADOPTED_PUTS, frontend=GrantsBeforeItErases),
+    _mutant(
+        "a place is granted before its slot is erased", "I3", scenarios.ADOPTED_PUTS, frontend=GrantsBeforeItErases
+    ),
     _mutant("a grant is counted before it is written", "I1", scenarios.FULL, frontend=CountsTheGrantFirst),
     _mutant(
         *("a grant is counted with a plain store, weak", "I1", scenarios.FULL),
@@ -329,6 +341,7 @@ MUTANTS = (
     _mutant("a writer fills what it was not granted", "I1", scenarios.REUSED, writer=WriterBeyondItsGrants),
     _mutant("a writer uses again what it has sent", "I7", scenarios.ONE_ENTRY, writer=WriterThatUsesAgainWhatItSent),
     _mutant("a writer sends before it fills", "I1", scenarios.REUSED, writer=WriterThatSendsFirst, looks=((1,),)),
+    _mutant("a place that was passed over is freed", "I7", scenarios.OUT_OF_ORDER, frontend=FreesWhatWasPassedOver),
     _mutant("what was lost with a frontend is forgotten", "I3", scenarios.LOST, frontend=ForgetsWhatWasLost),
     _mutant(
         *("a put is published with a plain store, weak", "I1", scenarios.FULL),
@@ -357,13 +370,13 @@ MUTANTS = (
     ),
     _mutant(
         "a segment is removed while a record in it is found",
-        "I",
+        "I10",
         scenarios.EVACUATED,
         frontend=RemovesWhatIsFindable,
         script=(TakeOver(), Remove()),
     ),
     _mutant(
-        "a segment is removed while a record in it is leased", "I", scenarios.REMOVED, frontend=RemovesWhatIsLeased
+        "a segment is removed while a record in it is leased", "I10", scenarios.REMOVED, frontend=RemovesWhatIsLeased
     ),
     _mutant("the id of a segment is used again", "I1", scenarios.NEXT_SEGMENT, frontend=UsesAnIdAgain),
     _mutant(
@@ -382,7 +395,9 @@ MUTANTS = (
     ),
     _mutant("a successor frees what is leased", "I1", scenarios.ADOPTED_MAIN, frontend=AdoptsWithoutIslands),
     _mutant("a successor erases without a seal", "I1", scenarios.ADOPTED_MAIN, frontend=AdoptsWithoutASeal),
-    _mutant("a successor trusts grants and does not look at slots", "I", scenarios.ADOPTED_ROOM, frontend=TrustsGrants),
-    _mutant("a successor takes what was granted for used", "I", scenarios.ADOPTED_ROOM, frontend=TakesGrantsForUsed),
+    _mutant(
+        "a successor trusts grants and does not look at slots", "I3", scenarios.ADOPTED_ROOM, frontend=TrustsGrants
+    ),
+    _mutant("a successor takes what was granted for used", "I3", scenarios.ADOPTED_ROOM, frontend=TakesGrantsForUsed),
     _mutant("a successor keeps a record and its copy", "I12", scenarios.MOVED_ADOPTED, frontend=KeepsBoth),
 )

@@ -79,7 +79,7 @@ class Writer:
         state = self.take_grants(machine, state)
         if not state.unused:
             return state, False
-        place = min(state.unused)
+        place = max(state.unused)  # in another order than they were granted, as threads do that fill side by side
         content = (epoch, self.segment, state.num_sent, self.keys[state.num_sent])
         self.fill(machine, place, content)
         self.send(machine, state, place, content)

@@ -41,6 +41,13 @@ ONE_ENTRY = Setting(
     puts=((1, 2),),
     looks=((1,),),
 )
+OUT_OF_ORDER = Setting(
+    Map(units=(0, 2), num_readers=0, num_slots=3, num_puts=3),
+    records=(),
+    script=(Receive(), Grant(), Receive(), Receive(), Settle((1,))),
+    puts=((1, 2, 0),),
+    looks=(),
+)
 SAME_KEY = Setting(
     Map(units=(0, 1, 1)),
     records=(),
@@ -144,6 +151,7 @@ def _in(order: Order, *named: tuple[str, Setting]) -> Iterator[Scenario]:
 _TSO_IN_THE_SUITE = (
     ("a nursery is refilled while a reader looks", REFILLED),
     ("a writer has room for one grant", ONE_ENTRY),
+    ("puts come in another order than their places were granted", OUT_OF_ORDER),
     ("a put is lost with its frontend", LOST),
     ("a record is evicted while it is copied", MOVED_EVICTED),
     ("a record is copied while a reader looks", MOVED),
