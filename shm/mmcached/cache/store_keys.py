@@ -13,6 +13,12 @@ A digest cannot be read back, so the two names lie behind their record, too: for
 >>> tenant_and_key(about_record("a", "bc")), tenant_and_key(b"a")
 (('a', 'bc'), None)
 
+Processed items are records of a tenant of the service's own, under their keys; behind an item lies how many embeddings
+an encoder makes of it, too.
+
+>>> num_embeds_of(about_item("aaaa", 16)), num_embeds_of(about_record("a", "b:16")), num_embeds_of(b"a")
+(16, None, None)
+
 `output_key` is the key of what an encoder says of an item: who encodes puts it, whoever needs it gets it.
 
 >>> output_key("ffff", "aaaa"), is_named("aaaa"), is_named("aaaa:16")
@@ -29,6 +35,8 @@ EMBEDDINGS = "embeddings"
 """Name of the tensor in a record of an encoder's output that has one row for each placeholder."""
 ROWS = "rows"
 """Name of the tensor in a record of rows that are on their way to one client."""
+ITEMS_TENANT = "mmcached/items"
+"""Whose records the processed items are; no client can put or drop one."""
 _LENGTH = struct.Struct("<Q")
 _ROWS_KEY = re.compile(r"rows/[0-9a-f]{32}/\d+/\d+-\d+")
 
@@ -59,6 +67,18 @@ def tenant_and_key(about: bytes) -> tuple[str, str] | None:
         return about[_LENGTH.size : end].decode("utf-8", "surrogatepass"), about[end:].decode("utf-8", "surrogatepass")
     except UnicodeDecodeError:
         return None
+
+
+def about_item(mm_hash: str, num_embeds: int) -> bytes:
+    """Return what lies behind a processed item."""
+    return about_record(ITEMS_TENANT, f"{mm_hash}:{num_embeds}")
+
+
+def num_embeds_of(about: bytes) -> int | None:
+    """Return how many embeddings an encoder makes of an item; None if these bytes lie behind no item."""
+    tenant, key = tenant_and_key(about) or ("", "")
+    number = key.rpartition(":")[2]
+    return int(number) if tenant == ITEMS_TENANT and number.isdecimal() else None
 
 
 def is_on_its_way(key: str) -> bool:

@@ -28,7 +28,7 @@ from mmcached.shm.segment.layout import chunk_bytes
 from mmcached.shm.store.codec import EncodedRecord, Library, Record, decode, encode
 from mmcached.shm.store.tensor_bytes import Bytes1D
 from mmcached.wire.closeable import Closeable
-from mmcached.wire.errors import InvariantError, LocalProtocolError
+from mmcached.wire.errors import InvariantError, LocalProtocolError, StaleHandle
 from mmcached.wire.handle import Handle
 from mmcached.wire.stats import RingStats
 
@@ -113,6 +113,13 @@ class ObjectStoreWriter(Closeable):
 
     def find(self, key: str) -> Handle | None:
         return self._key_to_handle.get(key)
+
+    def about(self, handle: Handle) -> bytes:
+        """Return what was noted with a record; raise StaleHandle if it has gone."""
+        parsed = parse_note(self.ring.note(handle))
+        if parsed is None:
+            raise StaleHandle(f"slot {handle.slot} has no record")
+        return parsed[1]
 
     def is_cached(self, key: str) -> bool:
         return key in self._key_to_handle
