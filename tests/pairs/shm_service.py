@@ -15,10 +15,11 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from mmcached.cache import MultiModalKwargsItem
 from mmcached.engine.server.leases import HeldLeases
-from mmcached.frontend.caches.item_cache import OutgoingItem
 from mmcached.frontend.caches.ring import RingItemCache
+
+from mmcached.cache import MultiModalKwargsItem
+from mmcached.frontend.caches.item_cache import OutgoingItem
 from mmcached.frontend.processing.processor import Processed
 from mmcached.shm import ObjectStoreReader, ObjectStoreWriter, ReaderEntry, RingReader, RingWriter
 from mmcached.shm.store.codec import decode_record_frames, encode, split

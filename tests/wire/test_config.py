@@ -128,12 +128,6 @@ def test_endpoints_of_two_engines_that_cannot_be(endpoint: str, replay_endpoint:
     ServiceConfig(data_parallel_size=1, kv_events=KVEventsConfig(endpoint=endpoint, replay_endpoint=replay_endpoint))
 
 
-def test_the_ring_has_two_entries_for_each_engine() -> None:
-    ServiceConfig(data_parallel_size=8)
-    with pytest.raises(ConfigError, match="at least 6"):
-        ServiceConfig(data_parallel_size=3, ring_max_readers=5)
-
-
 def test_a_balancer_outside_gives_each_engine_a_service() -> None:
     assert ServiceConfig(data_parallel_size=4).num_engines == 4
     assert ServiceConfig(data_parallel_size=400, data_parallel_external_lb=True).num_engines == 1

@@ -30,7 +30,6 @@ from typing import assert_never
 
 import structlog
 
-from mmcached.cache.store_keys import ITEMS_TENANT
 from mmcached.frontend.caches.from_config import item_cache_from_config
 from mmcached.frontend.connections.listening import listen_for_clients, listen_for_engines, message_limits
 from mmcached.frontend.connections.presence import ClientPresence
@@ -49,7 +48,6 @@ from mmcached.shm.stats.service import service_stats
 from mmcached.wire.closeable import Closeable
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import (
-    InvalidRequest,
     MmcachedError,
     RemoteProtocolError,
     RequestAborted,
@@ -222,8 +220,6 @@ class Frontend(Closeable):
                 self._clients.try_send(peer, to_client.Failed(request_id, error_to_wire(error)))
 
     def _handle_client(self, peer: bytes, message: received.FromClient, payload: list[Frame]) -> None:
-        if isinstance(message, received.Generate | received.Encode) and message.tenant == ITEMS_TENANT:
-            raise InvalidRequest("tenant", message.tenant, "another: the service keeps its processed items under it")
         if not isinstance(message, _UNBOUND):
             try:
                 self._presence.bind(peer, message.client_id)

@@ -42,3 +42,8 @@ class Handle(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
     offset: Count
     nbytes: Count
     tenant: str = ""
+
+    @property
+    def token(self) -> str:
+        """What names the record in other processes of this host; see `mmcached.client.store.tokens`."""
+        return f"{self.ring_id}.{self.epoch}.{self.slot}.{self.generation}"

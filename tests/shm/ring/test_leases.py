@@ -7,9 +7,9 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from mmcached.shm.ring.received import ReceivedLeases
 
 from mmcached.shm.ring.leases import COUNTS_PER_LOOK, FEW_READERS, LeaseTable, Overrun
-from mmcached.shm.ring.received import ReceivedLeases
 from mmcached.shm.segment.layout import MAX_COUNT
 from mmcached.wire.errors import InvariantError, LeaseRefused, LocalProtocolError, PeerGone, RemoteProtocolError
 from mmcached.wire.handle import LeaseId

@@ -5,8 +5,12 @@ This worker is a client of the store: it takes a lease of its own for as long as
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+import torch
 
 from mmcached.client import Client
 from mmcached.shm.store.codec import decode_record_frames
@@ -30,6 +34,7 @@ class StoreContact(Closeable):
     def __init__(self, make_client: Callable[[], Client] | None) -> None:
         self._make_client = make_client
         self._client: Client | None = None
+        self._views: list[weakref.ref[torch.Tensor]] = []
 
     def client(self) -> Client:
         if self._client is None:
@@ -43,7 +48,17 @@ class StoreContact(Closeable):
         if self._make_client is None:
             return None
         hit = self.client().open(token, view=True, timeout_s=CALL_S, counts=False)
-        return None if hit is None else hit.record
+        if hit is None:
+            return None
+        record: Record = hit.record
+        self._views += [weakref.ref(each) for each in record.values() if isinstance(each, torch.Tensor)]
+        return record
+
+    def end_views(self) -> None:
+        """End the leases of views that nobody refers to but a reference cycle, as of an exception."""
+        if any(view() is not None for view in self._views):
+            gc.collect()
+        self._views.clear()
 
     def read(self, payload: StoredItem | Inline, frames: Sequence[Frame], *, mm_hash: str) -> Record:
         """Return the record of one item.

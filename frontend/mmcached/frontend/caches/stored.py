@@ -51,11 +51,8 @@ class StoredItemCache(ItemCache):
     def resolve(self, keys: Sequence[str], given: Mapping[str, Processed]) -> list[OutgoingItem]:
         unique = list(dict.fromkeys(keys))
         # What is remembered or pinned from here on is there, whatever the request's own items evict.
-        items = {key: found for key in unique if (found := self._find(key)) is not None}
-        self._num_hits += len(items)
-        for key in unique:
-            if key not in items:
-                items[key] = self._place(key, given[key], is_pinned=True)
+        found = {key: self._find(key) for key in unique}
+        items = {key: self._resolve_one(key, found[key], given) for key in unique}
         return [items[key] for key in keys]
 
     def release(self, items: Sequence[OutgoingItem]) -> None:
@@ -84,18 +81,29 @@ class StoredItemCache(ItemCache):
         if twice:
             raise InvariantError(f"item cache: {twice[:3]} lie in the store and are kept here too")
 
-    def _find(self, key: str) -> OutgoingItem | None:
+    def _find(self, key: str) -> Entry[Processed] | OutgoingItem | None:
+        """Return an item that is kept here, or is in the store, where it is pinned."""
         small = self._small.find(key)
         if small is not None:
-            self._small.move([key], [small])
-            return OutgoingItem.inline(key, small.value)
+            return small
         found = self._records.find_item(key)
         if found is None:
             return None
         handle, num_embeds = found
-        self._records.ring.touch(handle)
+        self._records.touch_item(key, handle)
         self._pin(handle)
         return OutgoingItem(key, handle.nbytes, num_embeds, handle)
+
+    def _resolve_one(
+        self, key: str, found: Entry[Processed] | OutgoingItem | None, given: Mapping[str, Processed]
+    ) -> OutgoingItem:
+        if found is None:
+            return self._place(key, given[key], is_pinned=True)
+        self._num_hits += 1
+        if isinstance(found, OutgoingItem):
+            return found
+        self._small.move([key], [found])
+        return OutgoingItem.inline(key, found.value)
 
     def _place(self, key: str, item: Processed, *, is_pinned: bool) -> OutgoingItem:
         """Keep a new item where it belongs, if there is room, and count it."""

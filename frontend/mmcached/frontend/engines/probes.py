@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from mmcached.client.store.tokens import token_of
 from mmcached.frontend.connections.rings import NoRing
 from mmcached.frontend.engines.engine_connections import EngineConnection, EngineConnections
 from mmcached.frontend.engines.rounds import AnswerTo, EngineRounds, check_room
@@ -169,7 +168,7 @@ class _EngineProbes(EngineRounds):
             ring.pin(place)  # until it is dropped
         self._item = _Item(hashlib.blake2b(data, digest_size=16).hexdigest(), key, place)
         frames = [] if place is not None else encoded.frames()
-        payload = Inline(0, len(frames)) if place is None else StoredItem(token_of(place))
+        payload = Inline(0, len(frames)) if place is None else StoredItem(place.token)
         self._connections.send(self._connection, ProbeEngine(token, payload), frames)
         return [self._connection]
 

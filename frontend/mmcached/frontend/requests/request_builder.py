@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from mmcached.client.store.tokens import token_of
 from mmcached.frontend.caches.item_cache import OutgoingItem
 from mmcached.frontend.processing.media import Medium
 from mmcached.frontend.processing.prompt import check_length, expand, tokenise
@@ -77,7 +76,7 @@ def build_request(
                 inline[item.mm_hash] = where
                 payload += item.payload
         elif item.payload is not None:
-            where = StoredItem(token_of(item.payload))
+            where = StoredItem(item.payload.token)
         mm_hash = hash_in_engine(item, medium.name)
         length = item.num_embeds
         features.append(

@@ -8,14 +8,15 @@ The first writer wins: a key that has a record keeps it, and a second put of it 
 loses its own records, in the order of `tenant_books`; what the ring evicts for room may be anybody's.
 
 Processed items are records of `ITEMS_TENANT`, put by the frontend alone: no quota and no epoch binds them. Where both
-are kept, the clients' records together take no more than their share of the ring, in the order of `tenant_books` too,
-so that they cannot press the items out.
+are kept, each has a share of the ring, and neither presses the other out: the clients' records together take no more
+than theirs, and items no more than theirs, in the order of `tenant_books` too. What is pinned or leased of the items
+stays.
 
 An epoch ends when everything derived from the old weights becomes unreachable. Epochs are numbered on from a clock, so
 that one of a former frontend is never taken for the present one, unless its records were adopted with it.
 
-Knows nothing of clients, leases or sockets. Invariants: a tenant's records take no more than its quota, the clients' no
-more than their share.
+Knows nothing of clients, leases or sockets. Invariants: a tenant's records take no more than its quota, the clients'
+and the items no more than their shares.
 """
 
 from __future__ import annotations
@@ -65,6 +66,7 @@ class RecordStore(Closeable):
         tenant_quota_bytes: what the chunks of one tenant may take together; None for no limit.
         is_shared: records of other hosts are put too; it is remembered which.
         share_bytes: what the chunks of all clients may take together; None: all that the ring has. 0: they put none.
+        item_share_bytes: the same of the processed items.
         max_object_bytes: the largest record of a client; None: of the ring.
     """
 
@@ -75,6 +77,7 @@ class RecordStore(Closeable):
         tenant_quota_bytes: int | None = None,
         is_shared: bool = False,
         share_bytes: int | None = None,
+        item_share_bytes: int | None = None,
         max_object_bytes: int | None = None,
     ) -> None:
         self.epoch = first_epoch
@@ -86,6 +89,7 @@ class RecordStore(Closeable):
         self._key_to_tenant: dict[str, str] = {}
         self._is_shared = is_shared
         self._share_bytes = share_bytes
+        self._item_share_bytes = item_share_bytes
         self._clients_books = TenantBooks()  # of all but items, if they have a share
         self._max_object_bytes = max_object_bytes
         self._fetched: set[str] = set()
@@ -100,6 +104,7 @@ class RecordStore(Closeable):
             tenant_quota_bytes=config.store_tenant_quota_bytes,
             is_shared=bool(config.store_l2),
             share_bytes=config.store_data_bytes if config.ring_data_bytes else None,
+            item_share_bytes=config.ring_data_bytes if config.store_data_bytes else None,
             max_object_bytes=config.store_max_object_bytes,
         )
 
@@ -121,7 +126,7 @@ class RecordStore(Closeable):
         self._touch_logs = ring.touch_logs
         for name, (num_bytes, about) in self._store.adopted.items():
             names = tenant_and_key(about)
-            if names is None:
+            if names is None or (names[0] == ITEMS_TENANT and not num_embeds_of(about)):  # or it was a probe's
                 self._store.discard(name)
             else:
                 self._charge(names[0], name, num_bytes)
@@ -259,6 +264,8 @@ class RecordStore(Closeable):
         if isinstance(self._store, _NoStore):
             return None
         name, about = store_key(ITEMS_TENANT, mm_hash), about_item(mm_hash, num_embeds)
+        if not self._make_room_for_item(self._store.chunk_bytes(name, encoded, about)):
+            return None
         try:
             handle = self._store.put_encoded(name, encoded, about)
         except (ItemTooLarge, CacheFull):
@@ -275,6 +282,11 @@ class RecordStore(Closeable):
     def item_bytes(self) -> int:
         """Bytes that the items take in the ring."""
         return self._item_books.num_bytes
+
+    def touch_item(self, mm_hash: str, handle: Handle) -> None:
+        """Make an item young."""
+        self._store.ring.touch(handle)
+        self._tenant_to_books[ITEMS_TENANT].touch(store_key(ITEMS_TENANT, mm_hash))
 
     def drop_item(self, mm_hash: str) -> None:
         """Forget an item; who holds a lease reads on. One that is not here changes nothing."""
@@ -412,6 +424,26 @@ class RecordStore(Closeable):
             self._store.discard(oldest)
             self._forget(oldest)
             self.num_share_evictions += 1
+        return True
+
+    def _make_room_for_item(self, num_bytes: int) -> bool:
+        """Let items make room for one more; return False, and nothing has gone, if too much of them is in use."""
+        books, share, ring = self._item_books, self._item_share_bytes, self._store.ring
+        if share is None or isinstance(ring, NoRing):
+            return True
+        going, too_much = [], books.num_bytes + num_bytes - share
+        for name, item_bytes in books.in_order(share, num_bytes) if too_much > 0 else ():
+            handle = self._store.find(name)
+            if handle is not None and not ring.is_kept(handle):
+                going.append(name)
+                too_much -= item_bytes
+            if too_much <= 0:
+                break
+        if too_much > 0:
+            return False
+        for name in going:
+            self._store.discard(name)
+            self._evicted(name)
         return True
 
     def _touch(self, name: str) -> None:

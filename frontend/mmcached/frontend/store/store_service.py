@@ -195,7 +195,8 @@ class StoreService(Closeable):
 
     def _serve(self, peer: bytes, message: StoreMessage, payload: Sequence[Frame]) -> None:
         if isinstance(message, _WRITING) and message.tenant == ITEMS_TENANT:
-            raise InvalidRequest("tenant", message.tenant, "another: the service keeps its processed items under it")
+            reason = "another name: the service keeps its processed items under this one"
+            raise InvalidRequest("tenant", message.tenant, reason)
         match message:
             case received.GetRecords(keys=keys):
                 self._sender.send_records(peer, message, self._get(message, keys))

@@ -305,6 +305,10 @@ class RingWriter(Closeable):
     def is_leased(self, handle: Handle) -> bool:
         return self._leases.is_pinned(handle.slot)
 
+    def is_kept(self, handle: Handle) -> bool:
+        """Return whether a current chunk is leased or pinned."""
+        return self._chunks.is_kept(handle.slot)
+
     def touch(self, handle: Handle) -> None:
         """Make a chunk young: others are evicted before it. Not current: nothing."""
         if self._chunks.is_current(handle):
