@@ -28,14 +28,14 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
 
+from mmcached.engine.server.leases import HeldLeases
+from mmcached.engine.server.stored_outputs import StoredOutputs
 from msgspec.structs import replace
 
 from mmcached.engine.results.results import Results
 from mmcached.engine.scheduling.scheduler import ScheduledStep
 from mmcached.engine.server.item_frames import ItemFrames
-from mmcached.engine.server.leases import HeldLeases
 from mmcached.engine.server.step_runner import StepRunner
-from mmcached.engine.server.stored_outputs import StoredOutputs
 from mmcached.engine.server.worker_group import WorkerGroup
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.messages.engine import FromWorker, Sampled, StepOutput, WorkerAttached, WorkerHello

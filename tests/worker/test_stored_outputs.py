@@ -77,7 +77,7 @@ def runner_with_store(rank: int = 0, world_size: int = 1, **limits: float) -> Mo
 
 def item(key: str = "a", store_epoch: int = 5) -> EncodeItem:
     inline = inline_item(key, IMAGE)
-    return EncodeItem(inline.key, inline.mm_hash, inline.num_embeds, inline.payload, None, "t", store_epoch)
+    return EncodeItem(inline.key, inline.mm_hash, inline.num_embeds, inline.payload, "t", store_epoch)
 
 
 def fail_to_connect() -> Client:
