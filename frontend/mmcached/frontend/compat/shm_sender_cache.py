@@ -12,7 +12,7 @@ Items smaller than `inline_below_bytes` never see the ring: they are kept in thi
 sixteenth of what the ring takes.
 
 What is touched, or was handed out, is not evicted before `release_sender_touches`: call that when the receivers have
-their items. One that comes later may find that its item is gone, which is a `CacheMiss` there.
+their items. A receiver that comes later may find that its item has gone: `CacheMiss`, and it is handed out once more.
 
 Invariant: no key is in both places. Not thread-safe: it belongs to the thread that owns the ring.
 
@@ -174,5 +174,5 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache):
         return self._items.put(mm_hash, encoded, tuple(prompt_updates))
 
     def _hand_out(self, mm_hash: str, handle: Handle) -> ShmItem:
-        self._items.touch(mm_hash)
+        self._items.keep(mm_hash)
         return ShmItem(handle)

@@ -127,15 +127,19 @@ class ObjectStoreWriter(Closeable):
     def touch(self, key: str) -> None:
         """Make a record young, and keep it from being evicted until `release_touches`; unknown keys change nothing."""
         handle = self._key_to_handle.get(key)
-        if handle is None:
-            return
-        self.ring.touch(handle)
-        if key not in self._touched:
+        if handle is not None:
+            self.ring.touch(handle)
+            self.keep(key)
+
+    def keep(self, key: str) -> None:
+        """Keep a record from being evicted until `release_touches`; unknown keys change nothing."""
+        handle = self._key_to_handle.get(key)
+        if handle is not None and key not in self._touched:
             self.ring.pin(handle)
             self._touched.add(key)
 
     def release_touches(self) -> None:
-        """Take back every `touch`: the request has been sent, its leases pin from here on."""
+        """Take back every `touch` and `keep`: the request has been sent, its leases pin from here on."""
         for key in self._touched:
             self.ring.unpin(self._key_to_handle[key])
         self._touched.clear()

@@ -98,10 +98,14 @@ class ShmObjectStoreReceiverCache(BaseMultiModalReceiverCache):
         self._reader.check_place(handle)
         holder = self._reader.holder(handle)
         lease = self._returns.bind(holder, handle)
-        (is_taken,) = self._entry.take([lease], self._reader.look)
-        if not is_taken:
-            raise StaleHandle(f"slot {handle.slot} does not hold generation {handle.generation}, for this reader")
-        self._reader.check_content(handle)
+        try:
+            (is_taken,) = self._entry.take([lease], self._reader.look)
+            if not is_taken:
+                raise StaleHandle(f"slot {handle.slot} does not hold generation {handle.generation}, for this reader")
+            self._reader.check_content(handle)
+        except BaseException:
+            self._returns.end(lease)  # its holder lives as long as the traceback
+            raise
         return MultiModalKwargsItem.from_record(self._store.decode_held(handle, holder, tensors="torch", copy=False))
 
 
