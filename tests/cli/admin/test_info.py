@@ -105,9 +105,8 @@ def test_each_figure_is_a_line_of_its_section(run_dir: Path, monkeypatch: pytest
 
 
 def test_a_process_that_has_gone_takes_nothing(run_dir: Path) -> None:
-    assert memory_facts([a_role(FRONTEND, 4_000_000, "dead")], 1, 2) == {
+    assert memory_facts([a_role(FRONTEND, 4_000_000, "dead")], 1) == {
         "ring_bytes": 1,
-        "store_bytes": 2,
         "anonymous_bytes": 0,
     }
     assert set(service_facts(a_status(run_dir))) == set(Section) - {Section.SERVER}

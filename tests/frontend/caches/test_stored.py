@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from mmcached.frontend.caches.item_cache import OutgoingItem
 from mmcached.frontend.caches.stored import StoredItemCache
 from mmcached.frontend.store.record_store import RecordStore
 from mmcached.shm import ObjectStoreReader, RingReader, RingWriter, adopt_ring, encode
@@ -87,7 +88,7 @@ def test_small_items_take_a_sixteenth_and_the_oldest_go(cache: StoredItemCache) 
 
 def test_what_does_not_fit_travels_inline_and_is_counted(cache: StoredItemCache, store: RecordStore) -> None:
     assert place_of(cache, "0", 5 * LARGE) is None, "larger than the ring takes"
-    pinned = []
+    pinned: list[OutgoingItem] = []
     while isinstance((item := cache.resolve([key := str(len(pinned))], {key: an_item(0, LARGE)})[0]).payload, Handle):
         pinned.append(item)
     assert len(pinned) > 10
