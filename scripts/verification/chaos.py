@@ -7,8 +7,8 @@
 
 Readers find records and take leases by themselves, and a writer adopts the ring of the one before. What must hold,
 whoever dies when: no payload under a lease changes; what was committed and not evicted is found after a restart, what
-was flushed is not; when all come to rest, all leases are back; nobody ends but by a kill; nothing is left in /dev/shm. A
-mutant is a cast without a rule of the ring, and the run has to find it.
+was flushed is not; when all come to rest, all leases are back; nobody ends but by a kill; nothing is left in /dev/shm.
+A mutant is a cast without a rule of the ring, and the run has to find it.
 
 A writer is killed every 2 s, a reader every 0.15 s, some are stopped for up to a second; every 8-byte word of each
 payload is checked when it arrives and before it is let go.
