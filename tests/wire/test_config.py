@@ -25,7 +25,6 @@ OUT_OF_RANGE: list[tuple[str, Any]] = [
     ("mm_shm_inline_max_kb", -1),
     ("ring_reader_quota_gb", -0.1),
     ("ring_num_slots", 0),
-    ("ring_max_readers", 65),
     ("store_gb", -0.1),
     ("store_max_object_mb", -1),
     ("store_num_slots", 0),

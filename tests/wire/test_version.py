@@ -20,7 +20,7 @@ from mmcached.wire.version import PROTOCOL_VERSION, VERSION_FIELD
 from tests.house import REPOSITORY
 from tests.wire.examples import UNIONS
 
-SCHEMA = "14:x"
+SCHEMA = "14:f551e08e683ffb65"
 """Of `PROTOCOL_VERSION`: after a change raise the version, then put here what the test found."""
 
 

@@ -311,6 +311,7 @@ class Frontend(Closeable):
             item_fingerprints=dict(self.requests.item_fingerprints),
             hasher_algorithm=self._config.mm_hasher_algorithm,
             has_second_level=self.store.second_level.is_on,
+            takes_records=self.store.records.takes_records,
         )
 
     def _tell_of_encoder(self, *, is_another: bool) -> None:

@@ -400,7 +400,7 @@ class StoreVerbs:
     ) -> Verb[PutResult]:
         self._guard.count(puts=1)
         session = yield from self._in_contact(deadline)
-        if claim is None and session.ring is None:
+        if claim is None and (session.ring is None or not self._sessions.takes_records):
             return self._refused(key, encoded, NO_STORE)
         if claim is not None and claim.ring != session.ring:
             return refused(key, encoded.nbytes, "the service that gave the claim has ended")  # its epoch, too
