@@ -187,9 +187,9 @@ def _ring_rows(peers: Vllm, mine: Any, theirs: Any, repeats: int) -> list[Row]:
                 key = next(keys)
                 of.touch_sender_cache_item(key)
                 ((item, _),) = of.get_and_update([given], [key])
-                of.release_sender_touches()
                 to.touch_receiver_cache_item(key, item)
                 to.get_and_update_item(item, key)
+                of.release_sender_touches()
 
             return run
 

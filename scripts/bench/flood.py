@@ -79,7 +79,6 @@ FLOODS = {
     "claim": words(said.ClaimRecord(ID, 1, "key", 5.0)),
     "drop claim": words(said.DropClaim(ID, 5)),
     "drop": words(said.DropRecord(1, "key")),
-    "reconcile": words(said.Reconcile(1, 2, {3: 4})),
     "bye": words(said.ClientBye(ID)),
     "garbage": b"\0\1x",
     "endless": b"\1\0" * 5000,

@@ -41,6 +41,7 @@ from scripts.bench import harness
 from scripts.bench.gpu_memory import Direct, new_event, pinned, pinned_for_writing, require_cuda
 from scripts.bench.gpu_tower import PATCH, WIDTH, Tower, num_patches
 from scripts.bench.harness import Bound, Row, Unavailable, row
+from scripts.bench.leases import Lease
 
 MIB, GIB = 1 << 20, 1 << 30
 SIZES = {"1 MiB": MIB, "4.7 MiB": int(4.7 * MIB), "19 MiB": 19 * MIB, "64 MiB": 64 * MIB}
@@ -75,7 +76,7 @@ def ring_with(
         objects = stack.enter_context(ObjectStoreReader(reader))
         views = {}
         for name, handle in handles.items():
-            if not entry.receive(handle, ring.grant(entry.reader_id, handle)):
+            if not all(entry.take([Lease(handle)], reader.look)):
                 raise RuntimeError("a lease was not taken")
             views[name] = objects.get(handle, tensors="torch")["data"]
         yield ring.announcement, reader.pages, views
@@ -238,8 +239,7 @@ def _in_child(ring: RingWriter, *, is_killed: bool) -> float:
             reader_id, incarnation = msgspec.json.decode(child.stdout.readline(), type=tuple[int, int])
             if not ring.attach(reader_id, incarnation):
                 raise RuntimeError("the child's entry was not attached")
-            lease = ring.grant(reader_id, handle)
-            child.stdin.write(msgspec.json.encode((handle, lease)) + b"\n")
+            child.stdin.write(msgspec.json.encode(handle) + b"\n")
             child.stdin.flush()
             took_s = msgspec.json.decode(child.stdout.readline(), type=float)
             if is_killed:

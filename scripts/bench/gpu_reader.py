@@ -7,9 +7,10 @@ import time
 
 import msgspec
 
-from mmcached.shm import ReaderEntry
-from mmcached.wire.handle import Handle, LeaseId, RingAnnouncement
+from mmcached.shm import ReaderEntry, RingReader
+from mmcached.wire.handle import Handle, RingAnnouncement
 from scripts.bench.gpu_memory import pinned, require_cuda
+from scripts.bench.leases import Lease
 
 
 def say(value: object) -> None:
@@ -20,10 +21,10 @@ def say(value: object) -> None:
 def main() -> None:
     ring = msgspec.json.decode(sys.stdin.buffer.readline(), type=RingAnnouncement)
     require_cuda()
-    with ReaderEntry.attach(ring) as entry:
+    with ReaderEntry.attach(ring) as entry, RingReader.open(ring) as reader:
         say((entry.reader_id, entry.incarnation))
-        handle, lease = msgspec.json.decode(sys.stdin.buffer.readline(), type=tuple[Handle, LeaseId])
-        if not entry.receive(handle, lease):
+        handle = msgspec.json.decode(sys.stdin.buffer.readline(), type=Handle)
+        if not all(entry.take([Lease(handle)], reader.look)):
             raise RuntimeError("the lease was not taken")
         begun = time.perf_counter()
         with pinned(ring):

@@ -23,10 +23,12 @@ from typing import Self
 import torch
 
 from mmcached.cli.serve.roles import PAST_CACHES
-from mmcached.shm import ObjectStoreWriter, ReaderEntry, RingWriter
+from mmcached.shm import ObjectStoreWriter, ReaderEntry, RingReader, RingWriter
+from mmcached.shm.ring.lookup import Lookup
 from mmcached.wire.handle import Handle
 from scripts.bench import harness
 from scripts.bench.harness import Bound, Call, Kind, Row, Sampler, Section, against_first, compare, row, wall_us
+from scripts.bench.leases import Lease
 from scripts.bench.ring_drivers import MIB, CopyLimit, Driver, Opener, drivers, interleave, make_items
 from scripts.bench.ring_ours import HandOffWriterEnd, InlineWriterEnd, RingWriterEnd
 from scripts.bench.ring_peers import PickleWriterEnd, PublisherEnd, RedisWriterEnd, StoreWriterEnd
@@ -269,6 +271,7 @@ class Subject:
 
     store: ObjectStoreWriter
     readers: list[ReaderEntry]
+    look: Lookup
     handle: Handle
     keys: itertools.count[int]
     item: torch.Tensor
@@ -284,13 +287,14 @@ class Subject:
         for each in readers:
             if not ring.attach(each.reader_id, each.incarnation):
                 raise RuntimeError(f"reader {each.reader_id} was not attached")
+        look = undo.enter_context(RingReader.open(ring.announcement)).look
         item = torch.zeros(TINY_BYTES // 4)
         keys = itertools.count()
         for index in range(num_slots):
             handle = store.put(str(next(keys)), {"x": item})
             if has_pins and index % PINNED_EVERY == 0:
-                ring.grant(readers[-1].reader_id, handle)
-        return cls(store, readers, handle, keys, item)
+                readers[-1].take([Lease(handle)], look)
+        return cls(store, readers, look, handle, keys, item)
 
     def put(self) -> None:
         self.handle = self.store.put(str(next(self.keys)), {"x": self.item})
@@ -299,8 +303,8 @@ class Subject:
         ring = self.store.ring
         ring.abort(ring.claim(TINY_BYTES))
 
-    def grant(self) -> None:
-        self.store.ring.grant(self.readers[0].reader_id, self.handle)
+    def take(self) -> None:
+        self.readers[0].take([Lease(self.handle)], self.look)
 
     def give_back(self) -> None:
         self.readers[0].give_back(self.handle)
@@ -338,7 +342,7 @@ def _one_family(family: dict[str, tuple[int, int, bool]], num_rounds: int) -> li
 def _costs_us(subject: Subject) -> dict[str, Sampler]:
     return {
         "evicting put": partial(_median_us, subject.put),
-        "grant": partial(_median_us, subject.grant, subject.give_back),
+        "take": partial(_median_us, subject.take, subject.give_back),
         "pinned check": partial(_median_us, subject.is_leased),
         "claim and abort": partial(_median_us, subject.claim),
     }

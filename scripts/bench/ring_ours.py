@@ -1,8 +1,8 @@
 """The ring as a transport, and what it is held against that needs no peer: the record inline, and the hand-off alone.
 
-ring        one entry per reader process, a handle and a lease in each descriptor, views in the readers. In two hops the
-            first reader is the engine: it owns the entry and forwards; the second is its worker, reads under the same
-            lease and tells the engine when nothing of it reads any more
+ring        one entry per reader process, a handle in each message; readers take leases, and view. In two hops the first
+            reader is the engine: it takes a lease and forwards; the second is its worker, which takes its own and tells
+            the engine when it has read
 inline      the record's frames go to every reader through ZeroMQ, as an item travels that does not fit the ring
 hand-off    the message says nothing but which tensor, and the reader holds them all already: nothing that tells readers
             by a message can be faster
@@ -10,22 +10,22 @@ hand-off    the message says nothing but which tensor, and the reader holds them
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator
+from typing import Any
 
 import msgspec
 import torch
 import zmq
 
+from mmcached.client.store.lease_returns import LeaseReturns
 from mmcached.shm import ObjectStoreReader, ObjectStoreWriter, ReaderEntry, RingReader, RingWriter, decode_record_frames
 from mmcached.shm import encode as encode_record
-from mmcached.wire.handle import Handle, LeaseId, RingAnnouncement
+from mmcached.wire.handle import Handle, RingAnnouncement
 from scripts.bench.harness import tell_once
 from scripts.bench.ring_processes import Link, Options, ReaderEnd, ReaderPool, Shape, WriterEnd
 
-Descriptor = tuple[Handle, LeaseId]
 encode = msgspec.msgpack.Encoder().encode
-decode_descriptor = msgspec.msgpack.Decoder(Descriptor).decode
+decode_handle = msgspec.msgpack.Decoder(Handle).decode
 NUM_SLOTS = 4096
 STAMP_BYTES = 15
 DONE = b"done"
@@ -37,14 +37,17 @@ class RingWriterEnd(WriterEnd):
 
     Args:
         copy: the readers take private copies.
-        two_hops: only the first reader has an entry; the second reads under it.
+        two_hops: the first reader forwards to the second.
     """
 
     name = "ours"
 
     def __init__(self, pool: ReaderPool, shape: Shape, *, copy: bool = False, two_hops: bool = False) -> None:
         self._ring = RingWriter.create(
-            data_bytes=shape.ring_bytes, num_slots=NUM_SLOTS, max_readers=shape.num_readers, max_object_bytes=2**30
+            data_bytes=shape.ring_bytes,
+            num_slots=NUM_SLOTS,
+            max_readers=max(2, shape.num_readers),
+            max_object_bytes=2**30,
         )
         self._store = ObjectStoreWriter(self._ring)
         try:
@@ -58,7 +61,7 @@ class RingWriterEnd(WriterEnd):
         except BaseException:
             self._store.close()
             raise
-        self._readers = [(reader_id, index) for index, (reader_id, _) in greetings.items()]
+        self._readers = list(greetings)
 
     def put(self, key: int, item: torch.Tensor) -> None:
         self._send(self._store.put(str(key), {"pixel_values": item}))
@@ -84,89 +87,79 @@ class RingWriterEnd(WriterEnd):
         if not two_hops:
             return self.open_readers(EntryReaderEnd, options)
         engine = self.pool.open(self.session, EngineEnd, {0: {**options, "worker": 1}})
-        self.pool.open(self.session, WorkerEnd, {1: {**options, "engine": 0, "entry": engine[0]}})
+        worker = self.pool.open(self.session, WorkerEnd, {1: {**options, "engine": 0}})
+        if not self._ring.attach(*worker[1]):
+            raise RuntimeError("the worker's entry was not attached")
         return engine
 
     def _send(self, handle: Handle) -> None:
-        for reader_id, index in self._readers:
-            lease = self._ring.grant(reader_id, handle)
-            self.pool.links[index].send(self._header + encode((handle, lease)))
+        for index in self._readers:
+            self.pool.links[index].send(self._header + encode(handle))
 
 
 class EntryReaderEnd(ReaderEnd):
-    """A reader with an entry of its own: it reads, and gives back when the view has died."""
+    """A reader with an entry of its own: it takes a lease, reads, and gives back when the view has died."""
 
     def __init__(self, options: Options, link: Link) -> None:
         announcement = msgspec.msgpack.decode(options["ring"], type=RingAnnouncement)
         self._copy: bool = options["copy"]
         self._entry = ReaderEntry.attach(announcement)
-        self._objects = ObjectStoreReader(RingReader.open(announcement))
-        self._released: deque[Handle] = deque()
+        self._reader = RingReader.open(announcement)
+        self._objects = ObjectStoreReader(self._reader)
+        self._returns = LeaseReturns(self._entry)
+        self._reader.when_unmapped(self._returns.close_reader)
         self.greeting = (self._entry.reader_id, self._entry.incarnation)
 
     def serve(self, message: bytes, link: Link) -> Iterator[torch.Tensor]:
-        handle, lease = decode_descriptor(message[1:])
-        if not self._entry.receive(handle, lease):
-            raise RuntimeError("a descriptor of another incarnation, or one that came before")
-        record = self._objects.get(handle, copy=self._copy, on_release=lambda: self._released.append(handle))
-        yield record.pop("pixel_values")
-        while self._released:
-            self._entry.give_back(self._released.popleft())
+        yield self.read(decode_handle(message[1:])).pop("pixel_values")
+
+    def read(self, handle: Handle) -> Any:
+        holder = self._reader.holder(handle)
+        if not all(self._entry.take([self._returns.bind(holder, handle)], self._reader.look)):
+            raise RuntimeError("the lease was not taken")
+        return self._objects.decode_held(handle, holder, tensors="torch", copy=self._copy)
 
     def close(self) -> None:
         self._objects.close()
-        self._entry.close()
 
 
-class EngineEnd(ReaderEnd):
-    """The entry's owner in two hops: forwards descriptors as they came and gives back what the worker is done with."""
+class EngineEnd(EntryReaderEnd):
+    """The first of two hops: holds a record for as long as the worker reads it."""
 
     def __init__(self, options: Options, link: Link) -> None:
-        self._entry = ReaderEntry.attach(msgspec.msgpack.decode(options["ring"], type=RingAnnouncement))
+        super().__init__(options, link)
         self._worker = link.connect(options["worker"])
-        self.greeting = (self._entry.reader_id, self._entry.incarnation)
-        self._held: dict[tuple[int, int], Handle] = {}
+        self._held: dict[Handle, Any] = {}
 
     def serve(self, message: bytes, link: Link) -> Iterator[torch.Tensor]:
         if message.startswith(DONE, 1):
-            handle = self._held.pop(msgspec.msgpack.decode(message[1 + len(DONE) :], type=tuple[int, int]))
-            self._entry.give_back(handle)
+            del self._held[decode_handle(message[1 + len(DONE) :])]
             return
-        handle, lease = decode_descriptor(message[1:])
-        if not self._entry.receive(handle, lease):
-            raise RuntimeError("a descriptor of another incarnation, or one that came before")
-        self._held[lease.incarnation, lease.seq] = handle
+        handle = decode_handle(message[1:])
+        self._held[handle] = self.read(handle)
         self._worker.send(message)
         yield from ()
 
     def close(self) -> None:
+        self._held.clear()
         self._worker.close()
-        self._entry.close()
+        super().close()
 
 
-class WorkerEnd(ReaderEnd):
-    """Reads under its engine's entry and writes no word of it."""
+class WorkerEnd(EntryReaderEnd):
+    """The second: says when it has read."""
 
     def __init__(self, options: Options, link: Link) -> None:
-        announcement = msgspec.msgpack.decode(options["ring"], type=RingAnnouncement)
+        super().__init__(options, link)
         self._engine = link.connect(options["engine"])
-        reader = RingReader.open(announcement)
-        reader_id, incarnation = options["entry"]
-        reader.join_entry(reader_id, incarnation, 0)
-        self._objects = ObjectStoreReader(reader)
-        self._released: deque[LeaseId] = deque()
 
     def serve(self, message: bytes, link: Link) -> Iterator[torch.Tensor]:
-        handle, lease = decode_descriptor(message[1:])
-        record = self._objects.get(handle, on_release=lambda: self._released.append(lease))
-        yield record.pop("pixel_values")
-        while self._released:
-            done = self._released.popleft()
-            self._engine.send(message[:1] + DONE + encode((done.incarnation, done.seq)))
+        yield from super().serve(message, link)
+        self._engine.send(message[:1] + DONE + message[1:])
 
     def close(self) -> None:
         self._engine.close()
-        self._objects.close()
+        super().close()
 
 
 class InlineWriterEnd(WriterEnd):

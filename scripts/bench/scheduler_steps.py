@@ -33,10 +33,9 @@ from msgspec.structs import replace
 from mmcached.engine.results.results import Results
 from mmcached.engine.scheduling.scheduler import ScheduledStep
 from mmcached.engine.server.engine_latency import EngineLatency
+from mmcached.engine.server.held_records import HeldRecords
 from mmcached.engine.server.item_frames import ItemFrames
-from mmcached.engine.server.leases import HeldLeases
 from mmcached.engine.server.step_runner import StepRunner
-from mmcached.engine.server.stored_outputs import StoredOutputs
 from mmcached.engine.server.worker_group import WorkerGroup
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.messages.engine import FromWorker, Sampled, StepOutput, WorkerAttached, WorkerHello
@@ -256,13 +255,12 @@ class Engine:
         self._is_told = is_told
         group = WorkerGroup(cast(Any, self), 1, incarnation=INCARNATION, config_digest=config.digest())
         group.hello(b"worker", WorkerHello(0, WORKER_EPOCH, config.digest(), "cpu"))
-        group.attached(WorkerAttached(WORKER_EPOCH, INCARNATION, 0), None)
+        group.attached(WorkerAttached(WORKER_EPOCH, INCARNATION))
         self._runner = StepRunner(
             self.steps.scheduler,
             group,
-            HeldLeases(lambda handle: None),
             ItemFrames(config),
-            StoredOutputs(cast(Any, None)),
+            HeldRecords(cast(Any, None)),
             incarnation=INCARNATION,
             timeout_s=config.step_timeout_s,
             latency=EngineLatency(time.monotonic, slow_ms=0.0),
@@ -320,4 +318,4 @@ def read_plan(frames: list[Frame], num_running: int) -> StepPlan:
 def answer(plan: StepPlan, step: int) -> list[Frame]:
     """Return what a worker says to a plan, or to another one for the same requests."""
     sampled = [Sampled(chunk.request_id, SAMPLED_TOKEN_ID) for chunk in plan.chunks]
-    return encode_frames(StepOutput(INCARNATION, WORKER_EPOCH, step, DIGEST, sampled, [], [], []))
+    return encode_frames(StepOutput(INCARNATION, WORKER_EPOCH, step, DIGEST, sampled, [], []))

@@ -4,12 +4,7 @@ mutants      the product with one rule removed, and what it means to notice that
 
 explore      every state of the lease protocol: `python -m scripts.verification.explore`
   explorer       the search; knows nothing of leases
-  lease_scenarios, lease_mutants    what is explored, as it is and with one rule removed
-  lease_world    one P0, one engine, its workers: lease_ring, lease_engine, lease_worker
-  lease_between  what lies between them: messages, queues, byte locks, words
-  lease_copies   copies and keys of the product's own classes
-
-  self_lease_scenarios    what is explored of leases that readers take by themselves, and its mutants
+  self_lease_scenarios    what is explored, as it is and with one rule removed
   self_lease_world        one ring writer and its readers: self_lease_words puts the product's classes on model memory
 
   segment_scenarios, segment_mutants    what is explored of a store of several segments, and with one rule removed
@@ -21,7 +16,7 @@ explore      every state of the lease protocol: `python -m scripts.verification.
 
 chaos        processes killed and stopped at random: `python -m scripts.verification.chaos`
   chaos_nursery  forks the players           chaos_casts    who plays in a run, as they are and without a rule
-  chaos_players  a writer that grants leases, and its readers    chaos_store  a frontend, and clients that take them
+  chaos_store    a frontend, and clients that take leases
   chaos_roles    what they say to each other, and the board of words that survives them
 
 aarch64.sh   tests of shared memory on an emulated AArch64

@@ -5,11 +5,10 @@
     parent ── fork, reap ──> nursery ──> writer, readers           the parent alone kills, stops and continues them
        └──────── board: the phase, everybody's counters ────────┘  see `chaos_roles`
 
-Two casts play one after the other: in the first the writer grants leases by message and each makes a new ring, in the
-second readers find records and take leases by themselves, and a writer adopts the ring of the one before. What must
-hold, whoever dies when: no payload under a lease changes; what was committed and not evicted is found after a restart,
-what was flushed is not; when all come to rest, all leases are back; nobody ends but by a kill; nothing is left in
-/dev/shm. A mutant is a cast without a rule of the ring, and the run has to find it.
+Readers find records and take leases by themselves, and a writer adopts the ring of the one before. What must hold,
+whoever dies when: no payload under a lease changes; what was committed and not evicted is found after a restart, what
+was flushed is not; when all come to rest, all leases are back; nobody ends but by a kill; nothing is left in /dev/shm.
+A mutant is a cast without a rule of the ring, and the run has to find it.
 
 A writer is killed every 2 s, a reader every 0.15 s, some are stopped for up to a second; every 8-byte word of each
 payload is checked when it arrives and before it is let go.
@@ -102,7 +101,6 @@ class Report:
             ("stops", f"{self.stops}"),
             ("puts, refused", f"{totals[Count.PUTS]}, {totals[Count.REFUSED]}"),
             ("drops, flushes", f"{totals[Count.DROPS]}, {totals[Count.FLUSHES]}"),
-            ("grants, undone", f"{totals[Count.GRANTS]}, {totals[Count.UNSENT]}"),
             ("entries taken, events of death", f"{totals[Count.ATTACHED]}, {totals[Count.DEATHS]}"),
             ("reads verified", f"{self.leases_verified}"),
             ("  of them copied", f"{totals[Count.COPIED]}"),

@@ -5,26 +5,20 @@ A mutant's books may be untrue, and are not checked.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 from unittest import mock
 
-from mmcached.shm import ReaderEntry, RingReader, RingWriter
+from mmcached.shm import ReaderEntry, RingWriter
 from mmcached.shm.ring.leases import LeaseTable
 from mmcached.shm.ring.lookup import Lookup
 from mmcached.shm.ring.reader_watch import ReaderWatch
 from mmcached.shm.ring.self_lease import Lease
-from mmcached.wire.handle import Handle
-from scripts.verification.chaos_players import ChaosReader, ChaosWriter, run_reader, run_writer
 from scripts.verification.chaos_roles import Role
 from scripts.verification.chaos_store import run_client, run_store
 from scripts.verification.mutants import Mutant
-
-TIMEOUT_S = 0.15
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,37 +34,7 @@ class Cast:
     patched: Callable[[], AbstractContextManager[object]] = nullcontext
 
 
-GRANTED = Cast(run_writer, run_reader)
-SELF_TAKEN = Cast(run_store, run_client)
-CASTS = {"granted": GRANTED, "self-taken": SELF_TAKEN}
-
-
-class EarlyReader(ChaosReader):
-    """Gives a lease back when it arrives, and goes on reading."""
-
-    def receive(self, reader: RingReader, handle: Handle, stamp: int) -> None:
-        super().give_back(handle)
-        super().receive(reader, handle, stamp)
-
-    def give_back(self, handle: Handle) -> None:
-        """The usual time; it is back already."""
-
-
-class RevokingWriter(ChaosWriter):
-    """Takes the leases of an entry back that has returned nothing for a while: it must be dead."""
-
-    def look_at_readers(self) -> None:
-        super().look_at_readers()
-        leases = self.ring._leases
-        for reader_id, incarnation in leases.incarnations().items():
-            returned, now = int(leases._counts[reader_id, :, 0].sum()), time.monotonic()
-            last, since = self._reader_to_progress.get(reader_id, (-1, now))
-            self._reader_to_progress[reader_id] = (returned, since if returned == last else now)
-            if returned == last and now - since > TIMEOUT_S:
-                leases.void(reader_id)
-                leases.attach(reader_id, incarnation)
-
-    _reader_to_progress: dict[int, tuple[int, float]] = {}  # noqa: RUF012 - one writer per process
+CASTS = {"as it is": Cast(run_store, run_client)}
 
 
 def _patched(*patches: tuple[type, str, Callable[..., Any]]) -> Callable[[], AbstractContextManager[object]]:
@@ -117,12 +81,6 @@ def _adopt_nobody(watch: ReaderWatch, *, is_granting: bool, may_hold: object) ->
 MUTANTS = {
     mutant.name: mutant
     for mutant in (
-        Mutant(
-            "allocator-ignores-leases",
-            Cast(run_writer, run_reader, _patched((LeaseTable, "is_pinned", _never_pinned))),
-        ),
-        Mutant("early-give-back", Cast(run_writer, partial(run_reader, cls=EarlyReader), _patched())),
-        Mutant("revoke-on-timeout", Cast(partial(run_writer, cls=RevokingWriter), run_reader, _patched())),
         Mutant(
             "client-takes-no-lease",
             Cast(run_store, run_client, _patched((ReaderEntry, "take", _take_nothing))),

@@ -1,7 +1,7 @@
 """Defines what the processes of a chaos run share: who they are, what they say, and what survives them.
 
     reader ── Who ──> writer        reader ── Hello(ring, reader, incarnation) ──> writer
-    reader <── Ring(announcement) ──              <── Lease(handle, lease, stamp) ── …  or Attached(incarnation), once
+    reader <── Ring(announcement) ──              <── Attached(incarnation)
 
 A writer that is killed takes its socket along; its successor binds the same path, and readers that hear nothing for a
 while ask who is there. What survives is a board, a file of words that is mapped by all, because a process that is
@@ -24,7 +24,7 @@ from typing import Self
 import msgspec
 import zmq
 
-from mmcached.wire.handle import Handle, LeaseId, RingAnnouncement
+from mmcached.wire.handle import RingAnnouncement
 
 MAX_LIVES = 1 << 16
 NUM_COUNTS = 32
@@ -34,7 +34,7 @@ _BYTES = 8 * (NUM_COUNTS * MAX_LIVES + LEDGER_WORDS)
 
 
 class Phase(enum.IntEnum):
-    """What the parent asks of all: run; come to rest (nothing is put or granted, all is given back); end."""
+    """What the parent asks of all: run; come to rest (nothing is put, all is given back); end."""
 
     RUN = 0
     REST = 1
@@ -45,24 +45,22 @@ class Count(enum.IntEnum):
     """The columns of a row. PUTS to RESTS and DROPS to FOUND are a writer's, the others a reader's."""
 
     PUTS = 0
-    GRANTS = 1
-    REFUSED = 2
-    UNSENT = 3
-    DEATHS = 4
-    LEASES = 5
-    RESTS = 6
-    VERIFIED = 7
-    COPIED = 8
-    CORRUPT = 9
-    STALE = 10
-    FOREIGN = 11
-    ATTACHED = 12
-    MISSES = 13
-    DROPS = 14
-    FLUSHES = 15
-    PINNED_BYTES = 16
-    KEPT = 17
-    FOUND = 18
+    REFUSED = 1
+    DEATHS = 2
+    LEASES = 3
+    RESTS = 4
+    VERIFIED = 5
+    COPIED = 6
+    CORRUPT = 7
+    STALE = 8
+    FOREIGN = 9
+    ATTACHED = 10
+    MISSES = 11
+    DROPS = 12
+    FLUSHES = 13
+    PINNED_BYTES = 14
+    KEPT = 15
+    FOUND = 16
 
 
 class Board:
@@ -136,14 +134,6 @@ class Ring(msgspec.Struct, frozen=True, array_like=True, tag=2):
     """The writer's ring."""
 
     announcement: RingAnnouncement
-
-
-class Lease(msgspec.Struct, frozen=True, array_like=True, tag=3):
-    """One descriptor, and the word that its payload consists of."""
-
-    handle: Handle
-    lease: LeaseId
-    stamp: int
 
 
 class Attached(msgspec.Struct, frozen=True, array_like=True, tag=4):

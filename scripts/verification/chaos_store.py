@@ -32,7 +32,6 @@ from mmcached.shm.segment.layout import Layout
 from mmcached.shm.store import codec
 from mmcached.wire.errors import MmcachedError, RequestAborted
 from mmcached.wire.handle import Handle, RingAnnouncement
-from scripts.verification.chaos_players import SILENCE_S, ChaosWriter
 from scripts.verification.chaos_roles import (
     LEDGER_WORDS,
     STAMP_BITS,
@@ -43,10 +42,13 @@ from scripts.verification.chaos_roles import (
     Ring,
     Role,
     Who,
+    first_stamp,
     open_socket,
 )
 
 RING_BYTES = 1 << 20
+BURST = 8
+SILENCE_S = 0.1
 NUM_KEYS = 256
 MAX_WORDS = 2 << 10
 PLAN = RingPlan(
@@ -62,17 +64,63 @@ TENANT = "chaos"
 KEYS = [f"key {number}" for number in range(NUM_KEYS)]
 
 
-class StoreWriter(ChaosWriter):
-    """Puts, drops and flushes; whoever says Hello is told when it may take leases."""
+class StoreWriter:
+    """Puts, drops and flushes until it is killed or the phase is over; a reader that says Hello is told when it may
+    take leases.
+    """
 
     def __init__(self, role: Role, ring: RingWriter, records: RecordStore, socket: zmq.Socket[bytes]) -> None:
-        super().__init__(role, ring, socket)
+        self.role = role
+        self.ring = ring
+        self.random = random.Random(role.seed)
+        self.last_stamp = first_stamp(role.life)
+        self._socket = socket
+        self._decoder = msgspec.msgpack.Decoder(Who | Hello)
         self._records = records
+
+    def run(self) -> None:
+        looked_at = 0.0
+        while (phase := self.role.board.phase) != Phase.END:
+            if self._socket.poll(1):
+                self._listen()
+            if phase == Phase.RUN:
+                for _ in range(BURST):
+                    self.step()
+            if (now := time.monotonic()) - looked_at > 0.01 or phase == Phase.REST:
+                looked_at = now
+                self.look_at_readers()
+            if phase == Phase.REST:
+                self.rest()
+
+    def rest(self) -> None:
+        """Say what is still under lease."""
+        stats = self.ring.stats()
+        self.role.board.set(self.role.life, Count.LEASES, stats.leases)
+        self.role.board.set(self.role.life, Count.PINNED_BYTES, stats.pinned_bytes)
+        self.role.count(Count.RESTS)
 
     def look_at_readers(self) -> None:
         self._records.poll_hits()
-        super().look_at_readers()
+        self.role.count(Count.DEATHS, len(self.ring.poll_deaths()))
+        self.ring.check_integrity()
         self._records.check_integrity()
+
+    def _listen(self) -> None:
+        with suppress(zmq.Again):
+            while True:
+                identity, frame = self._socket.recv_multipart(zmq.NOBLOCK)
+                match self._decoder.decode(frame):
+                    case Who():
+                        self._send(identity, Ring(self.ring.announcement))
+                    case Hello(ring_id, reader_id, incarnation):
+                        is_this = ring_id == self.ring.announcement.ring_id
+                        if is_this and self.ring.attach(reader_id, incarnation):
+                            self._send(identity, Attached(incarnation))
+
+    def _send(self, identity: bytes, message: Ring | Attached) -> None:
+        """Send without waiting; what cannot be queued is lost, and asked for again."""
+        with suppress(zmq.ZMQError):
+            self._socket.send_multipart([identity, msgspec.msgpack.encode(message)], zmq.NOBLOCK)
 
     def count_kept(self) -> None:
         """Count what the life before has committed and not evicted, and how much of it a client finds now."""
@@ -89,9 +137,6 @@ class StoreWriter(ChaosWriter):
         self.role.count(Count.FOUND, len(kept.items() & found.items()))
         for slot in range(LEDGER_WORDS):
             ledger[slot] = found.get(slot, 0)
-
-    def attached(self, reader_id: int, incarnation: int) -> None:
-        self.send(reader_id, Attached(incarnation))
 
     def step(self) -> None:
         number = self.random.randrange(NUM_KEYS)

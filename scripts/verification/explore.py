@@ -1,4 +1,4 @@
-"""Look at every state of the lease protocols, with the product's own classes, and then at every mutant of them.
+"""Look at every state of the lease protocol, with the product's own classes, and then at every mutant of them.
 
     python -m scripts.verification.explore                        everything: minutes
     python -m scripts.verification.explore --scenario kill        only scenarios and mutants with this in their name
@@ -17,24 +17,13 @@ from collections.abc import Iterator
 from rich.console import Console
 from rich.table import Table
 
-from scripts.verification import (
-    lease_mutants,
-    lease_scenarios,
-    segment_mutants,
-    segment_scenarios,
-    segment_world,
-    self_lease_scenarios,
-    self_lease_world,
-)
+from scripts.verification import segment_mutants, segment_scenarios, segment_world, self_lease_scenarios, self_lease_world
 from scripts.verification.explorer import Finding
 from scripts.verification.mutants import Mutant
 
-Scenario = lease_scenarios.Scenario | self_lease_world.Scenario | segment_world.Scenario
-Case = Scenario | Mutant[lease_scenarios.Scenario] | Mutant[self_lease_world.Scenario] | Mutant[segment_world.Scenario]
+Scenario = self_lease_world.Scenario | segment_world.Scenario
+Case = Scenario | Mutant[self_lease_world.Scenario] | Mutant[segment_world.Scenario]
 CASES: tuple[Case, ...] = (
-    *lease_scenarios.SMALL,
-    *lease_scenarios.LARGE,
-    *lease_mutants.MUTANTS,
     *self_lease_scenarios.SMALL,
     *self_lease_scenarios.LARGE,
     *self_lease_scenarios.MUTANTS,

@@ -78,7 +78,7 @@ class ServiceThread:
 
     def __init__(self, path: Path, **config: Any) -> None:
         self.directory = RunDir(path)
-        self.config = ServiceConfig(**config)
+        self.config = ServiceConfig(**{"mm_processor_cache_gb": 0.0, **config})
         self.received: list[FromClient] = []
         self.peers: dict[str, bytes] = {}
         self._errors: list[BaseException] = []

@@ -1,26 +1,26 @@
-"""A frontend with a real ring and workers that say what a test tells them, around one real EngineServer."""
+"""A frontend, a store and workers that say what a test tells them, around one real EngineServer."""
 
 from __future__ import annotations
 
+import gc
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
+from unittest import mock
 
-import numpy as np
 import zmq
 
 from mmcached.engine.server.server import EngineServer
-from mmcached.shm import ObjectStoreWriter, RingWriter
 from mmcached.wire.closeable import Closeable
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import MmcachedError, error_to_wire
-from mmcached.wire.handle import Handle, LeaseId
 from mmcached.wire.messages import engine as to_engine
 from mmcached.wire.messages import frontend as from_engine
 from mmcached.wire.messages import worker as to_worker
 from mmcached.wire.messages.frontend import RequestGenerated
-from mmcached.wire.messages.parts import Feature
+from mmcached.wire.messages.parts import Feature, StoredItem
 from mmcached.wire.paths import RunDir
 from mmcached.wire.sockets.channels import DealerChannel, RouterChannel
 from mmcached.wire.sockets.frames import Frame
@@ -46,21 +46,59 @@ class FakeWorker:
         self.channel.send(to_engine.WorkerHello(rank, self.epoch, digest, "cpu"))
 
     def output(self, plan: to_worker.StepPlan, *, token: int = 65, digest: bytes = b"d") -> to_engine.StepOutput:
-        """An output that samples `token` wherever the plan asks, and has read all that it encodes."""
+        """An output that samples `token` wherever the plan asks."""
         sampled = [to_engine.Sampled(chunk.request_id, token) for chunk in plan.chunks if chunk.sample]
-        return to_engine.StepOutput(
-            plan.engine_incarnation, self.epoch, plan.step, digest, sampled, self.reads(plan), [], []
-        )
+        return to_engine.StepOutput(plan.engine_incarnation, self.epoch, plan.step, digest, sampled, [], [])
 
     def failure(self, plan: to_worker.StepPlan, error: Any) -> to_engine.StepFailed:
-        return to_engine.StepFailed(plan.engine_incarnation, self.epoch, plan.step, error, self.reads(plan))
+        return to_engine.StepFailed(plan.engine_incarnation, self.epoch, plan.step, error)
 
     def attached(self, attach: to_worker.Attach) -> None:
-        epoch = 0 if attach.announcement is None else attach.announcement.epoch
-        self.channel.send(to_engine.WorkerAttached(self.epoch, attach.engine_incarnation, epoch))
+        self.channel.send(to_engine.WorkerAttached(self.epoch, attach.engine_incarnation))
 
-    def reads(self, plan: to_worker.StepPlan) -> list[to_engine.ReadDone]:
-        return [to_engine.ReadDone(plan.step, item.lease.seq) for item in plan.encode if item.lease is not None]
+
+class Lease:
+    """A hit: what it leases is free when nobody refers to it any more."""
+
+    def __init__(self, token: str | None) -> None:
+        self.token = token
+
+
+class FakeStore:
+    """In the place of the engine's client.
+
+    Attributes:
+        outputs: by key the token of an encoder's output, None for one that is a copy.
+        items: tokens of processed items.
+    """
+
+    def __init__(self) -> None:
+        self.outputs: dict[str, str | None] = {}
+        self.items: set[str] = set()
+        self.dropped: list[str] = []
+        self.leases: list[weakref.ref[Lease]] = []
+
+    def get(self, key: str, **options: object) -> Lease | None:
+        return self._lease(self.outputs[key]) if key in self.outputs else None
+
+    def open(self, token: str, **options: object) -> Lease | None:
+        return self._lease(token) if token in self.items else None
+
+    def drop(self, key: str, **options: object) -> None:
+        self.dropped.append(key)
+
+    def close(self) -> None:
+        pass
+
+    @property
+    def num_leased(self) -> int:
+        gc.collect()
+        return sum(lease() is not None for lease in self.leases)
+
+    def _lease(self, token: str | None) -> Lease:
+        lease = Lease(token)
+        self.leases.append(weakref.ref(lease))
+        return lease
 
 
 class Bench(Closeable):
@@ -81,13 +119,12 @@ class Bench(Closeable):
         self.frontend: RouterChannel[from_engine.FromEngine] = RouterChannel(
             self.context, directory.engine_address, from_engine.FromEngine
         )
-        self.ring = RingWriter.create(data_bytes=1 << 20, max_object_bytes=1 << 18)
-        self.store = ObjectStoreWriter(self.ring)
-        self.engine = EngineServer(directory, config, 0, clock=clock, start_span=start_span)
+        self.store = FakeStore()
+        with mock.patch("mmcached.engine.server.server.contact", return_value=self.store):
+            self.engine = EngineServer(directory, config, 0, clock=clock, start_span=start_span)
         self.address = directory.worker_address(0)
         self.workers: list[FakeWorker] = []
         self.peer = b""
-        self.reader_id = self.reader_incarnation = self.incarnation = 0
         self.received: list[tuple[from_engine.FromEngine, list[Frame]]] = []
         self.payload: list[Frame] = []
 
@@ -127,23 +164,16 @@ class Bench(Closeable):
     # ---- attaching
 
     def connect(self) -> None:
-        """Go through the whole handshake: ring, entry, workers."""
-        self.incarnation = self.expect(from_engine.EngineHello).incarnation
-        self.announce()
+        """Go through the whole handshake: frontend, workers."""
+        self.greet()
         for rank in range(self.config.world_size):
             self.attach(self.add_worker(rank))
         self.expect(from_engine.EngineReady)
 
-    def announce(self, ring: RingWriter | None = None, *, incarnation: int = 1) -> from_engine.ReaderHello:
-        """Announce a ring, this bench's own by default, and give the engine the entry that it takes."""
-        ring = ring or self.ring
-        self.send(to_engine.Ring(incarnation, ring.announcement))
-        hello = self.expect(from_engine.ReaderHello)
-        assert hello.epoch == ring.announcement.epoch
-        assert ring.attach(hello.reader_id, hello.incarnation)
-        self.reader_id, self.reader_incarnation = hello.reader_id, hello.incarnation
-        self.send(to_engine.ReaderAttached(hello.epoch, hello.reader_id, hello.incarnation))
-        return hello
+    def greet(self, session: int = 1) -> None:
+        """Answer the engine's hello."""
+        self.expect(from_engine.EngineHello)
+        self.send(to_engine.Greeted(session))
 
     def add_worker(self, rank: int) -> FakeWorker:
         self.workers.append(FakeWorker(self.context, self.address, rank, self.config.digest()))
@@ -191,9 +221,9 @@ class Bench(Closeable):
         """Let each rank run the next step, or fail in it."""
         self.answer(self.plans(), error=error, token=token)
 
-    def serve(self, request_id: int, handle: Handle | None = None) -> RequestGenerated:
+    def serve(self, request_id: int, item: StoredItem | None = None) -> RequestGenerated:
         """Send a request that takes one step; return its answer."""
-        self.add(request_id, handle)
+        self.add(request_id, item)
         self.run_step()
         answer = self.expect(RequestGenerated)
         assert answer.request_id == request_id
@@ -201,25 +231,24 @@ class Bench(Closeable):
 
     # ---- requests
 
-    def put_item(self, key: str) -> Handle:
-        return self.store.put(key, {"pixel_values": np.zeros((2, 8), np.uint8)})
+    def put_item(self, key: str) -> StoredItem:
+        self.store.items.add(key)
+        return StoredItem(key)
 
     def add(
         self,
         request_id: int,
-        handle: Handle | None = None,
+        item: StoredItem | None = None,
         *,
-        lease: LeaseId | None = None,
         max_tokens: int = 1,
         is_streamed: bool = False,
         priority: int = 0,
     ) -> None:
-        """Send a request of five tokens, or six with an image of two; its lease is granted here unless given."""
+        """Send a request of five tokens, or six with an image of two."""
         features = []
         tokens = list(b"hello")
-        if handle is not None:
-            lease = lease or self.ring.grant(self.reader_id, handle)
-            features = [Feature("m" * 64, "image", 2, 2, 2, handle.nbytes, handle, lease)]
+        if item is not None:
+            features = [Feature("m" * 64, "image", 2, 2, 2, 16, item)]
             tokens = [*b"ab", 258, 258, *b"cd"]
         options: dict[str, Any] = {"is_streamed": is_streamed, "priority": priority}
         add = to_engine.AddRequest(request_id, "generate", tokens, features, max_tokens, None, **options)
@@ -227,12 +256,11 @@ class Bench(Closeable):
 
     @property
     def leases(self) -> int:
-        return self.ring.stats().leases
+        return self.store.num_leased
 
     def close(self) -> None:
         self.engine.close()
         for worker in self.workers:
             worker.channel.close()
         self.frontend.close()
-        self.store.close()
         self.context.term()

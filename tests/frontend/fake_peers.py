@@ -237,10 +237,7 @@ class Bench(Closeable):
     ) -> WireEngine:
         """Connect an engine that has gone through the whole handshake."""
         engine = self.add_engine(digest=self.config.digest(), index=index)
-        ring = self.from_frontend(engine, to_engine.Ring)
-        if ring.announcement is not None:
-            engine.attach(ring.announcement)
-            self.from_frontend(engine, to_engine.ReaderAttached)
+        self.from_frontend(engine, to_engine.Greeted)
         num_ready = len(self.stats().engines)
         engine.channel.send(to_frontend.EngineReady(1, encoder_fingerprint, encoder=encoder))
         while len(self.stats().engines) <= num_ready:
@@ -273,8 +270,8 @@ class Bench(Closeable):
         return stats
 
     def _read_all_of(self, engine: WireEngine) -> None:
-        """Wait until a second greeting of an attached engine is answered, which changes nothing."""
-        if engine.entry is None:
+        """Wait until a second greeting of an engine is answered, which changes nothing."""
+        if not engine.is_greeted:
             engine.receive()
             return
         engine.greet_again()

@@ -106,7 +106,7 @@ def test_a_miss_names_all_that_is_missing_and_begins_nothing(bench: Bench, engin
     assert_misses(bench, 1, "y", "x")
     assert work.begun == []
     stats = bench.stats()
-    assert (stats.requests_open, stats.ring.leases, stats.processor.queries) == (0, 0, 0)
+    assert (stats.requests_open, stats.items.pinned_bytes, stats.processor.queries) == (0, 0, 0)
     ask(bench, 2, [B, A, B, NO_FILE], ["y", None, "x", "y"])
     found = hashes(bench, engine)
     assert (found[0] == found[3], found[0] == found[2]) == (True, False), "one content, two names"

@@ -10,26 +10,29 @@ import pytest
 from msgspec.structs import replace
 from structlog.testing import capture_logs
 
+from mmcached.cache.store_keys import ITEMS_TENANT
+from mmcached.client.store.tokens import checked_token
 from mmcached.frontend.connections.rings import warn_of_small_shm
 from mmcached.frontend.engines.flushes import FLUSH_TIMEOUT_S
 from mmcached.frontend.requests.request_service import MAX_RESENDS
 from mmcached.frontend.server import CHECK_INTERVAL_S
-from mmcached.shm import ReaderEntry
+from mmcached.shm import encode
 from mmcached.shm.segment.segment import Host
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import ServiceUnavailable, error_from_wire
-from mmcached.wire.handle import Handle
 from mmcached.wire.messages import client as to_client
 from mmcached.wire.messages import engine as to_engine
 from mmcached.wire.messages import frontend as to_frontend
-from mmcached.wire.messages.parts import Inline, StreamedTokens
+from mmcached.wire.messages.parts import Inline, StoredItem, StreamedTokens
 from mmcached.wire.paths import RunDir
 from mmcached.wire.process.turns import REST_S
 from mmcached.wire.stats import EngineStats, RoleName, WorkerStats
 from mmcached.wire.vocabulary import IMAGE_TOKEN_ID
 from tests.cli.fake_view import page_of
 from tests.clock import Clock, Sleeper
+from tests.doubles.engine import checksum
 from tests.frontend.fake_peers import Bench, png
+from tests.shm.rings import Taking
 from tests.wire.examples import ENCODER, ERROR
 
 CONFIG = ServiceConfig(
@@ -61,34 +64,21 @@ def test_a_ring_without_room_is_inline_mode_until_there_is_room(
         engine = None
         if has_engine:
             engine = bench.connect_engine()
-            assert engine.entry is None
             bench.generate(1, [png(1)])
             add = bench.from_frontend(engine, to_engine.AddRequest)
             assert isinstance(add.features[0].payload, Inline)
         clock.now += 10
-        assert bench.stats().ring.data_bytes == 0, "tried again in vain"
+        assert bench.stats().items.capacity_bytes == 0, "tried again in vain"
         room[0] = 1 << 30
         clock.now += 10
-        bench.pump(lambda: bench.frontend.stats().ring.data_bytes > 0)
+        bench.pump(lambda: bench.frontend.stats().items.capacity_bytes > 0)
         assert client.register()
         assert client.put("a", {"n": 1}).is_stored
         assert client.read(client.get("a")) == {"n": 1}
-        if engine is None:
-            engine = bench.connect_engine()
-        else:
-            ring = bench.from_frontend(engine, to_engine.Ring)
-            assert ring.announcement is not None
-            bench.generate(2, [png(1)])  # before the engine has attached: as before
-            assert isinstance(bench.from_frontend(engine, to_engine.AddRequest).features[0].payload, Inline)
-            engine.entry = ReaderEntry.attach(ring.announcement)
-            engine.channel.send(
-                to_frontend.ReaderHello(ring.announcement.epoch, engine.entry.reader_id, engine.entry.incarnation)
-            )
-            bench.from_frontend(engine, to_engine.ReaderAttached)
+        engine = engine or bench.connect_engine()
         bench.generate(3, [png(1)])
-        handle = bench.from_frontend(engine, to_engine.AddRequest).features[0].payload
-        assert isinstance(handle, Handle)
-        assert bench.stats().ring.leases == 1
+        assert isinstance(bench.from_frontend(engine, to_engine.AddRequest).features[0].payload, StoredItem)
+        assert bench.stats().items.pinned_bytes > 0
 
 
 def test_a_shm_without_room_for_a_second_set_is_told_at_the_start() -> None:
@@ -101,10 +91,10 @@ def failure(bench: Bench) -> str:
     return bench.answer(to_client.Failed).error.code
 
 
-def test_without_a_ready_engine_a_request_waits_and_nothing_is_leased(bench: Bench) -> None:
+def test_without_a_ready_engine_a_request_waits_and_nothing_is_pinned(bench: Bench) -> None:
     bench.generate(1, [png(1)])
     assert bench.stats().requests_open == 1
-    assert bench.stats().ring.grants == 0
+    assert bench.stats().items.pinned_bytes == 0
     engine = bench.connect_engine()
     assert len(bench.from_frontend(engine, to_engine.AddRequest).features) == 1
 
@@ -114,11 +104,10 @@ def test_what_an_engine_says_of_a_former_frontends_request_is_not_taken_for_one_
     bench.generate(1, [])
     assert bench.stats().requests_open == 1
     engine = bench.add_engine(digest=CONFIG.digest())
-    bench.from_frontend(engine, to_engine.Ring)
+    bench.from_frontend(engine, to_engine.Greeted)
     number = 1
     engine.channel.send(to_frontend.TokensCommitted([StreamedTokens(number, 0, [9])]))
     engine.channel.send(to_frontend.RequestGenerated(number, [9], "length", 0))
-    engine.channel.send(to_frontend.LeaseGap(1))
     engine.channel.send(to_frontend.RequestFailed(number, ERROR))
     ready = bench.connect_engine(index=1)
     add = bench.from_frontend(ready, to_engine.AddRequest)
@@ -137,22 +126,35 @@ def test_a_request_that_waits_for_an_engine_waits_no_longer_than_it_may(bench: B
     assert bench.stats().requests_open == 0
 
 
-def test_request_carries_handles_with_leases_of_the_engines_own_entry(bench: Bench) -> None:
+def test_request_names_its_items_in_the_store_which_stay_there_until_it_has_ended(bench: Bench) -> None:
     engine = bench.connect_engine()
     bench.generate(7, [png(1), png(2), png(1)])
     add = bench.from_frontend(engine, to_engine.AddRequest)
-    assert engine.entry is not None
     payloads = [feature.payload for feature in add.features]
-    assert all(isinstance(payload, Handle) for payload in payloads)
+    assert all(isinstance(payload, StoredItem) for payload in payloads)
     assert payloads[0] == payloads[2] != payloads[1]
-    leases = [feature.lease for feature in add.features]
-    assert [lease and lease.seq for lease in leases] == [1, 2, 3]
-    assert all(engine.entry.owns(p, lease) for p, lease in zip(payloads, leases, strict=True))  # type: ignore[arg-type]
     assert add.prompt_token_ids[add.features[1].offset] == IMAGE_TOKEN_ID
-    assert bench.stats().ring.leases == 3
-    for payload in payloads:
-        engine.entry.give_back(payload)  # type: ignore[arg-type]
-    assert bench.stats().ring.leases == 0
+    items = bench.stats().items
+    assert items.entries == 2
+    assert 0 < items.pinned_bytes <= items.used_bytes
+    engine.channel.send(to_frontend.RequestGenerated(add.request_id, [5], "length", 3))
+    bench.answer(to_client.Generated)
+    assert bench.stats().items.pinned_bytes == 0
+
+
+def test_an_engine_for_which_too_much_is_pinned_gets_the_rest_as_frames(run_dir: Path, clock: Clock) -> None:
+    config = msgspec.structs.replace(CONFIG, ring_reader_quota_gb=150_000 / (1 << 30))
+    with Bench(run_dir, config, clock) as bench:
+        engine = bench.connect_engine()
+        shown = [png(index, (200, 200)) for index in range(3)]  # each 63 patches of 3 KiB at most
+        for number in (1, 2):
+            bench.generate(number, shown)
+            add = bench.from_frontend(engine, to_engine.AddRequest)
+            stored = [feature.nbytes for feature in add.features if isinstance(feature.payload, StoredItem)]
+            assert 0 < sum(stored) <= 150_000 < sum(feature.nbytes for feature in add.features)
+        stats = bench.stats()
+        assert stats.items_beyond_quota == 2 * (3 - len(stored))
+        assert stats.items.pinned_bytes <= 150_000
 
 
 def test_a_request_that_took_too_long_is_in_the_slow_log(run_dir: Path, clock: Clock) -> None:
@@ -184,23 +186,23 @@ def test_answer_goes_to_the_client_that_asked_with_its_own_number(bench: Bench) 
     assert (stats.requests_open, stats.requests_done) == (0, 1)
 
 
-def test_one_bad_image_leases_nothing_and_the_good_ones_are_not_processed_again(bench: Bench) -> None:
+def test_one_bad_image_pins_nothing_and_the_good_ones_are_not_processed_again(bench: Bench) -> None:
     engine = bench.connect_engine()
     bench.generate(1, [png(1), b"broken"])
     failed = bench.answer(to_client.Failed)
     assert failed.error.code == "corrupt_image"
     assert failed.error.details["field"] == "images[1]"
-    assert bench.stats().ring.leases == 0
+    assert bench.stats().items.pinned_bytes == 0
     bench.generate(2, [png(1)])
     bench.from_frontend(engine, to_engine.AddRequest)
     stats = bench.stats()
     assert stats.processor.items_processed == 1
-    assert stats.ring.pinned_bytes > 0, "leased"
+    assert stats.items.pinned_bytes > 0
     bench.frontend.poll(0)
 
 
-def test_items_that_do_not_fit_between_leased_ones_travel_inline(bench: Bench) -> None:
-    """The ring is full of leased items: the request is served all the same, nothing waits."""
+def test_items_that_do_not_fit_between_pinned_ones_travel_inline(bench: Bench) -> None:
+    """The ring is full of pinned items: the request is served all the same, nothing waits."""
     engine = bench.connect_engine()
     wide = (256, 256)  # 64 patches of 3 KiB
     inline = 0
@@ -213,7 +215,7 @@ def test_items_that_do_not_fit_between_leased_ones_travel_inline(bench: Bench) -
     assert inline > 0
     stats = bench.stats()
     assert stats.processor.inline_items == stats.processor.inline_fallbacks == inline
-    assert stats.ring.refusals == inline
+    assert stats.items.refusals == inline
 
 
 def test_miss_is_sent_again_a_bounded_number_of_times(bench: Bench) -> None:
@@ -221,6 +223,9 @@ def test_miss_is_sent_again_a_bounded_number_of_times(bench: Bench) -> None:
     bench.generate(9, [png(1)])
     for _ in range(MAX_RESENDS + 1):
         add = bench.from_frontend(engine, to_engine.AddRequest)
+        is_first = bench.stats().resends == 0
+        assert isinstance(add.features[0].payload, StoredItem if is_first else Inline)
+        assert (bench.stats().items.pinned_bytes > 0) == is_first
         engine.channel.send(to_frontend.RequestMissed(add.request_id, [add.features[0].mm_hash]))
     failed = bench.answer(to_client.Failed)
     assert failed.request_id == 9
@@ -262,49 +267,95 @@ def test_cancel_of_another_client_changes_nothing(bench: Bench) -> None:
     assert bench.stats().requests_open == 1
 
 
-def test_dead_engine_fails_its_requests_and_frees_its_leases(bench: Bench) -> None:
+def test_dead_engine_fails_its_requests_and_unpins_their_items(bench: Bench) -> None:
     engine = bench.connect_engine()
     bench.generate(1, [png(1)])
     bench.from_frontend(engine, to_engine.AddRequest)
-    assert bench.stats().ring.leases == 1
+    assert bench.stats().items.pinned_bytes > 0
     engine.close()
     bench.engines.remove(engine)
     failed = bench.answer(to_client.Failed)
     assert failed.error.code == "request_aborted"
     assert failed.error.retryable
-    assert bench.stats().ring.leases == 0
+    assert bench.stats().items.pinned_bytes == 0
     bench.generate(2, [png(1)])
     assert bench.stats().requests_open == 1, "it was sent nowhere, so it waits"
     again = bench.connect_engine()
-    assert isinstance(bench.from_frontend(again, to_engine.AddRequest).features[0].payload, Handle)
+    assert isinstance(bench.from_frontend(again, to_engine.AddRequest).features[0].payload, StoredItem)
 
 
-def test_engine_whose_connection_is_gone_gets_no_lease(bench: Bench) -> None:
-    """The message cannot be queued: the grants are undone, so no slot stays pinned for ever, and the request waits."""
+def test_for_an_engine_whose_connection_is_gone_nothing_is_pinned(bench: Bench) -> None:
+    """The message cannot be queued: nothing stays pinned for ever, and the request waits."""
     engine = bench.connect_engine()
+    bench.generate(1, [png(1)])
+    add = bench.from_frontend(engine, to_engine.AddRequest)
+    engine.channel.send(to_frontend.RequestGenerated(add.request_id, [5], "length", 3))
+    bench.answer(to_client.Generated)
     engine.channel.close()
     bench.engines.remove(engine)
-    bench.generate(1, [png(1)])
-    bench.pump(lambda: bench.frontend.stats().ring.grants == 1)
+    bench.generate(2, [png(1)])
+    bench.pump(lambda: not bench.frontend._connections.ready())
     stats = bench.stats()
-    assert (stats.requests_open, stats.ring.leases, stats.engines) == (1, 0, [])
-    engine.close()
+    assert (stats.requests_open, stats.items.pinned_bytes, stats.engines) == (1, 0, [])
 
 
-def test_a_message_that_cannot_be_built_leaves_no_lease_and_no_gap(bench: Bench) -> None:
+def test_a_message_that_cannot_be_built_leaves_nothing_pinned(bench: Bench) -> None:
     """With one token for its image the prompt fits; with all placeholders it does not."""
-    engine = bench.connect_engine()
+    bench.connect_engine()
     wide = png(1, (256, 256))
-    bench.generate(1, [wide])
-    bench.from_frontend(engine, to_engine.AddRequest)
     max_tokens = CONFIG.max_model_len - 2
     bench.client.send(to_frontend.Generate(bench.client_id, 2, "<image>", max_tokens, None, 60.0), [wide])
     assert failure(bench) == "invalid_request"
-    assert bench.stats().ring.grants == 2
-    bench.generate(3, [wide])
-    lease = bench.from_frontend(engine, to_engine.AddRequest).features[0].lease
-    assert lease is not None
-    assert (lease.seq, bench.stats().ring.leases) == (2, 2)
+    stats = bench.stats()
+    assert (stats.items.puts, stats.items.pinned_bytes) == (1, 0)
+
+
+@pytest.mark.parametrize("how", ["generate", "put", "claim", "claim many", "drop"])
+def test_under_the_tenant_of_processed_items_clients_can_do_nothing_but_look(bench: Bench, how: str) -> None:
+    engine = bench.connect_engine()
+    bench.generate(1, [png(1)])
+    add = bench.from_frontend(engine, to_engine.AddRequest)
+    key, tenant, client_id = add.features[0].mm_hash, ITEMS_TENANT, bench.client_id
+    match how:
+        case "generate":
+            bench.client.send(to_frontend.Generate(client_id, 2, "hello", 1, None, 60.0, tenant))
+        case "put":
+            bench.client.send(to_frontend.PutRecord(client_id, 2, key, 0, tenant), encode({"n": 1}).frames())
+        case "claim":
+            bench.client.send(to_frontend.ClaimRecord(client_id, 2, key, 1.0, tenant))
+        case "claim many":
+            bench.client.send(to_frontend.ClaimRecords(client_id, 2, [key], tenant))
+        case "drop":
+            bench.client.send(to_frontend.DropRecord(2, key, tenant))
+    failed = bench.answer(to_client.Failed)
+    assert (failed.request_id, failed.error.code, failed.error.details["field"]) == (2, "invalid_request", "tenant")
+    assert bench.stats().items.entries == 1
+
+
+def test_a_flush_while_a_request_is_open_leaves_its_item_to_who_reads_it(bench: Bench) -> None:
+    reader = bench.connect_client()
+    assert reader.entry is not None
+    assert reader.ring is not None
+    engine = bench.connect_engine()
+    bench.generate(1, [png(1)])
+    payload = bench.from_frontend(engine, to_engine.AddRequest).features[0].payload
+    assert isinstance(payload, StoredItem)
+    token = checked_token(payload.token)
+    place = reader.ring.look.find_generation(token.slot, token.generation)
+    assert place is not None
+    assert reader.entry.take_beside(Taking(place), reader.ring.look)
+    before = bytes(reader.ring.view(place))
+    bench.client.send(to_frontend.Flush(6))
+    flush = bench.from_frontend(engine, to_engine.FlushEngine)
+    engine.channel.send(to_frontend.EngineFlushed(flush.token))
+    bench.answer(to_client.Flushed)
+    assert bench.stats().items.entries == 0
+    for number in range(2, 5):  # what comes next finds no room where it lies
+        bench.client.send(to_frontend.Encode(bench.client_id, number + 10, 60.0), [png(10 * number, (256, 256))])
+        bench.from_frontend(engine, to_engine.AddRequest)
+        assert bytes(reader.ring.view(place)) == before
+        bench.client.send(to_frontend.Cancel(bench.client_id, number + 10))
+        bench.from_frontend(engine, to_engine.AbortRequest)
 
 
 def test_admission_is_bounded_and_numbers_are_used_once(bench: Bench) -> None:
@@ -340,17 +391,15 @@ def test_engine_with_another_configuration_is_refused_with_the_reason(bench: Ben
     assert len(bench.stats().engines) == 1
 
 
-def test_a_living_engine_that_is_dropped_is_told_and_may_come_again(bench: Bench, clock: Clock) -> None:
-    """Its entry says that more leases came back than were granted: none of it can be believed."""
+def test_a_living_engine_that_is_dropped_may_come_again(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it says cannot be booked: its connection is closed, and it begins anew."""
     engine = bench.connect_engine()
     bench.generate(1, [])
     bench.from_frontend(engine, to_engine.AddRequest)
-    assert engine.entry is not None
-    names = engine.entry.announcement
-    engine.entry.give_back(Handle(names.ring_id, names.epoch, 0, 0, 0, 0))
-    clock.now += 1
-    assert "as given back" in bench.from_frontend(engine, to_engine.Detached).reason
-    assert bench.answer(to_client.Failed).error.code == "request_aborted"
+    with monkeypatch.context() as patch:
+        patch.setattr(bench.frontend._connections, "make_ready", lambda *_: 1 / 0)
+        engine.channel.send(to_frontend.EngineReady(1))
+        assert bench.answer(to_client.Failed).error.code == "request_aborted"
     bench.engine_dies(engine)
     again = bench.connect_engine()
     bench.generate(2, [])
@@ -365,20 +414,24 @@ def test_another_process_of_the_same_engine_takes_over_once_the_former_is_dead(b
     assert "it lives" in bench.from_frontend(usurper, to_engine.Refused).error.message
     assert bench.stats().requests_open == 1, "the present engine keeps its place and its requests"
     bench.engine_dies(bench.engines[0])
-    bench.from_frontend(bench.add_engine(digest=CONFIG.digest(), index=0), to_engine.Ring)
+    bench.from_frontend(bench.add_engine(digest=CONFIG.digest(), index=0), to_engine.Greeted)
     failed = bench.answer(to_client.Failed)
     assert (failed.request_id, failed.error.code) == (1, "request_aborted")
     assert failed.error.retryable
 
 
-def test_engine_that_connects_anew_keeps_its_requests(bench: Bench) -> None:
+def test_engine_that_connects_anew_begins_anew(bench: Bench) -> None:
+    """A connection is closed by a death, or by the frontend: what was under way over it is lost, and ends at once."""
     engine = bench.connect_engine()
-    bench.generate(1, [])
+    bench.generate(1, [png(1)])
     add = bench.from_frontend(engine, to_engine.AddRequest)
+    former = bench.frontend._connections.ready()[0].incarnation
     engine.connect_anew()
-    bench.from_frontend(engine, to_engine.Ring)
+    assert bench.from_frontend(engine, to_engine.Greeted).session != former
+    assert bench.answer(to_client.Failed).error.code == "request_aborted"
     engine.channel.send(to_frontend.RequestGenerated(add.request_id, [5], "length", 0))
-    assert bench.answer(to_client.Generated).token_ids == [5]
+    stats = bench.stats()
+    assert (stats.requests_open, stats.items.pinned_bytes) == (0, 0)
 
 
 def test_processor_info_is_what_an_engine_has_said_when_it_was_ready(bench: Bench) -> None:
@@ -408,17 +461,24 @@ def test_clients_are_told_which_encoder_it_is_and_what_another_has_made_is_forgo
 
 
 def test_probe_is_answered_when_all_workers_agree_and_no_lease_is_left(bench: Bench) -> None:
+    reader = bench.connect_client()
+    assert reader.entry is not None
+    assert reader.ring is not None
     engine = bench.connect_engine()
-    assert engine.entry is not None
     bench.client.send(to_frontend.Probe(5, 10.0))
     probe = bench.from_frontend(engine, to_engine.ProbeEngine)
-    assert isinstance(probe.payload, Handle)
-    checksum = engine.checksum(probe.payload)
-    engine.channel.send(to_frontend.EngineProbed(probe.token, [checksum, checksum]))
-    assert bench.stats().ring.leases == 1
-    engine.entry.give_back(probe.payload)
+    assert isinstance(probe.payload, StoredItem)
+    token = checked_token(probe.payload.token)
+    place = reader.ring.look.find_generation(token.slot, token.generation)
+    assert place is not None
+    lease = Taking(place)
+    assert reader.entry.take_beside(lease, reader.ring.look)
+    read = checksum(bench.frontend.store.announcement, probe.payload)
+    engine.channel.send(to_frontend.EngineProbed(probe.token, [read, read]))
+    assert bench.stats().items.entries == 1, "it is leased still"
+    reader.entry.end(lease)
     assert bench.answer(to_client.Probed) == to_client.Probed(5, [0], 2, [])
-    assert bench.stats().ring.chunks == 0, "nothing of the probe is left"
+    assert bench.stats().items.entries == 0, "nothing of the probe is left"
 
 
 @pytest.mark.parametrize(
@@ -444,7 +504,7 @@ def test_who_asks_again_and_again_is_answered_though_one_probe_never_is(bench: B
     lost = bench.from_frontend(engine, to_engine.ProbeEngine)
     clock.now += 6  # before the first one's time is over, so that somebody always waits
     bench.client.send(to_frontend.Probe(2, 10.0))
-    assert bench.stats().ring.leases == 1
+    assert bench.stats().items.entries == 1
     clock.now += 6
     bench.client.send(to_frontend.Probe(3, 10.0))
     assert bench.answer(to_client.Failed).request_id == 1
@@ -477,7 +537,7 @@ def test_flush_forgets_here_and_is_answered_when_every_engine_has(bench: Bench) 
     add = bench.from_frontend(engine, to_engine.AddRequest)
     bench.client.send(to_frontend.Flush(6))
     flush = bench.from_frontend(engine, to_engine.FlushEngine)
-    assert bench.stats().ring.chunks == 0
+    assert bench.stats().items.entries == 0
     engine.channel.send(to_frontend.EngineFlushed(flush.token))
     assert bench.answer(to_client.Flushed).request_id == 6
     engine.channel.send(to_frontend.RequestGenerated(add.request_id, [5], "length", 0))
@@ -497,17 +557,6 @@ def test_figures_are_the_pages_for_each_engine_that_is_ready(run_dir: Path, cloc
         bench.connect_engine(index=1)
         bench.pump(lambda: len(bench.stats().engines) == 2)
         assert bench.stats().engines[1] == EngineStats(steps=2)
-
-
-def test_entry_that_does_not_hold_the_incarnation_is_not_attached(bench: Bench) -> None:
-    bench.connect_engine()
-    liar = bench.add_engine(digest=CONFIG.digest(), index=1)
-    ring = bench.from_frontend(liar, to_engine.Ring)
-    assert ring.announcement is not None
-    liar.channel.send(to_frontend.ReaderHello(ring.announcement.epoch, 1, 12345))
-    liar.channel.send(to_frontend.EngineReady(1))
-    assert len(bench.stats().engines) == 1, "not ready without an entry"
-    assert liar.backlog == []
 
 
 def test_at_rest_it_turns_to_look_alive_and_while_anything_is_open_at_each_check(

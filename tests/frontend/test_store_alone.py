@@ -69,5 +69,5 @@ def test_records_of_a_quarter_of_the_store_are_kept_and_there_is_no_other_ring(b
     assert not too_large.is_stored
     assert "store_max_object_mb" in too_large.reason
     stats = bench.stats()
-    assert (stats.ring.data_bytes, stats.engines) == (0, [])
+    assert (stats.items.capacity_bytes, stats.engines) == (0, [])
     assert stats.store.ring.data_bytes == 4 * MIB

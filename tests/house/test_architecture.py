@@ -19,7 +19,7 @@ QUESTIONS = (
     "a lease returns",
     "a client takes a lease by itself",
     "a client's key is looked up",
-    "a lost descriptor is found",
+    "an item is kept for a request",
     "what is evicted from the ring",
     "what is evicted from the KV pool",
     "what is evicted from the encoder cache",

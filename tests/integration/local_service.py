@@ -46,7 +46,7 @@ class LocalService:
 
     def __init__(self, run_dir: Path, config: ServiceConfig, *, saves_outputs: bool = False) -> None:
         self.run_dir = run_dir
-        self._store_dir = run_dir if saves_outputs else None
+        self._saves_outputs = saves_outputs
         self.config = config
         self.errors: list[BaseException] = []
         self._stop = threading.Event()
@@ -88,7 +88,9 @@ class LocalService:
         return self.engines[0]
 
     def _work(self, directory: RunDir, index: int, rank: int) -> None:
-        runner = ModelRunner(self.config, rank=rank, device=torch.device("cpu"), run_dir=self._store_dir)
+        runner = ModelRunner(self.config, rank=rank, device=torch.device("cpu"), run_dir=self.run_dir)
+        if not self._saves_outputs:
+            runner._items._outputs = None
         hello = WorkerHello(rank, secrets.randbits(63), self.config.digest(), "cpu")
         page = StatsPublisher(directory.stats_page, RoleName("worker", index, rank))
         with page, runner, zmq.Context() as context:

@@ -115,5 +115,6 @@ def stats_of(run_dir: Path) -> ServiceStats:
 
 
 def leases_of(stats: ServiceStats) -> int:
-    """Leases that somebody holds, as the writer of both rings and as the engines see it."""
-    return stats.ring.leases + stats.store.ring.leases + sum(engine.leases_held for engine in stats.engines)
+    """Leases that are out, as the ring's writer and as the engines see it, and bytes of items that are pinned."""
+    held = sum(engine.leases_held for engine in stats.engines)
+    return stats.store.ring.leases + held + stats.items.pinned_bytes

@@ -108,7 +108,7 @@ def test_sigterm_drains(run_dir: Path, tmp_path: Path) -> None:
     assert [type(answer) for answer in answers] == [Generation] * NUM_REQUESTS
     assert status == 0
     assert not [pid for pid in pids if is_alive(pid)]
-    assert len(ring) == 4, "two objects of each ring: the processor cache and the store"
+    assert len(ring) == 2, "two objects of the ring"
     assert not [path for path in ring if path.exists()]
     assert not list((run_dir / "s").glob("*.sock"))
 
@@ -121,26 +121,27 @@ def _refusal(client: Client) -> MmcachedError | None:
     return None
 
 
+@pytest.mark.parametrize("fits", [True, False], ids=["as it was", "of another size"])
 def test_kill_of_the_supervisor_leaves_no_orphan_and_the_next_start_adopts_or_cleans_up(
-    run_dir: Path, tmp_path: Path
+    run_dir: Path, tmp_path: Path, fits: bool
 ) -> None:
     first = ChildService(run_dir / "s", small_config(world_size=1), tmp_path / "config.json")
     first.wait_until_ready()
     pids = descendants(first.process.pid)
     assert len(pids) == 4, "frontend, engine, worker, and the decoder of the picture that said it was ready"
     ring = segments_of(pids)
-    assert len(ring) == 4, "two objects of each ring: the processor cache and the store"
+    assert len(ring) == 2, "two objects of the ring"
     first.process.kill()
     first.stop()
     eventually(lambda: [pid for pid in pids if is_alive(pid)], lambda alive: not alive, "orphans")
     assert all(path.exists() for path in ring), "a killed writer cannot remove its ring"
 
-    config = small_config(world_size=1, ring_num_slots=64)
+    config = small_config(world_size=1, **({} if fits else {"ring_num_slots": 64}))
     with ChildService(run_dir / "s", config, tmp_path / "config.json") as second:
         now = segments_of(descendants(second.process.pid))
-        assert len(now) == 4
-        assert len(now & ring) == 2, "one ring fits and was adopted"
-        assert not [path for path in ring - now if path.exists()], "the other does not, and was not swept"
+        assert len(now) == 2
+        assert (now == ring) == fits, "one that fits is adopted"
+        assert not [path for path in ring - now if path.exists()], "one that does not is swept"
         with Client(second.run_dir) as client:
             assert client.generate("hello again", max_tokens=1).tokens
         assert second.stop() == 0

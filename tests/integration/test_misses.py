@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 
 from mmcached.client import Client
-from mmcached.engine.server.frontend_connection import FrontendConnection
+from mmcached.engine.server.held_records import HeldRecords
+from mmcached.wire.messages.parts import StoredItem
+from mmcached.worker.payloads import StoreContact
 from tests.integration.local_service import LocalService
 from tests.integration.test_bit_identical import base
 from tests.integration.workloads import photo
@@ -33,18 +36,25 @@ def test_lru_engine_that_has_lost_its_items_is_sent_them_again(run_dir: Path) ->
         assert client.stats().resends == 1, "both ends agree again"
 
 
-def test_descriptors_of_an_earlier_life_are_replaced_by_fresh_ones(
-    run_dir: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("who", [HeldRecords, StoreContact], ids=["the engine", "a worker"])
+def test_an_item_that_is_not_in_the_store_when_it_is_looked_for_is_sent_again(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch, who: type[HeldRecords | StoreContact]
 ) -> None:
-    """Shm: an engine that does not take a request's descriptors for its own misses the items; they come again."""
-    config = base(world_size=1)
-    with LocalService(run_dir, config), Client(run_dir) as client:
+    """Shm: the items come again as frames, and the client hears nothing of it."""
+    config = base(world_size=1, encoder_cache_scope="request", enable_prefix_caching=False)
+    with LocalService(run_dir, config) as service, Client(run_dir) as client:
         wanted = client.generate(PROMPT, PHOTOS).tokens
-        receive, answers = FrontendConnection.receive, iter([False, False])
-        monkeypatch.setattr(
-            FrontendConnection,
-            "receive",
-            lambda connection, *lease: receive(connection, *lease) and next(answers, None) is not False,
-        )
+        before = client.stats()
+        if who is HeldRecords:
+            monkeypatch.setattr(HeldRecords, "hold_items", lambda _, number, payloads: not _are_stored(payloads))
+        else:
+            monkeypatch.setattr(StoreContact, "open", lambda *_: None)
         assert client.generate(PROMPT, PHOTOS).tokens == wanted
-        assert client.stats().resends == 1
+        now = client.stats()
+        assert (now.resends - before.resends, now.processor.items_processed) == (1, before.processor.items_processed)
+        assert now.processor.inline_items == before.processor.inline_items + 2
+        assert service.frontend.stats().items.pinned_bytes == 0
+
+
+def _are_stored(payloads: Iterable[object]) -> bool:
+    return any(isinstance(payload, StoredItem) for payload in payloads)

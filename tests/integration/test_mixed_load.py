@@ -185,7 +185,7 @@ def at_rest(run_dir: Path, num_role_clients: int = NUM_ROLE_CLIENTS) -> ServiceS
 
 
 def has_evicted(stats: ServiceStats) -> bool:
-    return min(stats.ring.evictions, stats.store.ring.evictions) > 0
+    return stats.items.evictions > 0
 
 
 def mixed_load(run_dir: Path, scratch: Path, *, num_kills: int, duration_s: float) -> None:
@@ -198,7 +198,7 @@ def mixed_load(run_dir: Path, scratch: Path, *, num_kills: int, duration_s: floa
         with crowd(service.run_dir, questions, NUM_CLIENTS) as clients:
             while clients.num_started < NUM_CLIENTS + num_kills or time.monotonic() < until:
                 clients.kill_one()
-            eventually(lambda: stats_of(service.run_dir), has_evicted, "both rings are full")
+            eventually(lambda: stats_of(service.run_dir), has_evicted, "the ring is full")
             counts = clients.end()
         stats = at_rest(service.run_dir)
         eventually(
@@ -207,20 +207,20 @@ def mixed_load(run_dir: Path, scratch: Path, *, num_kills: int, duration_s: floa
             "no client is left",
         )
         assert service.stop() == 0
-    print(f"{counts}\n{stats.processor}\n{stats.ring}\n{stats.store}")
+    print(f"{counts}\n{stats.processor}\n{stats.items}\n{stats.store}")
     for what in ("answers", "streams", "by id alone", "misses", "cancelled", "store hits"):
         assert counts[what] > 0, f"{what}: {counts}"
     _check_books(stats)
 
 
 def _check_books(stats: ServiceStats) -> None:
-    processor, ring = stats.processor, stats.ring
+    processor, items = stats.processor, stats.items
     # Whatever was processed was put, as probes are, unless there was no room for it; and what was processed again had
     # been evicted. Each image is two items: one by content, one by id.
-    assert processor.items_processed <= ring.puts + processor.inline_fallbacks
-    assert processor.items_processed <= 2 * NUM_IMAGES + ring.evictions + processor.inline_fallbacks
+    assert processor.items_processed <= items.puts + processor.inline_fallbacks
+    assert processor.items_processed <= 2 * NUM_IMAGES + items.evictions + processor.inline_fallbacks
     assert processor.hits > 0
-    assert (stats.desyncs, stats.protocol_errors, ring.fenced_readers, ring.lost_leases) == (0, 0, 0, 0)
+    assert (stats.desyncs, stats.protocol_errors, stats.store.ring.fenced_readers) == (0, 0, 0)
     ranks = {
         (worker.items_encoded + worker.items_loaded, worker.tokens_computed) for worker in stats.engines[0].workers
     }

@@ -16,7 +16,6 @@ import pytest
 from mmcached.cli.serve.child_service import ChildService
 from mmcached.client import AsyncClient, Client, Generation, RowRange, RowsWanted
 from mmcached.wire.errors import MmcachedError
-from mmcached.wire.handle import Handle
 from tests.integration.local_service import LocalService
 from tests.integration.processes import (
     DEADLINE_S,
@@ -211,15 +210,21 @@ def try_to_generate(client: Client) -> list[int] | None:
         return None
 
 
-def test_an_engine_that_the_frontend_has_dropped_is_served_again_and_keeps_its_caches(run_dir: Path) -> None:
-    """One word in its entry is wrong: the frontend believes none of it, and the engine takes another."""
+def test_an_engine_that_the_frontend_has_dropped_is_served_again_and_keeps_its_caches(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with LocalService(run_dir, small_config(world_size=1)) as service, Client(run_dir) as client:
         wanted = client.generate("what is <image>, at length?", [photo(0)], MAX_TOKENS)
-        entry = service.engine._frontend.entry
-        assert entry is not None
-        names = entry.announcement
-        entry.give_back(Handle(names.ring_id, names.epoch, 0, 0, 0, 0))
-        eventually(lambda: service.engine._frontend.entry, lambda now: now not in (None, entry), "another entry")
+        connections = service.frontend._connections
+        (former,) = connections.ready()
+        look = connections.check
+
+        def drop() -> None:
+            monkeypatch.setattr(connections, "check", look)
+            connections.lose(former, "for a test")
+
+        monkeypatch.setattr(connections, "check", drop)  # in the frontend's own thread
+        eventually(connections.ready, lambda ready: ready not in ([], [former]), "another session")
         answer = eventually(lambda: _ask(client), lambda answer: answer is not None, "an answer")
         assert answer is not None
         assert answer.tokens == wanted.tokens

@@ -165,4 +165,4 @@ def watch(service: ChildService) -> None:
         eventually(lambda: counters(page(service, "/metrics")), lambda figures: figures[hits] > 0, "hits on the page")  # noqa: B023
     with Client(service.run_dir) as client:
         stats = client.stats()
-    assert (stats.engines, stats.ring.data_bytes, stats.processor.queries) == ([], 0, 0)
+    assert (stats.engines, stats.items.capacity_bytes, stats.processor.queries) == ([], 0, 0)

@@ -28,7 +28,6 @@ from mmcached.cache import (
     ReceiverInput,
     ResolvedPromptUpdate,
     SenderInput,
-    ShmItem,
 )
 from mmcached.engine import engine_receiver_cache_from_config
 from mmcached.frontend import processor_cache_from_config
@@ -97,11 +96,12 @@ class LibraryPair:
 
     # ---- requests
 
-    def hand_out(self, keys: Sequence[str], num_looks: int = 0) -> Sent:
+    def hand_out(self, keys: Sequence[str], num_looks: int = 0, *, keeps: bool = False) -> Sent:
         """Return what P0 sends for a request; handing out counts as sending.
 
         Args:
             num_looks: how often to ask what is there, before it is asked for good.
+            keeps: nothing of it goes before `release_sender_touches`.
         """
         if self.sender is None:
             return [self._process(key) for key in keys]
@@ -115,7 +115,10 @@ class LibraryPair:
             self.sender.touch_sender_cache_item(key)
         try:
             outputs = self.sender.get_and_update(given, keys)
-        finally:
+        except BaseException:
+            self.sender.release_sender_touches()
+            raise
+        if not keeps:
             self.sender.release_sender_touches()
         assert [update.length for _, updates in outputs for update in updates] == [int(key) + 1 for key in keys]
         return [item for item, _ in outputs]
@@ -143,7 +146,7 @@ class LibraryPair:
         """
         resent: set[str] = set()
         while True:
-            sent = self.hand_out(keys, num_looks) if sent is None else sent
+            sent = self.hand_out(keys, num_looks, keeps=True) if sent is None else sent
             missed: list[str] = []
             served = []
             for index in range(len(self.receivers)):
@@ -151,6 +154,8 @@ class LibraryPair:
                     served.append(self.deliver(index, sent, keys))
                 except CacheMiss as miss:
                     missed += miss.mm_hashes
+            if self.sender is not None:
+                self.sender.release_sender_touches()
             if not missed:
                 return served
             assert not resent & set(missed), f"{missed} were sent again, and missed again"
@@ -163,16 +168,7 @@ class LibraryPair:
                     self.sender.invalidate(key)
 
     def abort(self, sent: Sent, keys: Sequence[str]) -> None:
-        """A request is over before the model has seen it. What holds leases goes to its receivers all the same: in the
-        library only they can give them back. Anything else never arrives.
-        """
-        held = [(item, key) for item, key in zip(sent, keys, strict=True) if isinstance(item, ShmItem)]
-        for index in range(len(self.receivers)):
-            for item, key in held:
-                try:
-                    self.deliver(index, [item], [key])
-                except CacheMiss:
-                    continue  # its receiver is another by now
+        """A request is over before the model has seen it: it never arrives, and holds nothing."""
 
     # ---- what happens to the ends
 
@@ -193,12 +189,11 @@ class LibraryPair:
                 end.check_integrity()
 
     def num_leases(self) -> int:
-        """Return how many leases are out, after what is free has been given back."""
+        """Return how many leases are out."""
         if self.store is None:
             return 0
         for receiver in self.receivers:
             assert isinstance(receiver, ShmObjectStoreReceiverCache)
-            receiver.flush()
         self.store.ring.poll_deaths()
         return self.store.stats().leases
 

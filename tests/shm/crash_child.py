@@ -22,7 +22,7 @@ from mmcached.shm.crash_points import crash_point
 from mmcached.shm.ring.key_index import key_digest
 from mmcached.shm.segment.layout import Layout
 from mmcached.shm.segment.segment import WriterSegment
-from mmcached.wire.handle import Handle, LeaseId, RingAnnouncement
+from mmcached.wire.handle import Handle, RingAnnouncement
 from tests.shm.rings import Taking
 
 LAYOUT = Layout(data_bytes=1 << 14, num_slots=16, max_readers=3)
@@ -40,7 +40,7 @@ def is_record_of(value: int, record: Any) -> bool:
 
 
 class Writer:
-    """A store, and the sending of descriptors."""
+    """A store, which says where its records lie."""
 
     def create(self, ring_id: str) -> Any:
         segment = WriterSegment.create(LAYOUT, epoch=EPOCH, host=Host(), new_ring_id=lambda: ring_id)
@@ -51,20 +51,14 @@ class Writer:
     def attach(self, reader_id: int, incarnation: int) -> bool:
         return self._ring.attach(reader_id, incarnation)
 
-    def put(self, value: int, reader_id: int) -> None:
+    def put(self, value: int) -> None:
         handle = self._store.put(str(value), record_of(value))
-        lease = self._ring.grant(reader_id, handle)
-        crash_point("grant.before_send")
-        _answer([handle, lease])
-        crash_point("grant.after_send")
+        crash_point("item.before_send")
+        _answer(handle)
+        crash_point("item.after_send")
 
     def poll_deaths(self) -> int:
         return len(self._ring.poll_deaths())
-
-    def barrier(self, reader_id: int) -> None:
-        barrier = self._ring.open_barrier(reader_id)
-        _answer([barrier.incarnation, barrier.last_seq, barrier.slots] if barrier else None)
-        crash_point("barrier.after_send")
 
     def close(self) -> None:
         self._store.close()
@@ -92,9 +86,9 @@ class Reader:
     def join(self, reader_id: int, incarnation: int) -> None:
         self._reader.join_entry(reader_id, incarnation, 0)
 
-    def receive(self, value: int, descriptor: Any) -> bool:
-        handle, lease = msgspec.convert(descriptor, tuple[Handle, LeaseId])
-        assert self._entry.receive(handle, lease)
+    def receive(self, value: int, place: Any) -> bool:
+        handle = msgspec.convert(place, Handle)
+        assert all(self._entry.take([Taking(handle)], self._reader.look))
         crash_point("read.after_receive")
 
         def release() -> None:
@@ -117,18 +111,13 @@ class Reader:
         while self._done:
             self._entry.give_back(self._done.popleft())
 
-    def answer_barrier(self, incarnation: int, last_seq: int, slots: list[int]) -> Any:
-        answer = self._entry.answer_barrier(incarnation, last_seq, slots)
-        crash_point("reconcile.before_answer")
-        return [] if answer is None else list(answer.items())
-
 
 def main(party: object) -> None:
     for line in sys.stdin:
         name, *arguments = json.loads(line)
         command: Callable[..., Any] = getattr(party, name)
         answer = command(*arguments)
-        if name not in ("put", "barrier"):  # they have answered in the middle
+        if name != "put":  # they have answered in the middle
             _answer(answer)
 
 

@@ -9,9 +9,10 @@ import msgspec
 from mmcached.shm import ObjectStoreReader, ReaderEntry, RingReader
 from mmcached.shm.crash_points import VARIABLE
 from mmcached.wire.errors import StaleHandle
-from mmcached.wire.handle import Handle, LeaseId, RingAnnouncement
+from mmcached.wire.handle import Handle, RingAnnouncement
 from tests.shm.crash_child import is_record_of
 from tests.shm.processes import Child
+from tests.shm.rings import Taking
 
 
 class Party(Child):
@@ -27,7 +28,7 @@ class Party(Child):
 
 
 class Survivor:
-    """The reader in this process: what it has been granted must stay what it was, whatever becomes of the writer."""
+    """The reader in this process: what it has leased must stay what it was, whatever becomes of the writer."""
 
     def __init__(self, announcement: RingAnnouncement) -> None:
         self.entry = ReaderEntry.attach(announcement)
@@ -36,9 +37,9 @@ class Survivor:
         self._value_to_handle: dict[int, Handle] = {}
         self._held: list[tuple[int, Any]] = []
 
-    def receive(self, value: int, descriptor: Any, *, keep: bool = False) -> None:
-        handle, lease = msgspec.convert(descriptor, tuple[Handle, LeaseId])
-        assert self.entry.receive(handle, lease)
+    def receive(self, value: int, place: Any, *, keep: bool = False) -> None:
+        handle = msgspec.convert(place, Handle)
+        assert all(self.entry.take([Taking(handle)], self._reader.look))
         self._value_to_handle[value] = handle
         record = self._store.get(handle, tensors="numpy")
         assert is_record_of(value, record)

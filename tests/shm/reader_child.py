@@ -16,7 +16,8 @@ import numpy.typing as npt
 
 from mmcached.shm import ReaderEntry, RingReader, RingWriter
 from mmcached.wire.errors import MmcachedError
-from mmcached.wire.handle import Handle, LeaseId, RingAnnouncement
+from mmcached.wire.handle import Handle, RingAnnouncement
+from tests.shm.rings import Taking
 
 
 class Child:
@@ -54,8 +55,8 @@ class Child:
     def is_worker_alive(self, rank: int) -> bool:
         return self.entry.is_worker_alive(rank)
 
-    def owns(self, handle: Any, lease: Any) -> bool:
-        return self.entry.owns(msgspec.convert(handle, Handle), msgspec.convert(lease, LeaseId))
+    def take(self, handle: Any) -> bool:
+        return all(self.entry.take([Taking(msgspec.convert(handle, Handle))], self.reader.look))
 
     def view(self, handle: Any) -> None:
         self.views.append(self.reader.view(msgspec.convert(handle, Handle)))

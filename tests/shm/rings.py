@@ -49,6 +49,12 @@ def attached(ring: RingWriter) -> Iterator[ReaderEntry]:
         yield entry
 
 
+def take(ring: RingWriter, entry: ReaderEntry, handle: Handle) -> bool:
+    """Take a lease for an entry of this process; return whether it holds."""
+    with reading(ring) as reader:
+        return all(entry.take([Taking(handle)], reader.look))
+
+
 @contextlib.contextmanager
 def reading(ring: RingWriter) -> Iterator[RingReader]:
     with RingReader.open(ring.announcement) as reader:

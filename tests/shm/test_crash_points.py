@@ -43,17 +43,16 @@ WRITER_PASSES: dict[Label, int] = {
     "put.mid_payload": 2 * NUM_PUTS - 3,  # two tensors per record: before the second of a late one
     "put.before_commit": NUM_PUTS - 2,
     "put.after_commit": NUM_PUTS - 2,
-    "grant.before_send": NUM_PUTS - 2,
-    "grant.after_send": NUM_PUTS - 2,
+    "item.before_send": NUM_PUTS - 2,
+    "item.after_send": NUM_PUTS - 2,
 }
 """Which pass kills; else the first."""
 
 WRITER_DIES_IN = {
     "create": "create",
     "put": "put",
-    "grant": "put",
+    "item": "put",
     "deaths": "poll_deaths",
-    "barrier": "close",  # the barrier was sent
     "close": "close",
 }
 """The command that stays without an answer, by the first word of the label."""
@@ -74,11 +73,10 @@ def live_until_death(party: Party, ring_id: str, survivors: list[Survivor]) -> N
     survivors.append(survivor)
     assert party.ask("attach", survivor.entry.reader_id, survivor.entry.incarnation)
     for value in range(NUM_PUTS):
-        survivor.receive(value, party.ask("put", value, survivor.entry.reader_id), keep=value in (0, NUM_PUTS // 2))
+        survivor.receive(value, party.ask("put", value), keep=value in (0, NUM_PUTS // 2))
     with ReaderEntry.attach(announcement) as second:
         assert party.ask("attach", second.reader_id, second.incarnation)
     assert party.ask("poll_deaths") == 1
-    party.ask("barrier", survivor.entry.reader_id)
     party.ask("close")
 
 
@@ -106,7 +104,7 @@ def test_a_writer_that_dies_anywhere_harms_no_reader_and_its_successor_goes_on(l
         handle = store.put("new", record_of(99))
         reader = Survivor(ring.announcement)
         assert ring.attach(reader.entry.reader_id, reader.entry.incarnation)
-        reader.receive(99, [handle, ring.grant(reader.entry.reader_id, handle)])
+        reader.receive(99, handle)
         assert ring.stats().leases == 0
         ring.check_integrity()
         reader.close()
@@ -140,7 +138,6 @@ READER_DIES_IN = {
     "read": "receive",
     "read.in_finalizer": "release",
     "give_back": "release",
-    "reconcile": "answer_barrier",
 }
 """The command that stays without an answer, by the label or its first word."""
 
@@ -152,15 +149,10 @@ def attach_until_death(ring: RingWriter, store: ObjectStoreWriter, party: Party)
     assert ring.attach(reader_id, incarnation)
     early = store.find(str(KEPT))
     assert early is not None
-    lease = ring.grant(reader_id, early)  # on its way while the reader maps
     party.ask("open", announcement)
-    assert party.ask("receive", KEPT, [early, lease])
+    assert party.ask("receive", KEPT, early)
     handle = store.put(str(GIVEN), record_of(GIVEN))
-    assert party.ask("receive", GIVEN, [handle, ring.grant(reader_id, handle)])
-    barrier = ring.open_barrier(reader_id)
-    assert barrier is not None
-    received = party.ask("answer_barrier", barrier.incarnation, barrier.last_seq, barrier.slots)
-    assert ring.reconcile(reader_id, incarnation, barrier.barrier_id, dict(received)) == 0
+    assert party.ask("receive", GIVEN, handle)
     party.ask("release")
 
 
@@ -174,17 +166,15 @@ def test_a_reader_that_dies_anywhere_costs_nobody_anything(label: Label) -> None
         survivor = Survivor(ring.announcement)
         assert ring.attach(survivor.entry.reader_id, survivor.entry.incarnation)
         kept = store.put(str(KEPT), record_of(KEPT))
-        survivor.receive(KEPT, [kept, ring.grant(survivor.entry.reader_id, kept)], keep=True)
+        survivor.receive(KEPT, kept, keep=True)
         with Party("reader", label) as party:
             with pytest.raises(Died, match=READER_DIES_IN.get(label, READER_DIES_IN[label.partition(".")[0]])):
                 attach_until_death(ring, store, party)
             assert party.exit_code() == -signal.SIGKILL
-        is_attached = 1 in ring.grantable_readers()
+        is_attached = ring.board.attached(1) != 0
         assert is_attached is not label.startswith("entry.")
         early = store.put("early", record_of(50))
-        survivor.receive(
-            50, [early, ring.grant(survivor.entry.reader_id, early)]
-        )  # before anybody has looked who is dead
+        survivor.receive(50, early)  # before anybody has looked who is dead
         assert [type(event) for event in ring.poll_deaths()] == [ReaderVoided] * is_attached
         assert ring.stats().leases == 1
         for value in range(2, NUM_PUTS):  # progress: only what the survivor holds is in the way
@@ -194,7 +184,7 @@ def test_a_reader_that_dies_anywhere_costs_nobody_anything(label: Label) -> None
         successor = Survivor(ring.announcement)
         assert successor.entry.reader_id == 1
         assert ring.attach(1, successor.entry.incarnation)
-        successor.receive(KEPT, [kept, ring.grant(1, kept)])
+        successor.receive(KEPT, kept)
         survivor.give_all_back()
         assert ring.stats().leases == 0
         ring.check_integrity()

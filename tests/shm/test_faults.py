@@ -30,7 +30,7 @@ from mmcached.wire.errors import InvalidRequest, SegmentError, StaleHandle
 from mmcached.wire.handle import Handle, RingAnnouncement
 from tests.shm.crash_parties import Party
 from tests.shm.processes import ChildError, Process, attach, digest
-from tests.shm.rings import attached, make_ring, put, reading
+from tests.shm.rings import attached, make_ring, put, reading, take
 
 KB = 1000
 MIB = 1 << 20
@@ -51,11 +51,8 @@ def test_a_lease_of_an_aborted_request_comes_back_unread() -> None:
     """E1: one extra reference that no worker read wedged the ring for ever."""
     with make_ring(100 * KB) as ring, attached(ring) as entry:
         handle = put(ring, 9 * KB)
-        ring.grant(entry.reader_id, handle)
+        assert take(ring, entry, handle)
         entry.give_back(handle)  # a hit for a request that is then rejected: sent, never looked at
-        ring.undo_grant(
-            entry.reader_id, handle, ring.grant(entry.reader_id, handle)
-        )  # and one that could not even be sent
         put_all(ring)
         assert not ring.is_current(handle)
         assert ring.stats().refusals == ring.stats().leases == 0
@@ -66,10 +63,10 @@ def test_one_unread_object_costs_its_own_bytes_only() -> None:
     """E2: one unread object at the head of the ring stopped all puts behind it."""
     with make_ring(100 * KB) as ring, attached(ring) as entry, reading(ring) as reader:
         unread = put(ring, 9 * KB, 77)
-        ring.grant(entry.reader_id, unread)
+        assert take(ring, entry, unread)
         for value in range(NUM_PUTS):
             handle = put(ring, 9 * KB, value)
-            ring.grant(entry.reader_id, handle)
+            assert take(ring, entry, handle)
             assert reader.view(handle)[0] == value
             entry.give_back(handle)
         assert ring.stats().refusals == 0
@@ -81,11 +78,11 @@ def test_reading_twice_gives_nothing_back_twice() -> None:
     with make_ring(100 * KB) as ring, attached(ring) as one, attached(ring) as two, reading(ring) as reader:
         handle = put(ring, 9 * KB, 5)
         for entry in (one, two):
-            ring.grant(entry.reader_id, handle)
+            assert take(ring, entry, handle)
             for _ in range(2):
                 assert reader.view(handle)[0] == 5
         one.give_back(handle)
-        ring.grant(one.reader_id, handle)  # the new request
+        assert take(ring, one, handle)  # the new request
         two.give_back(handle)
         put_all(ring)
         assert reader.view(handle).tolist() == [5] * (9 * KB)
@@ -100,12 +97,13 @@ def test_a_reader_that_does_give_back_twice_takes_no_bytes_from_another() -> Non
     with make_ring(100 * KB) as ring, attached(ring) as wrong, attached(ring) as right, reading(ring) as reader:
         handle = put(ring, 9 * KB, 5)
         for entry in (wrong, right):
-            ring.grant(entry.reader_id, handle)
+            assert take(ring, entry, handle)
+        assert ring.poll_deaths() == []
         wrong.give_back(handle)
         wrong.give_back(handle)
         (event,) = ring.poll_deaths()
         assert isinstance(event, ReaderStopped)
-        assert ring.grantable_readers() == [right.reader_id]
+        assert not take(ring, wrong, put(ring, 1))
         put_all(ring)
         assert reader.view(handle).tolist() == [5] * (9 * KB)
 
@@ -113,17 +111,16 @@ def test_a_reader_that_does_give_back_twice_takes_no_bytes_from_another() -> Non
 def test_clear_and_put_leave_a_reader_its_bytes() -> None:
     """E4: the reader of an object got bytes of two objects, without an error."""
     with make_ring(100 * KB) as ring, Process() as process:
-        reader_id, _ = attach(ring, process)
+        attach(ring, process)
         handle = put(ring, 50 * KB, 5)
-        lease = ring.grant(reader_id, handle)
-        assert process.ask("owns", handle, lease)
+        assert process.ask("take", handle)
         process.ask("view", handle)  # it has begun to decode
         ring.clear()
         for value in range(NUM_PUTS):
             put(ring, 40 * KB, value)
         assert process.ask("digests") == [digest(5, 50 * KB)]
-        with pytest.raises(StaleHandle):
-            ring.grant(reader_id, handle)  # what was cleared is not handed out again
+        assert not process.ask("take", handle), "what was cleared is not found again"
+        process.ask("give_back", handle)
         process.ask("drop_views")
         process.ask("give_back", handle)
         put(ring, 99 * KB)
@@ -136,7 +133,7 @@ def test_a_reader_that_dies_unread_gives_its_bytes_back_by_dying() -> None:
         for value in range(10):
             handle = put(ring, 9 * KB, value)
             for one in (dead_id, entry.reader_id):
-                ring.grant(one, handle)
+                assert take(ring, entry, handle) if one == entry.reader_id else dead.ask("take", handle)
             assert reader.view(handle)[0] == value
             entry.give_back(handle)
         assert ring.stats().leases == 10
@@ -177,7 +174,7 @@ def test_a_killed_process_group_leaves_nothing_after_the_next_start() -> None:
         reader_id, incarnation = reader.ask("attach", announcement)
         assert writer.ask("attach", reader_id, incarnation)
         reader.ask("open", announcement)
-        assert reader.ask("receive", 1, writer.ask("put", 1, reader_id))
+        assert reader.ask("receive", 1, writer.ask("put", 1))
         os.killpg(writer.pid, signal.SIGKILL)
         assert [party.exit_code() for party in (writer, reader)] == [-signal.SIGKILL] * 2
     names = names_of(announcement)

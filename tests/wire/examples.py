@@ -6,10 +6,9 @@ from typing import Any
 
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import CacheMiss, error_to_wire
-from mmcached.wire.handle import Handle, LeaseId, RingAnnouncement
+from mmcached.wire.handle import Handle, RingAnnouncement
 from mmcached.wire.messages import client, engine, frontend, worker
 from mmcached.wire.messages.parts import (
-    Barrier,
     ClipOptions,
     EgressPlace,
     EncoderForm,
@@ -23,6 +22,7 @@ from mmcached.wire.messages.parts import (
     RowsWanted,
     Save,
     SavedRows,
+    StoredItem,
     StoredOutput,
     StreamedTokens,
     Tensor,
@@ -33,7 +33,7 @@ from mmcached.wire.stats import EngineStats, ServiceStats, WorkerStats
 RING_ID = CLIENT_ID = "0123456789abcdef" * 2
 ANNOUNCEMENT = RingAnnouncement(1000, RING_ID, 2**62, 1 << 30, 4096, 8)
 HANDLE = Handle(RING_ID, 2**62, 3, 4, 4096, 12_345, "tenant")
-LEASE = LeaseId(2**63 - 1, 17)
+STORED = StoredItem(f"{RING_ID}.1.2.3")
 TENSOR = Tensor(0, "float32", (3, 64))
 ENCODER = EncoderForm(
     "reference",
@@ -41,7 +41,7 @@ ENCODER = EncoderForm(
     [TensorForm("embeddings", "int32", (-1, 8))],
 )
 FEATURES = [
-    Feature("a" * 64, "image", 1, 6, 6, 99, HANDLE, LEASE),
+    Feature("a" * 64, "image", 1, 6, 6, 99, STORED),
     Feature("b" * 64, "image", 9, 2, 2, 99, Inline(0, 3)),
     Feature("c" * 64, "image", 12, 2, 2, 99, None),
     Feature("d" * 64, "image", 16, 2, 2, 0, None, has_output=True),
@@ -134,9 +134,6 @@ EXAMPLES: list[tuple[str, Any]] = [
     ("FromClient", frontend.DropClaim(CLIENT_ID, 5)),
     ("FromClient", frontend.DropRecord(1, "a", "tenant")),
     ("FromEngine", frontend.EngineHello(0, 5, "digest")),
-    ("FromEngine", frontend.ReaderHello(2**62, 1, 99)),
-    ("FromEngine", frontend.LeaseGap(99)),
-    ("FromEngine", frontend.Reconcile(99, 3, {0: 2, 4095: 0})),
     ("FromEngine", frontend.EngineReady(2)),
     ("FromEngine", frontend.EngineReady(2, "f" * 32, ENCODER)),
     ("FromEngine", frontend.TokensCommitted([StreamedTokens(1, 16, [7, 8])])),
@@ -150,21 +147,17 @@ EXAMPLES: list[tuple[str, Any]] = [
     ("FromEngine", frontend.EngineProbed(4, ["checksum"])),
     ("FromEngine", frontend.CacheChanged(False, [b"digest"], [b"another"], ["item"], ["other"])),
     ("FromEngine", frontend.EngineFlushed(4)),
-    ("FromFrontend", engine.Ring(3, ANNOUNCEMENT)),
-    ("FromFrontend", engine.Ring(3, None)),
-    ("FromFrontend", engine.ReaderAttached(2**62, 1, 99)),
-    ("FromFrontend", Barrier(99, 3, 17, (0, 4095))),
+    ("FromFrontend", engine.Greeted(3)),
     ("FromFrontend", engine.AddRequest(1, "generate", [256, 258, 258], FEATURES, 5, ROWS, "tenant")),
     ("FromFrontend", engine.AddRequest(1, "encode", [258], FEATURES, 0, None, "", 7)),
     ("FromFrontend", engine.AddRequest(1, "generate", [256], [], 5, None, "", 7, is_streamed=True)),
     ("FromFrontend", engine.AbortRequest(1)),
     ("FromFrontend", engine.Refused(ERROR)),
-    ("FromFrontend", engine.Detached("its row is not as it should be")),
-    ("FromFrontend", engine.ProbeEngine(4, HANDLE, LEASE)),
+    ("FromFrontend", engine.ProbeEngine(4, STORED)),
     ("FromFrontend", engine.FlushEngine(4)),
     ("FromWorker", engine.WorkerHello(1, 6, "digest", "cpu")),
-    ("FromWorker", engine.WorkerAttached(6, 5, 2**62)),
-    ("FromWorker", engine.WorkerAttached(6, 5, 2**62, 8192, "f" * 32, ENCODER)),
+    ("FromWorker", engine.WorkerAttached(6, 5)),
+    ("FromWorker", engine.WorkerAttached(6, 5, 8192, "f" * 32, ENCODER)),
     (
         "FromWorker",
         engine.StepOutput(
@@ -173,12 +166,11 @@ EXAMPLES: list[tuple[str, Any]] = [
             7,
             b"digest",
             [engine.Sampled(1, 65)],
-            [engine.ReadDone(7, 17)],
             [RequestRows(1, Rows("hidden_states", 0, TENSOR))],
             [engine.ItemEmbedding(1, 0, "embeddings", TENSOR)],
         ),
     ),
-    ("FromWorker", engine.StepOutput(5, 6, 7, b"digest", [], [], [], [], ["key", "a" * 64])),
+    ("FromWorker", engine.StepOutput(5, 6, 7, b"digest", [], [], [], ["key", "a" * 64])),
     (
         "FromWorker",
         engine.StepOutput(
@@ -186,7 +178,6 @@ EXAMPLES: list[tuple[str, Any]] = [
             6,
             7,
             b"digest",
-            [],
             [],
             [],
             [],
@@ -197,9 +188,9 @@ EXAMPLES: list[tuple[str, Any]] = [
         ),
     ),
     ("FromWorker", engine.WorkerProbed(5, 6, 4, "checksum")),
-    ("FromWorker", engine.StepFailed(5, 6, 7, ERROR, [engine.ReadDone(7, 17)])),
-    ("FromWorker", engine.StepFailed(5, 6, 7, ERROR, [], {b"gone": {}})),
-    ("FromEngineToWorker", worker.Attach(5, ANNOUNCEMENT, 1, 99)),
+    ("FromWorker", engine.StepFailed(5, 6, 7, ERROR)),
+    ("FromWorker", engine.StepFailed(5, 6, 7, ERROR, {b"gone": {}})),
+    ("FromEngineToWorker", worker.Attach(5)),
     (
         "FromEngineToWorker",
         worker.StepPlan(
@@ -208,8 +199,8 @@ EXAMPLES: list[tuple[str, Any]] = [
             7,
             ["gone"],
             [
-                worker.EncodeItem("key", "a" * 64, 6, HANDLE, LEASE),
-                worker.EncodeItem("key", "b" * 64, 2, Inline(0, 3), None, "tenant", 2**62),
+                worker.EncodeItem("key", "a" * 64, 6, STORED),
+                worker.EncodeItem("key", "b" * 64, 2, Inline(0, 3), "tenant", 2**62),
                 worker.EncodeItem("key", "c" * 64, 2, StoredOutput("token")),
             ],
             [worker.EmitEmbedding(1, 0, "key"), worker.EmitEmbedding(1, 1, "key", "a" * 64, "tenant", 2**62)],
@@ -234,7 +225,7 @@ EXAMPLES: list[tuple[str, Any]] = [
             2**40,
         ),
     ),
-    ("FromEngineToWorker", worker.ProbeWorker(5, 6, 4, HANDLE)),
+    ("FromEngineToWorker", worker.ProbeWorker(5, 6, 4, STORED)),
     ("FromEngineToWorker", worker.WorkerRefused(ERROR)),
     ("FromEngineToWorker", worker.ClearCaches(5)),
     ("FromEngineToWorker", worker.Shutdown(5)),

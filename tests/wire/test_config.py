@@ -25,7 +25,6 @@ OUT_OF_RANGE: list[tuple[str, Any]] = [
     ("mm_shm_inline_max_kb", -1),
     ("ring_reader_quota_gb", -0.1),
     ("ring_num_slots", 0),
-    ("ring_max_readers", 65),
     ("store_gb", -0.1),
     ("store_max_object_mb", -1),
     ("store_num_slots", 0),
@@ -136,12 +135,6 @@ def test_endpoints_of_two_engines_that_cannot_be(endpoint: str, replay_endpoint:
         ServiceConfig(data_parallel_size=2, kv_events=events)
     assert refused.value.details["field"] == field
     ServiceConfig(data_parallel_size=1, kv_events=KVEventsConfig(endpoint=endpoint, replay_endpoint=replay_endpoint))
-
-
-def test_the_ring_has_two_entries_for_each_engine() -> None:
-    ServiceConfig(data_parallel_size=8)
-    with pytest.raises(ConfigError, match="at least 6"):
-        ServiceConfig(data_parallel_size=3, ring_max_readers=5)
 
 
 def test_a_balancer_outside_gives_each_engine_a_service() -> None:

@@ -22,7 +22,6 @@ EXAMPLES: list[MmcachedError] = [
     errors.LocalProtocolError("not now"),
     errors.RemoteProtocolError("expected int", "$.slot"),
     errors.PeerGone("worker 1 is gone", rank=1),
-    errors.LeaseRefused(2, "a barrier is open"),
     errors.ChannelFull("full"),
     errors.ServiceUnavailable("draining"),
     errors.DeadlineExceeded("generate", 1.5),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import zmq
 
@@ -56,11 +56,11 @@ class FakeEngine(Closeable):
             assert isinstance(message, WorkerHello), message
         raise AssertionError(f"no {kind.__name__} within {DEADLINE_S} s")
 
-    def attach(self, announcement: Any = None, reader_id: int = 0, reader_incarnation: int = 0) -> WorkerAttached:
+    def attach(self) -> WorkerAttached:
         """Wait for a hello if none came yet, and attach the worker."""
         if self.hello is None:
             self.receive(WorkerHello)
-        self.send(Attach(self.incarnation, announcement, reader_id, reader_incarnation))
+        self.send(Attach(self.incarnation))
         return self.receive(WorkerAttached)[0]
 
     def close(self) -> None:

@@ -1,19 +1,24 @@
-"""A ring for tests of its readers: writer, store, and an engine's reader, all in this process."""
+"""A ring for tests of its readers: writer, store, and a worker's client of it, all in this process."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any, cast
 
 import numpy as np
 import torch
 
-from mmcached.shm import ObjectStoreReader, ObjectStoreWriter, ReaderEntry, RingReader, RingWriter
+from mmcached.client import Client, Hit
+from mmcached.client.store.hits import reading_of
+from mmcached.client.store.session import StoreSession
+from mmcached.client.store.tokens import checked_token
+from mmcached.shm import ObjectStoreWriter, RingWriter
 from mmcached.shm.store.codec import encode
-from mmcached.wire.handle import Handle, LeaseId
+from mmcached.wire.messages.parts import StoredItem
 from mmcached.wire.sockets.frames import Frame
-from mmcached.worker.payloads import PayloadReader
+from mmcached.worker.payloads import StoreContact
 from tests.worker.oracle import Image, Item, SoundSlice, VideoSlice
 
 
@@ -31,25 +36,38 @@ def inline_frames(item: Item) -> list[Frame]:
     return [bytes(frame) for frame in encode(record_of(item)).frames()]
 
 
+class RingClient:
+    """In the place of a worker's client: it reads a ring whose writer attaches it by a plain call."""
+
+    def __init__(self, ring: RingWriter) -> None:
+        self._session = StoreSession(ring.announcement)
+        reader = self._session.take_announcement()
+        assert reader is not None
+        assert ring.attach(reader.reader_id, reader.incarnation)
+        self._session.is_attached = True
+
+    def open(self, token: str, *, view: bool, **_: Any) -> Hit | None:
+        found = self._session.open_token(checked_token(token), reading_of("torch", view))
+        return None if found is None else found[0]
+
+    def close(self) -> None:
+        self._session.close()
+
+
 @dataclass
-class EngineRing:
-    """A ring and one engine that has taken an entry of it."""
+class ItemStore:
+    """A ring with items, and a worker's contact with it."""
 
     ring: RingWriter
     store: ObjectStoreWriter
-    entry: ReaderEntry
+    contact: StoreContact
 
-    def put(self, key: str, record: dict[str, object]) -> tuple[Handle, LeaseId]:
-        """Store a record and lease it to the engine."""
-        handle = self.store.put(key, record)
-        return handle, self.ring.grant(self.entry.reader_id, handle)
+    def put(self, key: str, record: dict[str, object]) -> StoredItem:
+        return StoredItem(self.store.put(key, record).token)
 
-    @contextmanager
-    def payloads(self, rank: int = 0) -> Iterator[PayloadReader]:
-        """A worker's reader under the engine's entry."""
-        with RingReader.open(self.ring.announcement) as reader:
-            reader.join_entry(self.entry.reader_id, self.entry.incarnation, rank)
-            yield PayloadReader(ObjectStoreReader(reader))
+    @property
+    def num_leases(self) -> int:
+        return self.ring.stats().leases
 
 
 def make_ring(data_bytes: int = 1 << 20) -> RingWriter:
@@ -57,11 +75,12 @@ def make_ring(data_bytes: int = 1 << 20) -> RingWriter:
 
 
 @contextmanager
-def engine_ring(data_bytes: int = 1 << 20) -> Iterator[EngineRing]:
-    with ObjectStoreWriter(make_ring(data_bytes)) as store, ReaderEntry.attach(store.ring.announcement) as entry:
-        if not store.ring.attach(entry.reader_id, entry.incarnation):
-            raise RuntimeError("the writer did not accept the reader")
-        yield EngineRing(store.ring, store, entry)
+def item_store(data_bytes: int = 1 << 20) -> Iterator[ItemStore]:
+    with ObjectStoreWriter(make_ring(data_bytes)) as store:
+        client = cast("Client", RingClient(store.ring))
+        with StoreContact(lambda: client) as contact:
+            yield ItemStore(store.ring, store, contact)
+            client.close()
 
 
 def is_inside(ring: RingWriter, tensor: torch.Tensor) -> bool:

@@ -7,63 +7,73 @@ import gc
 import numpy as np
 import pytest
 
-from mmcached.wire.errors import CacheMiss, RemoteProtocolError, StaleHandle
-from mmcached.wire.messages.parts import Inline
+from mmcached.wire.errors import CacheMiss, RemoteProtocolError
+from mmcached.wire.messages.parts import Inline, StoredItem
 from mmcached.worker.encoders.encoder import tensor_of
 from mmcached.worker.encoders.reference import grid_of
-from mmcached.worker.payloads import PayloadReader
+from mmcached.worker.payloads import StoreContact
 from tests.worker.oracle import random_image
-from tests.worker.rings import engine_ring, inline_frames, is_inside, record_of
+from tests.worker.rings import inline_frames, is_inside, item_store, record_of
 
 IMAGE = random_image(np.random.default_rng(0), (2, 3), 2)
 
 
-def test_an_item_in_the_ring_is_read_in_place_until_its_last_view_dies() -> None:
-    released: list[str] = []
-    with engine_ring() as engine, engine.payloads() as payloads:
-        handle, _ = engine.put("a", record_of(IMAGE))
-        record = payloads.read(handle, (), mm_hash="a", on_release=lambda: released.append("a"))
+def test_an_item_in_the_store_is_read_in_place_under_a_lease_that_ends_with_its_last_view() -> None:
+    with item_store() as store:
+        record = store.contact.read(store.put("a", record_of(IMAGE)), (), mm_hash="a")
         pixels = tensor_of(record, "pixel_values")
         assert grid_of(record) == IMAGE.grid
         assert np.array_equal(pixels.numpy(), IMAGE.pixel_values)
-        assert is_inside(engine.ring, pixels)
+        assert is_inside(store.ring, pixels)
         row = pixels[1]
         del record, pixels
         gc.collect()
-        assert released == []
+        assert store.num_leases == 1
         del row
-        assert released == ["a"]
-        engine.entry.give_back(handle)
-        engine.ring.check_integrity()
+        assert store.num_leases == 0
+        store.ring.check_integrity()
+
+
+def test_views_that_only_a_cycle_holds_are_ended() -> None:
+    with item_store() as store:
+        gc.disable()
+        try:
+            cycle: list[object] = [store.contact.read(store.put("a", record_of(IMAGE)), (), mm_hash="a")]
+            cycle.append(cycle)
+            del cycle
+            assert store.num_leases == 1
+            store.contact.end_views()
+            assert store.num_leases == 0
+        finally:
+            gc.enable()
 
 
 def test_an_inline_item_is_read_from_its_frames() -> None:
     frames = [b"another", *inline_frames(IMAGE)]
-    record = PayloadReader(None).read(Inline(1, len(frames) - 1), frames, mm_hash="a")
+    record = StoreContact(None).read(Inline(1, len(frames) - 1), frames, mm_hash="a")
     pixels = tensor_of(record, "pixel_values")
     assert grid_of(record) == IMAGE.grid
     assert np.array_equal(pixels.numpy(), IMAGE.pixel_values)
 
 
 def test_what_is_not_there_is_a_miss() -> None:
-    with engine_ring() as engine, engine.payloads() as payloads:
-        handle, _ = engine.put("a", record_of(IMAGE))
-        for reader, payload in ((payloads, None), (PayloadReader(None), None), (PayloadReader(None), handle)):
+    with item_store() as store, item_store() as other:
+        gone, elsewhere = store.put("a", record_of(IMAGE)), other.put("a", record_of(IMAGE))
+        for contact, payload in (
+            (StoreContact(None), gone),
+            (store.contact, elsewhere),
+            (store.contact, StoredItem(gone.token + "0")),
+        ):
             with pytest.raises(CacheMiss) as caught:
-                reader.read(payload, (), mm_hash="a")
+                contact.read(payload, (), mm_hash="a")
             assert caught.value.mm_hashes == ["a"]
-        engine.entry.give_back(handle)
-
-
-def test_a_handle_of_another_ring_is_stale() -> None:
-    with engine_ring() as engine, engine_ring() as other, engine.payloads() as payloads:
-        handle, _ = other.put("a", record_of(IMAGE))
-        with pytest.raises(StaleHandle):
-            payloads.read(handle, (), mm_hash="a")
+        store.store.discard("a")
+        with pytest.raises(CacheMiss):
+            store.contact.read(gone, (), mm_hash="a")
 
 
 def test_frames_that_are_not_there_or_no_record_are_the_senders_fault() -> None:
-    reader, frames = PayloadReader(None), inline_frames(IMAGE)
+    reader, frames = StoreContact(None), inline_frames(IMAGE)
     for payload, given in ((Inline(0, 9), frames), (Inline(0, 1), [b"garbage"]), (Inline(0, 0), frames)):
         with pytest.raises(RemoteProtocolError):
             reader.read(payload, given, mm_hash="a")

@@ -25,22 +25,20 @@ from mmcached.shm.stats.service import stats_of
 from mmcached.wire.config import ModelConfig, ServiceConfig
 from mmcached.wire.errors import ChannelFull, ConfigError
 from mmcached.wire.messages.engine import StepFailed, StepOutput, WorkerAttached, WorkerHello
-from mmcached.wire.messages.parts import EncoderForm, Inline, TensorForm
-from mmcached.wire.messages.worker import Attach, ClearCaches, EmitEmbedding, EncodeItem, Shutdown
+from mmcached.wire.messages.parts import EncoderForm, Inline, StoredItem, TensorForm
+from mmcached.wire.messages.worker import Attach, ClearCaches, EncodeItem, Shutdown
 from mmcached.wire.paths import RunDir
 from mmcached.wire.process.turns import REST_S
 from mmcached.wire.sockets.channels import DealerChannel
 from mmcached.wire.stats import RoleName, WorkerStats
 from mmcached.worker.devices import choose_device
-from mmcached.worker.payloads import PayloadReader
 from mmcached.worker.server import ENGINE_GONE, HELLO_S, WorkerServer, main
 from mmcached.worker.steps.runner import ModelRunner
 from tests.clock import Clock, Sleeper
-from tests.shm.processes import wait_until
 from tests.worker.fake_engine import DEADLINE_S, FakeEngine
 from tests.worker.oracle import Oracle, random_image
 from tests.worker.plans import chunk, plan
-from tests.worker.rings import engine_ring, inline_frames, make_ring, record_of
+from tests.worker.rings import inline_frames
 
 MODEL = ModelConfig(hidden_size=8, num_heads=2, encoder_width=12, patch_size=2, max_patches_per_image=9)
 CONFIG = ServiceConfig(model=MODEL, block_size=4, num_kv_blocks=40, max_model_len=64, world_size=2, device="cpu")
@@ -127,7 +125,7 @@ def test_hello_is_repeated_until_attached_and_then_plans_are_answered(engine: Fa
     assert hello == again == WorkerHello(0, 99, CONFIG.digest(), "cpu")
     fingerprint = engine.attach().encoder_fingerprint
     assert len(bytes.fromhex(fingerprint)) == 16
-    assert engine.attach() == WorkerAttached(99, INCARNATION, 0, 4 * MODEL.hidden_size, fingerprint, ENCODER)
+    assert engine.attach() == WorkerAttached(99, INCARNATION, 4 * MODEL.hidden_size, fingerprint, ENCODER)
     engine.send(step(5, engine))
     output, _ = engine.receive(StepOutput)
     assert (output.engine_incarnation, output.worker_epoch, output.step) == (INCARNATION, 99, 5)
@@ -204,74 +202,23 @@ def test_a_step_that_cannot_be_done_is_answered_and_the_worker_goes_on(engine: F
     engine.receive(StepOutput)
 
 
-def test_items_are_read_through_the_engines_entry(engine: FakeEngine, worker: Served) -> None:
-    with engine_ring() as shared:
-        handle, lease = shared.put("k", record_of(IMAGE))
-        attached = engine.attach(shared.ring.announcement, shared.entry.reader_id, shared.entry.incarnation)
-        assert attached.ring_epoch == shared.ring.announcement.epoch
-        assert shared.entry.is_worker_alive(0)
-        item = EncodeItem("k", "k", 6, handle, lease)
-        emit = EmitEmbedding(3, 0, "k")
-        engine.send(plan(8, encode=[item], emit=[emit], incarnation=INCARNATION, epoch=engine.epoch))
-        output, payload = engine.receive(StepOutput)
-        assert [(done.step, done.seq) for done in output.read_done] == [(8, lease.seq)]
-        assert np.array_equal(np.frombuffer(payload[0], "<i4").reshape(6, 8), ORACLE.encode(IMAGE))
-        shared.entry.give_back(handle)
-        shared.entry.close()  # as if the engine had died: its byte is free
-        assert worker.exit_status() == ENGINE_GONE
-
-
-def test_a_ring_of_a_new_frontend_replaces_the_old_one(engine: FakeEngine, worker: Served) -> None:
-    with engine_ring() as old, engine_ring() as new:
-        engine.attach(old.ring.announcement, old.entry.reader_id, old.entry.incarnation)
-        engine.send(step(1, engine))
-        engine.receive(StepOutput)
-        attached = engine.attach(new.ring.announcement, new.entry.reader_id, new.entry.incarnation)
-        assert attached.ring_epoch == new.ring.announcement.epoch
-        assert not old.entry.is_worker_alive(0)
-        assert new.entry.is_worker_alive(0)
-        handle, lease = new.put("k", record_of(IMAGE))
-        engine.send(
-            plan(2, encode=[EncodeItem("k", "k", 6, handle, lease)], incarnation=INCARNATION, epoch=engine.epoch)
-        )
-        engine.receive(StepOutput)
-        new.entry.give_back(handle)
-        engine.send(Shutdown(INCARNATION))
-        assert worker.exit_status() == 0
-
-
-def test_the_ring_of_a_dead_writer_is_let_go_and_plans_without_items_are_served(
-    engine: FakeEngine, worker: Served
-) -> None:
-    with engine_ring() as shared:
-        handle, lease = shared.put("k", record_of(IMAGE))
-        engine.attach(shared.ring.announcement, shared.entry.reader_id, shared.entry.incarnation)
-        name = shared.ring.announcement.data_name
-        shared.ring.close()  # as if the frontend had died: its byte is free
-        wait_until(lambda: name not in Path("/proc/self/maps").read_text())
-        assert worker.exit_status_now() is None
-        engine.send(step(1, engine))
-        engine.receive(StepOutput)
-        engine.send(
-            plan(2, encode=[EncodeItem("k", "k", 6, handle, lease)], incarnation=INCARNATION, epoch=engine.epoch)
-        )
-        engine.receive(StepFailed)
-
-
-def test_an_entry_of_another_incarnation_ends_the_worker(engine: FakeEngine, worker: Served) -> None:
-    with engine_ring() as shared:
-        engine.receive(WorkerHello)
-        engine.send(Attach(INCARNATION, shared.ring.announcement, shared.entry.reader_id, shared.entry.incarnation ^ 1))
-        assert worker.exit_status() == ENGINE_GONE
+def test_an_item_that_is_not_in_the_store_fails_its_step(engine: FakeEngine, worker: Served) -> None:
+    engine.attach()
+    item = EncodeItem("k", "k", 6, StoredItem(f"{'0' * 32}.1.2.3"))
+    engine.send(plan(8, encode=[item], incarnation=INCARNATION, epoch=engine.epoch))
+    failed, _ = engine.receive(StepFailed)
+    assert (failed.error.code, failed.error.details["mm_hashes"]) == ("cache_miss", ["k"])
+    engine.send(step(9, engine))
+    engine.receive(StepOutput)
 
 
 def test_another_engine_ends_the_worker(engine: FakeEngine, worker: Served) -> None:
     engine.attach()
-    engine.send(Attach(INCARNATION + 1, None, 0, 0))
+    engine.send(Attach(INCARNATION + 1))
     assert worker.exit_status() == ENGINE_GONE
 
 
-def test_an_engine_that_closes_ends_the_worker_without_a_ring_too(engine: FakeEngine, worker: Served) -> None:
+def test_an_engine_that_closes_ends_the_worker(engine: FakeEngine, worker: Served) -> None:
     engine.attach()
     engine.close()
     assert worker.exit_status() == ENGINE_GONE
@@ -303,7 +250,7 @@ def test_a_rest_lasts_until_something_is_due_or_the_process_is_to_stop(
 
         try:
             assert turns_of_a_minute() <= 60 / HELLO_S + 1
-            monkeypatch.setattr(server, "_attachment", mock.Mock(drop_dead_ring=lambda: False))
+            monkeypatch.setattr(server, "_engine", INCARNATION)
             assert turns_of_a_minute() <= 60 / REST_S + 1
             is_stopped = os.eventfd(1)  # as after a signal
             server.wake_on(mock.Mock(fileno=lambda: is_stopped))
@@ -393,7 +340,7 @@ def test_a_process_serves_inline_items_and_ends_on_shutdown(run_dir: Path, engin
         engine.send(plan(1, encode=[item], incarnation=INCARNATION, epoch=hello.worker_epoch), frames)
         output, payload = engine.receive(StepOutput)
         twin = ModelRunner(CONFIG, rank=0, device=torch.device("cpu"))
-        expected, _ = twin.execute(plan(1, encode=[item]), frames, PayloadReader(None))
+        expected, _ = twin.execute(plan(1, encode=[item]), frames)
         assert isinstance(expected, StepOutput)
         assert output.digest == expected.digest
         assert payload == []
@@ -410,31 +357,3 @@ def test_sigterm_ends_an_attached_process_with_status_0(run_dir: Path, engine: F
         engine.receive(StepOutput)
         process.send_signal(signal.SIGTERM)
         assert process.wait(DEADLINE_S) == 0
-
-
-def test_a_process_whose_engine_is_killed_lets_go_of_the_entry(run_dir: Path, engine: FakeEngine) -> None:
-    """The entry's byte stays held by the worker after `kill -9` of its engine, until the worker has gone as well."""
-    CONFIG.save(RunDir(run_dir).config)
-    holder = """
-import sys, msgspec
-from mmcached.shm import ReaderEntry
-from mmcached.wire.handle import RingAnnouncement
-from mmcached.wire.process.turns import REST_S
-entry = ReaderEntry.attach(msgspec.json.decode(sys.argv[1], type=RingAnnouncement))
-print(entry.reader_id, entry.incarnation, flush=True)
-sys.stdin.read()
-"""
-    with make_ring() as ring, worker_process(run_dir) as process:
-        announcement = msgspec.json.encode(ring.announcement).decode()
-        with subprocess.Popen(
-            [sys.executable, "-c", holder, announcement], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        ) as owner:
-            assert owner.stdout is not None
-            reader_id, incarnation = map(int, owner.stdout.readline().split())
-            assert ring.attach(reader_id, incarnation)
-            engine.attach(ring.announcement, reader_id, incarnation)
-            os.kill(owner.pid, signal.SIGKILL)
-            owner.wait(DEADLINE_S)
-        assert process.wait(DEADLINE_S) == ENGINE_GONE
-        ring.poll_deaths()
-        assert ring.grantable_readers() == []

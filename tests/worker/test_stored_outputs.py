@@ -24,6 +24,7 @@ from mmcached.wire.messages.parts import SavedRows, StoredOutput, TensorForm
 from mmcached.wire.messages.worker import EmitEmbedding, EncodeItem, StepPlan
 from mmcached.wire.stats import EncodedOfModality
 from mmcached.worker.encoders.encoder import Measured
+from mmcached.worker.payloads import StoreContact
 from mmcached.worker.steps.runner import ModelRunner
 from mmcached.worker.stored_outputs import StoredOutputs
 from tests.worker.oracle import random_image
@@ -76,7 +77,7 @@ def runner_with_store(rank: int = 0, world_size: int = 1, **limits: float) -> Mo
 
 def item(key: str = "a", store_epoch: int = 5) -> EncodeItem:
     inline = inline_item(key, IMAGE)
-    return EncodeItem(inline.key, inline.mm_hash, inline.num_embeds, inline.payload, None, "t", store_epoch)
+    return EncodeItem(inline.key, inline.mm_hash, inline.num_embeds, inline.payload, "t", store_epoch)
 
 
 def fail_to_connect() -> Client:
@@ -225,7 +226,7 @@ def test_what_takes_no_time_every_rank_encodes_and_one_saves(store: Store) -> No
 
 
 def test_what_takes_no_time_in_one_modality_may_take_long_in_another() -> None:
-    outputs = StoredOutputs(ServiceConfig(), fail_to_connect, "", device_of("cpu", max_pinned_bytes=0))
+    outputs = StoredOutputs(ServiceConfig(), StoreContact(fail_to_connect), "", device_of("cpu", max_pinned_bytes=0))
     image, video = item("a"), msgspec.structs.replace(item("b"), modality="video")
     assert (outputs.is_shared(image), outputs.is_shared(video)) == (True, True), "nobody knows"
     outputs.encoded(video, 0.0)

@@ -28,7 +28,6 @@ from mmcached.worker.encoders.reference import ReferenceEncoder
 from mmcached.worker.hidden_states import KeySpec, TensorPrefixStore
 from mmcached.worker.hidden_states.device_copy import transfer_for
 from mmcached.worker.model.model import ReferenceModel
-from mmcached.worker.payloads import PayloadReader
 from mmcached.worker.steps.prefix_rows import PrefixRows
 from mmcached.worker.steps.runner import ModelRunner
 from mmcached.worker.steps.step_result import StepResult
@@ -42,7 +41,6 @@ POINTS: Sequence[Point] = ("encode", "embed", "forward", "sample", "write", "wri
 
 _CPU = torch.device("cpu")
 _SHELF = Path("/shelf")
-_INLINE_ONLY = PayloadReader(None)
 _encoder = msgspec.msgpack.Encoder()
 _plans = make_decoder(FromEngineToWorker)
 _results = make_decoder(FromWorker)
@@ -102,7 +100,7 @@ class Rank:
             self._use_weights(plan.row_epoch)
         lent = [bytearray(frame) for frame in frames]
         with self._hit_by(accident):
-            answer, made = self.runner.execute(plan, lent, _INLINE_ONLY)
+            answer, made = self.runner.execute(plan, lent)
         for frame in lent:
             frame[:] = bytes([0x5A]) * len(frame)
         return _results.decode(_encoder.encode(answer)), [bytes(frame) for frame in made]

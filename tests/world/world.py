@@ -21,10 +21,10 @@ from mmcached.client import Client as SyncClient
 from mmcached.engine import Scheduler
 from mmcached.engine.results.results import Results
 from mmcached.engine.scheduling.step import ScheduledStep
+from mmcached.engine.server.held_records import HeldRecords
 from mmcached.engine.server.item_frames import ItemFrames
 from mmcached.engine.server.plan import build_plan
 from mmcached.engine.server.step_results import StepResults
-from mmcached.engine.server.stored_outputs import StoredOutputs
 from mmcached.wire.errors import (
     CacheMiss,
     ComputationFailed,
@@ -100,7 +100,7 @@ class World:
         self._results = Results()
         is_shared = knobs.has_store and self._config.shares_encoder_outputs
         self._shelf = Shelf(self._config, random.Random(f"{knobs.seed} shelf"), self.seen) if is_shared else None
-        self._outputs = StoredOutputs(lambda: cast("SyncClient", self._shelf))
+        self._outputs = HeldRecords(lambda: cast("SyncClient", self._shelf))
         self._num_ranks = 0
         self._ranks = [self._new_rank(rank) for rank in range(2)]
         self._fingerprint = self._ranks[0].runner.encoder_fingerprint
@@ -452,7 +452,7 @@ class World:
     def _new_epoch(self, what: str) -> None:
         if self._shelf is not None:
             self._shelf.flush()
-        self._outputs.forget_all()
+        self._outputs.forget_outputs()
         for client in self._clients.values():
             client.request.outputs.clear()
         self._scheduler.new_epoch()

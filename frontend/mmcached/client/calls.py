@@ -248,7 +248,13 @@ class Calls:
         )
 
     def open(
-        self, token: str, *, view: bool = False, tensors: Library = DEFAULT_LIBRARY, timeout_s: float | None = None
+        self,
+        token: str,
+        *,
+        view: bool = False,
+        tensors: Library = DEFAULT_LIBRARY,
+        timeout_s: float | None = None,
+        counts: bool = True,
     ) -> Verb[Hit | None]:
         """Return the record that another process of this host has found with `view=True`, under a lease of one's own.
 
@@ -258,11 +264,12 @@ class Calls:
         Args:
             token: `token` of that hit.
             view, tensors, timeout_s: as for `get`.
+            counts: False if it is neither a hit nor a miss in any figure, because who has found it has counted it.
         Raises:
             InvalidRequest: that is no token.
             MmcachedError: with `fail_open=False`: why the service did not answer a client that it does not know yet.
         """
-        return self._store.open(checked_token(token), reading_of(tensors, view), timeout_s)
+        return self._store.open(checked_token(token), reading_of(tensors, view), timeout_s, counts=counts)
 
     def contains_many(
         self, keys: Sequence[str], *, timeout_s: float | None = None, tenant: str | None = None

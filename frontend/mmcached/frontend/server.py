@@ -1,10 +1,10 @@
-"""Runs P0: the one process per host that clients talk to. It owns the processed items and the rings; it books no
-blocks and runs no model.
+"""Runs P0: the one process per host that clients talk to. It owns the store, with the processed items; it books
+no blocks and runs no model.
 
     clients ==> client.sock (wire.listener) ==> Frontend <== engine.sock (engine_connections) <== engines
                                        |
-                                       +-- (request_service) generate, encode: items into the ring, with leases
-                                       +-- (store_service)   what clients put, in a ring of their own
+                                       +-- (request_service) generate, encode: items into the store
+                                       +-- (store_service)   what clients put, in the same ring
 
 One loop; only hashing large files and processing images has threads (see `preprocess_queue`). A turn of it takes a
 bounded share from the engines, then from the clients, one message of each in a round, then goes on with what is ready;
@@ -13,7 +13,7 @@ client or an engine sent wrong is answered or logged, and what we did wrong ends
 is answered exactly once; a miss is sent again and never reaches the client, unless it concerns an image of which the
 client sent no more than its id; nothing here waits for an engine, a client or an image.
 
-In a service without workers it is alone: there is no ring of items, nothing that processes images is imported, and a
+In a service without workers it is alone: the store has no items, nothing that processes images is imported, and a
 generation or an embedding is refused.
 """
 
@@ -33,14 +33,15 @@ import structlog
 from mmcached.frontend.caches.from_config import item_cache_from_config
 from mmcached.frontend.connections.listening import listen_for_clients, listen_for_engines, message_limits
 from mmcached.frontend.connections.presence import ClientPresence
-from mmcached.frontend.connections.rings import NoRing, late_item_ring, warn_of_small_shm
+from mmcached.frontend.connections.rings import warn_of_small_shm
 from mmcached.frontend.engines.engine_connections import EngineConnection, EngineConnections
 from mmcached.frontend.engines.flushes import Flushes
 from mmcached.frontend.engines.probes import Probes
 from mmcached.frontend.requests.request_service import RequestService
 from mmcached.frontend.store.store_service import StoreService
-from mmcached.shm import ObjectStoreWriter, RingWriter, sweep
+from mmcached.shm import sweep
 from mmcached.shm.segment.mapped import SHM_DIR
+from mmcached.shm.segment.ring_notes import remove_note
 from mmcached.shm.stats.page import StatsPageReader
 from mmcached.shm.stats.publisher import StatsPublisher
 from mmcached.shm.stats.service import service_stats
@@ -61,7 +62,7 @@ from mmcached.wire.process.spans import exported_spans
 from mmcached.wire.process.turns import REST_S, Guard, TurnShare, longest_rest_s
 from mmcached.wire.slow_log import SlowLog
 from mmcached.wire.sockets.frames import Frame
-from mmcached.wire.stats import FrontendStats, RoleName
+from mmcached.wire.stats import FrontendStats, ItemStats, RoleName
 from mmcached.wire.vocabulary import END_TOKEN_ID, IMAGE_TOKEN_ID
 
 if TYPE_CHECKING:
@@ -81,9 +82,7 @@ _UNBOUND = (
     | received.DropRecord
 )
 """Messages that are in no client's name."""
-_OF_CONNECTION = (
-    received.EngineHello | received.ReaderHello | received.EngineReady | received.LeaseGap | received.Reconcile
-)
+_OF_CONNECTION = received.EngineHello | received.EngineReady
 _UNANSWERED = (
     received.TokensTaken
     | received.Cancel
@@ -121,26 +120,23 @@ class Frontend(Closeable):
         self._last_check = -math.inf
         self._is_at_rest = False
         self._rest_s = longest_rest_s(config.limits)
-        self._late_ring = late_item_ring(config, run_dir.path)
-        self._ring: RingWriter | NoRing = NoRing()
         self._asked_for_stats: list[tuple[bytes, int]] = []
         with ExitStack() as stack:
             page = run_dir.stats_page  # there is none where a frontend was started alone
             self._page = stack.enter_context(StatsPageReader(page)) if page.exists() else None
             self._clients = stack.enter_context(listen_for_clients(run_dir, config, clock))
             self._engines = stack.enter_context(listen_for_engines(run_dir, config, clock))
-            stack.enter_context(self._late_ring)
             self.store = stack.enter_context(
                 StoreService(config, channel=self._clients, clock=clock, home=run_dir.path)
             )
             self._connections = EngineConnections(
-                self._engines, self._ring, config, clock=clock, on_lost=self._on_engine_lost, on_new=self._on_new_engine
+                self._engines, config, on_lost=self._on_engine_lost, on_new=self._on_new_engine
             )
             self._closing = stack.pop_all()
         self.requests = RequestService(
             config,
             self._connections,
-            item_cache_from_config(config, None),
+            item_cache_from_config(config, self.store.records),
             records=self.store.records,
             second_level=self.store.second_level,
             send=self._clients.try_send,
@@ -150,7 +146,7 @@ class Frontend(Closeable):
         self.store.on_put = self.requests.outputs.put
         self._presence = ClientPresence(run_dir, self._clients, self.store.egress.remove_names)
         max_askers = config.limits.max_requests_per_client
-        self._probes = Probes(self._connections, None, max_askers, needs_engine=config.has_workers)
+        self._probes = Probes(self._connections, self.store.records, max_askers, needs_engine=config.has_workers)
         self._flushes = Flushes(
             self._connections,
             forget=self._forget,
@@ -158,7 +154,6 @@ class Frontend(Closeable):
             min_interval_s=config.limits.flush_interval_s,
             max_per_peer=max_askers,
         )
-        self._look_for_room()
         self._wakers: list[StopFlag] = []
         self._poller = select.poll()
         for source in (self._clients, self._engines, self.requests):
@@ -189,7 +184,6 @@ class Frontend(Closeable):
             self._guard.call("look at the clients", self._check_clients)
             self._guard.call("look at deadlines", self.requests.check, now)
             self._guard.call("look at the store", self.store.check, now)
-            self._guard.call("look for room for the ring", self._look_for_room)
             self._is_at_rest = not (has_come or self._has_open) and self.store.records.num_queries == num_queries
         self._guard.call("answers that all wait for", self._answer_finished, now)
 
@@ -228,16 +222,6 @@ class Frontend(Closeable):
         """Raise `InvariantError` if a part contradicts itself."""
         for part in (self.requests, self.store, self._presence):
             part.check_integrity()
-
-    def _look_for_room(self) -> None:
-        ring = self._late_ring.take(self._clock())
-        if ring is None:
-            return
-        self._ring = self._closing.enter_context(ring)
-        store = ObjectStoreWriter(ring)
-        self.requests.use(item_cache_from_config(self._config, store))
-        self._probes.use(store)
-        self._connections.use(ring)
 
     # ---- clients
 
@@ -343,6 +327,7 @@ class Frontend(Closeable):
             item_fingerprints=dict(self.requests.item_fingerprints),
             hasher_algorithm=self._config.mm_hasher_algorithm,
             has_second_level=self.store.second_level.is_on,
+            takes_records=self.store.records.takes_records,
         )
 
     def _tell_of_encoder(self, *, is_another: bool) -> None:
@@ -396,19 +381,13 @@ class Frontend(Closeable):
             self._connections.greet(peer, message)
             return
         if connection is None:
-            return  # it has been dropped, and told so
+            return  # it has been dropped, and its connection is closed
         match message:
-            case received.ReaderHello():
-                self._connections.attach_reader(connection, message)
             case received.EngineReady():
                 former = self._connections.encoder_fingerprint
                 self._connections.make_ready(connection, message)
                 if former != self._connections.encoder_fingerprint:
                     self._tell_of_encoder(is_another=bool(former))
-            case received.LeaseGap():
-                self._connections.ask_after_gap(connection, message)
-            case received.Reconcile():
-                self._connections.reconcile(connection, message)
             case received.EngineProbed():
                 self._probes.answered(connection, message)
             case received.CacheChanged():
@@ -446,18 +425,32 @@ class Frontend(Closeable):
             + self._connections.num_protocol_errors
             + self.store.num_protocol_errors,
             resends=self.requests.num_resends,
-            lease_refusals=self._connections.num_lease_refusals,
+            items_beyond_quota=self.requests.num_beyond_quota,
+            items=self._item_stats(),
             clients=self._presence.num_alive,
             connections=len(self._clients),
             clients_refused=self._clients.num_refused,
             clients_disconnected=self._clients.num_disconnected,
             faults=self._guard.num_faults,
             processor=self.requests.processor_stats(),
-            ring=self._ring.stats(),
             desyncs=self.requests.items.num_desyncs,
             store=self.store.stats(),
             slow_log=SlowLog.of([*self.requests.slow.last, *self.store.slow.last]),
             by_client=self.store.figures.stats(),
+        )
+
+    def _item_stats(self) -> ItemStats:
+        records, processor = self.store.records, self.requests.items.stats()
+        if records.ring.announcement is None or not self._config.ring_data_bytes:
+            return ItemStats()
+        return ItemStats(
+            capacity_bytes=self._config.ring_data_bytes,
+            used_bytes=records.item_bytes,
+            pinned_bytes=self.requests.pinned_bytes,
+            entries=records.num_items,
+            puts=records.num_item_puts,
+            evictions=records.num_item_evictions,
+            refusals=processor.inline_fallbacks,
         )
 
     def _answer_finished(self, now: float) -> None:
@@ -478,6 +471,7 @@ def main(run_dir: Path) -> int:
     directory = RunDir(run_dir)
     config = ServiceConfig.load(directory.config)
     stop = StopFlag()
+    remove_note(run_dir, "items")  # of a former version, whose items had a ring of their own
     for name in sweep():
         log.info("removed what a dead process left behind", name=name)
     warn_of_small_shm(config, shutil.disk_usage(SHM_DIR).total)

@@ -14,6 +14,12 @@ the store, and for people.
 >>> parse_about(about_record("a", "bc", 7)), parse_about(b"a")
 (About(tenant='a', key='bc', put_at=7), None)
 
+Processed items are records of a tenant of the service's own, under their keys; behind an item lies how many embeddings
+an encoder makes of it, too.
+
+>>> num_embeds_of(about_item("aaaa", 16, 7)), num_embeds_of(about_record("a", "b:16", 7)), num_embeds_of(b"a")
+(16, None, None)
+
 `output_key` is the key of what an encoder says of an item: who encodes puts it, whoever needs it gets it.
 
 >>> output_key("ffff", "aaaa"), is_named("aaaa"), is_named("aaaa:16")
@@ -32,6 +38,8 @@ EMBEDDINGS = "embeddings"
 """Name of the tensor in a record of an encoder's output that has one row for each placeholder."""
 ROWS = "rows"
 """Name of the tensor in a record of rows that are on their way to one client."""
+ITEMS_TENANT = "mmcached/items"
+"""Whose records the processed items are; no client can put or drop one."""
 _LENGTH = struct.Struct("<Q")
 _ABOUT = struct.Struct("<QQ")
 _ROWS_KEY = re.compile(r"rows/[0-9a-f]{32}/\d+/\d+-\d+")
@@ -78,6 +86,18 @@ def parse_about(about: bytes) -> About | None:
         return About(tenant, about[end:].decode("utf-8", "surrogatepass"), put_at)
     except UnicodeDecodeError:
         return None
+
+
+def about_item(mm_hash: str, num_embeds: int, put_at: int) -> bytes:
+    """Return what lies behind a processed item; see `about_record`."""
+    return about_record(ITEMS_TENANT, f"{mm_hash}:{num_embeds}", put_at)
+
+
+def num_embeds_of(about: bytes) -> int | None:
+    """Return how many embeddings an encoder makes of an item; None if these bytes lie behind no item."""
+    known = parse_about(about)
+    number = "" if known is None or known.tenant != ITEMS_TENANT else known.key.rpartition(":")[2]
+    return int(number) if number.isdecimal() else None
 
 
 def is_on_its_way(key: str) -> bool:

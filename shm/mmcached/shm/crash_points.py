@@ -34,10 +34,9 @@ WriterLabel = Literal[
     "put.before_commit",
     "put.before_publish",  # the slot is filled, and not valid yet
     "put.after_commit",
-    "grant.before_send",  # counted, and the reader will never hear of it
-    "grant.after_send",
+    "item.before_send",  # pinned, and the engine will never hear of it
+    "item.after_send",
     "deaths.before_void",
-    "barrier.after_send",
     "close.between_unlinks",
     "sweep.between_unlinks",
 ]
@@ -71,7 +70,6 @@ ReaderLabel = Literal[
     "take.after",
     "give_back.before",
     "give_back.after",
-    "reconcile.before_answer",
 ]
 Label = WriterLabel | SuccessorLabel | ReaderLabel
 

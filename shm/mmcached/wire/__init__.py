@@ -18,12 +18,11 @@ version, vocabulary   numbers on which both sides must agree
 
 from mmcached.wire.config import ModelConfig, ServiceConfig
 from mmcached.wire.errors import MmcachedError
-from mmcached.wire.handle import Handle, LeaseId, RingAnnouncement
+from mmcached.wire.handle import Handle, RingAnnouncement
 from mmcached.wire.paths import RunDir, default_run_dir
 
 __all__ = [
     "Handle",
-    "LeaseId",
     "MmcachedError",
     "ModelConfig",
     "RingAnnouncement",

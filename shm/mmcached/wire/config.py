@@ -82,14 +82,13 @@ class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     `max_num_encoder_input_tokens` count embeddings, `num_kv_blocks` includes the null block.
     """
 
-    # the processor cache of P0 and the ring
+    # the processor cache of P0, and its share of the ring
     mm_processor_cache_gb: float = 0.25
     mm_processor_cache_type: Literal["shm", "lru", "processor_only"] = "shm"
     mm_shm_cache_max_object_size_mb: int = 64
     mm_shm_inline_max_kb: int = 16
     mm_hasher_algorithm: Literal["blake3", "sha256"] = "blake3"
     ring_num_slots: int = 4096
-    ring_max_readers: int = 2 * MAX_ENGINES
     ring_reader_quota_gb: float = 0.0
     ring_has_checksums: bool = False
 
@@ -109,7 +108,7 @@ class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     store_l2: str = ""
     store_l2_ttl_s: float = 86_400.0
 
-    # leave store and ring where they are when the service ends: the next one in this run directory goes on with them
+    # leave the ring where it is when the service ends: the next one in this run directory goes on with them
     keep_cache: bool = False
 
     # what arrives
@@ -245,8 +244,8 @@ class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     @property
     def ring_data_bytes(self) -> int:
-        """Size of the ring's data object in bytes; 0 = no ring, every item travels inline."""
-        return self.processor_cache_bytes if self.mm_processor_cache_type == "shm" else 0
+        """What the ring has room for beside the store, for processed items, in bytes; 0 = every item travels inline."""
+        return self.processor_cache_bytes if self.mm_processor_cache_type == "shm" and self.is_multimodal_model else 0
 
     @property
     def max_object_bytes(self) -> int:
@@ -275,12 +274,12 @@ class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     @property
     def ring_reader_quota_bytes(self) -> int | None:
-        """Most bytes that one engine holds under lease at a time; None for no limit."""
+        """Most bytes of items that are kept in the ring for one engine's open requests; None for no limit."""
         return int(self.ring_reader_quota_gb * GIB) or None
 
     @property
     def store_data_bytes(self) -> int:
-        """Size of the store's data object in bytes; 0 = no store."""
+        """What the clients' records may take in bytes; 0 = no store."""
         return int(self.store_gb * GIB)
 
     @property
@@ -360,7 +359,6 @@ _RANGES: Mapping[str, tuple[float, float]] = {
     "slow_log_ms": (0.0, 86_400_000.0),
     "mm_shm_inline_max_kb": (0, 1 << 20),
     "ring_num_slots": (1, 1 << 20),
-    "ring_max_readers": (2, 64),
     "mm_processor_workers": (0, 256),
     "store_num_slots": (1, 1 << 20),
     "store_l2_ttl_s": (1.0, 31_536_000.0),
@@ -393,9 +391,6 @@ def _check_engines(config: ServiceConfig) -> None:
         raise ConfigError(
             "data_parallel_size", num_engines, f"must be at most {MAX_ENGINES}: the engines of one service"
         )
-    if config.ring_max_readers < 2 * num_engines:
-        limit = f"at least {2 * num_engines}: an engine takes a second entry before it lets go of the first"
-        raise ConfigError("ring_max_readers", config.ring_max_readers, limit)
     if config.routes_by_content and config.prefix_caching_hash_algo == "xxh3" and not config.prefix_caching_hash_seed:
         limit = "must be set: without it engines have different xxh3 digests, and routing_policy cache_aware knows none"
         raise ConfigError("prefix_caching_hash_seed", "", limit)

@@ -182,18 +182,6 @@ class PeerGone(MmcachedError):
     retryable = True
 
 
-class LeaseRefused(MmcachedError):
-    """A living reader takes no lease just now; what it needs travels inline."""
-
-    code = "lease_refused"
-    retryable = True
-
-    def __init__(self, reader_id: int, reason: str) -> None:
-        super().__init__(
-            f"reader {reader_id} takes no lease now: {reason}; send the item inline", reader_id=reader_id, reason=reason
-        )
-
-
 class ChannelFull(MmcachedError):
     """The peer does not take messages fast enough; nothing was queued."""
 

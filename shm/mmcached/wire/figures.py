@@ -33,25 +33,15 @@ class Metric:
     """One name, with labels, under which a figure stands on the metrics page.
 
     Args:
-        name: a key of `METRICS`. `{ring}` in it, and `{cache}` or `{modality}` in a label, stand for what the record's
-            `Ring` or `Of` says.
+        name: a key of `METRICS`. `{modality}` in a label stands for what the record's `Of` says.
         needs: a figure of the same record. If both are 0, there is nothing to say.
-        within: the only `Ring` of which this is said.
         labels: beside `role`, which every figure has.
     """
 
-    def __init__(self, name: str, *, needs: str = "", within: str = "", **labels: str) -> None:
+    def __init__(self, name: str, *, needs: str = "", **labels: str) -> None:
         self.name = name
         self.needs = needs
-        self.within = within
         self.labels = labels
-
-
-class Ring(NamedTuple):
-    """A ring, as its metrics name it, and the cache that lies in it."""
-
-    ring: str
-    cache: str
 
 
 class Of(NamedTuple):
@@ -89,7 +79,7 @@ def figures(record: type[msgspec.Struct]) -> tuple[Figure, ...]:
     Raises:
         InvariantError: a field is neither a whole number, a histogram, a slow log, a record, a list nor a dictionary.
     """
-    return tuple(_figures(record, "", {"ring": ""}))
+    return tuple(_figures(record, "", {}))
 
 
 def _figures(record: type[msgspec.Struct], prefix: str, words: Mapping[str, str]) -> Iterator[Figure]:
@@ -97,12 +87,11 @@ def _figures(record: type[msgspec.Struct], prefix: str, words: Mapping[str, str]
         kind, *said = get_args(hint) if get_origin(hint) is Annotated else (hint,)
         name = prefix + field
         if kind in (int, Histogram, SlowLog):
-            metrics = (_resolved(each, prefix, words) for each in said if isinstance(each, Metric))
-            said_here = tuple(each for each in metrics if each.within in ("", words["ring"]))
+            metrics = tuple(_resolved(each, prefix, words) for each in said if isinstance(each, Metric))
             block = None if kind is int else kind
-            yield Figure(name, _GAUGE in said or block is SlowLog, said_here, block)
+            yield Figure(name, _GAUGE in said or block is SlowLog, metrics, block)
         elif isinstance(kind, type) and issubclass(kind, msgspec.Struct):
-            of_record = next((each._asdict() for each in said if isinstance(each, Ring | Of)), {})
+            of_record = next((each._asdict() for each in said if isinstance(each, Of)), {})
             yield from _figures(kind, f"{name}.", {**words, **of_record})
         elif get_origin(kind) not in (list, dict):
             raise InvariantError(
@@ -113,7 +102,7 @@ def _figures(record: type[msgspec.Struct], prefix: str, words: Mapping[str, str]
 def _resolved(metric: Metric, prefix: str, words: Mapping[str, str]) -> Metric:
     labels = {label: value.format(**words) for label, value in metric.labels.items()}
     needs = metric.needs and prefix + metric.needs
-    return Metric(metric.name.format(**words), needs=needs, within=metric.within, **labels)
+    return Metric(metric.name, needs=needs, **labels)
 
 
 def histograms(stats: msgspec.Struct) -> Iterator[tuple[Metric, Histogram]]:

@@ -1,6 +1,6 @@
-"""Names bytes in a ring: the ring's announcement, a handle to one chunk, and a lease on it.
+"""Names bytes in a ring: the ring's announcement, and a handle to one chunk.
 
-None of these gives access by itself: a reader acts only on a handle that came with a lease of its own incarnation.
+Neither gives access by itself: a reader takes a lease before it reads what a handle names.
 """
 
 from __future__ import annotations
@@ -43,10 +43,7 @@ class Handle(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
     nbytes: Count
     tenant: str = ""
 
-
-class LeaseId(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """One grant: the `seq`-th lease that the writer gave to one incarnation of a reader, on the chunk in `slot`."""
-
-    incarnation: Count
-    seq: Count
-    slot: Count = 0
+    @property
+    def token(self) -> str:
+        """What names the record in other processes of this host; see `mmcached.client.store.tokens`."""
+        return f"{self.ring_id}.{self.epoch}.{self.slot}.{self.generation}"

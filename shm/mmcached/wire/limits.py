@@ -292,7 +292,11 @@ LIMITS: Mapping[str, Limit] = MappingProxyType(
             0, 4096, "GiB", "records of one tenant (0: no limit)", "its own oldest records go"
         ),
         "ring_reader_quota_gb": Limit(
-            0, 4096, "GiB", "items that one engine holds under lease (0: no limit)", "items travel inline"
+            0,
+            4096,
+            "GiB",
+            "items that are pinned for the open requests of one engine (0: no limit)",
+            "items travel inline",
         ),
         "mm_shm_cache_max_object_size_mb": Limit(1, 1 << 20, "MiB", "size of one item in the ring", "travels inline"),
     }

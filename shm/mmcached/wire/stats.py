@@ -12,7 +12,7 @@ from typing import Annotated, Literal, get_args
 
 import msgspec
 
-from mmcached.wire.figures import By, Gauge, Metric, Of, Ring
+from mmcached.wire.figures import By, Gauge, Metric, Of
 from mmcached.wire.latency import Histogram
 from mmcached.wire.slow_log import SlowLog
 
@@ -37,8 +37,9 @@ METRICS: Mapping[str, str] = {
     "modality_queries": "items that requests needed, by modality: an image is one, of a clip each slice",
     "modality_hits": "items that a request needed and that were not preprocessed for it, by modality",
     "modality_processed": "items preprocessed, by modality",
-    "items_inline": "items sent as message frames, not through the ring",
+    "items_inline": "items sent as message frames, not through the store",
     "ring_fallbacks": "items sent as message frames because the ring had no room",
+    "items_beyond_quota": "items sent as message frames because the engine's requests had too much in the ring",
     "cache_insertions": "items put into a cache",
     "cache_evictions": "items evicted from a cache for room",
     "cache_rejections": "items that a cache could not take because too much of it is leased",
@@ -46,28 +47,16 @@ METRICS: Mapping[str, str] = {
     "cache_capacity_bytes": "size of a cache in bytes",
     "cache_entries": "items that a cache holds",
     "cache_pinned_bytes": "bytes of a cache that may not be evicted now",
-    "ring_capacity_bytes": "size of the ring of processed items in bytes; 0: there is none",
-    "ring_used_bytes": "bytes of the ring that chunks take",
-    "ring_pinned_bytes": "bytes of the ring that leased chunks take",
-    "ring_populated_bytes": "bytes of the ring of processed items whose pages are mapped; rises after the start",
-    "ring_chunks": "chunks that the ring holds",
-    "ring_fenced_rows": "engines that gave back more leases of the ring than they had",
-    "ring_written_bytes": "payload bytes put into the ring of processed items",
-    "ring_grants": "leases of the ring of processed items that were granted",
-    "ring_lost_leases": "leases of the ring of processed items that were lost on the way and taken back",
-    "ring_lease_refusals": "leases of the ring that an engine could not take: the item was sent inline",
-    "leases": "leases granted and not given back (side writer), or held (side reader)",
-    "store_capacity_bytes": "size of the store's ring in bytes; 0: there is no store",
-    "store_used_bytes": "bytes of the store that records take",
-    "store_pinned_bytes": "bytes of the store that leased records take",
-    "store_populated_bytes": "bytes of the store's ring whose pages are mapped; rises after the start",
-    "store_records": "records that the store holds",
-    "store_leases": "leases of the store that clients hold",
-    "store_clients": "clients that have an entry of the ring, and so read in place",
-    "store_fenced_rows": "clients that gave back more leases than they had",
-    "store_written_bytes": "payload bytes put into the store's ring",
-    "store_grants": "leases of the store's ring that were granted",
-    "store_lost_leases": "leases of the store's ring that were lost on the way and taken back",
+    "leases": "leases that an engine holds for its requests (side reader)",
+    "store_capacity_bytes": "size of the ring in bytes, records and items together; 0: there is none",
+    "store_used_bytes": "bytes of the ring that records and items take",
+    "store_pinned_bytes": "bytes of the ring that leased records and items take",
+    "store_populated_bytes": "bytes of the ring whose pages are mapped; rises after the start",
+    "store_records": "records and items that the ring holds",
+    "store_leases": "leases that clients, engines and workers hold",
+    "store_clients": "clients, engines and workers that have an entry of the ring, and so read in place",
+    "store_fenced_rows": "readers that gave back more leases than they had",
+    "store_written_bytes": "payload bytes put into the ring, of records and items",
     "store_inline": "records sent as message frames, not through the ring",
     "store_withheld": "records not sent: the answer had become too large",
     "store_puts": "puts by outcome: kept (or there already), refused",
@@ -197,29 +186,41 @@ class ProcessorCacheStats(Stats, frozen=True):
     by_modality: ItemsByModality = ItemsByModality()
 
 
-def _of_cache(name: str) -> Metric:
-    """Return what the writer of a ring says about the cache in it. One that has just started has no ring yet."""
-    return Metric(f"cache_{name}", needs="data_bytes", cache="{cache}")
+def _of_cache(name: str, cache: str = "store", needs: str = "data_bytes") -> Metric:
+    """Return what is said of a cache in the ring. A frontend that has just started has no ring yet."""
+    return Metric(f"cache_{name}", needs=needs, cache=cache)
+
+
+def _of_items(name: str) -> Metric:
+    return _of_cache(name, "processor", "capacity_bytes")
+
+
+class ItemStats(Stats, frozen=True):
+    """The processed items in the ring; `pinned_bytes` are those of open requests."""
+
+    capacity_bytes: Annotated[Gauge, _of_items("capacity_bytes")] = 0
+    used_bytes: Annotated[Gauge, _of_items("bytes")] = 0
+    pinned_bytes: Annotated[Gauge, _of_items("pinned_bytes")] = 0
+    entries: Annotated[Gauge, _of_items("entries")] = 0
+    puts: Annotated[int, _of_items("insertions")] = 0
+    evictions: Annotated[int, _of_items("evictions")] = 0
+    refusals: Annotated[int, _of_items("rejections")] = 0
 
 
 class RingStats(Stats, frozen=True):
-    """The ring as its writer sees it."""
+    """The ring as its writer sees it, with records and items."""
 
-    data_bytes: Annotated[Gauge, _of_cache("capacity_bytes"), Metric("{ring}_capacity_bytes")] = 0
-    used_bytes: Annotated[Gauge, _of_cache("bytes"), Metric("{ring}_used_bytes")] = 0
-    pinned_bytes: Annotated[Gauge, _of_cache("pinned_bytes"), Metric("{ring}_pinned_bytes")] = 0
-    populated_bytes: Annotated[Gauge, Metric("{ring}_populated_bytes")] = 0
-    chunks: Annotated[
-        Gauge, _of_cache("entries"), Metric("ring_chunks", within="ring"), Metric("store_records", within="store")
-    ] = 0
-    leases: Annotated[Gauge, Metric("leases", within="ring", side="writer"), Metric("store_leases", within="store")] = 0
-    fenced_readers: Annotated[Gauge, Metric("{ring}_fenced_rows")] = 0
+    data_bytes: Annotated[Gauge, _of_cache("capacity_bytes"), Metric("store_capacity_bytes")] = 0
+    used_bytes: Annotated[Gauge, _of_cache("bytes"), Metric("store_used_bytes")] = 0
+    pinned_bytes: Annotated[Gauge, _of_cache("pinned_bytes"), Metric("store_pinned_bytes")] = 0
+    populated_bytes: Annotated[Gauge, Metric("store_populated_bytes")] = 0
+    chunks: Annotated[Gauge, _of_cache("entries"), Metric("store_records")] = 0
+    leases: Annotated[Gauge, Metric("store_leases")] = 0
+    fenced_readers: Annotated[Gauge, Metric("store_fenced_rows")] = 0
     puts: Annotated[int, _of_cache("insertions")] = 0
-    put_bytes: Annotated[int, Metric("{ring}_written_bytes")] = 0
+    put_bytes: Annotated[int, Metric("store_written_bytes")] = 0
     evictions: Annotated[int, _of_cache("evictions")] = 0
     refusals: Annotated[int, _of_cache("rejections")] = 0
-    grants: Annotated[int, Metric("{ring}_grants")] = 0
-    lost_leases: Annotated[int, Metric("{ring}_lost_leases")] = 0
 
 
 class FetchStats(Stats, frozen=True):
@@ -264,7 +265,7 @@ class StoreStats(Stats, frozen=True):
     new_epochs: Annotated[int, Metric("store_epochs")] = 0
     hit_latency: Annotated[Histogram, Metric("hit_seconds")] = Histogram()
     put_latency: Annotated[Histogram, Metric("put_seconds")] = Histogram()
-    ring: Annotated[RingStats, Ring("store", cache="store")] = RingStats()
+    ring: RingStats = RingStats()
     fetches: FetchStats = FetchStats()
 
 
@@ -369,14 +370,14 @@ class FrontendStats(Stats, frozen=True):
     requests_failed: Annotated[int, Metric("requests", outcome="failed")] = 0
     protocol_errors: Annotated[int, Metric("protocol_errors")] = 0
     resends: Annotated[int, Metric("resends")] = 0
-    lease_refusals: Annotated[int, Metric("ring_lease_refusals")] = 0
+    items_beyond_quota: Annotated[int, Metric("items_beyond_quota")] = 0
     clients: Annotated[Gauge, Metric("clients")] = 0
     connections: Annotated[Gauge, Metric("connections")] = 0
     clients_refused: Annotated[int, Metric("clients_refused")] = 0
     clients_disconnected: Annotated[int, Metric("clients_disconnected")] = 0
     faults: Annotated[int, Metric("faults")] = 0
     processor: ProcessorCacheStats = ProcessorCacheStats()
-    ring: Annotated[RingStats, Ring("ring", cache="processor")] = RingStats()
+    items: ItemStats = ItemStats()
     desyncs: Annotated[int, Metric("desync", side="sender")] = 0
     store: StoreStats = StoreStats()
     slow_log: SlowLog = SlowLog()

@@ -94,7 +94,7 @@ def test_each_figure_is_a_line_of_its_section(run_dir: Path, monkeypatch: pytest
     assert sections["# Store"]["latency_hit"] == "num=3,p50_s=0.000010,p99_s=0.500000"
     assert sections["# Engines"]["latency_step"].startswith("num=4,")
     assert not any("sum_ns" in name for names in sections.values() for name in names)
-    assert (sections["# Processor"]["queries"], sections["# Processor"]["ring_evictions"]) == ("7", "0")
+    assert (sections["# Processor"]["queries"], sections["# Processor"]["stored_evictions"]) == ("7", "0")
     assert sections["# Encoder"]["hits"] == "1"
     assert sections["# Encoder"]["workers_items_encoded"] == "9"
     assert sections["# Kv"]["hits"] == "30", "of all engines"
@@ -105,9 +105,8 @@ def test_each_figure_is_a_line_of_its_section(run_dir: Path, monkeypatch: pytest
 
 
 def test_a_process_that_has_gone_takes_nothing(run_dir: Path) -> None:
-    assert memory_facts([a_role(FRONTEND, 4_000_000, "dead")], 1, 2) == {
+    assert memory_facts([a_role(FRONTEND, 4_000_000, "dead")], 1) == {
         "ring_bytes": 1,
-        "store_bytes": 2,
         "anonymous_bytes": 0,
     }
     assert set(service_facts(a_status(run_dir))) == set(Section) - {Section.SERVER}

@@ -28,6 +28,7 @@ from mmcached.wire.stats import (
     METRICS,
     ClientStats,
     FrontendStats,
+    ItemStats,
     RingStats,
     RoleName,
     StoreStats,
@@ -189,7 +190,7 @@ def test_names_and_kinds_follow_the_conventions(page: Page) -> None:
 @pytest.mark.parametrize(
     ("cache", "stats"),
     [
-        ("processor", FrontendStats(ring=RingStats(data_bytes=1, used_bytes=1))),
+        ("processor", FrontendStats(items=ItemStats(capacity_bytes=1, used_bytes=1))),
         ("store", FrontendStats(store=StoreStats(ring=RingStats(data_bytes=1, used_bytes=1)))),
     ],
 )

@@ -121,7 +121,7 @@ def test_a_copy_and_a_closed_hit_have_no_token(service: StoreService, taker: Cli
 
 
 def test_who_is_no_reader_opens_nothing(make: Make, run_dir: Path) -> None:
-    with StoreService(run_dir, store_max_clients=2) as service, Client(run_dir) as taker:
+    with StoreService(run_dir, store_max_clients=2, world_size=0) as service, Client(run_dir) as taker:
         announcement = service.desk.announcement
         assert announcement is not None
         with ReaderEntry.attach(announcement):

@@ -520,7 +520,7 @@ def test_counters(client: Any) -> None:
 def test_without_an_entry_records_come_inline(
     make: Make, run_dir: Path, caplog: pytest.LogCaptureFixture, view: bool
 ) -> None:
-    with StoreService(run_dir, store_max_clients=1) as service, ExitStack() as stack:
+    with StoreService(run_dir, store_max_clients=1, world_size=0) as service, ExitStack() as stack:
         announcement = service.desk.announcement
         assert announcement is not None
         stack.enter_context(ReaderEntry.attach(announcement))
@@ -541,8 +541,7 @@ def test_without_an_entry_records_come_inline(
         assert service.leases == 0
     assert [record.message for record in caplog.records if "slower" in record.message] == [
         "records come through the socket, which is slower: "
-        "all 1 entries of the ring are in use; raise ring_max_readers (for clients: store_max_clients), "
-        "or stop a reader"
+        "all 1 entries of the ring are in use; raise store_max_clients, or stop a reader"
     ]
 
 

@@ -13,16 +13,14 @@ from mmcached.engine import Request, Scheduler
 from mmcached.engine.server.item_frames import ItemFrames
 from mmcached.engine.server.probes import MAX_OPEN
 from mmcached.engine.server.server import POLL_INTERVAL_S
-from mmcached.shm import RingReader, RingWriter
 from mmcached.shm.stats.page import StatsPage, StatsPageReader
 from mmcached.shm.stats.service import stats_of
 from mmcached.wire.config import ServiceConfig
-from mmcached.wire.errors import ConfigError, CorruptImage, InvariantError, PeerGone, error_to_wire
-from mmcached.wire.handle import LeaseId
+from mmcached.wire.errors import CacheMiss, ConfigError, CorruptImage, InvariantError, PeerGone, error_to_wire
 from mmcached.wire.messages import engine as to_engine
 from mmcached.wire.messages import frontend as from_engine
 from mmcached.wire.messages import worker as to_worker
-from mmcached.wire.messages.parts import Barrier, Feature, Inline
+from mmcached.wire.messages.parts import Feature, Inline, StoredItem
 from mmcached.wire.paths import RunDir
 from mmcached.wire.process.turns import REST_S
 from mmcached.wire.stats import EngineStats, RoleName
@@ -49,24 +47,23 @@ def bench(fresh: Bench) -> Bench:
     return fresh
 
 
-def test_engine_is_ready_only_when_entry_and_all_workers_are_attached(fresh: Bench, clock: Clock) -> None:
+def test_engine_is_ready_only_when_it_is_greeted_and_all_workers_are_attached(fresh: Bench, clock: Clock) -> None:
     fresh.expect(from_engine.EngineHello)
     clock.now += 1
-    fresh.expect(from_engine.EngineHello)  # repeated until it is answered
-    hello = fresh.announce()
-    assert fresh.attach(fresh.add_worker(0)).reader_incarnation == hello.incarnation
+    fresh.greet()  # a hello is repeated until it is answered
+    fresh.attach(fresh.add_worker(0))
     fresh.turns()
     assert fresh.frontend.receive_raw() is None, "one rank is missing"
 
 
 def test_lease_goes_back_after_the_answer_and_not_before(bench: Bench) -> None:
     bench.add(1, bench.put_item("a"))
+    plans = bench.plans()
     assert bench.leases == 1
-    bench.run_step()
+    bench.answer(plans)
     answer = bench.expect(from_engine.RequestGenerated)
     assert (answer.token_ids, answer.finish_reason) == ([65], "length")
     assert bench.leases == 0
-    bench.ring.check_integrity()
 
 
 @pytest.mark.parametrize("error", [None, CorruptImage("images[0]", "m", "bad")])
@@ -127,48 +124,38 @@ def test_abort_in_mid_step_keeps_the_lease_until_every_rank_has_read(bench: Benc
     assert from_engine.RequestGenerated not in bench.kinds()
 
 
-def test_descriptor_of_another_incarnation_is_missed_and_not_given_back(bench: Bench) -> None:
-    handle = bench.put_item("a")
-    granted = bench.ring.grant(bench.reader_id, handle)
-    bench.add(1, handle, lease=LeaseId(granted.incarnation ^ 1, granted.seq))
-    assert bench.expect(from_engine.RequestMissed) == from_engine.RequestMissed(1, ["m" * 64])
-    assert bench.leases == 1, "the other incarnation's lease is not ours to return"
-    bench.add(2, handle, lease=granted)
-    bench.run_step()
-    bench.expect(from_engine.RequestGenerated)
+def test_an_item_that_has_gone_is_missed_and_nothing_is_held(bench: Bench) -> None:
+    kept, gone = bench.put_item("a"), StoredItem("gone")
+    features = [Feature("m" * 64, "image", 0, 1, 1, 16, kept), Feature("n" * 64, "image", 1, 1, 1, 16, gone)]
+    bench.send(to_engine.AddRequest(1, "generate", [258, 258, 65], features, 1, None))
+    assert bench.expect(from_engine.RequestMissed) == from_engine.RequestMissed(1, [])
+    assert bench.leases == bench.engine.stats().leases_held == 0
+    bench.serve(2, kept)
+
+
+def test_an_item_that_a_worker_does_not_find_has_its_request_sent_again(bench: Bench) -> None:
+    bench.add(1, bench.put_item("a"))
+    bench.run_step(error=CacheMiss(["m" * 64]))
+    assert bench.expect(from_engine.RequestMissed) == from_engine.RequestMissed(1, [])
     assert bench.leases == 0
+    assert bench.store.dropped == [], "that is the frontend's to do"
+    bench.serve(2)
 
 
-def test_a_gap_is_reported_and_a_barrier_is_answered_with_what_has_come(bench: Bench) -> None:
-    came, lost = bench.put_item("a"), bench.put_item("b")
-    bench.ring.grant(bench.reader_id, lost)  # its descriptor never comes
-    bench.add(1, came)
-    incarnation = bench.expect(from_engine.LeaseGap).incarnation
-    barrier = bench.ring.open_barrier(bench.reader_id)
-    assert barrier is not None
-    assert barrier.incarnation == incarnation
-    bench.send(Barrier(incarnation ^ 1, 7, 7, ()))  # another incarnation's
-    bench.send(barrier)
-    answer = bench.expect(from_engine.Reconcile)
-    assert answer == from_engine.Reconcile(incarnation, barrier.barrier_id, {came.slot: 1, lost.slot: 0})
-    assert bench.ring.reconcile(bench.reader_id, answer.incarnation, answer.barrier_id, answer.received) == 1
+def test_a_flush_leaves_the_items_of_open_requests_as_they_are(bench: Bench) -> None:
+    bench.add(1)
+    plans = bench.plans()
+    bench.add(2, bench.put_item("a"))
+    bench.send(to_engine.FlushEngine(9))
+    bench.expect(from_engine.EngineFlushed)
     assert bench.leases == 1
-    bench.run_step()
+    bench.answer(plans)
+    bench.expect(from_engine.RequestGenerated)
+    plans = bench.plans()
+    assert plans[0].encode[0].payload == StoredItem("a")
+    bench.answer(plans)
     bench.expect(from_engine.RequestGenerated)
     assert bench.leases == 0
-
-
-def test_a_lease_that_a_barrier_has_counted_as_lost_is_missed_when_it_comes_late(bench: Bench) -> None:
-    handle = bench.put_item("a")
-    late = bench.ring.grant(bench.reader_id, handle)
-    barrier = bench.ring.open_barrier(bench.reader_id)
-    assert barrier is not None
-    bench.send(barrier)
-    answer = bench.expect(from_engine.Reconcile)
-    assert bench.ring.reconcile(bench.reader_id, answer.incarnation, answer.barrier_id, answer.received) == 1
-    bench.add(1, handle, lease=late)
-    assert bench.expect(from_engine.RequestMissed).mm_hashes == ["m" * 64]
-    bench.ring.check_integrity()
 
 
 def test_failed_step_fails_its_requests_with_the_reason_and_the_engine_goes_on(bench: Bench) -> None:
@@ -201,9 +188,7 @@ def test_step_past_its_deadline_ends_the_engine(bench: Bench, clock: Clock) -> N
 
 
 def test_request_that_can_never_be_served_is_refused_and_its_lease_returned(bench: Bench) -> None:
-    handle = bench.put_item("a")
-    lease = bench.ring.grant(bench.reader_id, handle)
-    outside = Feature("m" * 64, "image", 50, 2, 2, handle.nbytes, handle, lease)
+    outside = Feature("m" * 64, "image", 50, 2, 2, 16, bench.put_item("a"))
     bench.send(to_engine.AddRequest(1, "generate", [65], [outside], 1, None))
     assert bench.expect(from_engine.RequestFailed).error.code == "invalid_request"
     missing = Feature("m" * 64, "image", 0, 1, 1, 3, Inline(0, 3))
@@ -247,8 +232,7 @@ def test_an_item_whose_key_stands_for_another_size_fails_its_request_alone(bench
     handle = bench.put_item("a")
     bench.add(1, handle, max_tokens=2)
     plans = bench.plans()
-    lease = bench.ring.grant(bench.reader_id, handle)
-    larger = Feature("m" * 64, "image", 0, 3, 3, handle.nbytes, handle, lease)
+    larger = Feature("m" * 64, "image", 0, 3, 3, 16, handle)
     bench.send(to_engine.AddRequest(2, "generate", [258, 258, 258, 65], [larger], 1, None))
     bench.answer(plans)
     failed = bench.expect(from_engine.RequestFailed)
@@ -264,7 +248,6 @@ def test_replaced_worker_voids_the_step_and_requests_start_over_at_token_0(bench
     bench.workers[0].channel.send(bench.workers[0].output(first[0]))
     successor = bench.replace(1)
     attach = bench.from_engine(successor, to_worker.Attach)
-    assert bench.leases == 1, "the dead process is not certified dead yet: it may still read"
     for worker in bench.workers:
         bench.from_engine(worker, to_worker.ClearCaches)
     successor.attached(attach)
@@ -279,95 +262,41 @@ def test_replaced_worker_voids_the_step_and_requests_start_over_at_token_0(bench
     bench.engine.check_integrity()
 
 
-def test_lease_of_an_ended_request_waits_for_the_certificate_of_death(bench: Bench) -> None:
+def test_another_session_ends_the_requests_of_the_former_and_caches_stay(bench: Bench) -> None:
     bench.add(1, bench.put_item("a"))
     plans = bench.plans()
-    bench.workers[0].channel.send(bench.workers[0].output(plans[0]))
-    bench.send(to_engine.AbortRequest(1))
-    successor = bench.replace(1)
-    attach = bench.from_engine(successor, to_worker.Attach)
-    assert bench.leases == 1
-    successor.attached(attach)
+    bench.send(to_engine.Greeted(2))
+    bench.expect(from_engine.EngineReady)
+    bench.answer(plans)
     bench.pump(lambda: bench.leases == 0)
+    assert from_engine.RequestGenerated not in bench.kinds()
+    assert bench.engine.stats().leases_held == 0
+    bench.serve(2, bench.put_item("b"))
+    bench.engine.check_integrity()
 
 
-def test_another_frontend_ends_the_requests_of_the_former_and_workers_attach_anew(bench: Bench) -> None:
-    bench.add(1, bench.put_item("a"))
-    plans = bench.plans()
-    with RingWriter.create(data_bytes=1 << 20, max_object_bytes=1 << 18) as other:
-        bench.announce(other, incarnation=2)
-        bench.answer(plans)
-        for worker in bench.workers:
-            assert bench.attach(worker).announcement == other.announcement
-        bench.expect(from_engine.EngineReady)
-        assert from_engine.RequestGenerated not in bench.kinds()
-        assert bench.engine.stats().leases_held == 0
-        other.check_integrity()
-        assert other.stats().leases == 0, "nothing of the old ring was given back to the new one"
-        bench.serve(2)
-
-
-def test_a_frontend_that_finds_room_for_its_ring_later_ends_no_request(fresh: Bench) -> None:
-    fresh.expect(from_engine.EngineHello)
-    fresh.send(to_engine.Ring(1, None))
-    for rank in range(2):
-        assert fresh.attach(fresh.add_worker(rank)).announcement is None
-    fresh.expect(from_engine.EngineReady)
-    fresh.add(1)
-    plans = fresh.plans()
-    fresh.announce()
-    fresh.answer(plans)
-    for worker in fresh.workers:
-        assert fresh.attach(worker).announcement == fresh.ring.announcement
-    assert fresh.expect(from_engine.RequestGenerated).request_id == 1
-    fresh.serve(2, fresh.put_item("a"))
-    fresh.pump(lambda: fresh.leases == 0)
-
-
-def test_the_former_entry_is_let_go_when_all_workers_have_left_it(bench: Bench) -> None:
-    """A worker that still looks at the old entry must not take its engine for dead."""
-    with (
-        RingReader.open(bench.ring.announcement) as old,
-        RingWriter.create(data_bytes=1 << 20, max_object_bytes=1 << 18) as other,
-    ):
-        old.join_entry(bench.reader_id, bench.reader_incarnation, 0)
-        bench.send(to_engine.Ring(2, other.announcement))
-        bench.expect(from_engine.ReaderHello)
-        for worker in bench.workers:
-            assert old.is_engine_alive()
-            bench.attach(worker)
-        bench.pump(lambda: not old.is_engine_alive())
-
-
-def test_an_entry_is_offered_until_it_is_accepted(fresh: Bench, clock: Clock) -> None:
-    fresh.expect(from_engine.EngineHello)
-    fresh.send(to_engine.Ring(1, fresh.ring.announcement))
-    first = fresh.expect(from_engine.ReaderHello)
-    clock.now += 1
-    assert fresh.expect(from_engine.ReaderHello) == first
-    fresh.send(to_engine.ReaderAttached(first.epoch, first.reader_id, first.incarnation))
-    fresh.send(to_engine.FlushEngine(1))
-    fresh.expect(from_engine.EngineFlushed)
-    clock.now += 1
-    fresh.turns()
-    fresh.send(to_engine.FlushEngine(2))
-    fresh.pump(lambda: from_engine.EngineFlushed in fresh.kinds())
-    assert from_engine.ReaderHello not in fresh.kinds()
-
-
-def test_announcement_repeated_by_the_same_frontend_changes_nothing(bench: Bench) -> None:
+def test_a_greeting_repeated_in_the_same_session_changes_nothing(bench: Bench) -> None:
     bench.add(1)
     plans = bench.plans()
-    bench.send(to_engine.Ring(1, bench.ring.announcement))
-    bench.expect(from_engine.ReaderHello)
+    bench.send(to_engine.Greeted(1))
+    bench.expect(from_engine.EngineReady)
     bench.answer(plans)
     assert bench.expect(from_engine.RequestGenerated).request_id == 1
 
 
+def test_a_hello_is_not_repeated_once_it_is_answered(bench: Bench, clock: Clock) -> None:
+    for token in (1, 2):
+        clock.now += 1
+        bench.turns()
+        bench.send(to_engine.FlushEngine(token))
+        bench.pump(lambda: from_engine.EngineFlushed in bench.kinds())
+        assert from_engine.EngineHello not in bench.kinds()
+        bench.expect(from_engine.EngineFlushed)
+
+
 def test_probe_reaches_every_worker_and_its_lease_returns_with_the_last_answer(bench: Bench) -> None:
     handle = bench.put_item("probe")
-    lease = bench.ring.grant(bench.reader_id, handle)
-    bench.send(to_engine.ProbeEngine(4, handle, lease))
+    bench.send(to_engine.ProbeEngine(4, handle))
     for index, worker in enumerate(bench.workers):
         probe = bench.from_engine(worker, to_worker.ProbeWorker)
         assert bench.leases == 1
@@ -386,7 +315,7 @@ def test_an_answered_probe_is_no_lease_on_the_page(run_dir: Path, clock: Clock) 
     with StatsPage.create(page), StatsPageReader(page) as figures, Bench(run_dir, CONFIG, clock) as bench:
         bench.connect()
         handle = bench.put_item("probe")
-        bench.send(to_engine.ProbeEngine(4, handle, bench.ring.grant(bench.reader_id, handle)))
+        bench.send(to_engine.ProbeEngine(4, handle))
         probes = [bench.from_engine(worker, to_worker.ProbeWorker) for worker in bench.workers]
         clock.now += 1
         bench.turns()
@@ -422,26 +351,9 @@ def test_a_flush_begins_within_a_step_and_clears_nothing_that_is_in_use(bench: B
     assert bench.engine.stats().kv.blocks_cached == 0
 
 
-def test_an_engine_that_the_frontend_has_dropped_attaches_anew(bench: Bench, clock: Clock) -> None:
-    """Its requests are over, its leases void; its caches stay, and what comes then is served."""
-    former = bench.reader_id, bench.reader_incarnation
-    bench.add(1, bench.put_item("a"))
-    plans = bench.plans()
-    bench.send(to_engine.Detached("its entry is not as it should be"))
-    clock.now += 1
-    assert bench.expect(from_engine.EngineHello).incarnation != bench.incarnation
-    bench.announce()
-    assert (bench.reader_id, bench.reader_incarnation) != former
-    bench.answer(plans)
-    for worker in bench.workers:
-        assert bench.attach(worker).reader_id == bench.reader_id
-    bench.expect(from_engine.EngineReady)
-    bench.pump(lambda: bool(bench.ring.poll_deaths()))
-    assert bench.leases == 0
-    assert from_engine.RequestGenerated not in bench.kinds()
-    bench.serve(2, bench.put_item("b"))
-    assert bench.leases == 0
-    bench.engine.check_integrity()
+def test_a_probe_whose_item_has_gone_is_answered_at_once(bench: Bench) -> None:
+    bench.send(to_engine.ProbeEngine(4, StoredItem("gone")))
+    assert bench.expect(from_engine.EngineProbed) == from_engine.EngineProbed(4, [])
 
 
 def test_refused_engine_ends_with_the_reason(fresh: Bench) -> None:
@@ -527,17 +439,6 @@ def test_a_question_that_fails_is_nobody_elses_end(bench: Bench, monkeypatch: py
         bench.pump(lambda: bench.engine.stats().faults == 1)
     bench.send(to_engine.FlushEngine(2))
     assert bench.expect(from_engine.EngineFlushed).token == 2
-
-
-def test_a_ring_that_cannot_be_attached_is_asked_for_again(fresh: Bench, clock: Clock) -> None:
-    """Its frontend may have died since; the next one says which is now."""
-    fresh.expect(from_engine.EngineHello)
-    gone = msgspec.structs.replace(fresh.ring.announcement, ring_id="0" * 32)
-    fresh.send(to_engine.Ring(1, gone))
-    fresh.pump(lambda: fresh.engine.stats().faults == 1)
-    clock.now += 1
-    fresh.connect()
-    fresh.serve(1)
 
 
 def test_probes_that_no_worker_answers_leave_nothing(bench: Bench) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,59 +17,25 @@ from mmcached.wire.messages import frontend as from_engine
 from mmcached.wire.messages import worker as to_worker
 from mmcached.wire.messages.parts import Feature, Inline, StoredOutput, Tensor
 from tests.clock import Clock
-from tests.engine.fake_peers import Bench
+from tests.engine.fake_peers import Bench, FakeStore
 
 CONFIG = ServiceConfig(max_model_len=64, num_kv_blocks=32, step_timeout_s=10.0)
 HASH = "m" * 64
 KEY = output_key("", HASH)
 
 
-class Lease:
-    """A hit: what it leases is free when nobody refers to it any more."""
-
-    def __init__(self, token: str | None) -> None:
-        self.token = token
-
-
-class Store:
-    """In the place of a client: keys with a token, or None for one that is a copy."""
-
-    def __init__(self) -> None:
-        self.tokens: dict[str, str | None] = {KEY: "token"}
-        self.leases: list[weakref.ref[Lease]] = []
-        self.dropped: list[str] = []
-
-    def get(self, key: str, **options: object) -> Lease | None:
-        if key not in self.tokens:
-            return None
-        lease = Lease(self.tokens[key])
-        self.leases.append(weakref.ref(lease))
-        return lease
-
-    def drop(self, key: str, **options: object) -> None:
-        self.dropped.append(key)
-
-    def close(self) -> None:
-        pass
-
-    @property
-    def num_leased(self) -> int:
-        gc.collect()
-        return sum(lease() is not None for lease in self.leases)
-
-
 @pytest.fixture
-def store() -> Store:
-    return Store()
-
-
-@pytest.fixture
-def bench(run_dir: Path, store: Store, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
-    monkeypatch.setattr("mmcached.engine.server.server.contact", lambda run_dir: store)
+def bench(run_dir: Path) -> Iterator[Bench]:
     with Bench(run_dir, CONFIG, Clock()) as bench:
+        bench.store.outputs[KEY] = "token"
         bench.connect()
         yield bench
         bench.engine.check_integrity()
+
+
+@pytest.fixture
+def store(bench: Bench) -> FakeStore:
+    return bench.store
 
 
 def add(bench: Bench, request_id: int, **options: Any) -> None:
@@ -84,7 +48,7 @@ def loads(plan: to_worker.StepPlan) -> list[str]:
     return [item.payload.token for item in plan.encode if isinstance(item.payload, StoredOutput)]
 
 
-def test_every_rank_loads_under_the_engines_lease_which_ends_with_the_request(bench: Bench, store: Store) -> None:
+def test_every_rank_loads_under_the_engines_lease_which_ends_with_the_request(bench: Bench, store: FakeStore) -> None:
     add(bench, 1)
     plans = bench.plans()
     assert [loads(plan) for plan in plans] == [["token"]] * 2
@@ -105,18 +69,18 @@ def test_what_is_in_the_books_is_not_loaded(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("has_copy", [False, True])
-def test_an_output_that_cannot_be_leased_is_missed(bench: Bench, store: Store, has_copy: bool) -> None:
-    store.tokens = {KEY: None} if has_copy else {}
+def test_an_output_that_cannot_be_leased_is_missed(bench: Bench, store: FakeStore, has_copy: bool) -> None:
+    store.outputs = {KEY: None} if has_copy else {}
     add(bench, 1)
     assert bench.expect(from_engine.RequestMissed) == from_engine.RequestMissed(1, [])
     assert store.num_leased == 0
     bench.serve(2)
 
 
-def test_after_one_output_that_cannot_be_leased_none_is_asked_for(bench: Bench, store: Store) -> None:
+def test_after_one_output_that_cannot_be_leased_none_is_asked_for(bench: Bench, store: FakeStore) -> None:
     """What cannot be leased is copied: of a clip's outputs that would be much."""
     hashes = [letter * 64 for letter in "nop"]
-    store.tokens = {KEY: "token"} | {output_key("", each): None for each in hashes}
+    store.outputs = {KEY: "token"} | {output_key("", each): None for each in hashes}
     features = [
         Feature(each, "image", index, 1, 1, 0, None, has_output=True) for index, each in enumerate([HASH, *hashes])
     ]
@@ -126,7 +90,7 @@ def test_after_one_output_that_cannot_be_leased_none_is_asked_for(bench: Bench, 
     assert store.num_leased == 0
 
 
-def test_the_lease_outlives_a_request_that_is_aborted_in_its_step(bench: Bench, store: Store) -> None:
+def test_the_lease_outlives_a_request_that_is_aborted_in_its_step(bench: Bench, store: FakeStore) -> None:
     add(bench, 1)
     plans = bench.plans()
     bench.send(to_engine.AbortRequest(1))
@@ -137,7 +101,9 @@ def test_the_lease_outlives_a_request_that_is_aborted_in_its_step(bench: Bench, 
     assert store.num_leased == 0
 
 
-def test_an_output_that_a_worker_cannot_load_is_dropped_and_its_request_sent_again(bench: Bench, store: Store) -> None:
+def test_an_output_that_a_worker_cannot_load_is_dropped_and_its_request_sent_again(
+    bench: Bench, store: FakeStore
+) -> None:
     add(bench, 1)
     bench.add(2)  # in the same step
     bench.run_step(error=CacheMiss([HASH]))
@@ -148,7 +114,7 @@ def test_an_output_that_a_worker_cannot_load_is_dropped_and_its_request_sent_aga
     assert store.num_leased == 0
 
 
-def test_new_weights_load_nothing_of_before(bench: Bench, store: Store) -> None:
+def test_new_weights_load_nothing_of_before(bench: Bench, store: FakeStore) -> None:
     """The second request is in no step yet when the weights change; the first has loaded what it needs, and goes on."""
     add(bench, 1, max_tokens=2)
     plans = bench.plans()
@@ -217,7 +183,7 @@ def test_who_takes_no_keys_gets_what_it_asks_for_inline(bench: Bench) -> None:
     assert [emit.store_epoch for emit in plans[0].emit] == [0]
 
 
-def test_a_failed_step_is_computed_again_from_the_same_lease(bench: Bench, store: Store) -> None:
+def test_a_failed_step_is_computed_again_from_the_same_lease(bench: Bench, store: FakeStore) -> None:
     bench.add(3)
     first = bench.plans()
     add(bench, 1)
@@ -233,11 +199,11 @@ def test_a_failed_step_is_computed_again_from_the_same_lease(bench: Bench, store
     assert store.num_leased == 0
 
 
-def test_another_frontend_ends_the_leases(bench: Bench, store: Store) -> None:
+def test_another_frontend_ends_the_leases(bench: Bench, store: FakeStore) -> None:
     add(bench, 1, max_tokens=50)
     bench.run_step()
     plans = bench.plans()
-    bench.send(to_engine.Ring(2, bench.ring.announcement))
-    bench.expect(from_engine.ReaderHello)
+    bench.send(to_engine.Greeted(2))
+    bench.expect(from_engine.EngineReady)
     bench.answer(plans)
     bench.pump(lambda: store.num_leased == 0)

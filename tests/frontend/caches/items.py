@@ -23,6 +23,6 @@ def send(cache: ItemCache, *keys: str, nbytes: int = SMALL_BYTES, is_accepted: b
     items = cache.resolve(keys, {key: an_item(int(key), nbytes) for key in cache.missing(keys)})
     if is_accepted:
         cache.sent(items)
-    cache.release()
+    cache.release(items)
     cache.check_integrity()
     return items

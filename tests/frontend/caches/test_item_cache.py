@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -13,8 +12,9 @@ from mmcached.frontend.caches.from_config import item_cache_from_config
 from mmcached.frontend.caches.item_cache import ItemCache
 from mmcached.frontend.caches.local import LocalItemCache
 from mmcached.frontend.caches.mirrored import MirroredItemCache
-from mmcached.frontend.caches.ring import RingItemCache
-from mmcached.shm import ObjectStoreWriter, RingWriter
+from mmcached.frontend.caches.stored import StoredItemCache
+from mmcached.frontend.store.record_store import RecordStore
+from mmcached.shm import RingWriter
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.handle import Handle
 from tests.frontend.caches.items import an_item, send
@@ -26,8 +26,8 @@ MODES: dict[str, tuple[dict[str, Any], type[ItemCache]]] = {
     "processor_only": ({"mm_processor_cache_type": "processor_only"}, LocalItemCache),
     "lru": ({"mm_processor_cache_type": "lru"}, MirroredItemCache),
     "lru, two senders": ({"mm_processor_cache_type": "lru", "_api_process_count": 2}, LocalItemCache),
-    "shm": (SHM | {"mm_shm_inline_max_kb": 0}, RingItemCache),
-    "shm, small": (SHM, RingItemCache),
+    "shm": (SHM | {"mm_shm_inline_max_kb": 0}, StoredItemCache),
+    "shm, small": (SHM, StoredItemCache),
 }
 
 
@@ -37,18 +37,16 @@ def mode(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def store(mode: str) -> Iterator[ObjectStoreWriter | None]:
+def store(mode: str) -> Iterator[RecordStore]:
     config = ServiceConfig(**MODES[mode][0])
-    with ExitStack() as stack:
-        if not config.ring_data_bytes:
-            yield None
-            return
-        ring = RingWriter.create(data_bytes=config.ring_data_bytes, max_object_bytes=config.max_object_bytes)
-        yield stack.enter_context(ObjectStoreWriter(ring))
+    with RecordStore.from_config(config) as store:
+        if config.ring_data_bytes:
+            store.adopt(RingWriter.create(data_bytes=config.ring_data_bytes, max_object_bytes=config.max_object_bytes))
+        yield store
 
 
 @pytest.fixture
-def cache(mode: str, store: ObjectStoreWriter | None) -> ItemCache:
+def cache(mode: str, store: RecordStore) -> ItemCache:
     changes, kind = MODES[mode]
     cache = item_cache_from_config(ServiceConfig(**changes), store)
     assert type(cache) is kind
@@ -59,8 +57,11 @@ def is_off(cache: ItemCache) -> bool:
     return type(cache) is ItemCache
 
 
-def test_without_a_ring_nothing_is_kept() -> None:
-    assert is_off(item_cache_from_config(ServiceConfig(), None))
+def test_without_a_ring_nothing_is_kept_that_is_not_small() -> None:
+    with RecordStore.from_config(ServiceConfig()) as store:
+        cache = item_cache_from_config(ServiceConfig(), store)
+        assert isinstance(send(cache, "0", nbytes=100_000)[0].payload, list)
+        assert cache.missing("0") == ["0"]
 
 
 def test_an_item_is_given_once_unless_there_is_no_cache_and_counts_once_in_a_request(cache: ItemCache) -> None:
@@ -103,19 +104,20 @@ def test_what_was_processed_for_nobody_is_kept_where_items_are_kept(cache: ItemC
         assert send(cache, "0")[0].payload is None, "the mirror has moved by what was sent, and by nothing else"
 
 
-def test_request_whose_items_do_not_fit_together_is_served(cache: ItemCache, store: ObjectStoreWriter | None) -> None:
+def test_request_whose_items_do_not_fit_together_is_served(cache: ItemCache, store: RecordStore) -> None:
     """An item that was there may be evicted by those that come with it: then it has to be given, or is served still."""
     many = [str(number) for number in range(20)]
     send(cache, many[0], nbytes=100_000)
     for keys in (many, many[::-1]):
         items = cache.resolve(keys, {key: an_item(int(key), 100_000) for key in cache.missing(keys)})
         assert [item.num_embeds for item in items] == [int(key) + 1 for key in keys]
-        if store is not None and isinstance(cache, RingItemCache):
+        if isinstance(cache, StoredItemCache):
+            assert isinstance(store.ring, RingWriter)
             handles = [item.payload for item in items if isinstance(item.payload, Handle)]
             assert handles
-            assert all(store.ring.is_current(handle) for handle in handles), "evicted before it was sent"
+            assert all(store.ring.is_current(handle) for handle in handles), "evicted before it was released"
         cache.sent(items)
-        cache.release()
+        cache.release(items)
     cache.check_integrity()
 
 

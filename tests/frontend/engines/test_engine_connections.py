@@ -17,7 +17,7 @@ CONFIG = ServiceConfig(mm_processor_cache_gb=0, store_gb=0)
 def test_the_ready_engine_with_the_fewest_open_requests_is_chosen(run_dir: Path) -> None:
     with Bench(run_dir, CONFIG, Clock()) as bench:
         unready = bench.add_engine(digest=CONFIG.digest(), index=2)
-        bench.from_frontend(unready, to_engine.Ring)
+        bench.from_frontend(unready, to_engine.Greeted)
         engines = [bench.connect_engine(), bench.connect_engine(index=1)]
         bench.pump(lambda: len(bench.stats().engines) == 2)
         numbers = []

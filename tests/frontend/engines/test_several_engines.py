@@ -16,14 +16,13 @@ from mmcached.frontend.processing.media import Medium
 from mmcached.frontend.requests.hashed_prompt import PromptHasher
 from mmcached.frontend.requests.open_requests import OpenRequest
 from mmcached.wire.config import ServiceConfig
-from mmcached.wire.handle import Handle
 from mmcached.wire.messages import client as to_client
 from mmcached.wire.messages import engine as to_engine
 from mmcached.wire.messages import frontend as to_frontend
-from mmcached.wire.messages.parts import StreamedTokens
+from mmcached.wire.messages.parts import Inline, StreamedTokens
 from mmcached.wire.vocabulary import IMAGE_TOKEN_ID
 from tests.clock import Clock
-from tests.doubles.engine import WireEngine
+from tests.doubles.engine import WireEngine, checksum
 from tests.frontend.fake_peers import Bench, png
 
 CONFIG = ServiceConfig(
@@ -239,10 +238,9 @@ def test_a_flush_needs_no_answer_of_an_engine_that_died(bench: Bench, engines: l
 
 def answer_probe(bench: Bench, engine: WireEngine) -> None:
     probe = bench.from_frontend(engine, to_engine.ProbeEngine)
-    assert isinstance(probe.payload, Handle)
-    assert engine.entry is not None
-    engine.channel.send(to_frontend.EngineProbed(probe.token, [engine.checksum(probe.payload)]))
-    engine.entry.give_back(probe.payload)
+    assert not isinstance(probe.payload, Inline)
+    read = checksum(bench.frontend.store.announcement, probe.payload)
+    engine.channel.send(to_frontend.EngineProbed(probe.token, [read]))
 
 
 def test_a_probe_goes_through_both(bench: Bench, engines: list[WireEngine]) -> None:
@@ -250,7 +248,7 @@ def test_a_probe_goes_through_both(bench: Bench, engines: list[WireEngine]) -> N
     for engine in engines:
         answer_probe(bench, engine)
     assert bench.answer(to_client.Probed) == to_client.Probed(5, [0, 1], 2, [])
-    assert bench.stats().ring.chunks == 0
+    assert bench.stats().items.entries == 0
 
 
 def test_who_asks_hears_of_the_engine_that_works_while_the_other_hangs(

@@ -22,11 +22,11 @@ from mmcached.frontend.requests.inline_items import InlineItems
 from mmcached.frontend.requests.item_work import ItemWork
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import RequestAborted
-from mmcached.wire.handle import Handle
 from mmcached.wire.limits import LimitsConfig
 from mmcached.wire.messages import client as to_client
 from mmcached.wire.messages import engine as to_engine
 from mmcached.wire.messages import frontend as to_frontend
+from mmcached.wire.messages.parts import StoredItem
 from tests.clips import fake_decoders
 from tests.clips.fake_decoders import START, FakeClipDecoders, clip, video
 from tests.clock import Clock
@@ -198,13 +198,13 @@ def test_who_waits_for_room_begins_in_the_turn_in_which_a_request_is_sent(
     bench: Bench, engine: WireEngine, decoding: Decoding, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And not in the next one, for which there may be no reason."""
-    sent, send = [], EngineConnections.send_with_leases
+    sent, send = [], EngineConnections.send
 
     def noted(*said: Any) -> Any:
         sent.append(said)
         return send(*said)
 
-    monkeypatch.setattr(EngineConnections, "send_with_leases", noted)
+    monkeypatch.setattr(EngineConnections, "send", noted)
     decoding.clips.hold()
     for number, first in enumerate((40, 80, 120), 1):
         ask(bench, number, seconds(first))
@@ -382,7 +382,7 @@ def test_a_clip_that_does_not_fit_into_the_cache_of_items_is_encoded_all_the_sam
         ask(bench, number, *files)
         add = answer(bench, engine)
         assert len({feature.mm_hash for feature in add.features}) == 90
-        in_ring = sum(isinstance(feature.payload, Handle) for feature in add.features)
+        in_ring = sum(isinstance(feature.payload, StoredItem) for feature in add.features)
         assert (0 < in_ring < 90) if mode == "shm" else not in_ring
     num_again = len(decoding.clips.decoded) - 90
     assert num_again == {"off": 90, "processor_only": 0, "lru": 0}.get(mode, 90 - in_ring)

@@ -165,7 +165,7 @@ def test_every_waiter_of_a_bad_image_is_told_its_own_index(bench: Bench, engine:
     assert failure_of(bench, 3) == ("corrupt_image", "images[1]")
     assert work.begun == [BAD, A, B, BAD], "a failure is not remembered; what was good is"
     stats = bench.stats()
-    assert (stats.requests_open, stats.requests_failed, stats.ring.leases) == (0, 3, 0)
+    assert (stats.requests_open, stats.requests_failed, stats.items.pinned_bytes) == (0, 3, 0)
 
 
 def test_limits_that_need_no_work_come_before_any(bench: Bench, engine: WireEngine, work: HeldWork) -> None:
@@ -211,7 +211,8 @@ def test_request_that_ends_while_it_waits_leaves_nothing(
     added(bench, engine)
     stats = bench.stats()
     assert work.begun == [A], "it was finished, and kept for others"
-    assert (stats.ring.chunks, stats.ring.leases) == (1, 1)
+    assert stats.items.entries == 1
+    assert stats.items.pinned_bytes > 0
 
 
 def test_work_that_is_killed_is_begun_again_for_who_has_come_since(
@@ -357,7 +358,7 @@ def test_flush_while_nobody_waits_any_more_keeps_nothing(bench: Bench, engine: W
     bench.from_frontend(engine, to_engine.FlushEngine)
     work.release()
     bench.pump(lambda: bench.frontend.stats().processor.items_processed == 1)
-    assert bench.frontend.stats().ring.chunks == 0
+    assert bench.frontend.stats().items.entries == 0
 
 
 def test_item_that_is_evicted_while_another_is_processed_is_processed_again(
@@ -384,7 +385,7 @@ def test_engine_that_dies_while_items_are_processed_is_replaced_by_the_next(
     bench.pump(lambda: not bench.stats().engines)
     work.release()
     bench.pump(lambda: bench.frontend.stats().processor.items_processed == 1)
-    assert bench.frontend.stats().ring.leases == 0
+    assert bench.frontend.stats().items.pinned_bytes == 0
     assert len(added(bench, bench.connect_engine()).features) == 1
     assert work.begun == [A], "nothing is done twice"
 

@@ -15,12 +15,12 @@ from mmcached.cache.store_keys import about_record, store_key
 from mmcached.frontend.connections.rings import late_store_ring
 from mmcached.frontend.store import record_store
 from mmcached.frontend.store.record_store import RecordStore, Refusal
-from mmcached.shm import EncodedRecord, ReaderEntry, RingWriter, encode
+from mmcached.shm import EncodedRecord, ReaderEntry, RingReader, RingWriter, encode
 from mmcached.shm.ring.key_index import key_digest
 from mmcached.shm.store.codec import decode_record_frames
 from mmcached.shm.store.object_store import ObjectStoreWriter
 from mmcached.wire.config import GIB, MIB, ServiceConfig
-from mmcached.wire.errors import LeaseRefused, StaleHandle
+from mmcached.wire.errors import StaleHandle
 from mmcached.wire.handle import Handle
 from tests.clock import boot_clock
 from tests.house.drawing import examples
@@ -207,7 +207,7 @@ def test_what_is_refused_says_why_and_changes_nothing(tier: RecordStore) -> None
             tier.put("", f"more {index}", encoded(index), epoch=EPOCH)
             found = tier.get("", f"more {index}")
             assert found is not None
-            tier.ring.grant(entry.reader_id, found)
+            assert is_taken(tier, entry, found)
             handles.append(found)
         assert tier.put("", "b", encoded(2), epoch=EPOCH) is Refusal.FULL
         for handle in handles:
@@ -301,11 +301,11 @@ def test_without_a_ring_nothing_is_kept() -> None:
 
 
 def test_the_configuration_decides_sizes_and_quotas() -> None:
-    with RecordStore.from_config(ServiceConfig(store_gb=0)) as tier:
-        assert late_store_ring(ServiceConfig(store_gb=0), None).take(0) is None
+    with RecordStore.from_config(ServiceConfig(store_gb=0, mm_processor_cache_gb=0)) as tier:
+        assert late_store_ring(ServiceConfig(store_gb=0, mm_processor_cache_gb=0), None).take(0) is None
         first_epoch = tier.epoch
     config = ServiceConfig(
-        store_gb=MIB / GIB, store_num_slots=16, store_max_clients=5, store_tenant_quota_gb=4096 / GIB
+        store_gb=MIB / GIB, store_num_slots=16, store_max_clients=5, store_tenant_quota_gb=4096 / GIB, world_size=0
     )
     with RecordStore.from_config(config) as tier:
         assert tier.put("", "a", encoded(1), epoch=tier.epoch) is Refusal.NO_STORE
@@ -318,8 +318,23 @@ def test_the_configuration_decides_sizes_and_quotas() -> None:
         assert tier.put("", "a", encoded(1, 4096), epoch=tier.epoch) is Refusal.TENANT_QUOTA
 
 
+def test_items_have_room_of_their_own_in_the_ring_and_engines_and_workers_entries() -> None:
+    config = ServiceConfig(
+        store_gb=MIB / GIB,
+        store_num_slots=16,
+        store_max_clients=5,
+        mm_processor_cache_gb=3 * MIB / GIB,
+        ring_num_slots=8,
+        world_size=2,
+        data_parallel_size=3,
+    )
+    with new_ring(config) as ring:
+        names = ring.announcement
+        assert (names.data_bytes, names.num_slots, names.max_readers) == (4 * MIB, 24, 5 + 3 * 3)
+
+
 def test_however_many_hold_views_half_of_the_store_stays_free_for_puts() -> None:
-    config = ServiceConfig(store_gb=4 * MIB / GIB, store_num_slots=256, store_max_clients=6)
+    config = ServiceConfig(store_gb=4 * MIB / GIB, store_num_slots=256, store_max_clients=6, world_size=0)
     with RecordStore.from_config(config) as tier, contextlib.ExitStack() as stack:
         tier.adopt(new_ring(config))
         assert isinstance(tier.ring, RingWriter)
@@ -346,13 +361,11 @@ def test_however_many_hold_views_half_of_the_store_stays_free_for_puts() -> None
         assert all(tier.has("", f"honest {index}") for index in range(20))
 
 
-def is_granted(tier: RecordStore, entry: ReaderEntry, handle: Handle) -> bool:
+def is_taken(tier: RecordStore, entry: ReaderEntry, handle: Handle) -> bool:
+    """Take a lease, and return whether it holds."""
     assert isinstance(tier.ring, RingWriter)
-    try:
-        tier.ring.grant(entry.reader_id, handle)
-    except LeaseRefused:
-        return False
-    return True
+    with RingReader.open(tier.ring.announcement) as reader:
+        return all(entry.take([Taking(handle)], reader.look))
 
 
 class TierModel(RuleBasedStateMachine):

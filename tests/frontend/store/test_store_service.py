@@ -128,7 +128,7 @@ def test_a_client_without_an_entry_gets_the_same_record_as_frames(bench: Bench) 
     assert all(isinstance(record, Inline) for record in answer.records)
     assert [value_of(client, answer, index) for index in (0, 1)] == [1, 2]
     stats = store_stats(bench)
-    assert (stats.inline_records, stats.ring.grants, stats.readers) == (2, 0, 0)
+    assert (stats.inline_records, stats.ring.leases, stats.readers) == (2, 0, 0)
 
 
 def test_an_answer_with_frames_has_a_limit_and_one_record_always_fits(

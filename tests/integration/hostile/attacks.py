@@ -92,7 +92,6 @@ def _messages(client_id: str, number: int) -> list[object]:
         said.ClaimRecord(client_id, number, f"claim {number}", 60.0),
         said.DropClaim(other, number),
         said.DropRecord(number, "none"),
-        said.Reconcile(number, number, {number: number}),
         said.ClientBye(other),
     ]
 

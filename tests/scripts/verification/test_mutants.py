@@ -6,44 +6,18 @@ from dataclasses import replace
 
 import pytest
 
-from scripts.verification import (
-    lease_mutants,
-    lease_scenarios,
-    segment_mutants,
-    segment_scenarios,
-    segment_world,
-    self_lease_scenarios,
-)
+from scripts.verification import segment_mutants, segment_scenarios, segment_world, self_lease_scenarios
 from scripts.verification.explorer import Violation
-from scripts.verification.lease_scenarios import Actors
-from scripts.verification.lease_world import Budget
 from scripts.verification.mutants import Mutant, Unnoticed, notice
 from scripts.verification.self_lease_world import Scenario, Setting
 from scripts.verification.weak_memory import Order
 
-MUTANTS = (*lease_mutants.MUTANTS, *self_lease_scenarios.MUTANTS, *segment_mutants.MUTANTS)
+MUTANTS = (*self_lease_scenarios.MUTANTS, *segment_mutants.MUTANTS)
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=str)
-def test_a_missing_rule_is_found(mutant: Mutant[lease_scenarios.Scenario | Scenario | segment_world.Scenario]) -> None:
+def test_a_missing_rule_is_found(mutant: Mutant[Scenario | segment_world.Scenario]) -> None:
     notice(mutant, [lambda scenario: scenario.explore().check()], Violation)
-
-
-SEEN = {(scenario.setting, scenario.budget) for scenario in lease_scenarios.SMALL}
-AS_THEY_ARE = {
-    (replace(mutant.subject.setting, actors=Actors()), mutant.subject.budget): mutant.subject
-    for mutant in lease_mutants.MUTANTS
-}
-
-
-@pytest.mark.parametrize("key", [key for key in AS_THEY_ARE if key not in SEEN], ids=lambda key: AS_THEY_ARE[key].name)
-def test_with_the_rule_nothing_is_wrong_there(key: tuple[lease_scenarios.Setting, Budget]) -> None:
-    """The scenarios of `test_scenarios` are not looked at twice."""
-    assert_nothing_is_wrong(replace(AS_THEY_ARE[key], setting=key[0]))
-
-
-def test_a_lease_mutant_has_an_actor_that_breaks_a_rule() -> None:
-    assert all(mutant.subject.setting.actors != Actors() for mutant in lease_mutants.MUTANTS)
 
 
 KNOWN = {(scenario.setting, scenario.order) for scenario in (*self_lease_scenarios.SMALL, *self_lease_scenarios.LARGE)}
@@ -76,7 +50,7 @@ def test_a_mutant_of_a_store_of_segments_breaks_a_rule() -> None:
     assert all(mutant.subject.setting != mutant.subject.setting.as_it_is() for mutant in segment_mutants.MUTANTS)
 
 
-def assert_nothing_is_wrong(scenario: lease_scenarios.Scenario | Scenario | segment_world.Scenario) -> None:
+def assert_nothing_is_wrong(scenario: Scenario | segment_world.Scenario) -> None:
     finding = scenario.explore()
     finding.check()
     assert finding.is_exhausted

@@ -1,14 +1,14 @@
-"""The protocols as they are: every state of each scenario keeps the invariants, and from it all leases can return."""
+"""The protocol as it is: every state of each scenario keeps the invariants, and from it all leases can return."""
 
 from __future__ import annotations
 
 import pytest
 
-from scripts.verification import lease_scenarios, segment_scenarios, self_lease_scenarios
+from scripts.verification import segment_scenarios, self_lease_scenarios
 from scripts.verification.explore import Scenario
 
-SMALL = (*lease_scenarios.SMALL, *self_lease_scenarios.SMALL, *segment_scenarios.SMALL)
-LARGE = (*lease_scenarios.LARGE, *self_lease_scenarios.LARGE, *segment_scenarios.LARGE)
+SMALL = (*self_lease_scenarios.SMALL, *segment_scenarios.SMALL)
+LARGE = (*self_lease_scenarios.LARGE, *segment_scenarios.LARGE)
 
 
 @pytest.mark.parametrize("scenario", SMALL, ids=lambda scenario: scenario.name)

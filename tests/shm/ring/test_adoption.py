@@ -166,28 +166,6 @@ def test_an_entry_that_was_taken_meanwhile_belongs_to_nobody_until_its_hello(und
         assert successor.ring.attach(entry.reader_id, entry.incarnation)
 
 
-def test_leases_that_were_granted_stay_and_their_reader_begins_anew(undo: ExitStack) -> None:
-    ring = make_ring(NBYTES, num_slots=16)
-    store = undo.enter_context(ObjectStoreWriter(ring))
-    entry = undo.enter_context(ReaderEntry.attach(ring.announcement))
-    assert ring.attach(entry.reader_id, entry.incarnation)
-    received, lost = put(store, "received", 1), put(store, "lost", 2)
-    assert entry.receive(received, ring.grant(entry.reader_id, received))
-    ring.grant(entry.reader_id, lost)  # never sent
-    successor = adopt(undo, die(store))
-    assert successor.find("received") == received
-    assert successor.stats().leases == 2
-    assert successor.ring.grantable_readers() == []
-    assert not successor.ring.attach(entry.reader_id, entry.incarnation)
-    with ReaderEntry.attach(ring.announcement) as another:
-        assert successor.ring.attach(another.reader_id, another.incarnation)
-        entry.give_back(received)
-        entry.close()
-        successor.ring.poll_deaths()
-        assert successor.stats().leases == 0
-        assert another.receive(received, successor.ring.grant(another.reader_id, received))
-
-
 # ---- the index
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from mmcached.shm import ReaderVoided, RingReader
 from mmcached.wire.errors import InvalidRequest, LocalProtocolError, PeerGone, SegmentError, StaleHandle
-from tests.shm.rings import attached, make_ring, put, reading
+from tests.shm.rings import attached, make_ring, put, reading, take
 
 
 @pytest.fixture
@@ -132,7 +132,7 @@ def test_the_readers_share_is_kept_until_the_last_view_is_gone(no_gc: None) -> N
     """A free reader byte means that nobody reads: it must not get free while a view of a closed reader lives."""
     with make_ring() as ring, attached(ring) as entry:
         handle = put(ring, 100, 8)
-        ring.grant(entry.reader_id, handle)
+        assert take(ring, entry, handle)
         reader = RingReader.open(ring.announcement)
         reader.join_entry(entry.reader_id, entry.incarnation, 0)
         view = reader.view(handle)

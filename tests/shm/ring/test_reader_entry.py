@@ -8,7 +8,7 @@ from mmcached.shm.ring.reader_entry import random_incarnation
 from mmcached.shm.segment import words
 from mmcached.shm.segment.layout import MAX_COUNT, Layout
 from mmcached.wire.errors import LocalProtocolError, SegmentError
-from tests.shm.rings import attached, make_ring, overwritten, put
+from tests.shm.rings import attached, make_ring, overwritten, put, take
 
 
 def test_entries_are_taken_in_order_and_given_free() -> None:
@@ -35,13 +35,12 @@ def test_a_hello_counts_once_and_only_if_it_is_true() -> None:
         assert not ring.attach(entry.reader_id + 1, entry.incarnation)
         assert not ring.attach(ring.announcement.max_readers, entry.incarnation)
         assert not ring.attach(1, 0)  # an entry that was never taken holds 0
-        assert ring.grantable_readers() == []
+        assert ring.board.attached(entry.reader_id) == 0
         assert ring.attach(entry.reader_id, entry.incarnation)
         handle = put(ring, 10)
-        ring.grant(entry.reader_id, handle)
+        assert take(ring, entry, handle)
         assert ring.attach(entry.reader_id, entry.incarnation)  # repeated: the lease is still there
         assert ring.stats().leases == 1
-        assert ring.grant(entry.reader_id, handle).seq == 2
 
 
 def test_a_late_hello_of_a_dead_reader_is_refused() -> None:
@@ -51,23 +50,10 @@ def test_a_late_hello_of_a_dead_reader_is_refused() -> None:
         assert not ring.attach(entry.reader_id, entry.incarnation)
 
 
-def test_owns_wants_ring_epoch_incarnation_and_slot() -> None:
-    with make_ring() as ring, attached(ring) as entry:
-        handle = put(ring, 10)
-        lease = ring.grant(entry.reader_id, handle)
-        assert entry.owns(handle, lease)
-        assert not entry.owns(handle, msgspec.structs.replace(lease, incarnation=lease.incarnation + 1))
-        other = put(ring, 10)
-        assert not entry.owns(other, lease)
-        assert not entry.receive(other, lease)
-        assert not entry.owns(msgspec.structs.replace(handle, ring_id="f" * 32), lease)
-        assert not entry.owns(msgspec.structs.replace(handle, epoch=handle.epoch + 1), lease)
-
-
 def test_what_is_not_of_this_ring_is_not_given_back() -> None:
     with make_ring(num_slots=4) as ring, attached(ring) as entry:
         handle = put(ring, 10)
-        ring.grant(entry.reader_id, handle)
+        assert take(ring, entry, handle)
         wrong: list[dict[str, object]] = [{"ring_id": "f" * 32}, {"epoch": 1}, {"slot": 4}, {"slot": -1}]
         for change in wrong:
             with pytest.raises(LocalProtocolError):
@@ -82,7 +68,7 @@ def test_a_new_incarnation_goes_on_from_the_cells_of_the_old() -> None:
         for life in range(3):
             with attached(ring) as entry:
                 assert entry.reader_id == 0
-                assert ring.grant(0, handle).seq == 1
+                assert take(ring, entry, handle)
                 if life != 1:
                     entry.give_back(handle)  # the second life dies with its lease
             assert len(ring.poll_deaths()) == 1
@@ -95,7 +81,7 @@ def test_taking_an_entry_changes_no_count_of_the_former_life() -> None:
     with make_ring() as ring:
         handle = put(ring, 10)
         with attached(ring) as entry:
-            ring.grant(entry.reader_id, handle)
+            assert take(ring, entry, handle)
             entry.give_back(handle)
             assert ring.poll_deaths() == []  # the writer has seen the count
         with ReaderEntry.attach(ring.announcement) as successor:
@@ -116,7 +102,7 @@ def test_a_count_that_no_reader_reaches_is_set_back() -> None:
         handle, other = put(ring, 10), put(ring, 10)
         with attached(ring) as entry:
             for each in (handle, other):
-                ring.grant(entry.reader_id, each)
+                assert take(ring, entry, each)
                 entry.give_back(each)
             ring.check_integrity()
             assert ring.stats().leases == 0

@@ -6,8 +6,7 @@ import pytest
 
 from mmcached.shm import ReaderStopped, ReaderVoided
 from mmcached.shm.segment.layout import Layout
-from mmcached.wire.errors import CacheFull, PeerGone
-from mmcached.wire.handle import LeaseId
+from mmcached.wire.errors import CacheFull
 from tests.shm.processes import ChildError, Process, attach, digest, wait_until
 from tests.shm.rings import attached, make_ring, overwritten, put
 
@@ -15,13 +14,13 @@ from tests.shm.rings import attached, make_ring, overwritten, put
 def test_a_killed_readers_leases_are_void_and_anothers_stay() -> None:
     with make_ring(4 * 64) as ring, Process() as one, Process() as two:
         id_one, incarnation_one = attach(ring, one)
-        id_two, _ = attach(ring, two)
+        attach(ring, two)
         handles = [put(ring, 64, value) for value in range(4)]
         for handle in handles[:3]:
-            ring.grant(id_one, handle)
+            assert one.ask("take", handle)
             one.ask("view", handle)
         for handle in handles[2:]:
-            ring.grant(id_two, handle)
+            assert two.ask("take", handle)
             two.ask("view", handle)
         with pytest.raises(CacheFull):
             ring.claim(64)
@@ -35,8 +34,6 @@ def test_a_killed_readers_leases_are_void_and_anothers_stay() -> None:
         with pytest.raises(CacheFull):
             ring.claim(3 * 64)
         assert two.ask("digests") == [digest(2, 64), digest(3, 64)]
-        with pytest.raises(PeerGone):
-            ring.grant(id_one, handles[3])
         ring.check_integrity()
 
 
@@ -47,7 +44,7 @@ def test_leases_of_a_dead_engine_hold_while_its_worker_reads() -> None:
         worker.ask("join", reader_id, incarnation, 0)
         assert engine.ask("is_worker_alive", 0)
         handle = put(ring, 64, 5)
-        ring.grant(reader_id, handle)
+        assert engine.ask("take", handle)
         worker.ask("view", handle)
         assert worker.ask("is_engine_alive")
         engine.kill()
@@ -55,8 +52,6 @@ def test_leases_of_a_dead_engine_hold_while_its_worker_reads() -> None:
         assert isinstance(event, ReaderStopped)
         assert (event.reader_id, event.incarnation) == (reader_id, incarnation)
         assert not worker.ask("is_engine_alive")
-        with pytest.raises(PeerGone):
-            ring.grant(reader_id, handle)
         with pytest.raises(CacheFull):
             ring.claim(64)
         worker.ask("close_reader")  # with a live view: its share stays
@@ -69,8 +64,8 @@ def test_leases_of_a_dead_engine_hold_while_its_worker_reads() -> None:
 
 def test_a_silent_reader_is_not_dead() -> None:
     with make_ring(64) as ring, Process() as process:
-        reader_id, _ = attach(ring, process)
-        ring.grant(reader_id, put(ring, 64))
+        attach(ring, process)
+        assert process.ask("take", put(ring, 64))
         process.stop()
         assert [ring.poll_deaths() for _ in range(100)] == [[]] * 100
         with pytest.raises(CacheFull):
@@ -78,24 +73,23 @@ def test_a_silent_reader_is_not_dead() -> None:
 
 
 def test_a_restarted_reader_takes_the_entry_in_a_new_life_before_the_writer_looks() -> None:
-    """Without the incarnation the new life would give back a descriptor of the old one, and the slot stayed pinned."""
     with make_ring(64) as ring, Process() as old, Process() as new:
         reader_id, incarnation = attach(ring, old)
         handle = put(ring, 64, 5)
-        lease = ring.grant(reader_id, handle)
-        assert old.ask("owns", handle, lease)
+        assert old.ask("take", handle)
         old.kill()
         id_again, new_incarnation = new.ask("attach", ring.announcement)
         assert id_again == reader_id
         assert new_incarnation != incarnation
         assert not ring.attach(reader_id, incarnation)  # the old life's Hello, late
-        assert not new.ask("owns", handle, lease)
+        new.ask("open", ring.announcement)
+        assert not new.ask("take", handle), "nobody has said that it may"
+        new.ask("give_back", handle)
         assert ring.attach(reader_id, new_incarnation)
         assert ring.poll_deaths() == [ReaderVoided(reader_id, incarnation)]
         assert ring.stats().leases == 0
-        fresh = ring.grant(reader_id, handle)
-        assert fresh == LeaseId(new_incarnation, 1, handle.slot)
-        assert new.ask("owns", handle, fresh)
+        assert new.ask("take", handle)
+        assert ring.stats().leases == 1
         new.ask("give_back", handle)
         put(ring, 64)
         ring.check_integrity()
@@ -104,8 +98,8 @@ def test_a_restarted_reader_takes_the_entry_in_a_new_life_before_the_writer_look
 def test_an_entry_taken_anew_gets_nothing_until_its_hello_which_voids_the_old_life() -> None:
     with make_ring(64) as ring, Process() as old, Process() as new:
         reader_id, incarnation = attach(ring, old)
-        handle = put(ring, 64)
-        ring.grant(reader_id, handle)
+        assert old.ask("take", put(ring, 64))
+        assert ring.poll_deaths() == []
         old.kill()
         new_id, new_incarnation = new.ask("attach", ring.announcement)
         assert new_id == reader_id
@@ -113,8 +107,6 @@ def test_an_entry_taken_anew_gets_nothing_until_its_hello_which_voids_the_old_li
         assert isinstance(event, ReaderStopped)
         assert (event.reader_id, event.incarnation) == (reader_id, incarnation)
         assert ring.poll_deaths() == []
-        with pytest.raises(PeerGone):
-            ring.grant(reader_id, handle)
         with pytest.raises(CacheFull):  # it may have been a stray write, and the old life may read
             ring.claim(64)
         assert ring.attach(reader_id, new_incarnation)
@@ -125,7 +117,8 @@ def test_an_entry_taken_anew_gets_nothing_until_its_hello_which_voids_the_old_li
 def test_an_overwritten_incarnation_voids_no_lease_of_the_living() -> None:
     with make_ring(64) as ring, Process() as process:
         reader_id, incarnation = attach(ring, process)
-        ring.grant(reader_id, put(ring, 64, 5))
+        assert process.ask("take", put(ring, 64, 5))
+        assert ring.poll_deaths() == []
         with overwritten(ring.announcement.ctl_name) as words:
             words[Layout(64, 64, 4).incarnation_word(reader_id)] = 0
         (event,) = ring.poll_deaths()
@@ -176,10 +169,10 @@ def test_a_killed_workers_rank_is_free_for_its_successor_only_then() -> None:
 
 def test_a_reader_in_another_process_gives_back() -> None:
     with make_ring(64) as ring, Process() as process:
-        reader_id, _ = attach(ring, process)
+        attach(ring, process)
         handle = put(ring, 64, 5)
         for _ in range(100):
-            ring.grant(reader_id, handle)
+            assert process.ask("take", handle)
             process.ask("view", handle)
             assert set(process.ask("digests")) == {digest(5, 64)}
             process.ask("drop_views")

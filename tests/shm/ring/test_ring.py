@@ -14,14 +14,12 @@ from mmcached.wire.errors import (
     InvalidRequest,
     InvariantError,
     ItemTooLarge,
-    LeaseRefused,
     LocalProtocolError,
-    PeerGone,
     StaleHandle,
 )
 from mmcached.wire.handle import Handle
 from tests.house.drawing import examples
-from tests.shm.rings import attached, make_ring, put, reading
+from tests.shm.rings import Taking, attached, make_ring, put, reading, take
 
 
 def test_what_is_committed_is_read_in_place() -> None:
@@ -141,9 +139,7 @@ def test_full_of_pins_is_refused_and_changes_nothing() -> None:
 def test_a_lease_pins_until_it_is_given_back() -> None:
     with make_ring(2 * chunk_bytes(64)) as ring, attached(ring) as entry:
         first, second = put(ring, 64), put(ring, 64)
-        leases = [(ring.grant(entry.reader_id, handle), handle) for handle in (first, second, second)]
-        assert [lease.seq for lease, _ in leases] == [1, 2, 3]
-        assert all(entry.owns(handle, lease) for lease, handle in leases)
+        assert all(take(ring, entry, handle) for handle in (first, second, second))
         assert ring.stats().leases == 3
         for handle in (second, first):
             with pytest.raises(CacheFull):
@@ -162,15 +158,15 @@ def test_a_lease_pins_until_it_is_given_back() -> None:
 def test_a_discarded_chunk_is_an_island_while_leased() -> None:
     with make_ring(4 * chunk_bytes(64)) as ring, attached(ring) as entry, reading(ring) as reader:
         free, leased = put(ring, 64), put(ring, 64, 9)
-        ring.grant(entry.reader_id, leased)
+        assert take(ring, entry, leased)
         ring.pin(leased)
         ring.discard(leased)
         ring.discard(leased)
         ring.discard(free)
         assert ring.stats().chunks == 0
         assert ring.stats().used_bytes == chunk_bytes(64)
-        with pytest.raises(StaleHandle):
-            ring.grant(entry.reader_id, leased)
+        assert not take(ring, entry, leased), "nobody finds it any more"
+        entry.give_back(leased)
         with pytest.raises(StaleHandle):
             reader.view(free)
         for _ in range(20):
@@ -188,7 +184,7 @@ def test_a_discarded_chunk_is_an_island_while_leased() -> None:
 def test_clear_forgets_but_generations_go_on() -> None:
     with make_ring(4 * chunk_bytes(64)) as ring, attached(ring) as entry, reading(ring) as reader:
         handles = [put(ring, 64, value) for value in range(3)]
-        ring.grant(entry.reader_id, handles[1])
+        assert take(ring, entry, handles[1])
         claim = ring.claim(64)
         ring.clear()
         assert ring.stats().chunks == 0
@@ -215,7 +211,8 @@ def test_another_rings_handle_is_not_current() -> None:
 def test_too_many_returns_are_fenced_and_found() -> None:
     with make_ring(2 * chunk_bytes(64)) as ring, attached(ring) as entry:
         held, other = put(ring, 64), put(ring, 64)
-        ring.grant(entry.reader_id, held)
+        assert take(ring, entry, held)
+        assert ring.poll_deaths() == []
         entry.give_back(other)
         with pytest.raises(InvariantError):
             ring.check_integrity()
@@ -223,9 +220,7 @@ def test_too_many_returns_are_fenced_and_found() -> None:
         assert event.reader_id == entry.reader_id
         assert "slot 1" in repr(event)
         assert ring.poll_deaths() == []
-        assert ring.grantable_readers() == []
-        with pytest.raises(PeerGone):
-            ring.grant(entry.reader_id, held)
+        assert not take(ring, entry, held)
         entry.give_back(held)  # no longer believed
         put(ring, 64)  # in the room of what it was never granted
         with pytest.raises(CacheFull):
@@ -238,10 +233,10 @@ def test_too_many_returns_are_fenced_and_found() -> None:
 
 def test_a_closed_ring_says_so() -> None:
     ring = make_ring()
-    handle = put(ring, 64)
+    put(ring, 64)
     ring.close()
     ring.close()
-    calls = [lambda: ring.claim(1), lambda: ring.grant(0, handle), ring.poll_deaths, ring.stats, ring.check_integrity]
+    calls = [lambda: ring.claim(1), ring.poll_deaths, ring.stats, ring.check_integrity]
     for call in calls:
         with pytest.raises(LocalProtocolError):
             call()
@@ -297,37 +292,10 @@ def test_a_checksum_tells_bytes_that_somebody_else_has_written() -> None:
         del claim
 
 
-def test_a_reader_holds_no_more_than_its_quota() -> None:
-    with make_ring(reader_quota_bytes=2 * chunk_bytes(64)) as ring, attached(ring) as entry, attached(ring) as other:
-        handles = [put(ring, 64, value) for value in range(3)]
-        leases = [ring.grant(entry.reader_id, handle) for handle in handles[:2]]
-        with pytest.raises(LeaseRefused):
-            ring.grant(entry.reader_id, handles[2])
-        ring.grant(other.reader_id, handles[2])
-        assert entry.receive(handles[0], leases[0])
-        entry.give_back(handles[0])
-        ring.grant(entry.reader_id, handles[2])
-        ring.check_integrity()
+def test_a_quota_is_a_number_of_bytes() -> None:
     for quota in (0, -1):
         with pytest.raises(InvalidRequest):
             make_ring(reader_quota_bytes=quota)
-
-
-def test_a_descriptor_that_was_lost_no_longer_pins_after_a_barrier() -> None:
-    with make_ring() as ring, attached(ring) as entry:
-        came, lost = put(ring, 64), put(ring, 64)
-        assert entry.receive(came, ring.grant(entry.reader_id, came))
-        gone = ring.grant(entry.reader_id, lost)
-        barrier = ring.open_barrier(entry.reader_id)
-        assert barrier is not None
-        counts = entry.answer_barrier(barrier.incarnation, barrier.last_seq, barrier.slots)
-        assert counts == {came.slot: 1, lost.slot: 0}
-        assert ring.reconcile(entry.reader_id, barrier.incarnation, barrier.barrier_id, counts) == 1
-        assert (ring.is_leased(came), ring.is_leased(lost)) == (True, False)
-        assert not entry.receive(lost, gone), "too late: it was taken back"
-        assert ring.stats().lost_leases == 1
-        assert ring.open_barrier(3) is None
-        ring.check_integrity()
 
 
 class RingModel(RuleBasedStateMachine):
@@ -349,7 +317,7 @@ class RingModel(RuleBasedStateMachine):
         self.generations: set[int] = set()
 
     def teardown(self) -> None:
-        """At rest granted = returned, and only the writer's own pins and claims are left."""
+        """At rest nothing is outstanding, and only the writer's own pins and claims are left."""
         self.ring.poll_deaths()
         for index, leases in self.leased.items():
             for handle, _ in leases:
@@ -411,16 +379,12 @@ class RingModel(RuleBasedStateMachine):
         self.leased[entry.reader_id] = []
 
     @precondition(lambda self: self.entries and self.current)
-    @rule(data=st.data(), is_sent=st.booleans())
-    def grant(self, data: st.DataObject, is_sent: bool) -> None:
+    @rule(data=st.data())
+    def take(self, data: st.DataObject) -> None:
         reader_id = data.draw(st.sampled_from(sorted(self.entries)))
         handle = data.draw(st.sampled_from(list(self.current)))
-        lease = self.ring.grant(reader_id, handle)
-        assert self.entries[reader_id].owns(handle, lease)
-        if is_sent:
-            self.leased[reader_id].append((handle, self.current[handle]))
-        else:
-            self.ring.undo_grant(reader_id, handle, lease)
+        assert self.entries[reader_id].take([Taking(handle)], self.reader.look) == [True]
+        self.leased[reader_id].append((handle, self.current[handle]))
 
     @precondition(lambda self: any(self.leased.values()))
     @rule(data=st.data())

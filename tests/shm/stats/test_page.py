@@ -26,9 +26,8 @@ from mmcached.wire.latency import Histogram, Latency
 from mmcached.wire.stats import (
     EngineStats,
     FrontendStats,
+    ItemStats,
     KVCacheStats,
-    ProcessorCacheStats,
-    RingStats,
     RoleName,
     ServiceStats,
     Stats,
@@ -66,7 +65,10 @@ def publish_once(path: Path, role: RoleName, stats: Stats) -> None:
     ("role", "stats"),
     [
         (RoleName("supervisor"), SupervisorStats(restarts=3, draining=1)),
-        (FRONTEND, FrontendStats(requests_done=1 << 40, processor=ProcessorCacheStats(hits=4), ring=RingStats(puts=9))),
+        (
+            FRONTEND,
+            FrontendStats(requests_done=1 << 40, items=ItemStats(puts=9)),
+        ),
         (ENGINE, EngineStats(steps=2, kv=KVCacheStats(queries=5, blocks_used=6))),
         (WORKER, WorkerStats(items_encoded=1, prefix_bytes=1 << 41)),
     ],

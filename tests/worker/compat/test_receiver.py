@@ -23,10 +23,10 @@ from mmcached.cache import (
 )
 from mmcached.shm import ObjectStoreWriter
 from mmcached.wire.config import ServiceConfig
-from mmcached.wire.errors import CacheFull, CacheMiss, InvariantError, ItemTooLarge, LocalProtocolError
-from mmcached.wire.handle import Handle, LeaseId
+from mmcached.wire.errors import CacheFull, CacheMiss, InvariantError, ItemTooLarge
 from mmcached.worker import ShmObjectStoreReceiverCache, worker_receiver_cache_from_config
 from tests.contracts import RECEIVER_CACHE_PROMISES, ReceiverPromise, content, item_of, missed_by
+from tests.shm.rings import Taking
 from tests.worker.rings import is_inside, make_ring
 
 
@@ -42,11 +42,8 @@ def pair(num_receivers: int = 1) -> Iterator[tuple[ObjectStoreWriter, list[ShmOb
 
 
 def send(store: ObjectStoreWriter, key: str, *, size: int = 8) -> ShmItem:
-    """What the sender cache hands out: granting to every attached entry counts as the send."""
-    handle = store.find(key) or store.put(key, {"pixels": np.arange(size, dtype=np.int64)})
-    return ShmItem(
-        handle, {reader_id: store.ring.grant(reader_id, handle) for reader_id in store.ring.grantable_readers()}
-    )
+    """What the sender cache hands out."""
+    return ShmItem(store.find(key) or store.put(key, {"pixels": np.arange(size, dtype=np.int64)}))
 
 
 def pixels(item: MultiModalKwargsItem) -> torch.Tensor:
@@ -57,13 +54,12 @@ def pixels(item: MultiModalKwargsItem) -> torch.Tensor:
 
 @dataclass
 class FedByRing:
-    """Items lie in the ring, and are named by a lease; what does not fit comes as it is."""
+    """Items lie in the ring; what does not fit comes as it is."""
 
     cache: ShmObjectStoreReceiverCache
     store: ObjectStoreWriter
 
     def feed(self, request: Sequence[tuple[str, MultiModalKwargsItem | None]]) -> list[ReceiverInput]:
-        self.cache.flush()
         for key, item in request:
             if item is None:
                 self.store.touch(key)
@@ -80,14 +76,9 @@ class FedByRing:
         handle = self.store.find(key)
         if handle is None:
             return item
-        return ShmItem(
-            handle,
-            {reader_id: self.store.ring.grant(reader_id, handle) for reader_id in self.store.ring.grantable_readers()},
-        )
+        return ShmItem(handle)
 
     def check_rest(self) -> None:
-        if self.store.ring.grantable_readers():
-            self.cache.flush()
         assert self.cache.num_held == 0
         self.store.check_integrity()
         assert self.store.stats().leases == 0
@@ -110,11 +101,8 @@ def test_an_item_is_read_in_place_and_its_lease_goes_back_with_the_last_view() -
         assert store.stats().leases == 1
         del item
         gc.collect()
-        assert receiver.flush() == 0
         assert (store.stats().leases, receiver.num_held) == (1, 1)
         del part
-        assert store.stats().leases == 1, "a finalizer must not write into the entry"
-        assert receiver.flush() == 1
         assert (store.stats().leases, receiver.num_held) == (0, 0)
         receiver.check_integrity()
         store.check_integrity()
@@ -129,7 +117,6 @@ def test_a_lease_pins_what_is_read() -> None:
                 store.discard(f"other {number - 3}")
         assert pixels(item).tolist() == list(range(20_000))
         del item
-        receiver.flush()
 
 
 def test_each_receiver_gives_back_its_own_lease() -> None:
@@ -138,10 +125,9 @@ def test_each_receiver_gives_back_its_own_lease() -> None:
         items = [receiver.get_and_update_item(sent, "a") for receiver in receivers]
         assert store.stats().leases == 2
         items.pop()
-        assert [receiver.flush() for receiver in receivers] == [0, 1]
+        assert [receiver.num_held for receiver in receivers] == [1, 0]
         assert store.stats().leases == 1
         items.clear()
-        assert [receiver.flush() for receiver in receivers] == [1, 0]
         assert store.stats().leases == 0
 
 
@@ -152,60 +138,18 @@ def test_an_item_that_came_with_its_data_is_passed_on() -> None:
         assert receiver.num_held == 0
 
 
-def test_a_lease_of_another_place_is_refused_and_harms_nobody() -> None:
-    with pair() as (store, [receiver]):
-        one, two = send(store, "a"), send(store, "b")
-        swapped = [
-            ShmItem(one.handle, two.leases),
-            ShmItem(msgspec.structs.replace(one.handle, slot=two.handle.slot), one.leases),
-        ]
-        for wrong in swapped:
-            with pytest.raises(LocalProtocolError, match="this lease is on slot"):
-                receiver.get_and_update_item(wrong, "a")
-        assert store.stats().leases == 2
-        for sent in (one, two):
-            receiver.get_and_update_item(sent, "a")
-        receiver.flush()
-        assert store.stats().leases == 0
-        store.ring.check_integrity()
-        assert store.ring.grantable_readers() == [receiver.reader_id]
-
-
 def test_what_may_not_be_read_is_a_miss() -> None:
-    with pair() as (store, [receiver]):
+    with pair() as (store, [receiver]), ShmObjectStoreReceiverCache(store.ring.announcement) as unknown:
         sent = send(store, "a")
-        lease = sent.leases[receiver.reader_id]
-        foreign = LeaseId(lease.incarnation ^ 1, lease.seq)
-        unread = [
-            None,
-            ShmItem(sent.handle, {}),
-            ShmItem(sent.handle, {receiver.reader_id + 1: lease}),
-            ShmItem(sent.handle, {receiver.reader_id: foreign}),
-        ]
-        for wrong in unread:
+        for reader, wrong in ((receiver, None), (unknown, sent)):
             with pytest.raises(CacheMiss) as caught:
-                receiver.get_and_update_item(wrong, "a")
+                reader.get_and_update_item(wrong, "a")
             assert caught.value.mm_hashes == ["a"]
-        assert store.stats().leases == 1, "what was not owned is not given back"
-        item = receiver.get_and_update_item(sent, "a")
-        with pytest.raises(CacheMiss):
-            receiver.get_and_update_item(
-                sent, "a"
-            )  # the same descriptor once more: its lease must not be counted twice
-        del item
-        assert receiver.flush() == 1
         assert store.stats().leases == 0
-
-
-def test_an_owned_lease_of_a_stale_handle_is_given_back_at_once() -> None:
-    with pair() as (store, [receiver]):
-        sent = send(store, "a")
-        names = sent.handle
-        stale = Handle(names.ring_id, names.epoch, names.slot, names.generation + 1, names.offset, names.nbytes)
-        with pytest.raises(CacheMiss):
-            receiver.get_and_update_item(ShmItem(stale, sent.leases), "a")
+        items = [receiver.get_and_update_item(sent, "a") for _ in range(2)]
+        assert store.stats().leases == 2, "one for each time that it is read"
+        items.clear()
         assert store.stats().leases == 0
-        assert receiver.num_held == 0
 
 
 OFFSETS = {"another place": 64, "beside a payload": 1, "behind the ring": 1 << 20, "far behind": 2**63 - 1}
@@ -226,12 +170,11 @@ OFFSETS = {"another place": 64, "beside a payload": 1, "behind the ring": 1 << 2
 def test_a_forged_handle_is_a_miss_and_ends_its_lease(changes: dict[str, Any]) -> None:
     with pair() as (store, [receiver]):
         sent = send(store, "a")
-        forged = ShmItem(msgspec.structs.replace(sent.handle, **changes), sent.leases)
+        forged = ShmItem(msgspec.structs.replace(sent.handle, **changes))
         assert missed_by(lambda: receiver.get_and_update_item(forged, "a")) == ["a"]
         assert (store.stats().leases, receiver.num_held) == (0, 0)
         again = send(store, "a")
         assert pixels(receiver.get_and_update_item(again, "a")).tolist() == list(range(8))
-        receiver.flush()
         store.check_integrity()
 
 
@@ -239,12 +182,10 @@ def test_a_forged_handle_is_a_miss_and_ends_its_lease(changes: dict[str, Any]) -
 def test_a_handle_of_another_ring_is_a_miss_and_costs_this_one_nothing(changes: dict[str, Any]) -> None:
     with pair() as (store, [receiver]):
         sent = send(store, "a")
-        foreign = ShmItem(msgspec.structs.replace(sent.handle, **changes), sent.leases)
+        foreign = ShmItem(msgspec.structs.replace(sent.handle, **changes))
         assert missed_by(lambda: receiver.get_and_update_item(foreign, "a")) == ["a"]
-        assert store.stats().leases == 1, "its own descriptor may still come"
-        receiver.get_and_update_item(sent, "a")
-        receiver.flush()
         assert store.stats().leases == 0
+        receiver.get_and_update_item(sent, "a")
 
 
 def test_what_has_travelled_as_bytes_is_resolved() -> None:
@@ -256,53 +197,30 @@ def test_what_has_travelled_as_bytes_is_resolved() -> None:
 
 
 def test_a_handle_from_before_clear_is_its_own_data_or_a_miss() -> None:
-    """Under its lease nothing takes its place; once that is given back, the same descriptor reads nobody's bytes."""
+    """Under a lease nothing takes its place; without one it is not found any more."""
     with pair() as (store, [receiver]):
         sent = send(store, "a", size=40_000)
+        item = receiver.get_and_update_item(sent, "a")
         store.clear()
-        others = [send(store, f"other {number}", size=40_000) for number in range(2)]
-        assert pixels(receiver.get_and_update_item(sent, "a")).tolist() == list(range(40_000))
-        receiver.flush()
-        for number, other in enumerate(others):
-            receiver.get_and_update_item(other, f"other {number}")
-        receiver.flush()
+        for number in range(2):
+            store.put(f"other {number}", {"pixels": np.zeros(40_000, np.int64)})
+        assert pixels(item).tolist() == list(range(40_000))
+        with pytest.raises(CacheMiss):
+            receiver.get_and_update_item(sent, "a")
+        del item
         assert store.stats().leases == 0
         last = store.put("last", {"pixels": np.zeros(40_000, np.int64)})
         assert last.generation > sent.handle.generation, "numbers are not used again"
 
 
-def test_a_descriptor_that_is_read_again_is_harmless() -> None:
-    """As a request that is resumed does. Its lease is over: nothing pins the bytes, nothing is to be given back."""
+def test_an_item_that_is_evicted_before_it_is_read_is_a_miss() -> None:
     with pair() as (store, [receiver]):
-        sent = send(store, "a")
-        receiver.get_and_update_item(sent, "a")
-        assert receiver.flush() == 1
-        was_missed = []
-        for _ in range(2):
-            try:
-                receiver.get_and_update_item(sent, "a")
-            except CacheMiss:
-                was_missed.append(True)
-            else:
-                was_missed.append(False)
-        num_given_back = receiver.flush()
-        stopped = store.ring.poll_deaths()
-    assert (was_missed, num_given_back, stopped) == ([True, True], 0, [])
-
-
-def test_an_item_that_never_arrived_comes_back_by_a_barrier() -> None:
-    """And what has arrived, and is read, stays pinned."""
-    with pair() as (store, [receiver]):
-        send(store, "lost on the way")
-        item = receiver.get_and_update_item(send(store, "a"), "a")
-        barrier = store.ring.open_barrier(receiver.reader_id)
-        assert barrier is not None
-        received = receiver.answer_barrier(barrier)
-        assert received is not None
-        num_lost = store.ring.reconcile(receiver.reader_id, barrier.incarnation, barrier.barrier_id, received)
-        num_leases = store.stats().leases
-        del item
-    assert (num_lost, num_leases) == (1, 1)
+        sent = send(store, "a", size=40_000)
+        for number in range(40):
+            store.put(f"other {number}", {"pixels": np.zeros(40_000, np.int64)})
+        with pytest.raises(CacheMiss):
+            receiver.get_and_update_item(sent, "a")
+        assert store.stats().leases == 0
 
 
 def test_a_hit_and_an_absent_item_in_one_request() -> None:
@@ -313,7 +231,7 @@ def test_a_hit_and_an_absent_item_in_one_request() -> None:
         features = [
             MultiModalFeatureSpec(None, "image", "x", PlaceholderRange(0, 1)),
             MultiModalFeatureSpec(
-                ShmItem(handle, {receiver.reader_id: store.ring.grant(receiver.reader_id, handle)}),
+                ShmItem(handle),
                 "image",
                 "a",
                 PlaceholderRange(1, 1),
@@ -322,7 +240,6 @@ def test_a_hit_and_an_absent_item_in_one_request() -> None:
         assert missed_by(lambda: receiver.get_and_update_features(features)) == ["x"]
         assert content(features[1].data) == content(record)
         features.clear()
-        receiver.flush()
         for number in range(4):
             store.put(f"other {number}", item_of(number, 400_000).to_record())
         assert not store.is_cached("a")
@@ -342,14 +259,15 @@ def test_closing_with_a_view_alive_leaves_its_bytes_readable() -> None:
         assert store.stats().leases == 0
 
 
-def test_integrity_sees_a_foreign_lease() -> None:
+def test_integrity_sees_a_lease_that_nobody_holds() -> None:
     with pair() as (store, [receiver]):
-        sent = send(store, "a")
         receiver.check_integrity()
-        receiver._held[LeaseId(receiver.incarnation ^ 1, 0)] = sent.handle
+        sent = send(store, "a")
+        lease = Taking(sent.handle)
+        assert all(receiver._entry.take([lease], receiver._reader.look))
         with pytest.raises(InvariantError):
             receiver.check_integrity()
-        receiver._held.clear()
+        receiver._entry.end(lease)
 
 
 def test_the_factory_follows_the_configuration() -> None:

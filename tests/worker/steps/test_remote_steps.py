@@ -16,7 +16,6 @@ from mmcached.wire.messages.parts import Inline
 from mmcached.wire.messages.worker import EmitEmbedding, EncodeItem
 from mmcached.wire.sockets.frames import Frame
 from mmcached.worker.encoders.remote import RemoteEncoder
-from mmcached.worker.payloads import PayloadReader
 from mmcached.worker.steps import runner as runners
 from mmcached.worker.steps.runner import ModelRunner
 from tests.worker.encoders.fake_actors import MODEL, FakeActor, FakeCluster
@@ -31,7 +30,6 @@ EMIT = [EmitEmbedding(index, 0, item.key) for index, item in enumerate(ENCODE)]
 LOCAL = ServiceConfig(model=MODEL, block_size=4, num_kv_blocks=40, max_model_len=64, world_size=1)
 REMOTE = msgspec.structs.replace(LOCAL, encoder=EncoderConfig(ray_address="auto"))
 CPU = torch.device("cpu")
-INLINE_ONLY = PayloadReader(None)
 
 
 @pytest.fixture
@@ -53,8 +51,8 @@ def test_the_images_of_a_step_are_under_way_together_and_have_the_same_bits(
     runner: ModelRunner, cluster: FakeCluster
 ) -> None:
     with ModelRunner(LOCAL, rank=0, device=CPU) as local:
-        _, expected = local.execute(plan(1, encode=ENCODE, emit=EMIT), FRAMES, INLINE_ONLY)
-    output, payload = runner.execute(plan(1, encode=ENCODE, emit=EMIT), FRAMES, INLINE_ONLY)
+        _, expected = local.execute(plan(1, encode=ENCODE, emit=EMIT), FRAMES)
+    output, payload = runner.execute(plan(1, encode=ENCODE, emit=EMIT), FRAMES)
     assert isinstance(output, StepOutput)
     assert [bytes(frame) for frame in payload] == [bytes(frame) for frame in expected]
     assert sorted(len(actor.calls) for actor in cluster.found) == [1, 2]
@@ -64,10 +62,10 @@ def test_the_images_of_a_step_are_under_way_together_and_have_the_same_bits(
 def test_a_step_without_actors_fails_and_can_be_tried_again(runner: ModelRunner, cluster: FakeCluster) -> None:
     for actor in cluster.found:
         actor.is_dead = True
-    answer, payload = runner.execute(plan(1, encode=ENCODE, emit=EMIT), FRAMES, INLINE_ONLY)
+    answer, payload = runner.execute(plan(1, encode=ENCODE, emit=EMIT), FRAMES)
     assert isinstance(answer, StepFailed)
     assert (answer.error.code, answer.error.retryable, payload) == (ServiceUnavailable.code, True, [])
     assert runner.stats().encoder_entries == 0
     runner.check_integrity()
-    output, _ = runner.execute(plan(2), [], INLINE_ONLY)
+    output, _ = runner.execute(plan(2), [])
     assert isinstance(output, StepOutput), "what needs no encoder goes on"

@@ -1,11 +1,9 @@
-"""One plan at a time: order, read_done, prefix hits, failures that leave nothing, equality with the oracle."""
+"""One plan at a time: order, leases, prefix hits, failures that leave nothing, equality with the oracle."""
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -14,16 +12,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mmcached.shm import ObjectStoreReader, RingReader
 from mmcached.wire.config import ModelConfig, ServiceConfig
 from mmcached.wire.errors import InvariantError
-from mmcached.wire.messages.engine import ItemEmbedding, ReadDone, RowsMissing, StepFailed, StepOutput
+from mmcached.wire.messages.engine import ItemEmbedding, RowsMissing, StepFailed, StepOutput
 from mmcached.wire.messages.parts import Inline, RequestRows
 from mmcached.wire.messages.worker import EmbedSpan, EmitEmbedding, EncodeItem, StepPlan
 from mmcached.wire.sockets.frames import Frame
 from mmcached.wire.stats import EncodedOfModality
 from mmcached.wire.vocabulary import END_TOKEN_ID, TOKEN_IDS
-from mmcached.worker.payloads import PayloadReader, Record
 from mmcached.worker.steps.runner import ModelRunner
 from mmcached.worker.steps.stopwatch import Stopwatch
 from tests.house.drawing import examples
@@ -39,7 +35,7 @@ from tests.worker.oracle import (
     random_video,
 )
 from tests.worker.plans import EPOCH, INCARNATION, chunk, names_of, plan
-from tests.worker.rings import engine_ring, inline_frames, record_of
+from tests.worker.rings import inline_frames, item_store, record_of
 
 MODEL = ModelConfig(
     seed=9,
@@ -56,7 +52,6 @@ ORACLE = Oracle(MODEL)
 IMAGES = [random_image(np.random.default_rng(seed), grid, 2) for seed, grid in enumerate([(2, 3), (1, 2), (3, 3)])]
 _RNG = np.random.default_rng(3)
 ITEMS: list[Item] = [*IMAGES, random_video(_RNG, (1, 4), 2), random_sound(_RNG, 5, 3)]
-INLINE_ONLY = PayloadReader(None)
 CPU = torch.device("cpu")
 
 
@@ -64,19 +59,15 @@ def make_runner(rank: int = 0, config: ServiceConfig = CONFIG, device: torch.dev
     return ModelRunner(config, rank=rank, device=device)
 
 
-def run(
-    runner: ModelRunner, step: StepPlan, frames: Sequence[Frame] = (), payloads: PayloadReader = INLINE_ONLY
-) -> tuple[StepOutput, list[Frame]]:
-    answer, payload = runner.execute(step, frames, payloads)
+def run(runner: ModelRunner, step: StepPlan, frames: Sequence[Frame] = ()) -> tuple[StepOutput, list[Frame]]:
+    answer, payload = runner.execute(step, frames)
     assert isinstance(answer, StepOutput), answer
     runner.check_integrity()
     return answer, payload
 
 
-def run_failing(
-    runner: ModelRunner, step: StepPlan, frames: Sequence[Frame] = (), payloads: PayloadReader = INLINE_ONLY
-) -> StepFailed:
-    answer, payload = runner.execute(step, frames, payloads)
+def run_failing(runner: ModelRunner, step: StepPlan, frames: Sequence[Frame] = ()) -> StepFailed:
+    answer, payload = runner.execute(step, frames)
     assert isinstance(answer, StepFailed)
     assert payload == []
     runner.check_integrity()
@@ -105,7 +96,7 @@ def test_an_answer_names_the_plan_it_is_for() -> None:
     runner = make_runner()
     output, payload = run(runner, plan(77, chunk(1, PROMPT, [1, 2, 3])))
     assert (output.engine_incarnation, output.worker_epoch, output.step) == (INCARNATION, EPOCH, 77)
-    assert (output.sampled, output.rows, output.embeddings, output.read_done, payload) == ([], [], [], [], [])
+    assert (output.sampled, output.rows, output.embeddings, payload) == ([], [], [], [])
     assert runner.stats().tokens_computed == len(PROMPT)
 
 
@@ -339,83 +330,53 @@ def test_a_new_row_epoch_forgets_all_rows() -> None:
 # ---- leases
 
 
-def test_every_lease_is_reported_in_the_step_that_read_it() -> None:
-    with engine_ring() as engine, engine.payloads() as payloads:
+def test_items_are_read_in_place_and_nothing_is_leased_after_their_step() -> None:
+    with item_store() as store:
         runner = make_runner()
-        leased = [engine.put(f"k{index}", record_of(item)) for index, item in enumerate(ITEMS)]
+        runner._items.store = store.contact
         items = [
-            EncodeItem(f"k{index}", f"k{index}", num_embeds_of(item), *leased[index])
+            EncodeItem(f"k{index}", f"k{index}", num_embeds_of(item), store.put(f"k{index}", record_of(item)))
             for index, item in enumerate(ITEMS)
         ]
-        output, _ = run(runner, plan(4, encode=items[:2]), payloads=payloads)
-        assert output.read_done == [ReadDone(4, leased[0][1].seq), ReadDone(4, leased[1][1].seq)]
+        run(runner, plan(4, encode=items[:2]))
         assert (runner.stats().items_viewed, runner.stats().items_copied) == (2, 0)
-        assert runner.stats().bytes_viewed == leased[0][0].nbytes + leased[1][0].nbytes
-        output, _ = run(runner, plan(5, encode=items[2:]), payloads=payloads)
-        assert {done.seq for done in output.read_done} == {lease.seq for _, lease in leased[2:]}
-        for handle, _ in leased:
-            engine.entry.give_back(handle)
-        assert engine.ring.stats().leases == 0
-
-
-class CyclicReader(PayloadReader):
-    """Leaves each record in a reference cycle, as a library may."""
-
-    def read(self, *args: Any, **kwargs: Any) -> Record:
-        record = super().read(*args, **kwargs)
-        cycle: list[object] = [record]
-        cycle.append(cycle)
-        return record
-
-
-def test_views_that_only_a_cycle_holds_are_reported_in_their_step() -> None:
-    with engine_ring() as engine, RingReader.open(engine.ring.announcement) as reader:
-        handle, lease = engine.put("k", record_of(IMAGES[0]))
-        item = EncodeItem("k", "k", 6, handle, lease)
-        gc.disable()
-        try:
-            output, _ = run(make_runner(), plan(1, encode=[item]), payloads=CyclicReader(ObjectStoreReader(reader)))
-        finally:
-            gc.enable()
-        assert output.read_done == [ReadDone(1, lease.seq)]
-        engine.entry.give_back(handle)
+        assert runner.stats().bytes_viewed >= sum(image.pixel_values.nbytes for image in IMAGES[:2])
+        assert store.num_leases == 0
+        run(runner, plan(5, encode=items[2:]))
+        assert store.num_leases == 0
 
 
 def test_encoder_outputs_outlive_the_ring() -> None:
-    with engine_ring() as engine, engine.payloads() as payloads:
+    with item_store() as store:
         runner = make_runner()
-        handle, lease = engine.put("k", record_of(IMAGES[0]))
-        run(runner, plan(1, encode=[EncodeItem("k", "k", 6, handle, lease)]), payloads=payloads)
-        engine.entry.give_back(handle)
-        engine.store.discard("k")
-        engine.put("other", {"pixel_values": np.full_like(IMAGES[0].pixel_values, 255), "grid": np.array([2, 3])})
+        runner._items.store = store.contact
+        run(runner, plan(1, encode=[EncodeItem("k", "k", 6, store.put("k", record_of(IMAGES[0])))]))
+        store.store.discard("k")
+        store.put("other", {"pixel_values": np.full_like(IMAGES[0].pixel_values, 255), "grid": np.array([2, 3])})
     assert np.array_equal(runner.encoder_cache.get("k")["embeddings"].numpy(), ORACLE.encode(IMAGES[0]))
 
 
 # ---- failures
 
 
-def test_a_step_that_fails_keeps_nothing_and_still_reports_its_leases() -> None:
-    with engine_ring() as engine, engine.payloads() as payloads:
+def test_a_step_that_fails_keeps_nothing_and_leases_nothing() -> None:
+    with item_store() as store:
         runner = make_runner()
-        good, bad = engine.put("good", record_of(IMAGES[0])), engine.put("bad", {"words": "no image"})
-        after = engine.put("after", record_of(IMAGES[1]))
+        runner._items.store = store.contact
         items = [
-            EncodeItem("good", "good", 6, *good),
-            EncodeItem("bad", "bad", 6, *bad),
-            EncodeItem("after", "after", 2, *after),
+            EncodeItem("good", "good", 6, store.put("good", record_of(IMAGES[0]))),
+            EncodeItem("bad", "bad", 6, store.put("bad", {"words": "no image"})),
+            EncodeItem("after", "after", 2, store.put("after", record_of(IMAGES[1]))),
         ]
-        failed = run_failing(runner, plan(3, chunk(1, PROMPT, [1, 2, 3]), encode=items), payloads=payloads)
+        failed = run_failing(runner, plan(3, chunk(1, PROMPT, [1, 2, 3]), encode=items))
         assert (failed.engine_incarnation, failed.worker_epoch, failed.step) == (INCARNATION, EPOCH, 3)
         assert failed.error.code == "invalid_request"
         assert failed.error.details["field"] == "pixel_values"
-        assert {(done.step, done.seq) for done in failed.read_done} == {
-            (3, lease.seq) for _, lease in (good, bad, after)
-        }
-        assert len(failed.read_done) == 3
         assert len(runner.encoder_cache) == 0
-        for handle, _ in (good, bad, after):
-            engine.entry.give_back(handle)
+        assert store.num_leases == 0
+        store.store.discard("good")
+        missed = run_failing(runner, plan(3, encode=items[:1]))
+        assert (missed.error.code, missed.error.details["mm_hashes"]) == ("cache_miss", ["good"])
     assert run_failing(runner, plan(4, chunk(1, [1], [1, 2, 3], computed=10))).error.code == "invariant_error"
 
 
@@ -634,4 +595,4 @@ def test_an_error_that_leaves_no_device_ends_the_process(monkeypatch: pytest.Mon
     monkeypatch.setattr("mmcached.worker.steps.item_outputs.Stopwatch", lambda _: Stopwatch(torch.device("cpu")))
     monkeypatch.setattr(runner._items.encoder, "encode", fail)
     with pytest.raises(RuntimeError, match="illegal memory access"):
-        runner.execute(plan(1, encode=[inline_item("k", IMAGES[0])]), inline_frames(IMAGES[0]), INLINE_ONLY)
+        runner.execute(plan(1, encode=[inline_item("k", IMAGES[0])]), inline_frames(IMAGES[0]))

@@ -1,8 +1,7 @@
 """The worker process (P1, one per device) encodes items once, keeps the outputs, and executes the engine's plans.
 
     server.py          the process: attaches, executes plans, answers
-    attachment.py      its share of the engine's row of the ring
-    payloads.py        the record of an item that a plan names, in place in the ring or from message frames
+    payloads.py        the record of an item that a plan names, in place in the store or from message frames
     encoder_cache.py   content key -> encoder output
     stored_outputs.py  encoder outputs in the store: saved, and loaded
     encoders/          the record of an item to named outputs: of the reference model, or of a checkpoint

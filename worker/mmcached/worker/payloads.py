@@ -1,63 +1,90 @@
-"""PayloadReader reads the items that plans name: in place in the ring, or from the plan's own frames.
+"""Reads the items that plans name: in place in the store, or from the plan's own frames.
 
-Knows nothing of leases, which the engine holds and gives back: a read only tells when its view is gone. Writes no word
-of shared memory.
+This worker is a client of the store: it takes a lease of its own for as long as it reads.
 """
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from mmcached.shm import ObjectStoreReader
+import torch
+
+from mmcached.client import Client
 from mmcached.shm.store.codec import decode_record_frames
+from mmcached.wire.closeable import Closeable
 from mmcached.wire.errors import CacheMiss, RemoteProtocolError
-from mmcached.wire.handle import Handle
-from mmcached.wire.messages.parts import Inline
+from mmcached.wire.messages.parts import Inline, StoredItem
 from mmcached.wire.sockets.frames import Frame
 
 Record = Mapping[str, Any]
+CALL_S = 1.0
+"""Deadline of a call that has to ask the frontend, which answers within a turn while it lives."""
 
 
-class PayloadReader:
-    """The way from a payload to a record of tensors.
+class StoreContact(Closeable):
+    """The store as one worker sees it. It is contacted when it is first needed.
 
     Args:
-        store: the ring under the engine's row; None when every item travels inline.
+        make_client: connects with the service; a service that is not there is a miss. None: there is no store.
     """
 
-    def __init__(self, store: ObjectStoreReader | None) -> None:
-        self._store = store
+    def __init__(self, make_client: Callable[[], Client] | None) -> None:
+        self._make_client = make_client
+        self._client: Client | None = None
+        self._views: list[weakref.ref[torch.Tensor]] = []
 
-    def read(
-        self,
-        payload: Handle | Inline | None,
-        frames: Sequence[Frame],
-        *,
-        mm_hash: str,
-        on_release: Callable[[], None] | None = None,
-    ) -> Record:
+    def client(self) -> Client:
+        if self._client is None:
+            if self._make_client is None:
+                raise RemoteProtocolError("this worker has no store", "encode.payload")
+            self._client = self._make_client()
+        return self._client
+
+    def open(self, token: str) -> Record | None:
+        """Return the record under a lease of the engine; None if it is gone. **Read it, never write.**"""
+        if self._make_client is None:
+            return None
+        hit = self.client().open(token, view=True, timeout_s=CALL_S, counts=False)
+        if hit is None:
+            return None
+        record: Record = hit.record
+        self._views += [weakref.ref(each) for each in record.values() if isinstance(each, torch.Tensor)]
+        return record
+
+    def end_views(self) -> None:
+        """End the leases of views that nobody refers to but a reference cycle, as of an exception."""
+        if any(view() is not None for view in self._views):
+            gc.collect()
+        self._views.clear()
+
+    def read(self, payload: StoredItem | Inline, frames: Sequence[Frame], *, mm_hash: str) -> Record:
         """Return the record of one item.
 
-        Args:
-            on_release: called once, in any thread, when the last view of an item in the ring is gone; not for inline
-                items.
         Returns:
-            the record; tensors of an item in the ring are views of read-only memory: never write to them.
+            the record; tensors of an item in the store are views of read-only memory: never write to them. The lease
+            ends with the last of them.
         Raises:
-            CacheMiss: there is no payload, or no ring to find it in.
-            StaleHandle: the handle is of another ring, or was overwritten.
+            CacheMiss: it is not in the store any more, or the store cannot be seen.
             RemoteProtocolError: the frames are not there, or are no record.
         """
+        record: Record | None
         if isinstance(payload, Inline):
             end = payload.first_frame + payload.num_frames
             if end > len(frames):
                 raise RemoteProtocolError(f"frames up to {end} are named, {len(frames)} came", "encode.payload")
             record = decode_record_frames(frames[payload.first_frame : end], tensors="torch")
-        elif payload is None or self._store is None:
-            raise CacheMiss([mm_hash])
         else:
-            record = self._store.get(payload, tensors="torch", on_release=on_release)
+            record = self.open(payload.token)
+            if record is None:
+                raise CacheMiss([mm_hash])
         if not isinstance(record, Mapping):
             raise RemoteProtocolError(f"item {mm_hash} is no record of named tensors", "encode.payload")
         return record
+
+    def close(self) -> None:
+        """End the contact; what is asked for is not waited for. A second call does nothing."""
+        if self._client is not None:
+            self._client.close()

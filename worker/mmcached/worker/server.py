@@ -1,12 +1,11 @@
 """The worker process says hello until its engine attaches it, then executes plans, one at a time.
 
-Knows nothing of what a plan means (`runner`) or of how bytes are shared (`attachment`).
+Knows nothing of what a plan means (`runner`) or of how bytes are shared (`payloads`).
 
     waiting  ── WorkerHello every HELLO_S ──>  engine
-             <── Attach ──                     open the ring, join the entry
+             <── Attach ──
     attached ── WorkerAttached ──>             only now are plans taken, of this engine and this worker epoch
              <── StepPlan ── StepOutput | StepFailed ──>
-             <── Attach ──                     of the same engine: another ring (the frontend was restarted)
              <── ProbeWorker ── WorkerProbed ──>
              <── ClearCaches, Shutdown, WorkerRefused ──
 
@@ -14,8 +13,8 @@ A message of another engine, and any but `Attach` before the first `Attach`, is 
 validate is logged and dropped.
 
 Exit status: 0 after `Shutdown` or SIGTERM (the running step is finished and answered first); `ENGINE_GONE` when there
-is no engine to serve: its byte is free, its connection is closed, another engine answers, or its entry is not what it
-announced. The caches die with the process: a worker serves one engine incarnation.
+is no engine to serve: its connection is closed, or another engine answers. The caches die with the process: a worker
+serves one engine incarnation.
 
 Invariant: no wait is longer than a rest, but for a step itself and the linger of the closing socket. A message, an
 engine's death and a signal end it.
@@ -55,7 +54,6 @@ from mmcached.wire.process.turns import REST_S, longest_rest_s
 from mmcached.wire.sockets.channels import DealerChannel
 from mmcached.wire.sockets.frames import Frame
 from mmcached.wire.stats import RoleName
-from mmcached.worker.attachment import Attachment
 from mmcached.worker.devices import choose_device
 from mmcached.worker.steps.runner import ModelRunner
 
@@ -138,7 +136,7 @@ class WorkerServer:
         self._channel: DealerChannel[FromEngineToWorker] = DealerChannel(context, address, FromEngineToWorker)
         self._poller = zmq.Poller()
         self._channel.register(self._poller)
-        self._attachment: Attachment | None = None
+        self._engine: int | None = None  # the incarnation to which this worker is attached
         self._next_hello_s = clock()
         self._status: int | None = None
         self.num_dropped = 0
@@ -171,10 +169,7 @@ class WorkerServer:
         return self._status or 0
 
     def close(self) -> None:
-        """Leave the entry, close the sockets."""
-        if self._attachment is not None:
-            self._attachment.close()
-            self._attachment = None
+        """Close the socket."""
         self._channel.close()
 
     def _handle(self, message: FromEngineToWorker, frames: list[Frame]) -> None:
@@ -183,74 +178,61 @@ class WorkerServer:
         elif isinstance(message, WorkerRefused):
             _logger.error("the engine refuses this worker: %s", message.error.message)
             self._status = REFUSED
-        elif self._attachment is None or message.engine_incarnation != self._attachment.attach.engine_incarnation:
+        elif self._engine is None or message.engine_incarnation != self._engine:
             self._drop(
                 f"{type(message).__name__} of engine {message.engine_incarnation}, which this worker is not attached to"
             )
         else:
             match message:
                 case StepPlan():
-                    self._execute(message, frames, self._attachment)
+                    self._execute(message, frames)
                 case ProbeWorker():
-                    self._probe(message, frames, self._attachment)
+                    self._probe(message, frames)
                 case ClearCaches():
                     self._runner.clear()
                 case Shutdown():
                     self._status = 0
 
-    def _execute(self, plan: StepPlan, frames: list[Frame], attachment: Attachment) -> None:
+    def _execute(self, plan: StepPlan, frames: list[Frame]) -> None:
         if plan.worker_epoch != self._hello.worker_epoch:
             self._drop(f"plan {plan.step} for worker epoch {plan.worker_epoch}")
             return
-        answer, payload = self._runner.execute(plan, frames, attachment.payloads)
+        answer, payload = self._runner.execute(plan, frames)
         self._page.publish(self._runner.stats)
         self._send(answer, payload)
         self._runner.save_outputs()
 
-    def _probe(self, probe: ProbeWorker, frames: list[Frame], attachment: Attachment) -> None:
+    def _probe(self, probe: ProbeWorker, frames: list[Frame]) -> None:
         """Answer what a probe's item holds, as this worker reads it; or, instead of a checksum, why it cannot."""
         if probe.worker_epoch != self._hello.worker_epoch:
             self._drop(f"probe {probe.token} for worker epoch {probe.worker_epoch}")
             return
         try:
-            record = attachment.payloads.read(probe.payload, frames, mm_hash="probe")
+            record = self._runner.read(probe.payload, frames, mm_hash="probe")
             checksum = hashlib.blake2b(record["probe"].numpy().tobytes(), digest_size=16).hexdigest()
             del record  # the answer says that nothing is read any more
         except Exception as error:
             checksum = error.code if isinstance(error, MmcachedError) else "not a probe"
-        attached_to = attachment.attach.engine_incarnation
-        self._send(WorkerProbed(attached_to, self._hello.worker_epoch, probe.token, checksum), [])
+        self._send(WorkerProbed(probe.engine_incarnation, self._hello.worker_epoch, probe.token, checksum), [])
 
     def _attach(self, attach: Attach) -> None:
         """Attach, or repeat the answer to an `Attach` that came before; a repetition changes nothing."""
-        if self._attachment is not None and attach.engine_incarnation != self._attachment.attach.engine_incarnation:
-            self._leave(
-                f"engine {attach.engine_incarnation} answers in place of {self._attachment.attach.engine_incarnation}"
-            )
+        if self._engine not in (None, attach.engine_incarnation):
+            self._leave(f"engine {attach.engine_incarnation} answers in place of {self._engine}")
             return
-        if self._attachment is None or attach != self._attachment.attach:
-            if self._attachment is not None:
-                # One entry at a time: the byte of the former ring certifies a life that ends here.
-                self._attachment.close()
-                self._attachment = None
-            try:
-                self._attachment = Attachment(attach, self._hello.rank)
-            except Exception as error:
-                self._leave(f"cannot attach: {type(error).__name__} {error}")
-                return
+        if self._engine is None:
+            self._engine = attach.engine_incarnation
             self._channel.take_disconnects()  # those of former engines say nothing about this one
-        epoch = self._attachment.ring_epoch
-        attached_to = attach.engine_incarnation
         fingerprint = self._runner.encoder_fingerprint
         form, nbytes = self._runner.measured.form, self._runner.measured.embedding_bytes
-        self._send(WorkerAttached(self._hello.worker_epoch, attached_to, epoch, nbytes, fingerprint, form), [])
+        self._send(WorkerAttached(self._hello.worker_epoch, self._engine, nbytes, fingerprint, form), [])
 
     def _wait_s(self, rest_s: float) -> float:
         """Return the time until something is due by itself, at most `rest_s`."""
-        return rest_s if self._attachment else max(0.0, min(rest_s, self._next_hello_s - self._clock()))
+        return rest_s if self._engine is not None else max(0.0, min(rest_s, self._next_hello_s - self._clock()))
 
     def _say_hello_if_due(self) -> None:
-        if self._attachment is None and self._clock() >= self._next_hello_s:
+        if self._engine is None and self._clock() >= self._next_hello_s:
             self._next_hello_s = self._clock() + HELLO_S
             with suppress(ChannelFull):  # no engine is connected yet
                 self._channel.send(self._hello)
@@ -262,15 +244,8 @@ class WorkerServer:
             self._leave(f"cannot answer: {error}")
 
     def _look_for_engine(self) -> None:
-        """Find out whether the engine of the attachment has died."""
-        num_disconnects = self._channel.take_disconnects()
-        if self._attachment is None:
-            return
-        if not self._attachment.is_engine_alive():
-            self._leave("the engine's byte is free")
-        elif self._attachment.drop_dead_ring():
-            _logger.info("worker %d lets go of the ring: its writer is dead", self._hello.rank)
-        elif num_disconnects:
+        """Find out whether the engine has died."""
+        if self._channel.take_disconnects() and self._engine is not None:
             # Local sockets do not break by themselves: the process that accepted this connection closed it, or died.
             self._leave("the engine has closed the connection")
 

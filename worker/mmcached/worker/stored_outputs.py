@@ -27,9 +27,8 @@ from mmcached.wire.config import ServiceConfig
 from mmcached.wire.messages.parts import SavedRows
 from mmcached.wire.messages.worker import EmitEmbedding, EncodeItem, RunChunk
 from mmcached.wire.vocabulary import MODALITIES, Modality
+from mmcached.worker.payloads import CALL_S, StoreContact
 
-CALL_S = 1.0
-"""Deadline of a call that has to ask the frontend, which answers within a turn while it lives."""
 NUM_TIMES = 8
 
 
@@ -62,26 +61,23 @@ def own_share(items: Sequence[EncodeItem], rank: int, world_size: int, turn: int
 
 
 class StoredOutputs(Closeable):
-    """The store as one worker sees it. It is contacted when it is first needed.
+    """What encoders have said, as one worker sees it.
 
     Args:
-        make_client: connects with the service; a service that is not there is a miss.
+        store: closed by its owner, before this: that ends what the savers' threads have asked.
         fingerprint: of this worker's encoder.
         device: where its outputs are.
     """
 
-    def __init__(
-        self, config: ServiceConfig, make_client: Callable[[], Client], fingerprint: str, device: Device
-    ) -> None:
+    def __init__(self, config: ServiceConfig, store: StoreContact, fingerprint: str, device: Device) -> None:
         self._device = device
         self._max_bytes = config.limits.max_unsaved_mb << 20
         self._max_inline_bytes = config.limits.max_inline_output_kb << 10
         self._wait_s = max(config.limits.output_wait_s, 0.001)
         self._min_shared_s = config.limits.min_shared_encode_ms / 1000
         self._s_per_embed: dict[Modality, deque[float]] = {each: deque(maxlen=NUM_TIMES) for each in MODALITIES}
-        self._make_client = make_client
+        self._store = store
         self._fingerprint = fingerprint
-        self._client: Client | None = None
         self._saver: Saver | None = None
         self._row_saver: Saver | None = None  # rows are no outputs, and wait for none
 
@@ -142,7 +138,7 @@ class StoredOutputs(Closeable):
         Args:
             encode: raises what this raises.
         """
-        return self._contact().get_or_compute(
+        return self._store.client().get_or_compute(
             output_key(self._fingerprint, item.mm_hash),
             lambda: self._on_host(encode()),
             view=True,
@@ -153,13 +149,10 @@ class StoredOutputs(Closeable):
 
     def load(self, token: str) -> Mapping[str, Any] | None:
         """Return the record under a lease of the engine; None if it is gone. **Read it, never write.**"""
-        hit = self._contact().open(token, view=True, timeout_s=CALL_S)
-        return None if hit is None else hit.record
+        return self._store.open(token)
 
     def close(self) -> None:
         """Drop what waits. A second call does nothing."""
-        if self._client is not None:
-            self._client.close()  # first: it ends what the saver's thread has asked
         for saver in (self._saver, self._row_saver):
             if saver is not None:
                 saver.close()
@@ -169,9 +162,4 @@ class StoredOutputs(Closeable):
         return dict(zip(output, self._device.begin_copy(list(output.values()))(), strict=True))
 
     def _make_saver(self) -> Saver:
-        return Saver(self._contact(), max_bytes=self._max_bytes, timeout_s=CALL_S)
-
-    def _contact(self) -> Client:
-        if self._client is None:
-            self._client = self._make_client()
-        return self._client
+        return Saver(self._store.client(), max_bytes=self._max_bytes, timeout_s=CALL_S)

@@ -1,4 +1,4 @@
-"""Takes in what the frontend says, its ring, requests, probes and flushes, and tells it when the workers are ready."""
+"""Takes in what the frontend says, requests, probes and flushes, and tells it when the workers are ready."""
 
 from __future__ import annotations
 
@@ -10,15 +10,12 @@ from mmcached.engine.scheduling.scheduler import Scheduler
 from mmcached.engine.server.cache_news import CacheNews
 from mmcached.engine.server.frontend_connection import FrontendConnection
 from mmcached.engine.server.item_frames import ItemFrames
-from mmcached.engine.server.leases import HeldLeases
 from mmcached.engine.server.open_requests import OpenRequests
 from mmcached.engine.server.probes import EngineProbes
 from mmcached.engine.server.worker_group import WorkerGroup
 from mmcached.wire.errors import RemoteProtocolError, error_from_wire
-from mmcached.wire.handle import Handle
 from mmcached.wire.messages import engine as received
 from mmcached.wire.messages import frontend as to_frontend
-from mmcached.wire.messages.parts import Barrier
 from mmcached.wire.process.turns import Guard, TurnShare
 from mmcached.wire.sockets.frames import Frame
 
@@ -41,7 +38,6 @@ class FrontendMessages:
         *,
         world_size: int,
         items: ItemFrames,
-        leases: HeldLeases,
         probes: EngineProbes,
         news: CacheNews,
         guard: Guard,
@@ -53,7 +49,6 @@ class FrontendMessages:
         self._requests = requests
         self._world_size = world_size
         self._items = items
-        self._leases = leases
         self._probes = probes
         self._news = news
         self._guard = guard
@@ -85,7 +80,7 @@ class FrontendMessages:
     def send_ready(self) -> None:
         """Tell the frontend that the workers are ready, once, and again when they encode otherwise."""
         fingerprint = self._group.encoder_fingerprint
-        if self._frontend.is_accepted and self._group.are_all_attached and self._ready_with != fingerprint:
+        if self._frontend.is_known and self._group.are_all_attached and self._ready_with != fingerprint:
             self._ready_with = fingerprint
             self._news.is_heard = True
             self._frontend.send(to_frontend.EngineReady(self._world_size, fingerprint, self._group.encoder))
@@ -93,29 +88,17 @@ class FrontendMessages:
 
     def _handle(self, message: received.FromFrontend, payload: list[Frame]) -> None:
         match message:
-            case received.Ring():
-                former = self._frontend.entry
-                if self._frontend.on_ring(message):
+            case received.Greeted():
+                if self._frontend.on_greeted(message):
                     self._start_over()
-                elif self._frontend.entry is not former:
-                    self._group.attach_all(self._frontend.entry)
                 self._ready_with = None
                 self._news.is_heard = False
-            case received.ReaderAttached():
-                self._frontend.on_reader_attached(message)
-            case Barrier():
-                self._frontend.on_barrier(message)
-            case received.Detached():
-                self._frontend.on_detached(message)
             case received.AddRequest():
                 self._requests.add(message, payload)
             case received.AbortRequest():
                 self._requests.abort(message.request_id)
             case received.ProbeEngine():
-                is_ours = not isinstance(message.payload, Handle) or self._frontend.receive(
-                    message.payload, message.lease
-                )
-                if is_ours and not self._probes.start(message, payload):
+                if not self._probes.start(message, payload):
                     self._frontend.send(to_frontend.EngineProbed(message.token, []))
             case received.FlushEngine():
                 self._items.clear_cache()  # at once: what comes next counts on an empty one
@@ -127,11 +110,9 @@ class FrontendMessages:
                 self._frontend.send(to_frontend.EngineFlushed(message.token))
 
     def _start_over(self) -> None:
-        """End the requests of a former frontend, and bring the workers to the new one's ring."""
+        """End the requests of a former session."""
         if self._requests:
-            log.warning("another frontend: its predecessor's requests end", requests=len(self._requests))
-        self._leases.forget_all()  # first: what ends now must not be given back to the new ring
+            log.warning("the frontend, or another one, begins anew: its requests end", requests=len(self._requests))
         self._requests.abort_all()
         self._items.clear()
         self._probes.take_all()
-        self._group.attach_all(self._frontend.entry)

@@ -16,10 +16,9 @@ from mmcached.engine.scheduling.scheduler import Scheduler
 from mmcached.engine.scheduling.step import ScheduledStep
 from mmcached.engine.server.engine_latency import EngineLatency
 from mmcached.engine.server.frontend_connection import FrontendConnection
+from mmcached.engine.server.held_records import HeldRecords
 from mmcached.engine.server.item_frames import ItemFrames
-from mmcached.engine.server.leases import HeldLeases
 from mmcached.engine.server.poisonous_requests import PoisonousRequests
-from mmcached.engine.server.stored_outputs import StoredOutputs
 from mmcached.engine.server.worker_group import WorkerGroup
 from mmcached.engine.steps.request import Request
 from mmcached.wire.config import ServiceConfig
@@ -32,9 +31,9 @@ from mmcached.wire.errors import (
     ServiceUnavailable,
     error_to_wire,
 )
-from mmcached.wire.handle import Handle
 from mmcached.wire.messages import engine as received
 from mmcached.wire.messages import frontend as to_frontend
+from mmcached.wire.messages.parts import Feature, StoredItem
 from mmcached.wire.sockets.frames import Frame
 
 log = structlog.get_logger("mmcached.engine")
@@ -58,8 +57,7 @@ class OpenRequests:
         group: WorkerGroup,
         *,
         items: ItemFrames,
-        leases: HeldLeases,
-        outputs: StoredOutputs,
+        records: HeldRecords,
         latency: EngineLatency,
         clock: Callable[[], float],
         publish: Callable[[], object],
@@ -72,8 +70,7 @@ class OpenRequests:
         self._frontend = frontend
         self._group = group
         self._items = items
-        self._leases = leases
-        self._outputs = outputs
+        self._records = records
         self._latency = latency
         self._publish = publish
         self._poisonous = PoisonousRequests(config.restart_window_s, clock=clock)
@@ -83,17 +80,16 @@ class OpenRequests:
         return len(self._requests)
 
     def add(self, message: received.AddRequest, payload: list[Frame]) -> None:
-        """Queue a request with its leases and items, or answer it with an error or the items that are missed."""
+        """Queue a request with its leases and items, or answer it with an error, or that it has to be sent again."""
         request_id = message.request_id
         if request_id in self._requests:
             log.error("request came twice; the second is dropped", request_id=request_id)
             return
         try:
-            missed = self._hold_leases(message)
-            has_outputs = self._outputs.hold(message, self._group.encoder_fingerprint)
+            has_records = self._records.hold(message, self._group.encoder_fingerprint)
             self._items.add(message, payload)
-            if missed or not has_outputs:
-                raise CacheMiss(missed)
+            if not has_records:
+                raise CacheMiss([])
             self._check_room()
             request = self._make_request(message)
             self._poisonous.check(request)
@@ -157,21 +153,21 @@ class OpenRequests:
 
     def forget_outputs(self) -> None:
         """Load nothing of the former epoch into the books of the next: who still needs it has it sent anew."""
-        self._outputs.forget_all()
+        self._records.forget_outputs()
         for request in self._requests.values():
             request.outputs.clear()
 
-    def that_load(self, step: ScheduledStep, mm_hashes: Sequence[str]) -> list[tuple[Request, str]]:
-        """Return the open requests of a step that have one of these items from the store, with that item."""
+    def that_read(self, step: ScheduledStep, mm_hashes: Sequence[str]) -> list[tuple[Request, Feature]]:
+        """Return the open requests of a step that have one of these items, or its output, in the store, with it."""
         lost = {}
         for request in step.requests():
             for feature in request.features:
-                if feature.has_output and feature.mm_hash in mm_hashes and request.request_id in self._requests:
-                    lost[request.request_id] = request, feature.mm_hash
+                is_stored = feature.has_output or isinstance(feature.payload, StoredItem)
+                if is_stored and feature.mm_hash in mm_hashes and request.request_id in self._requests:
+                    lost[request.request_id] = request, feature
         return list(lost.values())
 
     def check_integrity(self) -> None:
-        self._leases.check_integrity()
         if len(self.results) != len(self._requests):
             raise InvariantError(f"results of {len(self.results)} requests, of which {len(self._requests)} are open")
 
@@ -180,18 +176,6 @@ class OpenRequests:
         if len(self._requests) >= limit:
             reason = f"the engine has {len(self._requests)} requests (max_num_requests = {limit}); try again later"
             raise ServiceUnavailable(reason, field="max_num_requests", value=len(self._requests), limit=limit)
-
-    def _hold_leases(self, message: received.AddRequest) -> list[str]:
-        """Hold the leases that came; return the items whose descriptor is not for this incarnation."""
-        missed = []
-        for feature in message.features:
-            if not isinstance(feature.payload, Handle):
-                continue
-            if feature.lease is None or not self._frontend.receive(feature.payload, feature.lease):
-                missed.append(feature.mm_hash)
-            else:
-                self._leases.hold(message.request_id, feature.payload, feature.lease)
-        return missed
 
     def _make_request(self, message: received.AddRequest) -> Request:
         return Request(
@@ -203,14 +187,14 @@ class OpenRequests:
             rows=message.rows,
             tenant=message.tenant,
             priority=message.priority,
-            outputs=self._outputs.tokens(message.request_id),
+            outputs=self._records.tokens(message.request_id),
             store_epoch=message.store_epoch,
             takes_keys=message.takes_keys,
             rows_name=f"rows/{secrets.token_hex(16)}" if message.takes_keys and message.store_epoch else "",
         )
 
     def _forget(self, request_id: int, error: str = "") -> None:
-        """Let go of all that a request held outside the scheduler; of its leases as soon as nobody reads.
+        """Let go of all that a request held outside the scheduler; what a step in flight reads stays until its end.
 
         Args:
             error: code of what has ended it; "": it is answered.
@@ -219,5 +203,4 @@ class OpenRequests:
         self._latency.forget(request_id, error)
         self._items.forget(request_id)
         self.results.forget(request_id)
-        self._outputs.forget(request_id)
-        self._leases.end_request(request_id)
+        self._records.forget(request_id)

@@ -2,25 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from mmcached.cache.store_keys import is_named
 from mmcached.engine.scheduling.scheduler import ScheduledChunk, ScheduledStep
 from mmcached.engine.server.item_frames import ItemFrames
 from mmcached.engine.steps.request import Request
 from mmcached.wire.errors import CacheMiss
-from mmcached.wire.handle import Handle
-from mmcached.wire.messages.parts import Inline, StoredOutput
+from mmcached.wire.messages.parts import Inline, StoredItem, StoredOutput
 from mmcached.wire.messages.worker import EmitEmbedding, EncodeItem, RunChunk, StepPlan
 from mmcached.wire.sockets.frames import Frame
-
-
-def leases_read(step: ScheduledStep) -> Iterable[int]:
-    """Return the seq of each lease under which workers will read in this step."""
-    for request, index, _ in step.encode:
-        lease = request.features[index].lease
-        if lease is not None:
-            yield lease.seq
 
 
 def build_plan(
@@ -44,12 +33,12 @@ def build_plan(
 
 def _encode_item(request: Request, index: int, key: str, items: ItemFrames, payload: list[Frame]) -> EncodeItem:
     feature = request.features[index]
-    where: Handle | Inline | StoredOutput
+    where: StoredItem | Inline | StoredOutput
     if feature.has_output:
         if index not in request.outputs:  # reserved by one that has it, and has lost its blocks since
             raise CacheMiss([feature.mm_hash])
         where = StoredOutput(request.outputs[index])
-    elif isinstance(feature.payload, Handle):
+    elif isinstance(feature.payload, StoredItem):
         where = feature.payload
     else:
         frames = items.frames_of(request.request_id, index)
@@ -61,7 +50,6 @@ def _encode_item(request: Request, index: int, key: str, items: ItemFrames, payl
         feature.mm_hash,
         feature.num_embeds,
         where,
-        feature.lease,
         tenant=request.tenant,
         store_epoch=store_epoch,
         modality=feature.modality,

@@ -2,13 +2,12 @@
 
     frontend <==DEALER (frontend_connection)== EngineServer ==(worker_group) ROUTER workers-<i>.sock==> workers 0 … N-1
 
-One thread, one loop, one step in flight. It owns one entry of the ring: its workers read under its leases, and it alone
-gives leases back. It never touches tensor bytes, so it imports no torch. What a peer sends wrong is logged or answered;
-what contradicts the scheduler's tables ends the process, before anything of that step is answered.
+One thread, one loop, one step in flight. What its requests need of the store it holds under leases of its own, as a
+client; its workers open their tokens. It never touches tensor bytes, so it imports no torch. What a peer sends wrong is
+logged or answered; what contradicts the scheduler's tables ends the process, before anything of that step is answered.
 
 After a death:
-    frontend   its requests end; its leases are void; all caches stay; an entry of the new ring, workers attach anew;
-               the same when it lives and has dropped this engine
+    frontend   its requests end; all caches stay; the same when it lives and has dropped this engine
     worker     the step in flight is void; all caches are cleared; requests start over at token 0 when the rank is back,
                those of that step one by one; a request that kills workers alone fails
     step hung  past its deadline this process ends, and with it the group: nothing is taken from a living reader
@@ -34,21 +33,19 @@ from mmcached.engine.server.cache_news import CacheNews
 from mmcached.engine.server.engine_latency import EngineLatency
 from mmcached.engine.server.frontend_connection import FrontendConnection
 from mmcached.engine.server.frontend_messages import FrontendMessages
+from mmcached.engine.server.held_records import HeldRecords, contact
 from mmcached.engine.server.item_frames import ItemFrames
 from mmcached.engine.server.kv_event_publisher import kv_event_publisher_from_config
-from mmcached.engine.server.leases import HeldLeases
 from mmcached.engine.server.open_requests import OpenRequests
 from mmcached.engine.server.probes import EngineProbes
 from mmcached.engine.server.step_ends import StepEnds
 from mmcached.engine.server.step_runner import StepRunner
-from mmcached.engine.server.stored_outputs import StoredOutputs, contact
 from mmcached.engine.server.worker_group import WorkerGroup
 from mmcached.engine.server.worker_messages import WorkerMessages
 from mmcached.shm.stats.publisher import StatsPublisher
 from mmcached.wire.closeable import Closeable
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import InvariantError, MmcachedError
-from mmcached.wire.handle import Handle
 from mmcached.wire.messages import engine as received
 from mmcached.wire.messages import frontend as to_frontend
 from mmcached.wire.messages import worker as to_worker
@@ -70,7 +67,7 @@ POLL_INTERVAL_S = 0.25
 
 
 class EngineServer(Closeable):
-    """The engine's sockets, entry, scheduler and loop: `poll`, again and again, then `close`.
+    """The engine's sockets, scheduler and loop: `poll`, again and again, then `close`.
 
     Args:
         engine_index: number of its `workers-<i>.sock`.
@@ -92,8 +89,7 @@ class EngineServer(Closeable):
         self._incarnation = secrets.randbits(63)
         self._scheduler = Scheduler(config)
         self._items = ItemFrames(config)
-        self._leases = HeldLeases(self._give_back)
-        self._outputs = StoredOutputs(partial(contact, run_dir.path))
+        self._records = HeldRecords(partial(contact, run_dir.path))
         self._share = TurnShare.of(config.limits)
         self._rest_s = longest_rest_s(config.limits)
         self._guard = Guard(ends=(InvariantError,))
@@ -102,7 +98,7 @@ class EngineServer(Closeable):
             hello = to_frontend.EngineHello(engine_index, self._incarnation, config.digest())
             self._frontend = FrontendConnection(context, run_dir.engine_address, hello, clock())
             stack.callback(self._frontend.close)
-            stack.enter_context(self._outputs)
+            stack.enter_context(self._records)
             self._page = stack.enter_context(
                 StatsPublisher(run_dir.stats_page, RoleName("engine", engine_index), clock=clock)
             )
@@ -129,9 +125,8 @@ class EngineServer(Closeable):
         self._steps = StepRunner(
             self._scheduler,
             self._group,
-            self._leases,
             self._items,
-            self._outputs,
+            self._records,
             incarnation=self._incarnation,
             timeout_s=config.step_timeout_s,
             latency=EngineLatency(self._clock, slow_ms=config.slow_log_ms, start_span=self._start_span),
@@ -143,8 +138,7 @@ class EngineServer(Closeable):
             self._frontend,
             self._group,
             items=self._items,
-            leases=self._leases,
-            outputs=self._outputs,
+            records=self._records,
             latency=self._steps.latency,
             clock=self._clock,
             publish=self._publish,
@@ -154,14 +148,14 @@ class EngineServer(Closeable):
             self._frontend,
             self._group,
             self._requests,
-            outputs=self._outputs,
+            records=self._records,
             latency=self._steps.latency,
             news=self._news,
             guard=self._guard,
             checks_workers=config.debug_check_workers,
             publish=self._publish,
         )
-        probes = EngineProbes(self._incarnation, self._group, self._leases)
+        probes = EngineProbes(self._incarnation, self._group, self._records)
         self._workers = WorkerMessages(
             self._worker_channel,
             self._group,
@@ -170,7 +164,6 @@ class EngineServer(Closeable):
             incarnation=self._incarnation,
             steps=self._steps,
             ends=self._ends,
-            leases=self._leases,
             probes=probes,
             guard=self._guard,
             publish=self._publish,
@@ -182,7 +175,6 @@ class EngineServer(Closeable):
             self._requests,
             world_size=config.world_size,
             items=self._items,
-            leases=self._leases,
             probes=probes,
             news=self._news,
             guard=self._guard,
@@ -226,7 +218,7 @@ class EngineServer(Closeable):
         return max(0.0, min(timeout_s, due_s, self._frontend.next_hello - self._clock()))
 
     def close(self) -> None:
-        """End the workers, give up the entry, close the sockets. A second call does nothing."""
+        """End the workers, give the leases back, close the sockets. A second call does nothing."""
         if self._worker_channel.socket.closed:
             return
         self._group.send_all(to_worker.Shutdown(self._incarnation))
@@ -247,7 +239,7 @@ class EngineServer(Closeable):
             requests_waiting=self._scheduler.num_waiting,
             requests_finished=self._requests.num_finished,
             preemptions=self._scheduler.num_preemptions,
-            leases_held=len(self._leases) + len(self._outputs),
+            leases_held=len(self._records),
             slow_log=SlowLog.of(self._steps.latency.slow.last),
             kv=self._scheduler.kv_cache_manager.stats(),
             encoder=self._encoder_stats(),
@@ -269,9 +261,6 @@ class EngineServer(Closeable):
     def check_integrity(self) -> None:
         self._scheduler.check_integrity()
         self._requests.check_integrity()
-
-    def _give_back(self, handle: Handle) -> None:
-        self._frontend.give_back(handle)
 
 
 def main(run_dir: Path, engine_index: int) -> int:

@@ -12,9 +12,9 @@ from mmcached.engine.scheduling.step import ScheduledStep
 from mmcached.engine.server.cache_news import CacheNews
 from mmcached.engine.server.engine_latency import EngineLatency
 from mmcached.engine.server.frontend_connection import FrontendConnection
+from mmcached.engine.server.held_records import HeldRecords
 from mmcached.engine.server.open_requests import OpenRequests
 from mmcached.engine.server.step_results import StepResults
-from mmcached.engine.server.stored_outputs import StoredOutputs
 from mmcached.engine.server.worker_group import WorkerGroup
 from mmcached.wire.errors import CacheMiss, ChannelFull, ErrorInfo, error_from_wire
 from mmcached.wire.messages import engine as received
@@ -40,7 +40,7 @@ class StepEnds:
         group: WorkerGroup,
         requests: OpenRequests,
         *,
-        outputs: StoredOutputs,
+        records: HeldRecords,
         latency: EngineLatency,
         news: CacheNews,
         guard: Guard,
@@ -52,7 +52,7 @@ class StepEnds:
         self._frontend = frontend
         self._group = group
         self._requests = requests
-        self._outputs = outputs
+        self._records = records
         self._latency = latency
         self._news = news
         self._guard = guard
@@ -106,10 +106,11 @@ class StepEnds:
         self.num_failed += 1
         self._scheduler.withdraw(step, results.prefix_report())
         cause = error_from_wire(error)
-        lost = self._requests.that_load(step, cause.mm_hashes) if isinstance(cause, CacheMiss) else []
+        lost = self._requests.that_read(step, cause.mm_hashes) if isinstance(cause, CacheMiss) else []
         if not lost:
             self._scheduler.blame_failure(step, cause)
-        for request, mm_hash in lost:
-            self._outputs.drop(self._group.encoder_fingerprint, mm_hash, request.tenant)
+        for request, feature in lost:
+            if feature.has_output:
+                self._records.drop(self._group.encoder_fingerprint, feature.mm_hash, request.tenant)
             self._scheduler.abort(request.request_id)
             self._requests.miss(request)

@@ -21,7 +21,7 @@ class StepResults:
 
     Attributes:
         given_to: epochs, by rank, of the workers that were sent its plan.
-        outputs: leases of the encoder outputs that its workers load.
+        held: leases of what its workers read in the store.
         is_shared: true if each rank has of the others what these have encoded, out of the store.
         plan_error: reason why no plan could be made of it, nor sent.
     """
@@ -30,7 +30,7 @@ class StepResults:
         self.step = step
         self.deadline = deadline
         self.given_to: dict[int, int] = {}
-        self.outputs: Sequence[Hit] = ()
+        self.held: Sequence[Hit] = ()
         self.is_shared = False
         self.plan_error: ErrorInfo | None = None
         self._world_size = world_size

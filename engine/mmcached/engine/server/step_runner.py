@@ -1,11 +1,11 @@
-"""The step runner sends one step at a time to the workers, notes the reads under leases, and collects the answers.
+"""The step runner sends one step at a time to the workers, keeps what they read, and collects the answers.
 
     idle -- start --> in flight -- every rank has answered --> idle        the outcome is the caller's to commit
                           |
                           +-- void: a rank has lost its caches --> idle when every living rank has answered or died
 
-Answers to a void step count for nothing but their reads; but nothing new is started beside it, so that a worker dies of
-the step that it was given last.
+Answers to a void step count for nothing; but nothing new is started beside it, so that a worker dies of the step that
+it was given last.
 """
 
 from __future__ import annotations
@@ -17,11 +17,10 @@ import structlog
 
 from mmcached.engine.scheduling.scheduler import ScheduledStep, Scheduler
 from mmcached.engine.server.engine_latency import EngineLatency
+from mmcached.engine.server.held_records import HeldRecords
 from mmcached.engine.server.item_frames import ItemFrames
-from mmcached.engine.server.leases import HeldLeases
-from mmcached.engine.server.plan import build_plan, leases_read
+from mmcached.engine.server.plan import build_plan
 from mmcached.engine.server.step_results import Result, StepResults
-from mmcached.engine.server.stored_outputs import StoredOutputs
 from mmcached.engine.server.worker_group import WorkerGroup
 from mmcached.wire.errors import CacheMiss, InvariantError, PeerGone, error_to_wire
 from mmcached.wire.sockets.frames import Frame
@@ -36,9 +35,8 @@ class StepRunner:
         self,
         scheduler: Scheduler,
         group: WorkerGroup,
-        leases: HeldLeases,
         items: ItemFrames,
-        outputs: StoredOutputs,
+        records: HeldRecords,
         *,
         incarnation: int,
         timeout_s: float,
@@ -47,9 +45,8 @@ class StepRunner:
     ) -> None:
         self._scheduler = scheduler
         self._group = group
-        self._leases = leases
         self._items = items
-        self._outputs = outputs
+        self._records = records
         self._incarnation = incarnation
         self._timeout_s = timeout_s
         self._clock = clock
@@ -71,12 +68,10 @@ class StepRunner:
         self.latency.start(step)
         links = self._group.in_rank_order()
         results = StepResults(step, len(links), self._clock() + self._timeout_s)
-        results.outputs = self._outputs.keep([request.request_id for request, *_ in step.encode])
+        results.held = self._records.keep([request.request_id for request, *_ in step.encode])
         try:
             plan, payload = build_plan(step, self._items, engine_incarnation=self._incarnation, worker_epoch=0)
             results.is_shared = len(links) > 1 and any(item.store_epoch for item in plan.encode)
-            # Noted before the first plan is sent: a fast worker's read_done may not come first.
-            self._leases.reading(leases_read(step), self._group.epochs, step.step_id)
         except CacheMiss as miss:
             results.plan_error = error_to_wire(miss)
             return results
@@ -102,8 +97,6 @@ class StepRunner:
         link = self._group.by_epoch(result.worker_epoch)
         if link is None or result.engine_incarnation != self._incarnation:
             return None
-        for done in result.read_done:
-            self._leases.read_done(result.worker_epoch, done.step, done.seq)
         if self._void is not None and result.step == self._void.step.step_id:
             self._void.add(link.rank, result, payload)
         if self._in_flight is None or result.step != self._in_flight.step.step_id:

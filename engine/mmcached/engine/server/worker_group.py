@@ -1,6 +1,6 @@
 """The worker group knows an engine's workers: connected, attached, replaced; and sends what goes to all of them.
 
-    hello --> attaching --> attached          again for each new ring
+    hello --> attaching --> attached
 A rank whose process is another one than before has lost its caches: the whole group must start over, see `hello`.
 """
 
@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 import structlog
 
-from mmcached.shm import ReaderEntry
 from mmcached.wire.errors import ChannelFull, ConfigError, MmcachedError, PeerGone, error_to_wire
 from mmcached.wire.messages import worker as to_worker
 from mmcached.wire.messages.engine import FromWorker, WorkerAttached, WorkerHello
@@ -27,11 +26,10 @@ class WorkerLink:
     """One worker, by rank.
 
     Attributes:
-        is_attached: true if it holds its byte of the entry, so that plans may go there.
+        is_attached: true if it takes plans.
         embedding_bytes: size of one embedding in its encoder cache; 0 until it has measured.
         fingerprint: of its encoder; "" until it is attached.
         encoder: what its encoder takes and gives; None until then.
-        former_epoch: epoch of the rank's former process, until that is certified dead.
     """
 
     peer: bytes
@@ -42,7 +40,6 @@ class WorkerLink:
     embedding_bytes: int = 0
     fingerprint: str = ""
     encoder: EncoderForm | None = None
-    former_epoch: int | None = None
 
 
 class WorkerGroup:
@@ -74,28 +71,17 @@ class WorkerGroup:
             former.peer = peer
             return former, False
         link = WorkerLink(peer, message.rank, message.worker_epoch, message.device)
-        if former is not None:
-            link.former_epoch = former.worker_epoch if former.former_epoch is None else former.former_epoch
         self._links[message.rank] = link
         return link, former is not None
 
-    def attach(self, link: WorkerLink, entry: ReaderEntry | None) -> None:
+    def attach(self, link: WorkerLink) -> None:
         link.is_attached = False
-        announcement = None if entry is None else entry.announcement
-        reader_id, incarnation = (0, 0) if entry is None else (entry.reader_id, entry.incarnation)
-        self._send_or_log(
-            link.peer, link.rank, to_worker.Attach(self._incarnation, announcement, reader_id, incarnation)
-        )
+        self._send_or_log(link.peer, link.rank, to_worker.Attach(self._incarnation))
 
-    def attach_all(self, entry: ReaderEntry | None) -> None:
-        for link in self.in_rank_order():
-            self.attach(link, entry)
-
-    def attached(self, message: WorkerAttached, entry: ReaderEntry | None) -> WorkerLink | None:
-        """Take note of an answer; return the link unless it is stale, of another process, ring or engine."""
+    def attached(self, message: WorkerAttached) -> WorkerLink | None:
+        """Take note of an answer; return the link unless it is stale, of another process or engine."""
         link = self.by_epoch(message.worker_epoch)
-        ring_epoch = 0 if entry is None else entry.announcement.epoch
-        if link is None or message.engine_incarnation != self._incarnation or message.ring_epoch != ring_epoch:
+        if link is None or message.engine_incarnation != self._incarnation:
             return None
         others = {other.fingerprint for other in self._links.values() if other is not link and other.is_attached}
         if others - {message.encoder_fingerprint}:

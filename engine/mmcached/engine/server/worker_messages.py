@@ -11,7 +11,6 @@ import structlog
 
 from mmcached.engine.scheduling.scheduler import Scheduler
 from mmcached.engine.server.frontend_connection import FrontendConnection
-from mmcached.engine.server.leases import HeldLeases
 from mmcached.engine.server.probes import EngineProbes
 from mmcached.engine.server.step_ends import StepEnds
 from mmcached.engine.server.step_runner import StepRunner
@@ -43,7 +42,6 @@ class WorkerMessages:
         incarnation: int,
         steps: StepRunner,
         ends: StepEnds,
-        leases: HeldLeases,
         probes: EngineProbes,
         guard: Guard,
         publish: Callable[[], object],
@@ -56,7 +54,6 @@ class WorkerMessages:
         self._incarnation = incarnation
         self._steps = steps
         self._ends = ends
-        self._leases = leases
         self._probes = probes
         self._guard = guard
         self._publish = publish
@@ -99,8 +96,8 @@ class WorkerMessages:
         if accepted is None:
             return
         link, has_replaced = accepted
-        if self._frontend.is_ring_known and not link.is_attached:
-            self._group.attach(link, self._frontend.entry)
+        if not link.is_attached:
+            self._group.attach(link)
         if has_replaced:
             fatal = self._steps.computed_by(link.rank)
             requests = [] if fatal is None else fatal.request_ids()
@@ -111,16 +108,10 @@ class WorkerMessages:
                 self._scheduler.blame_death(fatal)
 
     def _on_attached(self, message: received.WorkerAttached) -> None:
-        link = self._group.attached(message, self._frontend.entry)
+        link = self._group.attached(message)
         if link is None:
             return
         log.info("worker attached", rank=link.rank, device=link.device)
-        if link.former_epoch is not None:
-            # It holds the byte of its rank: the former process is certified dead and reads nothing any more.
-            self._leases.worker_died(link.former_epoch)
-            link.former_epoch = None
-        if self._group.are_all_attached:
-            self._frontend.close_former_entries()
 
     def _on_probed(self, message: received.WorkerProbed) -> None:
         if message.engine_incarnation != self._incarnation:

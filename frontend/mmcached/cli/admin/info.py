@@ -131,7 +131,7 @@ def service_facts(status: ServiceStatus) -> dict[Section, Facts]:
     for name, client in sorted(stats.by_client.items()):
         clients[f"client_{name}"] = ",".join(f"{field}={value}" for field, value in _figures(client))
     processor: Facts = dict(_figures(stats.processor))
-    processor |= {f"ring_{name}": value for name, value in _figures(stats.ring)}
+    processor |= {f"stored_{name}": value for name, value in _figures(stats.items)}
     kv, encoder = Counter[str](), Counter[str]()
     engines: Facts = {name: value for name, value in of_frontend.items() if name not in clients}
     for index, engine in enumerate(stats.engines):
@@ -145,7 +145,7 @@ def service_facts(status: ServiceStatus) -> dict[Section, Facts]:
             )
     found: dict[Section, Facts] = {
         Section.CLIENTS: clients,
-        Section.MEMORY: memory_facts(status.roles, stats.ring.data_bytes, stats.store.ring.data_bytes),
+        Section.MEMORY: memory_facts(status.roles, stats.store.ring.data_bytes),
         Section.STORE: _short(stats.store) | {name.replace(".", "_"): value for name, value in _figures(stats.store)},
         Section.SECOND_LEVEL: dict(_figures(stats.second_level)),
         Section.PROCESSOR: processor,
@@ -165,9 +165,9 @@ def _short(store: StoreStats) -> Facts:
     return {"hit_rate": rate, "records": store.ring.chunks, "evictions": store.ring.evictions}
 
 
-def memory_facts(roles: list[RoleStatus], ring_bytes: int, store_bytes: int, proc: Path = Path("/proc")) -> Facts:
-    """Say what the rings take, and each process beside them and the files that it has mapped."""
-    facts: Facts = {"ring_bytes": ring_bytes, "store_bytes": store_bytes}
+def memory_facts(roles: list[RoleStatus], ring_bytes: int, proc: Path = Path("/proc")) -> Facts:
+    """Say what the ring takes, and each process beside them and the files that it has mapped."""
+    facts: Facts = {"ring_bytes": ring_bytes}
     total = 0
     for role in roles:
         found = None if role.pid is None else _anonymous_bytes(proc / str(role.pid) / "status")

@@ -19,16 +19,15 @@ INTERNAL = frozenset(
 )
 
 TEXTS = {
-    "mm_processor_cache_gb": "processor cache, and the ring that it lies in; 0: off",
+    "mm_processor_cache_gb": "processor cache, which lies in the ring beside the store; 0: off",
     "mm_processor_cache_type": "how items reach the workers: shm, lru or processor_only",
     "mm_shm_inline_max_kb": "smaller items stay out of the ring",
     "mm_hasher_algorithm": "digest of files: blake3 or sha256",
-    "ring_num_slots": "items in the ring at a time",
-    "ring_max_readers": "entries of the ring; two for each engine",
+    "ring_num_slots": "items that the ring has slots for, beside those of the store",
     "ring_has_checksums": "readers check every view, at about 4 GB/s",
     "mm_processor_workers": "what processes images; 0: one for each core, at most 4",
     "store_gb": "records that clients put; 0: no store",
-    "keep_cache": "leave store and ring in /dev/shm at the end, for the next service in this run directory",
+    "keep_cache": "leave the ring in /dev/shm at the end, for the next service in this run directory",
     "store_l2": "second level behind the store, for several hosts: a URL such as redis://HOST:6379/0; empty: none",
     "store_l2_ttl_s": "how long a record stays in the second level",
     "store_num_slots": "records in the store at a time",

@@ -1,4 +1,4 @@
-"""Checks that the rings of a service fit into /dev/shm, before any of its processes is started.
+"""Checks that the ring of a service fits into /dev/shm, before any of its processes is started.
 
 Sizes that somebody has set are taken at their word, and refused if there is no room. The defaults are proposals: where
 there is less, as in a container with 64 MiB, ring and store share what there is.
@@ -13,9 +13,8 @@ from pathlib import Path
 import msgspec
 
 from mmcached.cli.config.fields import DEFAULT
-from mmcached.shm.ring.key_index import index_words
+from mmcached.shm.ring.service_layout import service_layout
 from mmcached.shm.segment.headroom import require_room
-from mmcached.shm.segment.layout import ALIGNMENT, Layout
 from mmcached.shm.segment.mapped import SHM_DIR
 from mmcached.shm.segment.ring_notes import noted_rings
 from mmcached.shm.segment.segment import Host
@@ -26,17 +25,11 @@ SHARE = 0.45
 
 
 def rings_bytes(config: ServiceConfig) -> int:
-    """Return what the ring, with all engines, and the store, with one client, take in /dev/shm."""
-    total = 0
-    if config.ring_data_bytes and config.is_multimodal_model:
-        layout = Layout(_aligned(config.ring_data_bytes), config.ring_num_slots, config.ring_max_readers)
-        total += layout.created_bytes + config.num_engines * layout.reader_bytes
-    if config.store_data_bytes:
-        words = index_words(config.store_num_slots)
-        data_bytes = _aligned(config.store_data_bytes)
-        layout = Layout(data_bytes, config.store_num_slots, config.store_max_clients, words)
-        total += layout.created_bytes + layout.reader_bytes
-    return total
+    """Return what the ring takes in /dev/shm, with one client and all engines and workers."""
+    layout = service_layout(config)
+    if layout is None:
+        return 0
+    return layout.created_bytes + (1 + config.num_engines * (1 + config.world_size)) * layout.reader_bytes
 
 
 def noted_bytes(home: Path) -> int:
@@ -93,7 +86,3 @@ def fitted(config: ServiceConfig, origins: Mapping[str, str], host: Host | None 
     smaller = msgspec.structs.replace(config, **dict.fromkeys(flexible, each / GIB))
     names = " and ".join(flexible)
     return smaller, f"/dev/shm has room for {free // MIB} MiB: {names} = {each // MIB} MiB (set them, or enlarge it)"
-
-
-def _aligned(data_bytes: int) -> int:
-    return data_bytes - data_bytes % ALIGNMENT

@@ -210,10 +210,7 @@ def overview_of(
         modalities=modalities_of(stats),
         rings=[
             _ring(name, ring, then, rate)
-            for name, ring, then in (
-                ("store", stats.store.ring, former.store.ring),
-                ("items", stats.ring, former.ring),
-            )
+            for name, ring, then in (("store", stats.store.ring, former.store.ring),)
             if ring.data_bytes
         ],
         readers=sorted((line for line in readers if line.leases), key=lambda line: -line.leases),

@@ -52,11 +52,12 @@ def show_status(status: ServiceStatus, console: Console) -> None:
             console.print(
                 f"store, {name}: {client.hits:,} hits, {client.misses:,} misses, {client.puts:,} puts", highlight=False
             )
-    for name, ring in (("ring", stats.ring), ("store", stats.store.ring)):
-        if not ring.data_bytes:
-            continue
-        used = f"{ring.used_bytes:,} of {ring.data_bytes:,} B, {ring.chunks:,} items, {ring.leases:,} leases"
-        console.print(f"{name}: {used}, {ring.evictions:,} evictions", highlight=False)
+    if (ring := stats.store.ring).data_bytes:
+        used = f"{ring.used_bytes:,} of {ring.data_bytes:,} B, {ring.chunks:,} records, {ring.leases:,} leases"
+        console.print(f"store: {used}, {ring.evictions:,} evictions", highlight=False)
+    if (items := stats.items).capacity_bytes:
+        used = f"{items.used_bytes:,} of {items.capacity_bytes:,} B, {items.entries:,} items"
+        console.print(f"  of these: {used}, {items.evictions:,} evictions", highlight=False)
 
 
 def _roles(roles: list[RoleStatus]) -> Table:

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from mmcached.client.arguments import check_bool, invalid, text_of
-from mmcached.client.store.tokens import token_of
 from mmcached.shm.store.codec import DEFAULT_LIBRARY, Library, Record, decode_record_frames, leaves_of
 from mmcached.shm.store.tensor_bytes import dense_bytes, is_tensor
 from mmcached.wire.closeable import Closeable
@@ -138,7 +137,7 @@ class Hit(Closeable):
             LocalProtocolError: the hit was closed.
         """
         _ = self.record
-        return None if self._place is None else token_of(self._place)
+        return None if self._place is None else self._place.token
 
     def close(self) -> None:
         """Let go of the record; what was taken out of it stays valid. A second call does nothing."""

@@ -61,6 +61,9 @@ class LeaseReturns:
         forks.in_parent(self._after_fork)
         forks.in_child(self.abandon)
 
+    def __len__(self) -> int:
+        return len(self._out)
+
     def bind(self, holder: Bytes1D, handle: Handle) -> Lease:
         """Return a lease that ends with its holder; it is not taken yet."""
         # The newest is called first: when the queue is looked at, the lease is in it.

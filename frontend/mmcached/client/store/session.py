@@ -179,7 +179,7 @@ class StoreSession:
             self._end(held)
             raise
 
-    def open_token(self, token: LeaseToken, reading: Reading) -> list[Hit | None] | None:
+    def open_token(self, token: LeaseToken, reading: Reading, *, counts: bool = True) -> list[Hit | None] | None:
         """Return the one record that somebody else has under lease; None if it cannot be seen from here.
 
         Raises:
@@ -197,7 +197,8 @@ class StoreSession:
                 look = self._store.reader.look
                 place = look.find_generation(token.slot, token.generation)
             found = self._take([place], held, reader, is_beside=True)
-            reader.count(found if self._counts_hits else [], 1 - len(found))
+            if counts:
+                reader.count(found if self._counts_hits else [], 1 - len(found))
             return True
 
         try:

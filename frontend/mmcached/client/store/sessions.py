@@ -26,6 +26,7 @@ class StoreSessions:
         present: the session; None before the first contact.
         egress: the client's ring for large puts.
         has_second_level: what is not in the ring is asked for, as far as is known.
+        takes_records: the service keeps records, as far as is known.
     """
 
     def __init__(self, *, counts_hits: bool = True) -> None:
@@ -33,6 +34,7 @@ class StoreSessions:
         self._store_epoch = 0
         self.egress = Egress()
         self.has_second_level = False
+        self.takes_records = True
         self._lock = threading.RLock()
         self.present: StoreSession | None = None
         self._is_over = False
@@ -60,6 +62,7 @@ class StoreSessions:
             case Welcome():
                 self._store_epoch = message.store_epoch
                 self.has_second_level = message.has_second_level
+                self.takes_records = message.takes_records
             case Records() | Claimed() | Claims() | Stored():
                 self._store_epoch = max(self._store_epoch, message.store_epoch)
         if isinstance(message, Stored | Failed):

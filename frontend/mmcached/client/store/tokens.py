@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from mmcached.client.arguments import text_of
 from mmcached.wire.errors import InvalidRequest
-from mmcached.wire.handle import Handle, RingAnnouncement
+from mmcached.wire.handle import RingAnnouncement
 
 MAX_EPOCH = (1 << 63) - 1
 MAX_SLOT = (1 << 32) - 1
@@ -37,11 +37,6 @@ class LeaseToken(NamedTuple):
         """Refuse a slot that the token's ring does not have."""
         if self.slot >= num_slots:
             raise InvalidRequest("token.slot", self.slot, f"a slot below {num_slots}")
-
-
-def token_of(handle: Handle) -> str:
-    """Return the token of what a handle names."""
-    return f"{handle.ring_id}.{handle.epoch}.{handle.slot}.{handle.generation}"
 
 
 def checked_token(token: Any) -> LeaseToken:

@@ -145,10 +145,13 @@ class StoreVerbs:
         seen = None if session is None else session.contains(keys, self._contact.options.tenant)
         return seen is not None and all(seen)
 
-    def open(self, token: LeaseToken, reading: Reading, timeout_s: float | None) -> Verb[Hit | None]:
-        verb = self._open_token(token, reading, self._contact.deadline(timeout_s))
+    def open(
+        self, token: LeaseToken, reading: Reading, timeout_s: float | None, *, counts: bool = True
+    ) -> Verb[Hit | None]:
+        verb = self._open_token(token, reading, self._contact.deadline(timeout_s), counts)
         hit = yield from self._guarded("open", verb, None)
-        self._guard.count_queries(1, int(hit is not None))
+        if counts:
+            self._guard.count_queries(1, int(hit is not None))
         return hit
 
     def contains_many(self, keys: list[str], timeout_s: float | None, tenant: str | None = None) -> Call[list[bool]]:
@@ -354,12 +357,14 @@ class StoreVerbs:
                 hits[index] = hit
         return hits
 
-    def _open_token(self, token: LeaseToken, reading: Reading, deadline: Deadline) -> Verb[Hit | None]:
+    def _open_token(self, token: LeaseToken, reading: Reading, deadline: Deadline, counts: bool) -> Verb[Hit | None]:
         session = self._sessions.present
-        found = session.open_token(token, reading) if session is not None and token.is_of(session.ring) else None
+        found = None
+        if session is not None and token.is_of(session.ring):
+            found = session.open_token(token, reading, counts=counts)
         if found is None:  # not attached yet, or to the ring of a former frontend
             session = yield from self._in_contact(deadline)
-            found = session.open_token(token, reading)
+            found = session.open_token(token, reading, counts=counts)
         return None if found is None else found[0]
 
     def _contains(self, keys: list[str], deadline: Deadline, tenant: str) -> Verb[list[bool]]:
@@ -408,7 +413,7 @@ class StoreVerbs:
     ) -> Verb[PutResult]:
         self._guard.count(puts=1)
         session = yield from self._in_contact(deadline)
-        if claim is None and session.ring is None:
+        if claim is None and (session.ring is None or not self._sessions.takes_records):
             return self._refused(key, encoded, NO_STORE)
         if claim is not None and claim.ring != session.ring:
             return refused(key, encoded.nbytes, "the service that gave the claim has ended")  # its epoch, too

@@ -9,16 +9,16 @@ from mmcached.cache.request_lru import RequestLRU
 from mmcached.frontend.caches.item_cache import ItemCache
 from mmcached.frontend.caches.local import LocalItemCache
 from mmcached.frontend.caches.mirrored import MirroredItemCache
-from mmcached.frontend.caches.ring import RingItemCache
-from mmcached.shm import ObjectStoreWriter
+from mmcached.frontend.caches.stored import StoredItemCache
+from mmcached.frontend.store.record_store import RecordStore
 from mmcached.wire.config import ServiceConfig
 
 
-def item_cache_from_config(config: ServiceConfig, store: ObjectStoreWriter | None) -> ItemCache:
+def item_cache_from_config(config: ServiceConfig, records: RecordStore) -> ItemCache:
     """Return the frontend's processor cache.
 
     Args:
-        store: of the ring that this process writes; None while there is no ring: then nothing is kept in mode `shm`.
+        records: the store, in which mode `shm` keeps items.
     """
     match processor_cache_kind(config):
         case "off":
@@ -28,6 +28,6 @@ def item_cache_from_config(config: ServiceConfig, store: ObjectStoreWriter | Non
         case "lru":
             return MirroredItemCache(RequestLRU(config.processor_cache_bytes))
         case "shm":
-            return ItemCache() if store is None else RingItemCache(config, store)
+            return StoredItemCache(config, records)
         case other:
             assert_never(other)

@@ -3,20 +3,20 @@
     ItemCache           off              nothing is kept, frames each time
     LocalItemCache      processor_only   kept here, frames each time
     MirroredItemCache   lru              kept in the engine; here only its mirror. Frames once, then nothing
-    RingItemCache       shm              kept in the ring. Handles; frames only for what does not fit
+    StoredItemCache     shm              kept in the store. Tokens; frames only for what does not fit
 
     missing --> (processing, as long as it takes) --> missing: nothing but what was processed
                                                          |
-    resolve --> (leases, send) --> sent        the engine's queue has the message: mirrors move now, and only now
-                       |
-                       +--> (refused)          no mirror has moved
-    release                                    in either case: unpin
+    resolve --> (send) --> sent        the engine's queue has the message: mirrors move now, and only now
+       |           |        +--> (the request ends, or is sent anew) --> release
+       |           +--> (refused) --> release
+       +-- what lies in the store is pinned until `release`: the engine takes its own lease when the request comes
 
-From the last `missing` to `release` is one uninterrupted stretch of the frontend's one thread, so nothing can come
-between what a cache says and the message that is built from it. An item that a request names twice counts once, and its
-bytes travel once.
+From the last `missing` to `sent` is one uninterrupted stretch of the frontend's one thread, so nothing can come between
+what a cache says and the message that is built from it. An item that a request names twice counts once, and its bytes
+travel once.
 
-Knows nothing of sockets, leases, engines or images.
+Knows nothing of sockets, engines or images.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class OutgoingItem:
     Attributes:
         nbytes: size of the encoded item, also if it does not travel now.
         num_embeds: embeddings that the encoder makes of it, one for each placeholder in the prompt.
-        payload: the item's place in the ring, the frames to send inline, or None: the engine has it.
+        payload: the item's place in the store, the frames to send inline, or None: the engine has it.
         has_output: nothing was processed: the engine loads what an encoder has said of it.
     """
 
@@ -72,7 +72,7 @@ class ItemCache:
         return list(dict.fromkeys(keys))
 
     def resolve(self, keys: Sequence[str], given: Mapping[str, Processed]) -> list[OutgoingItem]:
-        """Return how each item of a request would travel; those that the ring holds stay pinned until `release`.
+        """Return how each item of a request would travel; those in the store are pinned until `release`.
 
         Args:
             given: what is `missing`, or more.
@@ -89,8 +89,12 @@ class ItemCache:
         if self.counts_hits:
             self._num_hits += num_items
 
-    def release(self) -> None:
-        """Take note that the request was sent or given up."""
+    def release(self, items: Sequence[OutgoingItem]) -> None:
+        """Unpin what `resolve` has returned, once: its request has ended, or is not sent."""
+
+    def inline(self, items: Sequence[OutgoingItem]) -> list[OutgoingItem]:
+        """Return the same items, those in the store as frames; they are pinned."""
+        return list(items)
 
     def keep(self, key: str, item: Processed) -> None:
         """Take an item that was processed, but that no request needs any more, if this side keeps items."""

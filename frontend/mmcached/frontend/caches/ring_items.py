@@ -73,6 +73,10 @@ class RingItems(Generic[N]):
         """Make a present key young, and keep it from being evicted until `release_touches`."""
         self._store.touch(key)
 
+    def keep(self, key: str) -> None:
+        """Keep a present key from being evicted until `release_touches`."""
+        self._store.keep(key)
+
     def release_touches(self) -> None:
         self._store.release_touches()
 

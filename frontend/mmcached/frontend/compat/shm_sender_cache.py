@@ -1,29 +1,28 @@
-"""Keeps processed items in a ring, and their prompt updates here; handing an item out grants leases on it.
+"""Keeps processed items in a ring, and their prompt updates here; receivers take leases on what is handed out.
 
     get_and_update_item(item or None, key)
-      hit               -> ShmItem(handle, leases)       nothing is written
+      hit               -> ShmItem(handle)               nothing is written
       hit, small        -> the item itself               kept here: it is cheaper to send than to lease
       miss, item        -> put into the ring, ShmItem    written once, for any number of readers
       miss, small       -> the item itself               kept here from now on
       miss, does not fit-> the item itself               travels inline, nothing is stored; counted
-      a reader's lease is refused -> the item itself     counted
       miss, None        -> CacheMiss
 
 Items smaller than `inline_below_bytes` never see the ring: they are kept in this process, oldest out first, in a
 sixteenth of what the ring takes.
 
+What is touched, or was handed out, is not evicted before `release_sender_touches`: call that when the receivers have
+their items. A receiver that comes later may find that its item has gone: `CacheMiss`, and it is handed out once more.
+
 Invariant: no key is in both places. Not thread-safe: it belongs to the thread that owns the ring.
 
-Source: vLLM's `ShmObjectStoreSenderCache`, with a lease for each attached reader instead of counted references.
+Source: vLLM's `ShmObjectStoreSenderCache`, with leases that readers take instead of references that the writer counts.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections import Counter
 from collections.abc import Sequence
-
-import structlog
 
 from mmcached.cache.compat.base import BaseMultiModalProcessorCache, SenderInput, SenderOutput
 from mmcached.cache.compat.features import ResolvedPromptUpdate, ShmItem
@@ -31,16 +30,14 @@ from mmcached.cache.compat.items import MultiModalKwargsItem
 from mmcached.cache.compat.lru import CacheInfo, LRUCache
 from mmcached.cache.compat.query_counter import QueryCounter
 from mmcached.cache.compat.sizes import MultiModalCache, MultiModalProcessorCacheItem, is_within
-from mmcached.frontend.caches.ring import SMALL_SHARE
 from mmcached.frontend.caches.ring_items import RingItems
+from mmcached.frontend.caches.stored import SMALL_SHARE
 from mmcached.shm import ObjectStoreWriter
-from mmcached.shm.store.codec import Record, decode, encode
+from mmcached.shm.store.codec import Record, encode
 from mmcached.wire.config import ServiceConfig
-from mmcached.wire.errors import CacheFull, CacheMiss, InvariantError, ItemTooLarge, LeaseRefused, PeerGone, StaleHandle
-from mmcached.wire.handle import Handle, LeaseId
+from mmcached.wire.errors import CacheFull, CacheMiss, InvariantError, ItemTooLarge, StaleHandle
+from mmcached.wire.handle import Handle
 from mmcached.wire.stats import ProcessorCacheStats
-
-log = structlog.get_logger("mmcached.frontend")
 
 
 class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache):
@@ -50,8 +47,6 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache):
         config: its `max_object_bytes` limits what is put; larger items are not even encoded.
         store: of the ring that this process writes; closed by its owner, after this cache. From now on everything is
             put and forgotten through this cache.
-    Attributes:
-        reader_to_passed_over: items that were handed out without a lease for a reader that takes none any more.
     """
 
     def __init__(self, config: ServiceConfig, store: ObjectStoreWriter) -> None:
@@ -60,10 +55,8 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache):
         self._small: LRUCache[str, MultiModalProcessorCacheItem] = LRUCache(
             config.processor_cache_bytes // SMALL_SHARE, MultiModalCache.get_item_size
         )
-        self._ring = store.ring
         self._items: RingItems[Sequence[ResolvedPromptUpdate]] = RingItems(store)
         self._counter = QueryCounter()
-        self.reader_to_passed_over: Counter[int] = Counter()
 
     def is_cached_item(self, mm_hash: str) -> bool:
         return mm_hash in self._small or mm_hash in self._items
@@ -87,7 +80,7 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache):
         if found is not None:
             handle, updates = found
             self._counter.count_hit()
-            return self._hand_out(handle, None), updates
+            return self._hand_out(mm_hash, handle), updates
         if mm_item is None:
             raise CacheMiss([mm_hash])
         item, prompt_updates = mm_item
@@ -101,7 +94,7 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache):
             self._counter.count(items_processed=1, inline_items=1, inline_fallbacks=1)
             return item, prompt_updates
         self._counter.count(items_processed=1)
-        return self._hand_out(place, item), prompt_updates
+        return self._hand_out(mm_hash, place), prompt_updates
 
     def get_and_update(self, mm_items: Sequence[SenderInput], mm_hashes: Sequence[str]) -> list[SenderOutput]:
         """As the base does it; an item that does not fit into the ring goes to all of its request that name it."""
@@ -136,15 +129,15 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache):
     def remove_dangling_items(self) -> None:
         """Do nothing: prompt updates go with their chunk, so none dangle. Here for callers of vLLM's class."""
 
-    def address_as_item(self, address: int, monotonic_id: int) -> MultiModalKwargsItem | ShmItem:
-        """Return what stands for a cached chunk, named by its slot and generation, as `get_and_update_item` does.
+    def address_as_item(self, address: int, monotonic_id: int) -> ShmItem:
+        """Return what stands for a cached chunk, named by its slot and generation; it is not kept for that.
 
         Raises:
             StaleHandle: no item of this cache lies there.
         """
         for handle in self._items.handles():
             if (handle.slot, handle.generation) == (address, monotonic_id):
-                return self._hand_out(handle, None)
+                return ShmItem(handle)
         raise StaleHandle(f"slot {address} has no item of generation {monotonic_id}")
 
     def make_stats(self, *, delta: bool = False) -> CacheInfo:
@@ -180,45 +173,6 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache):
             return None
         return self._items.put(mm_hash, encoded, tuple(prompt_updates))
 
-    def _hand_out(self, handle: Handle, item: MultiModalKwargsItem | None) -> MultiModalKwargsItem | ShmItem:
-        """Return the place of an item with its leases, or the item itself if some reader takes no lease just now."""
-        try:
-            return ShmItem(handle, self._grant_to_readers(handle))
-        except LeaseRefused:
-            self._counter.count(inline_items=1, inline_fallbacks=1)
-            if item is not None:
-                return item
-            return MultiModalKwargsItem.from_record(decode(self._ring.read(handle), tensors="torch", copy=True))
-
-    def _grant_to_readers(self, handle: Handle) -> dict[int, LeaseId]:
-        """Grant to each. If one holds as much as it may, none is granted. A reader that takes no more leases is passed
-        over, counted, and reported once.
-        """
-        leases: dict[int, LeaseId] = {}
-        for reader_id in self._ring.fenced_readers():
-            self._pass_over(reader_id)
-        for reader_id in self._ring.grantable_readers():
-            try:
-                leases[reader_id] = self._ring.grant(reader_id, handle)
-            except PeerGone:
-                self._pass_over(reader_id)
-            except LeaseRefused:
-                for granted, lease in leases.items():
-                    self._ring.undo_grant(granted, handle, lease)
-                raise
-        return leases
-
-    def _pass_over(self, reader_id: int) -> None:
-        if not self.reader_to_passed_over[reader_id]:
-            log.warning(
-                "a reader gets no more leases: what it gave back cannot be, so it misses every item",
-                reader_id=reader_id,
-            )
-        self.reader_to_passed_over[reader_id] += 1
-
-    def _take_back(self, outputs: Sequence[SenderOutput]) -> None:
-        """Undo the grants of items that are not handed out; the last first, for only the last grant can be undone."""
-        for item, _ in reversed(outputs):
-            if isinstance(item, ShmItem):
-                for reader_id, lease in item.leases.items():
-                    self._ring.undo_grant(reader_id, item.handle, lease)
+    def _hand_out(self, mm_hash: str, handle: Handle) -> ShmItem:
+        self._items.keep(mm_hash)
+        return ShmItem(handle)

@@ -1,4 +1,4 @@
-"""Knows who reads a ring: which engine, or client, has which entry.
+"""Knows who reads a ring: which client has which entry.
 
 A reader takes an entry of the ring and says so; the entry must hold the incarnation. Its death is seen by the entry's
 lock.

@@ -1,4 +1,4 @@
-"""Adopts the frontend's two rings from its predecessor, or makes them, each as soon as there is room for it.
+"""Adopts the frontend's ring from its predecessor, or makes it, as soon as there is room for it.
 
     note in the run directory ──the ring fits──> adopted        and a note of it, for whoever comes next
              └── none, or it does not fit ──> swept, and a new one
@@ -21,8 +21,8 @@ import numpy.typing as npt
 import structlog
 
 from mmcached.shm import Host, ReaderStopped, ReaderVoided, RingWriter, adopt_ring, sweep
-from mmcached.shm.ring.key_index import index_words
-from mmcached.shm.segment.layout import ALIGNMENT, Layout
+from mmcached.shm.ring.service_layout import service_layout
+from mmcached.shm.segment.layout import Layout
 from mmcached.shm.segment.ring_notes import RingNote, has_note, read_note, remove_note, write_note
 from mmcached.shm.segment.segment import WriterSegment
 from mmcached.wire.closeable import Closeable
@@ -191,56 +191,40 @@ class LateRing(Closeable):
         return ring
 
 
-def late_item_ring(config: ServiceConfig, home: Path | None) -> LateRing:
-    """Return what makes the ring of processed items."""
-    plan = None
-    if config.ring_data_bytes and config.is_multimodal_model:
-        plan = RingPlan(
-            layout=Layout(_aligned(config.ring_data_bytes), config.ring_num_slots, config.ring_max_readers),
-            settings={
-                "data_bytes": "mm_processor_cache_gb",
-                "num_slots": "ring_num_slots",
-                "max_readers": "ring_max_readers",
-            },
-            max_object_bytes=config.max_object_bytes,
-            reader_quota_bytes=config.ring_reader_quota_bytes,
-            has_checksums=config.ring_has_checksums,
-        )
-    return LateRing("items", plan, home, outlives_service=config.keep_cache)
-
-
 def late_store_ring(config: ServiceConfig, home: Path | None) -> LateRing:
-    """Return what makes the ring of the clients' records."""
+    """Return what makes the ring of the clients' records and of processed items."""
     plan = None
-    if config.store_data_bytes:
+    if (layout := service_layout(config)) is not None:
+        sizes = [name for name, num_bytes in _shares(config) if num_bytes]
+        quota_bytes = config.store_client_quota_bytes
         plan = RingPlan(
-            layout=Layout(
-                _aligned(config.store_data_bytes),
-                config.store_num_slots,
-                config.store_max_clients,
-                index_words(config.store_num_slots),
-            ),
-            settings={"data_bytes": "store_gb", "num_slots": "store_num_slots", "max_readers": "store_max_clients"},
-            max_object_bytes=config.store_max_object_bytes,
-            reader_quota_bytes=config.store_client_quota_bytes,
+            layout=layout,
+            settings={
+                "data_bytes": " + ".join(sizes),
+                "num_slots": "store_num_slots + ring_num_slots",
+                "max_readers": "store_max_clients, with engines and workers,",
+            },
+            max_object_bytes=max(config.store_max_object_bytes, config.max_object_bytes),
+            reader_quota_bytes=quota_bytes,
             # Half of the store stays free of leases, however many clients hold views, unless the quota asks for more.
-            shared_quota_bytes=max(config.store_data_bytes // 2, 2 * config.store_client_quota_bytes),
+            # An engine, whose items are kept for it, counts as one more client.
+            shared_quota_bytes=max(config.store_data_bytes // 2, 2 * quota_bytes) + config.num_engines * quota_bytes,
             has_checksums=config.ring_has_checksums,
         )
     return LateRing("store", plan, home, outlives_service=config.keep_cache)
 
 
-def _aligned(data_bytes: int) -> int:
-    return data_bytes - data_bytes % ALIGNMENT
+def _shares(config: ServiceConfig) -> list[tuple[str, int]]:
+    return [("store_gb", config.store_data_bytes), ("mm_processor_cache_gb", config.ring_data_bytes)]
 
 
 def warn_of_small_shm(config: ServiceConfig, shm_bytes: int) -> bool:
-    """Say so if /dev/shm has no room for both rings beside those of a dead frontend; return whether it has not."""
+    """Say so if /dev/shm has no room for the ring beside that of a dead frontend; return whether it has not."""
     needed = 2 * (config.ring_data_bytes + config.store_data_bytes)
     if shm_bytes >= needed:
         return False
     log.warning(
-        "/dev/shm has no room for a second ring and store: a next frontend that adopts neither begins without, inline",
+        "/dev/shm has no room for a second ring: a next frontend that does not adopt the first begins without, inline",
         shm_mib=shm_bytes >> 20,
         wanted_mib=needed >> 20,
     )

@@ -1,32 +1,26 @@
-"""Connects the frontend with its engines: their sockets, their entries of the ring, the leases of each message.
+"""Connects the frontend with its engines.
 
-    engine   EngineHello ->        frontend  refused while another process with this index lives
-             <- Ring | Refused             at any time `Detached`: dropped although it lives, it says hello anew
-             ReaderHello ->                the entry must hold the incarnation
-             <- ReaderAttached
+    engine   EngineHello ->        frontend  refused while another process with this index is connected
+             <- Greeted | Refused
              EngineReady ->                requests may go there
 
-An engine is gone when the kernel says so (its lock byte is free), when another process has taken its place, or when its
-connection is closed; never by silence.
+An engine is gone when its connection is closed, which the kernel does at its death; never by silence. What is connected
+anew begins anew: each connection has a session of its own, and an engine that is greeted in another session ends the
+requests of the former one.
 
-Knows nothing of requests. Invariants: a lease is counted before the message that carries it is sent, and taken back if
-that message was not accepted; nothing here waits.
+Knows nothing of requests. Invariant: nothing here waits.
 """
 
 from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import structlog
 
-from mmcached.frontend.caches.item_cache import OutgoingItem
-from mmcached.frontend.connections.readers import Granted, Reader, Readers
-from mmcached.frontend.connections.rings import NoRing
 from mmcached.frontend.engines.held_content import HeldContent
-from mmcached.shm import RingWriter
-from mmcached.shm.store import codec
+from mmcached.shm.crash_points import crash_point
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import (
     ConfigError,
@@ -36,7 +30,6 @@ from mmcached.wire.errors import (
     ServiceUnavailable,
     error_to_wire,
 )
-from mmcached.wire.handle import Handle, LeaseId
 from mmcached.wire.messages import engine as to_engine
 from mmcached.wire.messages import frontend as received
 from mmcached.wire.messages.parts import EncoderForm
@@ -45,16 +38,14 @@ from mmcached.wire.sockets.listener import Listener
 
 log = structlog.get_logger("mmcached.frontend")
 
-MakeMessage = Callable[[Sequence[OutgoingItem], Sequence[LeaseId | None]], tuple[to_engine.FromFrontend, list[Frame]]]
-"""From items as they will travel, and one lease for each that lies in the ring, to a message with its frames."""
-
 
 @dataclass(slots=True)
 class EngineConnection:
-    """One engine process.
+    """One connection of an engine process.
 
     Attributes:
-        peer: the present connection; it changes when the engine connects anew.
+        process: as the engine names its process.
+        incarnation: of the engine, as everything here knows it: the session, new for each connection.
         held: what its caches hold.
         encoder_fingerprint: names all that its encoder outputs depend on beside the item; "" until it is ready.
         encoder: what its workers' encoder takes and gives, when it is ready.
@@ -62,6 +53,7 @@ class EngineConnection:
 
     peer: bytes
     index: int
+    process: int
     incarnation: int
     held: HeldContent
     is_ready: bool = False
@@ -82,24 +74,19 @@ class EngineConnections:
     def __init__(
         self,
         channel: Listener[received.FromEngine],
-        ring: RingWriter | NoRing,
         config: ServiceConfig,
         *,
-        clock: Callable[[], float],
         on_lost: Callable[[EngineConnection, str], None],
         on_new: Callable[[EngineConnection], None],
     ) -> None:
         self._channel = channel
-        self._readers = Readers(ring, channel, clock)
         self._config = config
         self._digest = config.digest()
         self._on_lost = on_lost
         self._on_new = on_new
-        self._incarnation = secrets.randbits(63)
         self._connections: dict[int, EngineConnection] = {}  # by incarnation
         self.encoder_fingerprint = ""
         self.num_protocol_errors = 0
-        self.num_lease_refusals = 0
 
     def __iter__(self) -> Iterator[EngineConnection]:
         return iter(list(self._connections.values()))
@@ -125,12 +112,6 @@ class EngineConnections:
             raise ServiceUnavailable("no engine is ready to tell of its encoder; try again later")
         return found
 
-    def use(self, ring: RingWriter) -> None:
-        """Announce a ring, now that there is one; items travel inline to each engine until it has attached."""
-        self._readers.entries.ring = ring
-        for connection in self:
-            self.tell(connection, self._announcement())
-
     # ---- receiving
 
     def bad_message(self, peer: bytes, error: RemoteProtocolError) -> None:
@@ -143,47 +124,28 @@ class EngineConnections:
             reason = f"the frontend has {self._digest}: restart both"
             self._refuse(peer, message, ConfigError("config digest", message.config_digest, reason))
             return
-        connection = self.get(message.incarnation)
+        connection = self.by_peer(peer)
         if connection is None:
-            former = self._by_index(message.engine_index)
-            if former is not None and self._channel.is_connected(former.peer):
+            former = next((each for each in self if each.index == message.engine_index), None)
+            if former is not None and former.process != message.incarnation and self._is_connected(former):
                 reason = f"engine {message.engine_index} is another process, and it lives; end that one first"
                 self._refuse(peer, message, ServiceUnavailable(reason))
                 return
             if former is not None:
-                self.lose(former, "another engine process has taken its place")
+                self.lose(former, "it has connected anew, or another process has taken its place")
             held = HeldContent(self._config.num_kv_blocks, self._config.encoder_cache_size)
-            connection = EngineConnection(peer, message.engine_index, message.incarnation, held)
-            self._connections[connection.incarnation] = connection
+            session = secrets.randbits(63)
+            connection = EngineConnection(peer, message.engine_index, message.incarnation, session, held)
+            self._connections[session] = connection
             self._on_new(connection)
-        connection.peer = peer
-        self.tell(connection, self._announcement())
-        self._readers.move(connection.incarnation, peer)
-        reader = self._readers.get(connection.incarnation)
-        if reader is not None and reader.is_moved:  # what was under way may be lost
-            self._readers.ask(reader)
-
-    def attach_reader(self, connection: EngineConnection, message: received.ReaderHello) -> None:
-        epoch, reader_id, incarnation = message.epoch, message.reader_id, message.incarnation
-        if (
-            self._readers.attach(
-                connection.incarnation, connection.peer, epoch=epoch, reader_id=reader_id, incarnation=incarnation
-            )
-            is None
-        ):
-            log.warning(
-                "reader refused: its entry does not hold the incarnation", engine=connection.index, reader_id=reader_id
-            )
-            return
-        self.tell(connection, to_engine.ReaderAttached(epoch, reader_id, incarnation))
+        self.tell(connection, to_engine.Greeted(connection.incarnation))
 
     def make_ready(self, connection: EngineConnection, message: received.EngineReady) -> None:
-        """Let requests go to an engine, if it reads the ring."""
-        if self._readers.entries.ring.announcement is None or self._readers.get(connection.incarnation) is not None:
-            connection.is_ready = True
-            connection.encoder_fingerprint = self.encoder_fingerprint = message.encoder_fingerprint
-            connection.encoder = message.encoder
-            log.info("engine ready", engine=connection.index, workers=message.num_workers)
+        """Let requests go to an engine."""
+        connection.is_ready = True
+        connection.encoder_fingerprint = self.encoder_fingerprint = message.encoder_fingerprint
+        connection.encoder = message.encoder
+        log.info("engine ready", engine=connection.index, workers=message.num_workers)
 
     def cache_changed(self, connection: EngineConnection, message: received.CacheChanged) -> None:
         """Take note of what an engine's caches hold now."""
@@ -192,89 +154,47 @@ class EngineConnections:
         except RemoteProtocolError as error:
             self.bad_message(connection.peer, error)
 
-    def ask_after_gap(self, connection: EngineConnection, message: received.LeaseGap) -> None:
-        """Ask an engine that misses leases which have arrived."""
-        reader = self._readers.get(connection.incarnation)
-        if reader is not None and reader.incarnation == message.incarnation:
-            self._readers.ask(reader)
-
-    def reconcile(self, connection: EngineConnection, message: received.Reconcile) -> None:
-        """Take back the leases that an engine has not received."""
-        try:
-            self._readers.answered(connection.peer, message)
-        except RemoteProtocolError as error:
-            self.bad_message(connection.peer, error)
-
-    def _by_index(self, index: int) -> EngineConnection | None:
-        return next((connection for connection in self if connection.index == index), None)
-
-    def _announcement(self) -> to_engine.Ring:
-        return to_engine.Ring(self._incarnation, self._readers.entries.ring.announcement)
-
     def _refuse(self, peer: bytes, message: received.EngineHello, error: MmcachedError) -> None:
         log.error("engine refused", engine=message.engine_index, reason=str(error))
         self._channel.try_send(peer, to_engine.Refused(error_to_wire(error)))
 
     # ---- sending
 
-    def send_with_leases(
-        self, connection: EngineConnection, items: Sequence[OutgoingItem], make_message: MakeMessage
-    ) -> list[OutgoingItem]:
-        """Grant a lease on each item that lies in the ring, build the message, queue it.
+    def send(
+        self, connection: EngineConnection, message: to_engine.FromFrontend, payload: Sequence[Frame] = ()
+    ) -> None:
+        """Queue a message that must arrive.
 
-        Returns:
-            the items as they travel: those that the engine takes no lease for just now are inline.
         Raises:
-            MmcachedError: of `make_message`, or the message could not be queued. No lease is left.
+            PeerGone, ChannelFull: nothing was queued. An engine that is gone is lost.
         """
-        reader = self._readers.get(connection.incarnation)
-        granted: Granted = []
         try:
-            routed, leases = [], []
-            for item in items:
-                sent_item, lease = self._lease_or_inline(reader, item, granted)
-                routed.append(sent_item)
-                leases.append(lease)
-            message, payload = make_message(routed, leases)
-            self._readers.send(reader, granted, connection.peer, message, payload)
-        except MmcachedError as error:
-            self._readers.take_back(reader, granted)
-            if isinstance(error, PeerGone):
-                self.lose(connection, "its connection is closed")
+            crash_point("item.before_send")
+            self._channel.send(connection.peer, message, payload)
+            crash_point("item.after_send")
+        except PeerGone:
+            self.lose(connection, "its connection is closed")
             raise
-        return routed
-
-    def _lease_or_inline(
-        self, reader: Reader | None, item: OutgoingItem, granted: Granted
-    ) -> tuple[OutgoingItem, LeaseId | None]:
-        """Grant a lease on an item in the ring; if the reader takes none just now, copy the item out instead."""
-        if not isinstance(item.payload, Handle):
-            return item, None
-        lease = None if reader is None else self._readers.grant(reader, item.payload, granted)
-        if lease is not None:
-            return item, lease
-        self.num_lease_refusals += 1
-        return replace(item, payload=codec.split(self._readers.entries.ring.read(item.payload))), None
 
     def tell(self, connection: EngineConnection, message: to_engine.FromFrontend) -> None:
-        """Queue a message without leases; one that cannot be queued is logged: the engine is going or gone."""
+        """Queue a message; one that cannot be queued is logged: the engine is going or gone."""
         self._channel.try_send(connection.peer, message)
 
     # ---- deaths
 
     def check(self) -> None:
-        """Look at the entries' locks: engines that have died are lost; and for leases that were lost on the way."""
-        self._readers.ask_idle()
-        for incarnation, reason in self._readers.take_dead():
-            connection = self.get(incarnation)
-            if connection is not None:
-                self.lose(connection, reason)
+        """Lose the engines whose connection is closed."""
+        for connection in self:
+            if not self._is_connected(connection):
+                self.lose(connection, "its connection is closed")
 
     def lose(self, connection: EngineConnection, reason: str) -> None:
-        """Forget an engine; if it lives, it is told, and says hello anew."""
+        """Forget an engine, and close its connection: if it lives, it connects anew."""
         log.warning("engine lost", engine=connection.index, reason=reason)
         self._connections.pop(connection.incarnation, None)
-        self._readers.leave(connection.incarnation)
-        if self._channel.is_connected(connection.peer):  # it lives, and would wait for requests for ever
-            self.tell(connection, to_engine.Detached(reason))
+        if self._is_connected(connection):
+            self._channel.disconnect(connection.peer)
         self._on_lost(connection, reason)
+
+    def _is_connected(self, connection: EngineConnection) -> bool:
+        return self._channel.is_connected(connection.peer)

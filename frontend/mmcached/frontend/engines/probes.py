@@ -1,5 +1,5 @@
-"""The data path's test: an item goes into the ring, an engine leases it, every worker tells its checksum, the lease
-returns.
+"""The data path's test: an item goes into the store, an engine leases it, every worker tells its checksum, the leases
+return.
 
     question ──> a probe of each ready engine ──> each has gone well, or has not, by the deadline ──> answer
 
@@ -17,18 +17,17 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from mmcached.frontend.caches.item_cache import OutgoingItem
+from mmcached.frontend.connections.rings import NoRing
 from mmcached.frontend.engines.engine_connections import EngineConnection, EngineConnections
 from mmcached.frontend.engines.rounds import AnswerTo, EngineRounds, check_room
-from mmcached.shm import ObjectStoreWriter
+from mmcached.frontend.store.record_store import RecordStore
 from mmcached.shm.store import codec
-from mmcached.wire.errors import CacheFull, ErrorInfo, ItemTooLarge, MmcachedError, ServiceUnavailable, error_to_wire
-from mmcached.wire.handle import Handle, LeaseId
+from mmcached.wire.errors import ErrorInfo, MmcachedError, ServiceUnavailable, error_to_wire
+from mmcached.wire.handle import Handle
 from mmcached.wire.messages.client import Failed, Probed, ToClient
 from mmcached.wire.messages.engine import ProbeEngine
 from mmcached.wire.messages.frontend import EngineProbed
-from mmcached.wire.messages.parts import Inline
-from mmcached.wire.sockets.frames import Frame
+from mmcached.wire.messages.parts import Inline, StoredItem
 
 PROBE_BYTES = 1024
 FIELD = "probe"
@@ -63,28 +62,23 @@ class _Question:
 
 
 class Probes:
-    """The questions that are open, and the probes of each engine; without a `store` their items travel inline.
+    """The questions that are open, and the probes of each engine; without a ring their items travel inline.
 
     Args:
         needs_engine: a service whose engines are away does not work; one that has none to reach says so, and does.
     """
 
     def __init__(
-        self, connections: EngineConnections, store: ObjectStoreWriter | None, max_per_peer: int, *, needs_engine: bool
+        self, connections: EngineConnections, records: RecordStore, max_per_peer: int, *, needs_engine: bool
     ) -> None:
         self._connections = connections
-        self._store = store
+        self._records = records
         self._max_per_peer = max_per_peer
         self._needs_engine = needs_engine
         self._of_engine: dict[int, _EngineProbes] = {}  # by incarnation
         self._open: dict[int, _Question] = {}
         self._num_of_peer: Counter[bytes] = Counter()
         self._last_number = 0
-
-    def use(self, store: ObjectStoreWriter) -> None:
-        self._store = store
-        for probes in self._of_engine.values():
-            probes.use(store)
 
     def start(self, peer: bytes, request_id: int, timeout_s: float, now: float) -> None:
         """Take a question.
@@ -101,7 +95,7 @@ class Probes:
         self._open[self._last_number] = _Question(peer, request_id, len(ready))
         for connection in ready:
             if connection.incarnation not in self._of_engine:
-                probes = _EngineProbes(self._connections, connection, self._store, self._max_per_peer)
+                probes = _EngineProbes(self._connections, connection, self._records, self._max_per_peer)
                 self._of_engine[connection.incarnation] = probes
             self._of_engine[connection.incarnation].ask(peer, self._last_number, timeout_s, now)
 
@@ -132,7 +126,8 @@ class Probes:
 @dataclass(slots=True)
 class _Item:
     checksum: str
-    key: str | None
+    key: str
+    place: Handle | None
     num_workers: int = 0
     wrong: list[str] = field(default_factory=list)
 
@@ -144,16 +139,13 @@ class _EngineProbes(EngineRounds):
         self,
         connections: EngineConnections,
         connection: EngineConnection,
-        store: ObjectStoreWriter | None,
+        records: RecordStore,
         max_per_peer: int,
     ) -> None:
         super().__init__(connections, max_per_peer)
         self._connection = connection
-        self._store = store
+        self._records = records
         self._item: _Item | None = None
-
-    def use(self, store: ObjectStoreWriter) -> None:
-        self._store = store
 
     def answered(self, message: EngineProbed) -> None:
         connection, item = self._connection, self._item
@@ -170,9 +162,14 @@ class _EngineProbes(EngineRounds):
         if self._is_gone(self._connection):
             raise self._death()
         data = secrets.token_bytes(PROBE_BYTES)
-        routed, key = self._place(data)
-        self._item = _Item(hashlib.blake2b(data, digest_size=16).hexdigest(), key)
-        self._send(token, routed)
+        key, encoded = f"probe {secrets.token_hex(8)}", codec.encode({FIELD: np.frombuffer(data, np.uint8)})
+        place = self._records.put_item(key, encoded, 0)  # without room: inline, like any other item
+        if place is not None and not isinstance(ring := self._records.ring, NoRing):
+            ring.pin(place)  # until it is dropped
+        self._item = _Item(hashlib.blake2b(data, digest_size=16).hexdigest(), key, place)
+        frames = [] if place is not None else encoded.frames()
+        payload = Inline(0, len(frames)) if place is None else StoredItem(place.token)
+        self._connections.send(self._connection, ProbeEngine(token, payload), frames)
         return [self._connection]
 
     def _outcome(self, missing: Sequence[EngineConnection]) -> AnswerTo | MmcachedError | None:
@@ -193,37 +190,12 @@ class _EngineProbes(EngineRounds):
 
     def _end(self) -> None:
         item, self._item = self._item, None
-        if item is not None and item.key is not None and self._store is not None:
-            self._store.discard(item.key)
+        if item is not None and item.place is not None:
+            self._records.drop_item(item.key)
 
     def _death(self) -> ServiceUnavailable:
         return ServiceUnavailable(f"engine {self._connection.index} died while it was probed")
 
-    def _place(self, data: bytes) -> tuple[OutgoingItem, str | None]:
-        """Put the item into the ring if there is one with room; else it travels inline."""
-        record: codec.Record = {FIELD: np.frombuffer(data, np.uint8)}
-        key = f"probe {secrets.token_hex(8)}"
-        if self._store is not None:
-            try:
-                handle = self._store.put(key, record)
-            except (CacheFull, ItemTooLarge):
-                pass  # full of leases: the item travels inline, like any other
-            else:
-                return OutgoingItem(key, handle.nbytes, 0, handle), key
-        return OutgoingItem(key, len(data), 0, codec.encode(record).frames()), None
-
-    def _send(self, token: int, item: OutgoingItem) -> None:
-        def make(routed: Sequence[OutgoingItem], leases: Sequence[LeaseId | None]) -> tuple[ProbeEngine, list[Frame]]:
-            payload = routed[0].payload
-            if isinstance(payload, Handle):
-                return ProbeEngine(token, payload, leases[0]), []
-            frames = payload or []
-            return ProbeEngine(token, Inline(0, len(frames))), frames
-
-        self._connections.send_with_leases(self._connection, [item], make)
-
     def _is_leased(self, item: _Item) -> bool:
-        if self._store is None or item.key is None:
-            return False
-        handle = self._store.find(item.key)
-        return handle is not None and self._store.ring.is_leased(handle)
+        ring = self._records.ring
+        return item.place is not None and not isinstance(ring, NoRing) and ring.is_leased(item.place)

@@ -15,7 +15,8 @@ clip_records       which slices a clip has, in the store
 engine_choice      which engine gets a request
 hashed_prompt      what an engine would have to compute for a prompt
 encoder_outputs    which items need not be encoded, and who has the others encoded
-inline_items       how much travels beside the ring at a time
+inline_items       how much travels beside the store at a time
+item_pins          what is kept in the store for open requests
 submission         a request goes to an engine, with its items
 request_builder    the message that an engine gets
 token_streams      tokens and rows on their way to the client

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from mmcached.cache.store_keys import ITEMS_TENANT
 from mmcached.frontend.processing.fair_queue import fair_share
 from mmcached.frontend.processing.media import in_prompt_order
 from mmcached.frontend.requests.open_requests import OpenRequest, OpenRequests
@@ -30,6 +31,9 @@ class Admission:
         """
         if not self._config.has_workers:
             raise InvalidRequest("world_size", 0, "must be more than 0 to generate or encode: this service is a store")
+        if request.message.tenant == ITEMS_TENANT:
+            reason = "another name: the service keeps its processed items under this one"
+            raise InvalidRequest("tenant", request.message.tenant, reason)
         self.check_room(request)
         request.token_ids = prompt_tokens(request.message, request.media, self._config)
         request.media = in_prompt_order(request.media, request.token_ids)

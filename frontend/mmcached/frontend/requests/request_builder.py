@@ -10,10 +10,9 @@ from mmcached.frontend.processing.media import Medium
 from mmcached.frontend.processing.prompt import check_length, expand, tokenise
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import InvalidRequest
-from mmcached.wire.handle import Handle, LeaseId
 from mmcached.wire.messages.engine import AddRequest
 from mmcached.wire.messages.frontend import Encode, Generate
-from mmcached.wire.messages.parts import Feature, Inline
+from mmcached.wire.messages.parts import Feature, Inline, StoredItem
 from mmcached.wire.sockets.frames import Frame
 from mmcached.wire.vocabulary import TOKEN_IDS
 
@@ -48,7 +47,6 @@ def build_request(
     items: Sequence[OutgoingItem],
     media: Sequence[Medium],
     *,
-    leases: Sequence[LeaseId | None],
     mirror_seq: int,
     store_epoch: int = 0,
     takes_keys: bool = False,
@@ -60,7 +58,6 @@ def build_request(
     Args:
         token_ids: from `prompt_tokens`.
         media: in prompt order; the items are theirs.
-        leases: one per item; None for one that is not in the ring.
         mirror_seq, store_epoch, takes_keys, traceparent: see `AddRequest`.
     Raises:
         InvalidRequest: with the placeholders the prompt is longer than the model takes.
@@ -72,21 +69,19 @@ def build_request(
     payload: list[Frame] = []
     features = []
     inline: dict[str, Inline] = {}
-    for item, medium, offset, lease in zip(items, medium_of, offsets, leases, strict=True):
-        where: Handle | Inline | None
+    for item, medium, offset in zip(items, medium_of, offsets, strict=True):
+        where: StoredItem | Inline | None = None
         if isinstance(item.payload, list):  # its frames travel once, however often the request names it
             where = inline.get(item.mm_hash) or Inline(len(payload), len(item.payload))
             if item.mm_hash not in inline:
                 inline[item.mm_hash] = where
                 payload += item.payload
-        else:
-            where = item.payload
+        elif item.payload is not None:
+            where = StoredItem(item.payload.token)
         mm_hash = hash_in_engine(item, medium.name)
         length = item.num_embeds
         features.append(
-            Feature(
-                mm_hash, medium.modality, offset, length, length, item.nbytes, where, lease, has_output=item.has_output
-            )
+            Feature(mm_hash, medium.modality, offset, length, length, item.nbytes, where, has_output=item.has_output)
         )
     add = AddRequest(
         request_id=number,

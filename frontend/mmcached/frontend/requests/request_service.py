@@ -116,12 +116,19 @@ class RequestService:
     def clients(self) -> set[str]:
         return self._requests.clients()
 
+    @property
+    def pinned_bytes(self) -> int:
+        """Bytes of items in the store that open requests keep there."""
+        return self._submission.pins.num_bytes
+
+    @property
+    def num_beyond_quota(self) -> int:
+        """Items that travelled as frames because their engine's requests had too much pinned."""
+        return self._submission.pins.num_beyond_quota
+
     def fileno(self) -> int:
         """Return the descriptor that becomes readable when `go_on` has something to do."""
         return self._preprocessing.fileno()
-
-    def use(self, items: ItemCache) -> None:
-        self._submission.items = self._preprocessing.items = items
 
     def drain(self) -> None:
         """Accept no new request from now on; those open go on."""
@@ -152,7 +159,7 @@ class RequestService:
         self.streams.check_integrity()
         self.outputs.check_integrity()
         noted = self.streams.numbers() | self._preprocessing.numbers()
-        noted |= self.outputs.numbers() | self._submission.inline.numbers()
+        noted |= self.outputs.numbers() | self._submission.numbers()
         if left := noted - {request.number for request in self._requests}:
             raise InvariantError(f"streams, or waits, of requests that are over: {left}")
 
@@ -307,6 +314,7 @@ class RequestService:
     ) -> None:
         """Answer a request as soon as the store has all that is named. Its engine may die from now on."""
         self._requests.move(request, 0)
+        self._submission.leave(request.number)
         request.answer = answer, payload
         self._advance_or_fail(request)
 
@@ -357,6 +365,7 @@ class RequestService:
             self.fail(request.number, RequestAborted(reason))
             return
         self._requests.move(request, 0)
+        self._submission.leave(request.number)
         self.outputs.leave(request.number, has_ended=False)
         self._advance_or_fail(request)
 
@@ -414,7 +423,7 @@ class RequestService:
         self.streams.close(number)
         self._preprocessing.leave(number, has_used=False)
         self.outputs.leave(number)
-        self._submission.inline.leave(number)
+        self._submission.leave(number)
         self._waiting.pop(number, None)
         request = self._requests.take(number)
         if request is not None:

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 import structlog
 
+from mmcached.frontend.connections.channel import Channel
 from mmcached.frontend.connections.entry_owners import EntryOwners
-from mmcached.frontend.connections.readers import Channel
 from mmcached.frontend.store.record_store import RecordStore
 from mmcached.shm import EncodedRecord
 from mmcached.wire.handle import Handle

@@ -1,4 +1,4 @@
-"""Keeps the records that clients put, under a tenant and a key, in a ring of their own.
+"""Keeps the records that clients put, under a tenant and a key, and processed items, in one ring.
 
     put ── of an older epoch? too large? over the tenant's quota? no room? ──> kept, or the reason why not
     get ── the handle, and the record is young again
@@ -8,10 +8,16 @@ The first writer wins: a key that has a record keeps it, and a second put of it 
 replace the record. A tenant over its quota loses its own records, in the order of `tenant_books`; what the ring evicts
 for room may be anybody's.
 
+Processed items are records of `ITEMS_TENANT`, put by the frontend alone: no quota and no epoch binds them. Where both
+are kept, each has a share of the ring, and neither presses the other out: the clients' records together take no more
+than theirs, and items no more than theirs, in the order of `tenant_books` too. What is pinned or leased of the items
+stays.
+
 An epoch ends when everything derived from the old weights becomes unreachable. Epochs are numbered on from a clock, so
 that one of a former frontend is never taken for the present one, unless its records were adopted with it.
 
-Knows nothing of clients, leases or sockets. Invariant: a tenant's records take no more than its quota.
+Knows nothing of clients, leases or sockets. Invariants: a tenant's records take no more than its quota, the clients'
+and the items no more than their shares.
 """
 
 from __future__ import annotations
@@ -20,7 +26,15 @@ import time
 from enum import StrEnum
 from typing import Self
 
-from mmcached.cache.store_keys import EMBEDDINGS, about_record, parse_about, store_key
+from mmcached.cache.store_keys import (
+    EMBEDDINGS,
+    ITEMS_TENANT,
+    about_item,
+    about_record,
+    num_embeds_of,
+    parse_about,
+    store_key,
+)
 from mmcached.frontend.connections.rings import NoRing
 from mmcached.frontend.store.tenant_books import TenantBooks
 from mmcached.shm import EncodedRecord, ObjectStoreWriter, RingWriter
@@ -31,7 +45,7 @@ from mmcached.shm.store import codec
 from mmcached.shm.store.record_head import TensorRef
 from mmcached.wire.closeable import Closeable
 from mmcached.wire.config import ServiceConfig
-from mmcached.wire.errors import CacheFull, InvariantError, LocalProtocolError
+from mmcached.wire.errors import CacheFull, InvariantError, ItemTooLarge, LocalProtocolError
 from mmcached.wire.handle import Handle
 from mmcached.wire.latency import Histogram
 
@@ -56,9 +70,21 @@ class RecordStore(Closeable):
         first_epoch: larger than any epoch of a former frontend.
         tenant_quota_bytes: what the chunks of one tenant may take together; None for no limit.
         is_shared: records of other hosts are put too; it is remembered which.
+        share_bytes: what the chunks of all clients may take together; None: all that the ring has. 0: they put none.
+        item_share_bytes: the same of the processed items.
+        max_object_bytes: the largest record of a client; None: of the ring.
     """
 
-    def __init__(self, *, first_epoch: int, tenant_quota_bytes: int | None = None, is_shared: bool = False) -> None:
+    def __init__(
+        self,
+        *,
+        first_epoch: int,
+        tenant_quota_bytes: int | None = None,
+        is_shared: bool = False,
+        share_bytes: int | None = None,
+        item_share_bytes: int | None = None,
+        max_object_bytes: int | None = None,
+    ) -> None:
         self.epoch = first_epoch
         self._first_epoch = first_epoch
         self._store: ObjectStoreWriter | _NoStore = _NoStore()
@@ -67,9 +93,14 @@ class RecordStore(Closeable):
         self._tenant_to_books: dict[str, TenantBooks] = {}
         self._key_to_tenant: dict[str, str] = {}
         self._is_shared = is_shared
+        self._share_bytes = share_bytes
+        self._item_share_bytes = item_share_bytes
+        self._clients_books = TenantBooks()  # of all but items, if they have a share
+        self._max_object_bytes = max_object_bytes
         self._fetched: set[str] = set()
         self._num_queries = self._num_hits = 0
-        self.num_puts = self.num_refusals = self.num_quota_evictions = self.num_expired = 0
+        self.num_puts = self.num_refusals = self.num_quota_evictions = self.num_share_evictions = self.num_expired = 0
+        self.num_item_puts = self.num_item_evictions = 0
 
     @classmethod
     def from_config(cls, config: ServiceConfig) -> Self:
@@ -77,6 +108,9 @@ class RecordStore(Closeable):
             first_epoch=time.time_ns(),
             tenant_quota_bytes=config.store_tenant_quota_bytes,
             is_shared=bool(config.store_l2),
+            share_bytes=config.store_data_bytes if config.ring_data_bytes else None,
+            item_share_bytes=config.ring_data_bytes if config.store_data_bytes else None,
+            max_object_bytes=config.store_max_object_bytes,
         )
 
     def adopt(self, ring: RingWriter) -> None:
@@ -90,26 +124,32 @@ class RecordStore(Closeable):
         """
         if isinstance(self._store, ObjectStoreWriter):
             raise LocalProtocolError("this store has a ring")
-        self._store = ObjectStoreWriter(ring, on_evict=self._forget, on_hit=self._touch)
+        self._store = ObjectStoreWriter(ring, on_evict=self._evicted, on_hit=self._touch)
         if former_epoch := ring.board.store_epoch():
             self.epoch = self._first_epoch = former_epoch
         ring.board.set_store_epoch(self.epoch)
         self._touch_logs = ring.touch_logs
         for name, (num_bytes, about) in self._store.adopted.items():
             known = parse_about(about)
-            if known is None:
+            if known is None or (known.tenant == ITEMS_TENANT and not num_embeds_of(about)):  # or it was a probe's
                 self._store.discard(name)
             else:
                 self._charge(known.tenant, name, num_bytes)
-                if self._is_shared:
+                if self._is_shared and known.tenant != ITEMS_TENANT:
                     self._fetched.add(name)
         self._store.adopted.clear()
         if self._quota_bytes is not None:
-            for tenant in list(self._tenant_to_books):
+            for tenant in self._tenant_to_books.keys() - {ITEMS_TENANT}:
                 self._make_room_in_quota(tenant, self._quota_bytes)
+        self._make_room_in_share(0)
 
     def __len__(self) -> int:
         return len(self._store)
+
+    @property
+    def takes_records(self) -> bool:
+        """Whether clients can put records now."""
+        return isinstance(self._store, ObjectStoreWriter) and self._share_bytes != 0
 
     @property
     def num_queries(self) -> int:
@@ -144,7 +184,7 @@ class RecordStore(Closeable):
         if handle is not None:
             self._num_hits += counts
             self._store.ring.touch(handle)
-            self._tenant_to_books[tenant].touch(name)
+            self._touch(name)
         return handle
 
     def count_misses(self, number: int) -> None:
@@ -205,9 +245,9 @@ class RecordStore(Closeable):
         if isinstance(ring, NoRing):
             return Refusal.NO_STORE
         limits = {
-            Refusal.TOO_LARGE: ring.max_object_bytes,
+            Refusal.TOO_LARGE: self._max_object_bytes or ring.max_object_bytes,
             Refusal.TENANT_QUOTA: self._quota_bytes,
-            Refusal.FULL: ring.announcement.data_bytes,
+            Refusal.FULL: self._share_bytes or ring.announcement.data_bytes,
         }
         return refusal.format(limit=limits.get(refusal))
 
@@ -232,9 +272,66 @@ class RecordStore(Closeable):
             self._store.discard(name)
             self._forget(name)
 
+    # ---- processed items
+
+    def find_item(self, mm_hash: str) -> tuple[Handle, int] | None:
+        """Return where an item lies, and its number of embeddings; None if it is not here. Changes nothing."""
+        handle = self._store.find(store_key(ITEMS_TENANT, mm_hash))
+        if handle is None or isinstance(self._store, _NoStore):
+            return None
+        num_embeds = num_embeds_of(self._store.about(handle))
+        return None if num_embeds is None else (handle, num_embeds)
+
+    def has_item(self, mm_hash: str) -> bool:
+        return self._store.is_cached(store_key(ITEMS_TENANT, mm_hash))
+
+    def put_item(self, mm_hash: str, encoded: EncodedRecord, num_embeds: int) -> Handle | None:
+        """Keep an item that is not here; return where it lies, None if there is no room for it now, or never."""
+        if isinstance(self._store, _NoStore):
+            return None
+        name, about = store_key(ITEMS_TENANT, mm_hash), about_item(mm_hash, num_embeds, boot_ns())
+        if not self._make_room_for_item(self._store.chunk_bytes(name, encoded, about)):
+            return None
+        try:
+            handle = self._store.put_encoded(name, encoded, about)
+        except (ItemTooLarge, CacheFull):
+            return None
+        self._charge(ITEMS_TENANT, name, self._store.chunk_bytes(name, encoded, about))
+        self.num_item_puts += 1
+        return handle
+
+    @property
+    def num_items(self) -> int:
+        return len(self._item_books.key_to_bytes)
+
+    @property
+    def item_bytes(self) -> int:
+        """Bytes that the items take in the ring."""
+        return self._item_books.num_bytes
+
+    def touch_item(self, mm_hash: str, handle: Handle) -> None:
+        """Make an item young."""
+        self._store.ring.touch(handle)
+        self._tenant_to_books[ITEMS_TENANT].touch(store_key(ITEMS_TENANT, mm_hash))
+
+    def drop_item(self, mm_hash: str) -> None:
+        """Forget an item; who holds a lease reads on. One that is not here changes nothing."""
+        name = store_key(ITEMS_TENANT, mm_hash)
+        if self._store.is_cached(name):
+            self._store.discard(name)
+            self._forget(name)
+
+    def drop_items(self) -> None:
+        """Forget all items; who holds a lease reads on."""
+        for name in self._item_books.key_to_bytes:
+            self._store.discard(name)
+            self._forget(name)
+
     def clear(self) -> None:
+        """Forget all records, items too."""
         self._store.clear()
         self._tenant_to_books.clear()
+        self._clients_books = TenantBooks()
         self._key_to_tenant.clear()
         self._fetched.clear()
 
@@ -284,8 +381,13 @@ class RecordStore(Closeable):
             sizes = books.key_to_bytes
             if not sizes or books.num_bytes != sum(sizes.values()):
                 raise InvariantError(f"tenant {tenant!r}: {books.num_bytes} bytes in {len(sizes)} records")
-            if self._quota_bytes is not None and books.num_bytes > self._quota_bytes:
+            if self._quota_bytes is not None and tenant != ITEMS_TENANT and books.num_bytes > self._quota_bytes:
                 raise InvariantError(f"tenant {tenant!r} takes {books.num_bytes} bytes of {self._quota_bytes}")
+        if self._share_bytes is not None:
+            of_clients = {name for name, tenant in self._key_to_tenant.items() if tenant != ITEMS_TENANT}
+            num_bytes = self._clients_books.num_bytes
+            if of_clients != self._clients_books.key_to_bytes.keys() or num_bytes > self._share_bytes:
+                raise InvariantError(f"the clients take {num_bytes} bytes of {self._share_bytes}")
 
     def close(self) -> None:
         self._store.close()
@@ -305,7 +407,7 @@ class RecordStore(Closeable):
         overwrites: bool,
         ttl_s: float,
     ) -> Refusal | None:
-        if isinstance(self._store, _NoStore):
+        if isinstance(self._store, _NoStore) or not self.takes_records:
             return Refusal.NO_STORE
         if is_old:
             return Refusal.OLD_EPOCH
@@ -313,18 +415,21 @@ class RecordStore(Closeable):
         has_one = self._find(name) is not None
         if has_one and not overwrites:
             return None
-        if encoded.nbytes > self._store.ring.max_object_bytes:
+        if encoded.nbytes > (self._max_object_bytes or self._store.ring.max_object_bytes):
             return Refusal.TOO_LARGE
         about = about_record(tenant, key, boot_ns())  # the tenant's books must be made again by whoever adopts the ring
         num_bytes = self._store.chunk_bytes(name, encoded, about)
+        if self._quota_bytes is not None and num_bytes > self._quota_bytes:
+            return Refusal.TENANT_QUOTA
+        # The former record of the key counts no more, and is not what goes.
+        former_bytes = self._discharge(tenant, name) if has_one else 0
         if self._quota_bytes is not None:
-            if num_bytes > self._quota_bytes:
-                return Refusal.TENANT_QUOTA
-            # The former record of the key counts no more, and is not what goes.
-            former_bytes = self._tenant_to_books[tenant].remove(name) if has_one else 0
             self._make_room_in_quota(tenant, self._quota_bytes - num_bytes)
-            if has_one:
-                self._charge(tenant, name, former_bytes)
+        has_room = self._make_room_in_share(num_bytes)
+        if has_one:
+            self._charge(tenant, name, former_bytes)
+        if not has_room:
+            return Refusal.FULL
         try:
             put = self._store.replace if has_one else self._store.put_encoded
             put(name, encoded, about, expires_at=expiry_of(ttl_s))
@@ -347,11 +452,23 @@ class RecordStore(Closeable):
         self.num_expired += 1
         return None
 
+    @property
+    def _item_books(self) -> TenantBooks:
+        return self._tenant_to_books.get(ITEMS_TENANT) or TenantBooks()
+
     def _charge(self, tenant: str, name: str, num_bytes: int) -> None:
         if (books := self._tenant_to_books.get(tenant)) is None:
             books = self._tenant_to_books[tenant] = TenantBooks()
         books.add(name, num_bytes)
         self._key_to_tenant[name] = tenant
+        if self._share_bytes is not None and tenant != ITEMS_TENANT:
+            self._clients_books.add(name, num_bytes)
+
+    def _discharge(self, tenant: str, name: str) -> int:
+        """Take a record out of the books; return the bytes that it takes."""
+        if self._share_bytes is not None and tenant != ITEMS_TENANT:
+            self._clients_books.remove(name)
+        return self._tenant_to_books[tenant].remove(name)
 
     def _make_room_in_quota(self, tenant: str, limit: int) -> None:
         quota = self._quota_bytes or 0
@@ -361,15 +478,54 @@ class RecordStore(Closeable):
             self._forget(oldest)
             self.num_quota_evictions += 1
 
+    def _make_room_in_share(self, num_bytes: int) -> bool:
+        """Let the clients' records make room for one more of them; return False if it is larger than their share."""
+        if self._share_bytes is None:
+            return True
+        if num_bytes > self._share_bytes:
+            return False
+        while self._clients_books.num_bytes > self._share_bytes - num_bytes:
+            oldest = self._clients_books.first_to_go(self._share_bytes, num_bytes)
+            self._store.discard(oldest)
+            self._forget(oldest)
+            self.num_share_evictions += 1
+        return True
+
+    def _make_room_for_item(self, num_bytes: int) -> bool:
+        """Let items make room for one more; return False, and nothing has gone, if too much of them is in use."""
+        books, share, ring = self._item_books, self._item_share_bytes, self._store.ring
+        if share is None or isinstance(ring, NoRing):
+            return True
+        going, too_much = [], books.num_bytes + num_bytes - share
+        for name, item_bytes in books.in_order(share, num_bytes) if too_much > 0 else ():
+            handle = self._store.find(name)
+            if handle is not None and not ring.is_kept(handle):
+                going.append(name)
+                too_much -= item_bytes
+            if too_much <= 0:
+                break
+        if too_much > 0:
+            return False
+        for name in going:
+            self._store.discard(name)
+            self._evicted(name)
+        return True
+
     def _touch(self, name: str) -> None:
-        self._tenant_to_books[self._key_to_tenant[name]].touch(name)
+        tenant = self._key_to_tenant[name]
+        self._tenant_to_books[tenant].touch(name)
+        if self._share_bytes is not None and tenant != ITEMS_TENANT:
+            self._clients_books.touch(name)
+
+    def _evicted(self, name: str) -> None:
+        self.num_item_evictions += self._key_to_tenant[name] == ITEMS_TENANT
+        self._forget(name)
 
     def _forget(self, name: str) -> None:
         self._fetched.discard(name)
         tenant = self._key_to_tenant.pop(name)
-        books = self._tenant_to_books[tenant]
-        books.remove(name)
-        if not books.num_bytes:
+        self._discharge(tenant, name)
+        if not self._tenant_to_books[tenant].num_bytes:
             del self._tenant_to_books[tenant]
 
 

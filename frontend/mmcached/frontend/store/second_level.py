@@ -26,7 +26,7 @@ from typing import NamedTuple
 import structlog
 
 from mmcached.cache.store_keys import is_on_its_way
-from mmcached.frontend.connections.readers import Channel
+from mmcached.frontend.connections.channel import Channel
 from mmcached.frontend.store.fetch_table import FetchTable, Parked, Wanted
 from mmcached.frontend.store.held_claims import HeldClaims
 from mmcached.frontend.store.record_store import RecordStore

@@ -28,11 +28,12 @@ from functools import partial
 from pathlib import Path
 from typing import assert_never
 
+import msgspec
 import structlog
 
-from mmcached.cache.store_keys import store_key
+from mmcached.cache.store_keys import ITEMS_TENANT, store_key
+from mmcached.frontend.connections.channel import Channel
 from mmcached.frontend.connections.entry_owners import EntryOwners
-from mmcached.frontend.connections.readers import Channel
 from mmcached.frontend.connections.rings import late_store_ring
 from mmcached.frontend.store.claim_table import ClaimTable, ClaimTransfer, Waiter
 from mmcached.frontend.store.client_figures import ClientFigures
@@ -47,6 +48,7 @@ from mmcached.wire.closeable import Closeable
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import (
     DeadlineExceeded,
+    InvalidRequest,
     MmcachedError,
     RemoteProtocolError,
     RequestAborted,
@@ -60,7 +62,7 @@ from mmcached.wire.messages.parts import Inline
 from mmcached.wire.process.turns import Guard
 from mmcached.wire.slow_log import SlowCalls
 from mmcached.wire.sockets.frames import Frame
-from mmcached.wire.stats import StoreStats
+from mmcached.wire.stats import RingStats, StoreStats
 
 log = structlog.get_logger("mmcached.frontend")
 
@@ -80,6 +82,7 @@ StoreMessage = (
     | received.AnotherHostFlushed
 )
 _Asking = received.GetRecords | received.ClaimRecord
+_WRITING = received.PutRecord | received.ClaimRecord | received.ClaimRecords | received.DropRecord
 _UNANSWERED = received.DropClaim | received.FetchesEnded | received.SecondLevelFlushed | received.AnotherHostFlushed
 
 
@@ -144,7 +147,7 @@ class StoreService(Closeable):
     @property
     def max_egress_bytes(self) -> int:
         """The largest ring for large puts that a client may register; 0 where no records are kept."""
-        return 0 if self.announcement is None else self.egress.max_ring_bytes
+        return self.egress.max_ring_bytes if self.records.takes_records else 0
 
     def handle(self, peer: bytes, message: StoreMessage, payload: Sequence[Frame]) -> None:
         """Serve one message of a client, or let it wait; what is wrong with it is answered or logged, and changes
@@ -192,6 +195,9 @@ class StoreService(Closeable):
                 self._send(peer, to_client.Failed(message.request_id, error_to_wire(error)))
 
     def _serve(self, peer: bytes, message: StoreMessage, payload: Sequence[Frame]) -> None:
+        if isinstance(message, _WRITING) and message.tenant == ITEMS_TENANT:
+            reason = "another name: the service keeps its processed items under this one"
+            raise InvalidRequest("tenant", message.tenant, reason)
         match message:
             case received.GetRecords(keys=keys):
                 self._sender.send_records(peer, message, self._get(message, keys))
@@ -438,7 +444,7 @@ class StoreService(Closeable):
             new_epochs=records.num_epochs,
             hit_latency=records.hit_latency,
             put_latency=self._put_latency.histogram(),
-            ring=records.ring.stats(),
+            ring=_with_share_evictions(records),
             fetches=self.second_level.stats(),
         )
 
@@ -460,3 +466,9 @@ class StoreService(Closeable):
 
     def _fail(self, waiter: Waiter, error: MmcachedError) -> None:
         self._send(waiter.peer, to_client.Failed(waiter.message.request_id, error_to_wire(error)))
+
+
+def _with_share_evictions(records: RecordStore) -> RingStats:
+    """Return the ring's figures; what has gone for the clients' share counts as evicted."""
+    stats = records.ring.stats()
+    return msgspec.structs.replace(stats, evictions=stats.evictions + records.num_share_evictions)

@@ -7,6 +7,8 @@ what comes once leaves what is used. Knows nothing of rings. Invariant: a key st
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterator
+from itertools import chain
 
 UNUSED_SHARE = 4
 
@@ -46,9 +48,13 @@ class TenantBooks:
         Args:
             quota, new_bytes: what all may take, and what one takes for which there is to be room.
         """
+        return next(self.in_order(quota, new_bytes))[0]
+
+    def in_order(self, quota: int, new_bytes: int) -> Iterator[tuple[str, int]]:
+        """Yield keys and bytes as they go, the first one first; see `first_to_go`."""
         is_much = self._num_unused_bytes + new_bytes > quota // UNUSED_SHARE
-        is_unused = self.unused and (is_much or not self.used)
-        return next(iter(self.unused if is_unused else self.used))
+        first, second = (self.unused, self.used) if is_much else (self.used, self.unused)
+        return chain(first.items(), second.items())
 
     def remove(self, key: str) -> int:
         """Forget a record; return what it took."""

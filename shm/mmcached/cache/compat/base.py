@@ -61,7 +61,6 @@ class BaseMultiModalCache(ABC, Generic[InT, OutT], Closeable):
             except CacheMiss as miss:
                 missing += miss.mm_hashes
         if missing:
-            self._take_back(outputs)
             raise CacheMiss(list(dict.fromkeys(missing)))
         return outputs
 
@@ -75,9 +74,6 @@ class BaseMultiModalCache(ABC, Generic[InT, OutT], Closeable):
 
     def close(self) -> None:
         """Let go of what the cache holds; a second call changes nothing."""
-
-    def _take_back(self, outputs: Sequence[OutT]) -> None:
-        """Undo what was promised with outputs that are not handed out after all; by default nothing was."""
 
 
 class BaseMultiModalProcessorCache(BaseMultiModalCache[SenderInput, SenderOutput]):

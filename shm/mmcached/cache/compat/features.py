@@ -9,11 +9,10 @@ Knows nothing of text or tokenisers.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from mmcached.cache.compat.items import MultiModalKwargsItem
-from mmcached.wire.handle import Handle, LeaseId
+from mmcached.wire.handle import Handle
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +39,9 @@ class PlaceholderRange:
 
 @dataclass(frozen=True, slots=True)
 class ShmItem:
-    """An item that lies in the ring; `leases` maps rows to their leases. The handle gives no right to read."""
+    """An item that lies in the ring. The handle gives no right to read: a receiver takes a lease."""
 
     handle: Handle
-    leases: Mapping[int, LeaseId] = field(default_factory=dict)
 
 
 @dataclass(slots=True)

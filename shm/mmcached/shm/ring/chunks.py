@@ -83,7 +83,7 @@ class ChunkTable:
 
     def plan(self, nbytes: int) -> Plan | None:
         """Find room for a payload; change nothing. None: nothing fits beside what is kept."""
-        return self._allocator.plan(chunk_bytes(nbytes), self._is_kept)
+        return self._allocator.plan(chunk_bytes(nbytes), self.is_kept)
 
     def new_generation(self) -> int:
         """Return a number that no chunk has had."""
@@ -180,7 +180,8 @@ class ChunkTable:
             if handle.slot != slot or extent.offset != handle.offset or extent.size < chunk_bytes(handle.nbytes):
                 raise InvariantError(f"{handle} is said to lie in {extent}")
 
-    def _is_kept(self, slot: int) -> bool:
+    def is_kept(self, slot: int) -> bool:
+        """Return whether a slot is claimed, pinned or leased."""
         return slot in self._claimed or self._pins.get(slot, 0) > 0 or self._is_leased(slot)
 
 

@@ -1,14 +1,14 @@
-"""Judges what is under lease, of a ring's chunks, and which readers may still be trusted; counts what is granted.
+"""Judges what is under lease, of a ring's chunks, and which readers may still be trusted.
 
 Sans I/O: the counts are arrays that are passed in (live views of shared memory, or any arrays in a test). Knows slots
 and readers, but no chunks and no locks.
 
-    granted[reader, slot]     written by the writer, here
+    granted[reader, slot]     written by the writer, when it attaches a reader
     taken[reader, slot]       written by the reader, only upwards: leases that it has taken by itself, see `self_lease`
     returned[reader, slot]    written by the reader, only upwards
     outstanding = granted + taken - returned, modulo 2^64; a slot is pinned  ⇔  in some attached reader it is not 0
 
-A reader is attached with nothing outstanding: its grants begin at what makes the sum 0, so all that a successor of the
+A reader is attached with nothing outstanding: its grants are what makes the sum 0, so all that a successor of the
 writer must know of its leases lies in shared memory. Before it asks whether a slot is pinned, the writer retires the
 slot and fences; from then on a reader that takes a lease of it sees that, and gives it back.
 
@@ -19,27 +19,20 @@ more came back than was given, or a count has fallen (a bug in that reader, or a
 does not know what a fenced reader held last: it keeps all that lies in the ring when it adopts it, until the reader is
 void. All others find it meanwhile.
 
-A descriptor can be lost between two living processes; its lease would never come back. So the writer asks: a *barrier*
-stops granting to the reader and says how far the writer has counted. It goes down the same queue as the descriptors, so
-when it arrives every earlier one has arrived or never will. Only the last barrier's answer counts: one to an earlier
-barrier knows nothing of what came after it.
-
 Invariant: in an attached reader that is not frozen, 0 <= outstanding <= 2^32, and when no lease is held it is 0.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from mmcached.shm.segment.layout import MAX_COUNT
-from mmcached.wire.errors import InvariantError, LeaseRefused, LocalProtocolError, PeerGone, RemoteProtocolError
-from mmcached.wire.handle import LeaseId
-from mmcached.wire.messages.parts import Barrier
+from mmcached.wire.errors import InvariantError
 
 Counts = npt.NDArray[np.uint64]
 Outstanding = npt.NDArray[np.int64]
@@ -70,22 +63,13 @@ class _Reader:
     """One incarnation of a reader.
 
     Attributes:
-        base: per slot, the grants with which it was attached; never changed.
         seen: per slot, returned and taken when they were last looked at and were possible.
-        barrier: the last one, until its answer has come; nothing is granted meanwhile.
-        slot_to_nbytes: sizes of the chunks granted, for the quota; may hold some that came back.
         frozen_slots: None while the reader's words count.
         is_fenced: its counts were impossible.
     """
 
     incarnation: int
-    base: Counts
     seen: Counts
-    seq: int = 0
-    num_lost: int = 0
-    barrier: Barrier | None = None
-    slot_to_nbytes: dict[int, int] = field(default_factory=dict)
-    leased_bytes: int = 0
     is_stopped: bool = False
     frozen_slots: frozenset[int] | None = None
     is_fenced: bool = False
@@ -115,10 +99,7 @@ class LeaseTable:
     Args:
         counts: `(max_readers, num_slots, 2)`, uint64, returned and taken; read at each question, never written.
         granted: `(max_readers, num_slots)`, uint64; those of attached readers are written.
-        quota_bytes: the bytes that one reader may be granted, each chunk counted once; None for no limit.
         is_idle: says of a reader, without a look at its counts, that it holds nothing; for figures only.
-    Attributes:
-        num_lost: leases that barriers have found lost, in all readers ever.
     """
 
     def __init__(
@@ -126,19 +107,15 @@ class LeaseTable:
         counts: Counts,
         granted: Counts,
         *,
-        quota_bytes: int | None = None,
         is_idle: Callable[[int], bool] = lambda reader_id: False,
     ) -> None:
         self._counts = counts
         self._granted = granted
-        self._quota_bytes = quota_bytes
-        self.num_lost = 0
         self._is_idle = is_idle
         self._next_look = self._next_slot = 0
         self._readers: dict[int, _Reader] = {}
         self._live: dict[int, LiveCounts] = {}
         self._asked: _Asked | None = None  # as long as no reader comes, goes or is frozen
-        self._num_barriers = 0
 
     def attach(self, reader_id: int, incarnation: int) -> bool:
         """Begin an incarnation, with nothing outstanding. A former one's leases are void.
@@ -156,7 +133,7 @@ class LeaseTable:
     def adopt(
         self, reader_id: int, incarnation: int, *, is_fenced: bool, may_hold: Callable[[], Iterable[int]]
     ) -> bool:
-        """Go on with an incarnation that a former writer had attached: its leases stay, and its grants count on.
+        """Go on with an incarnation that a former writer had attached: its leases stay.
 
         Args:
             is_fenced: the former writer had fenced it.
@@ -181,101 +158,6 @@ class LeaseTable:
     def stop(self, reader_id: int) -> None:
         self._readers[reader_id].is_stopped = True
 
-    # ---- granting
-
-    def grant(self, reader_id: int, slot: int, nbytes: int = 0) -> LeaseId:
-        """Count one more lease, which the caller sends, or gives to `undo` at once.
-
-        Args:
-            nbytes: size of the slot's chunk.
-        Raises:
-            PeerGone: the reader is not attached, stopped or frozen.
-            LeaseRefused: a barrier is open, or the reader holds as much as it may; nothing was counted.
-        """
-        books = self._readers.get(reader_id)
-        if books is None or not books.takes_leases:
-            raise PeerGone(f"reader {reader_id} takes no leases", reader_id=reader_id)
-        outstanding = self._outstanding(reader_id, slot)
-        if outstanding < 0:
-            # One grant more would hide an overrun that nobody has noticed yet: nothing would be outstanding while it is
-            # read.
-            raise PeerGone(
-                f"reader {reader_id} has given back more leases of slot {slot} than it was granted", reader_id=reader_id
-            )
-        if books.barrier is not None:
-            raise LeaseRefused(reader_id, "it has not yet said which leases have arrived")
-        if self._quota_bytes is not None and not outstanding:
-            self._charge(reader_id, slot, nbytes, self._quota_bytes)
-        self._granted[reader_id, slot] += _ONE
-        books.seq += 1
-        return LeaseId(books.incarnation, books.seq, slot)
-
-    def undo(self, reader_id: int, slot: int, lease: LeaseId) -> None:
-        """Take back the last grant of a reader, which provably was not sent: count and seq are as before.
-
-        A grant to a former incarnation changes nothing; any but the last grant raises LocalProtocolError.
-        """
-        books = self._readers.get(reader_id)
-        if books is None or books.incarnation != lease.incarnation:
-            return
-        if books.seq != lease.seq:
-            raise LocalProtocolError(
-                f"only the last grant of reader {reader_id} can be undone: {books.seq}, not {lease.seq}"
-            )
-        self._granted[reader_id, slot] -= _ONE
-        books.seq -= 1
-
-    # ---- lost descriptors
-
-    def open_barrier(self, reader_id: int) -> Barrier | None:
-        """Stop granting to a reader until it has said what it has received.
-
-        Returns:
-            the question to send down the descriptors' queue; None if no lease is out, or the reader takes none.
-        """
-        books = self._readers.get(reader_id)
-        if books is None or not books.takes_leases:
-            return None
-        # A slot of which everything came back has lost nothing: more cannot come back than arrived.
-        slots = tuple(np.flatnonzero(self._all_outstanding(reader_id)).tolist())
-        if not slots and books.barrier is None:
-            return None
-        self._num_barriers += 1
-        books.barrier = Barrier(books.incarnation, self._num_barriers, books.seq, slots)
-        return books.barrier
-
-    def reconcile(self, reader_id: int, incarnation: int, barrier_id: int, received: Mapping[int, int]) -> int | None:
-        """Take the answer to a barrier: what did not arrive was never granted. Granting goes on.
-
-        Args:
-            received: slot -> leases that this incarnation has ever received, for the slots of the barrier.
-        Returns:
-            the number of lost leases; None for an answer to anything but its last barrier, which changes nothing.
-        Raises:
-            RemoteProtocolError: not the slots that were asked, or counts that cannot be; nothing has changed.
-        """
-        books = self._readers.get(reader_id)
-        if (
-            books is None
-            or books.barrier is None
-            or (books.incarnation, books.barrier.barrier_id) != (incarnation, barrier_id)
-        ):
-            return None
-        if received.keys() != set(books.barrier.slots):
-            raise RemoteProtocolError(f"{len(received)} slots, asked were {len(books.barrier.slots)}", "received")
-        granted = {slot: books.base.item(slot) + count for slot, count in received.items()}
-        lost = {slot: _signed(self._granted.item(reader_id, slot) - count) for slot, count in granted.items()}
-        for slot, num in lost.items():
-            if not 0 <= num <= self._outstanding(reader_id, slot):
-                raise RemoteProtocolError(f"slot {slot}: {received[slot]} leases received cannot be", "received")
-        for slot, count in granted.items():
-            self._granted[reader_id, slot] = count % _MODULUS
-        num_lost = sum(lost.values())
-        books.num_lost += num_lost
-        self.num_lost += num_lost
-        books.barrier = None
-        return num_lost
-
     # ---- looking
 
     def incarnations(self) -> dict[int, int]:
@@ -284,10 +166,6 @@ class LeaseTable:
 
     def is_stopped(self, reader_id: int) -> bool:
         return self._readers[reader_id].is_stopped
-
-    def grantable_readers(self) -> list[int]:
-        """Return the readers that take leases now."""
-        return sorted(reader_id for reader_id, books in self._readers.items() if books.takes_leases)
 
     def takes_leases(self, reader_id: int) -> bool:
         return self._readers[reader_id].takes_leases
@@ -361,16 +239,9 @@ class LeaseTable:
             overrun = None if self.is_frozen(reader_id) else self._judge(reader_id, all_slots)[0]
             if books.is_fenced or overrun:
                 raise InvariantError(f"reader {reader_id} has given back more leases than it was given: {overrun}")
-            num_grants = int((self._granted[reader_id] - books.base).view(np.int64).sum()) + books.num_lost
-            if books.seq != num_grants:
-                raise InvariantError(f"reader {reader_id}: seq {books.seq} after {num_grants} grants")
-            if books.leased_bytes != sum(books.slot_to_nbytes.values()):
-                raise InvariantError(
-                    f"reader {reader_id}: {books.leased_bytes} bytes under lease, by slot {books.slot_to_nbytes}"
-                )
 
     def _begin(self, reader_id: int, incarnation: int, seen: Counts) -> _Reader:
-        books = self._readers[reader_id] = _Reader(incarnation, self._granted[reader_id].copy(), seen)
+        books = self._readers[reader_id] = _Reader(incarnation, seen)
         self._live[reader_id] = live_counts(self._counts, self._granted, reader_id)
         self._asked = None
         return books
@@ -394,14 +265,6 @@ class LeaseTable:
         self._asked = _Asked(live, np.array(many, np.intp), frozenset().union(*frozen))
         return self._asked
 
-    def _holds(self, reader_id: int, slot: int) -> bool:
-        books = self._readers.get(reader_id)
-        if books is None:
-            return False
-        if books.frozen_slots is not None:
-            return slot in books.frozen_slots
-        return self._outstanding(reader_id, slot) != 0
-
     def _held_slots(self, reader_id: int) -> Iterable[int]:
         frozen_slots = self._readers[reader_id].frozen_slots
         return np.flatnonzero(self._all_outstanding(reader_id)).tolist() if frozen_slots is None else frozen_slots
@@ -420,18 +283,6 @@ class LeaseTable:
         given = _signed(granted.item(first) + counts.item(first, 1))
         return Overrun(slots.start + first, given, counts.item(first, 0)), counts
 
-    def _charge(self, reader_id: int, slot: int, nbytes: int, quota_bytes: int) -> None:
-        """Count a chunk that the reader begins to hold, or refuse."""
-        books = self._readers[reader_id]
-        if books.leased_bytes - books.slot_to_nbytes.get(slot, 0) + nbytes > quota_bytes:
-            held = [held for held in books.slot_to_nbytes if held != slot and self._holds(reader_id, held)]
-            books.slot_to_nbytes = {held: books.slot_to_nbytes[held] for held in held}
-            books.leased_bytes = sum(books.slot_to_nbytes.values())
-            if books.leased_bytes + nbytes > quota_bytes:
-                raise LeaseRefused(reader_id, f"it holds {books.leased_bytes} bytes of a quota of {quota_bytes}")
-        books.leased_bytes += nbytes - books.slot_to_nbytes.get(slot, 0)
-        books.slot_to_nbytes[slot] = nbytes
-
 
 def live_counts(counts: Counts, granted: Counts, reader_id: int) -> LiveCounts:
     """Return what was granted to a reader, what it has taken and what it has returned, by slot, as they change."""
@@ -439,7 +290,6 @@ def live_counts(counts: Counts, granted: Counts, reader_id: int) -> LiveCounts:
     return granted[reader_id].data, counts[reader_id, :, 1].data, counts[reader_id, :, 0].data
 
 
-_ONE = np.uint64(1)
 _MODULUS = 1 << 64
 _HALF = 1 << 63
 

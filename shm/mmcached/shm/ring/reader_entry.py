@@ -1,8 +1,7 @@
 """Takes an entry of the ring's reader table and writes its words: the incarnation that leases belong to, and counts.
 
-In the service the entry of the item ring belongs to an engine, which is granted leases; its workers read under them and
-write nothing. An entry of the store belongs to a client, which takes its leases by itself, once the writer has attached
-it. Taking an entry, in this order:
+An entry belongs to a client, an engine or a worker, which takes its leases by itself, once the writer has attached it.
+Taking an entry, in this order:
 
     1. lock the reader's byte exclusively  that alone proves: nobody of a former life can read any more. Busy: the next
     2. write a random incarnation          from here on descriptors of the former life are nobody's
@@ -23,14 +22,13 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from mmcached.shm.crash_points import crash_point
 from mmcached.shm.files import locks
 from mmcached.shm.ring.lookup import Lookup
-from mmcached.shm.ring.received import ReceivedLeases
 from mmcached.shm.ring.self_lease import Lease, end, give_back, take, take_beside
 from mmcached.shm.segment.layout import (
     HITS_WORD,
@@ -48,7 +46,7 @@ from mmcached.shm.segment.mapped import Control, open_control
 from mmcached.shm.segment.words import require_word_store
 from mmcached.wire.closeable import Closeable
 from mmcached.wire.errors import LocalProtocolError, SegmentError
-from mmcached.wire.handle import Handle, LeaseId, RingAnnouncement
+from mmcached.wire.handle import Handle, RingAnnouncement
 from mmcached.wire.latency import NUM_BUCKETS, NUM_WORDS, bucket_of
 
 _WORD_MASK = (1 << 64) - 1
@@ -66,7 +64,6 @@ class ReaderEntry(Closeable):
         self.announcement = announcement
         self.reader_id = reader_id
         self.incarnation = incarnation
-        self._received = ReceivedLeases(incarnation)
         self._control: Control | None = control
         self._inherited: Control | None = None
         self._first_touch_word = control.layout.first_touch_word
@@ -103,39 +100,19 @@ class ReaderEntry(Closeable):
                     _lock_engine_byte(control, reader_id)
                     return cls(announcement, control, reader_id, incarnation)
             raise SegmentError(
-                f"all {layout.max_readers} entries of the ring are in use; raise ring_max_readers (for clients: "
-                "store_max_clients), or stop a reader",
+                f"all {layout.max_readers} entries of the ring are in use; raise store_max_clients, or stop a reader",
                 max_readers=layout.max_readers,
             )
         except BaseException:
             control.close()
             raise
 
-    def owns(self, handle: Handle, lease: LeaseId) -> bool:
-        """Return whether a descriptor was meant for this incarnation, with a lease on its slot.
-
-        Any other is dropped, and *not* given back. While a lease is out its slot holds one chunk.
-        """
-        return self.is_of_this_ring(handle) and lease.incarnation == self.incarnation and lease.slot == handle.slot
-
     def is_of_this_ring(self, handle: Handle) -> bool:
         """Return whether a handle names a slot of the ring of this entry."""
         return handle.ring_id == self.announcement.ring_id and handle.epoch == self.announcement.epoch
 
-    def receive(self, handle: Handle, lease: LeaseId) -> bool:
-        """Count a descriptor that has arrived, once, before it is used; return whether it is owned and new."""
-        return self.is_of_this_ring(handle) and lease.slot == handle.slot and self._received.receive(handle.slot, lease)
-
-    def has_gap_before(self, handle: Handle, lease: LeaseId) -> bool:
-        """Return whether descriptors before this one, which is about to be received, were lost; tell the writer so."""
-        return self.is_of_this_ring(handle) and self._received.has_gap_before(lease)
-
-    def answer_barrier(self, incarnation: int, last_seq: int, slots: Iterable[int]) -> dict[int, int] | None:
-        """Return slot -> leases ever received, for the writer's `reconcile`; None if another incarnation is asked."""
-        return self._received.answer(incarnation, last_seq, slots)
-
     def give_back(self, handle: Handle) -> None:
-        """Return one lease of the handle's slot: once per owned lease, when nothing reads under it any more.
+        """Return one lease of the handle's slot, when nothing reads under it any more.
 
         Raises:
             LocalProtocolError: the handle is of another ring, or the entry is closed; nothing was written.

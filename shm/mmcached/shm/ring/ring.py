@@ -1,7 +1,7 @@
-"""Writes a ring: claims room, fills it in place, commits, grants leases, takes the bytes back.
+"""Writes a ring: claims room, fills it in place, commits, takes the bytes back.
 
-    claim(nbytes) ── fill ──> commit ──> Handle ── grant(reader) ──> send the descriptor
-          └──> abort                        │  └── or readers find its key, and take leases by themselves
+    claim(nbytes) ── fill ──> commit ──> Handle ── readers find its key, or are told of it, and take leases
+          └──> abort                        │
                                             └─ discard, or evicted by a later claim
 
 Never waits for a reader: what does not fit now is `CacheFull`, and the item travels another way. Not thread-safe: one
@@ -16,7 +16,7 @@ from __future__ import annotations
 import os
 import time
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import repeat
 from typing import NamedTuple
@@ -58,8 +58,7 @@ from mmcached.wire.errors import (
     ItemTooLarge,
     LocalProtocolError,
 )
-from mmcached.wire.handle import Handle, LeaseId, RingAnnouncement
-from mmcached.wire.messages.parts import Barrier
+from mmcached.wire.handle import Handle, RingAnnouncement
 from mmcached.wire.stats import RingStats
 
 MAX_PLANS = 32
@@ -131,14 +130,13 @@ class RingWriter(Closeable):
         self._tables = Tables(segment.data, layout)
         self._slots = SlotTable(self._tables.slots)
         self.board = Board(self._tables.board)
+        self.touch_logs = TouchLogs(segment.control, self._touch_slot)
         self._leases = LeaseTable(
             segment.control.counts(),
             granted_of(segment.data, layout),
-            quota_bytes=reader_quota_bytes,
-            is_idle=self._is_idle,
+            is_idle=self.touch_logs.holds_nothing,
         )
         self._watch = ReaderWatch(segment.control, self._leases, self.board, segment.allocate_grants)
-        self.touch_logs = TouchLogs(segment.control, self._touch_slot)
         self._reader_quota_bytes = NO_LIMIT if reader_quota_bytes is None else reader_quota_bytes
         self._shared_quota_bytes = NO_LIMIT if shared_quota_bytes is None else shared_quota_bytes
         self.board.set_limits(self._reader_quota_bytes, self._shared_quota_bytes)
@@ -150,7 +148,7 @@ class RingWriter(Closeable):
         )
         self.index = KeyIndexWriter(self._tables.index) if layout.index_words else None
         self._swept = 0
-        self._num_evictions = self._num_refusals = self._num_puts = self._put_bytes = self._num_grants = 0
+        self._num_evictions = self._num_refusals = self._num_puts = self._put_bytes = 0
         self.board.set_writer_pid(os.getpid())
 
     def __iter__(self) -> Iterator[tuple[Handle, KeyDigest, bytes]]:
@@ -282,8 +280,14 @@ class RingWriter(Closeable):
         view.flags.writeable = False
         return view
 
+    def note(self, handle: Handle) -> bytes:
+        """Return the note behind a current chunk; raise StaleHandle if it is not current."""
+        self._chunks.check_current(handle)
+        end = handle.offset + handle.nbytes
+        return self._data[end : end + self._tables.slots[SLOT_WORDS * handle.slot + NOTE_BYTES]]
+
     def discard(self, handle: Handle) -> None:
-        """Forget a chunk: no more grants. Leased bytes stay until they are given back. Unknown: nothing."""
+        """Forget a chunk: no more leases. Leased bytes stay until they are given back. Unknown: nothing."""
         if not self._chunks.is_current(handle):
             return
         self._slots.retire(handle.slot)
@@ -326,6 +330,10 @@ class RingWriter(Closeable):
     def is_leased(self, handle: Handle) -> bool:
         return self._leases.is_pinned(handle.slot)
 
+    def is_kept(self, handle: Handle) -> bool:
+        """Return whether a current chunk is leased or pinned."""
+        return self._chunks.is_kept(handle.slot)
+
     def touch(self, handle: Handle) -> None:
         """Make a chunk young: others are evicted before it. Not current: nothing."""
         if self._chunks.is_current(handle):
@@ -351,10 +359,6 @@ class RingWriter(Closeable):
             self.touch_logs.begin(reader_id, incarnation)
         return is_attached
 
-    def grantable_readers(self) -> list[int]:
-        """Return the readers that take leases now."""
-        return self._leases.grantable_readers()
-
     def fenced_readers(self) -> list[int]:
         """Return the readers that take no leases any more, because they counted what cannot be."""
         return self._leases.fenced_readers()
@@ -364,36 +368,6 @@ class RingWriter(Closeable):
         segment = self._check_open()
         words, layout = segment.control.words, segment.control.layout
         return [words[layout.incarnation_word(reader_id) + PID_WORD] for reader_id in self._leases.fenced_readers()]
-
-    def grant(self, reader_id: int, handle: Handle) -> LeaseId:
-        """Count a lease for a reader; then the caller sends the descriptor, or calls `undo_grant` if it could not.
-
-        The count comes first. The other way round the reader could give back before the writer has counted, and
-        between the two the chunk would look free while it is read.
-
-        Raises:
-            StaleHandle: the chunk is not current; put it again.
-            PeerGone, LeaseRefused: the reader takes no more leases, or none just now; see `LeaseTable.grant`.
-        """
-        self._check_open()
-        self._chunks.check_current(handle)
-        lease = self._leases.grant(reader_id, handle.slot, chunk_bytes(handle.nbytes))
-        self._num_grants += 1
-        return lease
-
-    def undo_grant(self, reader_id: int, handle: Handle, lease: LeaseId) -> None:
-        """Take back the last grant of a reader; only when its descriptor was provably not queued."""
-        self._leases.undo(reader_id, handle.slot, lease)
-
-    def open_barrier(self, reader_id: int) -> Barrier | None:
-        """Stop granting to a reader and return what to ask it, see `LeaseTable.open_barrier`."""
-        self._check_open()
-        return self._leases.open_barrier(reader_id)
-
-    def reconcile(self, reader_id: int, incarnation: int, barrier_id: int, received: Mapping[int, int]) -> int | None:
-        """Take the answer to a reader's last barrier, see `LeaseTable.reconcile`."""
-        self._check_open()
-        return self._leases.reconcile(reader_id, incarnation, barrier_id, received)
 
     def poll_deaths(self) -> list[ReaderStopped | ReaderVoided]:
         """Look which readers have died; their leases become void or stay, see the two events."""
@@ -426,8 +400,6 @@ class RingWriter(Closeable):
             put_bytes=self._put_bytes,
             evictions=self._num_evictions,
             refusals=self._num_refusals,
-            grants=self._num_grants,
-            lost_leases=self._leases.num_lost,
         )
 
     def wait_populated(self, timeout_s: float) -> bool:
@@ -481,8 +453,8 @@ class RingWriter(Closeable):
         """Find room; from then on nobody takes a lease on what lies there."""
         for _ in range(MAX_PLANS):
             plan = self._chunks.plan(nbytes)
-            if self.index is None or plan is None or not plan.evicted:
-                return plan  # leases begin here and nowhere else, so the plan knows of all
+            if plan is None or not plan.evicted:
+                return plan
             victims = [victim.slot for victim in plan.evicted]
             for slot in victims:
                 self._slots.retire(slot)
@@ -493,10 +465,6 @@ class RingWriter(Closeable):
                 if self._chunks.current(slot) is not None:
                     self._slots.restore(slot)
         return None
-
-    def _is_idle(self, reader_id: int) -> bool:
-        # A reader that is granted leases says nothing of bytes.
-        return self.index is not None and self.touch_logs.holds_nothing(reader_id)
 
     def _touch_slot(self, slot: int, generation_bits: int) -> None:
         handle = self._chunks.current(slot)

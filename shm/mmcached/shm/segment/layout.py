@@ -105,10 +105,11 @@ _CRC = struct.Struct("<I")
 _CRC_OFFSET = 8 + _BODY.size
 HEADER_BYTES = _CRC_OFFSET + _CRC.size
 
+MAX_READERS = 512
 _LIMITS = (
     ("data_bytes", ALIGNMENT, 1 << 46),
     ("num_slots", 1, 1 << SLOT_BITS),
-    ("max_readers", 1, 512),
+    ("max_readers", 1, MAX_READERS),
     ("index_words", 0, 1 << 22),
 )
 

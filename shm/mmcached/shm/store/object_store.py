@@ -28,7 +28,7 @@ from mmcached.shm.segment.layout import chunk_bytes
 from mmcached.shm.store.codec import EncodedRecord, Library, Record, decode, encode
 from mmcached.shm.store.tensor_bytes import Bytes1D
 from mmcached.wire.closeable import Closeable
-from mmcached.wire.errors import InvariantError, LocalProtocolError
+from mmcached.wire.errors import InvariantError, LocalProtocolError, StaleHandle
 from mmcached.wire.handle import Handle
 from mmcached.wire.stats import RingStats
 
@@ -131,21 +131,32 @@ class ObjectStoreWriter(Closeable):
     def find(self, key: str) -> Handle | None:
         return self._key_to_handle.get(key)
 
+    def about(self, handle: Handle) -> bytes:
+        """Return what was noted with a record; raise StaleHandle if it has gone."""
+        parsed = parse_note(self.ring.note(handle))
+        if parsed is None:
+            raise StaleHandle(f"slot {handle.slot} has no record")
+        return parsed[1]
+
     def is_cached(self, key: str) -> bool:
         return key in self._key_to_handle
 
     def touch(self, key: str) -> None:
         """Make a record young, and keep it from being evicted until `release_touches`; unknown keys change nothing."""
         handle = self._key_to_handle.get(key)
-        if handle is None:
-            return
-        self.ring.touch(handle)
-        if key not in self._touched:
+        if handle is not None:
+            self.ring.touch(handle)
+            self.keep(key)
+
+    def keep(self, key: str) -> None:
+        """Keep a record from being evicted until `release_touches`; unknown keys change nothing."""
+        handle = self._key_to_handle.get(key)
+        if handle is not None and key not in self._touched:
             self.ring.pin(handle)
             self._touched.add(key)
 
     def release_touches(self) -> None:
-        """Take back every `touch`: the request has been sent, its leases pin from here on."""
+        """Take back every `touch` and `keep`: the request has been sent, its leases pin from here on."""
         for key in self._touched:
             self.ring.unpin(self._key_to_handle[key])
         self._touched.clear()

@@ -33,8 +33,9 @@ class Welcome(Message, frozen=True):
     """Answer to `ClientHello`: what a client must know of the service.
 
     Attributes:
-        store_ring: the ring of the records that clients put; None if none are kept. Another one than before: the former
-            frontend is dead, and its leases with it.
+        store_ring: the ring of the records that clients put, and of processed items; None if there is none. Another one
+            than before: the former frontend is dead, and its leases with it.
+        takes_records: whether records of clients are kept; their processed items may be all that lies in the ring.
         store_epoch: rises when everything derived from the old weights was made unreachable.
         limits: on what this client sends; None: there are none.
         max_egress_bytes: of a ring that this client may register for large puts; 0: none is taken.
@@ -58,6 +59,7 @@ class Welcome(Message, frozen=True):
     item_fingerprints: dict[Modality, Text] = msgspec.field(default_factory=dict)
     hasher_algorithm: Literal["blake3", "sha256"] = "blake3"
     has_second_level: bool = False
+    takes_records: bool = True
 
 
 class Tokens(Message, frozen=True):

@@ -7,9 +7,8 @@ from typing import Annotated, Literal
 import msgspec
 
 from mmcached.wire.errors import ErrorInfo
-from mmcached.wire.handle import Count, Handle, LeaseId, RingAnnouncement
+from mmcached.wire.handle import Count
 from mmcached.wire.messages.parts import (
-    Barrier,
     EncoderForm,
     Feature,
     Inline,
@@ -19,6 +18,7 @@ from mmcached.wire.messages.parts import (
     RequestRows,
     RowsWanted,
     SavedRows,
+    StoredItem,
     Tensor,
     Text,
     TokenId,
@@ -28,36 +28,21 @@ from mmcached.wire.messages.parts import (
 # ---- from the frontend
 
 
-class Ring(Message, frozen=True):
-    """Answer to `EngineHello`: the ring to attach to; None when every item travels inline.
+class Greeted(Message, frozen=True):
+    """Answer to `EngineHello`.
 
-    Another `frontend_incarnation` than before: the former frontend is dead, and its requests with it.
+    Attributes:
+        session: new for each connection that the frontend accepts. Another one than before: the frontend, or another
+            one after it, has ended all requests that it had sent to this engine.
     """
 
-    frontend_incarnation: Count
-    announcement: RingAnnouncement | None
+    session: Count
 
 
 class Refused(Message, frozen=True):
     """Answer to a hello that cannot be accepted, such as one with another configuration."""
 
     error: ErrorInfo
-
-
-class Detached(Message, frozen=True):
-    """The frontend has dropped this engine, which lives: it has ended its requests and expects a hello as another
-    incarnation with another entry.
-    """
-
-    reason: Text
-
-
-class ReaderAttached(Message, frozen=True):
-    """Answer to `ReaderHello`: the writer has accepted the reader; leases may follow."""
-
-    epoch: Count
-    reader_id: Count
-    incarnation: Count
 
 
 class AddRequest(Message, frozen=True):
@@ -92,11 +77,10 @@ class AbortRequest(Message, frozen=True):
 
 
 class ProbeEngine(Message, frozen=True):
-    """Let every worker read a small item and tell its checksum; then give the lease back."""
+    """Let every worker read a small item and tell its checksum."""
 
     token: Count
-    payload: Handle | Inline
-    lease: LeaseId | None = None
+    payload: StoredItem | Inline
 
 
 class FlushEngine(Message, frozen=True):
@@ -105,9 +89,7 @@ class FlushEngine(Message, frozen=True):
     token: Count
 
 
-FromFrontend = (
-    Ring | ReaderAttached | Refused | Detached | Barrier | AddRequest | AbortRequest | ProbeEngine | FlushEngine
-)
+FromFrontend = Greeted | Refused | AddRequest | AbortRequest | ProbeEngine | FlushEngine
 
 # ---- from workers
 
@@ -122,7 +104,7 @@ class WorkerHello(Message, frozen=True):
 
 
 class WorkerAttached(Message, frozen=True):
-    """The worker holds its byte and its share of the entry: the former worker of this rank is dead. Plans may come.
+    """The worker takes plans of this engine from now on.
 
     Attributes:
         embedding_bytes: of one embedding in its encoder cache, all outputs together, as it has measured; 0: unknown.
@@ -132,7 +114,6 @@ class WorkerAttached(Message, frozen=True):
 
     worker_epoch: Count
     engine_incarnation: Count
-    ring_epoch: Count
     embedding_bytes: Count = 0
     encoder_fingerprint: Text = ""
     encoder: EncoderForm | None = None
@@ -141,13 +122,6 @@ class WorkerAttached(Message, frozen=True):
 class Sampled(Part, frozen=True):
     request_id: Count
     token_id: TokenId
-
-
-class ReadDone(Part, frozen=True):
-    """All views that step `step` took under lease `seq` are gone; the bytes are not read any more."""
-
-    step: Count
-    seq: Count
 
 
 class RowsMissing(Part, frozen=True):
@@ -199,7 +173,6 @@ class StepOutput(Message, frozen=True):
     step: Count
     digest: bytes
     sampled: list[Sampled]
-    read_done: list[ReadDone]
     rows: list[RequestRows]
     embeddings: list[ItemEmbedding]
     encoder_keys: list[Text] | None = None
@@ -216,7 +189,6 @@ class StepFailed(Message, frozen=True):
     worker_epoch: Count
     step: Count
     error: ErrorInfo
-    read_done: list[ReadDone]
     prefix_report: PrefixReport = msgspec.field(default_factory=dict)
 
 

@@ -270,14 +270,6 @@ class DropRecord(Message, frozen=True):
     tenant: Text = ""
 
 
-class Reconcile(Message, frozen=True):
-    """Answer of an engine to `Barrier`: slot -> leases that `incarnation` has ever received."""
-
-    incarnation: Count
-    barrier_id: Count
-    received: dict[Count, Count]
-
-
 class TakeOrders(Message, frozen=True):
     """The second level asks what to fetch and to save: answered with `Orders` as soon as there is something, and after
     `timeout_s` at the latest. Whoever asks first is the second level until its connection ends.
@@ -356,27 +348,11 @@ FromClient = (
 
 
 class EngineHello(Message, frozen=True):
-    """First message of an engine, again after the frontend restarted. `incarnation` is new for each process, and after
-    the frontend has dropped it. Another one with the same `engine_index`: the former engine is dead.
-    """
+    """First message of an engine over each connection. `incarnation` is new for each process."""
 
     engine_index: Count
     incarnation: Count
     config_digest: Text
-
-
-class ReaderHello(Message, frozen=True):
-    """The engine has taken entry `reader_id` of ring `epoch` and written `incarnation` into it."""
-
-    epoch: Count
-    reader_id: Count
-    incarnation: Count
-
-
-class LeaseGap(Message, frozen=True):
-    """A lease came whose predecessor did not: descriptors were lost, ask with a `Barrier`."""
-
-    incarnation: Count
 
 
 class EngineReady(Message, frozen=True):
@@ -466,9 +442,6 @@ class CacheChanged(Message, frozen=True):
 
 FromEngine = (
     EngineHello
-    | ReaderHello
-    | LeaseGap
-    | Reconcile
     | EngineReady
     | TokensCommitted
     | RequestGenerated

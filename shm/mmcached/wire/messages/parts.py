@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from mmcached.wire.handle import Count, Handle, LeaseId
+from mmcached.wire.handle import Count, Handle
 from mmcached.wire.vocabulary import Modality
 
 MAX_ROW_KEYS = 64
@@ -23,23 +23,6 @@ MAX_CLIP_FRAMES = 1 << 16
 
 class Message(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=True):
     """Base of all messages: an array that starts with the class name."""
-
-
-class Barrier(Message, frozen=True):
-    """Which leases have arrived? To be answered at once with `Reconcile`; no lease comes before the answer.
-
-    It follows the descriptors through the same queue: one that has not arrived by now was lost.
-
-    Attributes:
-        incarnation: the one that is asked; any other does not answer.
-        last_seq: of the last lease before it.
-        slots: of which the counts are wanted.
-    """
-
-    incarnation: Count
-    barrier_id: Count
-    last_seq: Count
-    slots: tuple[Count, ...]
 
 
 class Part(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -99,6 +82,12 @@ class Inline(Part, frozen=True, tag="inline"):
 
     first_frame: Count
     num_frames: Count
+
+
+class StoredItem(Part, frozen=True, tag="item"):
+    """A processed item in the store; whoever opens `token` takes a lease of its own."""
+
+    token: Text
 
 
 class StoredOutput(Part, frozen=True, tag="stored"):
@@ -246,7 +235,7 @@ class Feature(Part, frozen=True):
             name, ":" and `num_embeds`.
         num_embeds: embeddings that the encoder makes of it.
         nbytes: size of the encoded item; both ends of a mirrored cache count with it.
-        payload: the processed item: in the ring with a `lease`, inline, or (None) in the receiver's cache.
+        payload: the processed item: in the store, inline, or (None) in the engine's cache.
         has_output: nothing of it was processed: what the encoder says of it is in the store.
     """
 
@@ -256,6 +245,5 @@ class Feature(Part, frozen=True):
     length: Count
     num_embeds: Count
     nbytes: Count
-    payload: Handle | Inline | None
-    lease: LeaseId | None = None
+    payload: StoredItem | Inline | None
     has_output: bool = False

@@ -7,18 +7,15 @@ from collections.abc import Sequence
 import msgspec
 
 from mmcached.wire.errors import ErrorInfo
-from mmcached.wire.handle import Count, Handle, LeaseId, RingAnnouncement
-from mmcached.wire.messages.parts import Inline, Message, Part, StoredOutput, Text, TokenId
+from mmcached.wire.handle import Count
+from mmcached.wire.messages.parts import Inline, Message, Part, StoredItem, StoredOutput, Text, TokenId
 from mmcached.wire.vocabulary import Modality
 
 
 class Attach(Message, frozen=True):
-    """Attach to the ring under the engine's entry, or, with `announcement` None, expect inline items only."""
+    """Answer to `WorkerHello`: take plans of this engine, and of no other."""
 
     engine_incarnation: Count
-    announcement: RingAnnouncement | None
-    reader_id: Count
-    reader_incarnation: Count
 
 
 class EncodeItem(Part, frozen=True):
@@ -32,8 +29,7 @@ class EncodeItem(Part, frozen=True):
     key: Text
     mm_hash: Text
     num_embeds: Count
-    payload: Handle | Inline | StoredOutput
-    lease: LeaseId | None = None
+    payload: StoredItem | Inline | StoredOutput
     tenant: Text = ""
     store_epoch: Count = 0
     modality: Modality = "image"
@@ -127,7 +123,7 @@ class ProbeWorker(Message, frozen=True):
     engine_incarnation: Count
     worker_epoch: Count
     token: Count
-    payload: Handle | Inline
+    payload: StoredItem | Inline
 
 
 class WorkerRefused(Message, frozen=True):

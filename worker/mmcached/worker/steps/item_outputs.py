@@ -23,18 +23,16 @@ from mmcached.client.saver import SaverCounters
 from mmcached.wire.closeable import Closeable
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import CacheMiss
-from mmcached.wire.handle import Handle
 from mmcached.wire.latency import Latency
 from mmcached.wire.messages.engine import ItemEmbedding, ItemSaved, RequestSavedRows
-from mmcached.wire.messages.parts import Inline, RequestRows, Rows, StoredOutput
+from mmcached.wire.messages.parts import Inline, RequestRows, Rows, StoredItem, StoredOutput
 from mmcached.wire.messages.worker import EmitEmbedding, EncodeItem, RunChunk, StepPlan
 from mmcached.wire.sockets.frames import Frame
 from mmcached.worker.encoder_cache import EncoderCache
 from mmcached.worker.encoders.encoder import Encoder, Measured, Outputs, are_finite, outputs_in
 from mmcached.worker.encoders.remote import RemoteEncoder
-from mmcached.worker.payloads import PayloadReader, Record
+from mmcached.worker.payloads import Record, StoreContact
 from mmcached.worker.steps.output_counts import OutputCounts
-from mmcached.worker.steps.read_ledger import Read
 from mmcached.worker.steps.step_result import StepResult
 from mmcached.worker.steps.stopwatch import Stopwatch
 from mmcached.worker.stored_outputs import StoredOutputs, contact, own_share
@@ -44,8 +42,9 @@ class ItemOutputs(Closeable):
     """Encoder and encoder cache of one worker, and its part in the store.
 
     Args:
-        run_dir: of the service whose store has outputs; None: nothing is loaded or saved.
+        run_dir: of the service whose store has items and outputs; None: nothing is loaded or saved.
     Attributes:
+        store: what items are read from.
         counts: items and embeddings by modality.
         num_viewed, num_copied: items that were read in place, or from frames; with their bytes.
     """
@@ -71,9 +70,10 @@ class ItemOutputs(Closeable):
         self._world_size = config.world_size
         self._device = device
         self._transfers = device_of(str(device), max_pinned_bytes=config.limits.max_pinned_mb << 20)
+        self.store = StoreContact(None if run_dir is None else partial(contact, run_dir))
         self._outputs: StoredOutputs | None = None
         if run_dir is not None and config.shares_encoder_outputs:
-            self._outputs = StoredOutputs(config, partial(contact, run_dir), self.fingerprint, self._transfers)
+            self._outputs = StoredOutputs(config, self.store, self.fingerprint, self._transfers)
         self._begun: dict[str, Callable[[], Outputs]] = {}  # what a step has others encode, by key
         self._unsaved: list[EncodeItem] = []
         self._watches: deque[tuple[Stopwatch, Callable[[float], None]]] = deque()  # of encodings, in their order
@@ -98,27 +98,16 @@ class ItemOutputs(Closeable):
         self._unsaved.clear()
         self._begun.clear()
 
-    def make_all(
-        self,
-        plan: StepPlan,
-        frames: Sequence[Frame],
-        payloads: PayloadReader,
-        reads: Sequence[Read | None],
-        made: StepResult,
-    ) -> None:
-        """Put the output of each of a plan's items into the encoder cache.
-
-        Args:
-            reads: of each item, under its lease.
-        """
+    def make_all(self, plan: StepPlan, frames: Sequence[Frame], made: StepResult) -> None:
+        """Put the output of each of a plan's items into the encoder cache."""
         watch, num_encoded = Stopwatch(self._device), self.counts.num_encoded
         own = own_share(plan.encode, self._rank, self._world_size, plan.step)
         if isinstance(self.encoder, RemoteEncoder):
             for index in own:
-                self._begin(plan.encode[index], frames, payloads, reads[index], made.viewed)
+                self._begin(plan.encode[index], frames)
         # Its own first: when it comes to the others', their ranks have encoded them.
         for index in [*own, *(index for index in range(len(plan.encode)) if index not in own)]:
-            self._make(plan.encode[index], frames, payloads, read=reads[index], viewed=made.viewed, is_own=index in own)
+            self._make(plan.encode[index], frames, is_own=index in own)
         for item in plan.encode:
             made.used += self.cache.get(item.key).values()
         watch.stop()
@@ -147,6 +136,7 @@ class ItemOutputs(Closeable):
 
     def close(self) -> None:
         """Let go of the store and of encoders elsewhere. A second call does nothing."""
+        self.store.close()
         if self._outputs is not None:
             self._outputs.close()
         self._transfers.close()
@@ -172,54 +162,31 @@ class ItemOutputs(Closeable):
         else:
             made.rows.append(RequestRows(chunk.request_id, Rows(key, first, made.add_frame(rows))))
 
-    def _read(
-        self,
-        item: EncodeItem,
-        payload: Handle | Inline,
-        frames: Sequence[Frame],
-        payloads: PayloadReader,
-        *,
-        read: Read | None,
-        viewed: set[Read],
-    ) -> Record:
+    def _read(self, item: EncodeItem, payload: StoredItem | Inline, frames: Sequence[Frame]) -> Record:
         """Return the record of an item, and count it."""
-        on_release = read.release if read is not None else None
-        record = payloads.read(payload, frames, mm_hash=item.mm_hash, on_release=on_release)
-        if isinstance(payload, Handle):
-            if read is not None:
-                viewed.add(read)
+        record = self.store.read(payload, frames, mm_hash=item.mm_hash)
+        if isinstance(payload, StoredItem):
             self.num_viewed += 1
-            self.bytes_viewed += payload.nbytes
+            self.bytes_viewed += sum(tensor.nbytes for tensor in record.values() if isinstance(tensor, torch.Tensor))
         else:
             self.num_copied += 1
             named = frames[payload.first_frame : payload.first_frame + payload.num_frames]
             self.bytes_copied += sum(len(frame) for frame in named)
         return record
 
-    def _begin(
-        self, item: EncodeItem, frames: Sequence[Frame], payloads: PayloadReader, read: Read | None, viewed: set[Read]
-    ) -> None:
+    def _begin(self, item: EncodeItem, frames: Sequence[Frame]) -> None:
         """Have an item encoded elsewhere while the step goes on; what the store has is not."""
         if isinstance(self.encoder, RemoteEncoder) and not isinstance(item.payload, StoredOutput):
-            record = self._read(item, item.payload, frames, payloads, read=read, viewed=viewed)
+            record = self._read(item, item.payload, frames)
             self._begun[item.key] = self.encoder.begin(record, item.num_embeds)
 
-    def _encode(
-        self,
-        item: EncodeItem,
-        payload: Handle | Inline,
-        frames: Sequence[Frame],
-        payloads: PayloadReader,
-        *,
-        read: Read | None,
-        viewed: set[Read],
-    ) -> Outputs:
+    def _encode(self, item: EncodeItem, payload: StoredItem | Inline, frames: Sequence[Frame]) -> Outputs:
         """Encode one item into the encoder cache and return its outputs; the item's views end with the call, or with
         their copy onto a device.
         """
         finish = self._begun.pop(item.key, None)
         if finish is None:
-            record = self._read(item, payload, frames, payloads, read=read, viewed=viewed)
+            record = self._read(item, payload, frames)
             finish = partial(self.encoder.encode, record, item.num_embeds)
         watch = Stopwatch(self._device)
         outputs = finish()
@@ -230,16 +197,7 @@ class ItemOutputs(Closeable):
         self.counts.encoded(item)
         return outputs
 
-    def _make(
-        self,
-        item: EncodeItem,
-        frames: Sequence[Frame],
-        payloads: PayloadReader,
-        *,
-        read: Read | None,
-        viewed: set[Read],
-        is_own: bool,
-    ) -> None:
+    def _make(self, item: EncodeItem, frames: Sequence[Frame], *, is_own: bool) -> None:
         """Put the output of one item into the encoder cache, wherever it comes from.
 
         Args:
@@ -249,7 +207,7 @@ class ItemOutputs(Closeable):
         if isinstance(payload, StoredOutput):
             self._load(item, payload)
             return
-        encode = partial(self._encode, item, payload, frames, payloads, read=read, viewed=viewed)
+        encode = partial(self._encode, item, payload, frames)
         if self._outputs is None or not item.store_epoch:
             encode()
             return

@@ -6,8 +6,7 @@ Knows nothing of sockets, processes or scheduling. Keeps the caches of this work
               nothing changed      └────────────── any exception: withdraw all of it ──────────────┘
 
 Invariant: after a step that failed, nothing of it can be taken for computed: its items are not cached, its slots not
-computed, its rows not kept. In either case every lease that the plan named is reported as read, once its view is gone.
-A device that is dead ends the process.
+computed, its rows not kept. A device that is dead ends the process.
 
 Results are exact integers, so how chunks are batched never shows; `digest` covers all that the step computed, and is
 the same on every rank, where there are several. Rank 0 alone keeps prefix rows and fills in rows and embeddings.
@@ -15,7 +14,6 @@ the same on every rank, where there are several. Rank 0 alone keeps prefix rows 
 
 from __future__ import annotations
 
-import gc
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -26,7 +24,8 @@ from mmcached.cache.store_keys import EMBEDDINGS
 from mmcached.wire.closeable import Closeable
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import ErrorInfo, InvariantError, MmcachedError, error_to_wire
-from mmcached.wire.messages.engine import ReadDone, Sampled, StepFailed, StepOutput
+from mmcached.wire.messages.engine import Sampled, StepFailed, StepOutput
+from mmcached.wire.messages.parts import Inline, StoredItem
 from mmcached.wire.messages.worker import RunChunk, StepPlan
 from mmcached.wire.process.turns import places
 from mmcached.wire.sockets.frames import Frame
@@ -39,10 +38,9 @@ from mmcached.worker.hidden_states import KeySpec, TensorPrefixStore
 from mmcached.worker.model.batch import PackedBatch, check_chunk, context_slots, pack
 from mmcached.worker.model.kv_pool import KVPool
 from mmcached.worker.model.model import ReferenceModel
-from mmcached.worker.payloads import PayloadReader
+from mmcached.worker.payloads import Record
 from mmcached.worker.steps.item_outputs import ItemOutputs
 from mmcached.worker.steps.prefix_rows import PrefixRows
-from mmcached.worker.steps.read_ledger import Read, ReadLedger
 from mmcached.worker.steps.step_result import StepResult
 
 _logger = logging.getLogger(__name__)
@@ -54,7 +52,7 @@ class ModelRunner(Closeable):
     Args:
         rank: 0 keeps the prefix rows and returns tensors.
         device: of weights, KV and encoder outputs; prefix rows are on the CPU.
-        run_dir: of the service whose store has outputs; None: nothing is loaded or saved.
+        run_dir: of the service whose store has items and outputs; None: nothing is loaded or saved.
     """
 
     def __init__(self, config: ServiceConfig, *, rank: int, device: torch.device, run_dir: Path | None = None) -> None:
@@ -78,24 +76,20 @@ class ModelRunner(Closeable):
         self.prefix_store = make_prefix_store(config) if rank == 0 and config.tensor_prefix_blocks else None
         self._rows = PrefixRows(self.prefix_store)
         self._row_keys = model.row_keys
-        self._ledger = ReadLedger()
         self._tokens_computed = 0
 
-    def execute(
-        self, plan: StepPlan, frames: Sequence[Frame], payloads: PayloadReader
-    ) -> tuple[StepOutput | StepFailed, list[Frame]]:
+    def execute(self, plan: StepPlan, frames: Sequence[Frame]) -> tuple[StepOutput | StepFailed, list[Frame]]:
         """Execute a plan and return what to answer, with its payload frames.
 
         Args:
             frames: payload frames of the plan, for its inline items.
         """
         made = StepResult()
-        reads = [self._ledger.open(plan.step, item.lease.seq) if item.lease else None for item in plan.encode]
-        error, digest = self._attempt(plan, frames, payloads, reads, made)
-        read_done = self._close_reads(plan.step, reads, made.viewed)
+        error, digest = self._attempt(plan, frames, made)
+        self._items.store.end_views()
         if error is not None:
             report = self._rows.withdraw()
-            return StepFailed(plan.engine_incarnation, plan.worker_epoch, plan.step, error, read_done, report), []
+            return StepFailed(plan.engine_incarnation, plan.worker_epoch, plan.step, error, report), []
         report = self._rows.commit()
         output = StepOutput(
             plan.engine_incarnation,
@@ -103,7 +97,6 @@ class ModelRunner(Closeable):
             plan.step,
             digest,
             made.sampled,
-            read_done,
             made.rows,
             made.embeddings,
             self.encoder_cache.keys() if self._config.debug_check_workers else None,
@@ -113,6 +106,10 @@ class ModelRunner(Closeable):
             made.saved_rows,
         )
         return output, made.frames
+
+    def read(self, payload: StoredItem | Inline, frames: Sequence[Frame], *, mm_hash: str) -> Record:
+        """Return the record of an item; see `StoreContact.read`."""
+        return self._items.store.read(payload, frames, mm_hash=mm_hash)
 
     def save_outputs(self) -> None:
         """Have saved what the last step has encoded; call it when its answer is sent."""
@@ -166,18 +163,10 @@ class ModelRunner(Closeable):
     def check_integrity(self) -> None:
         self._pool.check_integrity()
         self.encoder_cache.check_integrity()
-        self._ledger.check_integrity()
         if self.prefix_store is not None:
             self.prefix_store.check_integrity()
 
-    def _attempt(
-        self,
-        plan: StepPlan,
-        frames: Sequence[Frame],
-        payloads: PayloadReader,
-        reads: Sequence[Read | None],
-        made: StepResult,
-    ) -> tuple[ErrorInfo | None, bytes]:
+    def _attempt(self, plan: StepPlan, frames: Sequence[Frame], made: StepResult) -> tuple[ErrorInfo | None, bytes]:
         """Execute a plan into `made`; on an error withdraw it and return the error. No view outlives the call."""
         # Whatever becomes of the step: the engine names a freed key once.
         self._items.begin(plan)
@@ -187,7 +176,7 @@ class ModelRunner(Closeable):
             batch = self._check_chunks(plan.chunks)
             if batch is not None:
                 slots = batch.slots_cpu
-            self._items.make_all(plan, frames, payloads, reads, made)
+            self._items.make_all(plan, frames, made)
             outputs = self._run(plan.chunks, batch, made) if batch is not None else {}
             digest = made.digest(outputs.values()) if self._config.world_size > 1 else b""  # there is nobody to compare
             for emit in plan.emit if self._returns_tensors else ():
@@ -205,17 +194,6 @@ class ModelRunner(Closeable):
             _logger.error("a step failed", extra={"error": type(error).__name__, "where": places(error)})
             self._withdraw(plan, slots)
             return error_to_wire(failure_of(error)), b""
-
-    def _close_reads(self, step: int, reads: Sequence[Read | None], viewed: set[Read]) -> list[ReadDone]:
-        """Return the leases that are read no more; what was never viewed is released here."""
-        for read in reads:
-            if read is not None and read not in viewed:
-                read.release()
-        read_done = self._ledger.take_done()
-        if self._device.type == "cpu" and self._ledger.is_open(step):  # a device may be reading still
-            gc.collect()  # the views' holders are gone, so only a cycle, as of an exception, can keep one
-            read_done += self._ledger.take_done()
-        return read_done
 
     def _withdraw(self, plan: StepPlan, slots: torch.Tensor) -> None:
         self._items.withdraw(plan)

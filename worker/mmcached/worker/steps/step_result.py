@@ -17,7 +17,6 @@ from mmcached.wire.messages.engine import ItemEmbedding, ItemSaved, RequestSaved
 from mmcached.wire.messages.parts import RequestRows, Tensor
 from mmcached.wire.messages.worker import RunChunk
 from mmcached.wire.sockets.frames import Frame
-from mmcached.worker.steps.read_ledger import Read
 
 _DIGEST_BYTES = 16
 
@@ -28,7 +27,6 @@ class StepResult:
 
     Attributes:
         used: outputs of the encoder that the step made or emitted, in the plan's order.
-        viewed: reads of which a view was taken.
         frames: payload of the output, by the numbers in `embeddings` and `rows`.
         saved, saved_rows: items whose output, and rows that go into the store in place of the payload.
         large_rows: rows that may be named: chunk, key, first position, rows.
@@ -42,7 +40,6 @@ class StepResult:
     sampled: list[Sampled] = field(default_factory=list)
     rows: list[RequestRows] = field(default_factory=list)
     missing: list[RowsMissing] = field(default_factory=list)
-    viewed: set[Read] = field(default_factory=set)
     frames: list[Frame] = field(default_factory=list)
 
     def add_frame(self, tensor: torch.Tensor) -> Tensor:
