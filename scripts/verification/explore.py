@@ -17,7 +17,13 @@ from collections.abc import Iterator
 from rich.console import Console
 from rich.table import Table
 
-from scripts.verification import segment_mutants, segment_scenarios, segment_world, self_lease_scenarios, self_lease_world
+from scripts.verification import (
+    segment_mutants,
+    segment_scenarios,
+    segment_world,
+    self_lease_scenarios,
+    self_lease_world,
+)
 from scripts.verification.explorer import Finding
 from scripts.verification.mutants import Mutant
 
