@@ -198,11 +198,11 @@ def test_a_full_store_costs_encodes_and_nothing_else(
                 "each rank of each engine has all images",
             )
             assert encoded(stats) - encoded(before) >= 2 * NUM_IMAGES, "no engine has anything of the other"
-            assert stats.store.ring.puts == before.store.ring.puts
+            assert stats.store.puts == before.store.puts
             assert stats.store.refusals > before.store.refusals
             assert stats.resends == 0
         client.encode([photo(NUM_IMAGES)])
-        eventually(lambda: stats_of(run_dir).store.ring.puts, lambda puts: puts > before.store.ring.puts, "a put")
+        eventually(lambda: stats_of(run_dir).store.puts, lambda puts: puts > before.store.puts, "a put")
     assert not service.errors
 
 

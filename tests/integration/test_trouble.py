@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -63,7 +64,7 @@ def _tidy_the_directory(service: ChildService) -> None:
     """Roles start again all the same."""
     directory = RunDir(service.run_dir)
     directory.config.unlink()
-    directory.clients.rmdir()
+    shutil.rmtree(directory.clients)  # with the locks of the engine and its workers
     (victim,) = role_pids(service.process.pid)["engine"]
     os.kill(victim, signal.SIGKILL)
     _wait_for_another(service, "engine", victim)

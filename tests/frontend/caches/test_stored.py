@@ -16,6 +16,7 @@ from mmcached.wire.errors import InvariantError
 from mmcached.wire.handle import Handle
 from mmcached.wire.stats import RingStats
 from tests.frontend.caches.items import an_item, send
+from tests.shm.rings import Taking, attached
 
 KIB = 1 << 10
 LARGE = 64 * KIB
@@ -132,6 +133,23 @@ def test_clients_cannot_press_items_out_beyond_their_share() -> None:
         assert not store.has("tenant", "0"), "the clients' own go"
         assert store.has("tenant", "99")
         assert store.num_share_evictions > 0
+
+
+def test_what_clients_have_leased_of_their_share_stays_and_a_put_is_refused() -> None:
+    config = ServiceConfig(mm_processor_cache_gb=RING_BYTES / GIB, store_gb=RING_BYTES / GIB, mm_shm_inline_max_kb=0)
+    with RecordStore.from_config(config) as store:
+        store.adopt(make_ring(2 * RING_BYTES))
+        with attached(ring_of(store)) as entry, RingReader.open(ring_of(store).announcement) as reader:
+            number = 0
+            while store.put("", str(number), an_item(0, LARGE).encoded, epoch=store.epoch) is None:
+                place = store.find("", str(number))
+                assert place is not None
+                assert entry.take([Taking(place)], reader.look) == [True]
+                number += 1
+                assert number < 100, "the share of the items is not theirs"
+            assert number == RING_BYTES // (LARGE + KIB)
+            assert all(store.has("", str(each)) for each in range(number))
+            store.check_integrity()
 
 
 def test_an_item_is_not_evicted_between_its_put_and_its_engines_lease_whatever_clients_put() -> None:

@@ -10,7 +10,7 @@ for room may be anybody's.
 
 Processed items are records of `ITEMS_TENANT`, put by the frontend alone: no quota and no epoch binds them. Where both
 are kept, each has a share of the ring, and neither presses the other out: the clients' records together take no more
-than theirs, and items no more than theirs, in the order of `tenant_books` too. What is pinned or leased of the items
+than theirs, and items no more than theirs, in the order of `tenant_books` too. What is pinned or leased
 stays.
 
 An epoch ends when everything derived from the old weights becomes unreachable. Epochs are numbered on from a clock, so
@@ -141,7 +141,7 @@ class RecordStore(Closeable):
         if self._quota_bytes is not None:
             for tenant in self._tenant_to_books.keys() - {ITEMS_TENANT}:
                 self._make_room_in_quota(tenant, self._quota_bytes)
-        self._make_room_in_share(0)
+        self._make_room(self._clients_books, self._share_bytes, 0)
 
     def __len__(self) -> int:
         return len(self._store)
@@ -290,13 +290,14 @@ class RecordStore(Closeable):
         if isinstance(self._store, _NoStore):
             return None
         name, about = store_key(ITEMS_TENANT, mm_hash), about_item(mm_hash, num_embeds, boot_ns())
-        if not self._make_room_for_item(self._store.chunk_bytes(name, encoded, about)):
+        num_bytes = self._store.chunk_bytes(name, encoded, about)
+        if not self._make_room(self._item_books, self._item_share_bytes, num_bytes):
             return None
         try:
             handle = self._store.put_encoded(name, encoded, about)
         except (ItemTooLarge, CacheFull):
             return None
-        self._charge(ITEMS_TENANT, name, self._store.chunk_bytes(name, encoded, about))
+        self._charge(ITEMS_TENANT, name, num_bytes)
         self.num_item_puts += 1
         return handle
 
@@ -425,7 +426,7 @@ class RecordStore(Closeable):
         former_bytes = self._discharge(tenant, name) if has_one else 0
         if self._quota_bytes is not None:
             self._make_room_in_quota(tenant, self._quota_bytes - num_bytes)
-        has_room = self._make_room_in_share(num_bytes)
+        has_room = self._make_room(self._clients_books, self._share_bytes, num_bytes)
         if has_one:
             self._charge(tenant, name, former_bytes)
         if not has_room:
@@ -478,36 +479,28 @@ class RecordStore(Closeable):
             self._forget(oldest)
             self.num_quota_evictions += 1
 
-    def _make_room_in_share(self, num_bytes: int) -> bool:
-        """Let the clients' records make room for one more of them; return False if it is larger than their share."""
-        if self._share_bytes is None:
-            return True
-        if num_bytes > self._share_bytes:
-            return False
-        while self._clients_books.num_bytes > self._share_bytes - num_bytes:
-            oldest = self._clients_books.first_to_go(self._share_bytes, num_bytes)
-            self._store.discard(oldest)
-            self._forget(oldest)
-            self.num_share_evictions += 1
-        return True
+    def _make_room(self, books: TenantBooks, share: int | None, num_bytes: int) -> bool:
+        """Let the records of a share make room for one more of them.
 
-    def _make_room_for_item(self, num_bytes: int) -> bool:
-        """Let items make room for one more; return False, and nothing has gone, if too much of them is in use."""
-        books, share, ring = self._item_books, self._item_share_bytes, self._store.ring
+        Returns:
+            False, and nothing has gone, if it is too large, or too much of them is leased or pinned.
+        """
+        ring = self._store.ring
         if share is None or isinstance(ring, NoRing):
             return True
         going, too_much = [], books.num_bytes + num_bytes - share
-        for name, item_bytes in books.in_order(share, num_bytes) if too_much > 0 else ():
+        for name, record_bytes in books.in_order(share, num_bytes) if too_much > 0 else ():
             handle = self._store.find(name)
-            if handle is not None and not ring.is_kept(handle):
+            if handle is not None and not ring.is_kept(handle):  # what is leased would stay where it lies
                 going.append(name)
-                too_much -= item_bytes
+                too_much -= record_bytes
             if too_much <= 0:
                 break
         if too_much > 0:
             return False
         for name in going:
             self._store.discard(name)
+            self.num_share_evictions += self._key_to_tenant[name] != ITEMS_TENANT
             self._evicted(name)
         return True
 
