@@ -50,7 +50,7 @@ def show(
     live: Annotated[bool, typer.Option("--live", help="The settings of the service that runs in --run-dir.")] = False,
     run_dir: RunDirOption = None,
 ) -> None:
-    """Print every setting as a service started with the same flags, environment and file would have it; a URL without
+    """Print every setting. As a service started with the same flags, environment and file would have it; a URL without
     its password.
 
     Every setting is a flag here, as it is for `serve`; not with --live.
