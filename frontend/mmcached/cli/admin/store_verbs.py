@@ -42,8 +42,8 @@ def keys(
     run_dir: RunDirOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """List the store's records. The last put first: key, tenant, size, age, time to live, readers. Also while no
-    frontend answers.
+    """List the store's records. Shows key, tenant, size, age, time to live and readers, the last put first. Works
+    also while no frontend answers.
     """
     with _look(run_dir) as store, working("looking into the store"):
         found = store.list_keys(match, tenant, limit)
@@ -66,7 +66,7 @@ def inspect(
     run_dir: RunDirOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show one record. Its tensors, its expiry, and who leases it. Exit status 0: there, 1: not."""
+    """Show one record. Prints its tensors, its expiry, and who leases it. Exit status 0: there, 1: not."""
     _require_text(key=key, tenant=tenant)
     with _look(run_dir) as store:
         found = store.inspect(key, tenant)

@@ -74,7 +74,7 @@ def top(
         float, typer.Option("--interval", min=0.05, max=3600, metavar="SECONDS", help="From one frame to the next.")
     ] = 1.0,
 ) -> None:
-    """Show the service live. Processes, hit rates, latencies, rings, leases, engines; q ends it."""
+    """Show the service live. Shows processes, hit rates, latencies, rings, leases, engines; q ends it."""
     from mmcached.cli.admin.observe import overview_at
     from mmcached.cli.watch.top import show
     from mmcached.cli.watch.top_frame import draw
@@ -90,7 +90,7 @@ def top(
 
 
 def shm_ls(as_json: JsonOption = False) -> None:
-    """List the segments. Name, what for, size, whether the writer lives, who it is, and the run directory."""
+    """List the segments. Shows name, purpose, size, the writer and whether it lives, and the run directory."""
     from mmcached.cli.admin.shm_list import list_segments
 
     entries = list_segments()
@@ -152,7 +152,7 @@ def flush(
     timeout: Annotated[float, typer.Option("--timeout", min=0.001, metavar="SECONDS", help="How long to wait.")] = 30.0,
     epoch: Annotated[bool, typer.Option("--epoch", help="Weights changed: refuse what is being computed now.")] = False,
 ) -> None:
-    """Make the service forget everything cached. In all roles; requests that run start over."""
+    """Make the service forget everything cached. Reaches all roles; requests that run start over."""
     from mmcached.cli.serve.seat import supervisor_pid
     from mmcached.client import Client
 

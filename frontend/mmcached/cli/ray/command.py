@@ -48,7 +48,7 @@ def status(file: ConfigArgument, as_json: JsonOption = False) -> None:
 
 
 def down(file: ConfigArgument, timeout_s: TimeoutOption = 90.0) -> None:
-    """End all services and encoders of the file. Of its whole namespace; open requests end first."""
+    """End all services and encoders of the file's namespace. Open requests end first."""
     with _placement(file) as placement:
         say(f"{placement.down(timeout_s)} ended")
 
