@@ -6,6 +6,7 @@ from importlib import metadata
 
 import pytest
 
+from mmcached.cli import installed
 from mmcached.cli.installed import check_packages
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import ConfigError
@@ -22,3 +23,12 @@ def test_spans_need_their_exporter(monkeypatch: pytest.MonkeyPatch) -> None:
     check_packages(ServiceConfig(world_size=0))
     with pytest.raises(ConfigError, match=r"otlp_traces_endpoint.*pip install '\.\[otel\]'"):
         check_packages(config)
+
+
+def test_a_demo_names_all_that_it_needs_and_no_option_that_it_has_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(installed, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"torch and PIL, not installed: pip install '\.\[demo\]'") as caught:
+        check_packages(ServiceConfig(), "demo")
+    assert "--workers 0" not in str(caught.value)
+    with pytest.raises(ConfigError, match=r"pip install '\.\[service\]'.*or --workers 0 for a store alone"):
+        check_packages(ServiceConfig())

@@ -15,7 +15,17 @@ import numpy as np
 import pytest
 import torch
 
-from mmcached.client import AsyncClient, Audio, Client, EmptyImage, InvalidRequest, RowsWanted, Video, media_files
+from mmcached.client import (
+    AsyncClient,
+    Audio,
+    Client,
+    ConfigError,
+    EmptyImage,
+    InvalidRequest,
+    RowsWanted,
+    Video,
+    media_files,
+)
 from mmcached.wire.messages.client import Encoded, Generated, ToClient
 from mmcached.wire.messages.frontend import Cancel, ClientHello, Encode, FromClient, Generate
 from mmcached.wire.messages.parts import EncoderOutput
@@ -125,7 +135,7 @@ WRONG: list[tuple[str, str, tuple[Any, ...], dict[str, Any]]] = [
     ("generate_stream", "images[0]", ("x", [None]), {}),
     *(("get", "key", (wrong,), {}) for wrong in (5, None, b"k", "x" * 257, "\ud800")),
     ("put", "key", (5, {}), {}),
-    ("put", "$", ("k", [1]), {}),
+    ("put", "record", ("k", [1]), {}),
     ("put", "$.x", ("k", {"x": object()}), {}),
     ("put", "$.x[1]", ("k", {"x": [1, {2}]}), {}),
     ("drop", "key", (5,), {}),
@@ -174,6 +184,33 @@ def test_a_client_is_not_made_of_wrong_arguments(kind: Any, field: str, named: d
     with pytest.raises(InvalidRequest) as caught:
         kind(**({"run_dir": run_dir} | named))
     assert caught.value.details["field"] == field
+
+
+@pytest.mark.parametrize("kind", [Client, AsyncClient])
+def test_a_user_without_a_default_run_directory_is_told_where_it_would_be(
+    kind: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("MMC_RUN_DIR", "XDG_RUNTIME_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(os, "geteuid", lambda: 12_345)
+    with pytest.raises(ConfigError) as caught:
+        kind()
+    default = "run_dir = '/run/user/12345/mmcached': "
+    assert str(caught.value).startswith(default)
+    assert "MMC_RUN_DIR" in str(caught.value).removeprefix(default)
+    with pytest.raises(ConfigError) as caught:
+        kind("/tmp/" + "x" * 200)
+    assert str(caught.value).count("run_dir = ") == 1
+
+
+@pytest.mark.parametrize(
+    ("key", "shown"),
+    [(5, "key = 5: a key"), (True, "key = True: "), (b"k", "key = \"b'k'\": "), ("k" * 300, f"key = '{'k' * 80}': ")],
+)
+def test_a_wrong_value_is_shown_as_a_program_has_it(key: Any, shown: str, run_dir: Path) -> None:
+    with Client(run_dir) as client, pytest.raises(InvalidRequest) as caught:
+        client.get(key)
+    assert str(caught.value).startswith(shown)
 
 
 @pytest.mark.parametrize("name", ["vllm", "0.a_b-c", "x" * 32])

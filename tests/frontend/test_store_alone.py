@@ -33,6 +33,10 @@ def test_what_needs_a_worker_is_refused_for_good(bench: Bench) -> None:
         assert (error.details["field"], error.details["value"]) == ("world_size", 0)
         assert "this service is a store" in str(error.details["limit"])
         assert not error.retryable
+    bench.client.send(to_frontend.GetProcessorInfo(3))
+    no_encoder = error_from_wire(bench.answer(to_client.Failed).error)
+    assert (no_encoder.code, no_encoder.retryable) == ("invalid_request", False)
+    assert no_encoder.details["field"] == "world_size"
     stats = bench.stats()
     assert (stats.requests_open, stats.requests_failed, stats.processor.items_processed) == (0, 2, 0)
 

@@ -34,7 +34,7 @@ def test_a_start_and_an_end_are_a_line_each(run_dir: Path, ends_with: signal.Sig
         service.send_signal(ends_with)
         said = service.stderr.read()
         assert service.wait(DEADLINE_S) == 0
-    figures = r"0 requests answered, 0 failed; found in the caches: store \(records\) 75%"
+    figures = r"0 generations and embeddings, 0 failed; 1 record put; found in the caches: store \(records\) 75%"
     assert re.fullmatch(rf"mmcached: ended after \d+ \w+; {figures}\n", said), said
 
 

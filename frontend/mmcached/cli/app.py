@@ -70,9 +70,9 @@ def serve(
     device: DeviceOption = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="Only errors on stderr, and the line when ready.")] = False,
 ) -> None:
-    """Start the service: frontend, engine and workers, or a store alone. SIGTERM drains.
+    """Start a service, or a store alone.
 
-    Says when it starts, is ready and ends.
+    Runs frontend, engine and workers; says when it starts, is ready and ends. SIGTERM drains.
     """
     stop = StopFlag()  # before what takes long
     from mmcached.cache.checkpoints.checkpoint import check_encoder
@@ -138,7 +138,10 @@ def demo(
     workers: WorkersOption = None,
     device: DeviceOption = None,
 ) -> None:
-    """Play conversations about photographs with all caches on, after two kills, and with all off; compare every bit."""
+    """Show what the caches save.
+
+    Plays conversations about photographs with all caches on, after two kills, and with all off; compares every bit.
+    """
     loaded = load(context, config, _as_arguments(workers, device))
     if vllm:
         from mmcached.cli.demo.vllm_server import check_host
@@ -150,7 +153,7 @@ def demo(
     for flag, value in (("--vllm-model", vllm_model), ("--vllm-args", vllm_args)):
         if value:
             raise InvalidRequest(flag, value, "is for --vllm alone")
-    check_packages(loaded.config)
+    check_packages(loaded.config, "demo")
     if encoder is not None:
         from mmcached.cli.demo.towers import run_tower_demo
 
@@ -166,7 +169,7 @@ def version(
         Path | None, typer.Option("--run-dir", help="Also the version of the service there.", readable=False)
     ] = None,
 ) -> None:
-    """Print the version, with --run-dir that of client and service."""
+    """Print the version. With --run-dir, those of client and service."""
     if run_dir is None:
         typer.echo(installed_version())
         return

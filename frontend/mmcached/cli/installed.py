@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from importlib import metadata
 from importlib.util import find_spec
+from typing import Literal
 
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import ConfigError
@@ -22,8 +23,12 @@ def installed_version() -> str:
         return NOT_INSTALLED
 
 
-def check_packages(config: ServiceConfig) -> None:
-    """Raise ConfigError if a package is not installed that workers import, or spans need."""
+def check_packages(config: ServiceConfig, extra: Literal["service", "demo"] = "service") -> None:
+    """Raise ConfigError if a package is not installed that workers import, or spans need.
+
+    Args:
+        extra: that brings what workers import, and all else that the command needs.
+    """
     if config.otlp_traces_endpoint:
         try:
             metadata.version(_SPAN_EXPORTER)
@@ -32,7 +37,7 @@ def check_packages(config: ServiceConfig) -> None:
             raise ConfigError("otlp_traces_endpoint", config.otlp_traces_endpoint, limit) from None
     missing = [name for name in ("torch", "PIL") if find_spec(name) is None]
     if config.has_workers and missing:
-        fix = f"{how_to_install('service')}, or --workers 0 for a store alone"
+        fix = how_to_install(extra) + (", or --workers 0 for a store alone" if extra == "service" else "")
         raise ConfigError(
             "world_size", config.world_size, f"workers need {' and '.join(missing)}, not installed: {fix}"
         )

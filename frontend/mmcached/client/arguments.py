@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mmcached.wire.errors import InvalidRequest
+from mmcached.wire.errors import ConfigError, Detail, InvalidRequest
 from mmcached.wire.messages.frontend import ANY_CLIENT, CLIENT_NAME, MAX_TTL_S
 from mmcached.wire.messages.parts import MAX_ROW_KEYS, MessageLimits, RowsWanted
 from mmcached.wire.paths import RunDir, default_run_dir
@@ -135,8 +135,12 @@ def run_dir_of(run_dir: Any) -> RunDir:
     """Return the run directory that was named, or the default for None."""
     if run_dir is not None and not isinstance(run_dir, str | os.PathLike):
         raise invalid("run_dir", run_dir, "a path")
+    if run_dir is None:
+        return RunDir(default_run_dir())
     try:
-        return RunDir(default_run_dir() if run_dir is None else Path(run_dir))
+        return RunDir(Path(run_dir))
+    except ConfigError:  # names the field, the path and the limit
+        raise
     except (ValueError, TypeError) as error:
         raise invalid("run_dir", str(run_dir), str(error)) from error
 
@@ -285,10 +289,16 @@ def invalid(field: str, value: Any, limit: str) -> InvalidRequest:
     return InvalidRequest(field, _shown(value), limit)
 
 
-def _shown(value: Any) -> str:
+def _shown(value: Any) -> Detail:
+    """Return a short text or a number as it is, of anything else the beginning of its `repr`."""
+    if type(value) is bool or (type(value) is int and value.bit_length() < 64):
+        return value
     try:
         # It may be a whole film, a tensor, or a dict of dicts without end.
-        shown = repr(value[:80]) if isinstance(value, str | bytes | bytearray) else _SHORTENED.repr(value)
+        if isinstance(value, str):
+            shown = str.__str__(value[:80])
+        else:
+            shown = repr(value[:80]) if isinstance(value, bytes | bytearray) else _SHORTENED.repr(value)
     except Exception:  # a stranger's object may do anything, an error shall not depend on it
         shown = type(value).__name__
     return shown.encode(errors="backslashreplace").decode()[:80]

@@ -53,11 +53,10 @@ def default_run_dir() -> Path:
             return base / "mmcached"
     if uid == 0:
         return Path("/run/mmcached")
-    raise ConfigError(
-        "run_dir",
-        "",
-        f"uid {uid} has no directory below /run/user: give --run-dir, or MMC_RUN_DIR, a directory of its own",
+    limit = (
+        f"the default needs /run/user/{uid}, a directory of this user; name another one: --run-dir DIR, or MMC_RUN_DIR"
     )
+    raise ConfigError("run_dir", f"/run/user/{uid}/mmcached", limit)
 
 
 def _is_owned(path: Path, uid: int) -> bool:
@@ -115,7 +114,7 @@ class RunDir:
             if error.errno in (errno.ENOTDIR, errno.ELOOP):
                 reason = "must be a directory, and no link to one"
             elif error.errno == errno.EACCES:
-                reason = f"{reason}: it must belong to uid {os.geteuid()}"
+                reason = f"{reason}: it is another user's, not of uid {os.geteuid()}; run this as that user"
             raise ConfigError("run_dir", str(self.path), str(reason)) from error
         try:
             self._require_private(os.fstat(fd))
@@ -143,7 +142,8 @@ class RunDir:
 
     def _require_private(self, status: os.stat_result) -> None:
         if status.st_uid != os.geteuid():
-            raise ConfigError("run_dir", str(self.path), f"must belong to uid {os.geteuid()}, not {status.st_uid}")
+            limit = f"belongs to uid {status.st_uid}, and this is uid {os.geteuid()}: run this as that user"
+            raise ConfigError("run_dir", str(self.path), limit)
         if stat.S_IMODE(status.st_mode) & 0o077:
             raise ConfigError("run_dir", str(self.path), "must not be open to others: chmod 0700")
 

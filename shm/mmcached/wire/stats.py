@@ -24,7 +24,7 @@ METRICS: Mapping[str, str] = {
     "resends": "requests sent again after a typed miss",
     "clients": "client objects that hold their lock; a service's own workers are clients too",
     "connections": "client connections that are open",
-    "clients_refused": "connections that were too many",
+    "clients_refused": "client connections refused because too many were open",
     "clients_disconnected": "clients that did not read, or did not end a message",
     "faults": "unexpected exceptions in message handlers: bugs of mmcached",
     "desync": "items lost from a mirrored cache: must stay 0",

@@ -104,7 +104,10 @@ def test_keys_and_inspect_say_what_is_there_and_who_leases_it(lone: LoneFrontend
 def test_a_record_that_has_expired_is_not_listed(lone: LoneFrontend, monkeypatch: pytest.MonkeyPatch) -> None:
     with Client(lone.directory.path) as client:
         assert client.put("short", RECORD, ttl_s=3600)
-        assert found(lone, "inspect", "short")["state"] == "valid"
+        record = found(lone, "inspect", "short")
+        assert record["state"] == "valid"
+        assert 3600 - DEADLINE_S <= record["ttl_s"] <= 3600
+        assert "expires in 59 min" in call(lone, "inspect", "short").stdout
         (listed,) = found(lone, "keys", "--match", "short")["keys"]
         assert 0 <= listed["age_s"] <= DEADLINE_S
         assert 3600 - DEADLINE_S <= listed["ttl_s"] <= 3600
@@ -116,6 +119,8 @@ def test_a_record_that_has_expired_is_not_listed(lone: LoneFrontend, monkeypatch
         (listed,) = found(lone, "keys", "--match", "long")["keys"]
         assert 3600 <= listed["age_s"] <= 3600 + DEADLINE_S
         assert listed["ttl_s"] is None
+        assert found(lone, "inspect", "long")["ttl_s"] is None
+        assert "expires" not in call(lone, "inspect", "long").stdout
         gone = call(lone, "inspect", "short")
         assert (gone.exit_code, gone.stdout.splitlines()[0]) == (1, "short: not there: its time to live is over")
         client.delete("short", "long")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,15 @@ def test_the_run_directory(run_dir: Path) -> None:
     assert (found.level, found.fix) == ("problem", f"chmod 0700 {directory}")
     found = service.run_directory(Host(run_dir / ("long" * 30)))
     assert (found.level, "unix socket path limit" in found.what) == ("problem", True), found
+
+
+def test_a_run_directory_that_this_user_cannot_make_is_a_problem(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "access", lambda path, mode, **_: Path(path) != run_dir)
+    found = service.run_directory(Host(run_dir / "a" / "b"))
+    assert (found.level, f"nothing can be made in {run_dir}" in found.what) == ("problem", True), found
+    assert "--run-dir DIR" in found.fix
 
 
 def test_another_version(run_dir: Path) -> None:

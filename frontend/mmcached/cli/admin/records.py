@@ -92,6 +92,7 @@ class FoundRecord(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         state: `valid`: a get finds it. `expired`: its time to live is over. `retired`, `sealed`: it is forgotten, and
             lies there for those who read it.
+        ttl_s: seconds until it expires; None: it does not.
         num_values: list items and keys that are no tensors.
     """
 
@@ -101,6 +102,7 @@ class FoundRecord(msgspec.Struct, frozen=True, kw_only=True):
     slot: int | None = None
     generation: int | None = None
     nbytes: int = 0
+    ttl_s: float | None = None
     tensors: list[StoredTensor] = []
     num_values: int = 0
     readers: list[Reader] = []
@@ -140,14 +142,13 @@ class StoreOnlooker(Closeable):
                 continue
             if len(found) == limit:
                 return KeyList(len(slots), True, found)
-            expires_at = int(rows[slot, EXPIRY])
             stored = StoredKey(
                 key=about.key,
                 tenant=about.tenant,
                 nbytes=int(rows[slot, NBYTES]),
                 age=age,
                 age_s=max(0, now_ns - about.put_at) / 1e9,
-                ttl_s=(expires_at - now_ns) / 1e9 if expires_at else None,
+                ttl_s=_ttl_s(rows[slot], now_ns),
                 readers=self._holders(slot),
             )
             found.append(stored)
@@ -172,6 +173,7 @@ class StoreOnlooker(Closeable):
                 slot=slot,
                 generation=(int(row[GENERATION]) & (1 << 63) - 1) >> 1,
                 nbytes=int(row[NBYTES]),
+                ttl_s=_ttl_s(row, boot_ns()),
                 tensors=[StoredTensor(path, t.dtype, t.shape, t.nbytes) for path, t in types.items()],
                 num_values=len(tree) - len(types),
                 readers=self._holders(slot),
@@ -207,6 +209,12 @@ class StoreOnlooker(Closeable):
 
     def _name_of(self, pid: int) -> str:
         return "/".join(sorted(self._pid_to_names.get(pid, ())))
+
+
+def _ttl_s(row: Row, now_ns: int) -> float | None:
+    """Return the seconds until a record expires; None: it does not."""
+    expires_at = int(row[EXPIRY])
+    return (expires_at - now_ns) / 1e9 if expires_at else None
 
 
 def _names(directory: RunDir) -> dict[int, set[str]]:

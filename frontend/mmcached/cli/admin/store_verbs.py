@@ -36,14 +36,14 @@ def register(app: typer.Typer) -> None:
 
 
 def keys(
-    match: Annotated[str, typer.Option("--match", metavar="GLOB", help="Only keys like this: * ? [abc].")] = "*",
+    match: Annotated[str, typer.Option("--match", metavar="GLOB", help="Only keys that match: * ? [abc].")] = "*",
     tenant: Annotated[str | None, typer.Option("--tenant", help="Only records of this tenant.")] = None,
-    limit: Annotated[int, typer.Option("--limit", min=1, max=1_000_000, help="So many at most.")] = 100,
+    limit: Annotated[int, typer.Option("--limit", min=1, max=1_000_000, help="Records to list at most.")] = 100,
     run_dir: RunDirOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """List what is in the store, the last put first: key, tenant, size, age, time to live, readers. Also while no
-    frontend answers.
+    """List the store's records. Shows key, tenant, size, age, time to live and readers, the last put first. Works
+    also while no frontend answers.
     """
     with _look(run_dir) as store, working("looking into the store"):
         found = store.list_keys(match, tenant, limit)
@@ -61,12 +61,12 @@ def keys(
 
 
 def inspect(
-    key: Annotated[str, typer.Argument(help="As it was put.")],
-    tenant: Annotated[str, typer.Option("--tenant", help="Whose record it is.")] = "",
+    key: Annotated[str, typer.Argument(help="The record's key.")],
+    tenant: Annotated[str, typer.Option("--tenant", help="The record's tenant.")] = "",
     run_dir: RunDirOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show one record: whether it is there, its tensors, and who leases it. Exit status 0: there, 1: not."""
+    """Show one record. Prints its tensors, its expiry, and who leases it. Exit status 0: there, 1: not."""
     _require_text(key=key, tenant=tenant)
     with _look(run_dir) as store:
         found = store.inspect(key, tenant)
@@ -85,7 +85,8 @@ def _show(found: FoundRecord) -> None:
     states = {"valid": "there", "expired": "not there: its time to live is over"}
     state = states.get(found.state, f"forgotten, and {found.state} for those who read it")
     say(f"{shown(found.key)}{whose}: {state}")
-    say(f"{found.nbytes:,} bytes in slot {found.slot}, generation {found.generation}")
+    expiry = f", expires in {_time(found.ttl_s)}" if found.ttl_s is not None and found.state == "valid" else ""
+    say(f"{found.nbytes:,} bytes in slot {found.slot}, generation {found.generation}{expiry}")
     rows = [[t.path, t.dtype, "x".join(map(str, t.shape)), f"{t.nbytes:,}"] for t in found.tensors]
     if rows:
         print_table(rows, "tensor", "dtype", "shape", "bytes")

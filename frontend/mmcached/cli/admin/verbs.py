@@ -56,7 +56,7 @@ def ping(run_dir: RunDirOption = None) -> None:
 
 
 def status(run_dir: RunDirOption = None, as_json: JsonOption = False) -> None:
-    """Show processes, caches and what is wrong; also when the service hangs. Exit status as `ping`."""
+    """Show processes, caches and what is wrong. Works also when the service hangs. Exit status as `ping`."""
     found = _look(run_dir)
     if as_json:
         print_json(found)
@@ -74,7 +74,7 @@ def top(
         float, typer.Option("--interval", min=0.05, max=3600, metavar="SECONDS", help="From one frame to the next.")
     ] = 1.0,
 ) -> None:
-    """Show the service live: processes, hit rates, latencies, rings, leases, engines; q ends it."""
+    """Show the service live. Shows processes, hit rates, latencies, rings, leases, engines; q ends it."""
     from mmcached.cli.admin.observe import overview_at
     from mmcached.cli.watch.top import show
     from mmcached.cli.watch.top_frame import draw
@@ -90,7 +90,7 @@ def top(
 
 
 def shm_ls(as_json: JsonOption = False) -> None:
-    """List the segments: name, what for, size, whether the writer lives, who it is, and the run directory."""
+    """List the segments. Shows name, purpose, size, the writer and whether it lives, and the run directory."""
     from mmcached.cli.admin.shm_list import list_segments
 
     entries = list_segments()
@@ -111,7 +111,7 @@ def shm_gc(
         bool, typer.Option("--all", help="Also what the next service of a run directory would adopt.")
     ] = False,
 ) -> None:
-    """Remove the segments that dead services have left, and print their names.
+    """Remove the segments of dead services. Prints their names.
 
     The cache of a service that died less than an hour ago stays: its next start in the same run directory adopts it.
     """
@@ -128,9 +128,11 @@ def shm_gc(
 
 def drain(
     run_dir: RunDirOption = None,
-    timeout: Annotated[float | None, typer.Option("--timeout", min=0, metavar="SECONDS")] = None,
+    timeout: Annotated[
+        float | None, typer.Option("--timeout", min=0, metavar="SECONDS", help="How long to wait.")
+    ] = None,
 ) -> None:
-    """End the service in order: open requests are answered, new ones refused. Returns when it is gone."""
+    """End the service in order. Open requests are answered, new ones refused. Returns when it is gone."""
     from mmcached.cli.admin.observe import saved_config
     from mmcached.cli.serve.seat import supervisor_pid
 
@@ -147,10 +149,10 @@ def drain(
 
 def flush(
     run_dir: RunDirOption = None,
-    timeout: Annotated[float, typer.Option("--timeout", min=0.001, metavar="SECONDS")] = 30.0,
+    timeout: Annotated[float, typer.Option("--timeout", min=0.001, metavar="SECONDS", help="How long to wait.")] = 30.0,
     epoch: Annotated[bool, typer.Option("--epoch", help="Weights changed: refuse what is being computed now.")] = False,
 ) -> None:
-    """Make the service forget everything cached, in all roles; requests that run start over."""
+    """Make the service forget everything cached. Reaches all roles; requests that run start over."""
     from mmcached.cli.serve.seat import supervisor_pid
     from mmcached.client import Client
 

@@ -30,7 +30,7 @@ def bench(
     seconds: Annotated[float, typer.Option("--seconds", min=0.1, max=3600, help="How long to measure.")] = 60.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
 ) -> None:
-    """Measure the store on this host beside a copy of memory and Redis; print a table and write a page with plots."""
+    """Measure the store on this host. Compares it with Redis and a copy of memory; writes a page with plots."""
     chosen_sizes, chosen_clients = parse_sizes(sizes), parse_clients(clients)
     if not page.absolute().parent.is_dir():
         raise ConfigError("page", str(page), "its directory does not exist")

@@ -40,7 +40,7 @@ def init(
     file: Annotated[Path, typer.Argument(help="Where to; - is the standard output.")] = Path("mmcached.toml"),
     force: Annotated[bool, typer.Option("--force", help="Overwrite a file that is there.")] = False,
 ) -> None:
-    """Write a file with every setting, its default and what it is for; each is commented out."""
+    """Write a file with every setting. Each is commented out, with its default and what it is for."""
     text = "\n".join(_lines()) + "\n"
     if str(file) == "-":
         typer.echo(text, nl=False)

@@ -50,10 +50,9 @@ def show(
     live: Annotated[bool, typer.Option("--live", help="The settings of the service that runs in --run-dir.")] = False,
     run_dir: RunDirOption = None,
 ) -> None:
-    """Print every setting as a service started with the same flags, environment and file would have it; a URL without
-    its password.
+    """Print every setting. The values are those of a service started with the same flags, environment and file.
 
-    Every setting is a flag here, as it is for `serve`; not with --live.
+    URLs are printed without their passwords. Every setting is a flag here, as it is for `serve`; not with --live.
     """
     if live:
         if config is not None or context.args:

@@ -31,7 +31,7 @@ def doctor(
     ),
     as_json: JsonOption = False,
 ) -> None:
-    """Check what this host gives a service, try what runs, and say how to fix the rest. Exit status 1: a problem."""
+    """Check this host, and say how to fix problems. Also tries what runs. Exit status 1: a problem."""
     from mmcached.cli.doctor.checkup import run_checks
     from mmcached.cli.doctor.finding import Host
 

@@ -33,6 +33,10 @@ def run_directory(host: Host) -> Finding:
         directory = RunDir(host.run_dir)  # which judges its length
         directory.check()
     except ServiceUnavailable:
+        place = next(parent for parent in host.run_dir.absolute().parents if parent.exists())
+        if not os.access(place, os.W_OK | os.X_OK, effective_ids=True):
+            fact = f"{host.run_dir} is not there, and nothing can be made in {place} by uid {os.geteuid()}"
+            return Finding("problem", fact, "--run-dir DIR: in a directory of this user")
         fact = f"{host.run_dir} is not there yet: `serve` makes it"
     except ConfigError as error:
         limit = str(error.details["limit"])

@@ -31,13 +31,13 @@ def register(app: typer.Typer) -> None:
 
 
 def up(file: ConfigArgument, timeout_s: TimeoutOption = 180.0) -> None:
-    """Start the encoders and services that are not there; return when all are ready."""
+    """Start encoders and services that are not there. Returns when all are ready."""
     with _placement(file) as placement:
         _print(placement.up(timeout_s))
 
 
 def status(file: ConfigArgument, as_json: JsonOption = False) -> None:
-    """Show what is there; exit status 1 if something does not answer."""
+    """Show what is there. Exit status 1 if something does not answer."""
     with _placement(file) as placement:
         placed = placement.status()
     if as_json:
@@ -48,7 +48,7 @@ def status(file: ConfigArgument, as_json: JsonOption = False) -> None:
 
 
 def down(file: ConfigArgument, timeout_s: TimeoutOption = 90.0) -> None:
-    """End all services and encoders of the file's namespace; open requests end first."""
+    """End all services and encoders of the file's namespace. Open requests end first."""
     with _placement(file) as placement:
         say(f"{placement.down(timeout_s)} ended")
 

@@ -123,11 +123,12 @@ def clients_in_words(clients: int, own_clients: int) -> str:
 
 
 def summary_of(status: ServiceStatus) -> str:
-    """Return in a line what a service has done: uptime, requests, and the hit rate of each cache that was asked."""
+    """Return in a line what a service has done: uptime, requests, puts, hit rate of each cache that was asked."""
     stats = status.stats
     queries, hits = queries_and_hits(stats)
     rates = [f"{CACHES[name]} {hits[name] / queries[name]:.0%}" for name in caches_of(stats) if queries[name]]
-    requests = f"{stats.requests_done:,} requests answered, {stats.requests_failed:,} failed"
+    puts = f"{stats.store.puts:,} record{'' if stats.store.puts == 1 else 's'} put"
+    requests = f"{stats.requests_done:,} generations and embeddings, {stats.requests_failed:,} failed; {puts}"
     found = f"; found in the caches: {', '.join(rates)}" if rates else ""
     return f"{time_in_words(status.uptime_s or 0.0)}; {requests}{found}"
 

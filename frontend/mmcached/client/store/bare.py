@@ -38,7 +38,7 @@ def as_record(value: Any) -> Record:
     if is_tensor(value):
         return {BARE: value}
     if type(value) is not dict:
-        raise InvalidRequest("$", type(value).__name__, "a record is a dict, or one tensor or array")
+        raise InvalidRequest("record", type(value).__name__, "a record is a dict, or one tensor or array")
     if BARE in value:
         raise InvalidRequest(f"$.{BARE}", "a dict with this name", "the name is reserved: put the tensor itself")
     return value

@@ -24,6 +24,7 @@ from mmcached.shm.crash_points import crash_point
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import (
     ConfigError,
+    InvalidRequest,
     MmcachedError,
     PeerGone,
     RemoteProtocolError,
@@ -105,8 +106,11 @@ class EngineConnections:
         """Return what the engines' encoder takes and gives.
 
         Raises:
+            InvalidRequest: the service is a store alone, and never has an engine.
             ServiceUnavailable: no engine is ready to say so.
         """
+        if not self._config.has_workers:
+            raise InvalidRequest("world_size", 0, "must be more than 0 to encode: this service is a store")
         found = next((connection.encoder for connection in self if connection.is_ready), None)
         if found is None:
             raise ServiceUnavailable("no engine is ready to tell of its encoder; try again later")
