@@ -214,4 +214,5 @@ def modelled_words() -> Iterator[None]:
         for module in (reader_entry, slot_table):
             stack.enter_context(mock.patch.object(module, "require_word_store", ModelStore))
         stack.enter_context(mock.patch.object(lookup, "slots_of", shown_slots))
+        stack.enter_context(mock.patch.object(lookup, "MAX_LOOKS", 1))  # the modelled reader looks again by itself
         yield

@@ -66,6 +66,11 @@ class Requests(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
 
+class Server(ThreadingHTTPServer):
+    def handle_error(self, *request_and_address: object) -> None:
+        """Say nothing of a client that has closed its connection before the answer."""
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     for name in ("--model", "--host", "--ec-transfer-config"):
@@ -86,5 +91,5 @@ def main() -> None:
         transfer = json.loads(given.ec_transfer_config)
         Requests.client = Client(transfer["ec_connector_extra_config"]["run_dir"])
     Requests.does = given.model
-    with ThreadingHTTPServer((given.host, given.port), Requests) as server:
+    with Server((given.host, given.port), Requests) as server:
         server.serve_forever()

@@ -312,14 +312,14 @@ BAD: list[tuple[dict[str, Any], str, object, str]] = [
     ({"keys": ["hidden_states", "logits"]}, "rows.keys", "['hidden_states', 'logits']", "hidden_states.layer_1"),
     ({"keys": ["hidden_states"] * 2}, "rows.keys", "['hidden_states', 'hidden_states']", "each once"),
     ({"keys": []}, "rows.keys", "[]", "1 to 64"),
-    ({"keys": "hidden_states"}, "rows.keys", "'hidden_states'", "a list"),
-    ({"keys": ["k" * 300]}, "rows.keys[0]", repr("k" * 300)[:80], "256"),
+    ({"keys": "hidden_states"}, "rows.keys", "hidden_states", "a list"),
+    ({"keys": ["k" * 300]}, "rows.keys[0]", "k" * 80, "256"),
     ({"first": 6, "delivery": "delta"}, "rows.first", 6, "below the prompt's length, 6"),
     ({"first": -1, "delivery": "delta"}, "rows.first", -1, "from 0 to"),
     ({"first": 1 << 70, "delivery": "delta"}, "rows.first", 1 << 70, "from 0 to"),
     ({"first": 1.5, "delivery": "delta"}, "rows.first", "1.5", "an integer from 0"),
     ({"first": 2}, "rows.first", 2, "full"),
-    ({"delivery": "some"}, "rows.delivery", "'some'", '"delta"'),
+    ({"delivery": "some"}, "rows.delivery", "some", '"delta"'),
 ]
 
 

@@ -57,11 +57,12 @@ def test_a_store_and_the_verbs_need_no_package_of_workers(run_dir: Path, tmp_pat
 
 
 def test_workers_without_their_packages_are_refused_in_a_line(run_dir: Path, tmp_path: Path) -> None:
-    for verb in ([*SERVE, "--run-dir", str(run_dir / "s")], [sys.executable, "-m", "mmcached", "demo"]):
+    serve, demo = [*SERVE, "--run-dir", str(run_dir / "s")], [sys.executable, "-m", "mmcached", "demo"]
+    for verb, extra in ((serve, "service"), (demo, "demo")):
         ended = subprocess.run(
             verb, env=without_packages(tmp_path), capture_output=True, text=True, check=False, timeout=DEADLINE_S
         )
         assert ended.returncode == 2
         assert ended.stderr.startswith("mmcached: config_error: world_size = 2: workers need torch and PIL")
-        assert "pip install '.[service]'" in ended.stderr
+        assert f"pip install '.[{extra}]'" in ended.stderr
         assert ended.stderr.count("\n") == 1
