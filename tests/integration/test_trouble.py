@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 import shutil
@@ -87,11 +88,18 @@ def _take_its_descriptors(service: ChildService, log: Path) -> None:
     pid = service.process.pid
     (victim,) = role_pids(pid)["worker"]
     soft, hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)
-    in_use = len(os.listdir(f"/proc/{pid}/fd"))
-    resource.prlimit(pid, resource.RLIMIT_NOFILE, (in_use - 2, hard))
+
+    def has_failed_start() -> bool:
+        # Again and again: descriptors of a connection that was open may be free now, and a worker may have started.
+        in_use = len(os.listdir(f"/proc/{pid}/fd"))
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (in_use - 2, hard))
+        for worker in role_pids(pid)["worker"]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(worker, signal.SIGKILL)
+        return "cannot be started" in log.read_text()
+
     try:
-        os.kill(victim, signal.SIGKILL)
-        eventually(lambda: "cannot be started" in log.read_text(), bool, "a failed start")
+        eventually(has_failed_start, bool, "a failed start")
     finally:
         resource.prlimit(pid, resource.RLIMIT_NOFILE, (soft, hard))
     _wait_for_another(service, "worker", victim)
