@@ -119,9 +119,8 @@ def test_a_signal_ends_all_that_was_started(
         for line in demo.stdout:
             if line.startswith(FIRST_IS_READY):
                 demo.send_signal(signum)
-        assert demo.wait(DEADLINE_S) == status
         assert demo.stderr is not None
-        assert demo.stderr.read() == ""
+        assert (demo.wait(DEADLINE_S), demo.stderr.read()) == (status, "")
     assert list(run_dir.iterdir()) == []
 
 
