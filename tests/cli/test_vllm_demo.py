@@ -112,9 +112,8 @@ def test_the_log_of_a_server_that_ends_is_shown(model: str, last_words: str, env
 def test_a_signal_ends_all_that_was_started(
     signum: int, status: int, environment: dict[str, str], run_dir: Path
 ) -> None:
-    with subprocess.Popen(
-        [*DEMO, "--vllm-model", "works"], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as demo:
+    command = ["env", "--default-signal=INT", *DEMO, "--vllm-model", "works"]  # background jobs of a shell ignore it
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as demo:
         assert demo.stdout is not None
         for line in demo.stdout:
             if line.startswith(FIRST_IS_READY):

@@ -42,7 +42,7 @@ def test_views_that_only_a_cycle_holds_are_ended() -> None:
             cycle.append(cycle)
             del cycle
             assert store.num_leases == 1
-            store.contact.end_views()
+            store.contact.end_views(is_over=True)
             assert store.num_leases == 0
         finally:
             gc.enable()

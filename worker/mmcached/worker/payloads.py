@@ -54,9 +54,13 @@ class StoreContact(Closeable):
         self._views += [weakref.ref(each) for each in record.values() if isinstance(each, torch.Tensor)]
         return record
 
-    def end_views(self) -> None:
-        """End the leases of views that nobody refers to but a reference cycle, as of an exception."""
-        if any(view() is not None for view in self._views):
+    def end_views(self, *, is_over: bool) -> None:
+        """End the leases of views that only a reference cycle refers to, as of an exception.
+
+        Args:
+            is_over: nothing reads any more; a device may go on reading after a step.
+        """
+        if is_over and any(view() is not None for view in self._views):
             gc.collect()
         self._views.clear()
 

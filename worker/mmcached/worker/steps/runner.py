@@ -86,7 +86,7 @@ class ModelRunner(Closeable):
         """
         made = StepResult()
         error, digest = self._attempt(plan, frames, made)
-        self._items.store.end_views()
+        self._items.store.end_views(is_over=self._device.type == "cpu")
         if error is not None:
             report = self._rows.withdraw()
             return StepFailed(plan.engine_incarnation, plan.worker_epoch, plan.step, error, report), []
