@@ -221,6 +221,13 @@ class ReaderThatGivesBackEarly(Reader):
             self.read(machine, lease.handle, key)
 
 
+class ReaderThatKeepsAFormerLife(Reader):
+    """Leaves what a former life had under lease as it is."""
+
+    def end_former_life(self, machine: Machine) -> None:
+        pass
+
+
 class ReaderThatDoesNotWait(Reader):
     def wait_until_attached(self, machine: Machine, incarnation: int) -> None:
         pass
@@ -233,17 +240,7 @@ class TableThatLooksAtTakenFirst(LeaseTable):
     def _is_held_by(self, reader_id: int, slot: int) -> bool:
         taken = self._counts.item(reader_id, slot, 1)
         returned = self._counts.item(reader_id, slot, 0)
-        return (self._granted.item(reader_id, slot) + taken - returned) % (1 << 64) != 0
-
-
-class TableThatKeepsGrants(LeaseTable):
-    """Take what a former life has left behind for leases of the new one."""
-
-    def attach(self, reader_id: int, incarnation: int) -> bool:
-        granted = self._granted[reader_id]
-        is_attached = super().attach(reader_id, incarnation)
-        self._granted[reader_id] = granted
-        return is_attached
+        return taken != returned
 
 
 class SlotsThatStayRetired(SlotTable):
@@ -351,7 +348,7 @@ class TableThatForgetsFenced(LeaseTable):
 
 
 class WatchThatAdoptsNobody(reader_watch.ReaderWatch):
-    def adopt(self, *, is_granting: bool, may_hold: Any) -> list[int]:
+    def adopt(self, may_hold: Any) -> list[int]:
         return []
 
 
@@ -450,7 +447,7 @@ MUTANTS = (
         "what a former life has left counts for the next",
         "I3",
         _KILLED_READER,
-        (ring, "LeaseTable", TableThatKeepsGrants),
+        (self_lease_world, "Reader", ReaderThatKeepsAFormerLife),
     ),
     _mutant("a successor forgets living readers", "I1", _ADOPTED, (ring, "ReaderWatch", WatchThatAdoptsNobody)),
     _mutant(

@@ -122,7 +122,7 @@ class ModelWords:
 
 
 class ModelCounts:
-    """Stands for an array of counts, `(readers, slots)` or `(readers, slots, 2)`; what is taken out of it is a copy."""
+    """Stands for the array of counts, `(readers, slots, 2)`; what is taken out of it is a copy."""
 
     def __init__(self, words: npt.NDArray[np.int64]) -> None:
         self._words = words
@@ -155,12 +155,8 @@ class OneCount:
         return self._counts.item(*(slot if part is None else part for part in self._place))
 
 
-def live_counts(counts: ModelCounts, granted: ModelCounts, reader_id: int) -> tuple[OneCount, OneCount, OneCount]:
-    return (
-        OneCount(granted, reader_id, None),
-        OneCount(counts, reader_id, None, 1),
-        OneCount(counts, reader_id, None, 0),
-    )
+def live_counts(counts: ModelCounts, reader_id: int) -> tuple[OneCount, OneCount]:
+    return OneCount(counts, reader_id, None, 1), OneCount(counts, reader_id, None, 0)
 
 
 class ModelStore:
@@ -214,7 +210,6 @@ class Map:
             *("the last generation", "the floor", *(f"attached[{r}]" for r in readers)),
             *(f"{field} of slot {s}" for s in slots for field in fields),
             *(f"payload[{s}][{part}]" for s in slots for part in range(PAYLOAD_WORDS)),
-            *(f"granted[{r}][{s}]" for r in readers for s in slots),
             *(f"{count}[{r}][{s}]" for r in readers for s in slots for count in ("returned", "taken")),
             *(f"incarnation[{r}]" for r in readers),
             *(f"the Hello of entry {r}" for r in readers),
@@ -234,11 +229,8 @@ class Map:
     def payload(self, unit: int, part: int) -> int:
         return self.slot(self.num_slots, 0) + PAYLOAD_WORDS * unit + part
 
-    def granted(self, reader_id: int, slot: int) -> int:
-        return self.payload(self.num_slots, 0) + self.num_slots * reader_id + slot
-
     def returned(self, reader_id: int, slot: int) -> int:
-        return self.granted(self.num_readers, 0) + 2 * (self.num_slots * reader_id + slot)
+        return self.payload(self.num_slots, 0) + 2 * (self.num_slots * reader_id + slot)
 
     def taken(self, reader_id: int, slot: int) -> int:
         return self.returned(reader_id, slot) + 1
@@ -288,10 +280,6 @@ class Map:
         first, last = self.returned(0, 0), self.returned(self.num_readers, 0)
         return ModelCounts(np.arange(first, last).reshape(self.num_readers, self.num_slots, 2))
 
-    def grants(self) -> ModelCounts:
-        first, last = self.granted(0, 0), self.granted(self.num_readers, 0)
-        return ModelCounts(np.arange(first, last).reshape(self.num_readers, self.num_slots))
-
     def entry(self, reader_id: int) -> ModelWords:
         words = {INCARNATION_WORD: self.incarnation(reader_id)}
         for slot in range(self.num_slots):
@@ -312,14 +300,10 @@ class Map:
             control=control,
             announcement=self.announcement(),
             data=bytearray(ALIGNMENT * self.num_slots),
-            allocate_grants=lambda reader_id: True,
         )
-        tables, grants = self.tables(), self.grants()
-        # Functions, not `return_value=`: a `MagicMock` for each of thousands of replays takes a third of all time.
-        with (
-            mock.patch.object(ring, "Tables", lambda *_: tables),  # noqa: PT008
-            mock.patch.object(ring, "granted_of", lambda *_: grants),  # noqa: PT008
-        ):
+        tables = self.tables()
+        # A function, not `return_value=`: a `MagicMock` for each of thousands of replays takes a third of all time.
+        with mock.patch.object(ring, "Tables", lambda *_: tables):  # noqa: PT008
             num_bytes = ALIGNMENT * self.num_slots
             if is_adopted:
                 opens = SimpleNamespace(adopt=lambda announcement, layout: segment)

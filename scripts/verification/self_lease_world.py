@@ -189,11 +189,18 @@ class Reader:
         life, rounds, has_entry = carry
         the_map = self.setting.the_map
         if not has_entry:
+            self.end_former_life(machine)
             machine.store_release(the_map.incarnation(self.reader_id), incarnation_of(self.reader_id, life))
             machine.store_release(the_map.hello(self.reader_id), incarnation_of(self.reader_id, life))
             self.wait_until_attached(machine, incarnation_of(self.reader_id, life))
         self.look_once(machine, incarnation_of(self.reader_id, life))
         return (life, rounds - 1, True) if rounds > 1 else None
+
+    def end_former_life(self, machine: Machine) -> None:
+        """Give back what a former life had, as `ReaderEntry.attach` does."""
+        for slot in range(self.setting.the_map.num_slots):
+            returned = self.setting.the_map.returned(self.reader_id, slot)
+            machine.store(returned, machine.load(self.setting.the_map.taken(self.reader_id, slot)))
 
     def wait_until_attached(self, machine: Machine, incarnation: int) -> None:
         """Wait for the answer to the Hello."""
@@ -307,8 +314,7 @@ def _check_rest(setting: Setting) -> Callable[[World], None]:
             if words[the_map.attached(reader_id)] != incarnation or is_scribbled:
                 continue
             for slot in range(the_map.num_slots):
-                given = words[the_map.granted(reader_id, slot)] + words[the_map.taken(reader_id, slot)]
-                if (given - words[the_map.returned(reader_id, slot)]) % (1 << 64):
+                if words[the_map.taken(reader_id, slot)] != words[the_map.returned(reader_id, slot)]:
                     raise Violation(f"I3: reader {reader_id} has not given back slot {slot}")
         for slot in range(the_map.num_slots):
             mark = words[the_map.slot(slot, GENERATION)]

@@ -203,7 +203,7 @@ def test_a_ring_larger_than_its_memory_is_an_error_at_creation() -> None:
         assert needed >= 64 * MIB
     with RingWriter.create(data_bytes=8 * MIB, max_object_bytes=4 * MIB, host=small) as ring:
         status = (mapped.SHM_DIR / ring.announcement.data_name[1:]).stat()
-        needed = mapped.layout_of(ring.announcement).granted_offset(0)
+        needed = mapped.layout_of(ring.announcement).data_object_bytes
         assert status.st_blocks * 512 >= needed  # no page is left to be refused later
         for value in range(4):
             put(ring, 4 * MIB, value)

@@ -38,13 +38,13 @@ def take(cells: Cells, reader_id: int, slot: int) -> None:
 
 def table_of(cells: Cells) -> LeaseTable:
     assert cells.base is not None
-    return LeaseTable(cells.base, np.zeros(cells.shape, np.uint64))
+    return LeaseTable(cells.base)
 
 
-def test_what_the_cells_hold_at_attach_counts_as_nothing(cells: Cells) -> None:
-    cells[1] = [7, 0, 2**40, 1]
+def test_what_came_back_before_an_attach_counts_as_nothing(cells: Cells) -> None:
+    cells[1] = taken_beside(cells)[1] = [7, 0, 2**40, 1]
     table = table_of(cells)
-    table.attach(1, incarnation=5)
+    assert table.attach(1, incarnation=5)
     assert [table.is_pinned(slot) for slot in range(SLOTS)] == [False] * SLOTS
     take(cells, 1, 2)
     assert table.is_pinned(2)
@@ -108,7 +108,8 @@ def test_whatever_is_written_over_an_entry_its_reader_holds_what_it_held(cells: 
     table.void(0)
     assert table.pinned_slots() == set()
     cells[0] = 2**64 - 1
-    assert not table.attach(0, incarnation=7), "one lease more would be none"
+    assert not table.attach(0, incarnation=7), "these counts are impossible"
+    assert table.incarnations() == {}
 
 
 def test_of_many_readers_some_are_looked_at_each_time_and_all_in_the_end() -> None:
@@ -138,24 +139,33 @@ def test_of_a_large_table_a_part_is_looked_at_each_time_and_all_in_the_end() -> 
     assert table.pinned_slots() == {7}, "as was last believed"
 
 
-def test_leases_are_counted_from_what_a_former_life_has_left(cells: Cells) -> None:
-    taken = taken_beside(cells)
-    cells[0], taken[0] = [3, 0, 9, 1], [1, 1, 0, 1]  # a former life's
+def test_several_leases_of_a_slot_are_counted(cells: Cells) -> None:
+    cells[0] = taken_beside(cells)[0] = [3, 0, 9, 1]  # a former life's
     table = table_of(cells)
     table.attach(0, incarnation=5)
     assert table.pinned_slots() == set()
-    take(cells, 0, 2)
-    taken[0, 1] += np.uint64(2)
-    taken[0, 2] += np.uint64(1)
-    assert table.pinned_slots() == {1, 2}
+    for slot in (1, 1, 2, 2):
+        take(cells, 0, slot)
     assert table.num_leases() == 4
-    cells[0, 1] += np.uint64(1)
-    cells[0, 2] += np.uint64(1)
-    assert table.pinned_slots() == {1, 2}
-    cells[0, 1] += np.uint64(1)
-    cells[0, 2] += np.uint64(1)
-    assert table.pinned_slots() == set()
+    for num_left in (2, 0):
+        cells[0, 1:3] += np.uint64(1)
+        assert table.pinned_slots() == ({1, 2} if num_left else set())
+        assert table.num_leases() == num_left
     table.check_integrity()
+
+
+def test_a_reader_that_has_given_back_more_than_it_took_is_not_attached(cells: Cells) -> None:
+    cells[0, 2] = 1
+    table = table_of(cells)
+    assert not table.attach(0, incarnation=5)
+    assert table.incarnations() == {}
+
+
+def test_a_lease_that_is_out_when_its_reader_is_attached_pins(cells: Cells) -> None:
+    take(cells, 0, 2)
+    table = table_of(cells)
+    assert table.attach(0, incarnation=5)
+    assert table.pinned_slots() == {2}
 
 
 def test_what_falls_is_an_overrun(cells: Cells) -> None:
@@ -188,12 +198,11 @@ def test_of_many_readers_any_one_pins(num_readers: int) -> None:
 
 def test_a_successor_counts_on(cells: Cells) -> None:
     assert cells.base is not None
-    granted = np.zeros(cells.shape, np.uint64)
-    former = LeaseTable(cells.base, granted)
+    former = LeaseTable(cells.base)
     former.attach(0, incarnation=5)
     take(cells, 0, 1)
-    taken_beside(cells)[0, 3] += np.uint64(1)
-    table = LeaseTable(cells.base, granted)
+    take(cells, 0, 3)
+    table = LeaseTable(cells.base)
     assert table.adopt(0, incarnation=5, is_fenced=False, may_hold=tuple)
     assert table.pinned_slots() == {1, 3}
     table.check_integrity()
@@ -211,8 +220,9 @@ class LeaseModel(RuleBasedStateMachine):
 
     @rule(reader_id=st.integers(0, ROWS - 1))
     def register(self, reader_id: int) -> None:
-        """A first or a new incarnation; nobody zeroes the cells."""
+        """A first or a new incarnation, which gives back what the former one had; no count falls."""
         self.incarnation += 1
+        self.cells[reader_id] = taken_beside(self.cells)[reader_id]
         self.table.attach(reader_id, self.incarnation)
         self.held[reader_id] = []
 

@@ -76,12 +76,13 @@ def test_a_new_incarnation_goes_on_from_the_cells_of_the_old() -> None:
         ring.check_integrity()
 
 
-def test_taking_an_entry_changes_no_count_of_the_former_life() -> None:
-    """The writer still compares them with what it has granted, until it looks at the locks or hears a Hello."""
+def test_taking_an_entry_lowers_no_count_of_the_former_life() -> None:
+    """The writer still judges them, until it looks at the locks or hears a Hello."""
     with make_ring() as ring:
-        handle = put(ring, 10)
+        handle, held = put(ring, 10), put(ring, 10)
         with attached(ring) as entry:
             assert take(ring, entry, handle)
+            assert take(ring, entry, held)
             entry.give_back(handle)
             assert ring.poll_deaths() == []  # the writer has seen the count
         with ReaderEntry.attach(ring.announcement) as successor:
@@ -91,6 +92,20 @@ def test_taking_an_entry_changes_no_count_of_the_former_life() -> None:
             assert isinstance(event, ReaderStopped)
             assert "another process has taken the entry" in event.reason
             assert ring.fenced_readers() == []
+
+
+def test_the_next_life_of_an_entry_is_not_judged_by_what_the_former_gave_back_too_often() -> None:
+    with make_ring() as ring:
+        handle = put(ring, 10)
+        with attached(ring) as entry:
+            entry.give_back(handle)
+            assert len(ring.poll_deaths()) == 1  # fenced
+        with attached(ring) as successor:
+            assert successor.reader_id == entry.reader_id
+            assert take(ring, successor, handle)
+            assert ring.stats().leases == 1
+            successor.give_back(handle)
+            ring.check_integrity()
 
 
 def test_a_count_that_no_reader_reaches_is_set_back() -> None:

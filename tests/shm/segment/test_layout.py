@@ -101,12 +101,11 @@ def test_another_announcement_is_a_mismatch(index: int) -> None:
 
 def test_the_writers_words_lie_behind_the_chunks_where_readers_cannot_write() -> None:
     assert LAYOUT.ctl_bytes == LAYOUT.entry_offset(3)
-    offsets = [LAYOUT.board_offset, LAYOUT.slots_offset, LAYOUT.index_offset, LAYOUT.granted_offset(0)]
+    offsets = [LAYOUT.board_offset, LAYOUT.slots_offset, LAYOUT.index_offset, LAYOUT.data_object_bytes]
     assert offsets[0] == 1 << 20
     sizes = [8 * (ATTACHED_WORD + 3), 8 * SLOT_WORDS * 100, 8 * 256]
     assert all(end - begin >= size for begin, end, size in zip(offsets[:-1], offsets[1:], sizes, strict=True))
-    assert LAYOUT.granted_offset(0) % PAGE_BYTES == 0
-    assert LAYOUT.data_object_bytes == LAYOUT.granted_offset(0) + 3 * LAYOUT.granted_bytes
+    assert LAYOUT.data_object_bytes % PAGE_BYTES == 0
 
 
 @pytest.mark.parametrize(

@@ -45,11 +45,11 @@ def test_both_objects_are_private_allocated_and_gone_after_close() -> None:
     with make_ring(1 << 20) as ring:
         names = ring.announcement
         layout = mapped.layout_of(names)
-        allocated = {names.data_name: layout.granted_offset(0), names.ctl_name: PAGE_BYTES}
+        allocated = {names.data_name: layout.data_object_bytes, names.ctl_name: PAGE_BYTES}
         for name, num_bytes in allocated.items():
             status = (mapped.SHM_DIR / name[1:]).stat()
             assert status.st_mode & 0o777 == 0o600
-            assert num_bytes <= status.st_blocks * 512 < num_bytes + layout.reader_bytes
+            assert num_bytes <= status.st_blocks * 512 < num_bytes + layout.entry_bytes
         assert names.epoch > 0
     assert not exists(names.data_name)
     assert not exists(names.ctl_name)
@@ -330,7 +330,7 @@ def test_a_segment_says_when_it_is_populated() -> None:
     layout = Layout(1 << 16, 8, 1)
     made = WriterSegment.create(layout, epoch=1, host=Host())
     assert made.wait_populated(DEADLINE_S)
-    assert made.populated_bytes == layout.granted_offset(0)
+    assert made.populated_bytes == layout.data_object_bytes
     assert bytes(made.data) == bytes(len(made.data))
     made.close()
 

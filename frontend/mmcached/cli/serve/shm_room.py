@@ -29,7 +29,7 @@ def rings_bytes(config: ServiceConfig) -> int:
     layout = service_layout(config)
     if layout is None:
         return 0
-    return layout.created_bytes + (1 + config.num_engines * (1 + config.world_size)) * layout.reader_bytes
+    return layout.created_bytes + (1 + config.num_engines * (1 + config.world_size)) * layout.entry_bytes
 
 
 def noted_bytes(home: Path) -> int:

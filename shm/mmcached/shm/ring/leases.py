@@ -3,14 +3,13 @@
 Sans I/O: the counts are arrays that are passed in (live views of shared memory, or any arrays in a test). Knows slots
 and readers, but no chunks and no locks.
 
-    granted[reader, slot]     written by the writer, when it attaches a reader
-    taken[reader, slot]       written by the reader, only upwards: leases that it has taken by itself, see `self_lease`
-    returned[reader, slot]    written by the reader, only upwards
-    outstanding = granted + taken - returned, modulo 2^64; a slot is pinned  ⇔  in some attached reader it is not 0
+    taken[reader, slot]       written by the reader, only upwards: leases that it has taken, see `self_lease`
+    returned[reader, slot]    written by the reader, only upwards: leases that it has given back
+    outstanding = taken - returned; a slot is pinned  ⇔  in some attached reader it is not 0
 
-A reader is attached with nothing outstanding: its grants are what makes the sum 0, so all that a successor of the
-writer must know of its leases lies in shared memory. Before it asks whether a slot is pinned, the writer retires the
-slot and fences; from then on a reader that takes a lease of it sees that, and gives it back.
+A reader that takes an entry gives back all that the former one had under lease, before the writer hears of it. So all
+that a successor of the writer must know of leases lies in shared memory. Before it asks whether a slot is pinned, the
+writer retires the slot and fences; from then on a reader that takes a lease of it sees that, and gives it back.
 
 States of a reader: free → attached → (stopped | frozen) → free. *Stopped*: its engine is dead, its workers may read.
 *Frozen*: its words prove nothing any more, and every slot that it held when they were last believed stays pinned until
@@ -36,7 +35,8 @@ from mmcached.wire.errors import InvariantError
 
 Counts = npt.NDArray[np.uint64]
 Outstanding = npt.NDArray[np.int64]
-LiveCounts = tuple[memoryview, memoryview, memoryview]
+LiveCounts = tuple[memoryview, memoryview]
+"""What a reader has taken and what it has returned, by slot."""
 COUNTS_PER_LOOK = 1 << 16
 """So many slots of readers are judged at a time: a millisecond and a half, however many there are."""
 MAX_LEASES = 1 << 32
@@ -50,11 +50,12 @@ class Overrun:
     """Counts that cannot be, for which a reader is fenced.
 
     Attributes:
-        given: leases of the slot that were granted or taken.
+        taken: leases of the slot, in all.
+        returned: of those.
     """
 
     slot: int
-    given: int
+    taken: int
     returned: int
 
 
@@ -98,19 +99,11 @@ class LeaseTable:
 
     Args:
         counts: `(max_readers, num_slots, 2)`, uint64, returned and taken; read at each question, never written.
-        granted: `(max_readers, num_slots)`, uint64; those of attached readers are written.
         is_idle: says of a reader, without a look at its counts, that it holds nothing; for figures only.
     """
 
-    def __init__(
-        self,
-        counts: Counts,
-        granted: Counts,
-        *,
-        is_idle: Callable[[int], bool] = lambda reader_id: False,
-    ) -> None:
+    def __init__(self, counts: Counts, *, is_idle: Callable[[int], bool] = lambda reader_id: False) -> None:
         self._counts = counts
-        self._granted = granted
         self._is_idle = is_idle
         self._next_look = self._next_slot = 0
         self._readers: dict[int, _Reader] = {}
@@ -118,17 +111,15 @@ class LeaseTable:
         self._asked: _Asked | None = None  # as long as no reader comes, goes or is frozen
 
     def attach(self, reader_id: int, incarnation: int) -> bool:
-        """Begin an incarnation, with nothing outstanding. A former one's leases are void.
+        """Begin an incarnation; it has given back what a former one had.
 
         Returns:
-            False, and nothing has changed, if there are counts to which no reader counts.
+            False, and nothing has changed, if its counts are impossible.
         """
-        seen = self._counts[reader_id].copy()
-        if seen.max() > MAX_COUNT:
-            return False
-        self._granted[reader_id] = seen[:, 0] - seen[:, 1]
-        self._begin(reader_id, incarnation, seen)
-        return True
+        overrun, seen = self._judge(np.zeros_like(self._counts[reader_id]), reader_id, slice(0, self._counts.shape[1]))
+        if overrun is None:
+            self._begin(reader_id, incarnation, seen)
+        return overrun is None
 
     def adopt(
         self, reader_id: int, incarnation: int, *, is_fenced: bool, may_hold: Callable[[], Iterable[int]]
@@ -142,8 +133,8 @@ class LeaseTable:
         Returns:
             whether its counts are possible; False: it is fenced.
         """
-        books = self._begin(reader_id, incarnation, np.zeros_like(self._counts[reader_id]))
-        overrun, books.seen = self._judge(reader_id, slice(0, self._counts.shape[1]))
+        overrun, seen = self._judge(np.zeros_like(self._counts[reader_id]), reader_id, slice(0, self._counts.shape[1]))
+        books = self._begin(reader_id, incarnation, seen)
         books.is_fenced = is_fenced or overrun is not None
         if books.is_fenced:
             books.frozen_slots = frozenset(may_hold())
@@ -173,13 +164,14 @@ class LeaseTable:
     def is_pinned(self, slot: int) -> bool:
         """Return whether a living reader may still read the slot's chunk."""
         asked = self._asked or self._whom_to_ask()
-        for granted, taken, returned in asked.one_by_one:
-            num_returned = returned[slot]  # first, as in `_outstanding`, which would be a call for each reader
-            if (granted[slot] + taken[slot] - num_returned) % _MODULUS:
+        for taken, returned in asked.one_by_one:
+            # First what came back: what is taken and given back between the two looks must not hide what stays.
+            num_returned = returned[slot]
+            if taken[slot] != num_returned:
                 return True
         if len(ids := asked.at_once):
-            returned = self._counts[ids, slot, 0]  # first, as in `_outstanding`
-            if ((self._granted[ids, slot] + self._counts[ids, slot, 1]) != returned).any():
+            returned = self._counts[ids, slot, 0]  # first, as above
+            if (self._counts[ids, slot, 1] != returned).any():
                 return True
         return slot in asked.frozen_slots
 
@@ -204,8 +196,7 @@ class LeaseTable:
 
     def freeze(self, reader_id: int) -> None:
         books = self._readers[reader_id]
-        last = self._granted[reader_id] + books.seen[:, 1] - books.seen[:, 0]
-        books.frozen_slots = frozenset(np.flatnonzero(last).tolist())
+        books.frozen_slots = frozenset(np.flatnonzero(books.seen[:, 1] - books.seen[:, 0]).tolist())
         self._asked = None
 
     def fence_overruns(self) -> dict[int, Overrun]:
@@ -221,7 +212,7 @@ class LeaseTable:
                 self._next_look, self._next_slot = self._next_look + 1, 0
             books = self._readers[reader_id]
             if books.frozen_slots is None:
-                overrun, seen = self._judge(reader_id, slots)
+                overrun, seen = self._judge(books.seen[slots], reader_id, slots)
                 if overrun is None:
                     books.seen[slots] = seen
                 else:
@@ -236,25 +227,19 @@ class LeaseTable:
         """Raise InvariantError if a reader gave back more than it was given, or the books contradict themselves."""
         all_slots = slice(0, self._counts.shape[1])
         for reader_id, books in self._readers.items():
-            overrun = None if self.is_frozen(reader_id) else self._judge(reader_id, all_slots)[0]
+            overrun = None if self.is_frozen(reader_id) else self._judge(books.seen, reader_id, all_slots)[0]
             if books.is_fenced or overrun:
                 raise InvariantError(f"reader {reader_id} has given back more leases than it was given: {overrun}")
 
     def _begin(self, reader_id: int, incarnation: int, seen: Counts) -> _Reader:
         books = self._readers[reader_id] = _Reader(incarnation, seen)
-        self._live[reader_id] = live_counts(self._counts, self._granted, reader_id)
+        self._live[reader_id] = live_counts(self._counts, reader_id)
         self._asked = None
         return books
 
-    def _outstanding(self, reader_id: int, slot: int) -> int:
-        granted, taken, returned = self._live[reader_id]
-        # First what came back: what is taken and given back between the two looks must not hide what stays.
-        num_returned = returned[slot]
-        return (granted[slot] + taken[slot] - num_returned + _HALF) % _MODULUS - _HALF  # `_signed`, for speed
-
     def _all_outstanding(self, reader_id: int) -> Outstanding:
         returned = self._counts[reader_id, :, 0].copy()  # first, as above
-        outstanding: Outstanding = (self._granted[reader_id] + self._counts[reader_id, :, 1] - returned).view(np.int64)
+        outstanding: Outstanding = (self._counts[reader_id, :, 1] - returned).view(np.int64)
         return outstanding
 
     def _whom_to_ask(self) -> _Asked:
@@ -269,31 +254,24 @@ class LeaseTable:
         frozen_slots = self._readers[reader_id].frozen_slots
         return np.flatnonzero(self._all_outstanding(reader_id)).tolist() if frozen_slots is None else frozen_slots
 
-    def _judge(self, reader_id: int, slots: slice) -> tuple[Overrun | None, Counts]:
-        """Return what cannot be, if anything, and the counts that were looked at, of some slots."""
-        seen, granted = self._readers[reader_id].seen[slots], self._granted[reader_id, slots]
+    def _judge(self, seen: Counts, reader_id: int, slots: slice) -> tuple[Overrun | None, Counts]:
+        """Return what is impossible, if anything, and the counts that were looked at, of some slots.
+
+        Args:
+            seen: their counts when they were last looked at.
+        """
         returned = self._counts[reader_id, slots, 0].copy()  # first, as above; and the reader goes on writing
         counts = np.stack((returned, self._counts[reader_id, slots, 1]), axis=1)
-        outstanding = (granted + counts[:, 1] - returned).view(np.int64)
+        outstanding = (counts[:, 1] - returned).view(np.int64)
         is_impossible = (outstanding < 0) | (outstanding > MAX_LEASES)
         wrong = np.flatnonzero(is_impossible | ((counts < seen) | (counts > 2 * MAX_COUNT)).any(axis=1))
         if not wrong.size:
             return None, counts
         first = int(wrong[0])
-        given = _signed(granted.item(first) + counts.item(first, 1))
-        return Overrun(slots.start + first, given, counts.item(first, 0)), counts
+        return Overrun(slots.start + first, counts.item(first, 1), counts.item(first, 0)), counts
 
 
-def live_counts(counts: Counts, granted: Counts, reader_id: int) -> LiveCounts:
-    """Return what was granted to a reader, what it has taken and what it has returned, by slot, as they change."""
+def live_counts(counts: Counts, reader_id: int) -> LiveCounts:
+    """Return what a reader has taken and what it has returned, by slot, as they change."""
     # Memoryviews: one count of them takes half the time of one of an array.
-    return granted[reader_id].data, counts[reader_id, :, 1].data, counts[reader_id, :, 0].data
-
-
-_MODULUS = 1 << 64
-_HALF = 1 << 63
-
-
-def _signed(number: int) -> int:
-    """Return a number modulo 2^64, from -2^63 on."""
-    return (number + _HALF) % _MODULUS - _HALF
+    return counts[reader_id, :, 1].data, counts[reader_id, :, 0].data

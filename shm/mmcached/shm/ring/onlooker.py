@@ -44,7 +44,6 @@ _MAX_NOTE_BYTES = 1 << 16
 """More is none; a row that was read while it was written may say anything."""
 _WITHOUT_STATE = np.uint64(IS_SEALED - 2)
 _PAIR = struct.Struct("<QQ")
-_WORD = struct.Struct("<Q")
 
 
 class Holder(NamedTuple):
@@ -140,11 +139,10 @@ class RingOnlooker(Closeable):
         """Return those of these readers that hold a slot."""
         held = []
         for reader_id in readers:
-            granted = _WORD.unpack(self._read(self.layout.granted_offset(reader_id) + 8 * slot, 8))[0]
             pair = os.pread(self._ctl, _PAIR.size, 8 * self.layout.returned_word(reader_id, slot))
             returned, taken = _PAIR.unpack(pair)
-            number = (granted + taken - returned) % (1 << 64)
-            if 0 < number < MAX_COUNT:  # a count that was read a moment too late wraps around
+            number = taken - returned
+            if 0 < number < MAX_COUNT:  # a pair that was read while it changed may be less than nothing
                 held.append(Holder(reader_id, self._entry(reader_id)[1], number))
         return held
 
@@ -152,10 +150,9 @@ class RingOnlooker(Closeable):
         """Return those of these readers that hold anything, with their leases of all slots."""
         held, num_slots = [], self.layout.num_slots
         for reader_id in readers:
-            granted = np.frombuffer(self._read(self.layout.granted_offset(reader_id), 8 * num_slots), np.uint64)
             pairs = os.pread(self._ctl, _PAIR.size * num_slots, 8 * self.layout.returned_word(reader_id, 0))
             returned, taken = np.frombuffer(pairs, np.uint64).reshape(num_slots, 2).T
-            number = granted + taken - returned
+            number = taken - returned
             if total := int(number[number < MAX_COUNT].sum()):
                 held.append(Holder(reader_id, self._entry(reader_id)[1], total))
         return held

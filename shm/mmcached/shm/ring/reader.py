@@ -81,7 +81,7 @@ class RingReader(Closeable):
         crash_point("reader.after_map")
         reader = cls(announcement, mapping)
         if populate:
-            reader._populator = Populator(mapping, Advice.READ, nbytes=layout_of(announcement).granted_offset(0))
+            reader._populator = Populator(mapping, Advice.READ, nbytes=layout_of(announcement).data_object_bytes)
         return reader
 
     def join_entry(self, reader_id: int, incarnation: int, rank: int) -> None:

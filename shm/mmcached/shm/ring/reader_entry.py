@@ -9,9 +9,9 @@ Taking an entry, in this order:
     4. lock the engine's byte exclusively, in the same file description: both go free together when this process dies
     5. tell the writer both                the caller's part; the writer checks it against the entry
 
-The counts of leases keep their values: the writer grants at attach what makes them even, and until it has heard of the
-new life it still compares them with what it knows of the former one. Only this entry is mapped, so a stray write of
-this process reaches no other. Knows nothing of messages. Not thread-safe, but for `take` beside
+Between 1 and 2 it counts as given back what the former life had under lease. No count falls: until the writer has heard
+of the new life it still compares them with what it knows of the former one. Only this entry is mapped, so a stray write
+of this process reaches no other. Knows nothing of messages. Not thread-safe, but for `take` beside
 `give_back` and `end`: they write other words.
 
 A forked child shares the locks: they stay until parent and child have let go of them. So the leases that were out at
@@ -31,6 +31,7 @@ from mmcached.shm.files import locks
 from mmcached.shm.ring.lookup import Lookup
 from mmcached.shm.ring.self_lease import Lease, end, give_back, take, take_beside
 from mmcached.shm.segment.layout import (
+    FIRST_COUNT_WORD,
     HITS_WORD,
     INCARNATION_WORD,
     MAX_COUNT,
@@ -90,8 +91,7 @@ class ReaderEntry(Closeable):
                     crash_point("entry.after_lock")
                     incarnation = new_incarnation()
                     control.map_entry(reader_id)
-                    _reset_impossible_counts(control)
-                    control.words[RETURNED_BYTES_WORD] = control.words[TAKEN_BYTES_WORD]  # a former life holds nothing
+                    _end_former_life(control)
                     control.words[PID_WORD] = os.getpid()
                     words.store_release(control.words, INCARNATION_WORD, incarnation)
                     crash_point("entry.after_incarnation")
@@ -210,12 +210,18 @@ class ReaderEntry(Closeable):
         return self._control
 
 
-def _reset_impossible_counts(control: Control) -> None:
-    """Zero each count that, left by a stray write, the writer would refuse to attach, or this reader cannot raise."""
+def _end_former_life(control: Control) -> None:
+    """Give back what a former life of the entry had under lease.
+
+    Zero each count that, left by a stray write, the writer would refuse to attach, or this reader cannot raise.
+    """
     words, layout = np.frombuffer(control.words, np.uint64), control.layout
     latency = slice(layout.first_latency_word, layout.first_latency_word + NUM_WORDS)
     for counts in (words[TAKEN_BYTES_WORD : layout.first_touch_word], words[latency]):
         counts[counts > MAX_COUNT] = 0
+    words[RETURNED_BYTES_WORD] = words[TAKEN_BYTES_WORD]
+    returned, taken = words[FIRST_COUNT_WORD : layout.first_touch_word].reshape(-1, 2).T
+    returned[:] = taken[:] = np.maximum(returned, taken)  # no count falls, also if more came back than was taken
 
 
 def _lock_engine_byte(control: Control, reader_id: int) -> None:

@@ -18,7 +18,7 @@ from mmcached.shm.segment.mapped import Control
 
 @dataclass(frozen=True, slots=True)
 class ReaderStopped:
-    """Nothing more is granted to this incarnation; its leases still pin."""
+    """This incarnation takes no more leases; those that it has still pin."""
 
     reader_id: int
     incarnation: int
@@ -34,25 +34,18 @@ class ReaderVoided:
 
 
 class ReaderWatch:
-    """The writer's view of its readers' lives.
+    """The writer's view of its readers' lives."""
 
-    Args:
-        allocate: gets memory for the grants of an entry; returns whether there is enough.
-    """
-
-    def __init__(self, control: Control, leases: LeaseTable, board: Board, allocate: Callable[[int], bool]) -> None:
+    def __init__(self, control: Control, leases: LeaseTable, board: Board) -> None:
         self._control = control
         self._leases = leases
         self._board = board
-        self._allocate = allocate
         self._unreported: list[ReaderStopped | ReaderVoided] = []
 
-    def adopt(self, *, is_granting: bool, may_hold: Callable[[], Iterable[int]]) -> list[int]:
+    def adopt(self, may_hold: Callable[[], Iterable[int]]) -> list[int]:
         """Take over the readers of a former writer that live, and detach the others; return their entries.
 
         Args:
-            is_granting: leases are granted by message. Those of the former writer stay in force, but it alone knew how
-                they are numbered: readers get no more until they begin a new incarnation.
             may_hold: returns the slots that stay pinned for a reader that is fenced, as of `LeaseTable.adopt`.
         """
         adopted = []
@@ -65,8 +58,6 @@ class ReaderWatch:
             if not is_dead and self._control.incarnation(reader_id) == incarnation:
                 if not self._leases.adopt(reader_id, incarnation, is_fenced=is_fenced, may_hold=may_hold):
                     self._board.set_attached(reader_id, fenced(incarnation))
-                if is_granting:
-                    self._leases.stop(reader_id)
                 adopted.append(reader_id)
             else:  # dead; if the entry has another incarnation, somebody has had its byte exclusively
                 self._board.set_attached(reader_id, 0)
@@ -90,8 +81,8 @@ class ReaderWatch:
         # The entry has this incarnation, so the engine's byte is held by this engine: it locked it before its Hello.
         if locks.is_free(self._control.fd, locks.engine_byte(reader_id, layout.max_readers)):
             return False
-        self._board.set_attached(reader_id, 0)  # the grants change now; a successor of ours shall not believe them
-        if not self._allocate(reader_id) or not self._leases.attach(reader_id, incarnation):
+        self._board.set_attached(reader_id, 0)
+        if not self._leases.attach(reader_id, incarnation):
             return False
         self._board.set_attached(reader_id, incarnation)
         if former is not None:  # the new engine has had the entry's byte exclusively: all of the former life are dead
@@ -106,7 +97,7 @@ class ReaderWatch:
             events += self._judge(reader_id, incarnation)
         for reader_id, overrun in self._leases.fence_overruns().items():
             self._board.set_attached(reader_id, fenced(incarnations[reader_id]))
-            reason = f"counts {overrun.returned} leases of slot {overrun.slot} as given back, of {overrun.given}"
+            reason = f"counts {overrun.returned} leases of slot {overrun.slot} as given back, of {overrun.taken}"
             events.append(ReaderStopped(reader_id, incarnations[reader_id], reason))
         return events
 

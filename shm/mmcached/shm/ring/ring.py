@@ -47,7 +47,7 @@ from mmcached.shm.ring.slot_table import (
 from mmcached.shm.ring.touch_logs import TouchLogs, is_of_generation
 from mmcached.shm.segment.board import NO_LIMIT, Board
 from mmcached.shm.segment.layout import ALIGNMENT, PID_WORD, SLOT_WORDS, Layout, chunk_bytes
-from mmcached.shm.segment.mapped import Tables, granted_of
+from mmcached.shm.segment.mapped import Tables
 from mmcached.shm.segment.segment import Host, WriterSegment
 from mmcached.shm.segment.words import require_word_store
 from mmcached.wire.closeable import Closeable
@@ -131,12 +131,8 @@ class RingWriter(Closeable):
         self._slots = SlotTable(self._tables.slots)
         self.board = Board(self._tables.board)
         self.touch_logs = TouchLogs(segment.control, self._touch_slot)
-        self._leases = LeaseTable(
-            segment.control.counts(),
-            granted_of(segment.data, layout),
-            is_idle=self.touch_logs.holds_nothing,
-        )
-        self._watch = ReaderWatch(segment.control, self._leases, self.board, segment.allocate_grants)
+        self._leases = LeaseTable(segment.control.counts(), is_idle=self.touch_logs.holds_nothing)
+        self._watch = ReaderWatch(segment.control, self._leases, self.board)
         self._reader_quota_bytes = NO_LIMIT if reader_quota_bytes is None else reader_quota_bytes
         self._shared_quota_bytes = NO_LIMIT if shared_quota_bytes is None else shared_quota_bytes
         self.board.set_limits(self._reader_quota_bytes, self._shared_quota_bytes)
@@ -435,7 +431,7 @@ class RingWriter(Closeable):
     def _adopt(self) -> None:
         """Take over what a former writer has left; raise SegmentError if it contradicts itself."""
         may_hold = partial(occupied_slots, self._tables, self._chunks.num_slots)
-        for reader_id in self._watch.adopt(is_granting=self.index is None, may_hold=may_hold):
+        for reader_id in self._watch.adopt(may_hold):
             self.touch_logs.begin(reader_id, self._leases.incarnations()[reader_id])
         crash_point("adopt.after_readers")
         names, is_leased = self.announcement, self._leases.is_pinned

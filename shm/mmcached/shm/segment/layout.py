@@ -15,12 +15,12 @@ process; one object has the writer's words, the other those of the readers.
     │ board                    │                  │     +0  incarnation      │
     │ slot table, 64 bytes each│                  │     +8  pid, for people  │
     │ key index                │                  │    +16  figures          │
-    ├──────────────────────────┤                  │    +64  slot 0: returned │
-    │ granted, reader 0:       │                  │    +72  slot 0: taken    │
-    │   count of slot 0, 1, …  │                  │    +80  slot 1 …         │
-    │ granted, reader 1 …      │                  │    touch log             │
-    │                          │                  │    latency of hits       │
-    └──────────────────────────┘                  └──────────────────────────┘ + entry_bytes
+    └──────────────────────────┘                  │    +64  slot 0: returned │
+                                                  │    +72  slot 0: taken    │
+                                                  │    +80  slot 1 …         │
+                                                  │    touch log             │
+                                                  │    latency of hits       │
+                                                  └──────────────────────────┘ + entry_bytes
 
 The header:
 
@@ -37,20 +37,20 @@ has (`ring_notes`). Magic, layout version and home lie where they are in every v
 version must see whose a ring is before it removes it.
 
 The board says what readers must know of the writer now: `board`. What a slot holds: `slot_table`. The counts of an
-entry only rise, from one incarnation to the next too: how many leases of each slot its reader has taken by itself, and
-how many it has given back, granted ones included. What is under lease:
+entry only rise, from one incarnation to the next too: how many leases of each slot its reader has taken, and how many
+it has given back. A reader that takes an entry first gives back what the former incarnation had. What is under lease:
 
-    outstanding = granted + taken - returned        modulo 2^64; 0 for each slot when a reader is attached
+    outstanding = taken - returned
 
-An entry and a reader's grants take whole pages, and have memory only from the moment that the reader attaches:
+An entry takes whole pages, and has memory only from the moment that a reader takes it:
 
 >>> layout = Layout(data_bytes=1 << 20, num_slots=4096, max_readers=8)
 >>> layout.entry_offset(0), layout.entry_bytes, layout.entry_offset(1), layout.ctl_bytes
 (4096, 69632, 73728, 561152)
 >>> [8 * layout.incarnation_word(1), 8 * layout.returned_word(1, 0), 8 * layout.taken_word(1, 0)]
 [73728, 73792, 73800]
->>> layout.board_offset, layout.slots_offset, layout.index_offset, layout.granted_offset(0), layout.granted_offset(1)
-(1048576, 1052672, 1314816, 1314816, 1347584)
+>>> layout.board_offset, layout.slots_offset, layout.index_offset, layout.data_object_bytes
+(1048576, 1052672, 1314816, 1314816)
 >>> chunk_bytes(1), chunk_bytes(64), chunk_bytes(65)
 (64, 64, 128)
 >>> HEADER_BYTES, _CRC_OFFSET
@@ -60,10 +60,10 @@ An entry and a reader's grants take whole pages, and have memory only from the m
 both the files and the announcement; otherwise `LayoutMismatch`. A handle counts only if its slot holds its generation,
 offset and size; otherwise `StaleHandle`.
 
-**Two ways to a lease.** A reader that was sent a handle reads under the lease that the writer has counted (*granted*)
-before it sent it. A reader that looks a key up takes one by itself (*taken*): it counts, fences, and looks whether the
-slot still holds what it has found. The writer, before it uses a chunk again, marks its slots as retired, fences, and
-counts what is outstanding. Each side stores, fences and loads; so at least one sees the other (`self_lease`, `leases`).
+**How a lease begins.** A reader that has found a record counts a lease of its slot as taken, fences, and looks whether
+the slot still holds what it has found. The writer, before it uses a chunk again, marks its slots as retired, fences,
+and counts what is outstanding. Each side stores, fences and loads; so at least one sees the other (`self_lease`,
+`leases`).
 
 **After a crash** a dead reader's byte locks are free: its counts are void. A dead writer's byte is free: the next
 writer adopts the two objects, or makes a new epoch with new ones, and `sweep` unlinks the old ones; readers that still
@@ -80,7 +80,7 @@ from mmcached.wire.errors import InvalidRequest, LayoutMismatch
 from mmcached.wire.handle import RingAnnouncement
 from mmcached.wire.latency import NUM_WORDS
 
-LAYOUT_VERSION = 8
+LAYOUT_VERSION = 9
 MAGIC = int.from_bytes(b"MMCRING\0", "little")
 PAGE_BYTES = 4096
 ALIGNMENT = 64
@@ -177,7 +177,7 @@ class Layout:
         return self.entry_offset(reader_id) // 8 + FIRST_COUNT_WORD + 2 * slot
 
     def taken_word(self, reader_id: int, slot: int) -> int:
-        """Return the index of the count of leases of `slot` that the entry's reader has taken by itself."""
+        """Return the index of the count of leases of `slot` that the entry's reader has taken."""
         return self.returned_word(reader_id, slot) + 1
 
     # ---- the data object
@@ -195,28 +195,15 @@ class Layout:
         return self.slots_offset + 8 * SLOT_WORDS * self.num_slots
 
     @property
-    def granted_bytes(self) -> int:
-        """Of one reader."""
-        return round_up(8 * self.num_slots, PAGE_BYTES)
-
-    def granted_offset(self, reader_id: int) -> int:
-        return round_up(self.index_offset + 8 * self.index_words, PAGE_BYTES) + reader_id * self.granted_bytes
-
-    @property
     def data_object_bytes(self) -> int:
-        return self.granted_offset(self.max_readers)
+        return round_up(self.index_offset + 8 * self.index_words, PAGE_BYTES)
 
     # ---- both
 
     @property
     def created_bytes(self) -> int:
-        """What has memory from the start on: all but entries and grants of readers."""
-        return PAGE_BYTES + self.granted_offset(0)
-
-    @property
-    def reader_bytes(self) -> int:
-        """What one reader takes beside."""
-        return self.entry_bytes + self.granted_bytes
+        """What has memory from the start on: all but the entries of readers."""
+        return PAGE_BYTES + self.data_object_bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -155,12 +155,6 @@ class Tables:
             words.release()
 
 
-def granted_of(mapping: mmap.mmap, layout: Layout) -> npt.NDArray[np.uint64]:
-    """Return the grants in a mapped data object as `(max_readers, num_slots)`; a row has memory when it is attached."""
-    words = np.frombuffer(mapping, np.uint64, offset=layout.granted_offset(0))
-    return words.reshape(layout.max_readers, -1)[:, : layout.num_slots]
-
-
 def map_object(fd: int, nbytes: int, *, offset: int = 0, prot: int = mmap.PROT_READ | mmap.PROT_WRITE) -> Pages:
     """Map a part of an object; raise SegmentError if there is no address space for it."""
     try:

@@ -5,12 +5,12 @@ Creation, in this order, because a sweep may run at any instant and takes away w
     1. ctl    O_CREX, mode 0600
     2. lock   byte 0 of ctl, and look whether the name still is this inode   else 1 again, under another name
     3. ctl    its size, and memory for its header
-    4. data   O_CREX, its size, and memory for all but the grants of readers
+    4. data   O_CREX, its size, and memory for all of it
     5. header, then its magic
 Removal: data first, then ctl, then the lock. So a data object without a ctl object belongs to nobody.
 
 A name that exists already is an error, whoever owns it: nobody writes into a ring that somebody else has made.
-What belongs to one reader gets its memory when the reader attaches. `posix_fallocate` makes a full /dev/shm an error
+The entry of a reader gets its memory when the reader takes it. `posix_fallocate` makes a full /dev/shm an error
 here instead of a SIGBUS at some later write.
 """
 
@@ -58,20 +58,7 @@ class WriterSegment:
         self.announcement = announcement
         self.control = control
         self.data = data
-        self._populator = Populator(data, Advice.WRITE, nbytes=control.layout.granted_offset(0))
-
-    def allocate_grants(self, reader_id: int) -> bool:
-        """Get memory for the grants of a reader; return whether there is enough. A second time changes nothing."""
-        layout = self.control.layout
-        try:
-            fd = posix_ipc.SharedMemory(self.announcement.data_name).fd
-            try:
-                os.posix_fallocate(fd, layout.granted_offset(reader_id), layout.granted_bytes)
-            finally:
-                os.close(fd)
-        except (OSError, posix_ipc.Error):
-            return False
-        return True
+        self._populator = Populator(data, Advice.WRITE, nbytes=control.layout.data_object_bytes)
 
     @property
     def populated_bytes(self) -> int:
@@ -142,7 +129,7 @@ class WriterSegment:
         """
         require_word_store()
         require_room(
-            layout.created_bytes + layout.reader_bytes,
+            layout.created_bytes + layout.entry_bytes,
             shm_free_bytes=host.shm_free_bytes(),
             headroom_bytes=host.headroom_bytes(),
         )
@@ -160,7 +147,7 @@ class WriterSegment:
             undo.callback(unlink, announcement.data_name)
             try:
                 os.ftruncate(data_fd, layout.data_object_bytes)
-                _allocate(data_fd, layout.granted_offset(0), layout, host)
+                _allocate(data_fd, layout.data_object_bytes, layout, host)
                 crash_point("create.after_data_allocated")
                 data = map_object(data_fd, layout.data_object_bytes)
             finally:
