@@ -183,12 +183,10 @@ class ByteLocks:
     """
 
     reader_byte = staticmethod(locks.reader_byte)
-    engine_byte = staticmethod(locks.engine_byte)
 
     @staticmethod
     def is_free(fd: Map, byte: int) -> bool:
-        role = byte if byte <= fd.num_readers else byte - fd.num_readers
-        return not RUNNING.machine.load(fd.alive(role))
+        return not RUNNING.machine.load(fd.alive(byte))
 
 
 @dataclass(frozen=True)

@@ -83,9 +83,6 @@ class Reader:
         self._reader = RingReader.open(msgspec.convert(announcement, RingAnnouncement))
         self._store = ObjectStoreReader(self._reader)
 
-    def join(self, reader_id: int, incarnation: int) -> None:
-        self._reader.join_entry(reader_id, incarnation, 0)
-
     def receive(self, value: int, place: Any) -> bool:
         handle = msgspec.convert(place, Handle)
         assert all(self._entry.take([Taking(handle)], self._reader.look))

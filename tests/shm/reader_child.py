@@ -46,15 +46,6 @@ class Child:
     def open(self, announcement: Any) -> None:
         self.reader = RingReader.open(msgspec.convert(announcement, RingAnnouncement))
 
-    def join(self, reader_id: int, incarnation: int, rank: int) -> None:
-        self.reader.join_entry(reader_id, incarnation, rank)
-
-    def is_engine_alive(self) -> bool:
-        return self.reader.is_engine_alive()
-
-    def is_worker_alive(self, rank: int) -> bool:
-        return self.entry.is_worker_alive(rank)
-
     def take(self, handle: Any) -> bool:
         return all(self.entry.take([Taking(msgspec.convert(handle, Handle))], self.reader.look))
 

@@ -158,7 +158,7 @@ def attach_until_death(ring: RingWriter, store: ObjectStoreWriter, party: Party)
 
 @pytest.mark.parametrize(
     "label",
-    [label for label in READER_LABELS if label not in ("reader.after_share", "take.after")],  # which have their own
+    [label for label in READER_LABELS if label != "take.after"],  # which has its own
 )
 def test_a_reader_that_dies_anywhere_costs_nobody_anything(label: Label) -> None:
     ring_id = secrets.token_hex(16)
@@ -191,23 +191,6 @@ def test_a_reader_that_dies_anywhere_costs_nobody_anything(label: Label) -> None
         survivor.close()
         successor.close()
     sweep()
-    assert names_left(ring_id) == []
-
-
-def test_a_worker_that_dies_when_it_has_joined_frees_its_rank_and_keeps_no_lease() -> None:
-    ring_id = secrets.token_hex(16)
-    with make_named(ring_id) as ring, ReaderEntry.attach(ring.announcement) as engine:
-        assert ring.attach(engine.reader_id, engine.incarnation)
-        with Party("reader", "reader.after_share") as party:
-            party.ask("open", ring.announcement)
-            with pytest.raises(Died):
-                party.ask("join", engine.reader_id, engine.incarnation)
-            assert party.exit_code() == -signal.SIGKILL
-        assert not engine.is_worker_alive(0)
-        with RingReader.open(ring.announcement) as successor:
-            successor.join_entry(engine.reader_id, engine.incarnation, 0)
-        engine.close()
-        assert ring.poll_deaths() == [ReaderVoided(engine.reader_id, engine.incarnation)]
     assert names_left(ring_id) == []
 
 

@@ -58,12 +58,10 @@ SuccessorLabel = Literal[
 ]
 """What the writer of the store may leave half done, and whoever adopts its ring puts right."""
 ReaderLabel = Literal[
-    "entry.after_lock",  # the entry's byte is held exclusively, and the entry has the incarnation of the former life
+    "entry.after_lock",  # the entry has the incarnation of the former life
     "entry.after_incarnation",
-    "entry.after_downgrade",
     "entry.before_hello",
     "reader.after_map",
-    "reader.after_share",
     "read.after_receive",
     "read.viewing",
     "read.in_finalizer",

@@ -23,36 +23,17 @@ def test_exclusive_keeps_everybody_off(two: tuple[int, int]) -> None:
     mine, other = two
     assert locks.try_exclusive(mine, 5)
     assert not locks.try_exclusive(other, 5)
-    assert not locks.try_shared(other, 5)
     assert locks.try_exclusive(other, 6)
     assert locks.try_exclusive(mine, 5)  # again: nothing changes
 
 
-def test_shared_admits_shared_only(two: tuple[int, int]) -> None:
-    mine, other = two
-    assert locks.try_shared(mine, 5)
-    assert locks.try_shared(other, 5)
-    assert not locks.try_exclusive(mine, 5)
-    locks.unlock(other, 5)
-    assert locks.try_exclusive(mine, 5)
-
-
-def test_downgrade_admits_shared(two: tuple[int, int]) -> None:
-    mine, other = two
-    assert locks.try_exclusive(mine, 5)
-    locks.downgrade(mine, 5)
-    assert locks.try_shared(other, 5)
-    assert not locks.try_exclusive(other, 5)
-
-
 def test_is_free_sees_others_only_and_takes_nothing(two: tuple[int, int]) -> None:
     mine, other = two
-    for lock in (locks.try_exclusive, locks.try_shared):
-        assert lock(mine, 5)
-        assert not locks.is_free(other, 5)
-        assert locks.is_free(mine, 5)
-        locks.unlock(mine, 5)
-        assert locks.is_free(other, 5)
+    assert locks.try_exclusive(mine, 5)
+    assert not locks.is_free(other, 5)
+    assert locks.is_free(mine, 5)
+    locks.unlock_all(mine)
+    assert locks.is_free(other, 5)
     assert locks.try_exclusive(mine, 5)
 
 
@@ -66,12 +47,3 @@ def test_a_duplicate_keeps_the_lock_until_it_is_dropped(two: tuple[int, int]) ->
         assert locks.is_free(other, 5)
     finally:
         os.close(duplicate)
-
-
-def test_no_two_meanings_share_a_byte() -> None:
-    readers = 64
-    used = [locks.WRITER_BYTE]
-    used += [locks.reader_byte(reader) for reader in range(readers)]
-    used += [locks.engine_byte(reader, readers) for reader in range(readers)]
-    used += [locks.worker_byte(reader, rank, readers) for reader in range(readers) for rank in range(locks.MAX_RANKS)]
-    assert len(set(used)) == len(used)

@@ -242,14 +242,11 @@ class LeaseModel(RuleBasedStateMachine):
         self.cells[reader_id, slot] += np.uint64(1)
 
     @precondition(lambda self: self.held)
-    @rule(data=st.data(), is_whole=st.booleans())
-    def die(self, data: st.DataObject, is_whole: bool) -> None:
+    @rule(data=st.data())
+    def die(self, data: st.DataObject) -> None:
         reader_id = data.draw(st.sampled_from(sorted(self.held)))
-        if is_whole:
-            self.table.void(reader_id)
-            del self.held[reader_id]
-        else:
-            self.table.stop(reader_id)
+        self.table.void(reader_id)
+        del self.held[reader_id]
 
     @invariant()
     def agrees(self) -> None:

@@ -10,9 +10,9 @@ import msgspec
 import numpy as np
 import pytest
 
-from mmcached.shm import ReaderVoided, RingReader
-from mmcached.wire.errors import InvalidRequest, LocalProtocolError, PeerGone, SegmentError, StaleHandle
-from tests.shm.rings import attached, make_ring, put, reading, take
+from mmcached.shm import RingReader
+from mmcached.wire.errors import LocalProtocolError, StaleHandle
+from tests.shm.rings import make_ring, put, reading
 
 
 @pytest.fixture
@@ -97,62 +97,6 @@ def test_views_outlive_the_ring() -> None:
         ring.close()
         assert view.tolist() == [8] * 100
         del view
-
-
-def test_joining_wants_the_incarnation_of_the_entry() -> None:
-    with make_ring() as ring, attached(ring) as entry, reading(ring) as reader:
-        with pytest.raises(LocalProtocolError):
-            reader.is_engine_alive()
-        with pytest.raises(PeerGone):
-            reader.join_entry(entry.reader_id, entry.incarnation + 1, 0)
-        for wrong in [(4, 0), (-1, 0), (0, 16), (0, -1)]:
-            with pytest.raises(InvalidRequest):
-                reader.join_entry(wrong[0], entry.incarnation, wrong[1])
-        assert not entry.is_worker_alive(3)
-        reader.join_entry(entry.reader_id, entry.incarnation, 3)
-        assert entry.is_worker_alive(3)
-        assert not entry.is_worker_alive(2)
-        assert reader.is_engine_alive()
-        with pytest.raises(LocalProtocolError):
-            reader.join_entry(entry.reader_id, entry.incarnation, 3)
-
-
-def test_a_rank_is_joined_once_at_a_time() -> None:
-    with make_ring() as ring, attached(ring) as entry:
-        with reading(ring) as first, reading(ring) as second, reading(ring) as third:
-            first.join_entry(entry.reader_id, entry.incarnation, 0)
-            second.join_entry(entry.reader_id, entry.incarnation, 1)
-            with pytest.raises(SegmentError, match="rank 0 still lives"):
-                third.join_entry(entry.reader_id, entry.incarnation, 0)
-        with reading(ring) as successor:
-            successor.join_entry(entry.reader_id, entry.incarnation, 0)
-
-
-def test_the_readers_share_is_kept_until_the_last_view_is_gone(no_gc: None) -> None:
-    """A free reader byte means that nobody reads: it must not get free while a view of a closed reader lives."""
-    with make_ring() as ring, attached(ring) as entry:
-        handle = put(ring, 100, 8)
-        assert take(ring, entry, handle)
-        reader = RingReader.open(ring.announcement)
-        reader.join_entry(entry.reader_id, entry.incarnation, 0)
-        view = reader.view(handle)
-        reader.close()
-        entry.close()
-        (stopped,) = ring.poll_deaths()
-        assert not isinstance(stopped, ReaderVoided)
-        assert ring.poll_deaths() == []
-        assert ring.stats().leases == 1
-        del view
-        assert ring.poll_deaths() == [ReaderVoided(entry.reader_id, entry.incarnation)]
-        assert ring.stats().leases == 0
-
-
-def test_a_closed_reader_joins_nothing() -> None:
-    with make_ring() as ring, attached(ring) as entry:
-        reader = RingReader.open(ring.announcement)
-        reader.close()
-        with pytest.raises(LocalProtocolError):
-            reader.join_entry(entry.reader_id, entry.incarnation, 0)
 
 
 def test_a_reader_that_populates_reads_the_same_and_leaves_no_thread() -> None:

@@ -7,8 +7,8 @@ import pytest
 from mmcached.shm import ReaderStopped, ReaderVoided
 from mmcached.shm.segment.layout import Layout
 from mmcached.wire.errors import CacheFull
-from tests.shm.processes import ChildError, Process, attach, digest, wait_until
-from tests.shm.rings import attached, make_ring, overwritten, put
+from tests.shm.processes import Process, attach, digest, wait_until
+from tests.shm.rings import make_ring, overwritten, put
 
 
 def test_a_killed_readers_leases_are_void_and_anothers_stay() -> None:
@@ -35,31 +35,6 @@ def test_a_killed_readers_leases_are_void_and_anothers_stay() -> None:
             ring.claim(3 * 64)
         assert two.ask("digests") == [digest(2, 64), digest(3, 64)]
         ring.check_integrity()
-
-
-def test_leases_of_a_dead_engine_hold_while_its_worker_reads() -> None:
-    with make_ring(64) as ring, Process() as engine, Process() as worker:
-        reader_id, incarnation = attach(ring, engine)
-        worker.ask("open", ring.announcement)
-        worker.ask("join", reader_id, incarnation, 0)
-        assert engine.ask("is_worker_alive", 0)
-        handle = put(ring, 64, 5)
-        assert engine.ask("take", handle)
-        worker.ask("view", handle)
-        assert worker.ask("is_engine_alive")
-        engine.kill()
-        (event,) = ring.poll_deaths()
-        assert isinstance(event, ReaderStopped)
-        assert (event.reader_id, event.incarnation) == (reader_id, incarnation)
-        assert not worker.ask("is_engine_alive")
-        with pytest.raises(CacheFull):
-            ring.claim(64)
-        worker.ask("close_reader")  # with a live view: its share stays
-        assert ring.poll_deaths() == []
-        assert worker.ask("digests") == [digest(5, 64)]
-        worker.ask("drop_views")
-        assert ring.poll_deaths() == [ReaderVoided(reader_id, incarnation)]
-        put(ring, 64)
 
 
 def test_a_silent_reader_is_not_dead() -> None:
@@ -128,43 +103,6 @@ def test_an_overwritten_incarnation_voids_no_lease_of_the_living() -> None:
         process.kill()
         assert ring.poll_deaths() == [ReaderVoided(reader_id, incarnation)]
         put(ring, 64)
-
-
-def test_an_entry_is_not_taken_while_a_worker_of_its_dead_engine_lives() -> None:
-    with make_ring() as ring, Process() as engine, Process() as worker, Process() as successor:
-        reader_id, incarnation = attach(ring, engine)
-        worker.ask("open", ring.announcement)
-        worker.ask("join", reader_id, incarnation, 0)
-        engine.kill()
-        assert successor.ask("attach", ring.announcement)[0] == reader_id + 1
-        worker.kill()
-        with attached(ring) as reader:
-            assert reader.reader_id == reader_id
-
-
-def test_a_worker_that_outlived_its_engine_may_not_join_the_next() -> None:
-    with make_ring() as ring, Process() as engine, Process() as worker:
-        reader_id, incarnation = attach(ring, engine)
-        worker.ask("open", ring.announcement)
-        engine.kill()
-        with attached(ring) as successor:
-            assert successor.reader_id == reader_id
-            with pytest.raises(ChildError, match="peer_gone"):
-                worker.ask("join", reader_id, incarnation, 0)
-            worker.ask("join", reader_id, successor.incarnation, 0)
-
-
-def test_a_killed_workers_rank_is_free_for_its_successor_only_then() -> None:
-    with make_ring() as ring, attached(ring) as entry, Process() as worker, Process() as successor:
-        for process in (worker, successor):
-            process.ask("open", ring.announcement)
-        worker.ask("join", entry.reader_id, entry.incarnation, 0)
-        with pytest.raises(ChildError, match="segment_error"):
-            successor.ask("join", entry.reader_id, entry.incarnation, 0)
-        assert entry.is_worker_alive(0)
-        worker.kill()
-        assert not entry.is_worker_alive(0)
-        successor.ask("join", entry.reader_id, entry.incarnation, 0)
 
 
 def test_a_reader_in_another_process_gives_back() -> None:

@@ -87,7 +87,7 @@ def _fault_of_locks(fd: int, name: str) -> str:
         if locks.is_free(other, 0) or locks.try_exclusive(other, 0):
             return "a byte is locked twice"
         locks.unlock_all(fd)
-        return "" if locks.try_shared(other, 0) else "a byte that was let go of stays locked"
+        return "" if locks.try_exclusive(other, 0) else "a byte that was let go of stays locked"
     finally:
         os.close(other)
 

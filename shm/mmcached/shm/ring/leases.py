@@ -11,12 +11,11 @@ A reader that takes an entry gives back all that the former one had under lease,
 that a successor of the writer must know of leases lies in shared memory. Before it asks whether a slot is pinned, the
 writer retires the slot and fences; from then on a reader that takes a lease of it sees that, and gives it back.
 
-States of a reader: free → attached → (stopped | frozen) → free. *Stopped*: its engine is dead, its workers may read.
-*Frozen*: its words prove nothing any more, and every slot that it held when they were last believed stays pinned until
-the reader is void. Either another process has written its name there and not said so yet; or the reader is *fenced*:
-more came back than was given, or a count has fallen (a bug in that reader, or a stray write). A successor of the writer
-does not know what a fenced reader held last: it keeps all that lies in the ring when it adopts it, until the reader is
-void. All others find it meanwhile.
+States of a reader: free → attached → frozen → free. *Frozen*: its counts are not believed any more, and every slot that
+it held when they last were stays pinned until the reader is void. Either another process has written its incarnation
+there and has not said so yet; or the reader is *fenced*: more came back than it had taken, or a count has fallen (a bug
+in that reader, or a stray write). A successor of the writer does not know what a fenced reader held last: it keeps all
+that lies in the ring when it adopts it, until the reader is void. All others find it meanwhile.
 
 Invariant: in an attached reader that is not frozen, 0 <= outstanding <= 2^32, and when no lease is held it is 0.
 """
@@ -71,13 +70,8 @@ class _Reader:
 
     incarnation: int
     seen: Counts
-    is_stopped: bool = False
     frozen_slots: frozenset[int] | None = None
     is_fenced: bool = False
-
-    @property
-    def takes_leases(self) -> bool:
-        return not self.is_stopped and self.frozen_slots is None
 
 
 class _Asked(NamedTuple):
@@ -141,25 +135,16 @@ class LeaseTable:
         return not books.is_fenced
 
     def void(self, reader_id: int) -> None:
-        """Forget the reader and its leases: all that could read under them are dead."""
+        """Forget a reader, which is dead, and its leases."""
         self._readers.pop(reader_id, None)
         self._live.pop(reader_id, None)
         self._asked = None
 
-    def stop(self, reader_id: int) -> None:
-        self._readers[reader_id].is_stopped = True
-
     # ---- looking
 
     def incarnations(self) -> dict[int, int]:
-        """Return reader id -> incarnation of every reader that has leases, also of stopped and frozen ones."""
+        """Return reader id -> incarnation of every reader that can have leases, also of frozen ones."""
         return {reader_id: books.incarnation for reader_id, books in sorted(self._readers.items())}
-
-    def is_stopped(self, reader_id: int) -> bool:
-        return self._readers[reader_id].is_stopped
-
-    def takes_leases(self, reader_id: int) -> bool:
-        return self._readers[reader_id].takes_leases
 
     def is_pinned(self, slot: int) -> bool:
         """Return whether a living reader may still read the slot's chunk."""

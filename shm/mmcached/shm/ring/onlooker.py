@@ -80,9 +80,6 @@ class RingOnlooker(Closeable):
             self.close()
             raise
 
-    def is_writer_alive(self) -> bool:
-        return not locks.is_free(self._ctl, locks.WRITER_BYTE)
-
     def rows(self) -> Row:
         """Return the words of all slots, `(num_slots, SLOT_WORDS)`."""
         nbytes = 8 * SLOT_WORDS * self.layout.num_slots

@@ -4,12 +4,9 @@ The kernel enforces "read-only": the object is opened O_RDONLY and mapped PROT_R
 view; torch has no such flag, so an in-place operation on a tensor made of one ends the process that does it with
 SIGSEGV, and nobody else.
 
-A worker also joins its engine's entry: its share of the reader's byte keeps the leases alive even if the engine dies,
-for as long as a view lives. Mapping and locks belong together and outlast `close`:
+A view keeps the mapping alive, also after `close`; `when_unmapped` says when the last one is gone.
 
-    view ──base──> mapping ──finalizer──> control (the locks)
-
-Knows nothing of messages or of what the bytes mean. A view may be made only under a lease of this entry's incarnation.
+Knows nothing of messages or of what the bytes mean. A view may be made only under a lease of an entry of this process.
 """
 
 from __future__ import annotations
@@ -22,22 +19,14 @@ import numpy as np
 import numpy.typing as npt
 
 from mmcached.shm.crash_points import crash_point
-from mmcached.shm.files import locks
 from mmcached.shm.ring.lookup import Lookup
 from mmcached.shm.ring.slot_table import HAS_CRC32
 from mmcached.shm.segment.layout import ALIGNMENT
-from mmcached.shm.segment.mapped import Control, Tables, layout_of, open_control, open_data
+from mmcached.shm.segment.mapped import Tables, layout_of, open_control, open_data
 from mmcached.shm.segment.pages import Pages
 from mmcached.shm.segment.populate import Advice, Populator
 from mmcached.wire.closeable import Closeable
-from mmcached.wire.errors import (
-    ChecksumMismatch,
-    InvalidRequest,
-    LocalProtocolError,
-    PeerGone,
-    SegmentError,
-    StaleHandle,
-)
+from mmcached.wire.errors import ChecksumMismatch, LocalProtocolError, StaleHandle
 from mmcached.wire.handle import Handle, RingAnnouncement
 
 
@@ -53,7 +42,6 @@ class RingReader(Closeable):
         self.look = Lookup(Tables(mapping, layout_of(announcement)), announcement)
         self._pages: Pages | None = mapping
         self._populator: Populator | None = None
-        self._joined: tuple[Control, int] | None = None
 
     @property
     def pages(self) -> Pages:
@@ -84,37 +72,6 @@ class RingReader(Closeable):
             reader._populator = Populator(mapping, Advice.READ, nbytes=layout_of(announcement).data_object_bytes)
         return reader
 
-    def join_entry(self, reader_id: int, incarnation: int, rank: int) -> None:
-        """Read under the leases of an engine's incarnation from now on.
-
-        The rank's own byte, once it is ours, certifies that the former worker of this rank is dead.
-
-        Raises:
-            PeerGone: the entry is another incarnation's by now; this worker has outlived its engine.
-            SegmentError: the former worker of the rank still lives, or the ring is gone.
-            InvalidRequest: no such entry or rank.
-            LocalProtocolError: joined already, or closed.
-        """
-        pages = self.pages
-        if self._joined is not None:
-            raise LocalProtocolError("this reader has joined an entry already; open another one for another entry")
-        for field, value, limit in (
-            ("reader_id", reader_id, self.announcement.max_readers),
-            ("rank", rank, locks.MAX_RANKS),
-        ):
-            if not 0 <= value < limit:
-                raise InvalidRequest(field, value, f"must be between 0 and {limit - 1}")
-        control = open_control(self.announcement)
-        try:
-            _lock_share(control, reader_id, incarnation, rank)
-        except BaseException:
-            control.close()
-            raise
-        crash_point("reader.after_share")
-        # Not in `close`: a free reader byte says that nobody reads, so the locks have to outlast the last view.
-        weakref.finalize(pages, control.close).atexit = False
-        self._joined = (control, reader_id)
-
     def when_unmapped(self, callback: Callable[[], object]) -> None:
         """Call back once when nobody can read through this mapping any more: after `close` and the last view.
 
@@ -122,16 +79,6 @@ class RingReader(Closeable):
         reader; not at the interpreter's exit, where the kernel drops the locks.
         """
         weakref.finalize(self.pages, callback).atexit = False
-
-    def is_engine_alive(self) -> bool:
-        """Return whether the engine of the joined entry lives. If not: drop all views and exit."""
-        control, reader_id = self._joined_entry()
-        return not locks.is_free(control.fd, locks.engine_byte(reader_id, control.layout.max_readers))
-
-    def is_writer_alive(self) -> bool:
-        """Return whether the ring's writer lives. If not, nobody will grant a lease any more."""
-        control, _ = self._joined_entry()
-        return not locks.is_free(control.fd, locks.WRITER_BYTE)
 
     def view(self, handle: Handle) -> npt.NDArray[np.uint8]:
         """Return the payload in place, `(nbytes,)`, read-only; valid for as long as the lease is not given back.
@@ -187,29 +134,4 @@ class RingReader(Closeable):
             self._populator.close()
             self._populator = None
         self.look.close()
-        self._joined = None
         self._pages = None
-
-    def _joined_entry(self) -> tuple[Control, int]:
-        if self._joined is None:
-            raise LocalProtocolError("no entry is joined")
-        return self._joined
-
-
-def _lock_share(control: Control, reader_id: int, incarnation: int, rank: int) -> None:
-    layout = control.layout
-    # First the share, then the look at the incarnation: while we hold the share nobody can lock the byte alone, so the
-    # incarnation cannot change any more. The other way round a new engine could take the entry between look and lock.
-    if not locks.try_shared(control.fd, locks.reader_byte(reader_id)):
-        raise PeerGone(f"entry {reader_id} is being taken by another engine", reader_id=reader_id)
-    if control.incarnation(reader_id) != incarnation:
-        raise PeerGone(
-            f"entry {reader_id} belongs to another incarnation; this worker has outlived its engine",
-            reader_id=reader_id,
-        )
-    if not locks.try_exclusive(control.fd, locks.worker_byte(reader_id, rank, layout.max_readers)):
-        raise SegmentError(
-            f"the former worker of entry {reader_id}, rank {rank} still lives; end it first",
-            reader_id=reader_id,
-            rank=rank,
-        )

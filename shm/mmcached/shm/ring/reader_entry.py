@@ -3,16 +3,13 @@
 An entry belongs to a client, an engine or a worker, which takes its leases by itself, once the writer has attached it.
 Taking an entry, in this order:
 
-    1. lock the reader's byte exclusively  that alone proves: nobody of a former life can read any more. Busy: the next
-    2. write a random incarnation          from here on descriptors of the former life are nobody's
-    3. downgrade the byte to shared        in one step of the kernel; now workers can join
-    4. lock the engine's byte exclusively, in the same file description: both go free together when this process dies
-    5. tell the writer both                the caller's part; the writer checks it against the entry
+    1. lock the entry's byte          proves that no process of a former life reads any more. Busy: the next entry
+    2. give back the former leases    no count falls: the writer still judges them by what it knows of the former life
+    3. write a random incarnation     from here on the entry is not the former life's
+    4. tell the writer both numbers   the caller's part; the writer checks them against the entry
 
-Between 1 and 2 it counts as given back what the former life had under lease. No count falls: until the writer has heard
-of the new life it still compares them with what it knows of the former one. Only this entry is mapped, so a stray write
-of this process reaches no other. Knows nothing of messages. Not thread-safe, but for `take` beside
-`give_back` and `end`: they write other words.
+Only this entry is mapped, so a stray write of this process reaches no other. Knows nothing of messages. Not
+thread-safe, but for `take` beside `give_back` and `end`: they write other words.
 
 A forked child shares the locks: they stay until parent and child have let go of them. So the leases that were out at
 the fork stay in force for both, if neither gives one back.
@@ -95,9 +92,6 @@ class ReaderEntry(Closeable):
                     control.words[PID_WORD] = os.getpid()
                     words.store_release(control.words, INCARNATION_WORD, incarnation)
                     crash_point("entry.after_incarnation")
-                    locks.downgrade(control.fd, locks.reader_byte(reader_id))
-                    crash_point("entry.after_downgrade")
-                    _lock_engine_byte(control, reader_id)
                     return cls(announcement, control, reader_id, incarnation)
             raise SegmentError(
                 f"all {layout.max_readers} entries of the ring are in use; raise store_max_clients, or stop a reader",
@@ -175,11 +169,6 @@ class ReaderEntry(Closeable):
         words[first + bucket_of(duration_ns)] += 1
         words[first + NUM_BUCKETS] += duration_ns
 
-    def is_worker_alive(self, rank: int) -> bool:
-        """Return whether some process holds the byte of a rank. If not: its former holder reads no more."""
-        control = self._open_control()
-        return not locks.is_free(control.fd, locks.worker_byte(self.reader_id, rank, control.layout.max_readers))
-
     def stop(self) -> None:
         """In a forked child: write nothing from now on; the locks are kept until `abandon`."""
         control, self._control = self._control, None
@@ -199,7 +188,7 @@ class ReaderEntry(Closeable):
             control.fd = -1
 
     def close(self) -> None:
-        """End the incarnation: its leases become void once its workers' locks are free too. Twice changes nothing."""
+        """End the incarnation: its leases are void. A second call changes nothing."""
         if self._control is not None:
             self._control.close()
             self._control = None
@@ -222,11 +211,3 @@ def _end_former_life(control: Control) -> None:
     words[RETURNED_BYTES_WORD] = words[TAKEN_BYTES_WORD]
     returned, taken = words[FIRST_COUNT_WORD : layout.first_touch_word].reshape(-1, 2).T
     returned[:] = taken[:] = np.maximum(returned, taken)  # no count falls, also if more came back than was taken
-
-
-def _lock_engine_byte(control: Control, reader_id: int) -> None:
-    # Its former holder had the entry's byte in the same file description, and that byte was free.
-    if not locks.try_exclusive(control.fd, locks.engine_byte(reader_id, control.layout.max_readers)):
-        raise SegmentError(
-            f"the engine byte of entry {reader_id} is taken although the entry was free; restart the service"
-        )

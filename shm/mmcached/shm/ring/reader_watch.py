@@ -27,7 +27,7 @@ class ReaderStopped:
 
 @dataclass(frozen=True, slots=True)
 class ReaderVoided:
-    """All that could read under this incarnation's leases are dead: they are void. May come without `ReaderStopped`."""
+    """The reader is dead, and its leases are void. May come without `ReaderStopped`."""
 
     reader_id: int
     incarnation: int
@@ -59,14 +59,14 @@ class ReaderWatch:
                 if not self._leases.adopt(reader_id, incarnation, is_fenced=is_fenced, may_hold=may_hold):
                     self._board.set_attached(reader_id, fenced(incarnation))
                 adopted.append(reader_id)
-            else:  # dead; if the entry has another incarnation, somebody has had its byte exclusively
+            else:  # dead; if the entry has another incarnation, another reader has its byte
                 self._board.set_attached(reader_id, 0)
         return adopted
 
     def attach(self, reader_id: int, incarnation: int) -> bool:
         """Accept a reader's Hello if it is true now; return whether it is attached. A repeated one changes nothing.
 
-        Refused is a Hello that arrives late: another incarnation has taken the entry, or the engine is dead already.
+        Refused is a Hello that arrives late: another incarnation has taken the entry, or the reader is dead already.
         """
         layout = self._control.layout
         if (
@@ -77,15 +77,14 @@ class ReaderWatch:
             return False
         former = self._leases.incarnations().get(reader_id)
         if former == incarnation:
-            return self._leases.takes_leases(reader_id)
-        # The entry has this incarnation, so the engine's byte is held by this engine: it locked it before its Hello.
-        if locks.is_free(self._control.fd, locks.engine_byte(reader_id, layout.max_readers)):
+            return not self._leases.is_frozen(reader_id)
+        if locks.is_free(self._control.fd, locks.reader_byte(reader_id)):
             return False
         self._board.set_attached(reader_id, 0)
         if not self._leases.attach(reader_id, incarnation):
             return False
         self._board.set_attached(reader_id, incarnation)
-        if former is not None:  # the new engine has had the entry's byte exclusively: all of the former life are dead
+        if former is not None:  # the new reader has the entry's byte, so the former one is dead
             self._unreported.append(ReaderVoided(reader_id, former))
         return True
 
@@ -102,8 +101,7 @@ class ReaderWatch:
         return events
 
     def _judge(self, reader_id: int, incarnation: int) -> list[ReaderStopped | ReaderVoided]:
-        fd, max_readers = self._control.fd, self._control.layout.max_readers
-        if locks.is_free(fd, locks.reader_byte(reader_id)):  # the last holder is gone
+        if locks.is_free(self._control.fd, locks.reader_byte(reader_id)):
             crash_point("deaths.before_void")
             self._board.set_attached(reader_id, 0)
             self._leases.void(reader_id)
@@ -111,8 +109,8 @@ class ReaderWatch:
         if self._leases.is_frozen(reader_id):
             return []
         if self._control.incarnation(reader_id) != incarnation:
-            # A new engine has had the byte exclusively, and all of the life that we know are dead; or it is a stray
-            # write. The new one's Hello, or the free byte, tells which; until then the leases stay.
+            # A new reader has the byte, and the one that we know is dead; or it is a stray write. The new one's Hello,
+            # or the free byte, tells which; until then the leases stay.
             self._board.set_attached(reader_id, 0)
             self._leases.freeze(reader_id)
             return [
@@ -120,7 +118,4 @@ class ReaderWatch:
                     reader_id, incarnation, "another process has taken the entry, or has overwritten its incarnation"
                 )
             ]
-        if not self._leases.is_stopped(reader_id) and locks.is_free(fd, locks.engine_byte(reader_id, max_readers)):
-            self._leases.stop(reader_id)
-            return [ReaderStopped(reader_id, incarnation, "its engine is dead")]
         return []

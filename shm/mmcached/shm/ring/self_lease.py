@@ -2,7 +2,7 @@
 
     take        taken += 1  ── full fence ──  is it attached, and does the slot still hold what was found?
     take_beside the same, of what another reader holds: it hands its lease on
-    end         returned += 1, a release store, after the last read; give_back: the same, of a lease that was granted
+    end         returned += 1, a release store, after the last read; give_back: the same, of any lease of a slot
 
     seal        the writer's half: retired ── fence ── does anybody hold it? ── sealed ── fence ── does anybody?
 

@@ -36,7 +36,6 @@ from typing import Any
 
 import msgspec
 
-from mmcached.shm.files.locks import MAX_RANKS
 from mmcached.wire.config import MAX_ENGINES
 from mmcached.wire.errors import InvalidRequest, InvariantError, LayoutMismatch
 from mmcached.wire.figures import figures
@@ -57,6 +56,8 @@ LAYOUT_VERSION = 4
 MAGIC = int.from_bytes(b"MMCSTAT\0", "little")
 SLOT_BYTES = 4096
 SLOT_WORDS = SLOT_BYTES // 8
+MAX_RANKS = 16
+"""Workers of an engine."""
 ALL_ROLES = [
     RoleName("supervisor"),
     RoleName("frontend"),

@@ -40,8 +40,8 @@ class ObjectStoreWriter(Closeable):
 
     Of a ring that was adopted it has all records; a chunk that is none is forgotten.
 
-    Source: vLLM's `SingleWriterShmObjectStorage`, the writer's half. `find` there adds a reader's reference; here a
-    lease is granted at the ring, when it is sent.
+    Source: vLLM's `SingleWriterShmObjectStorage`, the writer's half. `find` there adds a reader's reference; here
+    readers take leases.
 
     Args:
         ring: everything is put and forgotten through this store from now on.
