@@ -364,11 +364,12 @@ class ChunksThatCountWhatIsThere(ChunkTable):
 
 
 class LocksThatGuess(ByteLocks):
-    """Say of a reader that is silent that it is dead."""
+    """Say of an attached reader that is silent that it is dead."""
 
     @staticmethod
     def is_free(fd: Map, byte: int) -> bool:
-        return byte == ByteLocks.reader_byte(0) or ByteLocks.is_free(fd, byte)
+        is_attached = bool(RUNNING.machine.load(fd.attached(0)))
+        return (byte == ByteLocks.reader_byte(0) and is_attached) or ByteLocks.is_free(fd, byte)
 
 
 def _mutant(
