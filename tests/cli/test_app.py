@@ -198,7 +198,7 @@ def test_a_wrong_setting_is_one_line_and_status_2(verb: str, error: str, tmp_pat
         (3, ["info", "--run-dir", "{file}"], "must be a directory"),
         (3, ["version", "--run-dir", "{file}"], "must be a directory"),
         (3, ["ping", "--run-dir", "{folder}/nothing"], "no service in"),
-        (1, ["serve", "--run-dir", "{folder}/s", "--store-gb", "4096"], "the ring needs"),
+        (1, ["serve", "--run-dir", "{folder}/s", "--store-gb", "4096"], "the store needs"),
     ],
 )
 def test_what_cannot_be_is_one_line_and_the_status_of_its_kind(

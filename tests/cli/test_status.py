@@ -111,7 +111,7 @@ def test_what_is_not_installed_has_a_status_too(monkeypatch: pytest.MonkeyPatch)
         ),
         (
             RoleStatus(name="worker 0.1", pid=None, state="restarting", restarts=2),
-            "worker 0.1 is restarting (restart 2)",
+            "worker 0.1 is restarting (restarts so far: 2)",
         ),
         (
             RoleStatus(name="frontend", pid=None, state="failed", restarts=5),

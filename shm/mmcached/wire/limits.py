@@ -287,7 +287,9 @@ LIMITS: Mapping[str, Limit] = MappingProxyType(
         "store_max_object_mb": Limit(
             0, 1 << 20, "MiB", "size of one record of the store (0: a quarter of it)", "not kept"
         ),
-        "store_client_quota_gb": Limit(0, 4096, "GiB", "records that one client holds under lease", "gets copies"),
+        "store_client_quota_gb": Limit(
+            0, 4096, "GiB", "records that one client holds under lease (0: a quarter of the store)", "gets copies"
+        ),
         "store_tenant_quota_gb": Limit(
             0, 4096, "GiB", "records of one tenant (0: no limit)", "its own oldest records go"
         ),

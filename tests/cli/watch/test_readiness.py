@@ -92,7 +92,7 @@ def test_an_answer_is_good_for_a_second() -> None:
 def test_the_reason_says_which_role_suffers() -> None:
     view = FakeView(Path("/"), given=[a_role(ENGINE, None, "restarting", restarts=3)])
     check = ReadinessCheck(view, dict, ask=DataPath(Readiness(False, "no engine is ready")))
-    assert check.check().reason == "engine 0 is restarting (restart 3); no engine is ready"
+    assert check.check().reason == "engine 0 is restarting (restarts so far: 3); no engine is ready"
 
 
 def test_a_page_that_cannot_be_read_does_not_hide_the_reason() -> None:

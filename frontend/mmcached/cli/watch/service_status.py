@@ -65,7 +65,7 @@ class RoleStatus(msgspec.Struct, frozen=True, kw_only=True):
             case "dead":
                 return f"{who} is dead{self._silence()}"
             case "restarting":
-                return f"{who} is restarting (restart {self.restarts})"
+                return f"{who} is restarting (restarts so far: {self.restarts})"
             case "failed":
                 return f"{who} died too often and was given up after {self.restarts} restarts"
             case "starting" | "ended":

@@ -40,7 +40,7 @@ def no_shm_room(needed: int, free: int, cause: str = "statvfs") -> SegmentError:
 
 def _no_room(needed: int, free: int, fact: str, remedy: str) -> SegmentError:
     return SegmentError(
-        f"the ring needs {-(-needed >> 20)} MiB, {fact}: {remedy}, or lower mm_processor_cache_gb or store_gb",
+        f"the store needs {-(-needed >> 20)} MiB, {fact}: {remedy}, or lower store_gb (or mm_processor_cache_gb)",
         needed_bytes=needed,
         free_bytes=free,
     )

@@ -162,6 +162,6 @@ def map_object(fd: int, nbytes: int, *, offset: int = 0, prot: int = mmap.PROT_R
     except OSError as error:
         raise SegmentError(
             f"{nbytes >> 20} MiB of shared memory could not be mapped ({error.strerror}): raise the limit of address "
-            "space (ulimit -v), or lower mm_processor_cache_gb or store_gb",
+            "space (ulimit -v), or lower store_gb (or mm_processor_cache_gb)",
             needed_bytes=nbytes,
         ) from error
