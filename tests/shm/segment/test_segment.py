@@ -71,7 +71,7 @@ def test_two_rings_have_two_ids() -> None:
     ids=["statvfs", "memory limit", "fallocate"],
 )
 def test_no_room_says_how_much_and_what_to_do(host: Host) -> None:
-    with pytest.raises(SegmentError, match="lower mm_processor_cache_gb") as caught:
+    with pytest.raises(SegmentError, match="lower store_gb") as caught:
         RingWriter.create(data_bytes=64 * MIB, max_object_bytes=MIB, host=host)
     remedy = "--memory=" if host.headroom_bytes() == 30 * MIB else "--shm-size="
     assert remedy in str(caught.value)
