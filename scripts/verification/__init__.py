@@ -4,6 +4,7 @@ mutants      the product with one rule removed, and what it means to notice that
 
 explore      every state of the lease protocol: `python -m scripts.verification.explore`
   explorer       the search; knows nothing of leases
+  scenario       a world of a setting, explored
   self_lease_scenarios    what is explored, as it is and with one rule removed
   self_lease_world        one ring writer and its readers: self_lease_words puts the product's classes on model memory
 

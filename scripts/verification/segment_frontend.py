@@ -1,15 +1,11 @@
-"""Models the frontend of a store of several segments: the only writer of index, slot table, grants and answers.
+"""Models the frontend of a store of several segments: the only writer of index, slot table, names and answers.
 
-    receive   a put: judge its place, publish it under a generation of its own, answer
-    evict     retire, seal, erase; only then its place is free
-    grant     a free place of a writer's segment to the writer
-    move      copy a record out of a nursery into a segment of the frontend's own, publish that, then drop the old one
-    take over a segment whose writer's lock is free; remove it when no slot names a place in it
-    flush     floor, every record, epoch, answer
-    adopt     begin with what a dead frontend has left: all but `Books` lies in shared memory
-
-What the frontend keeps for itself are its `Books`; a successor derives them from the words, and errs on one side: what
-may still be the writer's is, until the writer has said how far it has come.
+receive   a message: open a nursery, or judge a put's place and publish it there; answer, with grants
+evict     retire, seal, erase; only then its place is free
+move      copy a record into the main segment, publish that, move the index, then drop the old one
+drain     a nursery whose connection is closed; remove it when no slot names a place in it
+flush     floor, every record, epoch, answer
+adopt     begin with what a dead frontend has left: all but `Books` lies in shared memory
 """
 
 from __future__ import annotations
@@ -24,25 +20,24 @@ from scripts.verification.segment_jobs import (
     BeginMove,
     Collect,
     Died,
+    Drain,
     Drop,
     EndMove,
     Evict,
     Flush,
-    Grant,
     Job,
-    Open,
     PutInMain,
     Receive,
-    Remove,
     Settle,
-    TakeOver,
 )
-from scripts.verification.segment_room import Move, Room, Row, with_value
-from scripts.verification.segment_words import KEYS, MAIN, MAX_UNITS, pack, unpack
+from scripts.verification.segment_room import Move, Room, Row
+from scripts.verification.segment_words import KEYS, MAIN, pack, unpack
 from scripts.verification.self_lease_words import ModelStore
 
+ASK, PUT = 1, 2
+"""Messages: for room, and of a record that was laid into its place. An answer brings grants in any case."""
 KEPT, REFUSED = 1, 2
-"""Answers to a put."""
+"""Answers."""
 
 
 class Frontend(Room):
@@ -60,18 +55,12 @@ class Frontend(Room):
                 self.drop(self.find(key))
             case Collect():
                 self.collect()
-            case Grant(writer):
-                self.grant(writer)
             case BeginMove(key):
                 self.begin_move(key)
             case EndMove():
                 self.end_move()
-            case Open(writer):
-                self.open(writer)
-            case TakeOver(writer):
-                self.take_over(writer)
-            case Remove(writer):
-                self.remove(writer)
+            case Drain(writer):
+                self.drain(writer)
             case Flush():
                 self.flush()
             case Died(role):
@@ -79,70 +68,77 @@ class Frontend(Room):
             case Settle(roles):
                 self.settle(roles)
 
-    # ---- records
+    # ---- messages
 
     def receive(self, writer: int) -> None:
-        """Take the next message that was sent over this connection."""
-        self.hear_hello(writer)
-        number = self.books.received[writer]
-        while number < self.map.num_puts:
-            message = self.load("put", writer, number)
-            if not message:
-                return
-            life, taken, place, *content = unpack(message, 7)
-            number += 1
-            self.books = self.books._replace(received=with_value(self.books.received, writer, number))
-            if life == self.books.life:
-                self.hear_hello(writer)
-                self.books = self.books._replace(taken=with_value(self.books.taken, writer, taken))
-                self.judge(writer, number - 1, place, content)
-                return
+        """Take the next message, also one that was sent to a frontend that is dead."""
+        for number in range(self.map.num_messages):
+            if self.load("answer", writer, number):
+                continue
+            if message := self.load("message", writer, number):
+                kind, place, *content = unpack(message, 6)
+                is_kept = self.judge(writer, place, content) if kind == PUT else self.hear(writer)
+                self.answer(writer, number, KEPT if is_kept else REFUSED)
+            return
 
-    def judge(self, writer: int, number: int, place: int, content: list[int]) -> None:
-        """Publish a put, unless its place is not the writer's any more."""
+    def hear(self, writer: int) -> bool:
+        """Take a message that names no place."""
+        if not self.books.nurseries[writer - 1]:
+            self.open(writer)
+        return False
+
+    def judge(self, writer: int, place: int, content: list[int]) -> bool:
+        """Publish a put, if its place is its writer's; return whether its key has a record now."""
         epoch, _, _, key = content
         if not self.is_of(writer, place):
-            self.say(REFUSED, "answer", writer, number)
-            return
-        self.set_unused(writer, (self.books.unused[writer] or frozenset()) - {place})
+            return False
         has_key, slot = self.find(key) is not None, self.free_slot()
         if has_key or slot is None or not self.is_current(epoch):
-            self.free(place)
-            self.say(KEPT if has_key else REFUSED, "answer", writer, number)
-            return
+            self.take_back(place)
+            return has_key
+        self.occupy(place)
         self.publish(slot, place, key, pack(*content))
-        self.say(KEPT, "answer", writer, number)
+        self.show(key, slot)
+        return True
+
+    def is_of(self, writer: int, place: int) -> bool:
+        """Return whether a place was granted to a writer, in its open nursery, and has not come back."""
+        return place in self.books.granted.intersection(self.map.places(self.books.nurseries[writer - 1]))
+
+    def take_back(self, place: int) -> None:
+        """Let the place of a refused put be granted again."""
+        self.own([place], granted=False)
 
     def is_current(self, epoch: int) -> bool:
         """Return whether what was computed in an epoch may be kept."""
         return epoch == self.load("epoch")
 
+    def answer(self, writer: int, number: int, verdict: int) -> None:
+        """Answer a message, and grant all that is free in the writer's nursery."""
+        nursery = self.books.nurseries[writer - 1]
+        places = self.books.free.intersection(self.map.places(nursery)) if nursery else frozenset()
+        self.own(places, granted=True)
+        self.say(pack(verdict, nursery, self.map.mask(places)), "answer", writer, number)
+
+    # ---- records
+
     def put_in_main(self, key: int) -> None:
-        place, slot = self.own_place(), self.free_slot()
+        place, slot = self.main_place(), self.free_slot()
         if place is None or slot is None or self.find(key) is not None:
             return
-        self.take(place)
+        self.occupy(place)
         content = pack(self.load("epoch"), 0, 0, key)
         self.store(content, "bytes", place)
         self.publish(slot, place, key, content)
+        self.show(key, slot)
 
     def publish(self, slot: int, place: int, key: int, content: int) -> None:
-        """Let readers find what lies at a place."""
+        """Make valid what lies at a place; the index does not show it yet."""
         generation = self.load("last generation") + 1
         self.store(generation, "last generation")
         self.store(content, "content", generation)
         self.slots.fill(slot, SlotRecord(generation, ALIGNMENT * place, ALIGNMENT, 0, KEYS[key]))
-        self.show(slot, key)
         self.slots.publish(slot, generation)
-
-    def show(self, slot: int, key: int) -> None:
-        """Let the index lead from a key to its slot: before the slot is valid, so that nothing valid is not shown."""
-        self.store(key + 1, "shown", slot)
-
-    def hide(self, slot: int) -> None:
-        """Let the index lead nobody to a slot; what leads to other slots is there before."""
-        if self.load("shown", slot):
-            self.say(0, "shown", slot)
 
     def evict(self, key: int) -> None:
         row = self.find(key)
@@ -153,6 +149,7 @@ class Frontend(Room):
 
     def drop(self, row: Row | None) -> None:
         if row is not None:
+            self.hide(row.key, row.slot)
             self.slots.retire(row.slot)
             self.vacate(row)
 
@@ -166,8 +163,8 @@ class Frontend(Room):
         is_sealed = self.seal(row.slot)
         if is_sealed:
             self.slots.erase(row.slot)
-            self.hide(row.slot)
-            self.free(row.place)
+            self.hide(row.key, row.slot)
+            self.release(row.place)
         return is_sealed
 
     def seal(self, slot: int) -> bool:
@@ -191,9 +188,9 @@ class Frontend(Room):
     # ---- copies
 
     def begin_move(self, key: int) -> None:
-        row, place = self.find(key), min(self.books.free.intersection(self.map.places(MAIN)), default=None)
-        if row is not None and place is not None and row.place // MAX_UNITS != MAIN:
-            self.take(place)
+        row, place = self.find(key), self.main_place()
+        if row is not None and place is not None and row.place not in self.map.places(MAIN):
+            self.occupy(place)
             self.copy(row.place, place)
             self.books = self.books._replace(move=Move(row.slot, row.generation, place))
 
@@ -206,52 +203,17 @@ class Frontend(Room):
             return
         row = self.moved_row(move)
         if row is None or slot is None:
-            self.free(move.place)
+            self.release(move.place)
         else:
             self.publish(slot, move.place, row.key, self.load("content", row.generation))
-            self.count_copy()
+            self.show_instead(row.key, row.slot, slot)
             self.drop(row)
         self.books = self.books._replace(move=None)
-
-    def count_copy(self) -> None:
-        """Let readers look again that have looked for the copy too early, and for its record too late."""
-        self.say(self.load("copies") + 1, "copies")
 
     def moved_row(self, move: Move) -> Row | None:
         """Return the record that was copied if it still is to be found."""
         row = next((row for row in self.rows() if row.slot == move.slot and row.is_valid), None)
         return row if row is not None and row.generation == move.generation else None
-
-    # ---- segments that come and go
-
-    def open(self, writer: int) -> None:
-        segment = self.segment_of(writer)
-        self.say(writer + 1, "name", segment)
-        self.books = self.books._replace(free=self.books.free.union(self.map.places(segment)))
-
-    def take_over(self, writer: int) -> None:
-        is_there = writer not in self.books.owned and self.load("name", writer)
-        if is_there and self.is_writer_dead(writer):
-            self.set_unused(writer, frozenset())
-            self.books = self.books._replace(owned=self.books.owned | {writer})
-            self.free_rest(writer, frozenset())
-
-    def is_writer_dead(self, writer: int) -> bool:
-        """Return whether the lock of a writer's segment is free."""
-        return not self.load("alive", self.map.writer(writer))
-
-    def remove(self, writer: int) -> None:
-        places = self.map.places(writer)
-        if writer in self.books.owned and not self.is_named(writer):
-            self.say(0, "name", writer)
-            for place in places:  # its memory goes back to the kernel, also that which readers have mapped
-                self.store(0, "bytes", place)
-            owned, free = self.books.owned - {writer}, self.books.free.difference(places)
-            self.books = self.books._replace(owned=owned, free=free)
-
-    def is_named(self, segment: int) -> bool:
-        """Return whether a slot names a place in a segment."""
-        return bool(self.occupied().intersection(self.map.places(segment)))
 
     # ---- the end, and the beginning
 
@@ -259,33 +221,65 @@ class Frontend(Room):
         for role in roles:
             self.machine.wait(self.map.word("ended", role), 1)
         for writer in self.map.writers:
-            for _ in range(self.map.num_puts):
+            for _ in range(self.map.num_messages):
                 self.receive(writer)
         self.collect()
-        for writer in self.map.writers:
-            for _ in self.map.places(writer):
-                self.grant(writer)
         rows = list(self.rows())
         if not all(row.is_valid for row in rows):
             raise Violation(f"I7: a slot stays retired: {rows}")
-        for segment in range(len(self.map.units)):
-            if self.load("name", segment):
-                self.check_room(segment)
+        self.check_room()
+        for writer in self.map.writers:
+            if writer in roles:
+                self.check_grants(writer)
+
+    def check_room(self) -> None:
+        """Check that each place that can be used belongs to a record, to its writer or to the frontend."""
+        owners = [*self.books.free, *self.books.granted, *(row.place for row in self.rows())]
+        for segment in (MAIN, *self.map.nurseries):
+            is_used = segment == MAIN or segment in self.books.nurseries
+            for place in self.map.places(segment):
+                if is_used and owners.count(place) != 1:
+                    raise Violation(f"I3: place {place} has {owners.count(place)} owners")
+            if not is_used and self.load("name", segment) and not self.named_places(segment):
+                raise Violation(f"I3: nursery {segment} is drained and empty, and its file is there")
+
+    def check_grants(self, writer: int) -> None:
+        """Check that a writer that has ended owns, or is sent, all that was granted in its open nursery."""
+        nursery = self.books.nurseries[writer - 1]
+        known, num_heard, mask = unpack(self.load("owned", writer), 3)
+        places = self.map.places_of(nursery, mask) if known == nursery else frozenset()
+        for number in range(num_heard, self.map.num_messages):
+            _, granted_in, mask = unpack(self.load("answer", writer, number), 3)
+            if granted_in == nursery:
+                places |= self.map.places_of(nursery, mask)
+        if nursery and places != self.books.granted.intersection(self.map.places(nursery)):
+            raise Violation(f"I3: writer {writer} owns {sorted(places)} of nursery {nursery}: {self.books}")
 
     def adopt(self) -> None:
-        """Derive the books from the words; show what is kept, and drop all else."""
+        """Derive the books from the words; show what is kept, drop all else, and drain every nursery."""
         rows = list(self.rows())
-        self.adopt_room()
         kept = self.kept(rows)
-        self.count_copy()  # the former frontend may not have come to it; before the first record of a copy is hidden
         for row in kept:
-            if self.load("shown", row.slot) != row.key + 1:
-                self.show(row.slot, row.key)
-        for slot in set(range(self.map.num_slots)) - {row.slot for row in kept}:
-            self.hide(slot)
+            if row.slot + 1 not in self.shown(row.key):
+                self.show(row.key, row.slot)
+        for key in range(len(KEYS)):
+            self.hide_all_but(key, [row.slot for row in kept if row.key == key])
         for row in rows:
             if row not in kept:
-                self.drop(row)
+                self.slots.retire(row.slot)
+        for row in rows:
+            if row not in kept:
+                self.vacate(row)
+        self.own(set(self.map.places(MAIN)) - self.occupied(), granted=False)
+        for nursery in self.map.nurseries:
+            self.empty(nursery)
+
+    def hide_all_but(self, key: int, slots: list[int]) -> None:
+        """Let the index lead a key nowhere else, and once."""
+        words = self.shown(key)
+        for word in words:
+            if word - 1 not in slots or self.shown(key).count(word) > 1:
+                self.hide(key, word - 1)
 
     def kept(self, rows: list[Row]) -> list[Row]:
         """Return what is findable and was not flushed; of a record and its copy the copy."""

@@ -39,15 +39,8 @@ class Collect:
 
 
 @dataclass(frozen=True, slots=True)
-class Grant:
-    """Let a writer have a free place of its segment, if there is one."""
-
-    writer: int = 1
-
-
-@dataclass(frozen=True, slots=True)
 class BeginMove:
-    """Copy the record of a key into a free place of the frontend's own."""
+    """Copy the record of a key into a free place of the main segment."""
 
     key: int
 
@@ -58,22 +51,8 @@ class EndMove:
 
 
 @dataclass(frozen=True, slots=True)
-class Open:
-    """Make a segment for a writer that has come, under an id that no segment has had."""
-
-    writer: int
-
-
-@dataclass(frozen=True, slots=True)
-class TakeOver:
-    """Own the segment of a writer that is dead."""
-
-    writer: int = 1
-
-
-@dataclass(frozen=True, slots=True)
-class Remove:
-    """Remove a segment of a dead writer if nothing lies in it."""
+class Drain:
+    """Notice that the connection of a writer is closed, whether the writer is dead, stopped or alive."""
 
     writer: int = 1
 
@@ -97,19 +76,4 @@ class Settle:
     roles: tuple[int, ...]
 
 
-Job = (
-    Receive
-    | PutInMain
-    | Evict
-    | Drop
-    | Collect
-    | Grant
-    | BeginMove
-    | EndMove
-    | Open
-    | TakeOver
-    | Remove
-    | Flush
-    | Died
-    | Settle
-)
+Job = Receive | PutInMain | Evict | Drop | Collect | BeginMove | EndMove | Drain | Flush | Died | Settle

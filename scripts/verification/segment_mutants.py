@@ -5,15 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from mmcached.shm.ring import slot_table
+from mmcached.shm.ring import lookup, slot_table
 from scripts.verification import segment_scenarios as scenarios
 from scripts.verification.mutants import Mutant
 from scripts.verification.replay import Machine
 from scripts.verification.segment_frontend import KEPT, Frontend
-from scripts.verification.segment_jobs import Remove, TakeOver
 from scripts.verification.segment_peers import Reader, Writer, Writing
 from scripts.verification.segment_room import Move, Row
-from scripts.verification.segment_words import MAIN
 from scripts.verification.segment_world import Scenario, Setting
 from scripts.verification.self_lease_scenarios import StoreWithoutRelease
 from scripts.verification.weak_memory import Order
@@ -28,8 +26,8 @@ class SealsWithoutALook(Frontend):
 
 class GrantsBeforeTheSeal(Frontend):
     def vacate(self, row: Row) -> bool:
-        self.free(row.place)
-        self.grant(1)
+        self.release(row.place)
+        self.receive(1)
         return super().vacate(row)
 
 
@@ -37,90 +35,113 @@ class GrantsBeforeItErases(Frontend):
     def vacate(self, row: Row) -> bool:
         is_sealed = self.seal(row.slot)
         if is_sealed:
-            self.free(row.place)
-            self.grant(1)
+            self.release(row.place)
+            self.receive(1)
             self.slots.erase(row.slot)
         return is_sealed
 
 
-class CountsTheGrantFirst(Frontend):
-    def write_grant(self, writer: int, number: int, place: int) -> None:
-        self.say(number + 1, "num_grants", writer)
-        self.store(place, "grant", writer, number % self.map.num_entries)
+class GrantsTwice(Frontend):
+    """Grants what it has granted, until a put of it has come."""
+
+    def answer(self, writer: int, number: int, verdict: int) -> None:
+        free = self.books.free
+        super().answer(writer, number, verdict)
+        self.books = self.books._replace(free=free)
 
 
-class CountsTheGrantPlainly(Frontend):
-    def write_grant(self, writer: int, number: int, place: int) -> None:
-        self.store(place, "grant", writer, number % self.map.num_entries)
-        self.store(number + 1, "num_grants", writer)
-
-
-class OverwritesGrants(Frontend):
-    """Writes a grant where one lies that the writer may not have used."""
-
-    def has_entry(self, writer: int) -> bool:
-        return True
-
-
-class FreesWhatWasPassedOver(Frontend):
-    """Takes it that a writer uses its places in the order in which they were granted."""
-
-    def judge(self, writer: int, number: int, place: int, content: list[int]) -> None:
-        super().judge(writer, number, place, content)
-        unused = self.books.unused[writer] or frozenset()
-        self.set_unused(writer, frozenset(each for each in unused if each > place))
-        self.free_rest(writer, self.books.unused[writer] or frozenset())
-
-
-class ForgetsWhatWasLost(Frontend):
-    """Frees nothing when a writer says what it has not used."""
-
-    def free_rest(self, segment: int, used: frozenset[int]) -> None:
-        if segment == MAIN:
-            super().free_rest(segment, used)
+class ForgetsRefusedPlaces(Frontend):
+    def take_back(self, place: int) -> None:
+        pass
 
 
 class WriterBeyondItsGrants(Writer):
     """Begins anew with its first place when it has no other."""
 
-    def take_grants(self, machine: Machine, state: Writing) -> Writing:
-        state = super().take_grants(machine, state)
-        return state if state.unused else state._replace(unused=frozenset({self.the_map.places(self.segment)[0]}))
-
-
-class WriterThatReadsTheGrantFirst(Writer):
-    def take_grants(self, machine: Machine, state: Writing) -> Writing:
-        place = self.granted_place(machine, state.num_taken)
-        if state.num_taken == machine.load(self.the_map.word("num_grants", self.segment)):
-            return state
-        return state._replace(num_taken=state.num_taken + 1, unused=state.unused | {place})
-
-
-class WriterThatSendsFirst(Writer):
-    def fill(self, machine: Machine, place: int, content: tuple[int, int, int, int]) -> None:
-        pass
-
-    def send(self, machine: Machine, state: Writing, place: int, content: tuple[int, int, int, int]) -> None:
-        super().send(machine, state, place, content)
-        super().fill(machine, place, content)
+    def hear(self, machine: Machine, state: Writing) -> Writing:
+        state = super().hear(machine, state)
+        first = frozenset(self.the_map.places(state.nursery)[:1])
+        return state if state.places else state._replace(places=first)
 
 
 class WriterThatUsesAgainWhatItSent(Writer):
-    """Takes back the place of a put that nobody has answered."""
+    def left(self, places: frozenset[int], place: int) -> frozenset[int]:
+        return places
 
-    def hear(self, machine: Machine, state: Writing) -> Writing:
-        if machine.load(self.the_map.word("answer", self.segment, state.num_sent - 1)) or state.waits_for is None:
-            return state
-        return state._replace(unused=state.unused | {state.waits_for})
+
+class WriterThatSendsFirst(Writer):
+    def fill(self, machine: Machine, state: Writing, place: int, content: int) -> None:
+        pass
+
+    def put(self, machine: Machine, state: Writing, key: int) -> Writing:
+        place, number = max(state.places), len(state.sent)
+        epoch = machine.load(self.the_map.word("epoch"))
+        state = super().put(machine, state, key)
+        super().fill(machine, state, place, self.content(epoch, number, key))
+        return state
+
+
+class WriterThatMixesNurseries(Writer):
+    """Takes the grants in a new nursery for grants in its old one."""
+
+    def take_grants(self, machine: Machine, state: Writing, nursery: int, mask: int) -> Writing:
+        return super().take_grants(machine, state, nursery and state.nursery, mask)
+
+
+# ---- nurseries
+
+
+class AcceptsWhatItDidNotGrant(Frontend):
+    def is_of(self, writer: int, place: int) -> bool:
+        return True
+
+
+class GrantsInADrainedNursery(Frontend):
+    def drain(self, writer: int) -> None:
+        if nursery := self.books.nurseries[writer - 1]:
+            self.empty(nursery)
+
+
+class RemovesWhatIsFound(Frontend):
+    def drain(self, writer: int) -> None:
+        nursery = self.books.nurseries[writer - 1]
+        super().drain(writer)
+        self.say(0, "name", nursery)
+
+
+class RemovesWhatIsLeased(Frontend):
+    """Looks only for records that can be found."""
+
+    def drop(self, row: Row | None) -> None:
+        super().drop(row)
+        for nursery in self.map.nurseries:
+            is_found = any(each.is_valid and each.place in self.map.places(nursery) for each in self.rows())
+            if nursery not in self.books.nurseries and not is_found:
+                self.say(0, "name", nursery)
+
+
+class PunchesWhatIsLeased(Frontend):
+    """Gives the kernel back what cannot be found any more."""
+
+    def drop(self, row: Row | None) -> None:
+        super().drop(row)
+        if row is not None:
+            self.store(0, "bytes", row.place)
+
+
+class UsesAnIdAgain(Frontend):
+    def next_id(self) -> int:
+        return next(nursery for nursery in self.map.nurseries if not self.load("name", nursery))
 
 
 # ---- puts
 
 
 class AnswersFirst(Frontend):
-    def judge(self, writer: int, number: int, place: int, content: list[int]) -> None:
-        self.say(KEPT, "answer", writer, number)
-        super().judge(writer, number, place, content)
+    def judge(self, writer: int, place: int, content: list[int]) -> bool:
+        number = next(n for n in range(self.map.num_messages) if not self.load("answer", writer, n))
+        self.answer(writer, number, KEPT)
+        return super().judge(writer, place, content)
 
 
 class TakesPutsOfOldEpochs(Frontend):
@@ -153,28 +174,34 @@ class DropsBeforeItPublishes(Frontend):
         return next(row for row in self.rows() if row.slot == move.slot)
 
 
-class ShowsTheCopyLast(Frontend):
-    """Puts the copy into the index only when the first record is no longer valid."""
+class MovesTheIndexLast(Frontend):
+    """Shows the copy only when the first record is no longer valid."""
 
-    def show(self, slot: int, key: int) -> None:
-        if self.books.move is None:
-            super().show(slot, key)
+    def show_instead(self, key: int, slot: int, new_slot: int) -> None:
+        pass
 
     def end_move(self) -> None:
         super().end_move()
         for row in self.rows():
-            super().show(row.slot, row.key)
+            if row.is_valid and not self.shown(row.key):
+                self.show(row.key, row.slot)
 
 
-class ShowsWhatIsValid(Frontend):
-    """Puts a record into the index only when it is valid."""
+class MovesTheIndexFirst(Frontend):
+    """Shows a copy that is not valid yet."""
 
     def publish(self, slot: int, place: int, key: int, content: int) -> None:
+        if self.books.move is not None:
+            super().show_instead(key, self.books.move.slot, slot)
         super().publish(slot, place, key, content)
-        super().show(slot, key)
 
-    def show(self, slot: int, key: int) -> None:
+    def show_instead(self, key: int, slot: int, new_slot: int) -> None:
         pass
+
+
+class MovesTheIndexPlainly(Frontend):
+    def show_instead(self, key: int, slot: int, new_slot: int) -> None:
+        self.store(new_slot + 1, "index", key, self.shown(key).index(slot + 1))
 
 
 class MovesWhateverIsThere(Frontend):
@@ -182,66 +209,6 @@ class MovesWhateverIsThere(Frontend):
 
     def moved_row(self, move: Move) -> Row | None:
         return next((row for row in self.rows() if row.slot == move.slot), None)
-
-
-class HidesWithAPlainStore(Frontend):
-    def hide(self, slot: int) -> None:
-        self.store(0, "shown", slot)
-
-
-class CountsNoCopies(Frontend):
-    def count_copy(self) -> None:
-        pass
-
-
-class CountsTheCopyLast(CountsNoCopies):
-    def end_move(self) -> None:
-        super().end_move()
-        Frontend.count_copy(self)
-
-
-class ReaderThatBelievesAMiss(Reader):
-    def is_sure(self, machine: Machine, num_copies: int) -> bool:
-        return True
-
-
-class ReaderThatTakesALostLeaseForAMiss(Reader):
-    """Looks once, and does not look again when what it has found has gone before its lease."""
-
-    max_looks = 1
-
-
-# ---- segments
-
-
-class TakesOverFromTheLiving(Frontend):
-    def is_writer_dead(self, writer: int) -> bool:
-        return True
-
-
-class PublishesForTheDead(Frontend):
-    def is_of(self, writer: int, place: int) -> bool:
-        return True
-
-
-class RemovesWhatIsFindable(Frontend):
-    def is_named(self, segment: int) -> bool:
-        return False
-
-
-class RemovesWhatIsLeased(Frontend):
-    """Looks only for records that can be found."""
-
-    def is_named(self, segment: int) -> bool:
-        return any(row.is_valid and row.place in self.map.places(segment) for row in self.rows())
-
-
-class UsesAnIdAgain(Frontend):
-    def segment_of(self, writer: int) -> int:
-        return 1
-
-
-# ---- flush
 
 
 class MovesWhatWasFlushed(Frontend):
@@ -254,6 +221,14 @@ class MovesWhatWasFlushed(Frontend):
         else:
             content = self.load("content", move.generation)
             self.publish(slot, move.place, content & 15, content)
+            self.show(content & 15, slot)
+
+
+class ReaderThatTakesALostLeaseForAMiss(Reader):
+    max_takes = 1
+
+
+# ---- flush
 
 
 class BeginsTheEpochFirst(Frontend):
@@ -289,28 +264,18 @@ class AdoptsWithoutASeal(Frontend):
         self.books = careless.books
 
 
-class AdoptsWithoutCountingACopy(Frontend):
+class AdoptsOpenNurseries(Frontend):
+    """Grants in the nurseries of a dead frontend what no slot names."""
+
     def adopt(self) -> None:
-        careless = CountsNoCopies(self.machine, self.map, self.books)
-        careless.adopt()
-        self.books = careless.books
-
-
-class TrustsGrants(Frontend):
-    """Frees what a writer has not, also where a record lies."""
-
-    def free_rest(self, segment: int, used: frozenset[int]) -> None:
-        for place in set(self.map.places(segment)) - used:
-            self.free(place)
-
-
-class TakesGrantsForUsed(Frontend):
-    """Adopts all places in which nothing lies, though a writer may fill them."""
-
-    def adopt_room(self) -> None:
-        super().adopt_room()
+        super().adopt()
         for writer in self.map.writers:
-            self.free_rest(writer, frozenset())
+            if self.load("name", writer):
+                self.set_nursery(writer, writer)
+                self.own(set(self.map.places(writer)) - self.named_places(writer), granted=False)
+
+    def empty(self, nursery: int) -> None:
+        pass
 
 
 class KeepsBoth(Frontend):
@@ -320,6 +285,26 @@ class KeepsBoth(Frontend):
         return [row for row in rows if row.is_valid and row.generation > self.floor()]
 
 
+class RetiresBeforeItShows(Frontend):
+    """Retires what it drops, as a successor, before the index shows what it keeps."""
+
+    def adopt(self) -> None:
+        rows = list(self.rows())
+        kept = self.kept(rows)
+        for row in rows:
+            if row not in kept:
+                self.slots.retire(row.slot)
+        super().adopt()
+
+
+class EmptiesWhatIsLeased(Frontend):
+    """Takes a place for free that is named by no record that can be found."""
+
+    def named_places(self, nursery: int) -> set[int]:
+        places = self.map.places(nursery)
+        return {row.place for row in self.rows() if row.is_valid and row.place in places}
+
+
 def _mutant(name: str, breaks: str, setting: Setting, *, order: Order = Order.TSO, **actors: Any) -> Mutant[Scenario]:
     return Mutant(name, Scenario(name, replace(setting, **actors), order), breaks)
 
@@ -327,77 +312,55 @@ def _mutant(name: str, breaks: str, setting: Setting, *, order: Order = Order.TS
 MUTANTS = (
     _mutant("a place is granted without a seal", "I1", scenarios.REUSED, frontend=SealsWithoutALook),
     _mutant("a place is granted before the seal", "I1", scenarios.REUSED, frontend=GrantsBeforeTheSeal),
-    _mutant(
-        "a place is granted before its slot is erased", "I3", scenarios.ADOPTED_PUTS, frontend=GrantsBeforeItErases
-    ),
-    _mutant("a grant is counted before it is written", "I1", scenarios.FULL, frontend=CountsTheGrantFirst),
-    _mutant(
-        *("a grant is counted with a plain store, weak", "I1", scenarios.FULL),
-        order=Order.WEAK,
-        frontend=CountsTheGrantPlainly,
-    ),
-    _mutant("a grant is read before it is counted", "I1", scenarios.FULL, writer=WriterThatReadsTheGrantFirst),
-    _mutant("a grant is overwritten that was not used", "I7", scenarios.ONE_ENTRY, frontend=OverwritesGrants),
+    _mutant("a place is granted before its slot is erased", "I4", scenarios.KILLED, frontend=GrantsBeforeItErases),
+    _mutant("a place is granted twice", "I4", scenarios.OUT_OF_STEP, frontend=GrantsTwice),
+    _mutant("the place of a refused put is forgotten", "I3", scenarios.SAME_KEY, frontend=ForgetsRefusedPlaces),
     _mutant("a writer fills what it was not granted", "I1", scenarios.REUSED, writer=WriterBeyondItsGrants),
-    _mutant("a writer uses again what it has sent", "I7", scenarios.ONE_ENTRY, writer=WriterThatUsesAgainWhatItSent),
-    _mutant("a writer sends before it fills", "I1", scenarios.REUSED, writer=WriterThatSendsFirst, looks=((1,),)),
-    _mutant("a place that was passed over is freed", "I7", scenarios.OUT_OF_ORDER, frontend=FreesWhatWasPassedOver),
-    _mutant("what was lost with a frontend is forgotten", "I3", scenarios.LOST, frontend=ForgetsWhatWasLost),
+    _mutant("a writer uses again what it has sent", "I7", scenarios.OUT_OF_STEP, writer=WriterThatUsesAgainWhatItSent),
+    _mutant("a writer sends before it fills", "I1", scenarios.PUT, writer=WriterThatSendsFirst),
     _mutant(
-        *("a put is published with a plain store, weak", "I1", scenarios.FULL),
+        "a writer takes grants for those of another nursery", "I7", scenarios.DRAINED, writer=WriterThatMixesNurseries
+    ),
+    _mutant("a put of a drained nursery is accepted", "I7", scenarios.DRAINED, frontend=AcceptsWhatItDidNotGrant),
+    _mutant("a place is granted in a drained nursery", "I7", scenarios.DRAINED, frontend=GrantsInADrainedNursery),
+    _mutant(
+        "a nursery is removed while a record in it is found", "I10", scenarios.EVACUATED, frontend=RemovesWhatIsFound
+    ),
+    _mutant(
+        "a nursery is removed while a record in it is leased", "I10", scenarios.REMOVED, frontend=RemovesWhatIsLeased
+    ),
+    _mutant("what is leased is given back to the kernel", "I1", scenarios.REMOVED, frontend=PunchesWhatIsLeased),
+    _mutant("the id of a nursery is used again", "I7", scenarios.NEXT_NURSERY, frontend=UsesAnIdAgain),
+    _mutant(
+        *("a put is published with a plain store, weak", "I1", scenarios.PUT),
         order=Order.WEAK,
-        looks=((1,),),
         patches=((slot_table, "require_word_store", StoreWithoutRelease),),
     ),
-    _mutant("a put is answered before it is published", "I9", scenarios.REUSED, frontend=AnswersFirst, looks=((1,),)),
+    _mutant("a put is answered before it is published", "I9", scenarios.PUT, frontend=AnswersFirst),
     _mutant("a put of an old epoch is kept", "I11", scenarios.FLUSHED_PUT, frontend=TakesPutsOfOldEpochs),
     _mutant("a copy is published before it is made", "I1", scenarios.MOVED, frontend=PublishesBeforeItCopies),
     _mutant("a record is dropped before its copy is published", "I9", scenarios.MOVED, frontend=DropsBeforeItPublishes),
-    _mutant("a copy is shown after its record was dropped", "I9", scenarios.MOVED, frontend=ShowsTheCopyLast),
+    _mutant("the index is moved after a record was dropped", "I9", scenarios.MOVED, frontend=MovesTheIndexLast),
+    _mutant("the index is moved before a copy is valid", "I9", scenarios.MOVED, frontend=MovesTheIndexFirst),
+    _mutant(
+        *("the index is moved with a plain store, weak", "I9", scenarios.MOVED),
+        order=Order.WEAK,
+        frontend=MovesTheIndexPlainly,
+    ),
     _mutant("a copy is published of what was evicted", "I1", scenarios.MOVED_EVICTED, frontend=MovesWhateverIsThere),
     _mutant("a copy is published of what was flushed", "I11", scenarios.FLUSHED, frontend=MovesWhatWasFlushed),
-    _mutant("a copy is counted when its record was dropped", "I9", scenarios.MOVED, frontend=CountsTheCopyLast),
-    _mutant("a reader believes the first miss", "I9", scenarios.MOVED, reader=ReaderThatBelievesAMiss),
+    _mutant("a reader looks once", "I9", scenarios.MOVED, patches=((lookup, "MAX_LOOKS", 1),)),
     _mutant("a reader takes a lost lease for a miss", "I9", scenarios.MOVED, reader=ReaderThatTakesALostLeaseForAMiss),
-    _mutant(
-        *("a segment is taken over while its writer lives", "I7", scenarios.TAKEN_OVER),
-        frontend=TakesOverFromTheLiving,
-        looks=((2,),),
-        num_kills=0,
-    ),
-    _mutant(
-        "a put is published after its segment was taken over", "I7", scenarios.TAKEN_OVER, frontend=PublishesForTheDead
-    ),
-    _mutant(
-        "a segment is removed while a record in it is found",
-        "I10",
-        scenarios.EVACUATED,
-        frontend=RemovesWhatIsFindable,
-        script=(TakeOver(), Remove()),
-    ),
-    _mutant(
-        "a segment is removed while a record in it is leased", "I10", scenarios.REMOVED, frontend=RemovesWhatIsLeased
-    ),
-    _mutant("the id of a segment is used again", "I1", scenarios.NEXT_SEGMENT, frontend=UsesAnIdAgain),
     _mutant(
         "an epoch begins before the floor is raised", "I11", scenarios.FLUSHED_ADOPTED, frontend=BeginsTheEpochFirst
     ),
     _mutant("a successor keeps what was flushed", "I11", scenarios.FLUSHED_ADOPTED, frontend=AdoptsWithoutAFloor),
-    _mutant("a copy is shown after it is valid", "I9", scenarios.MOVED_ADOPTED, frontend=ShowsWhatIsValid),
-    _mutant(
-        *("a successor drops a record and does not count its copy", "I9", scenarios.MOVED_ADOPTED),
-        frontend=AdoptsWithoutCountingACopy,
-    ),
-    _mutant(
-        *("a successor hides a record with a plain store, weak", "I9", scenarios.MOVED_ADOPTED),
-        order=Order.WEAK,
-        frontend=HidesWithAPlainStore,
-    ),
+    _mutant("a successor keeps a record and its copy", "I12", scenarios.MOVED_ADOPTED, frontend=KeepsBoth),
+    _mutant("a successor retires before the index shows", "I9", scenarios.MOVED_ADOPTED, frontend=RetiresBeforeItShows),
+    _mutant("a successor empties a nursery of what is leased", "I10", scenarios.ADOPTED, frontend=EmptiesWhatIsLeased),
     _mutant("a successor frees what is leased", "I1", scenarios.ADOPTED_MAIN, frontend=AdoptsWithoutIslands),
     _mutant("a successor erases without a seal", "I1", scenarios.ADOPTED_MAIN, frontend=AdoptsWithoutASeal),
     _mutant(
-        "a successor trusts grants and does not look at slots", "I3", scenarios.ADOPTED_ROOM, frontend=TrustsGrants
+        "a successor grants in the nurseries that it finds", "I4", scenarios.ADOPTED_PUTS, frontend=AdoptsOpenNurseries
     ),
-    _mutant("a successor takes what was granted for used", "I3", scenarios.ADOPTED_ROOM, frontend=TakesGrantsForUsed),
-    _mutant("a successor keeps a record and its copy", "I12", scenarios.MOVED_ADOPTED, frontend=KeepsBoth),
 )

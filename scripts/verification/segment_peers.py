@@ -1,9 +1,11 @@
 """Models the processes that put records into a store of several segments, and those that read them.
 
-A writer fills the next place that it was granted, says so, and looks for the answer until it gives up waiting. A reader
-looks a key up in shared memory, takes a lease by itself, maps the segment that the slot names, and reads.
+A writer lays a record into a place that it was granted, says so, and looks for the answer until it gives up waiting; a
+later look may still find it. A reader looks a key up in shared memory, takes a lease by itself, maps the segment that
+the slot names, and reads.
 
-A stopped process needs no step of its own: it is one whose turn does not come.
+A stopped process needs no step of its own: it is one whose turn does not come. A writer does not notice that its
+connection is closed before an answer tells it: so it goes on with the nursery that it has, whoever the frontend is.
 """
 
 from __future__ import annotations
@@ -17,8 +19,8 @@ from mmcached.shm.segment.layout import ALIGNMENT
 from mmcached.wire.handle import Handle
 from scripts.verification.explorer import Violation
 from scripts.verification.replay import Machine
-from scripts.verification.segment_frontend import KEPT
-from scripts.verification.segment_words import KEYS, MAX_GENERATION, MAX_UNITS, Map, pack, unpack
+from scripts.verification.segment_frontend import ASK, KEPT, PUT
+from scripts.verification.segment_words import KEYS, MAIN, MAX_GENERATION, MAX_UNITS, Map, pack, unpack
 from scripts.verification.self_lease_words import RUNNING
 from scripts.verification.self_lease_world import Taking
 
@@ -27,23 +29,22 @@ class Writing(NamedTuple):
     """How far a writer has come.
 
     Attributes:
-        life: of the frontend to which it is connected.
-        num_sent: puts.
-        num_taken: grants.
-        unused: places that it has taken, and of which it has not sent a put.
-        waits_for: the place of the last put, while it waits for the answer.
+        sent: the key of each put, None for a message that asks for room.
+        num_heard: answers.
+        nursery, file: its newest nursery, and the file that it has mapped; 0: none.
+        places: of that nursery, which it owns.
     """
 
-    life: int = 1
-    num_sent: int = 0
-    num_taken: int = 0
-    unused: frozenset[int] = frozenset()
-    waits_for: int | None = None
+    sent: tuple[int | None, ...] = ()
+    num_heard: int = 0
+    nursery: int = 0
+    file: int = 0
+    places: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, eq=False)
 class Writer:
-    """The writer of a segment.
+    """A writer, which has one nursery at a time.
 
     Attributes:
         keys: of its puts, one after the other.
@@ -51,70 +52,79 @@ class Writer:
     """
 
     the_map: Map
-    segment: int
+    number: int
     keys: tuple[int, ...]
     is_awaited: bool
 
     def __call__(self, machine: Machine, state: Writing) -> Hashable:
         RUNNING.machine = machine
-        if state.waits_for is not None:
-            return self.hear(machine, state)._replace(waits_for=None)
-        if state.num_sent < len(self.keys):
-            state, has_sent = self.put(machine, state)
-            if has_sent:
-                return state
+        state = self.hear(machine, state)
+        keys = self.keys[len([key for key in state.sent if key is not None]) :]
+        if keys and state.places and self.can_send(state):
+            return self.put(machine, state, keys[0])
+        if keys and state.sent[-1:] != (None,) and self.can_send(state):
+            return self.send(machine, state, pack(ASK, 0, 0, 0, 0, 0), None)
+        owned = pack(state.nursery, state.num_heard, self.the_map.mask(state.places))
+        machine.store(self.the_map.word("owned", self.number), owned)
         if self.is_awaited:
-            machine.store(self.the_map.word("unused", self.segment), self.the_map.mask(state.unused))
-            machine.store_release(self.the_map.word("ended", self.the_map.writer(self.segment)), 1)
+            machine.store_release(self.the_map.word("ended", self.number), 1)
         return None
 
-    def put(self, machine: Machine, state: Writing) -> tuple[Writing, bool]:
-        """Fill a place and send a message, unless nobody listens or there is no room."""
-        life = machine.load(self.the_map.word("alive", 0))
-        if not life:
-            return state, False
-        if life != state.life:
-            state = self.say_hello(machine, state, life)
+    def can_send(self, state: Writing) -> bool:
+        return len(state.sent) < self.the_map.num_messages
+
+    # ---- puts
+
+    def put(self, machine: Machine, state: Writing, key: int) -> Writing:
+        """Fill a place, and say so; from then on it is the frontend's."""
         epoch = machine.load(self.the_map.word("epoch"))
-        state = self.take_grants(machine, state)
-        if not state.unused:
-            return state, False
-        place = max(state.unused)  # in another order than they were granted, as threads do that fill side by side
-        content = (epoch, self.segment, state.num_sent, self.keys[state.num_sent])
-        self.fill(machine, place, content)
-        self.send(machine, state, place, content)
-        return state._replace(num_sent=state.num_sent + 1, unused=state.unused - {place}, waits_for=place), True
+        place = max(state.places)  # in another order than they were granted, as threads do that fill side by side
+        number = len(state.sent)
+        self.fill(machine, state, place, self.content(epoch, number, key))
+        state = self.send(machine, state, pack(PUT, place, epoch, self.number, number, key), key)
+        return state._replace(places=self.left(state.places, place))
 
-    def say_hello(self, machine: Machine, state: Writing, life: int) -> Writing:
-        message = pack(life, state.num_taken, self.the_map.mask(state.unused))
-        machine.store_release(self.the_map.word("hello", self.segment), message)
-        return state._replace(life=life)
+    def content(self, epoch: int, number: int, key: int) -> int:
+        return pack(epoch, self.number, number, key)
 
-    def take_grants(self, machine: Machine, state: Writing) -> Writing:
-        count = machine.load(self.the_map.word("num_grants", self.segment))
-        places = {self.granted_place(machine, number) for number in range(state.num_taken, count)}
-        return state._replace(num_taken=count, unused=state.unused | places)
+    def left(self, places: frozenset[int], place: int) -> frozenset[int]:
+        """Return which places it owns after a put."""
+        return places - {place}
 
-    def granted_place(self, machine: Machine, number: int) -> int:
-        return machine.load(self.the_map.word("grant", self.segment, number % self.the_map.num_entries))
+    def fill(self, machine: Machine, state: Writing, place: int, content: int) -> None:
+        machine.store(self.the_map.word("bytes", MAX_UNITS * state.file + place % MAX_UNITS), content)
 
-    def fill(self, machine: Machine, place: int, content: tuple[int, int, int, int]) -> None:
-        machine.store(self.the_map.word("bytes", MAX_UNITS * self.segment + place % MAX_UNITS), pack(*content))
+    def send(self, machine: Machine, state: Writing, message: int, key: int | None) -> Writing:
+        machine.store_release(self.the_map.word("message", self.number, len(state.sent)), message)
+        return state._replace(sent=(*state.sent, key))
 
-    def send(self, machine: Machine, state: Writing, place: int, content: tuple[int, int, int, int]) -> None:
-        word = self.the_map.word("put", self.segment, state.num_sent)
-        machine.store_release(word, pack(state.life, state.num_taken, place, *content))
+    # ---- answers
 
     def hear(self, machine: Machine, state: Writing) -> Writing:
-        """Look for the answer once: whoever has waited long enough goes on without."""
-        number = state.num_sent - 1
-        if machine.load(self.the_map.word("answer", self.segment, number)) == KEPT:
-            machine.store_release(self.the_map.word("acknowledged", self.keys[number]), 1)
+        """Take the answers that have come."""
+        for number in range(state.num_heard, len(state.sent)):
+            answer = machine.load(self.the_map.word("answer", self.number, number))
+            if not answer:
+                break
+            verdict, nursery, mask = unpack(answer, 3)
+            if verdict == KEPT and (key := state.sent[number]) is not None:
+                machine.store_release(self.the_map.word("acknowledged", key), 1)
+            state = self.take_grants(machine, state._replace(num_heard=number + 1), nursery, mask)
         return state
+
+    def take_grants(self, machine: Machine, state: Writing, nursery: int, mask: int) -> Writing:
+        """Take the places of an answer if its nursery is the newest; forget an older one."""
+        if nursery > state.nursery:
+            file = machine.load(self.the_map.word("name", nursery))
+            places = self.the_map.places_of(nursery, mask) if file else frozenset[int]()
+            return state._replace(nursery=nursery, file=file, places=places)
+        if nursery == state.nursery and state.file:
+            return state._replace(places=state.places | self.the_map.places_of(nursery, mask))
+        return state if nursery else state._replace(places=frozenset())
 
 
 Mapped = tuple[tuple[int, int], ...]
-"""(id, file) of each segment that a reader has mapped."""
+"""(id, file) of each nursery that a reader has mapped."""
 
 
 class Reading(NamedTuple):
@@ -133,7 +143,7 @@ class Reader:
         kept: keys that have a record all the time.
         stays: keys whose record stays once it was acknowledged.
         is_awaited: the frontend waits until it has ended.
-        max_looks: a look is repeated when a copy was published meanwhile, or what was found has gone before the lease.
+        max_takes: so often a lease is tried, as what was found may have gone before it was taken.
     """
 
     the_map: Map
@@ -142,7 +152,7 @@ class Reader:
     kept: frozenset[int]
     stays: frozenset[int]
     is_awaited: bool
-    max_looks: ClassVar[int] = 3
+    max_takes: ClassVar[int] = 2
 
     def __call__(self, machine: Machine, state: Reading) -> Hashable:
         RUNNING.machine = machine
@@ -160,13 +170,9 @@ class Reader:
             must_find |= machine.load(self.the_map.word("acknowledged", key)) == 1
         epoch = machine.load(self.the_map.word("flushed"))
         entry, look = self.the_map.reader_entry(self.reader_id), self.the_map.lookup()
-        for _ in range(self.max_looks):
-            num_copies = machine.load(self.the_map.word("copies"))
-            handle = look.find(KEYS[key])
-            if handle is None and self.is_sure(machine, num_copies):
+        for _ in range(self.max_takes):
+            if (handle := look.find(KEYS[key])) is None:
                 break
-            if handle is None:
-                continue
             (is_taken,) = entry.take([lease := Taking(handle)], look)
             if is_taken:
                 self.check_content(machine, handle, key, epoch)
@@ -175,10 +181,6 @@ class Reader:
         if must_find:
             raise Violation(f"I9: key {key} has a record, and none is found")
         return mapped
-
-    def is_sure(self, machine: Machine, num_copies: int) -> bool:
-        """Return whether a key that was not found has no record."""
-        return machine.load(self.the_map.word("copies")) == num_copies
 
     def check_content(self, machine: Machine, handle: Handle, key: int, epoch: int) -> None:
         """Raise Violation if this is not a record that the reader may have found."""
@@ -199,16 +201,16 @@ class Reader:
 
     def read(self, machine: Machine, handle: Handle, mapped: Mapped) -> Mapped:
         segment, unit = divmod(handle.offset // ALIGNMENT, MAX_UNITS)
-        mapped = self.map_segment(machine, segment, mapped)
-        word = self.the_map.word("bytes", MAX_UNITS * dict(mapped)[segment] + unit)
+        mapped = self.map_nursery(machine, segment, mapped)
+        word = self.the_map.word("bytes", MAX_UNITS * dict(mapped).get(segment, MAIN) + unit)
         machine.expect(word, self.content(machine, handle))
         return mapped
 
-    def map_segment(self, machine: Machine, segment: int, mapped: Mapped) -> Mapped:
-        """Open the file of a segment by its id, unless that is mapped."""
-        if segment in dict(mapped):
+    def map_nursery(self, machine: Machine, segment: int, mapped: Mapped) -> Mapped:
+        """Open the file of a nursery by its id, unless that is mapped."""
+        if segment == MAIN or segment in dict(mapped):
             return mapped
         file = machine.load(self.the_map.word("name", segment))
         if not file:
-            raise Violation(f"I10: segment {segment} is gone, and a record in it is under lease")
-        return (*mapped, (segment, file - 1))
+            raise Violation(f"I10: nursery {segment} is gone, and a record in it is under lease")
+        return (*mapped, (segment, file))

@@ -1,26 +1,22 @@
-"""Says to whom each place of a modelled store belongs: to a record, to the frontend, or to the writer of its segment.
+"""Says to whom each place of a modelled store belongs: to a record, to the frontend, or to the writer of its nursery.
 
-    free ──grant──> the writer's ──a put has come──> a record's ──retired, sealed, erased──> free
+    free ──granted in an answer──> the writer's ──a put has come──> a record's ──retired, sealed, erased──> free
 
-A place that was granted stays the writer's until a put of it has come, whatever becomes of the writer's connection. A
-writer may send its puts in any order; what it has sent is not its own any more, answered or not.
-
-The frontend keeps this for itself, and a successor does not know it: before a writer has said in its first message what
-it has not used, every place of its segment in which nothing lies may be its own. A dead writer needs none.
+A nursery is *open* as long as the connection of its writer; from then on it is *drained*: nothing is granted in it and
+no put of it is accepted. Its records stay; what is free in it goes back to the kernel, and with its last record the
+file goes. The frontend keeps who owns which place in its `Books`, and a successor need not know: to it every nursery is
+drained.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import NamedTuple, TypeVar
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
 from mmcached.shm.ring.slot_table import IS_SEALED
 from mmcached.shm.segment.layout import ALIGNMENT
-from scripts.verification.explorer import Violation
 from scripts.verification.replay import Machine
-from scripts.verification.segment_words import KEYS, MAIN, MAX_UNITS, Map, unpack
-
-T = TypeVar("T")
+from scripts.verification.segment_words import INDEX_WORDS, KEYS, MAIN, MAX_UNITS, Map
 
 
 class Row(NamedTuple):
@@ -45,25 +41,19 @@ class Books(NamedTuple):
     """What a frontend knows beside the words that it has written.
 
     Attributes:
-        life: of the frontend; tells its connections from those of the one before.
-        free: places that the frontend may grant, or fill if they are its own.
-        owned: segments that the frontend alone writes.
-        unused: places that were granted to each writer and have not come back; None: it has not said so yet.
-        taken: how many of its grants each writer has taken, as far as it has said.
-        received: messages that were taken, of each writer.
+        nurseries: of each writer the id of its open nursery, or 0.
+        free: places that the frontend may fill, or grant.
+        granted: places that their writers own.
     """
 
-    life: int
-    free: frozenset[int]
-    owned: frozenset[int]
-    unused: tuple[frozenset[int] | None, ...]
-    taken: tuple[int, ...]
-    received: tuple[int, ...]
+    nurseries: tuple[int, ...]
+    free: frozenset[int] = frozenset()
+    granted: frozenset[int] = frozenset()
     move: Move | None = None
 
 
 class Room:
-    """The places of all segments, while the frontend does one job; `books` is what it remembers until the next."""
+    """Places, slots and index while the frontend does one job; `books` is what it remembers until the next."""
 
     def __init__(self, machine: Machine, the_map: Map, books: Books) -> None:
         self.machine = machine
@@ -97,82 +87,99 @@ class Room:
     def find(self, key: int) -> Row | None:
         return next((row for row in self.rows() if row.is_valid and row.key == key), None)
 
-    # ---- places
-
-    def segment_of(self, writer: int) -> int:
-        """Return the id of a writer's segment: no other has had it."""
-        return writer
-
-    def grant(self, writer: int) -> None:
-        self.hear_hello(writer)
-        place = min(self.books.free.intersection(self.map.places(self.segment_of(writer))), default=None)
-        if place is not None and writer not in self.books.owned and self.has_entry(writer):
-            self.take(place)
-            self.set_unused(writer, (self.books.unused[writer] or frozenset()) | {place})
-            self.write_grant(writer, self.load("num_grants", writer), place)
-
-    def has_entry(self, writer: int) -> bool:
-        """Return whether the writer has taken the grant that the next one overwrites."""
-        num_untaken = self.load("num_grants", writer) - self.books.taken[writer]
-        return self.books.unused[writer] is not None and num_untaken < self.map.num_entries
-
-    def write_grant(self, writer: int, number: int, place: int) -> None:
-        self.store(place, "grant", writer, number % self.map.num_entries)
-        self.say(number + 1, "num_grants", writer)
-
-    def set_unused(self, writer: int, places: frozenset[int]) -> None:
-        self.books = self.books._replace(unused=with_value(self.books.unused, writer, places))
-
-    def free_rest(self, segment: int, used: frozenset[int]) -> None:
-        """Free the places of a segment in which nothing lies, but for some."""
-        for place in set(self.map.places(segment)) - used - self.occupied():
-            self.free(place)
-
-    def own_place(self) -> int | None:
-        """Return a free place that the frontend itself may fill."""
-        return min((place for place in self.books.free if place // MAX_UNITS in self.books.owned), default=None)
-
-    def free(self, place: int) -> None:
-        self.books = self.books._replace(free=self.books.free | {place})
-
-    def take(self, place: int) -> None:
-        self.books = self.books._replace(free=self.books.free - {place})
-
     def free_slot(self) -> int | None:
         taken = {row.slot for row in self.rows()}
         return next((slot for slot in range(self.map.num_slots) if slot not in taken), None)
 
-    def is_of(self, writer: int, place: int) -> bool:
-        """Return whether a place was granted to a writer and has not come back."""
-        return place in (self.books.unused[writer] or frozenset())
+    # ---- the index, as `KeyIndexWriter` writes it
 
-    def hear_hello(self, writer: int) -> None:
-        """Learn what a writer has not used, if its first message since an adoption has come."""
-        if self.books.unused[writer] is not None or writer in self.books.owned:
-            return
-        life, taken, mask = unpack(self.load("hello", writer), 3)
-        if life == self.books.life:
-            untaken = range(taken, self.load("num_grants", writer))
-            granted = {self.load("grant", writer, number % self.map.num_entries) for number in untaken}
-            unused = self.map.places_of(writer, mask) | granted
-            self.books = self.books._replace(taken=with_value(self.books.taken, writer, taken))
-            self.set_unused(writer, unused)
-            self.free_rest(writer, unused)
+    def shown(self, key: int) -> list[int]:
+        """Return the words of a key, each a slot + 1; 0 ends them."""
+        words = [self.load("index", key, each) for each in range(INDEX_WORDS)]
+        return words[: words.index(0)] if 0 in words else words
 
-    def adopt_room(self) -> None:
-        """Free what is the frontend's own; the places of writers may be theirs until they have said, or are dead."""
-        self.books = self.books._replace(unused=(frozenset(), *(None for _ in self.map.writers)))
-        self.free_rest(MAIN, frozenset())
+    def show(self, key: int, slot: int) -> None:
+        self.store(slot + 1, "index", key, len(self.shown(key)))
 
-    def check_room(self, segment: int) -> None:
-        """Check that each place belongs to a record, to the writer or to the frontend, and to one of them."""
-        owners = [*self.books.free, *(row.place for row in self.rows())]
-        unused = () if segment == MAIN else self.books.unused[segment]
-        owners += [place for place in self.map.places(segment) if place not in owners] if unused is None else unused
-        for place in self.map.places(segment):
-            if owners.count(place) != 1:
-                raise Violation(f"I3: place {place} has {owners.count(place)} owners")
+    def show_instead(self, key: int, slot: int, new_slot: int) -> None:
+        """Show a record at another slot, with one store; it is valid there."""
+        self.say(new_slot + 1, "index", key, self.shown(key).index(slot + 1))
 
+    def hide(self, key: int, slot: int) -> None:
+        """Hide a record; a word behind its own is copied before it is freed."""
+        words = self.shown(key)
+        if slot + 1 in words:
+            words.remove(slot + 1)
+            for each, word in enumerate([*words, 0]):
+                if self.load("index", key, each) != word:
+                    self.store(word, "index", key, each)
 
-def with_value(values: tuple[T, ...], index: int, value: T) -> tuple[T, ...]:
-    return (*values[:index], value, *values[index + 1 :])
+    # ---- places
+
+    def own(self, places: Iterable[int], *, granted: bool) -> None:
+        """Note that places are a writer's, or free."""
+        free, owned = self.books.free, self.books.granted
+        if granted:
+            self.books = self.books._replace(free=free.difference(places), granted=owned.union(places))
+        else:
+            self.books = self.books._replace(free=free.union(places), granted=owned.difference(places))
+
+    def occupy(self, place: int) -> None:
+        """Note that a record gets a place."""
+        free, granted = self.books.free, self.books.granted
+        self.books = self.books._replace(free=free - {place}, granted=granted - {place})
+
+    def main_place(self) -> int | None:
+        return min(self.books.free.intersection(self.map.places(MAIN)), default=None)
+
+    def release(self, place: int) -> None:
+        """Note that no record has a place any more."""
+        segment = place // MAX_UNITS
+        if segment == MAIN or segment in self.books.nurseries:
+            self.own([place], granted=False)
+        else:
+            self.empty(segment)
+
+    # ---- nurseries
+
+    def open(self, writer: int) -> None:
+        """Make a nursery, under an id that none has had."""
+        nursery, file = self.next_id(), self.load("files") + 1
+        if nursery in self.map.nurseries and file in self.map.nurseries:
+            self.store(file, "files")
+            self.say(file, "name", nursery)
+            self.set_nursery(writer, nursery)
+            self.own(self.map.places(nursery), granted=False)
+
+    def next_id(self) -> int:
+        """Return the id of the next nursery; it is taken before there is a file."""
+        nursery = self.load("last nursery") + 1
+        self.store(nursery, "last nursery")
+        return nursery
+
+    def set_nursery(self, writer: int, nursery: int) -> None:
+        nurseries = list(self.books.nurseries)
+        nurseries[writer - 1] = nursery
+        self.books = self.books._replace(nurseries=tuple(nurseries))
+
+    def drain(self, writer: int) -> None:
+        """Let nothing more come into a writer's nursery: its connection is closed."""
+        nursery = self.books.nurseries[writer - 1]
+        if nursery:
+            self.set_nursery(writer, 0)
+            places = self.map.places(nursery)
+            free, granted = self.books.free.difference(places), self.books.granted.difference(places)
+            self.books = self.books._replace(free=free, granted=granted)
+            self.empty(nursery)
+
+    def empty(self, nursery: int) -> None:
+        """Give the kernel back what is free in a drained nursery; remove it if that is all."""
+        file, named = self.load("name", nursery), self.named_places(nursery)
+        if file and not named:
+            self.say(0, "name", nursery)
+        for place in sorted(set(self.map.places(nursery)) - named if file else ()):
+            self.store(0, "bytes", MAX_UNITS * file + place % MAX_UNITS)
+
+    def named_places(self, nursery: int) -> set[int]:
+        """Return the places of a nursery that slots in any state name."""
+        return self.occupied().intersection(self.map.places(nursery))

@@ -1,20 +1,20 @@
 """Places a store of several segments in the modelled memory, and puts the product's slot table and readers on it.
 
-    frontend writes     slot table, index, last generation, floor, epoch, number of copies; grants and answers of each
-                        writer; the bytes of its own segments
-    a writer writes     the bytes of its segment, its messages
+    frontend writes     slot table, index, last generation, floor, epoch, last nursery; its answers to each writer; the
+                        bytes of the main segment; which names lead to files
+    a writer writes     the bytes of its nurseries, its messages
     a reader writes     its counts of leases
-    the kernel writes   which names lead to files, which processes live
+    the kernel writes   which processes live
 
-A *segment* is one file with room for a few records, all of one size; the first is the frontend's own (*main*), the
-others have one writer each. A *place* is room for one record: segment × unit. In the product a slot will name the id of
-a segment and an offset; here one word holds both. A *grant* gives a place to the writer, which may fill it once: the
-frontend writes the place into entry `number % num_entries`, then raises the count.
+A *segment* is one file with room for a few records, all of one size: the *main* one is the frontend's own, each
+*nursery* has one writer. A *place* is room for one record, numbered over all segments; in the product a slot names the
+id of a nursery and an offset. Files have numbers of their own, so that a name can lead to another file than before.
 
-A message is a word that is stored once, with a release store, and read when the receiver gets to it: a socket orders
-what was written before a message before all that follows its receipt.
+A message or an answer is a word that is stored once, with a release store, and read when the receiver gets to it: a
+socket orders what was done before a message before all that follows its receipt.
 
-Some words stand for nothing in the product: what each generation holds, for the check alone.
+The index has two words for each key, in the order in which a look reads them, as a run of linear probing has; keys do
+not share runs. Some words stand for nothing in the product: what each generation holds, for the checks alone.
 """
 
 from __future__ import annotations
@@ -56,6 +56,10 @@ KEYS: tuple[KeyDigest, ...] = ((1 << 63 | 1, 7), (1 << 63 | 2, 7), (1 << 63 | 3,
 MAIN = 0
 MAX_UNITS = 2
 MAX_GENERATION = 8
+INDEX_WORDS = 2
+"""Of each key."""
+MAX_LOOKS = 2
+"""Of the product's lookup, for one key: no record here is copied twice while a reader looks."""
 INCARNATION = 1
 """Of every reader: all are attached from the start on."""
 
@@ -77,24 +81,31 @@ class Map:
     """Names the words.
 
     Attributes:
-        units: how many records fit into each segment: into the main one, then into that of each writer.
-        num_puts: that a writer sends at most.
-        num_entries: grants of a segment that are written down at a time.
+        num_main, num_units: records that fit into the main segment, and into each nursery.
+        num_nurseries: that there can ever be.
+        num_messages: that a writer sends at most.
     """
 
-    units: tuple[int, ...] = (1, 1)
-    num_slots: int = 2
+    num_main: int = 0
+    num_units: int = 1
+    num_nurseries: int = 1
+    num_writers: int = 1
     num_readers: int = 1
-    num_puts: int = 1
-    num_entries: int = 2
+    num_slots: int = 2
+    num_messages: int = 2
+
+    @property
+    def nurseries(self) -> range:
+        """Their ids."""
+        return range(1, 1 + self.num_nurseries)
 
     @property
     def writers(self) -> range:
-        """The writers, each by the number of its segment."""
-        return range(1, len(self.units))
+        return range(1, 1 + self.num_writers)
 
     def places(self, segment: int) -> range:
-        return range(MAX_UNITS * segment, MAX_UNITS * segment + self.units[segment])
+        first = MAX_UNITS * segment
+        return range(first, first + (self.num_units if segment else self.num_main))
 
     def mask(self, places: Iterable[int]) -> int:
         """Return a digit that says which places of one segment these are."""
@@ -115,12 +126,9 @@ class Map:
 
     # ---- roles
 
-    def writer(self, segment: int) -> int:
-        """Return the role of the process that writes a segment."""
-        return segment
-
     def reader(self, reader_id: int) -> int:
-        return len(self.units) + reader_id
+        """Return the role of a reader; that of a writer is its number."""
+        return 1 + self.num_writers + reader_id
 
     @property
     def num_roles(self) -> int:
@@ -160,9 +168,8 @@ class Map:
         return ReaderEntry(names, control, reader_id, INCARNATION)
 
     def _announcement(self) -> RingAnnouncement:
-        return RingAnnouncement(
-            0, "0" * 32, 1, ALIGNMENT * MAX_UNITS * len(self.units), self.num_slots, self.num_readers
-        )
+        num_places = MAX_UNITS * (1 + self.num_nurseries)
+        return RingAnnouncement(0, "0" * 32, 1, ALIGNMENT * num_places, self.num_slots, self.num_readers)
 
     # ---- all words
 
@@ -174,18 +181,19 @@ class Map:
     def _words_and_owners(self) -> dict[tuple[object, ...], tuple[int, int] | None]:
         frontend, slots = (0, 0), range(self.num_slots)
         words: dict[tuple[object, ...], tuple[int, int] | None] = {}
-        words |= {(name,): frontend for name in ("last generation", "floor", "epoch", "flushed", "copies")}
-        words |= {(field, slot): frontend for slot in slots for field in (*_SLOT_FIELDS.values(), "shown")}
+        words |= {(name,): frontend for name in ("last generation", "floor", "epoch", "flushed")}
+        words |= {(name,): frontend for name in ("last nursery", "files")}
+        words |= {(field, slot): frontend for slot in slots for field in _SLOT_FIELDS.values()}
+        words |= {("index", key, each): frontend for key in range(len(KEYS)) for each in range(INDEX_WORDS)}
         words |= {("content", generation): frontend for generation in range(1, MAX_GENERATION + 1)}
-        for segment in range(len(self.units)):
-            words |= {("bytes", place): None for place in self.places(segment)}
-            words[("name", segment)] = None
+        words |= {("bytes", place): frontend for place in self.places(MAIN)}
+        for nursery in self.nurseries:
+            words |= {("bytes", place): None for place in self.places(nursery)}
+            words[("name", nursery)] = frontend
         for writer in self.writers:
-            thread = (self.writer(writer), 0)
-            words |= {("grant", writer, entry): frontend for entry in range(self.num_entries)}
-            words |= {("num_grants", writer): frontend, ("hello", writer): thread, ("unused", writer): thread}
-            for number in range(self.num_puts):
-                words |= {("put", writer, number): thread, ("answer", writer, number): frontend}
+            for number in range(self.num_messages):
+                words |= {("message", writer, number): (writer, 0), ("answer", writer, number): frontend}
+            words[("owned", writer)] = (writer, 0)
         words |= {("acknowledged", key): None for key in range(len(KEYS))}
         for reader_id in range(self.num_readers):
             thread = (self.reader(reader_id), 0)
@@ -198,13 +206,14 @@ _SLOT_FIELDS = {GENERATION: "mark", OFFSET: "place", FIRST_KEY: "key"}
 
 
 def shown_slots(the_map: Map, key: KeyDigest) -> list[int]:
-    """Return the slots at which the index shows a key, of a frontend that may be changing it.
-
-    In the worst order: the first record has the lowest slot, so its copy is looked at before it.
-    """
-    slots = range(the_map.num_slots - 1, -1, -1)
-    shown = {slot: RUNNING.machine.load(the_map.word("shown", slot)) for slot in slots}
-    return [slot for slot in slots if shown[slot] == KEYS.index(key) + 1]
+    """Return the slots at which the index shows a key, of a frontend that may be changing it."""
+    shown = list[int]()
+    for each in range(INDEX_WORDS):
+        word = RUNNING.machine.load(the_map.word("index", KEYS.index(key), each))
+        if not word:
+            break
+        shown.append(word - 1)
+    return shown
 
 
 @contextlib.contextmanager
@@ -214,5 +223,5 @@ def modelled_words() -> Iterator[None]:
         for module in (reader_entry, slot_table):
             stack.enter_context(mock.patch.object(module, "require_word_store", ModelStore))
         stack.enter_context(mock.patch.object(lookup, "slots_of", shown_slots))
-        stack.enter_context(mock.patch.object(lookup, "MAX_LOOKS", 1))  # the modelled reader looks again by itself
+        stack.enter_context(mock.patch.object(lookup, "MAX_LOOKS", MAX_LOOKS))
         yield

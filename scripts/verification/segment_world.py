@@ -1,16 +1,17 @@
-"""Explores a store of several segments: one frontend, writers that fill their own segments, readers with leases.
+"""Explores a store of several segments: one frontend, writers with nurseries, readers with leases.
 
-    role 0             the frontend, and its successor    `segment_frontend`
-    role 1 …           a writer for each further segment  `segment_peers`
+    role 0             the frontend, and its successor    `segment_frontend`, `segment_room`
+    role 1 …           the writers                        `segment_peers`
     the roles behind   readers                            `segment_peers`, with the product's lookup and entries
 
 What must hold:
 
     I1   a reader under a lease reads the bytes of the record that it has found
-    I3   at rest each place belongs to a record, to its writer or to the frontend
+    I3   at rest each place belongs to a record, to its writer or to the frontend; an empty drained nursery has no file
+    I4   what a writer may fill is named by no slot in any state
     I7   at rest a valid slot's bytes are whole, and no slot is left retired
     I9   a record that was put, acknowledged and never evicted is found
-    I10  the segment of a record under lease can be opened
+    I10  the file of a record under lease can be opened
     I11  what was put before a flush is not found when the flush was answered
     I12  at rest a key has one record
 """
@@ -21,15 +22,15 @@ import contextlib
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
 from typing import Any
-from unittest import mock
 
-from scripts.verification.explorer import Explorer, Finding, Violation
+from scripts.verification import scenario, segment_words
+from scripts.verification.explorer import Violation
 from scripts.verification.replay import Kind, Machine, Runs
 from scripts.verification.segment_frontend import Frontend
-from scripts.verification.segment_jobs import Drop, EndMove, Evict, Flush, Job, Open, Remove, Settle
+from scripts.verification.segment_jobs import Drain, Drop, Evict, Flush, Job, Receive, Settle
 from scripts.verification.segment_peers import Reader, Reading, Writer, Writing
 from scripts.verification.segment_room import Books, Row
-from scripts.verification.segment_words import MAIN, MAX_GENERATION, MAX_UNITS, Map, modelled_words, pack, unpack
+from scripts.verification.segment_words import KEYS, MAIN, MAX_GENERATION, MAX_UNITS, Map, pack, unpack
 from scripts.verification.self_lease_words import RUNNING, PlainMemory
 from scripts.verification.weak_memory import Order, Role, Scene, World
 
@@ -41,12 +42,11 @@ class Setting:
     """Says what a world is, but for its order of memory.
 
     Attributes:
-        records: what lies there at the start: (key, segment); all other room of writers is granted to them.
+        records: what lies there at the start: (key, segment); nursery n is open, of writer n, who owns the rest of it.
         script: what the frontend does.
         successor: what each next life does, after it has adopted; None: there is none.
         puts: of each writer, the keys.
         looks: of each reader, the keys.
-        late: writers whose segment is not there at the start.
         num_kills, mortal: kills that may happen, and the roles that they may hit.
         frontend, writer, reader: who plays; a mutant has others.
         patches: (module, name, replacement): what a mutant has in the product's place.
@@ -58,7 +58,6 @@ class Setting:
     successor: tuple[Job, ...] | None = None
     puts: tuple[tuple[int, ...], ...] = ((1,),)
     looks: tuple[tuple[int, ...], ...] = ((0,),)
-    late: tuple[int, ...] = ()
     num_kills: int = 0
     mortal: tuple[int, ...] = ()
     frontend: type[Frontend] = Frontend
@@ -81,6 +80,42 @@ class Setting:
         """Return whether the frontend waits until a process has ended."""
         return any(isinstance(job, Settle) and role in job.roles for job in self.jobs())
 
+    def modelled_words(self) -> contextlib.AbstractContextManager[None]:
+        return segment_words.modelled_words()
+
+    def start(self, order: Order) -> World:
+        """Return where an exploration begins."""
+        the_map = self.the_map
+        memory, books = set_scene(self)
+        script = Script(self)
+        lives: list[Hashable] = [(self.script, books, False)]
+        if self.successor is not None:
+            lives += [(self.successor, empty_books(the_map), True)] * self.num_kills
+        roles = [Role("the frontend", tuple(((script, carry),) for carry in lives), is_mortal=0 in self.mortal)]
+        for number, keys in zip(the_map.writers, self.puts, strict=True):
+            owned = books.granted.intersection(the_map.places(number))
+            writing = Writing(nursery=number, file=number, places=owned)
+            program = self.writer(the_map, number, keys, self.awaits(number))
+            roles.append(Role(f"writer {number}", (((program, writing),),), is_mortal=number in self.mortal))
+        for reader_id, keys in enumerate(self.looks):
+            is_mortal = the_map.reader(reader_id) in self.mortal
+            reader = _reader(self, reader_id, keys)
+            roles.append(Role(f"reader {reader_id}", (((reader, Reading()),),), is_mortal=is_mortal))
+        scene = Scene(
+            order=order,
+            roles=tuple(roles),
+            word_names=tuple(the_map.names()),
+            owners=tuple(the_map.owners()),
+            alive=tuple(the_map.word("alive", role) for role in range(len(roles))),
+            check_rest=_check_rest(self),
+            runs=Runs(reads_late=order is Order.WEAK),
+            constants=_constants(self),
+        )
+        return scene.start(memory.words, self.num_kills)
+
+
+Scenario = scenario.Scenario[Setting]
+
 
 @dataclass(frozen=True, eq=False)
 class Script:
@@ -98,54 +133,6 @@ class Script:
             frontend.do(jobs[0])
             jobs = jobs[1:]
         return (jobs, frontend.books, False) if jobs else None
-
-
-@dataclass(frozen=True, slots=True)
-class Scenario:
-    name: str
-    setting: Setting
-    order: Order
-
-    def explore(self, *, limit: int | None = None) -> Finding:
-        """Look at every state that can be reached.
-
-        Args:
-            limit: stop after so many states.
-        """
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(modelled_words())
-            for module, name, replacement in self.setting.patches:
-                stack.enter_context(mock.patch.object(module, name, replacement))
-            return Explorer(start(self.setting, self.order), limit=limit).run()
-
-
-def start(setting: Setting, order: Order) -> World:
-    the_map = setting.the_map
-    memory, books = set_scene(setting)
-    script = Script(setting)
-    lives: list[Hashable] = [(setting.script, books, False)]
-    if setting.successor is not None:
-        lives += [(setting.successor, empty_books(the_map, 2 + number), True) for number in range(setting.num_kills)]
-    roles = [Role("the frontend", tuple(((script, carry),) for carry in lives), is_mortal=0 in setting.mortal)]
-    for segment, keys in zip(the_map.writers, setting.puts, strict=True):
-        role = the_map.writer(segment)
-        writer, is_mortal = setting.writer(the_map, segment, keys, setting.awaits(role)), role in setting.mortal
-        roles.append(Role(f"writer {segment}", (((writer, Writing()),),), is_mortal=is_mortal))
-    for reader_id, keys in enumerate(setting.looks):
-        is_mortal = the_map.reader(reader_id) in setting.mortal
-        reader = _reader(setting, reader_id, keys)
-        roles.append(Role(f"reader {reader_id}", (((reader, Reading()),),), is_mortal=is_mortal))
-    scene = Scene(
-        order=order,
-        roles=tuple(roles),
-        word_names=tuple(the_map.names()),
-        owners=tuple(the_map.owners()),
-        alive=tuple(the_map.word("alive", role) for role in range(len(roles))),
-        check_rest=_check_rest(setting),
-        runs=Runs(reads_late=order is Order.WEAK),
-        constants=_constants(setting),
-    )
-    return scene.start(memory.words, setting.num_kills)
 
 
 def _reader(setting: Setting, reader_id: int, keys: tuple[int, ...]) -> Reader:
@@ -166,39 +153,33 @@ def _constants(setting: Setting) -> frozenset[int]:
     names: list[tuple[object, ...]] = [("content", generation) for generation in range(1, MAX_GENERATION + 1)]
     if not any(isinstance(job, Flush) for job in jobs):
         names += [("epoch",), ("flushed",)]
-    if EndMove() not in jobs:
-        names.append(("copies",))
     names += [("alive", role) for role in range(the_map.num_roles) if role not in setting.mortal]
-    changing = {job.writer for job in jobs if isinstance(job, Remove | Open)}
-    names += [("name", segment) for segment in range(len(the_map.units)) if segment not in changing]
+    if setting.successor is None and not any(isinstance(job, Drain | Receive) for job in jobs):
+        names += [("name", nursery) for nursery in the_map.nurseries]
     return frozenset(the_map.word(*name) for name in names)
 
 
-def empty_books(the_map: Map, life: int) -> Books:
-    zeros = (0,) * len(the_map.units)
-    return Books(life, frozenset(), frozenset({MAIN}), (frozenset(),) * len(zeros), zeros, zeros)
+def empty_books(the_map: Map) -> Books:
+    return Books((0,) * the_map.num_writers)
 
 
 def set_scene(setting: Setting) -> tuple[PlainMemory, Books]:
     """Put the records; grant the writers all other room."""
     the_map = setting.the_map
     RUNNING.machine = memory = PlainMemory(len(the_map.names()))
-    segments = [segment for segment in range(len(the_map.units)) if segment not in setting.late]
-    places = [place for segment in segments for place in the_map.places(segment)]
-    books = empty_books(the_map, 1)._replace(free=frozenset(places))
-    frontend = Frontend(memory, the_map, books)
-    for segment in segments:
-        memory.words[the_map.word("name", segment)] = segment + 1
+    frontend = Frontend(memory, the_map, empty_books(the_map))
+    frontend.own(the_map.places(MAIN), granted=False)
+    for writer in the_map.writers:
+        frontend.open(writer)
     for slot, (key, segment) in enumerate(setting.records):
         place = min(frontend.books.free.intersection(the_map.places(segment)))
-        frontend.take(place)
+        frontend.occupy(place)
         content = pack(0, segment, 15, key)
         memory.words[the_map.word("bytes", place)] = content
         frontend.publish(slot, place, key, content)
-    for segment in the_map.writers:
-        for _ in the_map.places(segment):
-            frontend.grant(segment)
-        memory.words[the_map.word("hello", segment)] = pack(1, 0, 0)
+        frontend.show(key, slot)
+    for writer in the_map.writers:
+        frontend.own(frontend.books.free.intersection(the_map.places(writer)), granted=True)
     return memory, frontend.books
 
 
@@ -206,53 +187,45 @@ def _check_rest(setting: Setting) -> Callable[[World], None]:
     the_map = setting.the_map
 
     def check(world: World) -> None:
-        words = world.memory.words
         RUNNING.machine = memory = PlainMemory(0)
-        memory.words = list(words)
-        frontend = Frontend(memory, the_map, empty_books(the_map, 0))
-        rows = [row for row in frontend.rows() if row.is_valid]
-        for row in rows:
+        memory.words = list(world.memory.words)
+        frontend = Frontend(memory, the_map, empty_books(the_map))
+        rows = list(frontend.rows())
+        valid = [row for row in rows if row.is_valid]
+        for row in valid:
             _check_bytes(frontend, row)
-        found_keys = {row.key for row in rows if frontend.load("shown", row.slot) == row.key + 1}
-        for key in range(3):
+        found_keys = {row.key for row in valid if row.slot + 1 in frontend.shown(row.key)}
+        for key in range(len(KEYS)):
             was_put = frontend.load("acknowledged", key) or any(key == first for first, _ in setting.records)
             if was_put and setting.keeps(key) and key not in found_keys:
                 raise Violation(f"I9: at rest key {key} is not found")
+        for writer in the_map.writers:
+            nursery, _, mask = unpack(frontend.load("owned", writer), 3)
+            if named := the_map.places_of(nursery, mask) & {row.place for row in rows}:
+                raise Violation(f"I4: writer {writer} may fill {sorted(named)}, which a slot names")
         process = world.processes[0]
-        has_ended = process.is_alive and process.threads[0].node.access.kind is Kind.END
-        if has_ended and len({row.key for row in rows}) < len(rows):
-            raise Violation(f"I12: a key has two records: {rows}")
-        for row in rows if has_ended else ():
-            if frontend.load("content", row.generation) >> 12 & 15 < frontend.load("epoch"):
-                raise Violation(f"I11: generation {row.generation} is older than the epoch")
-            if row.generation <= frontend.floor():
-                raise Violation(f"I11: generation {row.generation} was flushed")
-        script = setting.script if process.life == 1 else setting.successor or ()
-        if has_ended and any(isinstance(job, Settle) for job in script):
-            for writer in the_map.writers:
-                _check_room(frontend, writer, process.life, {row.place for row in rows})
+        if process.is_alive and process.threads[0].node.access.kind is Kind.END:
+            _check_end(frontend, valid)
 
     return check
 
 
+def _check_end(frontend: Frontend, valid: list[Row]) -> None:
+    """Check what a frontend has left that has done all its jobs."""
+    if len({row.key for row in valid}) < len(valid):
+        raise Violation(f"I12: a key has two records: {valid}")
+    for row in valid:
+        if frontend.load("content", row.generation) >> 12 & 15 < frontend.load("epoch"):
+            raise Violation(f"I11: generation {row.generation} is older than the epoch")
+        if row.generation <= frontend.floor():
+            raise Violation(f"I11: generation {row.generation} was flushed")
+
+
 def _check_bytes(frontend: Frontend, row: Row) -> None:
     segment, unit = divmod(row.place, MAX_UNITS)
-    file = frontend.load("name", segment)
-    if not file:
-        raise Violation(f"I7: slot {row.slot} is valid, and names segment {segment}, which is gone")
-    found, content = frontend.load("bytes", MAX_UNITS * (file - 1) + unit), frontend.load("content", row.generation)
+    file = frontend.load("name", segment) if segment else MAIN
+    if segment and not file:
+        raise Violation(f"I7: slot {row.slot} is valid, and names nursery {segment}, which is gone")
+    found, content = frontend.load("bytes", MAX_UNITS * file + unit), frontend.load("content", row.generation)
     if found != content:
         raise Violation(f"I7: slot {row.slot} is valid as generation {row.generation}, and holds {found:#x}")
-
-
-def _check_room(frontend: Frontend, writer: int, life: int, occupied: set[int]) -> None:
-    """Check that a living writer that is connected can use every place in which no record lies."""
-    connection, *_ = unpack(frontend.load("hello", writer), 3)
-    role = frontend.map.writer(writer)
-    if connection != life or not (frontend.load("alive", role) and frontend.load("ended", role)):
-        return
-    unused = frontend.map.places_of(writer, frontend.load("unused", writer))
-    granted = {frontend.load("grant", writer, number) for number in range(frontend.map.num_entries)}
-    for place in frontend.map.places(writer):
-        if place not in occupied | unused | granted:
-            raise Violation(f"I3: writer {writer} never gets place {place} back")

@@ -9,12 +9,14 @@ import contextlib
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
+from unittest import mock
 
 from mmcached.shm.ring import adoption, lookup, reader_entry, reader_watch, ring, slot_table
 from mmcached.shm.ring.chunks import ChunkTable
 from mmcached.shm.ring.leases import LeaseTable
 from mmcached.shm.ring.lookup import Lookup
 from mmcached.shm.ring.reader_entry import ReaderEntry
+from mmcached.shm.ring.reader_watch import ReaderStopped, ReaderVoided
 from mmcached.shm.ring.self_lease import take
 from mmcached.shm.ring.slot_table import (
     CHECK,
@@ -363,13 +365,12 @@ class ChunksThatCountWhatIsThere(ChunkTable):
         super().adopt(current, extents, islands, max((handle.generation for handle in current), default=1))
 
 
-class LocksThatGuess(ByteLocks):
-    """Say of an attached reader that is silent that it is dead."""
+class WatchThatGuesses(reader_watch.ReaderWatch):
+    """Take a reader that is silent for dead."""
 
-    @staticmethod
-    def is_free(fd: Map, byte: int) -> bool:
-        is_attached = bool(RUNNING.machine.load(fd.attached(0)))
-        return (byte == ByteLocks.reader_byte(0) and is_attached) or ByteLocks.is_free(fd, byte)
+    def poll_deaths(self) -> list[ReaderStopped | ReaderVoided]:
+        with mock.patch.object(ByteLocks, "is_free", return_value=True):
+            return super().poll_deaths()
 
 
 def _mutant(
@@ -442,7 +443,7 @@ MUTANTS = (
         "a reader is taken for dead after a silence",
         "I1",
         Setting(script=(Poll(), Put(1))),
-        (reader_watch, "locks", LocksThatGuess),
+        (ring, "ReaderWatch", WatchThatGuesses),
     ),
     _mutant(
         "what a former life has left counts for the next",

@@ -17,16 +17,16 @@ import contextlib
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Any
-from unittest import mock
 
 from mmcached.shm.ring.reader_entry import ReaderEntry
 from mmcached.shm.ring.slot_table import FIRST_KEY, GENERATION, read_slot
 from mmcached.shm.segment.layout import ALIGNMENT
 from mmcached.wire.errors import CacheFull
 from mmcached.wire.handle import Handle
-from scripts.verification.explorer import Explorer, Finding, Violation
+from scripts.verification import scenario, self_lease_words
+from scripts.verification.explorer import Violation
 from scripts.verification.replay import Machine, Runs
-from scripts.verification.self_lease_words import KEYS, PAYLOAD_WORDS, RUNNING, Map, PlainMemory, modelled_words
+from scripts.verification.self_lease_words import KEYS, PAYLOAD_WORDS, RUNNING, Map, PlainMemory
 from scripts.verification.weak_memory import Order, Role, Scene, World
 
 
@@ -102,6 +102,47 @@ class Setting:
     is_scribbled: bool = False
     reader: type[Reader] | None = None
     patches: tuple[tuple[Any, str, Any], ...] = ()
+
+    def modelled_words(self) -> contextlib.AbstractContextManager[None]:
+        return self_lease_words.modelled_words(self.the_map)
+
+    def start(self, order: Order) -> World:
+        """Return where an exploration begins."""
+        the_map = self.the_map
+        memory = PlainMemory(the_map.size())
+        writer = Writer(self)
+        writer.begin(memory)
+        scripts = [(writer, self.script), *([(Successor(self), self.successor)] if self.successor else [])]
+        roles = [Role("the writer", tuple((each,) for each in scripts), is_mortal=0 in self.mortal)]
+        for reader_id in range(the_map.num_readers):
+            program = (self.reader or Reader)(self, reader_id)
+            num_lives = self.num_lives if reader_id == 0 else 1
+            lives = tuple(
+                tuple((program, (life, self.rounds, life == 1 and self.is_attached)) for _ in range(self.num_threads))
+                for life in range(1, num_lives + 1)
+            )
+            is_mortal = 1 + reader_id in self.mortal
+            roles.append(
+                Role(
+                    f"reader {reader_id}",
+                    lives,
+                    (the_map.returned_lock(reader_id), the_map.taken_lock(reader_id)),
+                    is_mortal=is_mortal,
+                )
+            )
+        scene = Scene(
+            order=order,
+            roles=tuple(roles),
+            word_names=tuple(the_map.names()),
+            owners=_owners(self),
+            alive=tuple(the_map.alive(role) for role in range(len(roles))),
+            check_rest=_check_rest(self),
+            runs=Runs(reads_late=order is Order.WEAK),
+        )
+        return scene.start(memory.words, self.num_kills)
+
+
+Scenario = scenario.Scenario[Setting]
 
 
 def stamp(generation: int, key: int) -> int:
@@ -234,62 +275,6 @@ class Reader:
     def alone(self, machine: Machine, lock: int) -> contextlib.AbstractContextManager[None]:
         """Return what keeps the other threads from counting the same."""
         return machine.locked(lock) if self.setting.num_threads > 1 else contextlib.nullcontext()
-
-
-@dataclass(frozen=True, slots=True)
-class Scenario:
-    name: str
-    setting: Setting
-    order: Order
-
-    def explore(self, *, limit: int | None = None) -> Finding:
-        """Look at every state that can be reached.
-
-        Args:
-            limit: stop after so many states.
-        """
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(modelled_words(self.setting.the_map))
-            for module, name, replacement in self.setting.patches:
-                stack.enter_context(mock.patch.object(module, name, replacement))
-            return Explorer(start(self.setting, self.order), limit=limit).run()
-
-
-def start(setting: Setting, order: Order) -> World:
-    the_map = setting.the_map
-    memory = PlainMemory(the_map.size())
-    writer = Writer(setting)
-    writer.begin(memory)
-    scripts = [(writer, setting.script), *([(Successor(setting), setting.successor)] if setting.successor else [])]
-    roles = [Role("the writer", tuple((each,) for each in scripts), is_mortal=0 in setting.mortal)]
-    for reader_id in range(the_map.num_readers):
-        program = (setting.reader or Reader)(setting, reader_id)
-        num_lives = setting.num_lives if reader_id == 0 else 1
-        lives = tuple(
-            tuple(
-                (program, (life, setting.rounds, life == 1 and setting.is_attached)) for _ in range(setting.num_threads)
-            )
-            for life in range(1, num_lives + 1)
-        )
-        is_mortal = 1 + reader_id in setting.mortal
-        roles.append(
-            Role(
-                f"reader {reader_id}",
-                lives,
-                (the_map.returned_lock(reader_id), the_map.taken_lock(reader_id)),
-                is_mortal=is_mortal,
-            )
-        )
-    scene = Scene(
-        order=order,
-        roles=tuple(roles),
-        word_names=tuple(the_map.names()),
-        owners=_owners(setting),
-        alive=tuple(the_map.alive(role) for role in range(len(roles))),
-        check_rest=_check_rest(setting),
-        runs=Runs(reads_late=order is Order.WEAK),
-    )
-    return scene.start(memory.words, setting.num_kills)
 
 
 def _owners(setting: Setting) -> tuple[tuple[int, int] | None, ...]:
