@@ -1,11 +1,13 @@
 """Models the frontend of a store of several segments: the only writer of index, slot table, names and answers.
 
-receive   a message: open a nursery, or judge a put's place and publish it there; answer, with grants
-evict     retire, seal, erase; only then its place is free
-move      copy a record into the main segment, publish that, move the index, then drop the old one
-drain     a nursery whose connection is closed; remove it when no slot names a place in it
-flush     floor, every record, epoch, answer
-adopt     begin with what a dead frontend has left: all but `Books` lies in shared memory
+    receive   a message: open a nursery, or judge a put's place and publish it there; answer, with grants
+    evict     retire, seal, erase; only then its place is free
+    move      copy a record into the main segment, and put the copy in its place
+    drain     a nursery whose connection is closed; remove it when no slot names a place in it
+    flush     floor, every record, epoch, answer
+    adopt     begin with what a dead frontend has left in shared memory; every nursery is drained then
+
+What it keeps for itself are its `Books`; a successor begins with none.
 """
 
 from __future__ import annotations
@@ -34,8 +36,9 @@ from scripts.verification.segment_room import Move, Room, Row
 from scripts.verification.segment_words import KEYS, MAIN, pack, unpack
 from scripts.verification.self_lease_words import ModelStore
 
-ASK, PUT = 1, 2
-"""Messages: for room, and of a record that was laid into its place. An answer brings grants in any case."""
+ASK, PUT, REPLACE = 1, 2, 3
+"""Messages: for room; of a record that was laid into its place; and of one that goes in the place of its key's.
+An answer brings grants in any case."""
 KEPT, REFUSED = 1, 2
 """Answers."""
 
@@ -77,7 +80,7 @@ class Frontend(Room):
                 continue
             if message := self.load("message", writer, number):
                 kind, place, *content = unpack(message, 6)
-                is_kept = self.judge(writer, place, content) if kind == PUT else self.hear(writer)
+                is_kept = self.hear(writer) if kind == ASK else self.judge(writer, place, content, kind == REPLACE)
                 self.answer(writer, number, KEPT if is_kept else REFUSED)
             return
 
@@ -87,18 +90,17 @@ class Frontend(Room):
             self.open(writer)
         return False
 
-    def judge(self, writer: int, place: int, content: list[int]) -> bool:
+    def judge(self, writer: int, place: int, content: list[int], replaces: bool) -> bool:
         """Publish a put, if its place is its writer's; return whether its key has a record now."""
         epoch, _, _, key = content
         if not self.is_of(writer, place):
             return False
-        has_key, slot = self.find(key) is not None, self.free_slot()
-        if has_key or slot is None or not self.is_current(epoch):
+        former, slot = self.find(key), self.free_slot()
+        if slot is None or not self.is_current(epoch) or (former is not None and not replaces):
             self.take_back(place)
-            return has_key
+            return former is not None
         self.occupy(place)
-        self.publish(slot, place, key, pack(*content))
-        self.show(key, slot)
+        self.put(slot, place, key, pack(*content), former)
         return True
 
     def is_of(self, writer: int, place: int) -> bool:
@@ -129,8 +131,16 @@ class Frontend(Room):
         self.occupy(place)
         content = pack(self.load("epoch"), 0, 0, key)
         self.store(content, "bytes", place)
+        self.put(slot, place, key, content, None)
+
+    def put(self, slot: int, place: int, key: int, content: int, former: Row | None) -> None:
+        """Show what lies at a place, in the place of the record that its key has."""
         self.publish(slot, place, key, content)
-        self.show(key, slot)
+        if former is None:
+            self.show(key, slot)
+        else:
+            self.show_instead(key, former.slot, slot)
+            self.drop(former)
 
     def publish(self, slot: int, place: int, key: int, content: int) -> None:
         """Make valid what lies at a place; the index does not show it yet."""
@@ -205,9 +215,7 @@ class Frontend(Room):
         if row is None or slot is None:
             self.release(move.place)
         else:
-            self.publish(slot, move.place, row.key, self.load("content", row.generation))
-            self.show_instead(row.key, row.slot, slot)
-            self.drop(row)
+            self.put(slot, move.place, row.key, self.load("content", row.generation), row)
         self.books = self.books._replace(move=None)
 
     def moved_row(self, move: Move) -> Row | None:

@@ -138,10 +138,10 @@ class UsesAnIdAgain(Frontend):
 
 
 class AnswersFirst(Frontend):
-    def judge(self, writer: int, place: int, content: list[int]) -> bool:
+    def judge(self, writer: int, place: int, content: list[int], replaces: bool) -> bool:
         number = next(n for n in range(self.map.num_messages) if not self.load("answer", writer, n))
         self.answer(writer, number, KEPT)
-        return super().judge(writer, place, content)
+        return super().judge(writer, place, content, replaces)
 
 
 class TakesPutsOfOldEpochs(Frontend):

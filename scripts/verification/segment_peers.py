@@ -19,7 +19,7 @@ from mmcached.shm.segment.layout import ALIGNMENT
 from mmcached.wire.handle import Handle
 from scripts.verification.explorer import Violation
 from scripts.verification.replay import Machine
-from scripts.verification.segment_frontend import ASK, KEPT, PUT
+from scripts.verification.segment_frontend import ASK, KEPT, PUT, REPLACE
 from scripts.verification.segment_words import KEYS, MAIN, MAX_GENERATION, MAX_UNITS, Map, pack, unpack
 from scripts.verification.self_lease_words import RUNNING
 from scripts.verification.self_lease_world import Taking
@@ -48,12 +48,14 @@ class Writer:
 
     Attributes:
         keys: of its puts, one after the other.
+        replaces: they go in the place of the records that their keys have.
         is_awaited: the frontend waits until it has ended.
     """
 
     the_map: Map
     number: int
     keys: tuple[int, ...]
+    replaces: bool
     is_awaited: bool
 
     def __call__(self, machine: Machine, state: Writing) -> Hashable:
@@ -81,7 +83,8 @@ class Writer:
         place = max(state.places)  # in another order than they were granted, as threads do that fill side by side
         number = len(state.sent)
         self.fill(machine, state, place, self.content(epoch, number, key))
-        state = self.send(machine, state, pack(PUT, place, epoch, self.number, number, key), key)
+        kind = REPLACE if self.replaces else PUT
+        state = self.send(machine, state, pack(kind, place, epoch, self.number, number, key), key)
         return state._replace(places=self.left(state.places, place))
 
     def content(self, epoch: int, number: int, key: int) -> int:

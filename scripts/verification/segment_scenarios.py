@@ -42,6 +42,7 @@ SAME_KEY = Setting(
     puts=((1,), (1,)),
     looks=((1,),),
 )
+REPLACED = Setting(Map(num_units=2), script=(Receive(), Collect()), puts=((0,),), replaces=True)
 
 MOVED = Setting(Map(num_main=1), script=(BeginMove(0), EndMove(), Collect()), puts=((),))
 MOVED_REFILLED = replace(MOVED, script=(*MOVED.script, Receive(), Receive()), puts=((1,),))
@@ -89,6 +90,7 @@ ADOPTED_PUTS = Setting(
     mortal=(0,),
 )
 REMOVED_ADOPTED = replace(REMOVED, successor=(Collect(),), num_kills=1, mortal=(0,))
+REPLACED_ADOPTED = replace(REPLACED, successor=(Collect(),), num_kills=1, mortal=(0,))
 MOVED_ADOPTED = replace(MOVED, successor=(Collect(),), num_kills=1, mortal=(0,))
 
 
@@ -115,6 +117,7 @@ _TSO_IN_THE_SUITE = (
     ("what is dropped is collected when nobody reads it", DROPPED),
     ("the frontend is killed while it evicts", KILLED),
     ("answers come after the next message", settled(OUT_OF_STEP, 1)),
+    ("a record is replaced while a reader looks", REPLACED),
     ("a record is evicted while it is copied", MOVED_EVICTED),
     ("all is flushed while a record is put", FLUSHED_PUT),
     ("all is flushed while a record is copied", FLUSHED),
@@ -139,6 +142,7 @@ LARGE = (
     *_in(Order.WEAK, *_TSO_IN_THE_SUITE),
     *both("a nursery is refilled while a reader looks", REUSED),
     *both("a writer goes on with the next frontend, and each place has an owner", settled(ADOPTED_PUTS, 1)),
+    *both("the frontend is killed while it replaces a record", REPLACED_ADOPTED),
     *both("two writers put one key", SAME_KEY),
     *both("a nursery is refilled when its record was copied", MOVED_REFILLED),
     *both("a reader is killed that has a lease", replace(DROPPED, num_kills=1, mortal=(2,))),

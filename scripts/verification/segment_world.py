@@ -46,6 +46,7 @@ class Setting:
         script: what the frontend does.
         successor: what each next life does, after it has adopted; None: there is none.
         puts: of each writer, the keys.
+        replaces: puts go in the place of the records that their keys have.
         looks: of each reader, the keys.
         num_kills, mortal: kills that may happen, and the roles that they may hit.
         frontend, writer, reader: who plays; a mutant has others.
@@ -57,6 +58,7 @@ class Setting:
     script: tuple[Job, ...] = ()
     successor: tuple[Job, ...] | None = None
     puts: tuple[tuple[int, ...], ...] = ((1,),)
+    replaces: bool = False
     looks: tuple[tuple[int, ...], ...] = ((0,),)
     num_kills: int = 0
     mortal: tuple[int, ...] = ()
@@ -95,7 +97,7 @@ class Setting:
         for number, keys in zip(the_map.writers, self.puts, strict=True):
             owned = books.granted.intersection(the_map.places(number))
             writing = Writing(nursery=number, file=number, places=owned)
-            program = self.writer(the_map, number, keys, self.awaits(number))
+            program = self.writer(the_map, number, keys, self.replaces, self.awaits(number))
             roles.append(Role(f"writer {number}", (((program, writing),),), is_mortal=number in self.mortal))
         for reader_id, keys in enumerate(self.looks):
             is_mortal = the_map.reader(reader_id) in self.mortal
