@@ -102,6 +102,15 @@ class GrantsInADrainedNursery(Frontend):
             self.empty(nursery)
 
 
+class RemovesOpenNurseries(Frontend):
+    """Removes what is empty, though a put may come."""
+
+    def receive(self, writer: int) -> None:
+        for nursery in self.map.nurseries:
+            self.empty(nursery)
+        super().receive(writer)
+
+
 class RemovesWhatIsFound(Frontend):
     def drain(self, writer: int) -> None:
         nursery = self.books.nurseries[writer - 1]
@@ -323,6 +332,7 @@ MUTANTS = (
     ),
     _mutant("a put of a drained nursery is accepted", "I7", scenarios.DRAINED, frontend=AcceptsWhatItDidNotGrant),
     _mutant("a place is granted in a drained nursery", "I7", scenarios.DRAINED, frontend=GrantsInADrainedNursery),
+    _mutant("a nursery is removed that is empty and open", "I7", scenarios.OUT_OF_STEP, frontend=RemovesOpenNurseries),
     _mutant(
         "a nursery is removed while a record in it is found", "I10", scenarios.EVACUATED, frontend=RemovesWhatIsFound
     ),
