@@ -314,7 +314,8 @@ class EmptiesWhatIsLeased(Frontend):
         return {row.place for row in self.rows() if row.is_valid and row.place in places}
 
 
-def _mutant(name: str, breaks: str, setting: Setting, *, order: Order = Order.TSO, **actors: Any) -> Mutant[Scenario]:
+def _mutant(name: str, breaks: str, setting: Setting, **actors: Any) -> Mutant[Scenario]:
+    order = Order.WEAK if name.endswith(", weak") else Order.TSO
     return Mutant(name, Scenario(name, replace(setting, **actors), order), breaks)
 
 
@@ -343,7 +344,6 @@ MUTANTS = (
     _mutant("the id of a nursery is used again", "I7", scenarios.NEXT_NURSERY, frontend=UsesAnIdAgain),
     _mutant(
         *("a put is published with a plain store, weak", "I1", scenarios.PUT),
-        order=Order.WEAK,
         patches=((slot_table, "require_word_store", StoreWithoutRelease),),
     ),
     _mutant("a put is answered before it is published", "I9", scenarios.PUT, frontend=AnswersFirst),
@@ -352,11 +352,7 @@ MUTANTS = (
     _mutant("a record is dropped before its copy is published", "I9", scenarios.MOVED, frontend=DropsBeforeItPublishes),
     _mutant("the index is moved after a record was dropped", "I9", scenarios.MOVED, frontend=MovesTheIndexLast),
     _mutant("the index is moved before a copy is valid", "I9", scenarios.MOVED, frontend=MovesTheIndexFirst),
-    _mutant(
-        *("the index is moved with a plain store, weak", "I9", scenarios.MOVED),
-        order=Order.WEAK,
-        frontend=MovesTheIndexPlainly,
-    ),
+    _mutant("the index is moved with a plain store, weak", "I9", scenarios.MOVED, frontend=MovesTheIndexPlainly),
     _mutant("a copy is published of what was evicted", "I1", scenarios.MOVED_EVICTED, frontend=MovesWhateverIsThere),
     _mutant("a copy is published of what was flushed", "I11", scenarios.FLUSHED, frontend=MovesWhatWasFlushed),
     _mutant("a reader looks once", "I9", scenarios.MOVED, patches=((lookup, "MAX_LOOKS", 1),)),
