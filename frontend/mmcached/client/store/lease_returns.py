@@ -90,7 +90,12 @@ class LeaseReturns:
         while self.over and not self._is_forking and not self._turn.locked():
             with self._turn:
                 while self.over and not self._is_forking:
-                    self._end(self.over[0])
+                    if (lease := self.over[0]) is None:
+                        self._end_reader()
+                    else:
+                        if not self.is_shared and self._reader is not None:
+                            self._reader.end(lease)
+                        self._out.pop(id(lease), None)
                     del self.over[0]  # last: what is interrupted is done again
 
     def abandon(self) -> None:
@@ -102,7 +107,7 @@ class LeaseReturns:
             self._reader.stop()
         self.work_off()
         if not self._out:
-            self._end(None)
+            self._end_reader()
 
     def _before_fork(self) -> None:
         self.work_off()
@@ -113,12 +118,7 @@ class LeaseReturns:
         self._is_forking = False
         self.work_off()
 
-    def _end(self, lease: Lease | None) -> None:
-        if lease is not None:
-            if not self.is_shared and self._reader is not None:
-                self._reader.end(lease)
-            self._out.pop(id(lease), None)
-        else:
-            reader, self._reader = self._reader, None
-            if reader is not None:
-                reader.abandon() if self.is_shared else reader.close()
+    def _end_reader(self) -> None:
+        reader, self._reader = self._reader, None
+        if reader is not None:
+            reader.abandon() if self.is_shared else reader.close()

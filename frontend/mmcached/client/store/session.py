@@ -346,21 +346,20 @@ class StoreSession:
             is_beside: another reader holds what is taken.
             digests: of the keys of the places: what has gone may have been replaced, and is looked up again.
         """
-        handles = [place for place in places if isinstance(place, Handle)]
-        if not handles or reader is None:
-            held += places  # type: ignore[arg-type]  # there is no handle
-            return []
-        mapping = self._store.reader
-        leases = []
+        handles, leases = [], []
         for place in places:
             if isinstance(place, Handle):
-                holder = mapping.holder(place)
+                holder = self._store.reader.holder(place)
                 lease = self._returns.bind(holder, place)
+                handles.append(place)
                 leases.append(lease)
                 held.append((holder, lease))
             else:
                 held.append(place)
-        are_taken = [reader.take_beside(leases[0], mapping.look)] if is_beside else reader.take(leases, mapping.look)
+        if not leases or reader is None:  # the second is for the type checker: without a reader nothing is found
+            return []
+        look = self._store.reader.look
+        are_taken = [reader.take_beside(leases[0], look)] if is_beside else reader.take(leases, look)
         if all(are_taken):
             return handles
         of_each = iter(are_taken)  # a holder that is dropped dies, and gives its lease back
@@ -399,27 +398,23 @@ class StoreSession:
         hits: list[Hit | None] = []
         try:
             for each in held:
-                hits.append(self._hit(each, payload, reading, are_found))  # noqa: PERF401 (the handler needs those made so far)
+                if each is None:
+                    hits.append(None)
+                elif isinstance(each, Inline):
+                    hits.append(Hit(inline_record(each, payload, reading)))
+                else:
+                    holder, lease = each
+                    place = lease.handle
+                    if not are_found:
+                        self._store.reader.check_content(place)
+                    record = self._store.decode_held(place, holder, tensors=reading.tensors, copy=not reading.view)
+                    hits.append(Hit(record, place if reading.view else None))
         except BaseException as error:
             hits.clear()  # the error's traceback would keep them, and their leases, for as long as somebody keeps it
             if isinstance(error, LocalProtocolError):  # the mapping was closed by another thread
                 raise RequestAborted("the client was closed, or its service is another by now") from None
             raise
         return hits
-
-    def _hit(
-        self, each: Held | Inline | None, payload: Sequence[Frame], reading: Reading, is_found: bool
-    ) -> Hit | None:
-        if each is None:
-            return None
-        if isinstance(each, Inline):
-            return Hit(inline_record(each, payload, reading))
-        holder, lease = each
-        place = lease.handle
-        if not is_found:
-            self._store.reader.check_content(place)
-        record = self._store.decode_held(place, holder, tensors=reading.tensors, copy=not reading.view)
-        return Hit(record, place if reading.view else None)
 
     def _end(self, held: list[Held | Inline | None]) -> None:
         """Give back, after an error, what its traceback would keep."""

@@ -29,6 +29,8 @@ from mmcached.wire.closeable import Closeable
 from mmcached.wire.errors import ChecksumMismatch, LocalProtocolError, StaleHandle
 from mmcached.wire.handle import Handle, RingAnnouncement
 
+_BYTE = np.dtype(np.uint8)
+
 
 class RingReader(Closeable):
     """One mapping; made by `open`.
@@ -104,7 +106,9 @@ class RingReader(Closeable):
         """
         # Not a slice of one large array: numpy lets slices of slices refer to the first array, and the holder would
         # die early.
-        return np.ndarray(handle.nbytes, np.uint8, self.pages, handle.offset)
+        if self._pages is None:
+            raise LocalProtocolError("this reader is closed")
+        return np.ndarray(handle.nbytes, _BYTE, self._pages, handle.offset)
 
     def check(self, handle: Handle, holder: npt.NDArray[np.uint8]) -> None:
         """Raise `ChecksumMismatch` if the bytes under a lease are not those that the writer has put there."""

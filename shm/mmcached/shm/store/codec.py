@@ -125,7 +125,9 @@ def decode(buffer: Bytes1D, *, tensors: Library, copy: bool = False) -> Record:
         RemoteProtocolError: these bytes are not one record.
         InvalidRequest: a dtype that the wanted library does not have.
     """
-    head, _, whole = _head_of(buffer)
+    # What is made of a memoryview refers to `buffer` itself, and not to what `buffer` may be a slice of.
+    whole = buffer.data
+    head, _ = copy_head(whole)
     make, made = MAKERS[tensors], []
     for kind, offset in head.tensors:  # not a list of its own, which is one call more
         made.append(make(kind, whole, offset, copy))
@@ -142,7 +144,7 @@ def decode_record_frames(frames: Sequence[Frame], *, tensors: Library) -> Record
 
 def head_of(buffer: Bytes1D) -> Head:
     """Return what the head of a record says, which is not to be changed. Raises `RemoteProtocolError` as `decode`."""
-    return _head_of(buffer)[0]
+    return copy_head(buffer.data)[0]
 
 
 def adopt_frames(frames: Sequence[Frame]) -> EncodedRecord:
@@ -158,25 +160,15 @@ def adopt(buffer: Bytes1D) -> EncodedRecord:
     What is judged is a copy of its head. So whatever is written there meanwhile is other values in the tensors, never
     other sizes.
     """
-    head, packed, _ = _head_of(buffer)
+    head, packed = copy_head(buffer.data)
     return EncodedRecord(packed, [buffer[offset : offset + kind.nbytes] for kind, offset in head.tensors])
 
 
 def split(buffer: Bytes1D) -> list[Frame]:
     """Copy an encoded record out as the message frames that `EncodedRecord.frames` would have made of it."""
-    head, packed, whole = _head_of(buffer)
-    return [packed, *(whole[offset : offset + kind.nbytes].tobytes() for kind, offset in head.tensors)]
-
-
-def _head_of(buffer: Bytes1D) -> tuple[Head, bytes, memoryview]:
-    """Return the head of the one record in a buffer, read and copied, and the buffer as what tensors can be made of."""
-    # A memoryview: an array made of it refers to `buffer` itself and not to what `buffer` may be a slice of.
     whole = buffer.data
-    packed = copy_head(whole)
-    head = read_head(packed)
-    if head.nbytes != len(whole):
-        raise RemoteProtocolError(f"a record of {head.nbytes} bytes in {len(whole)}", "record")
-    return head, packed, whole
+    head, packed = copy_head(whole)
+    return [packed, *(whole[offset : offset + kind.nbytes].tobytes() for kind, offset in head.tensors)]
 
 
 def _read_frames(frames: Sequence[Frame]) -> tuple[Head, bytes, list[memoryview]]:

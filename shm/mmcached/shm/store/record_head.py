@@ -107,22 +107,28 @@ def read_preamble(start: memoryview) -> tuple[int, int]:
     return head_bytes, num_tensors
 
 
-def copy_head(record: memoryview) -> bytes:
-    """Return the bytes of the head with which a record begins, for `read_head`, which judges equal ones only once.
+def copy_head(record: memoryview) -> tuple[Head, bytes]:
+    """Copy the head with which a record begins, and read the copy: what its sender may change meanwhile is not read.
 
+    Returns:
+        the head of exactly one record of `len(record)` bytes, and its bytes.
     Raises:
-        RemoteProtocolError: there are not so many bytes, or too many.
+        RemoteProtocolError: these bytes are not one record.
     """
     num_bytes = len(record)
     end = PREAMBLE.size + (PREAMBLE.unpack_from(record)[1] if num_bytes >= PREAMBLE.size else 0)
     if end > num_bytes or end > MAX_HEAD_BYTES:
         read_preamble(record)
         raise RemoteProtocolError(f"a head of {end} bytes in {num_bytes}", "record")
-    return record[:end].tobytes()
+    packed = record[:end].tobytes()
+    head = _read_kept(packed) if end <= _MAX_KEPT_BYTES else _read(packed)
+    if head.nbytes != num_bytes:
+        raise RemoteProtocolError(f"a record of {head.nbytes} bytes in {num_bytes}", "record")
+    return head, packed
 
 
 def read_head(head: bytes) -> Head:
-    """Read a head of exactly so many bytes as its preamble says; raise RemoteProtocolError if it is none."""
+    """Read a head of exactly as many bytes as its preamble says; raise RemoteProtocolError if it is invalid."""
     return _read_kept(head) if len(head) <= _MAX_KEPT_BYTES else _read(head)
 
 

@@ -140,7 +140,7 @@ def to_numpy(kind: TensorType, buffer: memoryview, offset: int, copy: bool) -> n
         raise InvalidRequest("tensors", "numpy", f"numpy has no {kind.dtype}: 'torch', or 'bytes'")
     if not kind.nbytes:
         return np.empty(kind.shape, dtype)
-    array = _view(kind, dtype, buffer, offset)
+    array = np.frombuffer(buffer, dtype, kind.nbytes // dtype.itemsize, offset)  # `np.ndarray` drops the memoryview
     if len(kind.shape) != 1:
         array = array.reshape(kind.shape)
     return array.copy() if copy else array
@@ -148,7 +148,7 @@ def to_numpy(kind: TensorType, buffer: memoryview, offset: int, copy: bool) -> n
 
 def bytes_of(kind: TensorType, buffer: memoryview, offset: int, copy: bool) -> npt.NDArray[Any]:
     """Return the bytes from `offset` on, `(nbytes,)` uint8, whatever the dtype; a view of the buffer unless `copy`."""
-    array = _view(kind, _BYTE, buffer, offset)
+    array = np.frombuffer(buffer, np.uint8, kind.nbytes, offset)
     return array.copy() if copy else array
 
 
@@ -167,7 +167,8 @@ def to_torch(kind: TensorType, buffer: memoryview, offset: int, copy: bool) -> A
         return torch.empty(kind.shape, dtype=dtype)
     # What numpy does not have goes through bytes.
     numpy_dtype = _NUMPY_DTYPES.get(kind.dtype)
-    array = _view(kind, numpy_dtype or _BYTE, buffer, offset)
+    of_array = numpy_dtype or _BYTE
+    array = np.frombuffer(buffer, of_array, kind.nbytes // of_array.itemsize, offset)
     if numpy_dtype is not None and len(kind.shape) != 1:
         array = array.reshape(kind.shape)  # sooner done than in torch
     # DLPack takes a read-only array without a warning and keeps it alive; `torch.frombuffer` on a mapping does not. The
@@ -176,8 +177,3 @@ def to_torch(kind: TensorType, buffer: memoryview, offset: int, copy: bool) -> A
     if numpy_dtype is None:
         tensor = tensor.view(dtype).view(kind.shape)
     return tensor.clone() if copy else tensor
-
-
-def _view(kind: TensorType, dtype: np.dtype[Any], buffer: memoryview, offset: int) -> npt.NDArray[Any]:
-    """Return the bytes as a flat array. It keeps the memoryview alive: with `np.ndarray` it would not."""
-    return np.frombuffer(buffer, dtype, kind.nbytes // dtype.itemsize, offset)
