@@ -58,7 +58,7 @@ class Options:
     def __post_init__(self) -> None:
         self.timeout_s = checked_timeout("timeout_s", self.timeout_s)
         self.connect_timeout_s = checked_timeout("connect_timeout_s", self.connect_timeout_s)
-        self.tenant = _checked_tenant(self.tenant)
+        self.tenant = checked_tenant(self.tenant)
         check_bool("fail_open", self.fail_open)
         check_bool("counts_hits", self.counts_hits)
         name = text_of(self.name)
@@ -76,9 +76,12 @@ def text_of(value: Any) -> str | None:
     return str.__str__(value) if issubclass(type(value), str) else None
 
 
-def checked_tenant(tenant: Any) -> str | None:
-    """Return a tenant's name; None stands for the client's own."""
-    return None if tenant is None else _checked_tenant(tenant)
+def checked_tenant(tenant: Any) -> str:
+    """Return a tenant's name."""
+    name = text_of(tenant)
+    if name is None or not _is_name(name):
+        raise invalid("tenant", tenant, f"a string of at most {MAX_NAME_CHARACTERS} Unicode characters")
+    return name
 
 
 def checked_int(field: str, value: Any, least: int, most: int) -> int:
@@ -200,6 +203,8 @@ def checked_keys(keys: Any, field: str = "keys") -> list[str]:
 
 def checked_key(key: Any) -> str:
     """As `checked_keys`, for one."""
+    if type(key) is str and len(key) <= MAX_NAME_CHARACTERS and key.isascii():  # nearly all are
+        return key
     name = key if type(key) is str else text_of(key)
     if name is None or not _is_name(name):
         raise _no_key("key", key)
@@ -259,13 +264,6 @@ def check_message(frames: Sequence[Frame], limits: MessageLimits) -> None:
 def _no_key(field: str, key: Any) -> InvalidRequest:
     limit = f"a key is a string of at most {MAX_NAME_CHARACTERS} Unicode characters; hash what is longer"
     return invalid(field, key, limit)
-
-
-def _checked_tenant(tenant: Any) -> str:
-    name = text_of(tenant)
-    if name is None or not _is_name(name):
-        raise invalid("tenant", tenant, f"a string of at most {MAX_NAME_CHARACTERS} Unicode characters")
-    return name
 
 
 def _is_name(text: str) -> bool:

@@ -11,13 +11,14 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 from mmcached.client.arguments import checked_ttl
 from mmcached.client.base import BaseClient
 from mmcached.client.cached_functions import key_function
-from mmcached.client.calls import Calls, ValueT
+from mmcached.client.calls import Calls
 from mmcached.client.links.loop_link import LoopLink
 from mmcached.client.links.shared_socket import CLOSED
 from mmcached.client.namespaces import BaseNamespace, prefixed, prefixed_many
 from mmcached.client.piece_stream import PieceStream
 from mmcached.client.results import Piece
 from mmcached.client.store.hits import reading_of
+from mmcached.client.store.verbs import ValueT
 from mmcached.client.verb import Call, drive_async, driver_of
 from mmcached.shm.store.codec import DEFAULT_LIBRARY, Library
 from mmcached.wire.errors import ClientClosed, LocalProtocolError, MmcachedError, ServiceUnavailable

@@ -11,7 +11,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from mmcached.client.arguments import checked_ttl, invalid
 from mmcached.client.base import BaseClient
 from mmcached.client.cached_functions import key_function
-from mmcached.client.calls import Calls, ValueT
+from mmcached.client.calls import Calls
 from mmcached.client.links.shared_socket import CLOSED
 from mmcached.client.links.thread_link import ThreadLink
 from mmcached.client.links.uninterrupted import uninterrupted
@@ -19,7 +19,8 @@ from mmcached.client.namespaces import BaseNamespace, prefixed, prefixed_many
 from mmcached.client.piece_stream import PieceStream
 from mmcached.client.results import Piece
 from mmcached.client.store.hits import reading_of
-from mmcached.client.verb import Call, drive, driver_of
+from mmcached.client.store.verbs import ValueT
+from mmcached.client.verb import Call, Done, drive, driver_of
 from mmcached.shm.store.codec import DEFAULT_LIBRARY, Library
 from mmcached.wire.closeable import Closeable
 from mmcached.wire.errors import MmcachedError
@@ -39,7 +40,7 @@ def _blocking(call: Callable[Concatenate[Calls, P], Call[T]]) -> Callable[Concat
     @driver_of(call)
     def method(client: Client, /, *values: P.args, **named: P.kwargs) -> T:
         verb: Call[T] = getattr(client._current(), name)(*values, **named)  # of `TracedCalls`, if there is a tracer
-        return drive(verb)
+        return verb.result if isinstance(verb, Done) else drive(verb)
 
     return method
 

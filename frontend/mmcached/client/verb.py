@@ -18,19 +18,18 @@ from collections.abc import Callable, Generator
 from functools import wraps
 from typing import Any, Generic, TypeVar
 
+import msgspec
+
 Step = Callable[[], Any]
 ResultT = TypeVar("ResultT")
 CallableT = TypeVar("CallableT", bound=Callable[..., Any])
 Verb = Generator[Step, Any, ResultT]
 
 
-class Done(Generic[ResultT]):
+class Done(msgspec.Struct, Generic[ResultT]):
     """The result of a call that has nothing to wait for."""
 
-    __slots__ = ("result",)
-
-    def __init__(self, result: ResultT) -> None:
-        self.result = result
+    result: ResultT
 
 
 Call = Verb[ResultT] | Done[ResultT]

@@ -42,7 +42,7 @@ class Reading:
 
 def reading_of(tensors: Library, view: bool) -> Reading:
     """Return how to hand out records; raise InvalidRequest for what cannot be."""
-    library: Any = text_of(tensors)
+    library: Any = tensors if type(tensors) is str else text_of(tensors)
     if library in _LIBRARIES and (view is True or view is False):
         return _READINGS[library, view]
     return Reading(tensors, view)

@@ -1,0 +1,425 @@
+"""The calls of a client that read the store: `get`, `get_many`, `open`, `contains_many`, `exists` and `keys`.
+
+    look into the ring ──a hit; or a miss, and no second level──> done, without a message
+        └──> in contact ──the ring's session──> RegisterReader ──> look; or the call's own request
+
+A service that is gone, full or late is a miss, unless the client is strict. What a session can see for itself is not
+asked for.
+
+Knows nothing of sockets and event loops. Any number of calls may run at a time, in any thread.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import time
+from collections.abc import Iterator, Sequence
+from typing import TypeVar
+
+from mmcached.client.arguments import checked_key, checked_keys, checked_match, checked_tenant
+from mmcached.client.contact import Contact, Deadline
+from mmcached.client.results import expect
+from mmcached.client.store.fail_open import FailOpen
+from mmcached.client.store.hits import Hit, Reading, reading_of
+from mmcached.client.store.session import StoreSession
+from mmcached.client.store.sessions import StoreSessions
+from mmcached.client.store.tokens import LeaseToken, checked_token
+from mmcached.client.verb import Call, Done, Verb
+from mmcached.shm.store.codec import DEFAULT_LIBRARY, Library
+from mmcached.shm.store.tensor_bytes import Bytes1D
+from mmcached.wire.errors import MmcachedError, RemoteProtocolError, SegmentError
+from mmcached.wire.handle import Handle
+from mmcached.wire.messages.client import Present, ReaderRegistered, Records
+from mmcached.wire.messages.frontend import MAX_KEYS, GetRecords, HaveRecords, RegisterReader
+from mmcached.wire.messages.parts import Inline
+from mmcached.wire.sockets.frames import Frame
+
+GREET_AGAIN_S = 5.0
+"""How long a service that has no store is taken to have none."""
+
+T = TypeVar("T")
+
+
+class StoreReads:
+    """What one client id reads in the store.
+
+    Args:
+        guard: counts errors, and decides which are a miss.
+    """
+
+    def __init__(self, contact: Contact, sessions: StoreSessions, guard: FailOpen) -> None:
+        self.contact = contact
+        self._sessions = sessions
+        self._guard = guard
+        self._greet_again_at = time.monotonic()
+
+    # ---- the calls
+
+    def get(
+        self,
+        key: str,
+        *,
+        view: bool = False,
+        tensors: Library = DEFAULT_LIBRARY,
+        timeout_s: float | None = None,
+        tenant: str | None = None,
+        local: bool = False,
+    ) -> Call[Hit | None]:
+        """Return the record of a key, or None.
+
+        What this host's store has is found without asking the service. Where that has a second level, it is asked for
+        what is missing, and waits for `limits.l2_timeout_ms` at most.
+
+        Args:
+            view: tensors in place, without a copy, instead of owned ones. **Read them, never write**: an in-place
+                operation on such a torch tensor ends this process (SIGSEGV). Their memory cannot be reused before the
+                last of them has died, so do not keep many.
+            tensors: of which library; by default torch's where torch is installed, else numpy's, which has no
+                bfloat16 and no float8. "bytes": numpy arrays of their bytes.
+            timeout_s: deadline of this call.
+            tenant: whose record, if not this client's own tenant's.
+            local: what this host's store has not is missing, whatever the second level may have.
+        Raises:
+            InvalidRequest: a key or deadline that cannot be, or a dtype that the wanted library does not have.
+            MmcachedError: with `fail_open=False`: why the service did not answer.
+        """
+        reading, key, tenant = reading_of(tensors, view), checked_key(key), self._tenant(tenant)
+        deadline = None if timeout_s is None else self.contact.deadline(timeout_s)
+        asks = self._sessions.has_second_level and not local
+        hits = self._find_and_count([key], reading, tenant, asks)
+        if hits is not None and (hits[0] is not None or not asks):
+            return Done(hits[0])
+        return only(self._ask_and_count([key], reading, deadline, tenant, local=local))
+
+    def get_many(
+        self,
+        keys: Sequence[str],
+        *,
+        view: bool = False,
+        tensors: Library = DEFAULT_LIBRARY,
+        timeout_s: float | None = None,
+        local: bool = False,
+        counts: bool = True,
+    ) -> Call[list[Hit | None]]:
+        """As `get` for up to 4096 keys, in their order.
+
+        Args:
+            counts: False for a look that is repeated until something happens: what this client sees for itself is
+                neither a hit nor a miss in any figure then, and no record stays for its sake.
+        """
+        names, reading, tenant = checked_keys(keys), reading_of(tensors, view), self.contact.options.tenant
+        deadline = None if timeout_s is None else self.contact.deadline(timeout_s)
+        asks = self._sessions.has_second_level and not local
+        hits = self._find_and_count(names, reading, tenant, asks, counts=counts)
+        if hits is not None and (None not in hits or not asks):
+            return Done(hits)
+        hits = hits or [None] * len(names)
+        return self._ask_for_missing(names, hits, reading, deadline, tenant, local=local, counts=counts)
+
+    def open(
+        self,
+        token: str,
+        *,
+        view: bool = False,
+        tensors: Library = DEFAULT_LIBRARY,
+        timeout_s: float | None = None,
+        counts: bool = True,
+    ) -> Verb[Hit | None]:
+        """Return the record that another process of this host has found with `view=True`, under a lease of one's own.
+
+        While that hit, or a tensor of it, lives, this succeeds, also if the record has been dropped or flushed
+        meanwhile. After that it is None, or still the same record.
+
+        Args:
+            token: `token` of that hit.
+            view, tensors, timeout_s: as for `get`.
+            counts: False if it is neither a hit nor a miss in any figure, because who has found it has counted it.
+        Raises:
+            InvalidRequest: that is no token.
+            MmcachedError: with `fail_open=False`: why the service did not answer a client that it does not know yet.
+        """
+        lease, reading = checked_token(token), reading_of(tensors, view)
+        verb = self._open_token(lease, reading, self.contact.deadline(timeout_s), counts)
+        hit = yield from self._guarded("open", verb, None)
+        if counts:
+            self._guard.count_queries(1, int(hit is not None))
+        return hit
+
+    def contains_many(
+        self, keys: Sequence[str], *, timeout_s: float | None = None, tenant: str | None = None
+    ) -> Call[list[bool]]:
+        """Return which keys have a record on this host; the service is not asked, unless its memory cannot be seen from
+        here.
+
+        A hint: a record may come or go before it is asked for, and a second level may have others.
+        """
+        names, tenant = checked_keys(keys), self._tenant(tenant)
+        deadline = None if timeout_s is None else self.contact.deadline(timeout_s)
+        known = self._sessions.present
+        if known is not None and (seen := known.contains(names, tenant)) is not None:
+            return Done(seen)
+        verb = self._contains(names, deadline or self.contact.deadline(None), tenant)
+        return self._guarded("contains_many", verb, [False] * len(names))
+
+    def exists(self, key: str, *, timeout_s: float | None = None, tenant: str | None = None) -> Call[bool]:
+        """Return whether a key has a record on this host: `contains_many` of one key. Also as `key in client`."""
+        found = self.contains_many([checked_key(key)], timeout_s=timeout_s, tenant=tenant)
+        return Done(found.result[0]) if isinstance(found, Done) else only(found)
+
+    def keys(self, match: str = "*", *, timeout_s: float | None = None, tenant: str | None = None) -> Verb[list[str]]:
+        """Return the keys of this host's store, the newest first; `len(client)` is the number of all.
+
+        They are read out of shared memory, all of them for each call: this is for people and for cleaning up.
+
+        Args:
+            match: pattern of the whole key: `*` any characters, `?` one, `[ab]` one of these; `[*]` is a star.
+            tenant: whose keys, if not this client's own tenant's.
+        Raises:
+            InvalidRequest: `match` is invalid.
+            MmcachedError: with `fail_open=False`: the memory cannot be seen from here, or the service is not there;
+                else it is an empty list.
+        """
+        pattern, tenant = checked_match(match), self._tenant(tenant)
+        verb = self._keys(tenant, self.contact.deadline(timeout_s))
+        return fnmatch.filter((yield from self._guarded("keys", verb, [])), pattern)
+
+    # ---- as `get`, for other calls
+
+    @property
+    def is_reader(self) -> bool:
+        """Whether records of the present store are found without asking for them."""
+        session = self._sessions.present
+        return session is not None and session.incarnation > 0
+
+    def look(
+        self, keys: list[str], reading: Reading, deadline: Deadline, *, counts_hits: bool = True
+    ) -> Verb[list[Hit | None]]:
+        """Return those records that are seen in the ring; the service is told of this reader, but asked for nothing.
+
+        Args:
+            counts_hits: False if they are an answer, for the sake of which they need not stay.
+        """
+        tenant = self.contact.options.tenant
+        try:
+            hits = self._find(keys, reading, tenant, counts_hits=counts_hits)
+            if hits is None:
+                yield from self._in_contact(deadline)
+                hits = self._find(keys, reading, tenant, counts_hits=counts_hits)
+        except MmcachedError as error:
+            self._is_miss("look", error)
+            hits = None
+        return [None] * len(keys) if hits is None else hits
+
+    def sees(self, keys: list[str]) -> bool:
+        """Return whether all of these records are seen in the ring just now; takes no lease of any."""
+        session = self._sessions.present
+        seen = None if session is None else session.contains(keys, self.contact.options.tenant)
+        return seen is not None and all(seen)
+
+    def lend(self, place: Handle, timeout_s: float | None) -> Verb[Bytes1D | None]:
+        """Return what lies in the ring at a place, as `StoreSession.lend`; why the service did not answer is raised."""
+        session = yield from self._in_contact(self.contact.deadline(timeout_s))
+        return session.lend(place)
+
+    # ---- each call as it is while the service is there
+
+    def _find_and_count(
+        self, keys: list[str], reading: Reading, tenant: str, asks: bool, *, counts: bool = True
+    ) -> list[Hit | None] | None:
+        """Look into the ring, as a whole verb; None: it cannot be seen, or not yet.
+
+        Args:
+            asks: the service is asked for what is missing, and that is counted then.
+        """
+        hits: list[Hit | None] | None
+        try:
+            if (session := self._sessions.present) is None:
+                return None
+            hits = session.find(keys, tenant, reading, counts_misses=counts and not asks, counts_hits=counts)
+        except MmcachedError as error:
+            if not self._is_miss("get", error):
+                raise
+            hits = [None] * len(keys)
+        if hits is not None and counts:
+            num_hits = len(keys) - hits.count(None)
+            self._guard.count_queries(num_hits if asks else len(keys), num_hits)
+        return hits
+
+    def _ask_for_missing(
+        self,
+        keys: list[str],
+        hits: list[Hit | None],
+        reading: Reading,
+        deadline: Deadline | None,
+        tenant: str,
+        *,
+        local: bool,
+        counts: bool,
+    ) -> Verb[list[Hit | None]]:
+        missing = [index for index, hit in enumerate(hits) if hit is None]
+        try:
+            found = yield from self._ask_and_count(
+                [keys[index] for index in missing], reading, deadline, tenant, local=local, counts=counts
+            )
+        except BaseException:
+            hits.clear()  # the error's traceback would keep them, and their leases
+            raise
+        for index, hit in zip(missing, found, strict=True):
+            hits[index] = hit
+        return hits
+
+    def _ask_and_count(
+        self,
+        keys: list[str],
+        reading: Reading,
+        deadline: Deadline | None,
+        tenant: str,
+        *,
+        local: bool,
+        counts: bool = True,
+    ) -> Verb[list[Hit | None]]:
+        misses: list[Hit | None] = [None] * len(keys)
+        verb = self._get(keys, reading, deadline or self.contact.deadline(None), tenant, local=local, counts=counts)
+        hits = yield from self._guarded("get", verb, misses)
+        if counts:
+            self._guard.count_queries(len(keys), len(keys) - hits.count(None))
+        return hits
+
+    def _get(
+        self, keys: list[str], reading: Reading, deadline: Deadline, tenant: str, *, local: bool, counts: bool
+    ) -> Verb[list[Hit | None]]:
+        session = yield from self._in_contact(deadline)
+        if session.ring is None or not keys:
+            return [None] * len(keys)
+        asks = self._sessions.has_second_level and not local
+        found = self._find(keys, reading, tenant, counts_misses=counts and not asks, counts_hits=counts)
+        if found is not None and not asks:
+            return found
+        hits = found or [None] * len(keys)
+        for batch in batches([index for index, hit in enumerate(hits) if hit is None]):
+            ask = GetRecords(*self._ids(), [keys[index] for index in batch], tenant, session.incarnation, local)
+            message, payload = yield from self.contact.exchange(ask, deadline)
+            opened = self._open(session, expect(message, Records), payload, reading, keys=ask.keys, tenant=tenant)
+            for index, hit in zip(batch, opened, strict=True):
+                hits[index] = hit
+        return hits
+
+    def _open_token(self, token: LeaseToken, reading: Reading, deadline: Deadline, counts: bool) -> Verb[Hit | None]:
+        session = self._sessions.present
+        found = None
+        if session is not None and token.is_of(session.ring):
+            found = session.open_token(token, reading, counts=counts)
+        if found is None:  # not attached yet, or to the ring of a former frontend
+            session = yield from self._in_contact(deadline)
+            found = session.open_token(token, reading, counts=counts)
+        return None if found is None else found[0]
+
+    def _contains(self, keys: list[str], deadline: Deadline, tenant: str) -> Verb[list[bool]]:
+        session = yield from self._in_contact(deadline)
+        if session.ring is None or not keys:
+            return [False] * len(keys)
+        if (seen := session.contains(keys, tenant)) is not None:
+            return seen
+        found: list[bool] = []
+        for batch in batches(keys):
+            ask = HaveRecords(self.contact.next_id(), batch, tenant)
+            message, _ = yield from self.contact.exchange(ask, deadline)
+            present = expect(message, Present).are_present
+            if len(present) != len(batch):
+                raise RemoteProtocolError(f"{len(present)} answers for {len(batch)} keys", "are_present")
+            found += present
+        return found
+
+    def _keys(self, tenant: str, deadline: Deadline) -> Verb[list[str]]:
+        known = self._sessions.present
+        if known is not None and (seen := known.keys(tenant)) is not None:
+            return seen
+        session = yield from self._in_contact(deadline)
+        seen = session.keys(tenant)
+        if seen is None and session.ring is not None:
+            raise SegmentError(f"the store's memory cannot be seen from here: {session.why_inline or 'not attached'}")
+        return seen or []
+
+    # ---- helpers
+
+    def _tenant(self, tenant: str | None) -> str:
+        """Return the tenant that a call names, or else the client's own."""
+        return self.contact.options.tenant if tenant is None else checked_tenant(tenant)
+
+    def _find(
+        self, keys: list[str], reading: Reading, tenant: str, *, counts_misses: bool = True, counts_hits: bool = True
+    ) -> list[Hit | None] | None:
+        """Look into the ring as `StoreSession.find` does; None: it cannot be seen, or not yet."""
+        session = self._sessions.present
+        if session is None:
+            return None
+        return session.find(keys, tenant, reading, counts_misses=counts_misses, counts_hits=counts_hits)
+
+    def _in_contact(self, deadline: Deadline) -> Verb[StoreSession]:
+        """Greet, become a reader and announce it, as far as that has not been done.
+
+        A service without a store is greeted again now and then: it may have found room for one.
+        """
+        known, now = self.contact.welcome, time.monotonic()
+        if known is not None and known.store_ring is None and now >= self._greet_again_at:
+            self.contact.greet_again()
+            self._greet_again_at = now + GREET_AGAIN_S
+        welcome = yield from self.contact.connect(deadline, is_patient=not self._guard.is_open)
+        session = self._sessions.of(welcome.store_ring)
+        if session is None:
+            raise self.contact.refusal()
+        if session.why_inline:
+            warning = f"records come through the socket, which is slower: {session.why_inline}"
+            self._guard.warn_once("no reader", "" if session.ring is None else session.ring.ring_id, warning)
+        if (reader := session.take_announcement()) is not None:
+            try:
+                ask = RegisterReader(*self._ids(), reader.announcement.epoch, reader.reader_id, reader.incarnation)
+                message, _ = yield from self.contact.exchange(ask, deadline)
+                session.is_attached = expect(message, ReaderRegistered).is_attached
+            except BaseException:
+                session.lost_contact()
+                raise
+        return session
+
+    def _ids(self) -> tuple[str, int]:
+        return self.contact.client_id, self.contact.next_id()
+
+    def _guarded(self, operation: str, verb: Verb[T], nothing: T) -> Verb[T]:
+        try:
+            return (yield from verb)
+        except MmcachedError as error:
+            if not self._is_miss(operation, error):
+                raise
+        return nothing
+
+    def _is_miss(self, operation: str, error: MmcachedError) -> bool:
+        if self.contact.is_closed:
+            raise self.contact.refusal() from None  # what became of the call is not a miss
+        return self._guard.is_miss(operation, error)
+
+    def _open(
+        self,
+        session: StoreSession,
+        answer: Records,
+        payload: Sequence[Frame],
+        reading: Reading,
+        *,
+        keys: Sequence[str],
+        tenant: str,
+    ) -> list[Hit | None]:
+        if len(answer.records) != len(keys):
+            raise RemoteProtocolError(f"{len(answer.records)} records for {len(keys)} keys", "records")
+        hits = session.open(answer, payload, reading, keys=keys, tenant=tenant)
+        self._guard.count(inline_hits=sum(isinstance(place, Inline) for place in answer.records))
+        return hits
+
+
+def only(verb: Verb[list[T]]) -> Verb[T]:
+    (found,) = yield from verb
+    return found
+
+
+def batches(keys: list[T]) -> Iterator[list[T]]:
+    """Yield keys, as many at a time as one message may have."""
+    for start in range(0, len(keys), MAX_KEYS):
+        yield keys[start : start + MAX_KEYS]
