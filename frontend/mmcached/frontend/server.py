@@ -166,14 +166,19 @@ class Frontend(Closeable):
         has_more = self._clients.has_more or self._engines.has_more
         next_due = min(self._next_check, self.store.second_level.next_deadline)
         wait_s = 0.0 if has_more else max(0.0, min(timeout_s, next_due - self._clock()))
-        has_come = bool(self._poller.poll(math.ceil(wait_s * 1000))) or has_more
+        ready = {fd for fd, _ in self._poller.poll(math.ceil(wait_s * 1000))}
+        has_come = bool(ready) or has_more
         if has_come and self._is_at_rest:  # what was found meanwhile counts before what is put now evicts by it
             self._is_at_rest = False
             self._guard.call("what clients have found", self.store.records.poll_hits)
-        self._serve_engines()
-        self._serve_clients()
+        # What has nothing to do costs the turn of a message to the store nothing.
+        if self._engines.has_more or self._engines.fileno() in ready:
+            self._serve_engines()
+        if self._clients.has_more or self._clients.fileno() in ready:
+            self._serve_clients()
         self.store.go_on(self._guard)
-        self.requests.go_on(self._guard)
+        if len(self.requests) or self.requests.fileno() in ready:
+            self.requests.go_on(self._guard)
         now = self._clock()
         if now >= self._next_check:
             self._last_check = now
@@ -185,7 +190,8 @@ class Frontend(Closeable):
             self._guard.call("look at deadlines", self.requests.check, now)
             self._guard.call("look at the store", self.store.check, now)
             self._is_at_rest = not (has_come or self._has_open) and self.store.records.num_queries == num_queries
-        self._guard.call("answers that all wait for", self._answer_finished, now)
+        if self._asked_for_stats or not (self._probes.is_idle and self._flushes.is_idle):
+            self._guard.call("answers that all wait for", self._answer_finished, now)
 
     @property
     def _next_check(self) -> float:

@@ -107,6 +107,8 @@ class FetchTable:
     @property
     def next_deadline(self) -> float:
         """When the next fetch has to end."""
+        if not self._asked and not self._elsewhere:
+            return inf
         first = (next(iter(fetches.values()), None) for fetches in (self._asked, self._elsewhere))
         return min((fetch.deadline for fetch in first if fetch is not None), default=inf)
 

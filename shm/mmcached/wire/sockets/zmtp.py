@@ -110,6 +110,11 @@ class MessageReader:
         )
 
     @property
+    def has_unread(self) -> bool:
+        """Whether bytes were fed that no message has taken."""
+        return self._at < len(self._data)
+
+    @property
     def num_held_bytes(self) -> int:
         """Most memory that is committed for a message that has not ended; a few times what has come of it."""
         of_large = 0
@@ -148,14 +153,22 @@ class MessageReader:
             return None
         self.has_more = False
         for _ in range(FRAMES_AT_ONCE):
-            if not self._end_body():
+            if self._left and not self._end_body():
                 return None
             frame = self._read_frame()
             if frame is None:
                 return None
-            message = self._take(frame)
-            if message is not None:
-                return message
+            if self._flags & COMMAND:
+                self._hear(bytes(frame))
+            elif self._is_leaving_out:
+                self._is_leaving_out = bool(self._flags & MORE)
+                self._num_bytes = 0
+            else:
+                self._frames.append(frame)
+                self._num_bytes += len(frame)
+                if not self._flags & MORE:
+                    message, self._frames, self._num_bytes = self._frames, [], 0
+                    return message
         self.has_more = True
         return None
 
@@ -172,15 +185,14 @@ class MessageReader:
         return True
 
     def _end_body(self) -> bool:
-        """Go on with the frame under way, if there is one; return whether it has ended."""
-        if self._left:
-            piece = self._data[self._at : self._at + self._left]
-            if self._large is not None and piece:
-                start = self._large_bytes - self._left
-                self._large = self._grown(self._large, start + len(piece))
-                self._large[start : start + len(piece)] = piece
-            self._at += len(piece)
-            self._left -= len(piece)
+        """Go on with the frame under way; return whether it has ended."""
+        piece = self._data[self._at : self._at + self._left]
+        if self._large is not None and piece:
+            start = self._large_bytes - self._left
+            self._large = self._grown(self._large, start + len(piece))
+            self._large[start : start + len(piece)] = piece
+        self._at += len(piece)
+        self._left -= len(piece)
         return not self._left
 
     def _grown(self, buffer: bytearray | mmap.mmap, end: int) -> bytearray | mmap.mmap:
@@ -242,21 +254,6 @@ class MessageReader:
             raise RemoteProtocolError(f"a message has {reason}; it is not read", "frames")
 
     # ---- frames to messages
-
-    def _take(self, frame: Frame) -> list[Frame] | None:
-        if self._flags & COMMAND:
-            self._hear(bytes(frame))
-            return None
-        if self._is_leaving_out:
-            self._is_leaving_out = bool(self._flags & MORE)
-            self._num_bytes = 0
-            return None
-        self._frames.append(frame)
-        self._num_bytes += len(frame)
-        if self._flags & MORE:
-            return None
-        message, self._frames, self._num_bytes = self._frames, [], 0
-        return message
 
     def _hear(self, command: bytes) -> None:
         """Take the peer's READY; other commands mean nothing here."""
