@@ -126,6 +126,26 @@ def test_messages_and_answers_of_any_size_go_through_whole(ends: Ends) -> None:
     assert ends.hear() == (GetStats(3), [])
 
 
+def test_news_are_seen_without_being_read(ends: Ends) -> None:
+    assert ends.dialer.has_news()  # it is not connected: to receive is to try
+    ends.listen()
+    ends.clock.now += RETRY_S
+    ends.ask(1)
+    ends.hear()
+    assert ends.dialer.try_receive() is None  # the handshake is read
+    assert not ends.dialer.has_news()
+    ends.answer(1)
+    ends.answer(2)
+    for number in (1, 2):  # the second was read together with the first
+        assert ends.dialer.has_news()
+        assert ends.dialer.try_receive() == (Flushed(number), [])
+    assert ends.dialer.try_receive() is None
+    assert not ends.dialer.has_news()
+    assert ends.listener is not None
+    ends.listener.close()
+    assert ends.dialer.has_news()  # the loss
+
+
 def test_what_waits_of_a_mutable_frame_stays_as_it_was(ends: Ends) -> None:
     ends.listen()
     data = bytearray(LARGE)

@@ -26,7 +26,7 @@ from mmcached.wire.process.turns import TurnShare
 from mmcached.wire.sockets import zmtp
 from mmcached.wire.sockets.channels import DealerChannel
 from mmcached.wire.sockets.frames import Frame, encode_frames
-from mmcached.wire.sockets.listener import MAX_REFUSED, Bounds, Listener
+from mmcached.wire.sockets.listener import MAX_REFUSED, READ_BYTES, Bounds, Listener
 from mmcached.wire.sockets.zmtp import pack
 from tests.clock import Clock
 from tests.wire.raw_peer import RawPeer, frame, head
@@ -149,6 +149,32 @@ def test_each_peer_has_one_message_in_a_round(wiring: Wiring) -> None:
     honest.send(one)
     served = [peer for peer, *_ in listener.serve(TurnShare(9, 60.0))]
     assert len(set(served)) == 4, "it has a turn although the others have hundreds of messages each"
+
+
+def test_a_connection_of_which_all_was_read_is_not_read_again_before_more_comes(wiring: Wiring) -> None:
+    listener = wiring.listen()
+    peer = wiring.raw()
+    one = b"".join(bytes(piece) for piece in pack(encode_frames(GetStats(1))))
+    wiring.pump(lambda: len(listener) == 1 and not listener.has_more)
+    peer.send(one * 3)
+    has_more: list[bool] = []
+    give_up = time.monotonic() + DEADLINE_S
+    while len(has_more) < 3:
+        has_more += [listener.has_more for _ in listener.serve(TurnShare(1, 60.0))]
+        assert time.monotonic() < give_up
+    assert has_more == [True, True, False]
+
+
+def test_messages_that_fill_what_is_read_at_once_hide_none_behind_them(wiring: Wiring) -> None:
+    wiring.listen()
+    peer = wiring.raw()
+    size = READ_BYTES // 8
+    num_head_bytes = len(pack(encode_frames(GetStats(1), [bytes(300)]))[0]) - 300
+    (body,) = pack(encode_frames(GetStats(1), [bytes(size - num_head_bytes)]))
+    assert len(body) == size
+    peer.send(bytes(body) * 16)
+    for _ in range(16):
+        assert wiring.hear()[1] == GetStats(1)
 
 
 def test_a_share_ends_a_turn_and_the_rest_comes_in_the_next(wiring: Wiring) -> None:

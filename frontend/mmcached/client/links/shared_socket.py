@@ -127,6 +127,12 @@ class SharedSocket:
                 self._send_posted()
         return received
 
+    def has_news(self) -> bool:
+        """Return whether `receive` may find something, or notice that the connection was lost. Raises as `send`."""
+        with self._turn:
+            self._check()
+            return self._dialer.num_losses != self._num_losses_taken or self._dialer.has_news()
+
     def take_losses(self) -> int:
         """Return how often the connection was lost since the last call, as `receive` has found out."""
         count = self._dialer.num_losses - self._num_losses_taken

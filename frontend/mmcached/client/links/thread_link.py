@@ -89,7 +89,7 @@ class ThreadLink(Link[ThreadWaiter]):
     def catch_up(self) -> None:
         """Take in what has come since the last call; a thread that reads does so already."""
         self._keep_presence()
-        if self._reader is not None:
+        if self._reader is not None or not self._socket.has_news():
             return
         waiter = ThreadWaiter()
         try:

@@ -1,6 +1,7 @@
 """The client's half of the store, without sockets.
 
-verbs           get, put, contains, claims: what each says, and what becomes of errors
+reads           the calls that read: get, contains, keys; what each asks, and what becomes of errors
+verbs           the calls that change: put, claims, drop
 sessions        the session of the present ring, and what arrives for it
 session         the client as a reader of one ring
 hits            a record that was found

@@ -31,6 +31,7 @@ _TORCH_ITEMSIZES = {
 }
 ITEMSIZES = NUMPY_ITEMSIZES | _TORCH_ITEMSIZES
 _NUMPY_DTYPES = {name: np.dtype(name).newbyteorder("<") for name in NUMPY_ITEMSIZES}
+_NUMPY_NAMES = {dtype: name for name, dtype in _NUMPY_DTYPES.items()}
 _BYTE = np.dtype(np.uint8)
 _MAX_DIMS = 64
 _MAX_ELEMENTS = 1 << 48
@@ -96,9 +97,11 @@ def to_bytes(tensor: Any) -> tuple[Description, Bytes1D]:
 
 
 def _numpy_to_bytes(array: npt.NDArray[Any]) -> tuple[Description, Bytes1D]:
-    name = array.dtype.name
-    if name not in NUMPY_ITEMSIZES:
-        raise NotCarried(name, f"dtypes are {sorted(NUMPY_ITEMSIZES)}")
+    name = _NUMPY_NAMES.get(array.dtype)
+    if name is None:
+        name = array.dtype.name  # numpy makes this text anew each time; here it is of another byte order, or of no use
+        if name not in NUMPY_ITEMSIZES:
+            raise NotCarried(name, f"dtypes are {sorted(NUMPY_ITEMSIZES)}")
     if isinstance(array, np.ma.MaskedArray):
         raise NotCarried("masked array", "its mask would be lost; fill it first")
     # `order="C"` and not `ascontiguousarray`, which gives a 0-d array one dimension.

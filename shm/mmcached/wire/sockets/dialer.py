@@ -119,6 +119,10 @@ class Dialer(Generic[ReceivesT], Closeable):
             self._is_used_up = not self._reader.has_more
         return None
 
+    def has_news(self) -> bool:
+        """Whether `try_receive` may find something, or has to connect; asks the kernel, and reads nothing."""
+        return self._socket is None or not self._is_used_up or bool(self._epoll.poll(0, 1))
+
     def flush(self, timeout_s: float) -> None:
         """Send what waits, for so long at most; to nobody if nobody is connected."""
         end = self._clock() + timeout_s

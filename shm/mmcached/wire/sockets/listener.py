@@ -89,7 +89,6 @@ class _Connection:
         marked_at, marked_bytes: how many of the bytes that waited for it at that time still do; the oldest of them are
             taken first.
         is_due: it is in the round: it may have something to read.
-        may_have_more: its socket may have more than was read of it; else the kernel tells when something comes.
         refused_since: it is one too many.
     """
 
@@ -105,7 +104,6 @@ class _Connection:
     queued_bytes: int = 0
     held_bytes: int = 0
     is_due: bool = False
-    may_have_more: bool = False
     is_open: bool = True
     events: int = select.EPOLLIN
     refused_since: float | None = None
@@ -206,7 +204,7 @@ class Listener(Generic[ReceivesT], Closeable):
                 continue
             if frames is None:
                 continue
-            if connection.may_have_more or connection.reader.has_unread:
+            if connection.reader.has_unread:  # else the kernel tells when there is more
                 self._make_due(connection)
             if connection.refused_since is not None:
                 self.try_send(connection.peer, self._refusal)
@@ -269,11 +267,9 @@ class Listener(Generic[ReceivesT], Closeable):
                 connection.reader.feed(data)
                 is_all = num_bytes < READ_BYTES
         except BlockingIOError:
-            connection.may_have_more = False
             return None
         except OSError:
             num_bytes, is_all = 0, True
-        connection.may_have_more = not is_all
         if not num_bytes:
             self._close(connection)
             return None
