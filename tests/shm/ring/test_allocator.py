@@ -1,7 +1,7 @@
 from __future__ import annotations
 
+import doctest
 from collections import Counter
-from math import isqrt
 from random import Random
 
 import pytest
@@ -9,21 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from mmcached.shm.ring.allocator import (
-    COOLER_SPEED,
-    HIT_HEAT,
-    IDLE_AT_ONCE,
-    IDLE_RINGS,
-    MAX_HEAT,
-    NEW_HEAT,
-    NEWCOMERS_SHARE,
-    RETURN_AGE,
-    RETURN_HEAT,
-    Extent,
-    Plan,
-    RingAllocator,
-)
-from mmcached.shm.ring.chain import worth_of
+from mmcached.shm.ring import allocator as module
+from mmcached.shm.ring.allocator import FULL_RATE, MAX_HITS, Extent, Plan, RingAllocator
 from mmcached.shm.ring.places import MANY_PLACES
 from mmcached.wire.errors import InvariantError
 from tests.house.drawing import examples
@@ -33,61 +20,46 @@ def never(slot: int) -> bool:
     return False
 
 
-def place(allocator: RingAllocator, size: int, pinned: set[int] | None = None) -> Plan:
+def place(allocator: RingAllocator, size: int, pinned: set[int] | None = None, *, is_proven: bool = False) -> Plan:
     plan = allocator.plan(size, (pinned or set()).__contains__)
     assert plan is not None
     allocator.apply(plan)
+    if is_proven:
+        allocator.prove(plan.extent.slot)
     allocator.check_integrity()
     return plan
 
 
-def place_used(allocator: RingAllocator, size: int, pinned: set[int] | None = None) -> Plan:
-    """Place what somebody asks for again: the ring ages by all of its size."""
-    plan = place(allocator, size, pinned)
-    allocator.hit(plan.extent.slot)
-    return plan
-
-
-def full_ring(num_chunks: int, size: int = 10) -> tuple[RingAllocator, list[Extent]]:
+def full_ring(num_chunks: int, size: int = 10, *, is_proven: bool = False) -> tuple[RingAllocator, list[Extent]]:
     allocator = RingAllocator(num_chunks * size, 2 * num_chunks)
-    return allocator, [place(allocator, size).extent for _ in range(num_chunks)]
+    return allocator, [place(allocator, size, is_proven=is_proven).extent for _ in range(num_chunks)]
 
 
-def test_without_hits_the_oldest_go_first() -> None:
-    allocator, chunks = full_ring(10)
-    assert [place(allocator, 10).victims for _ in range(10)] == [(chunk,) for chunk in chunks]
+def test_doctests() -> None:
+    assert doctest.testmod(module).failed == 0
 
 
-def test_the_drawing() -> None:
-    allocator = RingAllocator(59, 20)
-    sizes = {"A": 6, "gap": 3, "pinned": 15, "C": 6, "D": 6, "gap 2": 4, "E": 4, "F": 4, "gap 3": 11}
-    slots = {name: place(allocator, size).extent.slot for name, size in sizes.items()}
-    allocator.free(slots["pinned"])
-    slots["pinned"] = place(allocator, 15).extent.slot  # now the hand is behind it
-    for name in ("gap", "gap 2", "gap 3"):
-        allocator.free(slots[name])
-    free = allocator.plan(6, never)
-    assert free is not None
-    assert (free.extent.offset, free.victims) == (48, ())
-    place(allocator, 7)  # the rest, 4 bytes, has no room for it
-    for free_to_go, offset in (("CDEF", 24), ("DEF", 30), ("EF", 36)):
-        plan = allocator.plan(6, set(allocator.slots()).difference(slots[name] for name in free_to_go).__contains__)
-        assert plan is not None
-        assert (plan.extent.offset, len(plan.victims)) == (offset, 1)
+@pytest.mark.parametrize("is_proven", [True, False])
+def test_without_hits_the_oldest_go_first(is_proven: bool) -> None:
+    allocator, chunks = full_ring(10, is_proven=is_proven)
+    assert [place(allocator, 10, is_proven=is_proven).victims for _ in range(10)] == [(chunk,) for chunk in chunks]
 
 
 def test_only_what_is_in_the_way_is_evicted() -> None:
     allocator = RingAllocator(100, 10)
-    first = [place(allocator, 30).extent for _ in range(3)]
+    first = [place(allocator, 30, is_proven=True).extent for _ in range(3)]
     assert [extent.offset for extent in first] == [0, 30, 60]
-    allocator.hit(2)
-    plan = place(allocator, 40)  # 10 bytes are left at the end: no chunk crosses it
+    plan = place(allocator, 40, is_proven=True)  # 10 bytes are left at the end: no chunk crosses it
     assert plan.extent.offset == 0
     assert plan.victims == (first[0], first[1])
-    assert place(allocator, 20).victims == ()  # the rest of the second victim
-    at_the_end = place(allocator, 10)
-    assert at_the_end.extent.offset == 90  # nothing goes while bytes are free
-    assert place(allocator, 10, {0, 1, 3, at_the_end.extent.slot}).victims == (first[2],)
+    assert place(allocator, 20, is_proven=True).victims == ()  # the rest of the second victim
+    assert place(allocator, 10, {0, 1, 3}).victims == (first[2],)
+
+
+@pytest.mark.parametrize("is_proven", [True, False])
+def test_nothing_is_evicted_until_the_ring_is_full(is_proven: bool) -> None:
+    allocator, _ = full_ring(100, is_proven=is_proven)
+    assert allocator.used_bytes == allocator.capacity
 
 
 def test_freeing_the_last_one_moves_the_hand_back() -> None:
@@ -98,156 +70,89 @@ def test_freeing_the_last_one_moves_the_hand_back() -> None:
     assert place(allocator, 10).extent.offset == 30
 
 
-def test_the_hit_outlive_the_others() -> None:
-    allocator, chunks = full_ring(20)
-    hot = set(chunks[::4])
-    for chunk in hot:
-        allocator.hit(chunk.slot)
-    evicted = [victim for _ in range(15) for victim in place(allocator, 10).victims]
-    assert evicted == [chunk for chunk in chunks if chunk not in hot]
-
-
-def test_the_hottest_goes_at_last_if_nobody_hits_it_any_more() -> None:
-    allocator, chunks = full_ring(8, 8)
+def test_a_chunk_on_probation_is_evicted_before_any_that_is_proven() -> None:
+    allocator, chunks = full_ring(20, is_proven=True)
+    for _ in range(2):  # a tenth of the ring
+        place(allocator, 10)
+    kept = set(chunks[3:])
+    newest = list[Extent]()
     for _ in range(100):
+        plan = place(allocator, 10)
+        assert not kept & set(plan.victims)
+        newest.append(plan.extent)
+    present = set(map(allocator.extent, allocator.slots()))
+    assert present == kept | set(newest[-3:])
+
+
+@pytest.mark.parametrize("num_hits", [1, 2, MAX_HITS, 2 * MAX_HITS])
+def test_the_hand_spares_a_chunk_once_for_each_hit_up_to_three(num_hits: int) -> None:
+    allocator, chunks = full_ring(8, is_proven=True)
+    for _ in range(num_hits):
         allocator.hit(chunks[3].slot)
-    turns_to_zero = NEWCOMERS_SHARE * COOLER_SPEED * MAX_HEAT.bit_length()
-    evicted = [victim for _ in range(8 * (turns_to_zero + 1)) for victim in place(allocator, 8).evicted]
-    assert chunks[3] in evicted
+    num_places = 0
+    while chunks[3] not in place(allocator, 10, is_proven=True).victims:
+        num_places += 1
+    assert num_places == 3 + 7 * min(num_hits, MAX_HITS)
 
 
-def test_what_is_hit_again_and_again_stays() -> None:
-    allocator, chunks = full_ring(8)
-    for _ in range(500):
-        allocator.hit(chunks[3].slot)
-        assert chunks[3] not in place(allocator, 10).victims
-
-
-@pytest.mark.parametrize("are_used", [True, False])
-@pytest.mark.parametrize("hits_of_each", [0, 1, 3])
-@pytest.mark.parametrize("large_first", [True, False])
-def test_what_nobody_asks_for_is_gone_when_the_ring_has_aged_twice(
-    large_first: bool, hits_of_each: int, are_used: bool
-) -> None:
-    # 15 of 128 in 2,000 and many of 8: without an end to idleness, all newcomers would share the one hole of 80.
-    size, num_bytes = 2000, IDLE_RINGS * 2000
-    allocator = RingAllocator(size, 1000)
-    sizes = (128, 8) if large_first else (8, 128)
-    former = set[Extent]()
-    for _ in range(1920 // sizes[0]):
-        former.add(chunk := place(allocator, sizes[0]).extent)
-        for _ in range(hits_of_each):
-            allocator.hit(chunk.slot)
-    for _ in range((num_bytes if are_used else NEWCOMERS_SHARE * num_bytes) // sizes[1] + 1):
-        (place_used if are_used else place)(allocator, sizes[1])
-    present = {allocator.extent(slot) for slot in allocator.slots()}
-    assert not former & present
-    for _ in range(250):
-        place(allocator, 8)
-    assert allocator.used_bytes > 0.9 * size
-
-
-def test_what_is_asked_for_once_leaves_what_is_used() -> None:
+def test_a_hit_takes_a_chunk_off_probation_where_it_lies() -> None:
     allocator, chunks = full_ring(20)
+    allocator.hit(chunks[5].slot)
+    evicted = [victim for _ in range(60) for victim in place(allocator, 10).victims]
+    assert chunks[5] not in evicted
+    assert allocator.extent(chunks[5].slot) == chunks[5]
+
+
+def test_one_use_traffic_leaves_what_is_used() -> None:
+    allocator, chunks = full_ring(20, is_proven=True)
     used = set(chunks[::2])
     evicted = set[Extent]()
     for _ in range(10):
         for chunk in used:
             allocator.hit(chunk.slot)
-        evicted.update(*(place(allocator, 10).evicted for _ in range(6 * len(chunks))))
+        for _ in range(6 * len(chunks)):
+            evicted.update(place(allocator, 10).victims)
     assert not evicted & used
 
 
-def test_what_comes_back_is_warm_and_what_nobody_uses_cools() -> None:
-    allocator, chunks = full_ring(20)
-    allocator.hit(chunks[0].slot)
-    back = place(allocator, 10).extent
-    allocator.come_back(back.slot)
-    assert heats(allocator)[back.slot] == RETURN_HEAT
-    assert all(back not in place(allocator, 10).evicted for _ in range(25))  # the others have gone
-    for _ in range(2 * COOLER_SPEED * 20 // RETURN_AGE):  # far fewer than newcomers that nobody knows
-        allocator.come_back(place(allocator, 10).extent.slot)
-    assert chunks[0] not in map(allocator.extent, allocator.slots())
-
-
-def test_hits_on_what_was_idle_for_long_shield_the_idle() -> None:
-    allocator, chunks = full_ring(8, 8)
+def test_of_places_for_a_large_chunk_the_one_with_the_fewest_hits() -> None:
+    allocator, chunks = full_ring(40, is_proven=True)
     for chunk in chunks:
-        for _ in range(3):
-            allocator.hit(chunk.slot)
-    pinned = {chunk.slot for chunk in chunks[:7]}  # the newcomers share a hole
-    for _ in range(7):
-        place_used(allocator, 8, pinned)
-    allocator.hit(chunks[0].slot)  # after 7/8 of the ring
-    for _ in range(IDLE_RINGS * 8):
-        assert not place_used(allocator, 8, pinned).idle
-    assert set(chunks[:7]) <= set(place(allocator, 8).evicted)
+        allocator.hit(chunk.slot)
+    for chunk in chunks[:20] + chunks[22:]:
+        allocator.hit(chunk.slot)
+    assert place(allocator, 20).victims == tuple(chunks[20:22])
+    spared = [allocator._slot_to_chunk[chunk.slot].hits for chunk in (chunks[0], chunks[19], chunks[22])]
+    assert spared == [1, 1, 2]  # the hand has passed the first two
 
 
-def test_what_is_pinned_is_in_use() -> None:
-    allocator, chunks = full_ring(8)
-    pinned = {chunks[0].slot}
-    for _ in range(IDLE_RINGS * 8 + 1):
-        assert chunks[0] not in place_used(allocator, 10, pinned).evicted
-    for _ in range(IDLE_RINGS * 8 - 1):
-        place_used(allocator, 10, pinned)
-    assert allocator.has(chunks[0].slot)
-
-
-def test_many_idle_chunks_do_not_go_at_once() -> None:
-    allocator = RingAllocator(8 * IDLE_AT_ONCE, 8 * IDLE_AT_ONCE)
-    chunks = [Extent(slot, slot, 1) for slot in range(8 * IDLE_AT_ONCE)]
-    for chunk in chunks:
-        allocator.place(chunk, MAX_HEAT)
-    allocator.resume_at(0)
-    pinned = {chunk.slot for chunk in chunks[IDLE_AT_ONCE:]}  # the newcomers share a hole
-    for _ in range(8 * IDLE_RINGS):
-        place_used(allocator, IDLE_AT_ONCE, pinned)
-    pinned = {chunk.slot for chunk in chunks[-IDLE_AT_ONCE // 2 :]}
-    plans = [place(allocator, IDLE_AT_ONCE, pinned) for _ in range(8)]
-    assert max(len(plan.idle) + len(plan.used) for plan in plans) == IDLE_AT_ONCE
-    present = {allocator.extent(slot) for slot in allocator.slots()}
-    assert {chunk.slot for chunk in present.intersection(chunks)} == pinned
-
-
-def test_what_is_cold_stays_while_there_is_a_hole() -> None:
-    allocator = RingAllocator(30, 5)
-    for slot in range(3):
-        allocator.place(Extent(slot, 10 * slot, 10), heat=0)
-    allocator.resume_at(30)
-    allocator.free(1)
-    assert place(allocator, 10).victims == ()
-
-
-def test_of_two_as_cold_the_smaller_is_worth_less() -> None:
-    allocator = RingAllocator(200, 10)
-    hot, large, small = (place(allocator, size).extent for size in (100, 64, 36))
-    allocator.hit(hot.slot)
-    assert place(allocator, 30).victims == (small,)
-    assert place(allocator, 60).victims == (large,)
-
-
-def test_a_place_as_cheap_as_the_last_one_is_taken_without_comparing_many() -> None:
-    allocator, chunks = full_ring(2 * MANY_PLACES)
-    cold = {chunks[11], chunks[MANY_PLACES]}
-    for chunk in chunks:
-        if chunk not in cold:
-            allocator.hit(chunk.slot)
-    # Nothing was paid in an empty ring, so here many are compared; the first of two equals is taken.
-    assert place(allocator, 10).victims == (chunks[11],)
-    pinned = {chunk.slot for chunk in chunks if chunk is not chunks[20]}
-    assert place(allocator, 10, pinned).victims == (chunks[20],)
-    # Such a price was paid: the next hot one is good enough, though one of the many places would cost less.
-    assert place(allocator, 10).victims == (chunks[21],)
-
-
-def test_heat_and_many_pins_are_no_reason_to_refuse() -> None:
+def test_hits_and_many_pins_are_no_reason_to_refuse() -> None:
     allocator, chunks = full_ring(3 * MANY_PLACES)
     for chunk in chunks:
         allocator.hit(chunk.slot)
     only = chunks[2 * MANY_PLACES + 3]
     pinned = {chunk.slot for chunk in chunks if chunk is not only}
     assert place(allocator, 10, pinned).victims == (only,)
+
+
+def test_a_ring_without_free_slots_evicts_one_chunk_for_its_slot() -> None:
+    allocator = RingAllocator(1000, 10)
+    chunks = [place(allocator, 10, is_proven=True).extent for _ in range(10)]
+    allocator.hit(chunks[0].slot)
+    plans = [place(allocator, 10, is_proven=True) for _ in range(9)]
+    assert [plan.victims for plan in plans] == [(chunk,) for chunk in chunks[1:]]
+    assert allocator.has(chunks[0].slot)
+
+
+def test_returns_are_admitted_at_a_rate_that_follows_what_becomes_of_them() -> None:
+    allocator, _ = full_ring(50, is_proven=True)
+    assert all(allocator.admits_return() for _ in range(FULL_RATE))
+    for _ in range(50 * FULL_RATE):
+        place(allocator, 10, is_proven=True)
+    assert sum(allocator.admits_return() for _ in range(10 * FULL_RATE)) == 10
+    for _ in range(FULL_RATE):
+        allocator.hit(place(allocator, 10, is_proven=True).extent.slot)
+    assert sum(allocator.admits_return() for _ in range(10 * FULL_RATE)) > 20
 
 
 @pytest.mark.parametrize("num_slots", [200, 100])  # bytes run out; bytes and slot ids run out
@@ -270,7 +175,7 @@ def test_a_pin_is_asked_for_once_per_plan(num_slots: int) -> None:
     assert set(asked.values()) == {1}
 
 
-def test_a_cheap_place_needs_few_questions() -> None:
+def test_a_place_without_hits_needs_few_questions() -> None:
     allocator, chunks = full_ring(1000)
     asked = list[int]()
 
@@ -280,6 +185,25 @@ def test_a_cheap_place_needs_few_questions() -> None:
 
     assert allocator.plan(10, is_pinned) is not None
     assert asked == [chunks[0].slot]
+
+
+@pytest.mark.parametrize("is_probations", [True, False])
+def test_a_plan_looks_at_as_many_chunks_in_a_ring_of_any_size(is_probations: bool) -> None:
+    """All chunks have hits, so no place is free of them; the plan takes the best of a bounded number."""
+    for num_chunks in (4 * MANY_PLACES, 16 * MANY_PLACES):
+        allocator = RingAllocator(num_chunks * 10, 2 * num_chunks)
+        for slot in range(num_chunks):
+            allocator.place(Extent(slot, 10 * slot, 10))
+        allocator.resume_at(0)
+        for slot in range(num_chunks):
+            allocator.hit(slot)
+            if not is_probations:
+                allocator.prove(slot)
+                allocator.hit(slot)
+        row = list[module.Chunk]()
+        places = allocator._places(10, row, is_probations=is_probations, has_slot=True)
+        assert module.choose(places, module.Pins(row, lambda chunk: False)) is not None
+        assert len(row) == MANY_PLACES + 1
 
 
 @pytest.mark.parametrize(
@@ -299,18 +223,18 @@ def test_integrity_finds_a_plan_that_was_not_made_here(extent: Extent) -> None:
 def test_a_ring_goes_on_with_what_lies_in_it_already() -> None:
     former, chunks = full_ring(8)
     former.free(chunks[3].slot)
-    former.hit(chunks[6].slot)
-    last = place(former, 5).extent  # half of what is free; the hand is behind it
+    last = place(former, 5).extent  # half of what is free; a hand is behind it
     successor = RingAllocator(former.capacity, former.num_slots)
     for slot in former.slots():
-        successor.place(former.extent(slot), heats(former)[slot])
+        successor.place(former.extent(slot))
     successor.resume_at(last.end)
     successor.check_integrity()
     assert successor.slots() == former.slots()
-    assert (successor.used_bytes, heats(successor)) == (former.used_bytes, heats(former))
+    assert successor.used_bytes == former.used_bytes
     plan = place(successor, 5)
     assert (plan.extent.offset, plan.victims) == (last.end, ())
-    for _ in range(6):
+    successor.hit(chunks[6].slot)
+    for _ in range(16):
         assert chunks[6] not in place(successor, 10).victims
 
 
@@ -326,32 +250,28 @@ def test_what_lies_in_a_ring_may_be_entered_in_any_order(rng: Random) -> None:
     successor.resume_at(0)
     successor.check_integrity()
     assert successor.slots() == allocator.slots()
-    free = [place(successor, 10) for _ in range(12 - len(kept))]
-    assert not any(plan.victims for plan in free)
-    assert successor.used_bytes == successor.capacity
+    assert successor.used_bytes == allocator.used_bytes
 
 
 @pytest.mark.parametrize(
-    ("extent", "heat"),
+    "extent",
     [
-        (Extent(2, 90, 20), 0),
-        (Extent(2, -10, 10), 0),
-        (Extent(2, 20, 20), 0),
-        (Extent(2, 40, 10), 0),
-        (Extent(2, 30, 70), 0),
-        (Extent(2, 0, 0), 0),
-        (Extent(1, 0, 10), 0),
-        (Extent(10, 0, 10), 0),
-        (Extent(-1, 0, 10), 0),
-        (Extent(2, 0, 10), MAX_HEAT + 1),
-        (Extent(2, 0, 10), -1),
+        Extent(2, 90, 20),
+        Extent(2, -10, 10),
+        Extent(2, 20, 20),
+        Extent(2, 40, 10),
+        Extent(2, 30, 70),
+        Extent(2, 0, 0),
+        Extent(1, 0, 10),
+        Extent(10, 0, 10),
+        Extent(-1, 0, 10),
     ],
 )
-def test_what_cannot_lie_in_a_ring_is_refused(extent: Extent, heat: int) -> None:
+def test_an_extent_that_cannot_lie_in_a_ring_is_refused(extent: Extent) -> None:
     allocator = RingAllocator(100, 10)
     allocator.place(Extent(1, 30, 30))
     with pytest.raises(InvariantError):
-        allocator.place(extent, heat)
+        allocator.place(extent)
     for inside in (31, 59, 101):
         with pytest.raises(InvariantError):
             allocator.resume_at(inside)
@@ -359,10 +279,6 @@ def test_what_cannot_lie_in_a_ring_is_refused(extent: Extent, heat: int) -> None
         allocator.resume_at(behind)
         allocator.check_integrity()
     assert allocator.slots() == [1]
-
-
-def heats(allocator: RingAllocator) -> dict[int, int]:
-    return {slot: chunk.heat for slot, chunk in allocator._slot_to_chunk.items()}
 
 
 class AllocatorModel(RuleBasedStateMachine):
@@ -376,85 +292,53 @@ class AllocatorModel(RuleBasedStateMachine):
         self.allocator = RingAllocator(self.capacity, self.num_slots)
         self.twin = RingAllocator(self.capacity, self.num_slots)
         self.chunks: dict[int, Extent] = {}
-        self.heats: dict[int, int] = {}
         self.pinned: set[int] = set()
-        self.age = 0
-        self.was_hit: set[int] = set()
-        self.bargain_per_root = 0.0
-        self.uses: dict[int, int] = {}
-        self.shielded_until = 0
 
     def overlapping(self, start: int, size: int) -> list[Extent]:
         found = [chunk for chunk in self.chunks.values() if chunk.offset < start + size and start < chunk.end]
         return sorted(found, key=lambda chunk: chunk.offset)
 
-    def worth(self, chunks: list[Extent]) -> int:
-        return sum(worth_of(self.heats[chunk.slot], isqrt(chunk.size)) for chunk in chunks)
+    def price(self, chunks: list[Extent], *, is_probations: bool) -> int:
+        found = [self.allocator._slot_to_chunk[chunk.slot] for chunk in chunks]
+        price = sum(chunk.hits for chunk in found)
+        if is_probations:
+            price += sum(not chunk.is_on_probation or chunk.hits > 0 for chunk in found)
+        return price
 
-    def least_worth(self, size: int) -> int | None:
-        """Return what the cheapest place costs, or None if there is none."""
-        windows = [self.overlapping(start, size) for start in range(self.capacity - size + 1)]
-        costs = [self.worth(chunks) for chunks in windows if not self.pinned & {chunk.slot for chunk in chunks}]
-        return min(costs, default=None)
+    def open_places(self, size: int) -> list[list[Extent]]:
+        """Return the victims of each place that has no pinned chunk."""
+        places = [self.overlapping(start, size) for start in range(self.capacity - size + 1)]
+        return [chunks for chunks in places if not self.pinned & {chunk.slot for chunk in chunks}]
 
-    @rule(size=st.integers(1, 30), comes_back=st.booleans())
-    def place(self, size: int, comes_back: bool) -> None:
-        least = self.least_worth(size)
+    @rule(size=st.integers(1, 30), is_proven=st.booleans())
+    def place(self, size: int, is_proven: bool) -> None:
         plan = self.allocator.plan(size, self.pinned.__contains__)
         assert plan == self.twin.plan(size, self.pinned.__contains__)
+        has_slot = len(self.chunks) < self.num_slots
+        places = self.open_places(size)
         if plan is None:
-            has_slot = len(self.chunks) < self.num_slots or self.chunks.keys() - self.pinned
-            assert least is None or not has_slot
+            # Without a free slot a place and the one victim whose slot it gets must lie beside each other.
+            assert not places or not has_slot
             return
-        assert least is not None
-        self.check_place(plan, least)
-        self.allocator.apply(plan)
-        self.twin.apply(plan)
-        self.bargain_per_root = self.worth(list(plan.victims)) / isqrt(size)
-        self.check_idle(plan)
-        for victim in plan.evicted:
-            del self.chunks[victim.slot], self.heats[victim.slot], self.uses[victim.slot]
-        self.uses |= dict.fromkeys(plan.used, self.age)
-        assert plan.extent.slot not in self.chunks
-        self.chunks[plan.extent.slot] = plan.extent
-        self.heats[plan.extent.slot] = NEW_HEAT
-        self.was_hit.discard(plan.extent.slot)
-        self.grow_older(size // NEWCOMERS_SHARE)
-        if comes_back:
-            self.allocator.come_back(plan.extent.slot)
-            self.twin.come_back(plan.extent.slot)
-            self.was_hit.add(plan.extent.slot)
-            self.grow_older(RETURN_AGE * size - size // NEWCOMERS_SHARE)
-            self.heats[plan.extent.slot] = RETURN_HEAT
-        self.uses[plan.extent.slot] = self.age
-
-    def check_idle(self, plan: Plan) -> None:
-        now = self.age + plan.extent.size // NEWCOMERS_SHARE
-        oldest = now - IDLE_RINGS * self.capacity
-        overdue = {slot for slot, used_at in self.uses.items() if used_at <= oldest and now >= self.shielded_until}
-        assert set(plan.used) == overdue & self.pinned
-        assert {chunk.slot for chunk in plan.idle} == overdue - self.pinned - {chunk.slot for chunk in plan.victims}
-
-    def check_place(self, plan: Plan, least: int) -> None:
         extent, victims = plan.extent, list(plan.victims)
         assert 0 <= extent.offset <= extent.end <= self.capacity
         assert not self.pinned & {victim.slot for victim in victims}
         in_the_way = self.overlapping(extent.offset, extent.size)
-        assert self.worth(in_the_way) <= max(least, self.bargain_per_root * isqrt(extent.size))
-        if not in_the_way and len(self.chunks) == self.num_slots:
-            unpinned = [chunk for chunk in self.chunks.values() if chunk.slot not in self.pinned]
-            assert [self.worth(victims)] == [min(self.worth([chunk]) for chunk in unpinned)]
-            assert len(victims) == 1
-        else:
+        if has_slot:
+            least = min(self.price(chunks, is_probations=plan.is_probations) for chunks in places)
+            assert self.price(in_the_way, is_probations=plan.is_probations) == least
             assert victims == in_the_way
-
-    def grow_older(self, num_bytes: int) -> None:
-        before = self.age // COOLER_SPEED
-        self.age += num_bytes
-        for byte in range(before, self.age // COOLER_SPEED):
-            for chunk in self.chunks.values():
-                if chunk.offset == byte % self.capacity:
-                    self.heats[chunk.slot] //= 2
+        else:
+            assert len(victims) == max(len(in_the_way), 1)
+            assert set(in_the_way) <= set(victims)
+        for allocator in (self.allocator, self.twin):
+            allocator.apply(plan)
+            if is_proven:
+                allocator.prove(extent.slot)
+        for victim in victims:
+            del self.chunks[victim.slot]
+        assert extent.slot not in self.chunks
+        self.chunks[extent.slot] = extent
 
     @precondition(lambda self: self.chunks)
     @rule(data=st.data(), times=st.integers(1, 4))
@@ -463,14 +347,6 @@ class AllocatorModel(RuleBasedStateMachine):
         for _ in range(times):
             self.allocator.hit(slot)
             self.twin.hit(slot)
-            if self.age - self.uses[slot] > 3 * self.capacity // 4:
-                self.shielded_until = self.age + IDLE_RINGS * self.capacity
-            if slot not in self.was_hit:
-                self.was_hit.add(slot)
-                size = self.chunks[slot].size
-                self.grow_older(size - size // NEWCOMERS_SHARE)
-            self.heats[slot] = min(self.heats[slot] + HIT_HEAT, MAX_HEAT)
-            self.uses[slot] = self.age
 
     @precondition(lambda self: self.chunks)
     @rule(data=st.data())
@@ -483,14 +359,13 @@ class AllocatorModel(RuleBasedStateMachine):
         slot = data.draw(st.sampled_from(sorted(self.chunks)))
         self.allocator.free(slot)
         self.twin.free(slot)
-        del self.chunks[slot], self.heats[slot], self.uses[slot]
+        del self.chunks[slot]
         self.pinned.discard(slot)
 
     @invariant()
     def books_agree(self) -> None:
         self.allocator.check_integrity()
         assert {slot: self.allocator.extent(slot) for slot in self.allocator.slots()} == self.chunks
-        assert heats(self.allocator) == self.heats
         assert self.allocator.used_bytes == sum(chunk.size for chunk in self.chunks.values())
 
 

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import doctest
 
+import pytest
+
 from mmcached.shm.ring import departed
 from mmcached.shm.ring.departed import Departed
 
@@ -10,14 +12,26 @@ def test_doctests() -> None:
     assert doctest.testmod(departed).failed == 0
 
 
-def test_a_key_counts_as_gone_until_the_capacity_has_gone_after_it() -> None:
-    books = Departed(capacity=100, num_slots=8)
-    books.add(0, 50)
-    books.add(1, 100)
-    assert books.take(0)
-    books.add(0, 50)
-    books.add(1, 101)
-    assert not books.take(0)
+@pytest.mark.parametrize(("num_after", "is_recent"), [(15, True), (16, False)])
+def test_a_key_of_mean_size_is_recent_until_one_and_a_half_times_the_capacity_was_evicted(
+    num_after: int, is_recent: bool
+) -> None:
+    books = Departed(capacity=100, num_slots=64)
+    for key in range(num_after + 1):
+        books.add(key, 10)
+    assert books.take(0) == is_recent
+
+
+def test_a_small_key_is_recent_for_longer_than_a_large_one() -> None:
+    books = Departed(capacity=100, num_slots=64)
+    for key in range(40):
+        books.add(key, 20)
+    books.add(40, 2)
+    books.add(41, 80)
+    for key in range(42, 50):
+        books.add(key, 20)
+    assert books.take(40)
+    assert not books.take(41)
 
 
 def test_nobody_has_gone_at_first() -> None:

@@ -22,12 +22,12 @@ def singles(prices: Iterable[int]) -> Iterator[Place]:
 
 
 def test_of_equals_the_first() -> None:
-    assert choose(singles([3, 2, 1, 2, 1]), Pins(EACH, never), bargain=0) == (1, 0, 2, 3)
+    assert choose(singles([3, 2, 1, 2, 1]), Pins(EACH, never)) == (1, 0, 2, 3)
 
 
-def test_a_bargain_is_taken_before_the_next_are_looked_at() -> None:
-    places = singles([5, 5, 4, 3, 1, 1])
-    assert choose(places, Pins(EACH, never), bargain=3) == (3, 0, 3, 4)
+def test_a_place_without_a_price_is_taken_before_the_next_are_looked_at() -> None:
+    places = singles([5, 5, 4, 0, 1, 0])
+    assert choose(places, Pins(EACH, never)) == (0, 0, 3, 4)
     assert next(places)[2] == 4
 
 
@@ -40,17 +40,16 @@ def test_overlapping_places_ask_once_about_what_they_share(pinned: set[int], fir
         return index in pinned
 
     places = [(10 - index, 0, index, index + 3) for index in range(8)]  # the last is the cheapest
-    assert choose(iter(places), Pins(EACH, is_pinned), bargain=0) == places[first]
+    assert choose(iter(places), Pins(EACH, is_pinned)) == places[first]
     assert set(asked.values()) == {1}
 
 
 @given(
-    prices=st.lists(st.integers(1, 9), max_size=3 * MANY_PLACES),
+    prices=st.lists(st.integers(0, 9), max_size=3 * MANY_PLACES),
     length=st.integers(1, 5),
     pinned=st.sets(st.integers(0, 3 * MANY_PLACES)),
-    bargain=st.integers(0, 9),
 )
-def test_against_brute_force(prices: list[int], length: int, pinned: set[int], bargain: int) -> None:
+def test_against_brute_force(prices: list[int], length: int, pinned: set[int]) -> None:
     asked = Counter[int]()
 
     def is_pinned(index: int) -> bool:
@@ -59,7 +58,7 @@ def test_against_brute_force(prices: list[int], length: int, pinned: set[int], b
 
     places = [(price, 0, index, index + length) for index, price in enumerate(prices)]
     is_open = {place: not pinned & set(range(place[2], place[3])) for place in places}
-    found = choose(iter(places), Pins(EACH, is_pinned), bargain=bargain)
+    found = choose(iter(places), Pins(EACH, is_pinned))
     assert not asked or set(asked.values()) == {1}
     if found is None:
         assert not any(is_open.values())
@@ -67,5 +66,5 @@ def test_against_brute_force(prices: list[int], length: int, pinned: set[int], b
     assert is_open[found]
     block = found[2] // MANY_PLACES * MANY_PLACES
     least = min(place[0] for place in places[block : block + MANY_PLACES] if is_open[place])
-    assert found[0] <= max(least, bargain)
+    assert found[0] == least
     assert not any(is_open[place] for place in places[:block])

@@ -1,106 +1,95 @@
-"""Places the next chunk: a hand sweeps the ring and, of the next places, takes the one that throws away least.
+"""Places the next chunk: two hands go around the ring, one evicts what is on probation, the other what was not hit.
 
-    0                                                          capacity
-    ├──A──┤░░├────pinned────┤──C──┤──D──┤░░░├─E─┤─F─┤░░░░░░░░░░┤      ░ free
-                            ▲hand            ▲cooler
-    places for one as large as C:   C │ D │ free bytes and E │ F and free bytes │ free bytes alone, which cost nothing
+    0                                                                 capacity
+    ├──A──┤░░├────pinned────┤──C──┤──D──┤░░░├─e─┤─f─┤░░░░░░░░░░┤      ░ free      e, f on probation
+                            ▲hand       ▲probation's hand
+    places for a chunk as large as C:   C │ D │ free bytes and e │ f and free bytes │ free bytes alone, at no price
     (they begin at the hand and behind each chunk, once around; the chunks that begin in one are its victims)
 
-Books only: no bytes, no memory, no clock. Offsets and sizes are multiples of the alignment by the caller's care. Two
-resources are given out, bytes and slot ids, and either may run out first. Both hands walk along linked chunks: nothing
+Books only: no bytes, no memory, no clock. Offsets and sizes are multiples of the alignment; the caller sees to it. Two
+resources are given out, bytes and slot ids, and either may run out first. The hands walk along linked chunks: nothing
 is searched, so the cost of a place is that of what is passed and evicted for it, however many chunks there are.
 
-**Worth.** A chunk has a heat: 1 when it is placed, 5 more at each hit, at most 15. It is worth its heat, and a
-sixteenth, times the root of its size: between one value per chunk, which keeps what is small, and one per byte, which
-keeps what is large. So what is cold is worth little, but more than a hole.
+The policy is S3-FIFO (SOSP '23) with both queues in one ring:
 
-**Age.** The ring ages by an eighth of each chunk that is placed, and by the rest when that is hit for the first time:
-what is asked for once only, however much of it there is, does not make old what is used.
+**Probation.** A chunk begins on probation, unless `prove` says that its content was asked for before. While chunks on
+probation hold more than a tenth of the ring, its hand places the next chunk, and evicts chunks on probation without a
+hit. A chunk that was hit leaves probation when a hand passes it.
 
-**Return.** What comes back a short time after it was evicted should have stayed, in place of what is not used any more.
-So its heat is 4, and the ring ages by five times its size: newcomers last longer then, until they are hit.
+**Hits.** Else the other hand places it. It spares what was hit since it last passed: a chunk counts three hits at most,
+and loses one at each pass.
 
-**Choice.** Of the next 64 places the one whose victims are worth least; sooner, if one is as cheap as the last chunk's
-was, per root of the size. The hand passes over pinned chunks until it has been once around: heat never refuses.
+**Choice.** The first of the next 128 places that costs no chunk which the hand would spare; else the one that costs
+least: for either hand the hits of its victims, for probation's hand also one for each that is not on probation. So a
+large newcomer goes where the fewest chunks with hits lie. The hand passes over pinned chunks until it has been once
+around: hits never refuse.
 
-**Cooling.** A second hand, the cooler, moves by half of the bytes by which the ring ages, and halves the heat of each
-chunk that it passes: what nobody hits is worth next to nothing in the end.
-
-**Idle chunks.** Few large chunks that were hot once would keep the hand among the newcomers for long. So what has not
-been hit while the ring aged by twice its size goes with the next plans, wherever it lies, 256 at a time; if it is
-pinned, it begins anew. The exception is a load that comes back to what it left long ago: after a hit on a chunk that
-was idle for 3/4 of the ring's size, nothing goes for idleness until the ring has aged by twice its size.
+**Returns.** What comes back after its eviction is proven, but where a loop is larger than the ring all of it comes back
+and nothing is hit. So `admits_return` says yes at a rate between a tenth and one: it rises when a proven chunk is hit
+first, and falls when one is evicted without a hit.
 
 Invariants: chunks do not overlap and lie inside the ring; no chunk crosses its end; every slot id is either free or
 has exactly one chunk; a plan that is refused or not applied has changed nothing.
 
 >>> ring = RingAllocator(capacity=100, num_slots=8)
->>> def place(size: int, *pinned: int) -> None:
+>>> def place(size: int, *pinned: int, is_proven: bool = True) -> None:
 ...     plan = ring.plan(size, pinned.__contains__)
 ...     if plan is None:
 ...         print("refused")
 ...         return
 ...     ring.apply(plan)
+...     if is_proven:
+...         ring.prove(plan.extent.slot)
 ...     print(plan.extent, "evicts", [victim.slot for victim in plan.victims])
 >>> for size in (20, 30, 50):
 ...     place(size)
 Extent(slot=0, offset=0, size=20) evicts []
 Extent(slot=1, offset=20, size=30) evicts []
 Extent(slot=2, offset=50, size=50) evicts []
->>> ring.hit(1)
->>> place(20)  # the hand is at 0: slot 0 is the oldest, and the smallest
-Extent(slot=3, offset=0, size=20) evicts [0]
->>> place(20)  # slot 1 is hot, slot 2 larger than the newcomer, for which nobody has asked
-Extent(slot=0, offset=0, size=20) evicts [3]
+>>> ring.hit(0)
+>>> place(20)  # slot 0 is spared, and loses its hit
+Extent(slot=3, offset=20, size=20) evicts [1]
+>>> place(20, is_proven=False)
+Extent(slot=1, offset=40, size=20) evicts [2]
 >>> place(30)
-Extent(slot=3, offset=50, size=30) evicts [2]
->>> place(30, 0, 3)  # hot or not, it is the only one that may go
-Extent(slot=2, offset=20, size=30) evicts [1]
->>> place(31, 0, 2, 3)
+Extent(slot=2, offset=60, size=30) evicts []
+>>> place(20)  # more than a tenth of the ring is on probation
+Extent(slot=4, offset=40, size=20) evicts [1]
+>>> place(31, 0, 2, 3, 4)
 refused
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from math import isqrt
+from operator import attrgetter
 from typing import NamedTuple
 
-from mmcached.shm.ring.chain import NEW_HEAT, Chunk, Extent, worth_of
+from mmcached.shm.ring.chain import Chunk, Extent
 from mmcached.shm.ring.places import Pins, Place, choose
 from mmcached.wire.errors import InvariantError
 
-__all__ = ["NEW_HEAT", "Extent", "Plan", "RingAllocator"]
+__all__ = ["Extent", "Plan", "RingAllocator"]
 
-HIT_HEAT = 5
-MAX_HEAT = 15
-NEWCOMERS_SHARE = 8  # bytes of a chunk per byte by which the ring ages when it is placed
-COOLER_SPEED = 2  # bytes by which the ring ages per byte that the cooler moves
-RETURN_HEAT = 4
-RETURN_AGE = 5  # bytes by which the ring ages for each of what has come back
-IDLE_RINGS = 2  # what was not hit while the ring aged by so many times its size goes
-IDLE_AT_ONCE = 256
+MAX_HITS = 3
+PROBATION_SHARE = 10  # bytes of the ring per byte that chunks on probation hold before they are evicted first
+FULL_RATE = 10
+"""`admits_return` admits `rate / FULL_RATE` of the returns; the rate is between 1 and `FULL_RATE`."""
+RATE_UP, RATE_DOWN = 2, 1
 
 
 class Plan(NamedTuple):
     """A place that was found: evict `victims`, in this order, and `extent` is free.
 
     Attributes:
-        idle: chunks elsewhere that go too, because nobody has asked for them.
-        used: slots of idle chunks that are pinned: they count as hit.
         after: slot of the chunk behind which extent and victims begin; -1 at the ring's begin.
+        is_probations: whether probation's hand has found it.
     """
 
     extent: Extent
     victims: tuple[Extent, ...]
-    idle: tuple[Extent, ...] = ()
-    used: tuple[int, ...] = ()
     after: int = -1
-
-    @property
-    def evicted(self) -> tuple[Extent, ...]:
-        return self.victims + self.idle
+    is_probations: bool = False
 
 
 class RingAllocator:
@@ -110,18 +99,13 @@ class RingAllocator:
         self.capacity = capacity
         self.num_slots = num_slots
         self._edge = Chunk.edge(capacity)
-        self._hand = 0
-        self._last = self._edge  # before the hand
-        self._cooler = 0
-        self._cooled = self._edge  # before the cooler, and none between but what was placed since
-        self._paid = (0, 1)  # what the last chunk cost: worth of its victims, root of its size
-        self._age = 0  # bytes
-        self._life_bytes = IDLE_RINGS * capacity
-        self._long_wait_bytes = 3 * capacity // 4
-        self._first_idle_at = 0  # age before which nothing goes for idleness; for speed, may be too early
-        self._shielded_until = 0  # the same for the sake of a hit on what was idle for long
+        self._hand = self._probations_hand = self._edge  # the chunk that a hand has passed last
+        self._probation_limit = capacity // PROBATION_SHARE
+        self._probation_bytes = 0
         self._used_bytes = 0
-        self._slot_to_chunk: OrderedDict[int, Chunk] = OrderedDict()  # what was placed or hit latest is last
+        self._rate = FULL_RATE
+        self._credit = 0  # below FULL_RATE
+        self._slot_to_chunk: dict[int, Chunk] = {}
         self._freed_slots: list[int] = []
         self._next_slot = 0  # slots from here on were never taken
 
@@ -129,91 +113,82 @@ class RingAllocator:
         """Find room for `size` bytes; change nothing.
 
         Args:
-            is_pinned: tells the slots that may not be evicted now; called at most once per slot, twice if it is idle.
+            is_pinned: tells the slots that may not be evicted now; called at most once per slot.
         Returns:
             the place and its victims, or None if nothing fits or no slot id can be had.
         """
+        has_slot = bool(self._freed_slots) or self._next_slot < self.num_slots
+        if has_slot:
+            slot = self._freed_slots[-1] if self._freed_slots else self._next_slot
+            for is_probations, hand in ((False, self._hand), (True, self._probations_hand)):
+                if hand.end + size <= hand.next.offset:
+                    return Plan(Extent(slot, hand.end, size), (), hand.extent.slot, is_probations)
+        is_probations = self._probation_bytes > self._probation_limit
         row: list[Chunk] = []
-        pins = Pins(row, lambda chunk: is_pinned(chunk.extent.slot))
-        paid, root = self._paid
-        bargain = paid * isqrt(size) // root
-        found = choose(self._places(size, row), pins, bargain=bargain)
+        places = self._places(size, row, is_probations=is_probations, has_slot=has_slot)
+        found = choose(places, Pins(row, lambda chunk: is_pinned(chunk.extent.slot)))
         if found is None:
             return None
         _, offset, first, last = found
-        after = row[first - 1].extent.slot
-        slot = self._freed_slots[-1] if self._freed_slots else self._next_slot
-        if slot == self.num_slots:
-            if first == last:  # bytes are free, slot ids are not
-                single = choose(self._singles(row), pins, bargain=bargain)
-                if single is None:
-                    return None
-                _, _, first, last = single
-            slot = row[first].extent.slot
         victims = tuple([chunk.extent for chunk in row[first:last]])
-        idle, used = self._idle(self._age + size // NEWCOMERS_SHARE, victims, is_pinned)
-        return Plan(Extent(slot, offset, size), victims, idle, used, after)
+        if not has_slot:
+            slot = victims[0].slot
+        return Plan(Extent(slot, offset, size), victims, row[first - 1].extent.slot, is_probations)
 
     def apply(self, plan: Plan) -> None:
-        """Evict the victims, take the place and move both hands. The plan must be fresh."""
-        extent = plan.extent
-        chunk = Chunk(extent)
-        chunk.link(self._slot_to_chunk.get(plan.after, self._edge))
+        """Evict the victims, take the place on probation and move the hand. The plan must be fresh."""
+        after = self._slot_to_chunk.get(plan.after, self._edge)
+        self._pass(after, is_probations=plan.is_probations)
         is_victims_slot = not self._freed_slots and self._next_slot == self.num_slots
         if self._freed_slots:
             self._freed_slots.pop()
         elif not is_victims_slot:
             self._next_slot += 1
-        worth = 0
         for victim in plan.victims:
-            worth += self._remove(victim.slot).worth
-        self._paid = worth, chunk.root
-        for each in plan.idle:
-            self._remove(each.slot)
+            if self._remove(victim.slot).is_untested:
+                self._rate = max(self._rate - RATE_DOWN, 1)
         if is_victims_slot:
-            self._freed_slots.remove(extent.slot)  # the first
-        for slot in plan.used:
-            self._use(self._slot_to_chunk[slot])
-        self._hand, self._last = chunk.end, chunk
-        self._grow_older(extent.size // NEWCOMERS_SHARE)
-        self._slot_to_chunk[extent.slot] = chunk
-        self._used_bytes += extent.size
-        chunk.used_at = self._age
+            self._freed_slots.remove(plan.extent.slot)  # the first
+        chunk = self._enter(plan.extent, after)
+        if plan.is_probations:
+            self._probations_hand = chunk
+        else:
+            self._hand = chunk
 
-    def come_back(self, slot: int) -> None:
-        """Count a chunk that was just placed as asked for before: its content was evicted a short time ago."""
+    def prove(self, slot: int) -> None:
+        """Take a chunk that was just placed off probation: its content was asked for before."""
         chunk = self._slot_to_chunk[slot]
-        chunk.was_hit = True
-        size = chunk.extent.size
-        self._grow_older(RETURN_AGE * size - size // NEWCOMERS_SHARE)
-        self._use(chunk)
-        chunk.set_heat(RETURN_HEAT)
+        self._leave_probation(chunk)
+        chunk.is_untested = True
+
+    def admits_return(self) -> bool:
+        """Return whether content that comes back after its eviction is to be proven, see the module's head."""
+        self._credit += self._rate
+        if self._credit < FULL_RATE:
+            return False
+        self._credit -= FULL_RATE
+        return True
 
     def hit(self, slot: int) -> None:
-        """Make a chunk young: it was asked for."""
+        """Count a hit of a chunk: a hand will spare it."""
         chunk = self._slot_to_chunk[slot]
-        if self._age - chunk.used_at > self._long_wait_bytes:
-            self._shielded_until = self._age + self._life_bytes
-        if not chunk.was_hit:
-            chunk.was_hit = True
-            size = chunk.extent.size
-            self._grow_older(size - size // NEWCOMERS_SHARE)
-        self._use(chunk)
-        chunk.set_heat(min(chunk.heat + HIT_HEAT, MAX_HEAT))
+        if chunk.hits < MAX_HITS:
+            chunk.set_hits(chunk.hits + 1)
+        if chunk.is_untested:
+            chunk.is_untested = False
+            self._rate = min(self._rate + RATE_UP, FULL_RATE)
 
     def free(self, slot: int) -> None:
-        """Give back the bytes and the id of one chunk; the hand goes back to its start if it was placed last."""
-        chunk = self._remove(slot)
-        if self._hand == chunk.end:
-            self._hand = chunk.offset
+        """Give back the bytes and the id of one chunk; a hand that has passed it last goes back."""
+        self._remove(slot)
 
-    def place(self, extent: Extent, heat: int = NEW_HEAT) -> None:
-        """Enter a chunk that lies in the ring already; `resume_at` must follow the last one.
+    def place(self, extent: Extent) -> None:
+        """Enter a chunk that lies in the ring already, on probation; `resume_at` must follow the last one.
 
         The cost grows with the number of chunks behind it: enter them in order of their offsets.
 
         Raises:
-            InvariantError: no room is free there, the slot is not, or the heat cannot be; nothing has changed.
+            InvariantError: its bytes or its slot are taken, or outside the ring; nothing has changed.
         """
         slot, offset, size = extent
         end = offset + size
@@ -222,20 +197,14 @@ class RingAllocator:
             raise InvariantError(f"{extent} has no room in a ring of {self.capacity} bytes behind {before.extent}")
         if not 0 <= slot < self.num_slots or slot in self._slot_to_chunk:
             raise InvariantError(f"the slot of {extent} is not one of {self.num_slots}, or taken")
-        if not 0 <= heat <= MAX_HEAT:
-            raise InvariantError(f"{extent} has heat {heat}, more than {MAX_HEAT} or less than 0")
-        chunk = Chunk(extent, heat)
-        chunk.link(before)
-        self._slot_to_chunk[slot] = chunk
-        self._used_bytes += size
-        chunk.used_at = self._age
+        self._enter(extent, before)
 
     def resume_at(self, offset: int) -> None:
-        """Put the hand where the chunk that was placed last ends, and take all other slots for free."""
+        """Put the hands behind the last chunk that ends at `offset` or before, and take all other slots for free."""
         before = self._edge.last_before(offset)
         if not before.end <= offset <= self.capacity:
             raise InvariantError(f"the hand, {offset}, is inside chunk {before.extent} or beyond {self.capacity}")
-        self._hand, self._last = offset, before
+        self._hand = self._probations_hand = before
         self._next_slot = max(self._slot_to_chunk, default=-1) + 1
         self._freed_slots = [slot for slot in range(self._next_slot) if slot not in self._slot_to_chunk]
 
@@ -256,124 +225,108 @@ class RingAllocator:
     def check_integrity(self) -> None:
         """Raise InvariantError if an invariant of the module's head does not hold."""
         before = self._edge
-        used_bytes = num_chunks = 0
+        used_bytes = probation_bytes = num_chunks = 0
         for chunk in self._edge.others():
             extent = chunk.extent
             if extent.offset < before.end or extent.size <= 0 or chunk.prev is not before:
                 raise InvariantError(f"chunk {extent} begins before the end of {before.extent}, or is not linked to it")
-            if extent.offset < self._hand < extent.end:
-                raise InvariantError(f"the hand, {self._hand}, is inside chunk {extent}")
-            if not 0 <= chunk.heat <= MAX_HEAT or chunk.worth != worth_of(chunk.heat, isqrt(extent.size)):
-                raise InvariantError(f"chunk {extent} has heat {chunk.heat} and worth {chunk.worth}")
             if self._slot_to_chunk.get(extent.slot) is not chunk:
-                raise InvariantError(f"slot {extent.slot} has another chunk than {extent}")
+                raise InvariantError(f"slot {extent.slot} does not lead to its chunk")
+            if not 0 <= chunk.hits <= MAX_HITS or (chunk.is_on_probation and chunk.is_untested):
+                raise InvariantError(f"{extent} has {chunk.hits} hits, or is on probation and proven")
             used_bytes += extent.size
+            probation_bytes += extent.size * chunk.is_on_probation
             num_chunks += 1
             before = chunk
         if before.end > self.capacity:
-            raise InvariantError(f"a chunk ends at {before.end}, the ring at {self.capacity}")
-        if num_chunks != len(self._slot_to_chunk) or self._edge.prev is not before:
-            raise InvariantError("not all chunks are linked")
-        if self._used_bytes != used_bytes:
-            raise InvariantError(f"the chunks have {used_bytes} bytes, not {self._used_bytes}")
-        uses = [chunk.used_at for chunk in self._slot_to_chunk.values()]
-        if uses != sorted(uses):
-            raise InvariantError("the chunks are not in order of their last uses")
-        for each in {self._last, self._cooled} - {self._edge}:
-            if self._slot_to_chunk.get(each.extent.slot) is not each:
-                raise InvariantError(f"a hand is behind {each.extent}, which is gone")
-        if self._last.end > self._hand or self._last.next.offset < self._hand:
-            raise InvariantError(f"the hand, {self._hand}, is not behind {self._last.extent}")
+            raise InvariantError(f"chunk {before.extent} ends beyond {self.capacity}")
+        if (used_bytes, probation_bytes) != (self._used_bytes, self._probation_bytes):
+            raise InvariantError(
+                f"{used_bytes} bytes are used, {probation_bytes} of them on probation; "
+                f"the books say {self._used_bytes} and {self._probation_bytes}"
+            )
+        if num_chunks != len(self._slot_to_chunk):
+            raise InvariantError(f"{num_chunks} chunks are linked, {len(self._slot_to_chunk)} have a slot")
+        for hand in {self._hand, self._probations_hand} - {self._edge}:
+            if self._slot_to_chunk.get(hand.extent.slot) is not hand:
+                raise InvariantError(f"a hand is behind {hand.extent}, which is gone")
         if sorted([*self._slot_to_chunk, *self._freed_slots]) != list(range(self._next_slot)):
             raise InvariantError("a slot id is both free and taken, or neither")
         if self._next_slot > self.num_slots:
             raise InvariantError(f"{self._next_slot} slots were taken, of {self.num_slots}")
 
-    def _idle(
-        self, now: int, victims: tuple[Extent, ...], is_pinned: Callable[[int], bool]
-    ) -> tuple[tuple[Extent, ...], tuple[int, ...]]:
-        """Return what goes because nobody has asked for it, and the slots of what stays because it is pinned."""
-        if now < self._first_idle_at:
-            return (), ()
-        idle, used = list[Extent](), list[int]()
-        self._first_idle_at = self._shielded_until
-        if now >= self._shielded_until:
-            gone = {victim.slot for victim in victims}
-            for slot, chunk in self._slot_to_chunk.items():
-                if now - chunk.used_at < self._life_bytes:
-                    self._first_idle_at = chunk.used_at + self._life_bytes
-                    break
-                if len(idle) + len(used) == IDLE_AT_ONCE:
-                    break  # the next plan goes on
-                if is_pinned(slot):
-                    used.append(slot)
-                elif slot not in gone:
-                    idle.append(chunk.extent)
-        return tuple(idle), tuple(used)
-
-    def _use(self, chunk: Chunk) -> None:
-        chunk.used_at = self._age
-        self._slot_to_chunk.move_to_end(chunk.extent.slot)
-
-    def _places(self, size: int, row: list[Chunk]) -> Iterator[Place]:
-        """Yield the places for `size` bytes in hand order, once around or until one has no victims.
+    def _places(self, size: int, row: list[Chunk], *, is_probations: bool, has_slot: bool) -> Iterator[Place]:
+        """Yield the places for `size` bytes in a hand's order, once around or until one has no victims.
 
         Args:
             row: gets the chunks that are passed: before those of a place stands the one behind which it begins.
+            has_slot: whether a slot id is free; else a place has one victim at least, for its id.
         """
-        for before, offset, stop in ((self._last, self._hand, self.capacity), (self._edge, 0, self._hand)):
+        hand, price_of = (self._probations_hand, _price) if is_probations else (self._hand, _hits)
+        for before, stop in ((hand, self.capacity), (self._edge, hand.end)):
             row.append(before)
             first = last = len(row)
             begin = end = before.next  # the place's first chunk, and the first behind it
-            worth = 0
-            start = offset
+            price = 0
+            start = before.end
             while start < stop and start + size <= self.capacity:
                 place_end = start + size
+                if not has_slot and begin is end:
+                    if end is self._edge:
+                        break
+                    place_end = max(place_end, end.end)
                 while end.offset < place_end:
-                    worth += end.worth
+                    price += price_of(end)
                     row.append(end)
                     last += 1
                     end = end.next
-                yield worth, start, first, last
+                yield price, start, first, last
                 if first == last:
-                    return  # nothing costs less than no victims
+                    return  # no place costs less
                 start = begin.end
-                worth -= begin.worth
+                price -= price_of(begin)
                 first += 1
                 begin = begin.next
 
-    def _singles(self, row: list[Chunk]) -> Iterator[Place]:
-        """Yield each chunk alone in hand order, once around: the places for a slot id without bytes."""
-        chunk = self._last
-        for _ in range(len(self._slot_to_chunk) + 1):
+    def _pass(self, last: Chunk, *, is_probations: bool) -> None:
+        """Move a hand over the chunks that it spares, up to and with `last`."""
+        chunk = self._probations_hand if is_probations else self._hand
+        while chunk is not last:
             chunk = chunk.next
-            if chunk is not self._edge:
-                row.append(chunk)
-                yield chunk.worth, chunk.offset, len(row) - 1, len(row)
+            if not chunk.hits:
+                continue
+            if chunk.is_on_probation:
+                self._leave_probation(chunk)
+            elif not is_probations:
+                chunk.set_hits(chunk.hits - 1)
 
-    def _grow_older(self, num_bytes: int) -> None:
-        """Move the cooler and halve the heat of the chunks whose begin it passes."""
-        before = self._age // COOLER_SPEED
-        self._age += num_bytes
-        begin = self._cooler
-        end = begin + self._age // COOLER_SPEED - before
-        chunk = self._cooled
-        while chunk.next.offset < end:
-            chunk = chunk.next
-            if chunk is self._edge:
-                begin, end = begin - self.capacity, end - self.capacity
-            elif chunk.offset >= begin:
-                chunk.set_heat(chunk.heat // 2)
-        self._cooler, self._cooled = end, chunk
+    def _enter(self, extent: Extent, before: Chunk) -> Chunk:
+        """Enter a chunk on probation into all books, and return it."""
+        chunk = Chunk(extent)
+        chunk.link(before)
+        self._slot_to_chunk[extent.slot] = chunk
+        self._used_bytes += extent.size
+        self._probation_bytes += extent.size
+        return chunk
+
+    def _leave_probation(self, chunk: Chunk) -> None:
+        chunk.leave_probation()
+        self._probation_bytes -= chunk.extent.size
 
     def _remove(self, slot: int) -> Chunk:
         """Take a chunk out of all books, and return it."""
         chunk = self._slot_to_chunk.pop(slot)
-        if chunk is self._last:
-            self._last = chunk.prev
-        if chunk is self._cooled:
-            self._cooled = chunk.prev
+        if self._hand is chunk:
+            self._hand = chunk.prev
+        if self._probations_hand is chunk:
+            self._probations_hand = chunk.prev
         chunk.unlink()
         self._freed_slots.append(slot)
         self._used_bytes -= chunk.extent.size
+        if chunk.is_on_probation:
+            self._probation_bytes -= chunk.extent.size
         return chunk
+
+
+_hits: Callable[[Chunk], int] = attrgetter("hits")
+_price: Callable[[Chunk], int] = attrgetter("price")

@@ -1,11 +1,11 @@
-"""Links the chunks of a ring in the order of their offsets, so that whoever walks it searches nothing.
+"""Links the chunks of a ring in the order of their offsets, so that no walk along them searches.
 
-    edge ⇄ A ⇄ C ⇄ D ⇄ edge      what is free lies between the end of one and the offset of the next
+    edge ⇄ A ⇄ C ⇄ D ⇄ edge      free bytes lie between the end of one chunk and the offset of the next
 
-The edge is where the ring ends and begins: as the next of the last chunk its offset is the capacity, as what is before
-the first one its end is 0. So a walk needs no other case for either.
+The edge is where the ring ends and begins: as the next of the last chunk its offset is the capacity, as the previous of
+the first chunk its end is 0. So a walk needs no other case for either.
 
-Knows nothing of hands, slots that are free, or what goes. Invariant: `a.next.prev is a`.
+Knows nothing of hands, free slots, or eviction. Invariant: `a.next.prev is a`.
 
 >>> edge = Chunk.edge(100)
 >>> Chunk(Extent(0, 50, 20)).link(edge)
@@ -16,19 +16,7 @@ Knows nothing of hands, slots that are free, or what goes. Invariant: `a.next.pr
 from __future__ import annotations
 
 from collections.abc import Iterator
-from math import isqrt
 from typing import NamedTuple
-
-NEW_HEAT = 1
-
-
-def worth_of(heat: int, root: int) -> int:
-    """Return what a chunk is worth; one that nobody hits is worth a sixteenth of a newcomer, which is more than a hole.
-
-    Args:
-        root: of its size in bytes, rounded down.
-    """
-    return (16 * heat + 1) * root
 
 
 class Extent(NamedTuple):
@@ -44,27 +32,26 @@ class Extent(NamedTuple):
 
 
 class Chunk:
-    """An extent that is taken, what it is worth, and its neighbours.
+    """An extent that is taken, what the hands must know of it, and its neighbours.
 
     Attributes:
-        heat, worth: see `allocator`.
-        was_hit: somebody has asked for it.
-        root: of its size, rounded down.
-        used_at: placed bytes when it was placed or hit last.
-        prev, next: its neighbours; of one that is not linked they are out of date.
+        hits: hits that still count, see `allocator`.
+        price: what it costs to evict it for a chunk on probation.
+        is_on_probation: nobody has asked for its content yet.
+        is_untested: it was placed as proven, and nobody has asked for it since.
+        prev, next: its neighbours; out of date in a chunk that is not linked.
     """
 
-    __slots__ = ("end", "extent", "heat", "next", "offset", "prev", "root", "used_at", "was_hit", "worth")
+    __slots__ = ("end", "extent", "hits", "is_on_probation", "is_untested", "next", "offset", "prev", "price")
 
-    def __init__(self, extent: Extent, heat: int = NEW_HEAT) -> None:
+    def __init__(self, extent: Extent) -> None:
         self.extent = extent
         _, self.offset, size = extent  # again, for speed
         self.end = self.offset + size
-        self.root = isqrt(size)
-        self.used_at = 0
-        self.was_hit = False
+        self.is_on_probation = True
+        self.is_untested = False
         self.prev = self.next = self
-        self.set_heat(heat)
+        self.set_hits(0)
 
     @classmethod
     def edge(cls, capacity: int) -> Chunk:
@@ -73,9 +60,13 @@ class Chunk:
         edge.end = 0
         return edge
 
-    def set_heat(self, heat: int) -> None:
-        self.heat = heat
-        self.worth = worth_of(heat, self.root)
+    def set_hits(self, hits: int) -> None:
+        self.hits = hits
+        self.price = 0 if self.is_on_probation and not hits else 1 + hits
+
+    def leave_probation(self) -> None:
+        self.is_on_probation = False
+        self.set_hits(0)
 
     def link(self, before: Chunk) -> None:
         self.prev, self.next = before, before.next
@@ -92,7 +83,7 @@ class Chunk:
             chunk = chunk.next
 
     def last_before(self, offset: int) -> Chunk:
-        """Return the last of the others that begins before an offset, or this one; looked for from the end."""
+        """Return the last of the others that begins before an offset, or this one; searched from the end."""
         chunk = self.prev
         while chunk is not self and chunk.offset >= offset:
             chunk = chunk.prev

@@ -93,7 +93,7 @@ class ChunkTable:
     def claim(self, plan: Plan) -> tuple[int, list[Handle]]:
         """Carry out a fresh plan; return the new generation, and the handles that it has evicted, in order."""
         evicted = []
-        for victim in plan.evicted:
+        for victim in plan.victims:
             self._pins.pop(victim.slot, None)
             if (handle := self._slot_to_handle.pop(victim.slot, None)) is not None:
                 evicted.append(handle)
@@ -106,11 +106,16 @@ class ChunkTable:
         if self._claimed.get(slot) != generation:
             raise LocalProtocolError(f"claim of slot {slot}, generation {generation} is not open")
 
-    def publish(self, handle: Handle, *, came_back: bool = False) -> None:
+    def publish(self, handle: Handle, *, is_proven: bool = False) -> None:
+        """Make a claimed chunk current; proven: not on probation, because its content was asked for before."""
         del self._claimed[handle.slot]
         self._slot_to_handle[handle.slot] = handle
-        if came_back:
-            self._allocator.come_back(handle.slot)
+        if is_proven:
+            self._allocator.prove(handle.slot)
+
+    def admits_return(self) -> bool:
+        """Return whether content that comes back after its eviction is to be published as proven."""
+        return self._allocator.admits_return()
 
     def abort(self, slot: int) -> None:
         del self._claimed[slot]

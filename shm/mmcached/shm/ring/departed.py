@@ -1,10 +1,12 @@
-"""Remembers what the ring evicted a short time ago, so that what comes back is known.
+"""Remembers what was evicted recently, so that content that comes back is known: the ghost table.
 
     hashes    [ hash  | … ]     of a key, at the place that its lower bits name; the next key there takes it
-    gone_at   [ bytes | … ]     that had gone when it went
+    until     [ bytes | … ]     evicted in all until which the key counts as recent
 
-A short time is the one in which no more than the ring's capacity goes. Books of one process, of constant size; a
-successor begins without. A key that has lost its place counts as new.
+A chunk of mean size counts as recent until one and a half times the capacity was evicted after it, and another in
+proportion to the root of the mean size by its own: of two that come back after the same time, the smaller is worth more
+hits per byte. Books of one process, of constant size; a successor begins without. A key that has lost its place counts
+as new.
 
 >>> departed = Departed(capacity=100, num_slots=8)
 >>> departed.add("a", 60)
@@ -16,35 +18,39 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Hashable
+from math import sqrt
 
 from mmcached.shm.ring.key_index import index_words
 
+RECENT_CAPACITIES = 1.5
+
 
 class Departed:
-    """Keys that a ring of `capacity` bytes and `num_slots` chunks has evicted."""
+    """Keys that a store of `capacity` bytes and `num_slots` chunks has evicted."""
 
     def __init__(self, capacity: int, num_slots: int) -> None:
         num_words = index_words(num_slots)
-        self._capacity = capacity
+        self._recent_bytes = RECENT_CAPACITIES * capacity
         self._mask = num_words - 1
-        self._long_ago = -capacity - 1
         self._hashes = array("q", bytes(8 * num_words))
-        self._gone_at = array("q", [self._long_ago]) * num_words
-        self._gone_bytes = 0
+        self._until = array("q", [-1]) * num_words
+        self._num_gone = self._gone_bytes = 0
 
     def add(self, key: Hashable, nbytes: int) -> None:
-        """Remember a key whose chunk of so many bytes is evicted now."""
+        """Remember a key whose chunk of `nbytes` is evicted now."""
         hashed = hash(key)
         place = hashed & self._mask
+        self._num_gone += 1
         self._gone_bytes += nbytes
+        mean_bytes = self._gone_bytes / self._num_gone
         self._hashes[place] = hashed
-        self._gone_at[place] = self._gone_bytes
+        self._until[place] = self._gone_bytes + int(self._recent_bytes * sqrt(mean_bytes / nbytes))
 
     def take(self, key: Hashable) -> bool:
-        """Return whether a key was evicted a short time ago, and forget it."""
+        """Return whether a key was evicted recently, and forget it."""
         hashed = hash(key)
         place = hashed & self._mask
-        if self._hashes[place] != hashed or self._gone_bytes - self._gone_at[place] > self._capacity:
+        if self._hashes[place] != hashed or self._gone_bytes > self._until[place]:
             return False
-        self._gone_at[place] = self._long_ago
+        self._until[place] = -1
         return True

@@ -1,16 +1,16 @@
-"""Picks the cheapest of many places; checks pins late, because a check costs more than to compare prices.
+"""Picks the cheapest of the next places, and checks pins late, because a check costs more than to compare prices.
 
-    price   7 5 9 6 8 7 9 4 … 6 5 8 │ 7 …      a place = some neighbours in a row of chunks, which would have to go;
-            └──────── many: 64 ─────┘          its price = what they are worth together
+    price   1 2 1 3 1 … 2 1 │ 4 …      a place = some neighbours in a row of chunks, which would be evicted;
+            └──── 128 ──────┘          its price = the sum of theirs
 
-The first place that costs no more than `bargain` is taken at once; else, after 64, the first of the cheapest. Only then
-its chunks are checked; with a pinned one among them the next cheapest is tried, and after all 64 the next 64.
+A place that costs nothing is taken at once; else, after 128, the first of the cheapest. Only then its chunks are
+checked; with a pinned one among them the next cheapest is tried, and after all 128 the next 128.
 
 Knows nothing of bytes, offsets and slots. Invariant: each chunk is checked at most once, and a place is refused only if
 it has a pinned chunk.
 
 >>> places = [(5, 0, 0, 2), (3, 0, 1, 3), (4, 0, 2, 4)]
->>> choose(iter(places), Pins(range(4), lambda chunk: chunk == 1), bargain=0)
+>>> choose(iter(places), Pins(range(4), lambda chunk: chunk == 1))
 (4, 0, 2, 4)
 """
 
@@ -22,7 +22,7 @@ from itertools import islice
 from operator import itemgetter
 from typing import Generic, TypeVar
 
-MANY_PLACES = 64
+MANY_PLACES = 128
 
 # (price, offset, index of the first chunk, index behind the last). A plain tuple, because dozens are made for each that
 # is taken.
@@ -35,7 +35,7 @@ class Pins(Generic[Chunk]):
     """Answers of `is_pinned`, kept while one place is looked for.
 
     Args:
-        row: the chunks by index, as far as they were passed; one may be there twice.
+        row: the chunks by index, as far as they were passed; a chunk may occur twice.
     """
 
     def __init__(self, row: Sequence[Chunk], is_pinned: Callable[[Chunk], bool]) -> None:
@@ -60,12 +60,12 @@ class Pins(Generic[Chunk]):
         return True
 
 
-def choose(places: Iterator[Place], pins: Pins[Chunk], *, bargain: int) -> Place | None:
+def choose(places: Iterator[Place], pins: Pins[Chunk]) -> Place | None:
     """Return the place to take; None if a chunk is pinned in each."""
     while True:
         seen: list[Place] = []
         for place in islice(places, MANY_PLACES):
-            if place[0] <= bargain and pins.has_none(place):
+            if not place[0] and pins.has_none(place):
                 return place
             seen.append(place)
         found = _least(seen, pins)

@@ -220,7 +220,7 @@ class RingWriter(Closeable):
         if plan is None:
             self._num_refusals += 1
             raise CacheFull(nbytes, self._chunks.capacity, self._chunks.pinned_bytes())
-        for victim in plan.evicted:
+        for victim in plan.victims:
             self._slots.erase(victim.slot)
         crash_point("evict.after_erase")
         generation, evicted = self._chunks.claim(plan)
@@ -234,12 +234,12 @@ class RingWriter(Closeable):
         buffer = np.frombuffer(self._data, np.uint8, nbytes, offset)
         return Claim(plan.extent.slot, generation, offset, nbytes, buffer, note)
 
-    def commit(self, claim: Claim, key: KeyDigest = NO_KEY, *, came_back: bool = False, expires_at: int = 0) -> Handle:
+    def commit(self, claim: Claim, key: KeyDigest = NO_KEY, *, is_proven: bool = False, expires_at: int = 0) -> Handle:
         """Publish a filled claim. From here on its buffer must not be written.
 
         Args:
             key: by which readers may find it.
-            came_back: whether its content was evicted a short time ago.
+            is_proven: its content was asked for before, so it is not on probation; see `allocator`.
             expires_at: from when on its key is missing, as in `slot_table`; 0: never.
         """
         self._chunks.check_claimed(claim.slot, claim.generation)
@@ -258,7 +258,7 @@ class RingWriter(Closeable):
         self._slots.publish(claim.slot, generation)
         crash_point("put.after_commit")
         handle = self._handle(claim.slot, record)
-        self._chunks.publish(handle, came_back=came_back)
+        self._chunks.publish(handle, is_proven=is_proven)
         self._num_puts += 1
         self._put_bytes += claim.nbytes
         return handle
@@ -299,6 +299,10 @@ class RingWriter(Closeable):
         for handle in self._chunks:
             self.discard(handle)
 
+    def admits_return(self) -> bool:
+        """Return whether content that comes back after its eviction is to be committed as proven."""
+        return self._chunks.admits_return()
+
     # ---- keeping
 
     def is_current(self, handle: Handle) -> bool:
@@ -331,7 +335,7 @@ class RingWriter(Closeable):
         return self._chunks.is_kept(handle.slot)
 
     def touch(self, handle: Handle) -> None:
-        """Make a chunk young: others are evicted before it. Not current: nothing."""
+        """Count a hit of a chunk: others are evicted before it. Not current: nothing."""
         if self._chunks.is_current(handle):
             self._chunks.touch(handle)
 
@@ -449,9 +453,9 @@ class RingWriter(Closeable):
         """Find room; from then on nobody takes a lease on what lies there."""
         for _ in range(MAX_PLANS):
             plan = self._chunks.plan(nbytes)
-            if plan is None or not plan.evicted:
+            if plan is None or not plan.victims:
                 return plan
-            victims = [victim.slot for victim in plan.evicted]
+            victims = [victim.slot for victim in plan.victims]
             for slot in victims:
                 self._slots.retire(slot)
             crash_point("evict.after_retire")

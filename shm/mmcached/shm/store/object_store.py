@@ -223,7 +223,8 @@ class ObjectStoreWriter(Closeable):
             self.ring.abort(claim)
             raise
         digest = NO_KEY if self.ring.index is None else key_digest(key)
-        handle = self.ring.commit(claim, digest, came_back=self._departed.take(key), expires_at=expires_at)
+        is_proven = self._departed.take(key) and self.ring.admits_return()
+        handle = self.ring.commit(claim, digest, is_proven=is_proven, expires_at=expires_at)
         self._key_to_handle[key] = handle
         self._slot_to_key[handle.slot] = key
         return handle
