@@ -10,7 +10,7 @@ prefix          hidden states of prefixes                  prefix_sides
 sidecar         a client's hits beside Redis, its puts, other stores      processes, looks, restart: `sidecar_*`, stores
 encode          how often an image is encoded, how its embedding travels, what one-use images cost     encode_travel
 media           a film or a sound that came before, whole or in part; new ones        media_files
-eviction        what the ring keeps and refuses            policies, eviction_clips, eviction_costs, traces
+eviction        what the ring keeps and refuses            policies, nurseries, eviction_clips, eviction_costs, traces
 second_level    Redis as a second level, beside redis-py and a bare socket; Mooncake Store, beside its own client
 second_level_hosts      two services with a Redis between them, beside one without
 adapters        vLLM's servers with and without the adapter, and its connector     adapters_steps

@@ -1,7 +1,9 @@
-"""Measures what the ring keeps, refuses, and spends on a place, beside other policies; on the real allocator.
+"""Measures what a store keeps, refuses, and spends on a place, beside other policies; on the real allocator.
 
-hit rate   ring of 10 % of the working set, mean of 8 seeds, in percent of requests and of bytes; the points in `params`
-           are the difference to the peer; the requests: `traces`. With `--trace FILE` only that file is replayed
+hit rate   store of 10 % of the working set, mean of 8 seeds, in percent of requests and of bytes; the points in
+           `params` are the difference to the peer; the requests: `traces`. A store has a main ring and the nurseries
+           of one writer, of four, or none. With `--trace FILE` only that file is replayed
+equal      the same for five loads of objects of one size
 sessions   the same for pictures of one size that are shown at four turns on average, a minute apart, half of them in
            one session alone: in a ring for a half, all, twice and four times as many sessions as are open at a time
 clips      the same for records in use, in a store of so many GiB, to which clips come that nobody asks for again: see
@@ -20,7 +22,7 @@ from __future__ import annotations
 
 import argparse
 from collections import deque
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -29,20 +31,28 @@ import numpy as np
 import numpy.typing as npt
 
 from mmcached.shm.ring.allocator import RingAllocator
-from mmcached.shm.ring.departed import Departed
 from scripts.bench import harness
 from scripts.bench.eviction_clips import NUM_CLIPS, SLICE_BYTES, hit_rate
 from scripts.bench.eviction_costs import adoptions, places, sizes
 from scripts.bench.harness import Row, Section, row
+from scripts.bench.nurseries import NUM_SLOTS, STORES, StoreCache
 from scripts.bench.policies import PEERS, Policy, furthest
-from scripts.bench.traces import MIB, Trace, draw_sizes, hot_scan_loop, prefix_blocks, with_one_use, zipf
+from scripts.bench.traces import (
+    MIB,
+    Trace,
+    draw_sizes,
+    equal_sizes,
+    hot_scan_loop,
+    prefix_blocks,
+    with_one_use,
+    zipf,
+)
 from scripts.simulate_fleet.levels import RECORD_BYTES
 from scripts.simulate_fleet.requests import Load
 from scripts.simulate_fleet.requests import draw as draw_turns
 
 NUM_SEEDS = 8
 QUICK_SEEDS = 2
-NUM_SLOTS = 1 << 15
 NUM_INSERTS = 6000
 REPLAYED_REQUESTS = 40_000
 ONE_USE = (1, 4)
@@ -50,35 +60,6 @@ OPEN_SESSIONS = (0.5, 1, 2, 4)
 STORES_GIB = (0.5, 1, 2, 4)
 GIB = 1024 * MIB
 NUM_TURNS = 12_000
-
-
-class RingCache:
-    """The allocator as a cache, as a store uses it: a key is a chunk."""
-
-    def __init__(self, capacity: int) -> None:
-        self._allocator = RingAllocator(capacity, NUM_SLOTS)
-        self._departed = Departed(capacity, NUM_SLOTS)
-        self._key_to_slot: dict[Hashable, int] = {}
-        self._slot_to_key: dict[int, Hashable] = {}
-
-    def request(self, key: Hashable, size: int) -> bool:
-        slot = self._key_to_slot.get(key)
-        if slot is not None:
-            self._allocator.hit(slot)
-            return True
-        plan = self._allocator.plan(size, lambda slot: False)
-        if plan is None:
-            return False
-        for victim in plan.evicted:
-            gone = self._slot_to_key.pop(victim.slot)
-            del self._key_to_slot[gone]
-            self._departed.add(gone, victim.size)
-        self._allocator.apply(plan)
-        if self._departed.take(key):
-            self._allocator.come_back(plan.extent.slot)
-        self._key_to_slot[key] = plan.extent.slot
-        self._slot_to_key[plan.extent.slot] = key
-        return False
 
 
 def zipf_rates(num_seeds: int) -> list[Row]:
@@ -123,7 +104,7 @@ def clip_rates(num_seeds: int) -> list[Row]:
             name: float(
                 np.mean([hit_rate(policy, int(gib * GIB), slices, is_asked, seed=seed) for seed in range(num_seeds)])
             )
-            for name, policy in (("ours", RingCache), ("LRU", PEERS["LRU"]), ("S3-FIFO", PEERS["S3-FIFO"]))
+            for name, policy in (("ours", StoreCache), ("LRU", PEERS["LRU"]), ("S3-FIFO", PEERS["S3-FIFO"]))
         }
         params = f"{gib:g} GiB, {num} of {num_slices} slices, asked for {'meanwhile' if is_asked else 'after'}"
         ours = own.pop("ours")
@@ -135,16 +116,21 @@ def recorded_rates(path: Path, _: int) -> list[Row]:
     return hit_rates("recorded", [prefix_blocks(path, 0, num_requests=REPLAYED_REQUESTS)])
 
 
+def equal_rates(num_seeds: int) -> list[Row]:
+    drawn = [equal_sizes(seed) for seed in range(num_seeds)]
+    return [each for name in drawn[0] for each in hit_rates(name, [of[name] for of in drawn], ("LRU", "S3-FIFO"))]
+
+
 def hit_rates(name: str, traces: Sequence[Trace], peers: Sequence[str] = (*PEERS, "Belady")) -> list[Row]:
-    ours = mean_rates(traces, partial(replay, RingCache))
+    ours = {store: mean_rates(traces, partial(replay, policy)) for store, policy in STORES.items()}
     rows = []
-    for kind in (0, 1):
-        for peer in peers:
-            policy = PEERS.get(peer)
-            theirs = mean_rates(traces, future if policy is None else partial(replay, policy))
-            params = f"{name}, {ours[kind] - theirs[kind]:+.1f} points"
-            title = ("hit rate, objects", "hit rate, bytes")[kind]
-            rows.append(row(title, params, ours[kind], "%", peer=peer, peer_value=theirs[kind]))
+    for peer in peers:
+        policy = PEERS.get(peer)
+        theirs = mean_rates(traces, future if policy is None else partial(replay, policy))
+        for store, rates in ours.items():
+            for kind, title in enumerate(("hit rate, objects", "hit rate, bytes")):
+                params = f"{name}, {store}, {rates[kind] - theirs[kind]:+.1f} points"
+                rows.append(row(title, params, rates[kind], "%", peer=peer, peer_value=theirs[kind]))
     return rows
 
 
@@ -211,6 +197,7 @@ SECTIONS: dict[str, Section] = {
     "sessions": session_rates,
     "clips": clip_rates,
     "one use": one_use_rates,
+    "equal": equal_rates,
     "refused": refusals,
     "place": places,
     "size": sizes,

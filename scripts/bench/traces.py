@@ -6,6 +6,8 @@
     hot_scan_loop    phases of 20–60 requests: half of them for a hot set (5 % of the objects), a quarter go on with a
                      scan that comes back after thousands of requests, a quarter with a loop over 15 %, which is more
                      than a ring of 10 % holds
+    equal_sizes      five loads of objects of one size, with room for 500: Zipf; sessions; Zipf with bursts of objects
+                     that are asked for once; a loop over 1.3 times the room beside Zipf; a working set that is replaced
     prefix_blocks    a recorded service: the block ids of its prompts in order, from a file in the Mooncake format
 
 No public trace says how large multimodal items are and how they come back; so all sizes are drawn, log-uniform from
@@ -98,6 +100,42 @@ def hot_scan_loop(seed: int) -> Trace:
         position[phase] += length
         phases.append(np.take(loop if phase == "loop" else scan, range(begin, begin + length), mode="wrap"))
     return Trace(np.concatenate(phases)[:NUM_REQUESTS], sizes, NUM_OBJECTS)
+
+
+EQUAL_ROOM = 500
+NUM_EQUAL_REQUESTS = 40_000
+
+
+def equal_sizes(seed: int) -> dict[str, Trace]:
+    """Draw five loads of objects of 1 MiB, by name, each with room for 500."""
+
+    def drawn(num_objects: int, exponent: float) -> npt.NDArray[np.int64]:
+        weights = 1 / np.arange(1, num_objects + 1) ** exponent
+        return rng.choice(num_objects, NUM_EQUAL_REQUESTS, p=weights / weights.sum())
+
+    rng = np.random.default_rng(seed)
+    room, numbers = EQUAL_ROOM, np.arange(NUM_EQUAL_REQUESTS)
+    traces = {"Zipf 0.8": drawn(8000, 0.8)}
+    places = rng.integers(room * 12 // 10, size=NUM_EQUAL_REQUESTS)  # 1.2 times the room is open at a time
+    session, sessions = np.arange(room * 12 // 10), []
+    for number, place in enumerate(places):
+        sessions.append(session[place])
+        if rng.random() < 1 / 4:
+            session[place] = len(session) + number
+    traces["sessions, 1.2 × the room"] = np.array(sessions)
+    bursts = np.arange(150 * NUM_EQUAL_REQUESTS // 1000).reshape(-1, 150) + 3500
+    traces["Zipf + bursts"] = np.concatenate([drawn(3500, 1.0).reshape(-1, 1000), bursts], axis=1).ravel()
+    in_loop = rng.random(NUM_EQUAL_REQUESTS) < 0.55
+    loop = 1500 + (np.cumsum(in_loop) - 1) % (room * 13 // 10)
+    traces["loop of 1.3 × + Zipf"] = np.where(in_loop, loop, drawn(1500, 0.9))
+    traces["working set that changes"] = drawn(2000, 0.8) + 2000 * (numbers // 5000)
+    return {name: _of_equal_size(keys) for name, keys in traces.items()}
+
+
+def _of_equal_size(keys: npt.NDArray[np.int64]) -> Trace:
+    _, keys = np.unique(keys, return_inverse=True)
+    num_objects = int(keys.max()) + 1
+    return Trace(keys.astype(np.int64), np.full(num_objects, MIB), num_objects, EQUAL_ROOM / num_objects)
 
 
 def prefix_blocks(path: Path, seed: int, *, num_requests: int) -> Trace:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from scripts.bench.eviction import RingCache
+from scripts.bench.nurseries import StoreCache
 from scripts.bench.policies import Lru
 from scripts.simulate_fleet.levels import Outcome, play
 from scripts.simulate_fleet.requests import Load, Requests, draw
@@ -73,5 +73,5 @@ def rules(first_gib: Iterable[float], seed: int) -> Iterator[tuple[float, Outcom
     """Yield what is found with a first level of each size that is LRU, and with one that has the ring's own rule."""
     requests = BASE.requests(seed)
     for gib in first_gib:
-        lru, ring = (play(requests, BASE.load.hosts, gib, BASE.second_gib, rule)[0] for rule in (Lru, RingCache))
+        lru, ring = (play(requests, BASE.load.hosts, gib, BASE.second_gib, rule)[0] for rule in (Lru, StoreCache))
         yield gib, lru, ring

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from scripts.bench.eviction import RingCache
+from scripts.bench.nurseries import StoreCache
 from scripts.bench.policies import Lru
 from scripts.simulate_fleet import __main__ as command
 from scripts.simulate_fleet.cases import BASE, Case, rules
@@ -157,5 +157,5 @@ def test_a_recorded_service_is_played(
 
 def test_the_rings_rule_can_stand_for_the_first_level() -> None:
     requests = draw(Load(hosts=2, pictures=1_000), 4_000, 1)
-    (lru,), (ring,) = (play(requests, 2, ENDLESS_GIB, (0.0,), rule) for rule in (Lru, RingCache))
+    (lru,), (ring,) = (play(requests, 2, ENDLESS_GIB, (0.0,), rule) for rule in (Lru, StoreCache))
     assert lru == ring

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from scripts.bench import policies, traces
-from scripts.bench.eviction import RingCache, mean_rates, sessions
+from scripts.bench.eviction import mean_rates, sessions
 from scripts.bench.eviction import replay as replay_trace
 from scripts.bench.eviction_clips import SLICE_BYTES, hit_rate
+from scripts.bench.nurseries import StoreCache
 from scripts.bench.policies import Fifo, Lru, Policy, S3Fifo, Sieve, furthest
 
 
@@ -54,7 +55,7 @@ def test_furthest_knows_the_future() -> None:
     assert hits.tolist() == [False, False, False, True, True, False]
 
 
-@pytest.mark.parametrize("policy", [Lru, Fifo, Sieve, S3Fifo, RingCache])
+@pytest.mark.parametrize("policy", [Lru, Fifo, Sieve, S3Fifo, STORES["no nurseries"]])
 def test_what_fits_is_held_and_no_more(policy: Callable[[int], Policy]) -> None:
     cache = policy(60)
     sizes = {"a": 30, "b": 20, "c": 10, "d": 1}
@@ -69,7 +70,7 @@ def test_what_fits_is_held_and_no_more(policy: Callable[[int], Policy]) -> None:
 @pytest.mark.parametrize("share", [0.5, 1])
 def test_sessions_that_do_not_all_fit_are_found_nearly_as_often_as_by_lru(share: float) -> None:
     trace = [sessions(1, share)]
-    ring, lru = (mean_rates(trace, partial(replay_trace, policy))[0] for policy in (RingCache, Lru))
+    ring, lru = (mean_rates(trace, partial(replay_trace, policy))[0] for policy in (StoreCache, Lru))
     assert ring > 0.8 * lru
 
 
@@ -77,7 +78,7 @@ def test_sessions_that_do_not_all_fit_are_found_nearly_as_often_as_by_lru(share:
 @pytest.mark.parametrize("num_slices", SLICE_BYTES)
 def test_clips_that_nobody_asks_for_again_leave_what_is_used(num_slices: int, is_asked: bool) -> None:
     slices = 5 * num_slices, SLICE_BYTES[num_slices]  # of a store that one clip nearly fills
-    ring, lru = (hit_rate(policy, 512 * traces.MIB, slices, is_asked, seed=0) for policy in (RingCache, Lru))
+    ring, lru = (hit_rate(policy, 512 * traces.MIB, slices, is_asked, seed=0) for policy in (StoreCache, Lru))
     assert ring > 85
     assert lru < 70
 
