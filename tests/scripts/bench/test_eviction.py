@@ -12,7 +12,7 @@ from scripts.bench import policies, traces
 from scripts.bench.eviction import mean_rates, sessions
 from scripts.bench.eviction import replay as replay_trace
 from scripts.bench.eviction_clips import SLICE_BYTES, hit_rate
-from scripts.bench.nurseries import StoreCache
+from scripts.bench.nurseries import STORES, StoreCache
 from scripts.bench.policies import Fifo, Lru, Policy, S3Fifo, Sieve, furthest
 
 
