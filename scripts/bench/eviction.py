@@ -126,7 +126,8 @@ def hit_rates(name: str, traces: Sequence[Trace], peers: Sequence[str] = (*PEERS
     rows = []
     for peer in peers:
         policy = PEERS.get(peer)
-        theirs = mean_rates(traces, future if policy is None else partial(replay, policy))
+        run = future if policy is None else partial(replay, policy)
+        theirs = mean_rates(traces, run)
         for store, rates in ours.items():
             for kind, title in enumerate(("hit rate, objects", "hit rate, bytes")):
                 params = f"{name}, {store}, {rates[kind] - theirs[kind]:+.1f} points"

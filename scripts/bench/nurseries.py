@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import random
 from collections import OrderedDict
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from functools import partial
 
 from mmcached.shm.ring.allocator import RingAllocator
@@ -107,7 +107,7 @@ def _used(nursery: _Nursery) -> int:
     return nursery.used
 
 
-STORES = {
+STORES: dict[str, Callable[[int], StoreCache]] = {
     "1 writer": StoreCache,
     "4 writers": partial(StoreCache, num_writers=4),
     "no nurseries": partial(StoreCache, num_writers=0),

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from mmcached.shm.ring import allocator as module
-from mmcached.shm.ring.allocator import FULL_RATE, MAX_HITS, Extent, Plan, RingAllocator
-from mmcached.shm.ring.places import MANY_PLACES
+from mmcached.shm.ring.allocator import FULL_RATE, HOLE, MAIN, MAX_HITS, PROBATION, Extent, Plan, RingAllocator
+from mmcached.shm.ring.chain import Chunk
+from mmcached.shm.ring.places import MANY_PLACES, Pins, choose
 from mmcached.wire.errors import InvariantError
 from tests.house.drawing import examples
 
@@ -68,6 +69,15 @@ def test_freeing_the_last_one_moves_the_hand_back() -> None:
     last = place(allocator, 30).extent
     allocator.free(last.slot)
     assert place(allocator, 10).extent.offset == 30
+
+
+def test_the_room_of_a_chunk_that_was_freed_is_used_before_any_is_evicted() -> None:
+    allocator, chunks = full_ring(20)
+    for index in (13, 4, 17):
+        allocator.free(chunks[index].slot)
+        plan = place(allocator, 10)
+        assert (plan.extent.offset, plan.victims, plan.hand) == (chunks[index].offset, (), HOLE)
+    assert place(allocator, 10).victims == (chunks[0],)
 
 
 def test_a_chunk_on_probation_is_evicted_before_any_that_is_proven() -> None:
@@ -187,8 +197,8 @@ def test_a_place_without_hits_needs_few_questions() -> None:
     assert asked == [chunks[0].slot]
 
 
-@pytest.mark.parametrize("is_probations", [True, False])
-def test_a_plan_looks_at_as_many_chunks_in_a_ring_of_any_size(is_probations: bool) -> None:
+@pytest.mark.parametrize("hand", [MAIN, PROBATION])
+def test_a_plan_looks_at_as_many_chunks_in_a_ring_of_any_size(hand: int) -> None:
     """All chunks have hits, so no place is free of them; the plan takes the best of a bounded number."""
     for num_chunks in (4 * MANY_PLACES, 16 * MANY_PLACES):
         allocator = RingAllocator(num_chunks * 10, 2 * num_chunks)
@@ -197,12 +207,12 @@ def test_a_plan_looks_at_as_many_chunks_in_a_ring_of_any_size(is_probations: boo
         allocator.resume_at(0)
         for slot in range(num_chunks):
             allocator.hit(slot)
-            if not is_probations:
+            if hand == MAIN:
                 allocator.prove(slot)
                 allocator.hit(slot)
-        row = list[module.Chunk]()
-        places = allocator._places(10, row, is_probations=is_probations, has_slot=True)
-        assert module.choose(places, module.Pins(row, lambda chunk: False)) is not None
+        row = list[Chunk]()
+        places = allocator._places(hand, 10, row, has_slot=True)
+        assert choose(places, Pins(row, lambda chunk: False)) is not None
         assert len(row) == MANY_PLACES + 1
 
 
@@ -298,10 +308,10 @@ class AllocatorModel(RuleBasedStateMachine):
         found = [chunk for chunk in self.chunks.values() if chunk.offset < start + size and start < chunk.end]
         return sorted(found, key=lambda chunk: chunk.offset)
 
-    def price(self, chunks: list[Extent], *, is_probations: bool) -> int:
+    def price(self, chunks: list[Extent], *, hand: int) -> int:
         found = [self.allocator._slot_to_chunk[chunk.slot] for chunk in chunks]
         price = sum(chunk.hits for chunk in found)
-        if is_probations:
+        if hand == PROBATION:
             price += sum(not chunk.is_on_probation or chunk.hits > 0 for chunk in found)
         return price
 
@@ -325,8 +335,8 @@ class AllocatorModel(RuleBasedStateMachine):
         assert not self.pinned & {victim.slot for victim in victims}
         in_the_way = self.overlapping(extent.offset, extent.size)
         if has_slot:
-            least = min(self.price(chunks, is_probations=plan.is_probations) for chunks in places)
-            assert self.price(in_the_way, is_probations=plan.is_probations) == least
+            least = min(self.price(chunks, hand=plan.hand) for chunks in places)
+            assert self.price(in_the_way, hand=plan.hand) == least
             assert victims == in_the_way
         else:
             assert len(victims) == max(len(in_the_way), 1)

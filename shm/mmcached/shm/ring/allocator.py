@@ -19,6 +19,8 @@ hit. A chunk that was hit leaves probation when a hand passes it.
 **Hits.** Else the other hand places it. It spares what was hit since it last passed: a chunk counts three hits at most,
 and loses one at each pass.
 
+**Holes.** Free bytes behind a hand, or where a chunk was freed last, are used before any chunk is evicted.
+
 **Choice.** The first of the next 128 places that costs no chunk which the hand would spare; else the one that costs
 least: for either hand the hits of its victims, for probation's hand also one for each that is not on probation. So a
 large newcomer goes where the fewest chunks with hits lie. The hand passes over pinned chunks until it has been once
@@ -76,6 +78,8 @@ PROBATION_SHARE = 10  # bytes of the ring per byte that chunks on probation hold
 FULL_RATE = 10
 """`admits_return` admits `rate / FULL_RATE` of the returns; the rate is between 1 and `FULL_RATE`."""
 RATE_UP, RATE_DOWN = 2, 1
+MAIN, PROBATION, HOLE = range(3)
+"""The hands; the third one is where a chunk was freed last, and evicts nothing."""
 
 
 class Plan(NamedTuple):
@@ -83,13 +87,13 @@ class Plan(NamedTuple):
 
     Attributes:
         after: slot of the chunk behind which extent and victims begin; -1 at the ring's begin.
-        is_probations: whether probation's hand has found it.
+        hand: the hand that moves there.
     """
 
     extent: Extent
     victims: tuple[Extent, ...]
     after: int = -1
-    is_probations: bool = False
+    hand: int = MAIN
 
 
 class RingAllocator:
@@ -99,7 +103,7 @@ class RingAllocator:
         self.capacity = capacity
         self.num_slots = num_slots
         self._edge = Chunk.edge(capacity)
-        self._hand = self._probations_hand = self._edge  # the chunk that a hand has passed last
+        self._hands = [self._edge] * 3  # the chunks that they have passed last
         self._probation_limit = capacity // PROBATION_SHARE
         self._probation_bytes = 0
         self._used_bytes = 0
@@ -120,12 +124,12 @@ class RingAllocator:
         has_slot = bool(self._freed_slots) or self._next_slot < self.num_slots
         if has_slot:
             slot = self._freed_slots[-1] if self._freed_slots else self._next_slot
-            for is_probations, hand in ((False, self._hand), (True, self._probations_hand)):
-                if hand.end + size <= hand.next.offset:
-                    return Plan(Extent(slot, hand.end, size), (), hand.extent.slot, is_probations)
-        is_probations = self._probation_bytes > self._probation_limit
+            for hand, before in enumerate(self._hands):
+                if before.end + size <= before.next.offset:
+                    return Plan(Extent(slot, before.end, size), (), before.extent.slot, hand)
+        hand = PROBATION if self._probation_bytes > self._probation_limit else MAIN
         row: list[Chunk] = []
-        places = self._places(size, row, is_probations=is_probations, has_slot=has_slot)
+        places = self._places(hand, size, row, has_slot=has_slot)
         found = choose(places, Pins(row, lambda chunk: is_pinned(chunk.extent.slot)))
         if found is None:
             return None
@@ -133,12 +137,12 @@ class RingAllocator:
         victims = tuple([chunk.extent for chunk in row[first:last]])
         if not has_slot:
             slot = victims[0].slot
-        return Plan(Extent(slot, offset, size), victims, row[first - 1].extent.slot, is_probations)
+        return Plan(Extent(slot, offset, size), victims, row[first - 1].extent.slot, hand)
 
     def apply(self, plan: Plan) -> None:
         """Evict the victims, take the place on probation and move the hand. The plan must be fresh."""
         after = self._slot_to_chunk.get(plan.after, self._edge)
-        self._pass(after, is_probations=plan.is_probations)
+        self._pass(plan.hand, after)
         is_victims_slot = not self._freed_slots and self._next_slot == self.num_slots
         if self._freed_slots:
             self._freed_slots.pop()
@@ -149,11 +153,7 @@ class RingAllocator:
                 self._rate = max(self._rate - RATE_DOWN, 1)
         if is_victims_slot:
             self._freed_slots.remove(plan.extent.slot)  # the first
-        chunk = self._enter(plan.extent, after)
-        if plan.is_probations:
-            self._probations_hand = chunk
-        else:
-            self._hand = chunk
+        self._hands[plan.hand] = self._enter(plan.extent, after)
 
     def prove(self, slot: int) -> None:
         """Take a chunk that was just placed off probation: its content was asked for before."""
@@ -179,8 +179,8 @@ class RingAllocator:
             self._rate = min(self._rate + RATE_UP, FULL_RATE)
 
     def free(self, slot: int) -> None:
-        """Give back the bytes and the id of one chunk; a hand that has passed it last goes back."""
-        self._remove(slot)
+        """Give back the bytes and the id of one chunk; the next one may be placed there."""
+        self._hands[HOLE] = self._remove(slot).prev
 
     def place(self, extent: Extent) -> None:
         """Enter a chunk that lies in the ring already, on probation; `resume_at` must follow the last one.
@@ -204,7 +204,7 @@ class RingAllocator:
         before = self._edge.last_before(offset)
         if not before.end <= offset <= self.capacity:
             raise InvariantError(f"the hand, {offset}, is inside chunk {before.extent} or beyond {self.capacity}")
-        self._hand = self._probations_hand = before
+        self._hands = [before] * 3
         self._next_slot = max(self._slot_to_chunk, default=-1) + 1
         self._freed_slots = [slot for slot in range(self._next_slot) if slot not in self._slot_to_chunk]
 
@@ -247,7 +247,7 @@ class RingAllocator:
             )
         if num_chunks != len(self._slot_to_chunk):
             raise InvariantError(f"{num_chunks} chunks are linked, {len(self._slot_to_chunk)} have a slot")
-        for hand in {self._hand, self._probations_hand} - {self._edge}:
+        for hand in set(self._hands) - {self._edge}:
             if self._slot_to_chunk.get(hand.extent.slot) is not hand:
                 raise InvariantError(f"a hand is behind {hand.extent}, which is gone")
         if sorted([*self._slot_to_chunk, *self._freed_slots]) != list(range(self._next_slot)):
@@ -255,15 +255,15 @@ class RingAllocator:
         if self._next_slot > self.num_slots:
             raise InvariantError(f"{self._next_slot} slots were taken, of {self.num_slots}")
 
-    def _places(self, size: int, row: list[Chunk], *, is_probations: bool, has_slot: bool) -> Iterator[Place]:
+    def _places(self, hand: int, size: int, row: list[Chunk], *, has_slot: bool) -> Iterator[Place]:
         """Yield the places for `size` bytes in a hand's order, once around or until one has no victims.
 
         Args:
             row: gets the chunks that are passed: before those of a place stands the one behind which it begins.
             has_slot: whether a slot id is free; else a place has one victim at least, for its id.
         """
-        hand, price_of = (self._probations_hand, _price) if is_probations else (self._hand, _hits)
-        for before, stop in ((hand, self.capacity), (self._edge, hand.end)):
+        price_of = _price if hand == PROBATION else _hits
+        for before, stop in ((self._hands[hand], self.capacity), (self._edge, self._hands[hand].end)):
             row.append(before)
             first = last = len(row)
             begin = end = before.next  # the place's first chunk, and the first behind it
@@ -288,16 +288,16 @@ class RingAllocator:
                 first += 1
                 begin = begin.next
 
-    def _pass(self, last: Chunk, *, is_probations: bool) -> None:
+    def _pass(self, hand: int, last: Chunk) -> None:
         """Move a hand over the chunks that it spares, up to and with `last`."""
-        chunk = self._probations_hand if is_probations else self._hand
+        chunk = self._hands[hand]
         while chunk is not last:
             chunk = chunk.next
             if not chunk.hits:
                 continue
             if chunk.is_on_probation:
                 self._leave_probation(chunk)
-            elif not is_probations:
+            elif hand == MAIN:
                 chunk.set_hits(chunk.hits - 1)
 
     def _enter(self, extent: Extent, before: Chunk) -> Chunk:
@@ -316,10 +316,7 @@ class RingAllocator:
     def _remove(self, slot: int) -> Chunk:
         """Take a chunk out of all books, and return it."""
         chunk = self._slot_to_chunk.pop(slot)
-        if self._hand is chunk:
-            self._hand = chunk.prev
-        if self._probations_hand is chunk:
-            self._probations_hand = chunk.prev
+        self._hands = [hand.prev if hand is chunk else hand for hand in self._hands]
         chunk.unlink()
         self._freed_slots.append(slot)
         self._used_bytes -= chunk.extent.size
