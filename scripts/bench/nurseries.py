@@ -3,7 +3,8 @@
     a miss, recently evicted     → main ring, proven, if the ring admits the return
     a miss, small or large       → main ring, on probation: below `DIRECT_BYTES`, or above a quarter of the nurseries
     a miss else                  → its writer's nursery: a FIFO queue; all share one budget of bytes
-    the oldest over the budget   → main ring, proven, if it was hit; else evicted
+    the oldest over the budget   → main ring, proven, if it was hit; on probation, if it has room without an eviction;
+                                   else evicted
 
 Which writer puts a record is drawn. Over the budget the nursery that holds most loses its oldest record. A nursery has
 bytes, no places: its records lie in the order in which they leave it, so no holes stay between them.
@@ -75,16 +76,19 @@ class StoreCache:
                 fullest.hit_keys.remove(oldest)
                 self.copied_bytes += its_size
                 self._place(oldest, its_size, is_proven=True)
+            elif self._place(oldest, its_size, is_proven=False, may_evict=False):
+                self.copied_bytes += its_size
             else:
                 self._departed.add(oldest, its_size)
         nursery = self._key_to_nursery[key] = self._rng.choice(self._nurseries)
         nursery.sizes[key] = size
         nursery.used += size
 
-    def _place(self, key: Hashable, size: int, *, is_proven: bool) -> None:
+    def _place(self, key: Hashable, size: int, *, is_proven: bool, may_evict: bool = True) -> bool:
+        """Put a record into the main ring; return whether there is room."""
         plan = self._allocator.plan(size, lambda slot: False)
-        if plan is None:
-            return
+        if plan is None or (plan.victims and not may_evict):
+            return False
         for victim in plan.victims:
             gone = self._slot_to_key.pop(victim.slot)
             del self._key_to_slot[gone]
@@ -94,6 +98,7 @@ class StoreCache:
             self._allocator.prove(plan.extent.slot)
         self._key_to_slot[key] = plan.extent.slot
         self._slot_to_key[plan.extent.slot] = key
+        return True
 
 
 class _Nursery:
