@@ -132,7 +132,9 @@ def test_an_honest_client_is_served_under_every_attack_at_once(
     for role, burden in burdens.items():
         assert len(burden.pids) == 1, f"{role} was restarted: {burden.pids}"
         early, late = burden.early_and_late(burden.rss)
-        assert late <= early * 1.1 + 32 * MIB, f"{role}: memory grows"
+        # What has arrived of unfinished messages is held up to a limit, sooner or later.
+        held_bytes = config().limits.max_held_mb * MIB if role.startswith("frontend") else 0
+        assert late <= max(early * 1.1, held_bytes) + 32 * MIB, f"{role}: memory grows"
         early, late = burden.early_and_late(burden.fds)
         assert late <= early + 64, f"{role}: descriptors grow"
 
