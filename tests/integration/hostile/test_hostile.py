@@ -18,6 +18,7 @@ from mmcached.cli.demo.run import all_caches_off
 from mmcached.cli.serve.child_service import ChildService
 from mmcached.client import Client
 from mmcached.wire.config import ServiceConfig
+from mmcached.wire.limits import LimitsConfig
 from mmcached.wire.process.death import environment_for_children
 from tests.integration.hostile.attacks import ATTACKS
 from tests.integration.hostile.burden import MIB, Burden, sample
@@ -36,7 +37,9 @@ WATCH_INTERVAL_S = 0.5
 
 
 def config() -> ServiceConfig:
-    return small_config(store_gb=1 / 8, mm_processor_cache_gb=1 / 8, http_port=0, max_restarts=0)
+    # Less than the attackers announce and send, so that the limit is reached.
+    limits = LimitsConfig(min_shared_encode_ms=0, max_held_mb=128)
+    return small_config(store_gb=1 / 8, mm_processor_cache_gb=1 / 8, http_port=0, max_restarts=0, limits=limits)
 
 
 def known_answers(scratch: Path) -> list[list[int]]:
