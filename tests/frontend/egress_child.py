@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from mmcached.client.store.egress import EgressRing
 
 from mmcached.client import Client
-from mmcached.client.store.egress import EgressRing
 from mmcached.shm import EncodedRecord
 
 

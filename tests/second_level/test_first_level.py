@@ -8,10 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from mmcached.client.store.egress import MIN_BYTES
 from msgspec.structs import replace
 
 from mmcached.client import Client
-from mmcached.client.store.egress import MIN_BYTES
 from mmcached.second_level.first_level import FirstLevel
 from mmcached.shm import encode
 from mmcached.shm.store.codec import EncodedRecord, adopt, decode

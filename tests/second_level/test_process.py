@@ -18,11 +18,11 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from mmcached.client.store.egress import MIN_BYTES
 
 from mmcached.cache.store_keys import store_key
 from mmcached.cli.watch.shown_figures import note_of
 from mmcached.client import Client
-from mmcached.client.store.egress import MIN_BYTES
 from mmcached.second_level import breaker, process
 from mmcached.second_level.process import SecondLevel
 from mmcached.second_level.shared_records import SharedRecords

@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from mmcached.client.store.egress import MIN_BYTES, MIN_RING_BYTES, Egress, EgressRing
 
 from mmcached.client import Client
 from mmcached.client.store import egress
-from mmcached.client.store.egress import MIN_BYTES, MIN_RING_BYTES, Egress, EgressRing
 from mmcached.shm import EncodedRecord, encode
 from mmcached.shm.segment.layout import chunk_bytes
 from mmcached.shm.segment.mapped import SHM_DIR

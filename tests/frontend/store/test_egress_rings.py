@@ -16,9 +16,9 @@ from collections.abc import Iterator
 import msgspec
 import numpy as np
 import pytest
+from mmcached.frontend.store.egress_rings import EgressRings
 
 from mmcached.frontend.server import CHECK_INTERVAL_S
-from mmcached.frontend.store.egress_rings import EgressRings
 from mmcached.shm import Claim, Host, RingWriter, encode
 from mmcached.shm.segment.layout import Layout
 from mmcached.shm.segment.mapped import SHM_DIR

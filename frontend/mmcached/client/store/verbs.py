@@ -79,7 +79,7 @@ class StoreVerbs:
         self._contact = contact
         self._sessions = sessions
         self._guard = guard
-        self._offers = Offers(contact, sessions.egress, guard)
+        self._offers = Offers(contact, sessions.nurseries, guard)
         self._greet_again_at = time.monotonic()
 
     # ---- the verbs; their arguments are checked

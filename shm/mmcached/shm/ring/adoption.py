@@ -5,7 +5,7 @@
     valid, not above it; retired      under lease: an island; else erased
     0                                 free: whatever was claimed, or half written, is in no slot
 
-Nurseries are adopted with the ring: a record whose nursery is gone has gone too. Nobody lays anything into them any more.
+Nurseries are adopted with the ring: a record whose nursery is gone has gone too. Nobody lays anything there any more.
 
 Readers look up and take leases meanwhile: what they may find stays valid all the time. The table is believed as far as
 it can be true: one wrong record, and the ring is not adopted. It is read and judged as arrays: with a million records,

@@ -54,12 +54,12 @@ class NurseryTable:
         slots: their numbers.
         is_leased: says of a slot that a living reader may still read its record.
     Attributes:
-        on_free: told each place that was freed, after its slot was erased.
+        on_free: told the slot and the place of what was freed, after the slot was erased.
     """
 
     def __init__(self, slots: range, *, is_leased: Callable[[int], bool]) -> None:
         self.slots = slots
-        self.on_free: Callable[[Placed], None] = _nobody
+        self.on_free: Callable[[int, Placed], None] = _nobody
         self._is_leased = is_leased
         self._free_slots = list(reversed(slots))
         self._slot_to_handle: dict[int, Handle] = {}
@@ -123,6 +123,10 @@ class NurseryTable:
         """Return where what a slot holds lies, also an island."""
         return self._slot_to_place[slot]
 
+    def places(self) -> list[tuple[int, Placed]]:
+        """Return the slots that are taken, and where what they hold lies; islands too, the oldest first."""
+        return list(self._slot_to_place.items())
+
     def touch(self, handle: Handle) -> None:
         self._hit.add(handle.slot)
 
@@ -177,7 +181,10 @@ class NurseryTable:
     def check_integrity(self) -> None:
         """Raise InvariantError if the books contradict each other."""
         taken = self._slot_to_place.keys()
-        if self._slot_to_handle.keys() | self._islands.keys() != taken or self._slot_to_handle.keys() & self._islands.keys():
+        if (
+            self._slot_to_handle.keys() | self._islands.keys() != taken
+            or self._slot_to_handle.keys() & self._islands.keys()
+        ):
             raise InvariantError("a slot of a nursery is both current and an island, or neither")
         if sorted([*taken, *self._free_slots]) != list(self.slots):
             raise InvariantError("a slot of a nursery is both free and taken, or neither")
@@ -197,10 +204,10 @@ class NurseryTable:
         place = self._slot_to_place.pop(slot)
         self.used_bytes -= place.size
         self._free_slots.append(slot)
-        self.on_free(place)
+        self.on_free(slot, place)
 
 
-def _nobody(place: Placed) -> None:
+def _nobody(slot: int, place: Placed) -> None:
     pass
 
 

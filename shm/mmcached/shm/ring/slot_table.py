@@ -88,7 +88,9 @@ def read_slot(words: memoryview, slot: int) -> tuple[SlotRecord, bool]:
     offset, nbytes, note, first, second, check, expires_at = words[first_word + 1 : first_word + SLOT_WORDS]
     generation, nursery = (mark & ~IS_SEALED) >> 1, note >> NURSERY_SHIFT
     key = first, second
-    return SlotRecord(generation, offset, nbytes, note & MAX_NOTE_BYTES, key, check, expires_at, nursery), bool(mark & 1)
+    return SlotRecord(generation, offset, nbytes, note & MAX_NOTE_BYTES, key, check, expires_at, nursery), bool(
+        mark & 1
+    )
 
 
 def read_table(words: memoryview, num_slots: int) -> npt.NDArray[np.uint64]:

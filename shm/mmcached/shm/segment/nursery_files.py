@@ -13,6 +13,7 @@ import contextlib
 import ctypes
 import mmap
 import os
+from collections.abc import Iterator
 
 import numpy as np
 import numpy.typing as npt
@@ -109,8 +110,9 @@ class NurseryFiles(Closeable):
                 return 0
         return min(len(self._pages[nursery]), self._pages[nursery].size())
 
-    def __contains__(self, nursery: int) -> bool:
-        return nursery in self._pages
+    def __iter__(self) -> Iterator[int]:
+        """Iterate over the ids of those that are mapped, as of now."""
+        return iter(list(self._pages))
 
     def view(self, nursery: int, offset: int, nbytes: int) -> Bytes1D:
         """Return bytes of a nursery, `(nbytes,)`, read-only; raise StaleHandle if they are not there."""

@@ -132,17 +132,19 @@ class WriterSegment:
         host: Host,
         new_ring_id: Callable[[], str] = lambda: secrets.token_hex(16),
         home: str = "",
+        later_bytes: int = 0,
     ) -> WriterSegment:
         """Make, lock, allocate and fill both objects, and start the thread that maps the pages.
 
         Args:
             home: the run directory that is to have a note of the ring.
+            later_bytes: what will be taken beside it when it is needed.
         Raises:
             SegmentError: no room in /dev/shm or under the memory limit, or the ring id is in use; nothing is left.
         """
         require_word_store()
         require_room(
-            layout.created_bytes + layout.reader_bytes,
+            layout.created_bytes + layout.reader_bytes + later_bytes,
             shm_free_bytes=host.shm_free_bytes(),
             headroom_bytes=host.headroom_bytes(),
         )

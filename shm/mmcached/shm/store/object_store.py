@@ -1,7 +1,8 @@
 """Keeps records under string keys in a ring: the writer's index, and the readers' way from a handle to a record.
 
-A record's size is known before a byte of it is written, so it is written once, in place: by this writer into the ring, or
-by a client into its nursery, and then it is published where it lies. Eviction is the ring's; a key goes with its chunk. Behind each record a note is kept, of what a successor of the writer must know:
+A record's size is known before a byte of it is written, so it is written once, in place: by this writer into the ring,
+or by a client into its nursery, and then it is published where it lies. Eviction is the ring's; a key goes with its
+chunk. Behind each record a note is kept, of what a successor of the writer must know:
 
     bytes of the key (u32) │ key │ about: what whoever put the record knows of it
 
