@@ -23,6 +23,7 @@ from collections.abc import Iterable, Iterator
 
 from mmcached.shm.ring.extents import Extents
 from mmcached.shm.ring.nursery_table import Placed
+from mmcached.shm.segment.layout import ALIGNMENT, chunk_bytes
 from mmcached.wire.errors import InvariantError, StaleHandle
 from mmcached.wire.messages.parts import MAX_GRANTS, MIN_PLACED_BYTES, Grants
 
@@ -108,7 +109,7 @@ class Nurseries:
     @property
     def max_record_bytes(self) -> int:
         """Of a record with its note: a larger one would leave no room for others."""
-        return self.budget_bytes // 4
+        return self.budget_bytes // 4 // ALIGNMENT * ALIGNMENT
 
     def get(self, nursery: int) -> Nursery | None:
         return self._nurseries.get(nursery)
@@ -167,7 +168,7 @@ class Nurseries:
         one = self._peer_to_nursery.get(peer)
         if one is None or one.nursery != nursery:
             raise StaleHandle(f"nursery {nursery} is not open for this connection")
-        if not one.granted.covers(offset, offset + size):
+        if offset % ALIGNMENT or not one.granted.covers(offset, offset + size):
             raise StaleHandle(f"bytes {offset} to {offset + size} of nursery {nursery} were not granted")
         one.granted.remove(offset, offset + size)
         self.want(one, size)
@@ -187,7 +188,7 @@ class Nurseries:
             self._tick += 1
             for each in self._nurseries.values():
                 each.demand //= 2
-                each.largest = max(each.largest // 2, size_of_last(each))
+                each.largest = max(chunk_bytes(each.largest // 2), size_of_last(each))
                 each.depth = max(DEPTH, each.depth // 2)
 
     def give_back(self, one: Nursery, place: Placed) -> None:
@@ -197,7 +198,7 @@ class Nurseries:
 
     def want(self, one: Nursery, size: int, *, found_none: bool = False) -> None:
         """Take note of the size of a record, and whether there was no room for it."""
-        one.largest = max(one.largest, size)
+        one.largest = max(one.largest, chunk_bytes(size))
         one.used_at = self._tick
         self._unready[one.nursery] = one
         if found_none:

@@ -23,7 +23,7 @@ from mmcached.frontend.store.nurseries import Nurseries, Nursery
 from mmcached.frontend.store.record_store import RecordStore
 from mmcached.shm.ring.nursery_table import Placed, PlacedRecord
 from mmcached.shm.ring.ring import Claim
-from mmcached.shm.segment.layout import ALIGNMENT, PAGE_BYTES, round_up
+from mmcached.shm.segment.layout import PAGE_BYTES, round_up
 from mmcached.shm.store import codec
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import InvariantError, RemoteProtocolError, ServiceUnavailable, StaleHandle
@@ -168,7 +168,7 @@ class NurseryService:
         one = self.books.of(peer)
         if one is not None and nbytes >= MIN_PLACED_BYTES and nbytes <= self.max_record_bytes:
             self.num_refusals += 1
-            self.books.want(one, round_up(nbytes + PAGE_BYTES, ALIGNMENT), found_none=True)
+            self.books.want(one, nbytes + PAGE_BYTES, found_none=True)
 
     def grants(self, peer: bytes) -> Grants | None:
         """Return what a connection may use of its nursery beside what it has."""
