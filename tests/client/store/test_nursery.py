@@ -7,7 +7,6 @@ import errno
 import gc
 import os
 import resource
-import signal
 import subprocess
 import sys
 import threading
@@ -28,8 +27,7 @@ from mmcached.shm.segment.layout import chunk_bytes
 from mmcached.shm.segment.mapped import SHM_DIR
 from mmcached.shm.segment.nursery_files import NurseryFiles
 from mmcached.wire.handle import RingAnnouncement
-from mmcached.wire.messages.client import Stored
-from mmcached.wire.messages.frontend import ClientHello, DropRecord, OpenNursery, PutRecord
+from mmcached.wire.messages.frontend import ClientHello, OpenNursery, PutRecord
 from mmcached.wire.messages.parts import MIN_PLACED_BYTES, Grants
 from tests.client.blocking import Make
 from tests.client.fork_child import in_child

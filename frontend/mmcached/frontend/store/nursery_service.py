@@ -33,6 +33,7 @@ from mmcached.wire.messages.parts import MIN_PLACED_BYTES, Grants, NurseryPlace
 SLICE_BYTES = 1 << 20
 """Of a copy, in one turn: a fifth of a millisecond or so."""
 STEPS_PER_TURN = 64
+STEPS_PER_PUT = 2
 FREE_SLOTS = 4
 
 
@@ -172,6 +173,8 @@ class NurseryService:
 
     def grants(self, peer: bytes) -> Grants | None:
         """Return what a connection may use of its nursery beside what it has."""
+        if self._copy is None and not self.is_stuck:  # a turn may have many puts: room is not only made at its end
+            self.work(num_steps=STEPS_PER_PUT)
         return self.books.grants(peer)
 
     # ---- between messages
@@ -186,13 +189,13 @@ class NurseryService:
             ring.free_islands()
         self.is_stuck = False
 
-    def work(self) -> None:
+    def work(self, num_steps: int = STEPS_PER_TURN) -> None:
         """Go on with a copy, and make room where a client has too little; a bounded share of a turn."""
         if isinstance(self._records.ring, NoRing):
             return
         if self._copy is not None:
             self._go_on(self._copy)
-        for _ in range(STEPS_PER_TURN):
+        for _ in range(num_steps):
             if self._copy is not None or not self._is_short:
                 return
             if not self._make_room(self.books.needy()):
