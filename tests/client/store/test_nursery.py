@@ -98,10 +98,15 @@ def test_others_read_it_in_place_and_its_checksum_is_judged(run_dir: Path) -> No
         Client(run_dir) as reader,
     ):
         assert writer.put("k", numbers(1, LARGE))
-        with reader.get("k", view=True, tensors="numpy") as hit:
+        hit = reader.get("k", view=True, tensors="numpy")
+        assert hit is not None
+        with hit:
             assert is_equal(hit.record, numbers(1, LARGE))
             token = hit.token
-            with writer.open(token, view=True, tensors="numpy") as other:
+            assert token is not None
+            other = writer.open(token, view=True, tensors="numpy")
+            assert other is not None
+            with other:
                 assert is_equal(other.record, numbers(1, LARGE))
         del hit, other
         (name,) = files(service)
@@ -138,6 +143,8 @@ def test_a_view_keeps_its_place_from_being_used_again(service: StoreService, cli
         assert client.drop("dropped")
         for index in range(2 * BUDGET // LARGE):
             assert client.put(f"k{index}", numbers(index, LARGE))
+        assert hit is not None
+        assert dropped is not None
         assert is_equal(hit.record, numbers(0, LARGE))
         assert is_equal(dropped.record, numbers(1, LARGE))
         assert reader.get("dropped") is None
@@ -209,7 +216,7 @@ def test_a_record_of_more_than_a_quarter_of_the_budget_is_sent(service: StoreSer
 def test_a_nursery_that_the_frontend_has_drained_costs_one_message(service: StoreService, client: Any) -> None:
     assert client.put("a", numbers(1, LARGE))
     nurseries = service.desk.nurseries
-    service.call(lambda: [nurseries._drain(one) for one in nurseries.books])
+    service.call(lambda: nurseries._drain(next(iter(nurseries.books))))
     assert client.put("b", numbers(2, LARGE))
     assert client.put("c", numbers(3, LARGE))
     assert puts(service) == ["placed", "placed", "frames", "placed"]
@@ -239,6 +246,7 @@ def test_a_client_that_has_closed_leaves_its_records(service: StoreService, make
         assert len(files(service)) == 1
         view = reader.get("k", view=True, tensors="numpy")
         reader.flush()
+        assert view is not None
         assert is_equal(view.record, numbers(1, LARGE))
         del view
         gc.collect()
@@ -373,7 +381,9 @@ def test_a_client_that_is_killed_half_way_leaves_what_it_has_put(service: StoreS
         child.wait(30)
         eventually(lambda: stats(service).nurseries, lambda found: found == 1, "drained")
         assert reader.get("half") is None
-        assert set(reader.get("whole", tensors="numpy")["x"].tolist()) == {1}
+        whole = reader.get("whole", tensors="numpy")
+        assert whole is not None
+        assert set(whole["x"].tolist()) == {1}
         assert reader.drop("whole")
         eventually(lambda: files(service), lambda found: not found, "the file is removed")
 

@@ -319,9 +319,9 @@ class Nurseries:
             for begin, end in one.cold:
                 available.add(begin, end)
             available.add(one.frontier, one.size)
-        begin = available.find(one.largest)
-        if begin is not None:
-            return self._prepare(one, begin, begin + one.largest, spare)
+        found = available.find(one.largest)
+        if found is not None:
+            return self._prepare(one, found, found + one.largest, spare)
         room = available.copy()
         for begin, end in (*one.granted, *one.prepared, *one.prepared_cold):
             room.add(begin, end)

@@ -25,6 +25,7 @@ from mmcached.shm.ring.nursery_table import Placed, PlacedRecord
 from mmcached.shm.ring.ring import Claim
 from mmcached.shm.segment.layout import PAGE_BYTES, round_up
 from mmcached.shm.store import codec
+from mmcached.shm.store.tensor_bytes import Bytes1D
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import InvariantError, RemoteProtocolError, ServiceUnavailable, StaleHandle
 from mmcached.wire.handle import Handle
@@ -257,7 +258,7 @@ class NurseryService:
 
     # ---- how
 
-    def _view(self, record: PlacedRecord) -> codec.Bytes1D:
+    def _view(self, record: PlacedRecord) -> Bytes1D:
         ring = self._records.ring
         if isinstance(ring, NoRing):
             raise StaleHandle("there is no ring")

@@ -282,7 +282,8 @@ class StoreService(Closeable):
 
     def _put(self, peer: bytes, message: received.PutRecord, payload: Sequence[Frame]) -> None:
         if message.place is None:
-            placed, record = None, codec.adopt_frames(payload)
+            placed: PlacedRecord | None = None
+            record: EncodedRecord | PlacedRecord = codec.adopt_frames(payload)
             self.nurseries.came_inline(peer, record.nbytes)
         else:
             if payload:
