@@ -28,7 +28,6 @@ import zmq
 
 from mmcached.shm.files.lock_file import LockFile
 from mmcached.wire.config import ServiceConfig
-from mmcached.wire.handle import RingAnnouncement
 from mmcached.wire.messages import frontend as said
 from mmcached.wire.messages.client import ToClient
 from mmcached.wire.paths import RunDir
@@ -70,7 +69,7 @@ FLOODS = {
     "probe": words(said.Probe(1, 5.0)),
     "flush": words(said.Flush(1)),
     "reader": words(said.RegisterReader(ID, 1, 2, 3, 4)),
-    "egress ring": words(said.RegisterEgressRing(ID, 1, RingAnnouncement(0, ID, 1, 1 << 20, 64, 1))),
+    "nursery": words(said.OpenNursery(ID, 1, 1 << 20)),
     "get": words(said.GetRecords(ID, 1, KEYS[:1])),
     "get 256": words(said.GetRecords(ID, 1, KEYS)),
     "have": words(said.HaveRecords(1, KEYS[:1])),

@@ -26,7 +26,6 @@ from mmcached.cli.bench.redis import RawRedis, has_redis_server, redis_server
 from mmcached.cli.serve.roles import PAST_CACHES
 from mmcached.client import Client
 from mmcached.wire.config import ServiceConfig
-from mmcached.wire.limits import LimitsConfig
 from mmcached.wire.paths import RunDir
 from mmcached.wire.process.death import environment_for_children
 from scripts.bench import peers
@@ -61,12 +60,12 @@ def service() -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def frontend(run_dir: Path, *, store_gb: float = 0.25, **limits: int) -> Iterator[int]:
+def frontend(run_dir: Path, *, store_gb: float = 0.25, store_nursery_share: float = 0.25) -> Iterator[int]:
     """Run a frontend without engines: the store needs none. Yield its process id."""
     directory = RunDir(run_dir)
     directory.create()
     config = ServiceConfig(
-        store_gb=store_gb, mm_processor_cache_gb=1 / 64, log_level="warning", limits=LimitsConfig(**limits)
+        store_gb=store_gb, store_nursery_share=store_nursery_share, mm_processor_cache_gb=1 / 64, log_level="warning"
     )
     config.save(directory.config)
     command = [sys.executable, "-m", "mmcached", "frontend", "--run-dir", str(run_dir)]

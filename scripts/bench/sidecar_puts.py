@@ -1,7 +1,7 @@
 """Measures puts of clients.
 
 put            `Client.put` of a new key, until the answer: from then on every client can read it
-socket         the same, by a service that takes no rings of clients
+socket         the same, by a service without nurseries
 memcpy         one copy of that many bytes between two arrays, again and again the same: the fastest of some
 cold memcpy    one copy into resident memory that was not touched recently, as the room for a new record is; the median
 raw Redis      SET by a socket and nothing else
@@ -52,7 +52,8 @@ SIZES = {
     "16 MiB": 16 << 20,
     "64 MiB": 64 << 20,
 }
-STORE_GB = 0.5
+STORE_GB = 1.25
+"""A quarter of it is for nurseries, and a record of 64 MiB is less than a quarter of that."""
 PUTS_PER_ROUND = 30
 PUT_BYTES_PER_ROUND = 1 << 30
 COLD_BYTES = 256 << 20
@@ -75,7 +76,7 @@ def compare_puts(run_dir: Path, num_rounds: int) -> list[Row]:
     with tempfile.TemporaryDirectory(prefix="mmc-") as folder, ExitStack() as stack:
         run_dirs = {"ring": Path(folder) / "ring", SOCKET: Path(folder) / "socket"}
         stack.enter_context(frontend(run_dirs["ring"], store_gb=STORE_GB))
-        stack.enter_context(frontend(run_dirs[SOCKET], store_gb=STORE_GB, max_egress_rings=0))
+        stack.enter_context(frontend(run_dirs[SOCKET], store_gb=STORE_GB, store_nursery_share=0.0))
         writers = {kind: stack.enter_context(Client(each, fail_open=False)) for kind, each in run_dirs.items()}
         reader = stack.enter_context(Client(run_dirs["ring"], fail_open=False))
         targets = np.ones(COLD_BYTES, np.uint8)

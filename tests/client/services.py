@@ -239,9 +239,9 @@ class StoreService(ServiceThread):
             case ClientHello():
                 self.desk.greet(peer, message.client_id, message.name)
                 ring, epoch, limits = self.desk.announcement, self.desk.records.epoch, message_limits(self.config)
-                egress_bytes = self.desk.max_egress_bytes
+                placed_bytes = self.desk.nurseries.max_record_bytes
                 fingerprints = self.encoder_fingerprint, FINGERPRINTS
-                welcome = Welcome("store", 258, 257, 64, 8192, ring, epoch, limits, egress_bytes, *fingerprints)
+                welcome = Welcome("store", 258, 257, 64, 8192, ring, epoch, limits, placed_bytes, *fingerprints)
                 self._send(peer, replace(welcome, has_second_level=self.desk.second_level.is_on))
             case ClientBye():
                 self.desk.end_client(message.client_id)

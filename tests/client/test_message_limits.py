@@ -46,7 +46,7 @@ class RefusingService(StoreService):
 
 @pytest.fixture
 def service(run_dir: Path) -> Iterator[RefusingService]:
-    limits = LimitsConfig(max_message_mb=3, max_message_frames=MAX_FRAMES, max_egress_rings=0)
+    limits = LimitsConfig(max_message_mb=3, max_message_frames=MAX_FRAMES)
     with RefusingService(run_dir, store_max_object_mb=4, limits=limits) as running:
         yield running
 

@@ -88,7 +88,7 @@ FLOODS: dict[str, bytes] = {
     "flush": words(to_frontend.Flush(1)),
     "epoch": words(to_frontend.Flush(1, True)),
     "reader": words(to_frontend.RegisterReader(STRANGER, 1, 2, 3, 4)),
-    "egress ring": words(to_frontend.RegisterEgressRing(STRANGER, 1, NO_RING)),
+    "nursery": words(to_frontend.OpenNursery(STRANGER, 1, 1 << 20)),
     "get": words(to_frontend.GetRecords(STRANGER, 1, KEYS)),
     "have": words(to_frontend.HaveRecords(1, KEYS)),
     "put": words(to_frontend.PutRecord(STRANGER, 1, "key", 0), [bytes(part) for part in encode({}).frames()]),

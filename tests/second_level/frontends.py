@@ -65,7 +65,7 @@ class FrontendThread(Closeable):
         """Wait until nobody holds a lease, the test's own client alone has a ring for puts, and nobody waits."""
         eventually(
             lambda: self.stats,
-            lambda stats: (stats.ring.leases, stats.egress_rings, stats.fetches.parked) == (0, 1, 0),
+            lambda stats: (stats.ring.leases, stats.nurseries, stats.fetches.parked) == (0, 1, 0),
             "no leases, one ring for puts, nobody who waits",
         )
 

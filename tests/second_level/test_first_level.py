@@ -11,7 +11,6 @@ import pytest
 from msgspec.structs import replace
 
 from mmcached.client import Client
-from mmcached.client.store.egress import MIN_BYTES
 from mmcached.second_level.first_level import FirstLevel
 from mmcached.shm import encode
 from mmcached.shm.store.codec import EncodedRecord, adopt, decode
@@ -19,7 +18,7 @@ from mmcached.wire.errors import MmcachedError, RemoteProtocolError, ServiceUnav
 from mmcached.wire.handle import Handle
 from mmcached.wire.messages.client import Orders
 from mmcached.wire.messages.frontend import TakeOrders
-from mmcached.wire.messages.parts import EgressPlace
+from mmcached.wire.messages.parts import MIN_PLACED_BYTES, NurseryPlace
 from mmcached.wire.paths import RunDir
 from tests.client.records import is_equal, numbers
 from tests.client.services import StoreService, fake_service
@@ -119,7 +118,7 @@ def test_what_has_gone_is_lent_to_nobody(service: StoreService, first: FirstLeve
     assert service.leases == 0
 
 
-@pytest.mark.parametrize("num_bytes", [16, 4 * MIN_BYTES], ids=["small", "through its own ring"])
+@pytest.mark.parametrize("num_bytes", [16, 4 * MIN_PLACED_BYTES], ids=["small", "through its own ring"])
 def test_an_encoded_record_is_put_for_the_tenant_and_epoch_of_its_order(
     service: StoreService, first: FirstLevel, client: Client, num_bytes: int
 ) -> None:
@@ -131,7 +130,7 @@ def test_an_encoded_record_is_put_for_the_tenant_and_epoch_of_its_order(
     assert is_equal(hit.record, record)
     assert not first.put("ours", "late", encoded(record), epoch - 1)
     puts = [message for message in service.received if getattr(message, "key", "") == "k"]
-    assert isinstance(getattr(puts[0], "place", None), EgressPlace) == (num_bytes > MIN_BYTES)
+    assert isinstance(getattr(puts[0], "place", None), NurseryPlace) == (num_bytes > MIN_PLACED_BYTES)
 
 
 def test_without_a_frontend_nothing_is_put_or_taken(run_dir: Path) -> None:

@@ -22,7 +22,6 @@ import pytest
 from mmcached.cache.store_keys import store_key
 from mmcached.cli.watch.shown_figures import note_of
 from mmcached.client import Client
-from mmcached.client.store.egress import MIN_BYTES
 from mmcached.second_level import breaker, process
 from mmcached.second_level.process import SecondLevel
 from mmcached.second_level.shared_records import SharedRecords
@@ -31,6 +30,7 @@ from mmcached.shm.crash_points import VARIABLE
 from mmcached.shm.stats.page import StatsPage, StatsPageReader
 from mmcached.wire.errors import MmcachedError
 from mmcached.wire.limits import LimitsConfig
+from mmcached.wire.messages.parts import MIN_PLACED_BYTES as MIN_BYTES
 from mmcached.wire.stats import RoleName, SecondLevelStats, ServiceStats
 from tests.client.records import is_equal, numbers
 from tests.integration.processes import DEADLINE_S, eventually

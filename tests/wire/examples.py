@@ -10,13 +10,14 @@ from mmcached.wire.handle import Handle, RingAnnouncement
 from mmcached.wire.messages import client, engine, frontend, worker
 from mmcached.wire.messages.parts import (
     ClipOptions,
-    EgressPlace,
     EncoderForm,
     Feature,
     Fetch,
     FetchEnd,
+    Grants,
     Inline,
     MessageLimits,
+    NurseryPlace,
     RequestRows,
     Rows,
     RowsWanted,
@@ -33,6 +34,7 @@ from mmcached.wire.stats import EngineStats, ServiceStats, WorkerStats
 RING_ID = CLIENT_ID = "0123456789abcdef" * 2
 ANNOUNCEMENT = RingAnnouncement(1000, RING_ID, 2**62, 1 << 30, 4096, 8)
 HANDLE = Handle(RING_ID, 2**62, 3, 4, 4096, 12_345, "tenant")
+GRANTS = Grants(7, [(0, 64)], [(128, 256)])
 STORED = StoredItem(f"{RING_ID}.1.2.3")
 TENSOR = Tensor(0, "float32", (3, 64))
 ENCODER = EncoderForm(
@@ -95,7 +97,7 @@ EXAMPLES: list[tuple[str, Any]] = [
     ("ToClient", client.Flushed(1)),
     ("ToClient", client.Failed(None, ERROR)),
     ("ToClient", client.ReaderRegistered(1, True)),
-    ("ToClient", client.EgressRingRegistered(1)),
+    ("ToClient", client.NurseryOpened(1, GRANTS, True)),
     ("ToClient", client.Records(1, 2, [HANDLE, Inline(0, 3), None])),
     ("ToClient", client.Present(1, [True, False])),
     ("ToClient", client.Claimed(1, 2, 5)),
@@ -123,11 +125,11 @@ EXAMPLES: list[tuple[str, Any]] = [
     ("FromClient", frontend.Flush(1, True)),
     ("FromClient", frontend.ClientBye(CLIENT_ID)),
     ("FromClient", frontend.RegisterReader(CLIENT_ID, 1, 2**62, 3, 99)),
-    ("FromClient", frontend.RegisterEgressRing(CLIENT_ID, 1, ANNOUNCEMENT)),
+    ("FromClient", frontend.OpenNursery(CLIENT_ID, 1, 1 << 20)),
     ("FromClient", frontend.GetRecords(CLIENT_ID, 1, ["a", "b"], "tenant", 99)),
     ("FromClient", frontend.HaveRecords(1, ["a", "b"], "tenant")),
     ("FromClient", frontend.PutRecord(CLIENT_ID, 1, "a", 2, "tenant", 5)),
-    ("FromClient", frontend.PutRecord(CLIENT_ID, 1, "a", 2, "tenant", 5, EgressPlace(2**62, 64, 2**22))),
+    ("FromClient", frontend.PutRecord(CLIENT_ID, 1, "a", 2, "tenant", 5, NurseryPlace(7, 64, 2**22, 100, 5))),
     ("FromClient", frontend.PutRecord(CLIENT_ID, 1, "a", 2, "tenant", 5, None, True)),
     ("FromClient", frontend.ClaimRecord(CLIENT_ID, 1, "a", 2.5, "tenant", 99)),
     ("FromClient", frontend.ClaimRecords(CLIENT_ID, 1, ["a", "b"], "tenant", 99)),

@@ -20,7 +20,7 @@ from mmcached.wire.version import PROTOCOL_VERSION, VERSION_FIELD
 from tests.house import REPOSITORY
 from tests.wire.examples import UNIONS
 
-SCHEMA = "14:95ace90b4c3ae27a"
+SCHEMA = "15:a48853b125b8f45d"
 """Of `PROTOCOL_VERSION`: after a change raise the version, then put here what the test found."""
 
 

@@ -42,9 +42,9 @@ from mmcached.wire.messages.frontend import (
     GetRecords,
     GetStats,
     HaveRecords,
+    OpenNursery,
     Probe,
     PutRecord,
-    RegisterEgressRing,
     RegisterReader,
     TakeOrders,
 )
@@ -63,7 +63,7 @@ Request = (
     | Probe
     | Flush
     | RegisterReader
-    | RegisterEgressRing
+    | OpenNursery
     | GetRecords
     | HaveRecords
     | PutRecord

@@ -11,11 +11,11 @@ from mmcached.shm.store.tensor_bytes import TensorType
 from mmcached.wire.errors import RemoteProtocolError, error_from_wire
 from mmcached.wire.messages.client import (
     Claims,
-    EgressRingRegistered,
     Encoded,
     Failed,
     Flushed,
     Generated,
+    NurseryOpened,
     Orders,
     Present,
     Probed,
@@ -41,7 +41,7 @@ AnswerT = TypeVar(
     ProcessorInfo,
     Flushed,
     ReaderRegistered,
-    EgressRingRegistered,
+    NurseryOpened,
     Records,
     Claims,
     Present,

@@ -144,7 +144,7 @@ class Frontend(Closeable):
             start_span=start_span,
         )
         self.store.on_put = self.requests.outputs.put
-        self._presence = ClientPresence(run_dir, self._clients, self.store.egress.remove_names)
+        self._presence = ClientPresence(run_dir, self._clients)
         max_askers = config.limits.max_requests_per_client
         self._probes = Probes(self._connections, self.store.records, max_askers, needs_engine=config.has_workers)
         self._flushes = Flushes(
@@ -163,7 +163,7 @@ class Frontend(Closeable):
 
     def poll(self, timeout_s: float) -> None:
         """Take one turn, waiting up to `timeout_s` for something to come."""
-        has_more = self._clients.has_more or self._engines.has_more
+        has_more = self._clients.has_more or self._engines.has_more or self.store.nurseries.has_work
         next_due = min(self._next_check, self.store.second_level.next_deadline)
         wait_s = 0.0 if has_more else max(0.0, min(timeout_s, next_due - self._clock()))
         ready = {fd for fd, _ in self._poller.poll(math.ceil(wait_s * 1000))}
@@ -219,8 +219,7 @@ class Frontend(Closeable):
         return self._is_draining and not len(self.requests)
 
     def close(self) -> None:
-        """Fail what is still open, remove the rings, also of clients that are dead, close the sockets."""
-        self._presence.look(())
+        """Fail what is still open, remove the ring, close the sockets."""
         self.requests.close()
         self._closing.close()
 
@@ -268,7 +267,7 @@ class Frontend(Closeable):
                 self._ask_all(peer, message)
             case (
                 received.RegisterReader()
-                | received.RegisterEgressRing()
+                | received.OpenNursery()
                 | received.GetRecords()
                 | received.HaveRecords()
                 | received.PutRecord()
@@ -328,7 +327,7 @@ class Frontend(Closeable):
             store_ring=self.store.announcement,
             store_epoch=self.store.records.epoch,
             limits=message_limits(self._config),
-            max_egress_bytes=self.store.max_egress_bytes,
+            max_placed_bytes=self.store.nurseries.max_record_bytes,
             encoder_fingerprint=self._connections.encoder_fingerprint,
             item_fingerprints=dict(self.requests.item_fingerprints),
             hasher_algorithm=self._config.mm_hasher_algorithm,

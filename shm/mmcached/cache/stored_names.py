@@ -11,9 +11,18 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from mmcached.cache.store_keys import About, parse_about
+from mmcached.cache.store_keys import About, parse_about, store_key
+from mmcached.shm.ring.key_index import key_digest
 from mmcached.shm.ring.onlooker import RingOnlooker, Row
-from mmcached.shm.ring.slot_table import EXPIRY, GENERATION, boot_ns
+from mmcached.shm.ring.slot_table import (
+    EXPIRY,
+    FIRST_KEY,
+    GENERATION,
+    NOTE_BYTES,
+    NURSERY_SHIFT,
+    SECOND_KEY,
+    boot_ns,
+)
 from mmcached.shm.store.object_store import parse_note
 
 FIRST_LOOK = 256
@@ -44,6 +53,13 @@ def stored_names(
         for place, (slot, note) in enumerate(zip(some, ring.notes(some, rows), strict=True), start + 1):
             parsed = None if note is None else parse_note(note)
             about = None if parsed is None else parse_about(parsed[1])
+            # Behind a record in a nursery a client has written the note: it is believed if the key is the slot's.
+            if about is not None and parsed is not None and rows[slot, NOTE_BYTES] >> np.uint64(NURSERY_SHIFT):
+                name = store_key(about.tenant, about.key)
+                is_true = name == parsed[0] and key_digest(name) == tuple(
+                    rows[slot, FIRST_KEY : SECOND_KEY + 1].tolist()
+                )
+                about = about if is_true else None
             if about is not None and about[:2] not in seen:
                 seen.add(about[:2])
                 yield place, slot, about

@@ -26,6 +26,8 @@ GIB = 1 << 30
 MIB = 1 << 20
 KIB = 1 << 10
 
+MIN_NURSERY_BYTES = 4 * MIB
+"""A smaller share of the store would be of no use for large records."""
 MAX_ENGINES = 8
 """Engines of one service."""
 
@@ -103,6 +105,8 @@ class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     store_max_clients: int = 256
     store_client_quota_gb: float = 0.0
     store_tenant_quota_gb: float = 0.0
+    # of the store, for nurseries: room in which clients lay large records themselves; 0 = none
+    store_nursery_share: float = 0.25
 
     # where other hosts find this store's records, and it theirs: redis://…; "" = nowhere; how long they stay there
     store_l2: str = ""
@@ -284,7 +288,18 @@ class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     @property
     def store_max_object_bytes(self) -> int:
-        return min(self.store_max_object_mb * MIB or self.store_data_bytes // 4, self.store_data_bytes)
+        return min(self.store_max_object_mb * MIB or self.store_data_bytes // 4, self.store_main_bytes)
+
+    @property
+    def store_nursery_bytes(self) -> int:
+        """What all nurseries may take of the store, in bytes; 0 = there are none, as in a store that is too small."""
+        share = int(self.store_data_bytes * self.store_nursery_share)
+        return share if share >= MIN_NURSERY_BYTES else 0
+
+    @property
+    def store_main_bytes(self) -> int:
+        """What the store's records may take in the ring itself, in bytes."""
+        return self.store_data_bytes - self.store_nursery_bytes
 
     @property
     def shares_encoder_outputs(self) -> bool:
@@ -361,6 +376,7 @@ _RANGES: Mapping[str, tuple[float, float]] = {
     "ring_num_slots": (1, 1 << 20),
     "mm_processor_workers": (0, 256),
     "store_num_slots": (1, 1 << 20),
+    "store_nursery_share": (0.0, 0.75),
     "store_l2_ttl_s": (1.0, 31_536_000.0),
     "block_size": (1, 1024),
     "num_kv_blocks": (2, 1 << 24),

@@ -31,9 +31,18 @@ class RingAnnouncement(msgspec.Struct, frozen=True, array_like=True, forbid_unkn
     def ctl_name(self) -> str:
         return f"/mmc.{self.uid}.{self.ring_id}.ctl"
 
+    def nursery_name(self, nursery: int) -> str:
+        """Return the name of the file of a nursery."""
+        return f"/mmc.{self.uid}.{self.ring_id}.nursery{nursery}"
+
 
 class Handle(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="ring", gc=False):
-    """One published chunk: `nbytes` of payload at byte `offset` of the data object, as it was in `generation`."""
+    """One published chunk, as it was in `generation`.
+
+    Attributes:
+        offset, nbytes: of the payload, in bytes; in the file of its nursery, or in the data object.
+        nursery: the id of the nursery; 0: it lies in the data object.
+    """
 
     ring_id: str
     epoch: Count
@@ -42,6 +51,7 @@ class Handle(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
     offset: Count
     nbytes: Count
     tenant: str = ""
+    nursery: Count = 0
 
     @property
     def token(self) -> str:

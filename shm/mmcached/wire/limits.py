@@ -36,8 +36,7 @@ class LimitsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_requests_per_client: int = 128
     max_claims_per_client: int = 64
     claim_timeout_s: float = 120.0
-    max_egress_rings: int = 256
-    max_egress_ring_mb: int = 64
+    max_nurseries: int = 256
     flush_interval_s: float = 0.5
 
     # turns of a loop
@@ -143,11 +142,12 @@ LIMITS: Mapping[str, Limit] = MappingProxyType(
         "limits.claim_timeout_s": Limit(
             0.1, 86_400, "s", "time from a claim to its put", "another waiter gets the claim"
         ),
-        "limits.max_egress_rings": Limit(
-            0, 1 << 16, "rings", "clients that put large records through shared memory", "puts travel inline"
-        ),
-        "limits.max_egress_ring_mb": Limit(
-            1, 1 << 16, "MiB", "ring in which one client lays its large puts", "puts travel inline"
+        "limits.max_nurseries": Limit(
+            1,
+            1 << 16,
+            "nurseries",
+            "nurseries at a time, of clients that are connected and of those that are gone",
+            "records of a client that is gone make room; else puts travel inline",
         ),
         "limits.flush_interval_s": Limit(0, 86_400, "s", "time from one flush to the next", "waits; one answers all"),
         # ---- turns of a loop

@@ -67,9 +67,11 @@ METRICS: Mapping[str, str] = {
     "put_seconds": "a put, from its message until its record is kept",
     "store_quota_evictions": "records that went for their tenant's quota",
     "store_expired": "records that went because their time to live was over",
-    "store_egress_rings": "rings of clients that are mapped, for large puts",
-    "store_egress_bytes": "bytes that the rings of clients for large puts take together",
-    "store_egress_records": "records read out of the rings of clients for large puts",
+    "store_nurseries": "nurseries: files in which clients lay large records themselves",
+    "store_nursery_bytes": "bytes that nurseries take together, of their share of the store",
+    "store_nursery_puts": "records that were published where their clients had laid them",
+    "store_nursery_refusals": "puts that travelled inline because their nursery had no room for them",
+    "store_promotions": "records that were copied out of nurseries because they had been asked for",
     "l2_parked": "requests that wait for the second level now",
     "l2_fetches": "records wanted from the second level, by outcome; overtaken: somebody here has put it first",
     "store_claims": "clients told to compute what was not there",
@@ -243,7 +245,7 @@ class StoreStats(Stats, frozen=True):
     record.
 
     `refusals` were too large, of an old epoch, over a quota, or found no room; `inline_records` had no lease;
-    `egress_records` were put through the rings of their clients.
+    `nursery_puts` were published where their clients had laid them, `promotions` were copied from there into the ring.
     """
 
     queries: Annotated[int, Metric("cache_queries", cache="store")] = 0
@@ -259,9 +261,11 @@ class StoreStats(Stats, frozen=True):
     computing: Annotated[Gauge, Metric("store_computing")] = 0
     waiting: Annotated[Gauge, Metric("store_waiting")] = 0
     readers: Annotated[Gauge, Metric("store_clients")] = 0
-    egress_rings: Annotated[Gauge, Metric("store_egress_rings")] = 0
-    egress_bytes: Annotated[Gauge, Metric("store_egress_bytes")] = 0
-    egress_records: Annotated[int, Metric("store_egress_records")] = 0
+    nurseries: Annotated[Gauge, Metric("store_nurseries")] = 0
+    nursery_bytes: Annotated[Gauge, Metric("store_nursery_bytes")] = 0
+    nursery_puts: Annotated[int, Metric("store_nursery_puts")] = 0
+    nursery_refusals: Annotated[int, Metric("store_nursery_refusals")] = 0
+    promotions: Annotated[int, Metric("store_promotions")] = 0
     new_epochs: Annotated[int, Metric("store_epochs")] = 0
     hit_latency: Annotated[Histogram, Metric("hit_seconds")] = Histogram()
     put_latency: Annotated[Histogram, Metric("put_seconds")] = Histogram()

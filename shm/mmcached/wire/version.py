@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-PROTOCOL_VERSION = 14
+PROTOCOL_VERSION = 15
 """Rises with every change of a message; `tests/wire/test_version.py` insists on it."""
 VERSION_FIELD = "protocol_version"
 """Where a run directory's `config.json` has it."""

@@ -31,13 +31,14 @@ class SegmentEntry(msgspec.Struct, frozen=True):
     """One name in /dev/shm.
 
     Attributes:
-        nbytes: what it takes at most; a page that was never written takes nothing yet.
+        nbytes: what it takes at most; a page that was never written takes nothing yet. Of a nursery, what it takes now.
         is_live: its writer holds its lock.
         is_kept: a service in its run directory is to adopt it, or it was left for one on purpose (`--keep-cache`).
         is_orphaned: the service in its run directory died and has not been started again; the next one adopts it.
         pid: of its writer, if it can be read; the process may be long gone.
         process: name of the writer's program, if it lives; says whose a ring without a run directory is, as a client's.
-        purpose: the store is what clients put into, the ring is the processor cache; "" if the header cannot be read.
+        purpose: the store is what clients put into, in a nursery they lay large records themselves, a ring is another
+            program's; "" if the header cannot be read.
         run_dir: of the service that it is, or was, made for; "" for any other.
     """
 
@@ -47,7 +48,7 @@ class SegmentEntry(msgspec.Struct, frozen=True):
     is_kept: bool
     is_orphaned: bool
     pid: int | None
-    purpose: Literal["ring", "store", ""]
+    purpose: Literal["ring", "store", "nursery", ""]
     run_dir: str
     process: str = ""
 
@@ -62,18 +63,20 @@ def list_segments() -> list[SegmentEntry]:
     """Return this user's segments, by name. Takes no lock and changes nothing."""
     found = []
     for name in leftover_names(os.getuid()):
-        stem = re.sub(r"\.(ctl|data)$", "", name)
+        stem = re.sub(r"\.(ctl|data|nursery[0-9]+)$", "", name)
         with contextlib.suppress(OSError):  # it went while we looked
-            nbytes = _path(name).lstat().st_size
+            status = _path(name).lstat()
+            # A nursery is as long as it may ever become.
+            nbytes = 512 * status.st_blocks if ".nursery" in name else status.st_size
             is_live, layout, home = _look(f"{stem}.ctl")
             ring_id = stem.rpartition(".")[2]
             claim = None if is_live or home is None else claim_on(ring_id, home)
             is_kept = claim is not None and (claim.is_kept or claim.is_served)
             is_orphaned = claim is not None and not is_kept
             pid = None if layout is None else _writer_pid(f"{stem}.data", layout)
-            purpose: Literal["ring", "store", ""] = ""
+            purpose: Literal["ring", "store", "nursery", ""] = ""
             if layout is not None:
-                purpose = "store" if layout.index_words else "ring"
+                purpose = "nursery" if ".nursery" in name else "store" if layout.index_words else "ring"
             run_dir = "" if home is None else str(home)
             process = _program(pid) if is_live else ""
             found.append(SegmentEntry(name, nbytes, is_live, is_kept, is_orphaned, pid, purpose, run_dir, process))

@@ -31,6 +31,7 @@ TEXTS = {
     "store_l2": "second level behind the store, for several hosts: a URL such as redis://HOST:6379/0; empty: none",
     "store_l2_ttl_s": "how long a record stays in the second level",
     "store_num_slots": "records in the store at a time",
+    "store_nursery_share": "of the store: room in which clients lay large records themselves; 0: none",
     "enable_prefix_caching": "keep the KV of prefixes",
     "prefix_caching_hash_algo": "digest of KV blocks: sha256, blake3, xxh3 (not collision-proof), builtin (is sha256)",
     "prefix_caching_hash_seed": "engines with the same one have the same keys",

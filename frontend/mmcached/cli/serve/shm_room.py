@@ -16,6 +16,7 @@ from mmcached.cli.config.fields import DEFAULT
 from mmcached.shm.ring.service_layout import service_layout
 from mmcached.shm.segment.headroom import require_room
 from mmcached.shm.segment.mapped import SHM_DIR
+from mmcached.shm.segment.nursery_files import nurseries_of
 from mmcached.shm.segment.ring_notes import noted_rings
 from mmcached.shm.segment.segment import Host
 from mmcached.wire.config import GIB, MIB, ServiceConfig
@@ -29,14 +30,16 @@ def rings_bytes(config: ServiceConfig) -> int:
     layout = service_layout(config)
     if layout is None:
         return 0
-    return layout.created_bytes + (1 + config.num_engines * (1 + config.world_size)) * layout.entry_bytes
+    of_readers = (1 + config.num_engines * (1 + config.world_size)) * layout.entry_bytes
+    return layout.created_bytes + of_readers + config.store_nursery_bytes
 
 
 def noted_bytes(home: Path) -> int:
     """Return what the rings take of which a run directory has notes."""
     noted = 0
     for note in noted_rings(home):
-        for name in (note.ring.ctl_name, note.ring.data_name):
+        nurseries = map(note.ring.nursery_name, nurseries_of(note.ring))
+        for name in (note.ring.ctl_name, note.ring.data_name, *nurseries):
             with contextlib.suppress(OSError):
                 noted += 512 * (SHM_DIR / name.lstrip("/")).lstat().st_blocks
     return noted

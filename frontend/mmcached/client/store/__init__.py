@@ -10,6 +10,6 @@ put_result      what has become of a put
 claims          what a key without a record gets
 tokens          leases that are handed on, as strings
 lease_returns   leases on their way back
-offers          puts on their way                 egress: the ring in which large ones lie
+offers          puts on their way                 nursery: where large ones are laid
 fail_open       errors that count as misses
 """

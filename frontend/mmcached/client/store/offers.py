@@ -1,70 +1,74 @@
-"""Sends puts: large records through the client's own ring, others, and what has no place there, as frames.
+"""Sends puts: large records through the client's nursery, others, and what has no place there, as frames.
 
-small, or no ring ──frames──> Stored
-large ──RegisterEgressRing, once──> laid into the ring ──its place──> Stored, and the place is free again
-└── refused, or the frontend is another ──> frames
+small, or no nursery ──frames──> Stored
+large ──OpenNursery, once──> laid into a place of the nursery ──the place──> Stored: it is published there
+└── no room just now, refused, or the frontend is another ──> frames
 """
 
 from __future__ import annotations
 
 from msgspec.structs import replace
 
+from mmcached.cache.store_keys import about_record, store_key
 from mmcached.client.contact import Contact, Deadline
 from mmcached.client.results import expect
-from mmcached.client.store.egress import MIN_BYTES, Egress
 from mmcached.client.store.fail_open import FailOpen
+from mmcached.client.store.nursery import Nurseries
 from mmcached.client.verb import Verb
+from mmcached.shm.ring.slot_table import boot_ns
 from mmcached.shm.store.codec import EncodedRecord
+from mmcached.shm.store.object_store import pack_note
 from mmcached.wire.errors import ChannelFull, LocalProtocolError, MmcachedError, StaleHandle
-from mmcached.wire.messages.client import EgressRingRegistered, Stored
-from mmcached.wire.messages.frontend import PutRecord, RegisterEgressRing
+from mmcached.wire.messages.client import NurseryOpened, Stored, Welcome
+from mmcached.wire.messages.frontend import OpenNursery, PutRecord
+from mmcached.wire.messages.parts import MIN_PLACED_BYTES
 
 
 class Offers:
     """The puts of one client id."""
 
-    def __init__(self, contact: Contact, egress: Egress, guard: FailOpen) -> None:
+    def __init__(self, contact: Contact, nurseries: Nurseries, guard: FailOpen) -> None:
         self._contact = contact
-        self._egress = egress
+        self._nurseries = nurseries
         self._guard = guard
 
     def send(self, ask: PutRecord, encoded: EncodedRecord, deadline: Deadline) -> Verb[Stored]:
         """Send a put and return its answer; raise as `Contact.exchange`."""
-        egress = self._egress
-        if encoded.nbytes >= MIN_BYTES:
-            yield from self._register(encoded.nbytes, deadline)
-            place = egress.lay(ask.request_id, encoded)
-            if place is not None:
-                try:
-                    message, _ = yield from self._contact.exchange(replace(ask, place=place), deadline)
-                    return expect(message, Stored)
-                except (ChannelFull, LocalProtocolError):  # it was not sent
-                    egress.free(ask.request_id)
-                    raise
-                except StaleHandle:  # the frontend is another, or has let go of the ring
-                    egress.lose()
-                    ask = replace(ask, request_id=self._contact.next_id())
+        nurseries, welcome = self._nurseries, self._contact.welcome
+        if encoded.nbytes >= MIN_PLACED_BYTES and welcome is not None:
+            note = pack_note(store_key(ask.tenant, ask.key), about_record(ask.tenant, ask.key, boot_ns()))
+            nbytes = encoded.nbytes + len(note)
+            if nbytes <= welcome.max_placed_bytes:
+                yield from self._open(nbytes, deadline, welcome)
+                place = nurseries.lay(ask.request_id, encoded, note, welcome.store_ring)
+                if place is not None:
+                    try:
+                        message, _ = yield from self._contact.exchange(replace(ask, place=place), deadline)
+                        return expect(message, Stored)
+                    except (ChannelFull, LocalProtocolError):  # it was not sent
+                        nurseries.free(ask.request_id)
+                        raise
+                    except StaleHandle:  # the frontend has drained the nursery, or is another
+                        nurseries.lose(place.nursery)
+                        ask = replace(ask, request_id=self._contact.next_id())
         message, _ = yield from self._contact.exchange(ask, deadline, encoded.frames())
         return expect(message, Stored)
 
-    def _register(self, nbytes: int, deadline: Deadline) -> Verb[None]:
-        """Make a ring with a place for so many bytes, if there is none and it may be, and have the frontend map it."""
-        egress, contact = self._egress, self._contact
-        welcome = contact.welcome
-        max_bytes = 0 if welcome is None else welcome.max_egress_bytes
-        ring = egress.new_ring(contact.client_id, nbytes, max_bytes)
-        if ring is not None:
+    def _open(self, nbytes: int, deadline: Deadline, welcome: Welcome) -> Verb[None]:
+        """Have a nursery opened, if there is none and one can be had, for a record of so many bytes."""
+        nurseries, contact = self._nurseries, self._contact
+        if nurseries.begin():
             try:
-                ask = RegisterEgressRing(contact.client_id, contact.next_id(), ring.announcement)
+                ask = OpenNursery(contact.client_id, contact.next_id(), nbytes)
                 message, _ = yield from contact.exchange(ask, deadline)
-                expect(message, EgressRingRegistered)
+                expect(message, NurseryOpened)
             except BaseException as error:
-                egress.refuse(ring, str(error))
+                nurseries.end(str(error))
                 if not isinstance(error, MmcachedError):
                     raise
             else:
-                egress.open(ring)
-        if egress.why_inline:
-            store = None if welcome is None else welcome.store_ring
-            warning = f"large puts go through the socket: {egress.why_inline}"
-            self._guard.warn_once("no egress ring", "" if store is None else store.ring_id, warning)
+                nurseries.end()
+        if nurseries.why_inline:
+            store = welcome.store_ring
+            warning = f"large puts go through the socket: {nurseries.why_inline}"
+            self._guard.warn_once("no nursery", "" if store is None else store.ring_id, warning)

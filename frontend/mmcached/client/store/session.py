@@ -36,7 +36,7 @@ from mmcached.shm.ring.key_index import key_digest
 from mmcached.shm.ring.lookup import MAX_LOOKS
 from mmcached.shm.ring.slot_table import KeyDigest
 from mmcached.shm.store.tensor_bytes import Bytes1D
-from mmcached.wire.errors import LocalProtocolError, MmcachedError, RequestAborted
+from mmcached.wire.errors import LocalProtocolError, MmcachedError, RequestAborted, SegmentError, StaleHandle
 from mmcached.wire.handle import Handle, RingAnnouncement
 from mmcached.wire.messages.client import Records
 from mmcached.wire.messages.parts import Inline
@@ -46,6 +46,8 @@ Place = Handle | Inline | None
 Held = tuple[Bytes1D, Lease]
 """The holder of a chunk, and the lease on it that ends with the holder."""
 T = TypeVar("T")
+BLIND_S = 1.0
+"""How long the frontend is asked for records after one could not be mapped: descriptors or address space are short."""
 MEASURED_ONE_IN = 64
 """Of look-ups: to measure one takes half as long as a hit, and so does not show."""
 
@@ -65,7 +67,8 @@ class StoreSession:
     def __init__(self, ring: RingAnnouncement | None, *, counts_hits: bool = True) -> None:
         self.ring = ring
         self._counts_hits = counts_hits
-        self.is_attached = self._is_announced = self._is_counting = False
+        self.is_attached = self._is_announced = self._is_counting = self._is_blind = False
+        self._blind_until = -float("inf")
         self.why_inline = ""
         self.seen_epoch = 0
         self._turns = cycle([False])
@@ -88,9 +91,10 @@ class StoreSession:
 
     @property
     def incarnation(self) -> int:
-        """The incarnation that reads the ring by itself; 0 for none."""
+        """The incarnation that reads the ring by itself; 0 for none, and while it cannot map a nursery."""
         reader = self._reader
-        return reader.incarnation if reader is not None and self.is_attached else 0
+        is_reading = self.is_attached and time.monotonic() >= self._blind_until
+        return reader.incarnation if reader is not None and is_reading else 0
 
     @property
     def is_shared(self) -> bool:
@@ -129,8 +133,15 @@ class StoreSession:
             if reader is None or not self._may_take(reader):
                 return None
             look = self._store.reader.look
-            self.seen_epoch = look.store_epoch
+            self.seen_epoch, num_copies = look.store_epoch, look.num_copies
             found = self._take([look.find(digest) for digest in digests], held, reader, digests=digests)
+            while None in held and look.num_copies != num_copies:
+                # What was copied meanwhile may have been looked for here too early, and there too late.
+                num_copies = look.num_copies
+                for index in [index for index, each in enumerate(held) if each is None]:
+                    found += self._take_again(digests[index], held, index, reader)
+            if self._is_blind:
+                return None
             reader.count(
                 found if counts_hits and self._counts_hits else [], len(held) - len(found) if counts_misses else 0
             )
@@ -237,7 +248,11 @@ class StoreSession:
             if reader is None or not self._may_take(reader):
                 return None
             look = self._store.reader.look
-            return [look.find(digest) is not None for digest in digests]
+            while True:
+                num_copies = look.num_copies
+                are_there = [look.find(digest) is not None for digest in digests]
+                if all(are_there) or look.num_copies == num_copies:
+                    return are_there
 
     def keys(self, tenant: str) -> list[str] | None:
         """Return the tenant's keys that the store shows just now, the newest first; None as `contains`.
@@ -346,22 +361,29 @@ class StoreSession:
             is_beside: another reader holds what is taken.
             digests: of the keys of the places: what has gone may have been replaced, and is looked up again.
         """
+        self._is_blind = False
         handles, leases = [], []
         for place in places:
             if isinstance(place, Handle):
-                holder = self._store.reader.holder(place)
-                lease = self._returns.bind(holder, place)
                 handles.append(place)
+                if (holder := self._holder(place)) is None:
+                    held.append(None)
+                    continue
+                lease = self._returns.bind(holder, place)
                 leases.append(lease)
                 held.append((holder, lease))
             else:
                 held.append(place)
-        if not leases or reader is None:  # the second is for the type checker: without a reader nothing is found
+        if not handles or reader is None:  # the second is for the type checker: without a reader nothing is found
             return []
         look = self._store.reader.look
-        are_taken = [reader.take_beside(leases[0], look)] if is_beside else reader.take(leases, look)
-        if all(are_taken):
+        if is_beside:
+            are_taken = [reader.take_beside(lease, look) for lease in leases]
+        else:
+            are_taken = reader.take(leases, look)
+        if len(leases) == len(handles) and all(are_taken):
             return handles
+        handles = [lease.handle for lease in leases]
         of_each = iter(are_taken)  # a holder that is dropped dies, and gives its lease back
         held[:] = [each if not isinstance(each, tuple) or next(of_each) else None for each in held]
         taken = [handle for handle, is_taken in zip(handles, are_taken, strict=True) if is_taken]
@@ -378,14 +400,27 @@ class StoreSession:
         for _ in range(MAX_LOOKS):
             place = mapping.look.find(digest)
             if place is None:
-                break
-            holder = mapping.holder(place)
+                return []
+            holder = self._holder(place)
+            if holder is None:
+                continue
             lease = self._returns.bind(holder, place)
             held[index] = (holder, lease)
             if all(reader.take([lease], mapping.look)):
                 return [place]
             held[index] = None
+        # It is shown, and cannot be read: the frontend, which is asked for a while, has it or drops it.
+        self._is_blind, self._blind_until = True, time.monotonic() + BLIND_S
         return []
+
+    def _holder(self, place: Handle) -> Bytes1D | None:
+        """Return the holder of a place; None if it lies in a nursery that is gone or cannot be mapped."""
+        if not place.nursery:
+            return self._store.reader.holder(place)
+        try:
+            return self._store.reader.holder(place)
+        except (StaleHandle, SegmentError):
+            return None
 
     def _hits(
         self, held: Sequence[Held | Inline | None], payload: Sequence[Frame], reading: Reading, *, are_found: bool

@@ -12,10 +12,19 @@ import threading
 from functools import partial
 
 from mmcached.client.links.uninterrupted import uninterrupted
-from mmcached.client.store.egress import Egress
+from mmcached.client.store.nursery import Nurseries
 from mmcached.client.store.session import StoreSession
 from mmcached.wire.handle import RingAnnouncement
-from mmcached.wire.messages.client import Claimed, Claims, Failed, Records, Stored, ToClient, Welcome
+from mmcached.wire.messages.client import (
+    Claimed,
+    Claims,
+    Failed,
+    NurseryOpened,
+    Records,
+    Stored,
+    ToClient,
+    Welcome,
+)
 from mmcached.wire.messages.frontend import Cancel, DropClaim
 
 
@@ -24,7 +33,7 @@ class StoreSessions:
 
     Attributes:
         present: the session; None before the first contact.
-        egress: the client's ring for large puts.
+        nurseries: where the client lays large records.
         has_second_level: what is not in the ring is asked for, as far as is known.
         takes_records: the service keeps records, as far as is known.
     """
@@ -32,7 +41,7 @@ class StoreSessions:
     def __init__(self, *, counts_hits: bool = True) -> None:
         self._counts_hits = counts_hits
         self._store_epoch = 0
-        self.egress = Egress()
+        self.nurseries = Nurseries()
         self.has_second_level = False
         self.takes_records = True
         self._lock = threading.RLock()
@@ -65,8 +74,13 @@ class StoreSessions:
                 self.takes_records = message.takes_records
             case Records() | Claimed() | Claims() | Stored():
                 self._store_epoch = max(self._store_epoch, message.store_epoch)
-        if isinstance(message, Stored | Failed):
-            self.egress.free(message.request_id)
+        match message:
+            case Stored():
+                self.nurseries.answered(message.request_id, message.grants)
+            case Failed():
+                self.nurseries.answered(message.request_id)
+            case NurseryOpened():
+                self.nurseries.opened(message.grants, has_checksums=message.has_checksums)
         return message
 
     @property
@@ -85,7 +99,7 @@ class StoreSessions:
 
     def lose_contact(self) -> None:
         """Take note that the connection was lost."""
-        self.egress.lose()
+        self.nurseries.lose()
         if (session := self.present) is not None:
             session.lost_contact()
 
@@ -94,7 +108,7 @@ class StoreSessions:
         with self._lock:
             self._is_over = True
             session, self.present = self.present, None
-        self.egress.close()
+        self.nurseries.close()
         if session is not None:
             session.close()
 
@@ -102,7 +116,7 @@ class StoreSessions:
         """In a forked child: let go of the parent's session."""
         self._lock = threading.RLock()  # the thread that held it may not exist here
         self._is_over = True
-        self.egress.abandon()
+        self.nurseries.abandon()
         session, self.present = self.present, None
         if session is not None:
             session.abandon()

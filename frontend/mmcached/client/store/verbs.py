@@ -38,7 +38,7 @@ class StoreVerbs(StoreReads):
 
     def __init__(self, contact: Contact, sessions: StoreSessions, guard: FailOpen) -> None:
         super().__init__(contact, sessions, guard)
-        self._offers = Offers(contact, sessions.egress, guard)
+        self._offers = Offers(contact, sessions.nurseries, guard)
 
     # ---- the calls
 

@@ -11,7 +11,7 @@ Knows nothing of requests.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 import structlog
 
@@ -25,16 +25,9 @@ log = structlog.get_logger("mmcached.frontend")
 
 
 class ClientPresence:
-    """All clients that have spoken; `num_alive` of them held their lock at the last look.
+    """All clients that have spoken; `num_alive` of them held their lock at the last look."""
 
-    Args:
-        on_death: called with each client whose process has ended without closing it.
-    """
-
-    def __init__(
-        self, run_dir: RunDir, channel: Listener[FromClient], on_death: Callable[[str], object] = lambda client_id: None
-    ) -> None:
-        self._on_death = on_death
+    def __init__(self, run_dir: RunDir, channel: Listener[FromClient]) -> None:
         self._run_dir = run_dir
         self._channel = channel
         self._client_to_peer: dict[str, bytes] = {}
@@ -86,7 +79,6 @@ class ClientPresence:
                     self.num_alive += 1
                 elif remove_if_free(path):
                     log.info("client dead", client_id=path.stem)
-                    self._on_death(path.stem)
             except OSError as error:  # what somebody else has put there is no lock of a client
                 log.warning("not a lock", path=path.name, reason=str(error))
         for client_id, peer in list(self._client_to_peer.items()):

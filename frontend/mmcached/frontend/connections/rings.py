@@ -21,7 +21,7 @@ import numpy.typing as npt
 import structlog
 
 from mmcached.shm import Host, ReaderStopped, ReaderVoided, RingWriter, adopt_ring, sweep
-from mmcached.shm.ring.service_layout import service_layout
+from mmcached.shm.ring.service_layout import num_nursery_slots, service_layout
 from mmcached.shm.segment.layout import Layout
 from mmcached.shm.segment.ring_notes import RingNote, has_note, read_note, remove_note, write_note
 from mmcached.shm.segment.segment import WriterSegment
@@ -65,6 +65,7 @@ class RingPlan:
 
     Attributes:
         settings: which setting each size of the layout comes from.
+        nursery_bytes: what nurseries will take beside it.
     """
 
     layout: Layout
@@ -73,16 +74,21 @@ class RingPlan:
     reader_quota_bytes: int | None = None
     shared_quota_bytes: int | None = None
     has_checksums: bool = False
+    num_nursery_slots: int = 0
+    nursery_bytes: int = 0
 
     def make(self, home: str) -> RingWriter:
         """Make it; raise SegmentError if there is no room."""
-        segment = WriterSegment.create(self.layout, epoch=time.time_ns(), host=Host(), home=home)
+        segment = WriterSegment.create(
+            self.layout, epoch=time.time_ns(), host=Host(), home=home, later_bytes=self.nursery_bytes
+        )
         return RingWriter(
             segment,
             max_object_bytes=self.max_object_bytes,
             reader_quota_bytes=self.reader_quota_bytes,
             shared_quota_bytes=self.shared_quota_bytes,
             has_checksums=self.has_checksums,
+            num_nursery_slots=self.num_nursery_slots,
         )
 
     def changed_setting(self, former: RingAnnouncement) -> str:
@@ -90,7 +96,7 @@ class RingPlan:
         for field, setting in self.settings.items():
             was, wanted = getattr(former, field), getattr(self.layout, field)
             if was != wanted:
-                unit, digits = (GIB, ".4g") if setting.endswith("_gb") else (1, ".0f")
+                unit, digits = (GIB, ".4g") if field == "data_bytes" else (1, ".0f")
                 values = f"was {was / unit:{digits}} and is {wanted / unit:{digits}}"
                 return f"{setting} {values}: leave it as it was to keep what is cached"
         return ""
@@ -104,6 +110,7 @@ class RingPlan:
             reader_quota_bytes=self.reader_quota_bytes,
             shared_quota_bytes=self.shared_quota_bytes,
             has_checksums=self.has_checksums,
+            num_nursery_slots=self.num_nursery_slots,
         )
 
 
@@ -210,12 +217,15 @@ def late_store_ring(config: ServiceConfig, home: Path | None) -> LateRing:
             # An engine, whose items are kept for it, counts as one more client.
             shared_quota_bytes=max(config.store_data_bytes // 2, 2 * quota_bytes) + config.num_engines * quota_bytes,
             has_checksums=config.ring_has_checksums,
+            num_nursery_slots=num_nursery_slots(config),
+            nursery_bytes=config.store_nursery_bytes,
         )
     return LateRing("store", plan, home, outlives_service=config.keep_cache)
 
 
 def _shares(config: ServiceConfig) -> list[tuple[str, int]]:
-    return [("store_gb", config.store_data_bytes), ("mm_processor_cache_gb", config.ring_data_bytes)]
+    of_store = "store_gb × (1 − store_nursery_share)" if config.store_nursery_bytes else "store_gb"
+    return [(of_store, config.store_main_bytes), ("mm_processor_cache_gb", config.ring_data_bytes)]
 
 
 def warn_of_small_shm(config: ServiceConfig, shm_bytes: int) -> bool:

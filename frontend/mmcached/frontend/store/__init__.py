@@ -8,5 +8,6 @@ second_level    the process that fetches and saves records beside this one
 fetch_table     what it is to fetch, and who waits for that        save_queue: what it is to save
 held_claims     what this host computes for all hosts
 client_figures  what clients of each name have found and put
-egress_rings    the rings in which clients lay large puts
+nurseries       whose room is whose, in the files in which clients lay large records
+nursery_service opens those files, publishes what lies there, and keeps room ready
 """

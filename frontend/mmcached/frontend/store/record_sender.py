@@ -14,6 +14,7 @@ from mmcached.frontend.connections.channel import Channel
 from mmcached.frontend.connections.entry_owners import EntryOwners
 from mmcached.frontend.store.record_store import RecordStore
 from mmcached.shm import EncodedRecord
+from mmcached.wire.errors import StaleHandle
 from mmcached.wire.handle import Handle
 from mmcached.wire.messages.client import Records
 from mmcached.wire.messages.frontend import ClaimRecord, ClaimRecords, GetRecords
@@ -75,7 +76,10 @@ class RecordSender:
         if payload and num_bytes > MAX_INLINE_BYTES:
             self.num_withheld += 1
             return None
-        frames = self._records.frames(found) if isinstance(found, Handle) else found.frames()
+        try:
+            frames = self._records.frames(found) if isinstance(found, Handle) else found.frames()
+        except StaleHandle:  # its writer has cut its nursery short
+            return None
         self.num_inline += 1
         payload.extend(frames)
         return Inline(len(payload) - len(frames), len(frames))

@@ -11,7 +11,7 @@ for room may be anybody's.
 Processed items are records of `ITEMS_TENANT`, put by the frontend alone: no quota and no epoch binds them. Where both
 are kept, each has a share of the ring, and neither presses the other out: the clients' records together take no more
 than theirs, and items no more than theirs, in the order of `tenant_books` too. What is pinned or leased
-stays.
+stays. What lies in nurseries is not in the ring: `nursery_service` says what goes there.
 
 An epoch ends when everything derived from the old weights becomes unreachable. Epochs are numbered on from a clock, so
 that one of a former frontend is never taken for the present one, unless its records were adopted with it.
@@ -29,6 +29,7 @@ from typing import Self
 from mmcached.cache.store_keys import (
     EMBEDDINGS,
     ITEMS_TENANT,
+    About,
     about_item,
     about_record,
     num_embeds_of,
@@ -39,13 +40,15 @@ from mmcached.frontend.connections.rings import NoRing
 from mmcached.frontend.store.tenant_books import TenantBooks
 from mmcached.shm import EncodedRecord, ObjectStoreWriter, RingWriter
 from mmcached.shm.crash_points import crash_point
+from mmcached.shm.ring.nursery_table import PlacedRecord
+from mmcached.shm.ring.ring import Claim
 from mmcached.shm.ring.slot_table import boot_ns, expiry_of, has_expired
 from mmcached.shm.ring.touch_logs import TouchLogs
 from mmcached.shm.store import codec
 from mmcached.shm.store.record_head import TensorRef
 from mmcached.wire.closeable import Closeable
 from mmcached.wire.config import ServiceConfig
-from mmcached.wire.errors import CacheFull, InvariantError, ItemTooLarge, LocalProtocolError
+from mmcached.wire.errors import CacheFull, InvariantError, ItemTooLarge, LocalProtocolError, StaleHandle
 from mmcached.wire.handle import Handle
 from mmcached.wire.latency import Histogram
 
@@ -70,7 +73,8 @@ class RecordStore(Closeable):
         first_epoch: larger than any epoch of a former frontend.
         tenant_quota_bytes: what the chunks of one tenant may take together; None for no limit.
         is_shared: records of other hosts are put too; it is remembered which.
-        share_bytes: what the chunks of all clients may take together; None: all that the ring has. 0: they put none.
+        share_bytes: what the chunks of all clients may take together in the ring; None: all that it has. 0: they put
+            none.
         item_share_bytes: the same of the processed items.
         max_object_bytes: the largest record of a client; None: of the ring.
     """
@@ -108,7 +112,7 @@ class RecordStore(Closeable):
             first_epoch=time.time_ns(),
             tenant_quota_bytes=config.store_tenant_quota_bytes,
             is_shared=bool(config.store_l2),
-            share_bytes=config.store_data_bytes if config.ring_data_bytes else None,
+            share_bytes=config.store_main_bytes if config.ring_data_bytes else None,
             item_share_bytes=config.ring_data_bytes if config.store_data_bytes else None,
             max_object_bytes=config.store_max_object_bytes,
         )
@@ -131,10 +135,11 @@ class RecordStore(Closeable):
         self._touch_logs = ring.touch_logs
         for name, (num_bytes, about) in self._store.adopted.items():
             known = parse_about(about)
-            if known is None or (known.tenant == ITEMS_TENANT and not num_embeds_of(about)):  # or it was a probe's
+            in_ring = not self._lies_in_nursery(name)
+            if known is None or not _is_about(known, name, in_ring) or _is_of_probe(known, about):
                 self._store.discard(name)
             else:
-                self._charge(known.tenant, name, num_bytes)
+                self._charge(known.tenant, name, num_bytes, in_ring=in_ring)
                 if self._is_shared and known.tenant != ITEMS_TENANT:
                     self._fetched.add(name)
         self._store.adopted.clear()
@@ -209,7 +214,7 @@ class RecordStore(Closeable):
         self,
         tenant: str,
         key: str,
-        encoded: EncodedRecord,
+        encoded: EncodedRecord | PlacedRecord,
         *,
         epoch: int,
         is_stale: bool = False,
@@ -220,6 +225,7 @@ class RecordStore(Closeable):
         """Keep a record under a key, unless the key has one already.
 
         Args:
+            encoded: one that lies in a nursery is published there.
             epoch: in which it was computed.
             is_stale: refuse it as one of an older epoch, whatever its own.
             is_fetched: another host has computed it.
@@ -250,6 +256,46 @@ class RecordStore(Closeable):
             Refusal.FULL: self._share_bytes or ring.announcement.data_bytes,
         }
         return refusal.format(limit=limits.get(refusal))
+
+    # ---- records in nurseries
+
+    def evict(self, handle: Handle) -> bool:
+        """Let a record of a nursery go for room; return False if somebody keeps it."""
+        return isinstance(self._store, ObjectStoreWriter) and self._store.evict(handle)
+
+    def begin_copy(self, handle: Handle) -> Claim | None:
+        """Claim room in the ring for a record of a nursery; None: there is none. `end_copy` or `abort_copy` follows."""
+        if isinstance(self._store, _NoStore):
+            return None
+        name = self._store.key_of(handle)
+        num_bytes = self._tenant_to_books[self._key_to_tenant[name]].bytes_of(name)
+        if not self._make_room(self._clients_books, self._share_bytes, num_bytes):
+            return None
+        try:
+            claim = self._store.begin_copy(handle)
+        except (ItemTooLarge, CacheFull, StaleHandle):
+            return None
+        if self._share_bytes is not None:
+            self._clients_books.add(name, num_bytes)
+            self._clients_books.touch(name)
+        return claim
+
+    def end_copy(self, handle: Handle, claim: Claim) -> bool:
+        """Show a copy in the place of a record of a nursery; return whether that still was there."""
+        return isinstance(self._store, ObjectStoreWriter) and self._store.end_copy(handle, claim) is not None
+
+    def abort_copy(self, handle: Handle, claim: Claim) -> None:
+        """Give the room for a copy back; the record goes too, if it is there: nobody could read it."""
+        if isinstance(self._store, ObjectStoreWriter):
+            self._store.ring.abort(claim)
+            if self._store.ring.is_current(handle):
+                name = self._store.key_of(handle)
+                self._store.discard(name)
+                self._forget(name)
+
+    def _lies_in_nursery(self, name: str) -> bool:
+        handle = self._store.find(name)
+        return handle is not None and handle.nursery > 0
 
     def drop(self, tenant: str, key: str) -> bool:
         """Forget the record of a key; return whether it had one."""
@@ -386,8 +432,10 @@ class RecordStore(Closeable):
                 raise InvariantError(f"tenant {tenant!r} takes {books.num_bytes} bytes of {self._quota_bytes}")
         if self._share_bytes is not None:
             of_clients = {name for name, tenant in self._key_to_tenant.items() if tenant != ITEMS_TENANT}
-            num_bytes = self._clients_books.num_bytes
-            if of_clients != self._clients_books.key_to_bytes.keys() or num_bytes > self._share_bytes:
+            in_ring = {name for name in of_clients if not self._lies_in_nursery(name)}
+            num_bytes, charged = self._clients_books.num_bytes, self._clients_books.key_to_bytes.keys()
+            # What is being copied into the ring is charged before it lies there.
+            if not in_ring <= charged <= of_clients or num_bytes > self._share_bytes:
                 raise InvariantError(f"the clients take {num_bytes} bytes of {self._share_bytes}")
 
     def close(self) -> None:
@@ -401,7 +449,7 @@ class RecordStore(Closeable):
         self,
         tenant: str,
         key: str,
-        encoded: EncodedRecord,
+        encoded: EncodedRecord | PlacedRecord,
         *,
         is_old: bool,
         is_fetched: bool,
@@ -418,17 +466,20 @@ class RecordStore(Closeable):
             return None
         if encoded.nbytes > (self._max_object_bytes or self._store.ring.max_object_bytes):
             return Refusal.TOO_LARGE
-        about = about_record(tenant, key, boot_ns())  # the tenant's books must be made again by whoever adopts the ring
+        in_ring = not isinstance(encoded, PlacedRecord)
+        # The tenant's books must be made again by whoever adopts the ring. In a nursery its writer has noted the same.
+        about = about_record(tenant, key, boot_ns()) if in_ring else b""
         num_bytes = self._store.chunk_bytes(name, encoded, about)
         if self._quota_bytes is not None and num_bytes > self._quota_bytes:
             return Refusal.TENANT_QUOTA
         # The former record of the key counts no more, and is not what goes.
+        was_in_ring = has_one and self._clients_books.has(name)
         former_bytes = self._discharge(tenant, name) if has_one else 0
         if self._quota_bytes is not None:
             self._make_room_in_quota(tenant, self._quota_bytes - num_bytes)
-        has_room = self._make_room(self._clients_books, self._share_bytes, num_bytes)
+        has_room = not in_ring or self._make_room(self._clients_books, self._share_bytes, num_bytes)
         if has_one:
-            self._charge(tenant, name, former_bytes)
+            self._charge(tenant, name, former_bytes, in_ring=was_in_ring)
         if not has_room:
             return Refusal.FULL
         try:
@@ -438,7 +489,7 @@ class RecordStore(Closeable):
             return Refusal.FULL
         if has_one:
             self._forget(name)
-        self._charge(tenant, name, num_bytes)
+        self._charge(tenant, name, num_bytes, in_ring=in_ring)
         if is_fetched:
             self._fetched.add(name)
         return None
@@ -457,17 +508,17 @@ class RecordStore(Closeable):
     def _item_books(self) -> TenantBooks:
         return self._tenant_to_books.get(ITEMS_TENANT) or TenantBooks()
 
-    def _charge(self, tenant: str, name: str, num_bytes: int) -> None:
+    def _charge(self, tenant: str, name: str, num_bytes: int, *, in_ring: bool = True) -> None:
         if (books := self._tenant_to_books.get(tenant)) is None:
             books = self._tenant_to_books[tenant] = TenantBooks()
         books.add(name, num_bytes)
         self._key_to_tenant[name] = tenant
-        if self._share_bytes is not None and tenant != ITEMS_TENANT:
+        if self._share_bytes is not None and tenant != ITEMS_TENANT and in_ring:
             self._clients_books.add(name, num_bytes)
 
     def _discharge(self, tenant: str, name: str) -> int:
         """Take a record out of the books; return the bytes that it takes."""
-        if self._share_bytes is not None and tenant != ITEMS_TENANT:
+        if self._clients_books.has(name):
             self._clients_books.remove(name)
         return self._tenant_to_books[tenant].remove(name)
 
@@ -507,7 +558,7 @@ class RecordStore(Closeable):
     def _touch(self, name: str) -> None:
         tenant = self._key_to_tenant[name]
         self._tenant_to_books[tenant].touch(name)
-        if self._share_bytes is not None and tenant != ITEMS_TENANT:
+        if self._clients_books.has(name):
             self._clients_books.touch(name)
 
     def _evicted(self, name: str) -> None:
@@ -520,6 +571,15 @@ class RecordStore(Closeable):
         self._discharge(tenant, name)
         if not self._tenant_to_books[tenant].num_bytes:
             del self._tenant_to_books[tenant]
+
+
+def _is_about(known: About, name: str, in_ring: bool) -> bool:
+    """Return whether what lies behind a record may be true of its key; in a nursery a client has written it."""
+    return in_ring or (known.tenant != ITEMS_TENANT and store_key(known.tenant, known.key) == name)
+
+
+def _is_of_probe(known: About, about: bytes) -> bool:
+    return known.tenant == ITEMS_TENANT and not num_embeds_of(about)
 
 
 class _NoStore:

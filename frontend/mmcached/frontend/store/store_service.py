@@ -4,7 +4,7 @@
     ClaimRecord  ──> Records | Claimed   or nothing yet: it is being computed, and the asker waits
     ClaimRecords ──> Claims              at once: what somebody else computes is pending
     PutRecord    ──> Stored              whoever waits for that key is answered first
-    RegisterEgressRing ──> EgressRingRegistered
+    OpenNursery  ──> NurseryOpened       room in which the client lays large records itself
     RegisterReader ──> ReaderRegistered  from then on the client gets what is there without asking
     HaveRecords ──> Present    DropRecord ──> Stored    DropClaim ──> (no answer)
     TakeOrders ──> Orders      FetchesEnded, SecondLevelFlushed, AnotherHostFlushed ──> (no answer): see `second_level`
@@ -37,12 +37,13 @@ from mmcached.frontend.connections.entry_owners import EntryOwners
 from mmcached.frontend.connections.rings import late_store_ring
 from mmcached.frontend.store.claim_table import ClaimTable, ClaimTransfer, Waiter
 from mmcached.frontend.store.client_figures import ClientFigures
-from mmcached.frontend.store.egress_rings import EgressRings
 from mmcached.frontend.store.fetch_table import Parked, Wanted
+from mmcached.frontend.store.nursery_service import NurseryService
 from mmcached.frontend.store.record_sender import RecordSender
 from mmcached.frontend.store.record_store import RecordStore, Refusal
 from mmcached.frontend.store.second_level import SecondLevel
 from mmcached.shm import EncodedRecord
+from mmcached.shm.ring.nursery_table import PlacedRecord
 from mmcached.shm.store import codec
 from mmcached.wire.closeable import Closeable
 from mmcached.wire.config import ServiceConfig
@@ -68,7 +69,7 @@ log = structlog.get_logger("mmcached.frontend")
 
 StoreMessage = (
     received.RegisterReader
-    | received.RegisterEgressRing
+    | received.OpenNursery
     | received.GetRecords
     | received.HaveRecords
     | received.PutRecord
@@ -106,7 +107,7 @@ class StoreService(Closeable):
     Attributes:
         claims, readers: what is computed, and the readers of the ring by client.
         second_level: what is fetched and saved by another process.
-        egress: the rings in which clients lay large puts.
+        nurseries: where clients lay large records themselves.
         figures: hits, misses and puts by the names of clients.
         slow: puts that took too long.
         num_protocol_errors: messages that could not be true.
@@ -124,7 +125,8 @@ class StoreService(Closeable):
             clock=clock,
         )
         self.readers = EntryOwners[str]()
-        self.egress = EgressRings(config.limits)
+        self.nurseries = NurseryService(config, self.records, channel)
+        self._has_checksums = config.ring_has_checksums
         self.figures = ClientFigures(config.limits.max_client_names)
         self.num_protocol_errors = 0
         self.on_put: Callable[[str, bool], None] | None = None
@@ -144,11 +146,6 @@ class StoreService(Closeable):
         """The address of the store's ring; None if no records are kept."""
         return self.records.ring.announcement
 
-    @property
-    def max_egress_bytes(self) -> int:
-        """The largest ring for large puts that a client may register; 0 where no records are kept."""
-        return self.egress.max_ring_bytes if self.records.takes_records else 0
-
     def handle(self, peer: bytes, message: StoreMessage, payload: Sequence[Frame]) -> None:
         """Serve one message of a client, or let it wait; what is wrong with it is answered or logged, and changes
         nothing.
@@ -157,8 +154,9 @@ class StoreService(Closeable):
             self._serve_now(peer, message, payload)
 
     def go_on(self, guard: Guard) -> None:
-        """End a turn: tell the second level what there is to do, and serve what has waited for it."""
+        """End a turn: tell the second level what there is to do, serve what has waited for it, and make room."""
         guard.call("the second level", self.second_level.go_on)
+        guard.call("room for large records", self.nurseries.work)
         for one in self.second_level.fetches.take_ready():
             error = guard.call("what has waited for the second level", one.go_on)
             if error is not None and one.client_id:
@@ -219,9 +217,9 @@ class StoreService(Closeable):
                 self._transfer(self.claims.drop(message.claim, message.client_id))
             case received.RegisterReader():
                 self._register_reader(peer, message)
-            case received.RegisterEgressRing():
-                self.egress.register(message.client_id, peer, message.ring)
-                self._send(peer, to_client.EgressRingRegistered(message.request_id))
+            case received.OpenNursery():
+                grants = self.nurseries.open(peer, message.nbytes)
+                self._send(peer, to_client.NurseryOpened(message.request_id, grants, self._has_checksums))
             case received.TakeOrders():
                 self.second_level.take_orders(peer, message)
             case received.FetchesEnded():
@@ -283,9 +281,28 @@ class StoreService(Closeable):
             self.cancel(message.client_id, message.request_id)
 
     def _put(self, peer: bytes, message: received.PutRecord, payload: Sequence[Frame]) -> None:
+        if message.place is None:
+            placed: PlacedRecord | None = None
+            record: EncodedRecord | PlacedRecord = codec.adopt_frames(payload)
+            self.nurseries.came_inline(peer, record.nbytes)
+        else:
+            if payload:
+                raise RemoteProtocolError(f"{len(payload)} frames beside a place", "place")
+            placed = record = self.nurseries.take(peer, message.place)
+        try:
+            is_stored, reason = self._keep(message, record)
+        finally:
+            if placed is not None:  # whatever has become of the put, it lies there or it does not
+                self.nurseries.settle(peer, placed, self.records.find(message.tenant, message.key))
+        grants = self.nurseries.grants(peer)
+        self._send(peer, to_client.Stored(message.request_id, self.records.epoch, is_stored, reason, grants))
+
+    def _keep(self, message: received.PutRecord, record: EncodedRecord | PlacedRecord) -> tuple[bool, str]:
+        """Offer a record to the store, and answer those who wait for it; return whether its key has one now, and why
+        not.
+        """
         started = self._clock()
         name = store_key(message.tenant, message.key)
-        encoded = self._record_of(message, payload)
         if message.claim:
             self.claims.check_token(message.claim, message.client_id, name)
         # What was fetched before the second level is flushed is no better than what was computed before a new epoch.
@@ -295,7 +312,7 @@ class StoreService(Closeable):
         refusal = self.records.put(
             message.tenant,
             message.key,
-            encoded,
+            record,
             epoch=message.store_epoch,
             is_stale=is_stale,
             is_fetched=is_fetched,
@@ -306,29 +323,25 @@ class StoreService(Closeable):
         if refusal is None:
             took_s = self._clock() - started
             self._put_latency.add(took_s)
-            self.slow.note("put", took_s, encoded.nbytes, nbytes=encoded.nbytes, client_id=message.client_id)
+            self.slow.note("put", took_s, record.nbytes, nbytes=record.nbytes, client_id=message.client_id)
             self.figures.put(message.client_id)
         if refusal is Refusal.OLD_EPOCH:
             # It is of no use to those who wait either: somebody else must compute it from the new weights.
             self._transfer(self.claims.drop(message.claim, message.client_id))
-        else:
-            for waiter in self.claims.finish(name):
-                self._sender.send_records(waiter.peer, waiter.message, [encoded if refusal else place])
+        elif waiters := self.claims.finish(name):
+            found = place if refusal is None else self._frames_of(record)
+            for waiter in waiters:
+                self._sender.send_records(waiter.peer, waiter.message, [found])
         if self.on_put is not None:
             self.on_put(name, refusal is None)
         wanted = Wanted(name, message.tenant, message.key)
         self.second_level.was_put(message.client_id, wanted, place if is_new else None)
         existed = "" if is_new else to_client.EXISTED
-        reason = existed if refusal is None else self.records.text_of(refusal)
-        self._send(peer, to_client.Stored(message.request_id, self.records.epoch, refusal is None, reason))
+        return refusal is None, existed if refusal is None else self.records.text_of(refusal)
 
-    def _record_of(self, message: received.PutRecord, payload: Sequence[Frame]) -> EncodedRecord:
-        """Return the record that a put brings; it lies where it came, and is copied when it is kept."""
-        if message.place is None:
-            return codec.adopt_frames(payload)
-        if payload:
-            raise RemoteProtocolError(f"{len(payload)} frames beside a place", "place")
-        return self.egress.read(message.client_id, message.place)
+    def _frames_of(self, record: EncodedRecord | PlacedRecord) -> EncodedRecord:
+        """Return a record that is not kept as it can be sent."""
+        return codec.adopt_frames(self.nurseries.frames(record)) if isinstance(record, PlacedRecord) else record
 
     def _transfer(self, transfers: Iterable[ClaimTransfer]) -> None:
         """Tell owners to compute; one that cannot be told passes its claim on."""
@@ -348,7 +361,6 @@ class StoreService(Closeable):
         self._leave_others(peer, client_id)
 
     def _leave_others(self, peer: bytes, client_id: str) -> None:
-        self.egress.leave(client_id, but_over=peer)
         self.second_level.leave(client_id, but_over=peer)
         self._transfer(self.claims.leave(client_id, but_over=peer))
 
@@ -360,13 +372,12 @@ class StoreService(Closeable):
     def end_client(self, client_id: str) -> None:
         """A client is gone: its claims pass on, and it gets no more leases."""
         self.readers.leave(client_id)
-        self.egress.leave(client_id)
         self.figures.leave(client_id)
         self.second_level.leave(client_id)
         self._transfer(self.claims.leave(client_id))
 
     def clients(self) -> set[str]:
-        of_parts = (self.claims.clients(), self.readers.owners(), self.egress.clients(), self.second_level.clients())
+        of_parts = (self.claims.clients(), self.readers.owners(), self.second_level.clients())
         return set(self.figures.clients()).union(*of_parts)
 
     def _register_reader(self, peer: bytes, message: received.RegisterReader) -> None:
@@ -394,6 +405,7 @@ class StoreService(Closeable):
         self._transfer(self.claims.pass_on_expired(now))
         self.records.poll_hits()
         self.records.drop_expired()
+        self.nurseries.check()
         for client_id, reason in self.readers.take_dead():
             log.info("client's entry is dead", client_id=client_id, reason=reason)
 
@@ -402,6 +414,7 @@ class StoreService(Closeable):
         with no_collection():
             if (ring := self._late_ring.take(now)) is not None:
                 self.records.adopt(ring)
+                self.nurseries.adopt()
         if ring is not None:
             self.readers.ring = ring
             ring.touch_logs.on_count, ring.touch_logs.on_end = self.figures.found, self.figures.ended
@@ -438,19 +451,22 @@ class StoreService(Closeable):
             computing=self.claims.num_computing,
             waiting=self.claims.num_waiting,
             readers=len(self.readers),
-            egress_rings=len(self.egress),
-            egress_bytes=self.egress.num_bytes,
-            egress_records=self.egress.num_records,
+            nurseries=len(self.nurseries.books),
+            nursery_bytes=self.nurseries.books.held_bytes,
+            nursery_puts=self.nurseries.num_puts,
+            nursery_refusals=self.nurseries.num_refusals,
+            promotions=self.nurseries.num_promotions,
             new_epochs=records.num_epochs,
             hit_latency=records.hit_latency,
             put_latency=self._put_latency.histogram(),
-            ring=_with_share_evictions(records),
+            ring=_of_all(records, self.nurseries),
             fetches=self.second_level.stats(),
         )
 
     def check_integrity(self) -> None:
         """Raise `InvariantError` if records or claims contradict themselves."""
         self.records.check_integrity()
+        self.nurseries.check_integrity()
         self.claims.check_integrity()
         self.second_level.fetches.check_integrity()
 
@@ -460,7 +476,6 @@ class StoreService(Closeable):
             self._fail(waiter, RequestAborted("the service stops; try again"))
         for one in self.second_level.fetches.take_all():
             self._send(one.peer, to_client.Failed(one.request_id, error_to_wire(RequestAborted("the service stops"))))
-        self.egress.close()
         self.records.close()
         self._late_ring.close()
 
@@ -468,7 +483,10 @@ class StoreService(Closeable):
         self._send(waiter.peer, to_client.Failed(waiter.message.request_id, error_to_wire(error)))
 
 
-def _with_share_evictions(records: RecordStore) -> RingStats:
-    """Return the ring's figures; what has gone for the clients' share counts as evicted."""
+def _of_all(records: RecordStore, nurseries: NurseryService) -> RingStats:
+    """Return the figures of the ring and its nurseries; what has gone for the clients' share counts as evicted."""
     stats = records.ring.stats()
-    return msgspec.structs.replace(stats, evictions=stats.evictions + records.num_share_evictions)
+    data_bytes = stats.data_bytes + (nurseries.books.budget_bytes if stats.data_bytes else 0)
+    return msgspec.structs.replace(
+        stats, data_bytes=data_bytes, evictions=stats.evictions + records.num_share_evictions
+    )

@@ -30,6 +30,13 @@ class TenantBooks:
     def key_to_bytes(self) -> dict[str, int]:
         return {**self.unused, **self.used}
 
+    def has(self, key: str) -> bool:
+        return key in self.unused or key in self.used
+
+    def bytes_of(self, key: str) -> int:
+        """Return what a record takes that is here."""
+        return self.unused[key] if key in self.unused else self.used[key]
+
     def add(self, key: str, num_bytes: int) -> None:
         self.unused[key] = num_bytes
         self.num_bytes += num_bytes

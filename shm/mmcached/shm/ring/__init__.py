@@ -5,6 +5,7 @@ reader          a reader's mapping                   reader_entry: its leases
 adoption        what a dead writer has left
 chunks          the state of each chunk              allocator: where the next one goes; places, chain
 departed        what was evicted a short time ago
+nursery_table   the state of each record in a nursery   extents: sets of bytes
 lookup          from a key to what lies there        key_index, slot_table: the words for that
 onlooker        a look from outside, for people
 service_layout  how large the ring of a service is

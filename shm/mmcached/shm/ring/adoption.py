@@ -5,6 +5,8 @@
     valid, not above it; retired      under lease: an island; else erased
     0                                 free: whatever was claimed, or half written, is in no slot
 
+Nurseries are adopted with the ring: a record whose nursery is gone has gone too. Nobody lays anything there any more.
+
 Readers look up and take leases meanwhile: what they may find stays valid all the time. The table is believed as far as
 it can be true: one wrong record, and the ring is not adopted. It is read and judged as arrays: with a million records,
 each step in Python costs a second.
@@ -24,13 +26,16 @@ from mmcached.shm.crash_points import crash_point
 from mmcached.shm.ring.allocator import Extent
 from mmcached.shm.ring.chunks import ChunkTable
 from mmcached.shm.ring.key_index import KeyIndexWriter, marks_of
+from mmcached.shm.ring.nursery_table import NurseryTable, Placed
 from mmcached.shm.ring.self_lease import seal
 from mmcached.shm.ring.slot_table import (
     FIRST_KEY,
     GENERATION,
     IS_SEALED,
+    MAX_NOTE_BYTES,
     NBYTES,
     NOTE_BYTES,
+    NURSERY_SHIFT,
     OFFSET,
     SECOND_KEY,
     SlotTable,
@@ -56,24 +61,40 @@ def adopt_chunks(
     tables: Tables,
     board: Board,
     chunks: ChunkTable,
+    placed: NurseryTable,
     index: KeyIndexWriter | None,
     *,
     is_leased: Callable[[int], bool],
-    handles_of: Callable[[list[int], list[int], list[int], list[int]], list[Handle]],
+    handles_of: Callable[[list[int], list[int], list[int], list[int], list[int]], list[Handle]],
+    nursery_bytes: Callable[[int], int],
 ) -> None:
     """Fill the books of a new writer, and make index and slots agree with them.
 
     Args:
         is_leased: of a slot, by a living reader.
-        handles_of: names chunks by their slots, generations, offsets and bytes.
+        handles_of: names chunks by their slots, generations, offsets, bytes and nurseries.
+        nursery_bytes: returns the size of a nursery; 0: it is gone.
     Raises:
         SegmentError: a record is invalid, or two lie in the same place.
     """
     slots = SlotTable(tables.slots)
-    table = read_table(tables.slots, chunks.num_slots)
+    table = read_table(tables.slots, chunks.num_slots + len(placed.slots))
+    nurseries = table[:, NOTE_BYTES] >> np.uint64(NURSERY_SHIFT)
+    table[:, NOTE_BYTES] &= np.uint64(MAX_NOTE_BYTES)
+    is_taken = table[:, GENERATION] != 0
+    nurseries[~is_taken] = 0
     generations = (table[:, GENERATION] & _UNSEALED) >> _ONE
-    _check(table, generations, chunks.capacity, board.last_generation())
-    is_current = (table[:, GENERATION] & _ONE).astype(bool) & (generations > board.floor())
+    capacities = np.full(len(table), chunks.capacity, np.uint64)
+    lying = np.flatnonzero(nurseries)
+    ids, of_each = np.unique(nurseries[lying], return_inverse=True)
+    capacities[lying] = np.array([nursery_bytes(nursery) for nursery in ids.tolist()], np.uint64)[of_each]
+    # Also what a writer has cut off from its nursery.
+    is_gone = (nurseries != 0) & (table[:, OFFSET] + table[:, NBYTES] + table[:, NOTE_BYTES] > capacities)
+    is_placed = np.arange(len(table)) >= chunks.num_slots
+    _check(table, generations, capacities, is_taken & ~is_gone, board.last_generation())
+    if wrong := np.flatnonzero(is_taken & (is_placed != (nurseries != 0))).tolist():
+        raise SegmentError(f"slot {wrong[0]} names nursery {nurseries[wrong[0]]}: the slots were divided otherwise")
+    is_current = (table[:, GENERATION] & _ONE).astype(bool) & (generations > board.floor()) & ~is_gone
     is_current[_replaced(table, generations, np.flatnonzero(is_current))] = False
     current = np.flatnonzero(is_current)
     current = current[np.argsort(generations[current])]
@@ -82,7 +103,7 @@ def adopt_chunks(
         has_key = rows[:, FIRST_KEY : SECOND_KEY + 1].any(axis=1)
         index.adopt(marks_of(rows[has_key, FIRST_KEY], current[has_key]))
     crash_point("adopt.after_index")
-    gone = np.flatnonzero((table[:, GENERATION] != 0) & ~is_current)
+    gone = np.flatnonzero(is_taken & ~is_current)
     for slot in gone.tolist():
         slots.retire(slot)
     islands = []
@@ -92,10 +113,23 @@ def adopt_chunks(
         else:
             islands.append(extent)
     crash_point("adopt.after_erase")
-    columns = (current, generations[current], rows[:, OFFSET], rows[:, NBYTES])
-    handles = handles_of(*(column.tolist() for column in columns))
+
+    def handles(of: npt.NDArray[np.intp]) -> list[Handle]:
+        columns = (of, generations[of], table[of, OFFSET], table[of, NBYTES], nurseries[of])
+        return handles_of(*(column.tolist() for column in columns))
+
+    in_ring, in_nurseries = current[~is_placed[current]], current[is_placed[current]]
+
+    def place(extent: Extent) -> Placed:
+        return Placed(int(nurseries[extent.slot]), extent.offset, extent.size)
+
     try:
-        chunks.adopt(handles, _extents(table, current), islands, board.last_generation())
+        main_islands = [extent for extent in islands if not is_placed[extent.slot]]
+        chunks.adopt(handles(in_ring), _extents(table, in_ring), main_islands, board.last_generation())
+        places = map(place, _extents(table, in_nurseries))
+        placed_islands = [(extent.slot, place(extent)) for extent in islands if is_placed[extent.slot]]
+        placed.adopt(zip(handles(in_nurseries), places, strict=True), placed_islands)
+        placed.check_integrity()
     except InvariantError as error:
         raise SegmentError(f"the slot table contradicts itself: {error}") from error
 
@@ -112,21 +146,23 @@ def _extents(table: Words, slots: npt.NDArray[np.intp]) -> list[Extent]:
     )  # `Extent(…)` takes three times as long
 
 
-def _check(table: Words, generations: Words, capacity: int, last_generation: int) -> None:
-    offsets, nbytes, room = table[:, OFFSET], table[:, NBYTES], capacity - table[:, OFFSET]
+def _check(
+    table: Words, generations: Words, capacities: Words, is_taken: npt.NDArray[np.bool_], last_generation: int
+) -> None:
+    offsets, nbytes, room = table[:, OFFSET], table[:, NBYTES], capacities - table[:, OFFSET]
     is_right = (
         (offsets % np.uint64(ALIGNMENT) == 0)
-        & (offsets <= capacity)
+        & (offsets <= capacities)
         & (nbytes >= 1)
         & (nbytes <= room)
         & (table[:, NOTE_BYTES] <= room - nbytes)
         & (generations >= 1)
         & (generations <= last_generation)
     )
-    wrong = np.flatnonzero((table[:, GENERATION] != 0) & ~is_right)
+    wrong = np.flatnonzero(is_taken & ~is_right)
     if wrong.size:
         slot = int(wrong[0])
-        raise SegmentError(f"slot {slot} cannot hold {table[slot].tolist()} in a ring of {capacity} bytes")
+        raise SegmentError(f"slot {slot} cannot hold {table[slot].tolist()} in {capacities[slot]} bytes")
 
 
 def _replaced(table: Words, generations: Words, slots: npt.NDArray[np.intp]) -> npt.NDArray[np.intp]:

@@ -16,13 +16,14 @@ from mmcached.shm.ring.slot_table import (
     CHECK,
     IS_SEALED,
     NBYTES,
+    NURSERY_SHIFT,
     OFFSET,
     KeyDigest,
     has_expired,
     read_slot,
 )
-from mmcached.shm.segment.board import FREE_BYTES, READER_LIMIT, STORE_EPOCH
-from mmcached.shm.segment.layout import ALIGNMENT, ATTACHED_WORD, SLOT_WORDS
+from mmcached.shm.segment.board import COPIES, FREE_BYTES, READER_LIMIT, STORE_EPOCH
+from mmcached.shm.segment.layout import ALIGNMENT, ATTACHED_WORD, MAX_BYTES, SLOT_WORDS
 from mmcached.shm.segment.mapped import Tables
 from mmcached.shm.segment.words import require_word_store
 from mmcached.wire.handle import Handle, RingAnnouncement
@@ -52,13 +53,14 @@ class Lookup:
                 mark = slots[first]
                 # Against the writer, which fills and publishes: with a new word 0, the others must not be older.
                 self._load_fence()
-                offset, nbytes, _, first_key, second_key, _, expires_at = slots[first + OFFSET : first + SLOT_WORDS]
+                offset, nbytes, note, first_key, second_key, _, expires_at = slots[first + OFFSET : first + SLOT_WORDS]
                 if not mark & 1 or second_key != key[1] or first_key != key[0]:
                     continue
                 if expires_at and has_expired(expires_at):
                     return None
-                if offset % ALIGNMENT == 0 and 1 <= nbytes <= names.data_bytes - offset:
-                    return Handle(names.ring_id, names.epoch, slot, mark >> 1, offset, nbytes)
+                nursery = note >> NURSERY_SHIFT
+                if offset % ALIGNMENT == 0 and 1 <= nbytes <= (MAX_BYTES if nursery else names.data_bytes) - offset:
+                    return Handle(names.ring_id, names.epoch, slot, mark >> 1, offset, nbytes, "", nursery)
             num_looks += 1
             if num_looks == MAX_LOOKS:
                 break
@@ -73,10 +75,11 @@ class Lookup:
         if slot >= names.num_slots:
             return None
         record, _ = read_slot(self._slots, slot)
-        is_inside = record.offset % ALIGNMENT == 0 and 1 <= record.nbytes <= names.data_bytes - record.offset
+        end = MAX_BYTES if record.nursery else names.data_bytes
+        is_inside = record.offset % ALIGNMENT == 0 and 1 <= record.nbytes <= end - record.offset
         if record.generation != generation or not is_inside:
             return None
-        return Handle(names.ring_id, names.epoch, slot, generation, record.offset, record.nbytes)
+        return Handle(names.ring_id, names.epoch, slot, generation, record.offset, record.nbytes, "", record.nursery)
 
     def holds(self, handle: Handle) -> bool:
         """Return whether the slot of a handle is valid and of its generation."""
@@ -105,6 +108,15 @@ class Lookup:
     def may_hold(self, num_bytes: int) -> bool:
         """Return whether one reader may have so much under lease, and everybody together still has enough."""
         return num_bytes <= self._board[READER_LIMIT] and num_bytes <= self._board[FREE_BYTES]
+
+    @property
+    def num_copies(self) -> int:
+        """How many records were copied to another place: a look that has found nothing is believed only if this number
+        is the same before and after it, with load fences between.
+        """
+        copies: int = self._board[COPIES]
+        self._load_fence()
+        return copies
 
     @property
     def store_epoch(self) -> int:

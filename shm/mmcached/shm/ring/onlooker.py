@@ -11,6 +11,7 @@ Knows nothing of records, or of who a reader is beyond its pid.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import struct
 from collections.abc import Callable
@@ -21,7 +22,17 @@ import numpy.typing as npt
 
 from mmcached.shm.files import locks
 from mmcached.shm.files.own_file import open_own
-from mmcached.shm.ring.slot_table import EXPIRY, GENERATION, IS_SEALED, NBYTES, NOTE_BYTES, OFFSET, has_expired
+from mmcached.shm.ring.slot_table import (
+    EXPIRY,
+    GENERATION,
+    IS_SEALED,
+    MAX_NOTE_BYTES,
+    NBYTES,
+    NOTE_BYTES,
+    NURSERY_SHIFT,
+    OFFSET,
+    has_expired,
+)
 from mmcached.shm.segment.board import incarnation_of
 from mmcached.shm.segment.layout import (
     ATTACHED_WORD,
@@ -33,6 +44,7 @@ from mmcached.shm.segment.layout import (
     SegmentHeader,
 )
 from mmcached.shm.segment.mapped import SHM_DIR
+from mmcached.shm.segment.nursery_files import nurseries_of
 from mmcached.shm.segment.words import require_word_store
 from mmcached.wire.closeable import Closeable
 from mmcached.wire.errors import LayoutMismatch, SegmentError
@@ -59,6 +71,13 @@ class Holder(NamedTuple):
     num_leases: int
 
 
+class NurseryFile(NamedTuple):
+    """A nursery, and the bytes of memory that it takes."""
+
+    nursery: int
+    nbytes: int
+
+
 class RingOnlooker(Closeable):
     """One ring of this user, alive or left behind.
 
@@ -69,6 +88,7 @@ class RingOnlooker(Closeable):
 
     def __init__(self, announcement: RingAnnouncement) -> None:
         self._fds: list[int] = []
+        self._announcement = announcement
         try:
             self._ctl = self._open(announcement.ctl_name)
             header = SegmentHeader.parse(os.pread(self._ctl, PAGE_BYTES, 0))
@@ -95,10 +115,10 @@ class RingOnlooker(Closeable):
         asked = rows[slots]
         places = zip(*(asked[:, word].tolist() for word in (OFFSET, NBYTES, NOTE_BYTES)), strict=True)
         found = [
-            self._read(offset + nbytes, note_bytes)
-            if note_bytes <= _MAX_NOTE_BYTES and offset + nbytes + note_bytes <= self.layout.data_bytes
+            self._record(note >> NURSERY_SHIFT, offset + nbytes, note & MAX_NOTE_BYTES)
+            if note & MAX_NOTE_BYTES <= _MAX_NOTE_BYTES
             else None
-            for offset, nbytes, note_bytes in places
+            for offset, nbytes, note in places
         ]
         are_same = self._are_same(asked, lambda: self.rows()[slots])
         return [note if is_same else None for note, is_same in zip(found, are_same, strict=True)]
@@ -109,16 +129,25 @@ class RingOnlooker(Closeable):
         Args:
             offset: from the beginning of the payload.
         """
-        end = min(offset + nbytes, int(row[NBYTES]) + int(row[NOTE_BYTES]))
-        first = int(row[OFFSET]) + offset
-        if end < offset or first - offset + end > self.layout.data_bytes:
+        note = int(row[NOTE_BYTES])
+        end = min(offset + nbytes, int(row[NBYTES]) + (note & MAX_NOTE_BYTES))
+        if end < offset:
             return None
-        found = self._read(first, end - offset)
+        found = self._record(note >> NURSERY_SHIFT, int(row[OFFSET]) + offset, end - offset)
         table = self.layout.slots_offset + 8 * SLOT_WORDS * slot
         (is_same,) = self._are_same(
             row[None], lambda: np.frombuffer(self._read(table, 8 * SLOT_WORDS), np.uint64)[None]
         )
         return found if is_same else None
+
+    def nurseries(self) -> list[NurseryFile]:
+        """Return the nurseries that have a file, each with the memory that it takes."""
+        found = []
+        for nursery in nurseries_of(self._announcement):
+            with contextlib.suppress(OSError):  # it went meanwhile
+                status = os.stat(SHM_DIR / self._announcement.nursery_name(nursery).lstrip("/"))
+                found.append(NurseryFile(nursery, status.st_blocks * 512))
+        return found
 
     def attached(self) -> list[int]:
         """Return the readers that may hold leases: attached, or fenced, and alive."""
@@ -176,6 +205,20 @@ class RingOnlooker(Closeable):
 
     def _read(self, offset: int, nbytes: int) -> bytes:
         return os.pread(self._data, nbytes, offset)
+
+    def _record(self, nursery: int, offset: int, nbytes: int) -> bytes | None:
+        """Return bytes of a record, or None if there are not so many where it is said to lie."""
+        if not nursery:
+            return self._read(offset, nbytes) if offset + nbytes <= self.layout.data_bytes else None
+        try:
+            fd = open_own(SHM_DIR / self._announcement.nursery_name(nursery).lstrip("/"))
+        except OSError:
+            return None
+        try:
+            found = os.pread(fd, nbytes, offset)
+        finally:
+            os.close(fd)
+        return found if len(found) == nbytes else None
 
     def _open(self, name: str) -> int:
         path = SHM_DIR / name.lstrip("/")

@@ -6,13 +6,17 @@ SIGSEGV, and nobody else.
 
 A view keeps the mapping alive, also after `close`; `when_unmapped` says when the last one is gone.
 
+A nursery is mapped when a record in it is read for the first time, and unmapped with the last view after it is gone.
+
 Knows nothing of messages or of what the bytes mean. A view may be made only under a lease of an entry of this process.
 """
 
 from __future__ import annotations
 
+import threading
 import weakref
 import zlib
+from collections import OrderedDict
 from collections.abc import Callable
 
 import numpy as np
@@ -21,8 +25,9 @@ import numpy.typing as npt
 from mmcached.shm.crash_points import crash_point
 from mmcached.shm.ring.lookup import Lookup
 from mmcached.shm.ring.slot_table import HAS_CRC32
-from mmcached.shm.segment.layout import ALIGNMENT
-from mmcached.shm.segment.mapped import Tables, layout_of, open_control, open_data
+from mmcached.shm.segment.layout import ALIGNMENT, MAX_BYTES
+from mmcached.shm.segment.mapped import SHM_DIR, Tables, layout_of, open_control, open_data
+from mmcached.shm.segment.nursery_files import open_nursery, view_of
 from mmcached.shm.segment.pages import Pages
 from mmcached.shm.segment.populate import Advice, Populator
 from mmcached.wire.closeable import Closeable
@@ -30,6 +35,8 @@ from mmcached.wire.errors import ChecksumMismatch, LocalProtocolError, StaleHand
 from mmcached.wire.handle import Handle, RingAnnouncement
 
 _BYTE = np.dtype(np.uint8)
+MAX_NURSERIES = 64
+"""Nurseries that one reader keeps mapped; each takes a descriptor. The oldest mapping makes room for the next."""
 
 
 class RingReader(Closeable):
@@ -44,6 +51,8 @@ class RingReader(Closeable):
         self.look = Lookup(Tables(mapping, layout_of(announcement)), announcement)
         self._pages: Pages | None = mapping
         self._populator: Populator | None = None
+        self._nurseries: OrderedDict[int, Pages] = OrderedDict()
+        self._mapping_turn = threading.Lock()
 
     @property
     def pages(self) -> Pages:
@@ -103,9 +112,15 @@ class RingReader(Closeable):
         """Return the holder of a payload, as of `view`; it is not read before there is a lease and `check` has passed.
 
         The handle is one that `look` has found, or of which `check_place` has passed.
+
+        Raises:
+            StaleHandle: its nursery is gone, and so the slot holds something else by now; or it was cut short.
+            SegmentError: its nursery cannot be mapped: no descriptor or address space is left.
         """
         # Not a slice of one large array: numpy lets slices of slices refer to the first array, and the holder would
         # die early.
+        if handle.nursery:
+            return view_of(self._nursery(handle.nursery), handle.offset, handle.nbytes)
         if self._pages is None:
             raise LocalProtocolError("this reader is closed")
         return np.ndarray(handle.nbytes, _BYTE, self._pages, handle.offset)
@@ -123,7 +138,8 @@ class RingReader(Closeable):
         names = self.announcement
         if handle.ring_id != names.ring_id or handle.epoch != names.epoch:
             raise StaleHandle(f"it is of ring {handle.ring_id}, epoch {handle.epoch}; mapped is {names.ring_id}")
-        is_inside = handle.offset % ALIGNMENT == 0 and 1 <= handle.nbytes <= names.data_bytes - handle.offset
+        end = MAX_BYTES if handle.nursery else names.data_bytes
+        is_inside = handle.offset % ALIGNMENT == 0 and 1 <= handle.nbytes <= end - handle.offset
         if not is_inside or handle.slot >= names.num_slots:
             raise StaleHandle(f"bytes {handle.offset} to {handle.offset + handle.nbytes} are not a payload of the ring")
 
@@ -138,4 +154,21 @@ class RingReader(Closeable):
             self._populator.close()
             self._populator = None
         self.look.close()
+        self._nurseries.clear()
         self._pages = None
+
+    def _nursery(self, nursery: int) -> Pages:
+        """Return a mapped nursery; errors as of `holder`."""
+        pages = self._nurseries.get(nursery)
+        if pages is None:
+            with self._mapping_turn:
+                for known in list(self._nurseries):
+                    if not (SHM_DIR / self.announcement.nursery_name(known).lstrip("/")).exists():
+                        self._nurseries.pop(known, None)
+                while len(self._nurseries) >= MAX_NURSERIES:
+                    self._nurseries.popitem(last=False)
+                pages = open_nursery(self.announcement, nursery)
+                # The entry whose leases cover this mapping too lives as long as the ring's: see `when_unmapped`.
+                pages.kept = self.pages
+                self._nurseries[nursery] = pages
+        return pages

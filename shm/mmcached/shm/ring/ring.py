@@ -7,6 +7,9 @@
 Never waits for a reader: what does not fit now is `CacheFull`, and the item travels another way. Not thread-safe: one
 thread owns a ring. Who writes which word of its memory: see `layout`.
 
+Large records lie in nurseries, where their writers have laid them: `publish_placed` shows one where it is, `evict` and
+`discard` let its place be used again.
+
 Invariants: no byte of a chunk under an un-returned lease of a living reader is written; a refused claim has changed
 nothing, but that for a moment a key could not be found.
 """
@@ -19,6 +22,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import repeat
+from operator import attrgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -30,11 +34,13 @@ from mmcached.shm.ring.allocator import Plan
 from mmcached.shm.ring.chunks import ChunkTable
 from mmcached.shm.ring.key_index import KeyIndexWriter, index_words
 from mmcached.shm.ring.leases import LeaseTable
+from mmcached.shm.ring.nursery_table import NurseryTable, Placed, PlacedRecord
 from mmcached.shm.ring.reader_watch import ReaderStopped, ReaderVoided, ReaderWatch
 from mmcached.shm.ring.self_lease import seal
 from mmcached.shm.ring.slot_table import (
     EXPIRY,
     HAS_CRC32,
+    MAX_NOTE_BYTES,
     NO_KEY,
     NOTE_BYTES,
     SECOND_KEY,
@@ -48,6 +54,7 @@ from mmcached.shm.ring.touch_logs import TouchLogs, is_of_generation
 from mmcached.shm.segment.board import NO_LIMIT, Board
 from mmcached.shm.segment.layout import ALIGNMENT, PID_WORD, SLOT_WORDS, Layout, chunk_bytes
 from mmcached.shm.segment.mapped import Tables
+from mmcached.shm.segment.nursery_files import NurseryFiles
 from mmcached.shm.segment.segment import Host, WriterSegment
 from mmcached.shm.segment.words import require_word_store
 from mmcached.wire.closeable import Closeable
@@ -57,6 +64,7 @@ from mmcached.wire.errors import (
     InvariantError,
     ItemTooLarge,
     LocalProtocolError,
+    StaleHandle,
 )
 from mmcached.wire.handle import Handle, RingAnnouncement
 from mmcached.wire.stats import RingStats
@@ -98,7 +106,10 @@ class RingWriter(Closeable):
             and must not call the ring.
         on_hit: called with the handle of each chunk that a reader has found by itself, some time later; may miss one.
         tenant: goes into every handle.
+        num_nursery_slots: of the slots, the last ones, for records in nurseries.
     Attributes:
+        nurseries: the files of the nurseries.
+        placed: the books of the slots for records in nurseries.
         outlives_writer: `close` leaves the ring as it is, for a successor to adopt.
         index: where keys lie, for readers that look them up; kept by the store, None if the ring was made without.
         board: what readers must know besides.
@@ -116,6 +127,7 @@ class RingWriter(Closeable):
         on_evict: Callable[[Handle], None] | None = None,
         on_hit: Callable[[Handle], None] | None = None,
         tenant: str = "",
+        num_nursery_slots: int = 0,
     ) -> None:
         layout = segment.control.layout
         self.outlives_writer = False
@@ -136,12 +148,15 @@ class RingWriter(Closeable):
         self._reader_quota_bytes = NO_LIMIT if reader_quota_bytes is None else reader_quota_bytes
         self._shared_quota_bytes = NO_LIMIT if shared_quota_bytes is None else shared_quota_bytes
         self.board.set_limits(self._reader_quota_bytes, self._shared_quota_bytes)
+        num_slots = layout.num_slots - num_nursery_slots
         self._chunks = ChunkTable(
             layout.data_bytes,
-            layout.num_slots,
+            num_slots,
             is_leased=self._leases.is_pinned,
             leased_slots=self._leases.pinned_slots,
         )
+        self.placed = NurseryTable(range(num_slots, layout.num_slots), is_leased=self._leases.is_pinned)
+        self.nurseries = NurseryFiles(segment.announcement)
         self.index = KeyIndexWriter(self._tables.index) if layout.index_words else None
         self._swept = 0
         self._num_evictions = self._num_refusals = self._num_puts = self._put_bytes = 0
@@ -149,11 +164,16 @@ class RingWriter(Closeable):
 
     def __iter__(self) -> Iterator[tuple[Handle, KeyDigest, bytes]]:
         """Iterate over the current chunks, with their keys' digests and their notes, the oldest first, as of now."""
-        data, slots = self._data, self._tables.slots
-        for handle in self._chunks:
-            end, first = handle.offset + handle.nbytes, SLOT_WORDS * handle.slot
-            note_bytes, first_key, second_key = slots[first + NOTE_BYTES : first + SECOND_KEY + 1]
-            yield handle, (first_key, second_key), data[end : end + note_bytes]
+        slots = self._tables.slots
+        handles = sorted([*self._chunks, *self.placed], key=attrgetter("generation"))
+        for handle in handles:
+            first = SLOT_WORDS * handle.slot
+            note, first_key, second_key = slots[first + NOTE_BYTES : first + SECOND_KEY + 1]
+            try:
+                note_bytes = self._copied(handle, handle.offset + handle.nbytes, note & MAX_NOTE_BYTES)
+            except StaleHandle:  # its nursery was cut short
+                note_bytes = b""
+            yield handle, (first_key, second_key), note_bytes
 
     @classmethod
     def create(
@@ -169,6 +189,7 @@ class RingWriter(Closeable):
         has_index: bool = False,
         on_evict: Callable[[Handle], None] | None = None,
         tenant: str = "",
+        num_nursery_slots: int = 0,
         clock_ns: Callable[[], int] = time.time_ns,
         host: Host | None = None,
     ) -> RingWriter:
@@ -176,7 +197,7 @@ class RingWriter(Closeable):
 
         Args:
             data_bytes: size of the data object, rounded down to the alignment.
-            num_slots: chunks that can exist at a time.
+            num_slots: chunks that can exist at a time, records in nurseries included.
             max_readers: readers that can be attached at a time.
         Raises:
             SegmentError: no room; the text says how much is needed and what to do. Nothing is left behind.
@@ -198,6 +219,7 @@ class RingWriter(Closeable):
             has_checksums=has_checksums,
             on_evict=on_evict,
             tenant=tenant,
+            num_nursery_slots=num_nursery_slots,
         )
 
     # ---- writing
@@ -234,13 +256,22 @@ class RingWriter(Closeable):
         buffer = np.frombuffer(self._data, np.uint8, nbytes, offset)
         return Claim(plan.extent.slot, generation, offset, nbytes, buffer, note)
 
-    def commit(self, claim: Claim, key: KeyDigest = NO_KEY, *, is_proven: bool = False, expires_at: int = 0) -> Handle:
+    def commit(
+        self,
+        claim: Claim,
+        key: KeyDigest = NO_KEY,
+        *,
+        is_proven: bool = False,
+        expires_at: int = 0,
+        check: int | None = None,
+    ) -> Handle:
         """Publish a filled claim. From here on its buffer must not be written.
 
         Args:
             key: by which readers may find it.
             is_proven: its content was asked for before, so it is not on probation; see `allocator`.
             expires_at: from when on its key is missing, as in `slot_table`; 0: never.
+            check: as in `slot_table`; None: it is computed here, if the ring has checksums.
         """
         self._chunks.check_claimed(claim.slot, claim.generation)
         generation = claim.generation
@@ -251,7 +282,8 @@ class RingWriter(Closeable):
         end = claim.offset + claim.nbytes
         if claim.note:
             self._data[end : end + len(claim.note)] = claim.note
-        check = HAS_CRC32 + zlib.crc32(claim.buffer.data) if self._has_checksums else 0
+        if check is None:
+            check = HAS_CRC32 + zlib.crc32(claim.buffer.data) if self._has_checksums else 0
         record = SlotRecord(generation, claim.offset, claim.nbytes, len(claim.note), key, check, expires_at)
         self._slots.fill(claim.slot, record)
         crash_point("put.before_publish")
@@ -263,40 +295,112 @@ class RingWriter(Closeable):
         self._put_bytes += claim.nbytes
         return handle
 
+    def commit_copy(self, claim: Claim, former: Handle) -> Handle:
+        """Publish a claim that holds a copy of a current record, with the key, expiry and checksum of that."""
+        record, _ = read_slot(self._tables.slots, former.slot)
+        handle = self.commit(claim, record.key, expires_at=record.expires_at, check=record.check)
+        self._num_puts -= 1  # it was counted when it was put
+        self._put_bytes -= claim.nbytes
+        self._chunks.touch(handle)
+        return handle
+
     def abort(self, claim: Claim) -> None:
         """Give the room of a claim back, unpublished. What was evicted for it stays evicted."""
         self._chunks.check_claimed(claim.slot, claim.generation)
         self._chunks.abort(claim.slot)
 
-    def read(self, handle: Handle) -> npt.NDArray[np.uint8]:
-        """Return the payload of a current chunk in place, `(nbytes,)`, read-only; only until the next claim."""
+    def publish_placed(self, record: PlacedRecord, key: KeyDigest = NO_KEY, *, expires_at: int = 0) -> Handle:
+        """Publish a record where it lies in its nursery; its writer does not touch the place any more.
+
+        Args:
+            key, expires_at: as for `commit`.
+        Raises:
+            ItemTooLarge: it is larger than a record may be.
+            CacheFull: no slot is free.
+            StaleHandle: its nursery is gone, or was cut short.
+        """
         self._check_open()
-        self._chunks.check_current(handle)
+        if record.nbytes > self.max_object_bytes:
+            raise ItemTooLarge(record.nbytes, self.max_object_bytes, "payload")
+        self.nurseries.view(record.nursery, record.offset, record.nbytes + record.note_bytes)
+        self.placed.check_free(record.nbytes)
+        slot, generation = self.placed.next_slot(), self._chunks.new_generation()
+        self.board.set_last_generation(generation)
+        check = 0 if record.crc32 is None else HAS_CRC32 + record.crc32
+        nursery, offset, nbytes, note_bytes, _ = record
+        filled = SlotRecord(generation, offset, nbytes, note_bytes, key, check, expires_at, nursery)
+        crash_point("put.before_commit")
+        self._slots.fill(slot, filled)
+        crash_point("put.before_publish")
+        self._slots.publish(slot, generation)
+        crash_point("put.after_commit")
+        handle = self._handle(slot, filled)
+        self.placed.publish(handle, Placed(nursery, offset, record.size))
+        self._num_puts += 1
+        self._put_bytes += nbytes
+        return handle
+
+    def read(self, handle: Handle) -> npt.NDArray[np.uint8]:
+        """Return the payload of a current chunk in place, `(nbytes,)`, read-only; only until the next claim.
+
+        Raises:
+            StaleHandle: it is not current, or its nursery was cut short.
+        """
+        self._check_open()
+        self._books(handle).check_current(handle)
+        if handle.nursery:
+            return self.nurseries.view(handle.nursery, handle.offset, handle.nbytes)
         view = np.frombuffer(self._data, np.uint8, handle.nbytes, handle.offset)
         view.flags.writeable = False
         return view
 
     def note(self, handle: Handle) -> bytes:
         """Return the note behind a current chunk; raise StaleHandle if it is not current."""
-        self._chunks.check_current(handle)
-        end = handle.offset + handle.nbytes
-        return self._data[end : end + self._tables.slots[SLOT_WORDS * handle.slot + NOTE_BYTES]]
+        self._books(handle).check_current(handle)
+        note_bytes = self._tables.slots[SLOT_WORDS * handle.slot + NOTE_BYTES] & MAX_NOTE_BYTES
+        return self._copied(handle, handle.offset + handle.nbytes, note_bytes)
 
     def discard(self, handle: Handle) -> None:
         """Forget a chunk: no more leases. Leased bytes stay until they are given back. Unknown: nothing."""
-        if not self._chunks.is_current(handle):
+        books = self._books(handle)
+        if not books.is_current(handle):
             return
         self._slots.retire(handle.slot)
         crash_point("discard.after_retire")
         is_sealed = seal(require_word_store(), self._slots, [handle.slot], self._leases.is_pinned)
-        self._chunks.forget(handle, is_leased=not is_sealed)
         if is_sealed:
             self._slots.erase(handle.slot)
+        books.forget(handle, is_leased=not is_sealed)
+
+    def evict(self, handle: Handle) -> bool:
+        """Let a current record of a nursery go, as a claim does with chunks; return False if somebody keeps it."""
+        slot = handle.slot
+        if self.placed.is_kept(slot):
+            return False
+        self._slots.retire(slot)
+        crash_point("evict.after_retire")
+        if not seal(require_word_store(), self._slots, [slot], self._leases.is_pinned):
+            self._slots.restore(slot)  # somebody has just begun to read
+            return False
+        self._slots.erase(slot)
+        self.placed.forget(handle, is_leased=False)
+        crash_point("evict.after_erase")
+        self._num_evictions += 1
+        if self.on_evict is not None:
+            self.on_evict(handle)
+        return True
+
+    def free_islands(self) -> None:
+        """Free those places in nurseries that were leased when their records were forgotten, and are not any more."""
+        for slot in self.placed.islands:
+            if seal(require_word_store(), self._slots, [slot], self._leases.is_pinned):
+                self._slots.erase(slot)
+                self.placed.free_island(slot)
 
     def clear(self) -> None:
         """Forget every chunk, as `discard` does. Open claims and generations go on."""
         self.board.raise_floor()
-        for handle in self._chunks:
+        for handle in (*self._chunks, *self.placed):
             self.discard(handle)
 
     def admits_return(self) -> bool:
@@ -307,7 +411,7 @@ class RingWriter(Closeable):
 
     def is_current(self, handle: Handle) -> bool:
         """Return whether the handle names a chunk of this ring that is committed and not evicted or discarded."""
-        return self._chunks.is_current(handle)
+        return self._books(handle).is_current(handle)
 
     def expires_at(self, handle: Handle) -> int:
         """Return when a current chunk expires; 0: never."""
@@ -322,9 +426,10 @@ class RingWriter(Closeable):
             first : first + SWEPT_SLOTS, EXPIRY
         ]
         slots = (first + np.flatnonzero((words != 0) & (words <= np.uint64(boot_ns())))).tolist()
-        found = [handle for slot in slots if (handle := self._chunks.current(slot)) is not None]
+        found = [handle for slot in slots if (handle := self._current(slot)) is not None]
         if len(found) <= limit:
-            self._swept = (first + SWEPT_SLOTS) % self._chunks.num_slots if len(words) == SWEPT_SLOTS else 0
+            num_slots = self.announcement.num_slots
+            self._swept = (first + SWEPT_SLOTS) % num_slots if len(words) == SWEPT_SLOTS else 0
         return found[:limit]
 
     def is_leased(self, handle: Handle) -> bool:
@@ -332,22 +437,25 @@ class RingWriter(Closeable):
 
     def is_kept(self, handle: Handle) -> bool:
         """Return whether a current chunk is leased or pinned."""
-        return self._chunks.is_kept(handle.slot)
+        return self._books(handle).is_kept(handle.slot)
 
     def touch(self, handle: Handle) -> None:
         """Count a hit of a chunk: others are evicted before it. Not current: nothing."""
-        if self._chunks.is_current(handle):
-            self._chunks.touch(handle)
+        books = self._books(handle)
+        if books.is_current(handle):
+            books.touch(handle)
 
     def pin(self, handle: Handle) -> None:
         """Keep a chunk from being evicted until `unpin`; pins count. StaleHandle if it is not current."""
-        self._chunks.check_current(handle)
-        self._chunks.pin(handle)
+        books = self._books(handle)
+        books.check_current(handle)
+        books.pin(handle)
 
     def unpin(self, handle: Handle) -> None:
         """Take one pin off; nothing happens if the chunk was discarded meanwhile, its pins with it."""
-        if self._chunks.is_current(handle):
-            self._chunks.unpin(handle)
+        books = self._books(handle)
+        if books.is_current(handle):
+            books.unpin(handle)
 
     # ---- readers
 
@@ -390,10 +498,10 @@ class RingWriter(Closeable):
         segment = self._check_open()
         return RingStats(
             data_bytes=self._chunks.capacity,
-            used_bytes=self._chunks.used_bytes,
-            pinned_bytes=self._chunks.pinned_bytes(),
+            used_bytes=self._chunks.used_bytes + self.placed.used_bytes,
+            pinned_bytes=self._chunks.pinned_bytes() + self.placed.kept_bytes(),
             populated_bytes=segment.populated_bytes,
-            chunks=len(self._chunks),
+            chunks=len(self._chunks) + len(self.placed),
             leases=self._leases.num_leases(),
             fenced_readers=len(self._leases.fenced_readers()),
             puts=self._num_puts,
@@ -410,10 +518,12 @@ class RingWriter(Closeable):
         """Raise InvariantError if the books contradict each other or the headers, or a reader gave back too much."""
         self._check_open()
         self._chunks.check_integrity()
+        self.placed.check_integrity()
         self._leases.check_integrity()
-        for handle in self._chunks:
+        for handle in (*self._chunks, *self.placed):
             found, is_valid = read_slot(self._tables.slots, handle.slot)
-            if not is_valid or found[:3] != (handle.generation, handle.offset, handle.nbytes):
+            is_same = found[:3] == (handle.generation, handle.offset, handle.nbytes)
+            if not is_valid or not is_same or found.nursery != handle.nursery:
                 raise InvariantError(f"slot {handle.slot} shows {found}, valid: {is_valid}; it holds {handle}")
 
     def close(self) -> None:
@@ -425,8 +535,10 @@ class RingWriter(Closeable):
             return
         segment, self._segment = self._segment, None
         self._chunks.close()
+        self.placed.close()
         if not self.outlives_writer:
             self.board.detach_all()
+        self.nurseries.close(keeps_names=self.outlives_writer)
         self._tables.close()
         self.index = None
         del self._data, self._leases, self._watch, self.touch_logs  # they hold the mappings
@@ -441,13 +553,39 @@ class RingWriter(Closeable):
         names, is_leased = self.announcement, self._leases.is_pinned
 
         def handles_of(*columns: list[int]) -> list[Handle]:
-            return list(map(Handle, repeat(names.ring_id), repeat(names.epoch), *columns, repeat(self._tenant)))
+            *places, nurseries = columns
+            ring = repeat(names.ring_id), repeat(names.epoch)
+            return list(map(Handle, *ring, *places, repeat(self._tenant), nurseries))
 
-        adopt_chunks(self._tables, self.board, self._chunks, self.index, is_leased=is_leased, handles_of=handles_of)
+        adopt_chunks(
+            self._tables,
+            self.board,
+            self._chunks,
+            self.placed,
+            self.index,
+            is_leased=is_leased,
+            handles_of=handles_of,
+            nursery_bytes=self.nurseries.adopt,
+        )
+        self.nurseries.remove_others()
 
     def _handle(self, slot: int, record: SlotRecord) -> Handle:
         names = self.announcement
-        return Handle(names.ring_id, names.epoch, slot, record.generation, record.offset, record.nbytes, self._tenant)
+        place = record.offset, record.nbytes
+        return Handle(names.ring_id, names.epoch, slot, record.generation, *place, self._tenant, record.nursery)
+
+    def _books(self, handle: Handle) -> ChunkTable | NurseryTable:
+        """Return the books of the slot that a handle names."""
+        return self._chunks if handle.slot < self._chunks.num_slots else self.placed
+
+    def _current(self, slot: int) -> Handle | None:
+        return (self._chunks if slot < self._chunks.num_slots else self.placed).current(slot)
+
+    def _copied(self, handle: Handle, offset: int, nbytes: int) -> bytes:
+        """Copy bytes that lie where a handle says."""
+        if handle.nursery:
+            return self.nurseries.view(handle.nursery, offset, nbytes).tobytes()
+        return self._data[offset : offset + nbytes]
 
     def _plan(self, nbytes: int) -> Plan | None:
         """Find room; from then on nobody takes a lease on what lies there."""
@@ -467,9 +605,9 @@ class RingWriter(Closeable):
         return None
 
     def _touch_slot(self, slot: int, generation_bits: int) -> None:
-        handle = self._chunks.current(slot)
+        handle = self._current(slot)
         if handle is not None and is_of_generation(handle.generation, generation_bits):
-            self._chunks.touch(handle)
+            self._books(handle).touch(handle)
             if self.on_hit is not None:
                 self.on_hit(handle)
 
@@ -488,6 +626,7 @@ def adopt_ring(
     shared_quota_bytes: int | None = None,
     has_checksums: bool = False,
     tenant: str = "",
+    num_nursery_slots: int = 0,
 ) -> RingWriter:
     """Go on with a ring whose writer is dead: what it had committed is there, and who read it reads on.
 
@@ -509,6 +648,7 @@ def adopt_ring(
         shared_quota_bytes=shared_quota_bytes,
         has_checksums=has_checksums,
         tenant=tenant,
+        num_nursery_slots=num_nursery_slots,
     )
     try:
         ring._adopt()

@@ -1,9 +1,9 @@
 """Says what lies in each slot of a ring, in words that its readers look into without asking.
 
     word 0  generation × 2                        word 3  bytes of the note behind the payload
-            + 1 if it is valid                    word 4, 5  digest of the key; 0, 0 if it has none
-            + 2^63 if it is sealed                word 6  2^32 + crc32 of the payload, or 0
-    word 1  offset of the payload
+            + 1 if it is valid                            + 2^32 × id of the nursery in which both lie, or 0
+            + 2^63 if it is sealed                word 4, 5  digest of the key; 0, 0 if it has none
+    word 1  offset of the payload                 word 6  2^32 + crc32 of the payload, or 0
     word 2  its bytes                             word 7  when it expires, as `boot_ns` tells the time; 0: never
 
     0 ──fill──> 0 ──publish──> valid ──retire──> retired ──seal──> sealed ──erase──> 0
@@ -37,6 +37,8 @@ from mmcached.shm.segment.words import require_word_store
 
 GENERATION, OFFSET, NBYTES, NOTE_BYTES, FIRST_KEY, SECOND_KEY, CHECK, EXPIRY = range(8)
 HAS_CRC32 = 1 << 32
+NURSERY_SHIFT = 32
+MAX_NOTE_BYTES = (1 << NURSERY_SHIFT) - 1
 IS_SEALED = 1 << 63
 
 KeyDigest = tuple[int, int]
@@ -49,6 +51,7 @@ class SlotRecord(NamedTuple):
 
     Attributes:
         check, expires_at: as words 6 and 7.
+        nursery: the id of the nursery in which it lies; 0: it lies in the ring itself.
     """
 
     generation: int
@@ -58,6 +61,7 @@ class SlotRecord(NamedTuple):
     key: KeyDigest = NO_KEY
     check: int = 0
     expires_at: int = 0
+    nursery: int = 0
 
 
 def boot_ns() -> int:
@@ -81,8 +85,12 @@ def read_slot(words: memoryview, slot: int) -> tuple[SlotRecord, bool]:
     mark = words[first_word]
     # Against the writer, which fills and publishes: with a new word 0, the others must not be older.
     require_word_store().load_fence()
-    offset, nbytes, note_bytes, first, second, *last = words[first_word + 1 : first_word + SLOT_WORDS]
-    return SlotRecord((mark & ~IS_SEALED) >> 1, offset, nbytes, note_bytes, (first, second), *last), bool(mark & 1)
+    offset, nbytes, note, first, second, check, expires_at = words[first_word + 1 : first_word + SLOT_WORDS]
+    generation, nursery = (mark & ~IS_SEALED) >> 1, note >> NURSERY_SHIFT
+    key = first, second
+    return SlotRecord(generation, offset, nbytes, note & MAX_NOTE_BYTES, key, check, expires_at, nursery), bool(
+        mark & 1
+    )
 
 
 def read_table(words: memoryview, num_slots: int) -> npt.NDArray[np.uint64]:
@@ -100,7 +108,8 @@ class SlotTable:
     def fill(self, slot: int, record: SlotRecord) -> None:
         """Write what a slot will hold; it is not valid yet. Nobody may have a lease on what it held before."""
         words, first = self._words, SLOT_WORDS * slot
-        _, words[first + OFFSET], words[first + NBYTES], words[first + NOTE_BYTES], key, check, expires_at = record
+        _, words[first + OFFSET], words[first + NBYTES], note_bytes, key, check, expires_at, nursery = record
+        words[first + NOTE_BYTES] = note_bytes | nursery << NURSERY_SHIFT
         words[first + FIRST_KEY], words[first + SECOND_KEY] = key
         words[first + CHECK] = check
         words[first + EXPIRY] = expires_at

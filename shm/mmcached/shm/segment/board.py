@@ -6,6 +6,8 @@
     word 3      the last generation that was used
     word 4      the floor: whoever adopts the ring drops what has this generation, or an earlier one
     word 5      pid of the present writer, for people
+    word 6      the number of records that were copied to another place
+    word 7      the id of the last nursery; 0: there was none
 
 A reader takes leases by itself only while its own incarnation is attached. So one word says that it was fenced, that
 its entry is another's, or that the ring was closed or given up.
@@ -17,9 +19,11 @@ from __future__ import annotations
 
 from mmcached.shm.segment.layout import ATTACHED_WORD
 from mmcached.shm.segment.words import require_word_store
+from mmcached.wire.errors import SegmentError
 
-STORE_EPOCH, READER_LIMIT, FREE_BYTES, LAST_GENERATION, FLOOR, WRITER_PID = range(6)
+STORE_EPOCH, READER_LIMIT, FREE_BYTES, LAST_GENERATION, FLOOR, WRITER_PID, COPIES, LAST_NURSERY = range(8)
 NO_LIMIT = (1 << 63) - 1
+MAX_NURSERY_ID = (1 << 32) - 1
 _FENCED = 1 << 63
 
 
@@ -66,6 +70,25 @@ class Board:
 
     def set_writer_pid(self, pid: int) -> None:
         self._words[WRITER_PID] = pid
+
+    def count_copy(self) -> None:
+        """Tell readers that a record is shown at another place than before: a look that found nothing looks again."""
+        self._store.store_release(self._words, COPIES, self._words[COPIES] + 1)
+
+    def new_nursery(self) -> int:
+        """Return an id that no nursery of this ring has had; it counts as used from now on.
+
+        Raises:
+            SegmentError: all ids are used.
+        """
+        nursery: int = self._words[LAST_NURSERY] + 1
+        if nursery > MAX_NURSERY_ID:
+            raise SegmentError(f"the ring has used all {MAX_NURSERY_ID} ids of nurseries; restart without --keep-cache")
+        self._words[LAST_NURSERY] = nursery
+        return nursery
+
+    def last_nursery(self) -> int:
+        return self._words[LAST_NURSERY]
 
     def set_store_epoch(self, epoch: int) -> None:
         self._words[STORE_EPOCH] = epoch

@@ -84,6 +84,8 @@ LAYOUT_VERSION = 9
 MAGIC = int.from_bytes(b"MMCRING\0", "little")
 PAGE_BYTES = 4096
 ALIGNMENT = 64
+MAX_BYTES = 1 << 46
+"""Of a data object, and of a nursery."""
 MAX_COUNT = 1 << 62
 """The largest count that an entry can hold: no reader lives long enough to reach it."""
 
@@ -107,7 +109,7 @@ HEADER_BYTES = _CRC_OFFSET + _CRC.size
 
 MAX_READERS = 512
 _LIMITS = (
-    ("data_bytes", ALIGNMENT, 1 << 46),
+    ("data_bytes", ALIGNMENT, MAX_BYTES),
     ("num_slots", 1, 1 << SLOT_BITS),
     ("max_readers", 1, MAX_READERS),
     ("index_words", 0, 1 << 22),

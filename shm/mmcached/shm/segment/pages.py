@@ -20,9 +20,11 @@ class Pages(mmap.mmap):
     Attributes:
         address: of the first byte, if records lie there; else 0.
         nbytes: of records.
+        kept: other pages that stay mapped as long as these.
     """
 
     address = nbytes = 0
+    kept: Pages | None = None
     _callbacks: set[Callable[[int], None]]
 
     def before_unmapping(self, callback: Callable[[int], None]) -> None:

@@ -119,17 +119,19 @@ class WriterSegment:
         host: Host,
         new_ring_id: Callable[[], str] = lambda: secrets.token_hex(16),
         home: str = "",
+        later_bytes: int = 0,
     ) -> WriterSegment:
         """Make, lock, allocate and fill both objects, and start the thread that maps the pages.
 
         Args:
             home: the run directory that is to have a note of the ring.
+            later_bytes: what will be taken beside it when it is needed.
         Raises:
             SegmentError: no room in /dev/shm or under the memory limit, or the ring id is in use; nothing is left.
         """
         require_word_store()
         require_room(
-            layout.created_bytes + layout.entry_bytes,
+            layout.created_bytes + layout.entry_bytes + later_bytes,
             shm_free_bytes=host.shm_free_bytes(),
             headroom_bytes=host.headroom_bytes(),
         )
@@ -143,7 +145,7 @@ class WriterSegment:
             control = _allocate_control(ctl_fd, layout, host)
             undo.callback(control.close)
             crash_point("create.after_ctl_allocated")
-            data_fd = _create_object(announcement.data_name)
+            data_fd = create_object(announcement.data_name)
             undo.callback(unlink, announcement.data_name)
             try:
                 os.ftruncate(data_fd, layout.data_object_bytes)
@@ -181,7 +183,7 @@ def _create_locked(uid: int, new_ring_id: Callable[[], str]) -> tuple[str, int]:
     for _ in range(_CREATE_ATTEMPTS):
         ring_id = new_ring_id()
         name = f"/mmc.{uid}.{ring_id}.ctl"
-        fd = _create_object(name)
+        fd = create_object(name)
         crash_point("create.after_ctl")
         # Two ways to lose against a sweep: it has the byte now and will unlink, or it has unlinked and let go already.
         if locks.try_exclusive(fd, locks.WRITER_BYTE) and is_name_of(name, fd):
@@ -190,7 +192,7 @@ def _create_locked(uid: int, new_ring_id: Callable[[], str]) -> tuple[str, int]:
     raise SegmentError(f"{_CREATE_ATTEMPTS} new segments were swept away before they were locked; try again later")
 
 
-def _create_object(name: str) -> int:
+def create_object(name: str) -> int:
     try:
         fd: int = posix_ipc.SharedMemory(name, posix_ipc.O_CREX, mode=0o600).fd
     except posix_ipc.ExistentialError as error:

@@ -41,12 +41,17 @@ def sweep(*, spares: Callable[[Claim], bool] = lambda claim: True) -> list[str]:
         the POSIX names that were removed.
     """
     owner = os.getuid()
-    pattern = re.compile(rf"(/mmc\.{owner}\.[0-9a-f]{{32}})\.(ctl|data)")
-    stems = {match[1] for name in leftover_names(owner) if (match := pattern.fullmatch(name))}
+    pattern = re.compile(rf"(/mmc\.{owner}\.[0-9a-f]{{32}})\.(ctl|data|nursery[0-9]+)")
+    stem_to_nurseries: dict[str, list[str]] = {}
+    for name in leftover_names(owner):
+        if match := pattern.fullmatch(name):
+            nurseries = stem_to_nurseries.setdefault(match[1], [])
+            if match[2] not in ("ctl", "data"):
+                nurseries.append(name)
     removed: list[str] = []
-    for stem in sorted(stems):
+    for stem, nurseries in sorted(stem_to_nurseries.items()):
         try:
-            removed += _sweep_ring(stem, spares)
+            removed += _sweep_ring(stem, nurseries, spares)
         except OSError as error:
             _logger.warning("%s cannot be swept: %s", stem, error)
     return removed
@@ -75,14 +80,14 @@ def _detach_readers(ctl_fd: int, data_name: str) -> None:
         os.close(data_fd)
 
 
-def _sweep_ring(stem: str, spares: Callable[[Claim], bool]) -> list[str]:
+def _sweep_ring(stem: str, nurseries: list[str], spares: Callable[[Claim], bool]) -> list[str]:
     ctl_name, data_name = f"{stem}.ctl", f"{stem}.data"
     try:
         fd = open_own(SHM_DIR / ctl_name.lstrip("/"))
     except FileNotFoundError:
         # The name was listed, and a writer makes ctl before data and removes it after: so its data object, if any, has
         # no owner. (A writer that closed since the listing has removed its data itself.)
-        return [data_name] if unlink(data_name) else []
+        return [name for name in (*nurseries, data_name) if unlink(name)]
     try:
         # Against the writer that has just created this object and not locked it yet: it then finds the byte taken, or
         # the name gone, and begins again with another name.
@@ -97,7 +102,7 @@ def _sweep_ring(stem: str, spares: Callable[[Claim], bool]) -> list[str]:
         if claim is not None and spares(claim):
             return []
         _detach_readers(fd, data_name)
-        removed = [data_name] if unlink(data_name) else []
+        removed = [name for name in (*nurseries, data_name) if unlink(name)]
         crash_point("sweep.between_unlinks")
         return [*removed, ctl_name] if unlink(ctl_name) else removed
     finally:

@@ -1,7 +1,8 @@
 """Keeps records under string keys in a ring: the writer's index, and the readers' way from a handle to a record.
 
-A record's size is known before a byte of it is written, so it is written once, in place. Eviction is the ring's; a key
-goes with its chunk. Behind each record a note is kept, of what a successor of the writer must know:
+A record's size is known before a byte of it is written, so it is written once, in place: by this writer into the ring,
+or by a client into its nursery, and then it is published where it lies. Eviction is the ring's; a key goes with its
+chunk. Behind each record a note is kept, of what a successor of the writer must know:
 
     bytes of the key (u32) │ key │ about: what whoever put the record knows of it
 
@@ -21,8 +22,9 @@ from collections.abc import Callable
 from mmcached.shm.crash_points import crash_point
 from mmcached.shm.ring.departed import Departed
 from mmcached.shm.ring.key_index import key_digest
+from mmcached.shm.ring.nursery_table import PlacedRecord
 from mmcached.shm.ring.reader import RingReader
-from mmcached.shm.ring.ring import RingWriter
+from mmcached.shm.ring.ring import Claim, RingWriter
 from mmcached.shm.ring.slot_table import NO_KEY, KeyDigest
 from mmcached.shm.segment.layout import chunk_bytes
 from mmcached.shm.store.codec import EncodedRecord, Library, Record, decode, encode
@@ -83,11 +85,13 @@ class ObjectStoreWriter(Closeable):
         self._check_new(key)
         return self.put_encoded(key, encode(record, max_bytes=self.ring.max_object_bytes))
 
-    def put_encoded(self, key: str, encoded: EncodedRecord, about: bytes = b"", *, expires_at: int = 0) -> Handle:
-        """Write an encoded record, as `put` does: the only copy of its tensors.
+    def put_encoded(
+        self, key: str, encoded: EncodedRecord | PlacedRecord, about: bytes = b"", *, expires_at: int = 0
+    ) -> Handle:
+        """Write an encoded record, as `put` does: the only copy of its tensors. One that lies in a nursery stays there.
 
         Args:
-            about: what a successor of this writer must know beside the key.
+            about: what a successor of this writer must know beside the key; with a record in a nursery it lies there.
             expires_at: as for `RingWriter.commit`.
         """
         self._check_new(key)
@@ -97,7 +101,9 @@ class ObjectStoreWriter(Closeable):
             crash_point("put.after_index")
         return handle
 
-    def replace(self, key: str, encoded: EncodedRecord, about: bytes = b"", *, expires_at: int = 0) -> Handle:
+    def replace(
+        self, key: str, encoded: EncodedRecord | PlacedRecord, about: bytes = b"", *, expires_at: int = 0
+    ) -> Handle:
         """Write an encoded record in the place of the one that the key has; who has a lease of that one reads on.
 
         A reader finds the old record or the new one at every moment. For a moment both take room.
@@ -114,19 +120,49 @@ class ObjectStoreWriter(Closeable):
             handle = self._write(key, encoded, about, expires_at)
         finally:
             self.ring.unpin(former)
-        del self._slot_to_key[former.slot]
-        self._touched.discard(key)
-        crash_point("replace.before_index")
-        if self.ring.index is not None:
-            self.ring.index.move(key_digest(key), former.slot, handle.slot)
-        crash_point("replace.after_index")
-        self.ring.discard(former)
+        self._show_instead(key, former, handle)
         return handle
 
     @staticmethod
-    def chunk_bytes(key: str, encoded: EncodedRecord, about: bytes = b"") -> int:
-        """Return what a record takes in the ring."""
-        return chunk_bytes(encoded.nbytes + len(_note(key, about)))
+    def chunk_bytes(key: str, encoded: EncodedRecord | PlacedRecord, about: bytes = b"") -> int:
+        """Return what a record takes in the ring, or in its nursery."""
+        if isinstance(encoded, PlacedRecord):
+            return encoded.size
+        return chunk_bytes(encoded.nbytes + len(pack_note(key, about)))
+
+    # ---- from a nursery into the ring
+
+    def begin_copy(self, handle: Handle) -> Claim:
+        """Claim room in the ring for a record that lies in a nursery; `end_copy` must follow, or `ring.abort`.
+
+        Raises:
+            StaleHandle: it is not current.
+            ItemTooLarge, CacheFull: as `RingWriter.claim`.
+        """
+        note = self.ring.note(handle)
+        return self.ring.claim(handle.nbytes, note)
+
+    def end_copy(self, former: Handle, claim: Claim) -> Handle | None:
+        """Show a copy in the place of the record of which it was made; None, and nothing is shown, if that has gone.
+
+        A reader finds the record at every moment, as with `replace`; who has a lease of the former place reads on.
+        """
+        key = self._slot_to_key.get(former.slot)
+        if key is None or self._key_to_handle.get(key) != former:
+            self.ring.abort(claim)
+            return None
+        handle = self.ring.commit_copy(claim, former)
+        self._enter(key, handle)
+        self._show_instead(key, former, handle, is_copy=True)
+        return handle
+
+    def evict(self, handle: Handle) -> bool:
+        """Let a record of a nursery go for room; return False if somebody keeps it."""
+        return self.ring.evict(handle)
+
+    def key_of(self, handle: Handle) -> str:
+        """Return the key of a current record."""
+        return self._slot_to_key[handle.slot]
 
     def find(self, key: str) -> Handle | None:
         return self._key_to_handle.get(key)
@@ -214,20 +250,40 @@ class ObjectStoreWriter(Closeable):
         self._touched.clear()
         self.ring.close()
 
-    def _write(self, key: str, encoded: EncodedRecord, about: bytes, expires_at: int) -> Handle:
+    def _write(self, key: str, encoded: EncodedRecord | PlacedRecord, about: bytes, expires_at: int) -> Handle:
         """Write and publish a record, and enter it into the books; the index does not show it yet."""
-        claim = self.ring.claim(encoded.nbytes, _note(key, about))
-        try:
-            encoded.write_into(claim.buffer)
-        except BaseException:
-            self.ring.abort(claim)
-            raise
         digest = NO_KEY if self.ring.index is None else key_digest(key)
         is_proven = self._departed.take(key) and self.ring.admits_return()
-        handle = self.ring.commit(claim, digest, is_proven=is_proven, expires_at=expires_at)
+        if isinstance(encoded, PlacedRecord):
+            handle = self.ring.publish_placed(encoded, digest, expires_at=expires_at)
+            if is_proven:  # it should have stayed: it goes into the ring when its turn comes
+                self.ring.touch(handle)
+        else:
+            claim = self.ring.claim(encoded.nbytes, pack_note(key, about))
+            try:
+                encoded.write_into(claim.buffer)
+            except BaseException:
+                self.ring.abort(claim)
+                raise
+            handle = self.ring.commit(claim, digest, is_proven=is_proven, expires_at=expires_at)
+        self._enter(key, handle)
+        return handle
+
+    def _enter(self, key: str, handle: Handle) -> None:
         self._key_to_handle[key] = handle
         self._slot_to_key[handle.slot] = key
-        return handle
+
+    def _show_instead(self, key: str, former: Handle, handle: Handle, *, is_copy: bool = False) -> None:
+        """Show a record that is valid under a key in the place of another, and forget that."""
+        del self._slot_to_key[former.slot]
+        self._touched.discard(key)
+        crash_point("replace.before_index")
+        if self.ring.index is not None:
+            self.ring.index.move(key_digest(key), former.slot, handle.slot)
+        crash_point("replace.after_index")
+        if is_copy:
+            self.ring.board.count_copy()
+        self.ring.discard(former)
 
     def _check_new(self, key: str) -> None:
         if key in self._key_to_handle:
@@ -242,8 +298,7 @@ class ObjectStoreWriter(Closeable):
             self.ring.discard(handle)
             return
         key, about = parsed
-        self._key_to_handle[key] = handle
-        self._slot_to_key[handle.slot] = key
+        self._enter(key, handle)
         self.adopted[key] = chunk_bytes(handle.nbytes + len(note)), about
 
     def _forget(self, handle: Handle) -> None:
@@ -259,7 +314,8 @@ class ObjectStoreWriter(Closeable):
             self._on_evict_key(key)
 
 
-def _note(key: str, about: bytes) -> bytes:
+def pack_note(key: str, about: bytes) -> bytes:
+    """Return the note that lies behind a record."""
     name = key.encode("utf-8", "surrogatepass")
     return _LENGTH.pack(len(name)) + name + about
 

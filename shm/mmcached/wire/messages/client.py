@@ -13,6 +13,7 @@ from mmcached.wire.messages.parts import (
     EncoderForm,
     EncoderOutput,
     Fetch,
+    Grants,
     Inline,
     Message,
     MessageLimits,
@@ -38,7 +39,7 @@ class Welcome(Message, frozen=True):
         takes_records: whether records of clients are kept; their processed items may be all that lies in the ring.
         store_epoch: rises when everything derived from the old weights was made unreachable.
         limits: on what this client sends; None: there are none.
-        max_egress_bytes: of a ring that this client may register for large puts; 0: none is taken.
+        max_placed_bytes: of a record, with its note, that is laid into a nursery; 0: there are no nurseries.
         encoder_fingerprint: names all that the output of the engines' encoder depends on beside the item; "" while no
             engine has been ready.
         has_second_level: a key that is not in the ring may be elsewhere: ask.
@@ -54,7 +55,7 @@ class Welcome(Message, frozen=True):
     store_ring: RingAnnouncement | None = None
     store_epoch: Count = 0
     limits: MessageLimits | None = None
-    max_egress_bytes: Count = 0
+    max_placed_bytes: Count = 0
     encoder_fingerprint: Text = ""
     item_fingerprints: dict[Modality, Text] = msgspec.field(default_factory=dict)
     hasher_algorithm: Literal["blake3", "sha256"] = "blake3"
@@ -144,10 +145,16 @@ class ReaderRegistered(Message, frozen=True):
     is_attached: bool
 
 
-class EgressRingRegistered(Message, frozen=True):
-    """Answer to `RegisterEgressRing`: the ring is mapped, its names are needed no more."""
+class NurseryOpened(Message, frozen=True):
+    """Answer to `OpenNursery`: the nursery is there, and has this room for a start.
+
+    Attributes:
+        has_checksums: a put has the checksum of its record.
+    """
 
     request_id: Count
+    grants: Grants
+    has_checksums: bool = False
 
 
 class Records(Message, frozen=True):
@@ -195,12 +202,17 @@ EXISTED = "it had one"
 
 
 class Stored(Message, frozen=True):
-    """Answer to `PutRecord`: whether the key has a record now; if not, why. Answer to `DropRecord` too."""
+    """Answer to `PutRecord`: whether the key has a record now; if not, why. Answer to `DropRecord` too.
+
+    Attributes:
+        grants: what the client may use of its nursery beside what it has.
+    """
 
     request_id: Count
     store_epoch: Count
     is_stored: bool
     reason: Text = ""
+    grants: Grants | None = None
 
 
 class Orders(Message, frozen=True):
@@ -237,7 +249,7 @@ ToClient = (
     | Probed
     | Flushed
     | ReaderRegistered
-    | EgressRingRegistered
+    | NurseryOpened
     | Records
     | Present
     | Claimed

@@ -7,14 +7,14 @@ from typing import Annotated, Literal
 import msgspec
 
 from mmcached.wire.errors import ErrorInfo
-from mmcached.wire.handle import Count, RingAnnouncement
+from mmcached.wire.handle import Count
 from mmcached.wire.messages.parts import (
     ClipOptions,
-    EgressPlace,
     EncoderForm,
     EncoderOutput,
     FetchEnd,
     Message,
+    NurseryPlace,
     Priority,
     RequestRows,
     Rows,
@@ -199,12 +199,16 @@ class HaveRecords(Message, frozen=True):
     tenant: Text = ""
 
 
-class RegisterEgressRing(Message, frozen=True):
-    """The client has a ring of its own, named as itself, in which large records will lie, in place of a former one."""
+class OpenNursery(Message, frozen=True):
+    """Make a nursery for this client, in place of a former one. It lives as long as this connection.
+
+    Attributes:
+        nbytes: of the record that is to be laid there next, with its note.
+    """
 
     client_id: ClientId
     request_id: Count
-    ring: RingAnnouncement
+    nbytes: Count
 
 
 class PutRecord(Message, frozen=True):
@@ -214,7 +218,8 @@ class PutRecord(Message, frozen=True):
     Attributes:
         store_epoch: the epoch in which it was computed; a record of an earlier one is not kept.
         claim: the token with which the key was claimed; 0 if it was not.
-        place: in the ring that the client has registered. Nobody writes there before the answer to this has come.
+        place: in the client's nursery, out of what was granted. The client writes there no more, until it is granted
+            anew.
         overwrites: it takes the place of the record that the key has; if it is not kept, that one stays.
         ttl_s: seconds from the moment that it is kept until it is missing for everybody; 0.0: no limit.
     """
@@ -225,7 +230,7 @@ class PutRecord(Message, frozen=True):
     store_epoch: Count
     tenant: Text = ""
     claim: Count = 0
-    place: EgressPlace | None = None
+    place: NurseryPlace | None = None
     overwrites: bool = False
     ttl_s: Annotated[float, msgspec.Meta(ge=0, le=MAX_TTL_S)] = 0.0
 
@@ -329,7 +334,7 @@ FromClient = (
     | Probe
     | Flush
     | RegisterReader
-    | RegisterEgressRing
+    | OpenNursery
     | GetRecords
     | HaveRecords
     | PutRecord

@@ -96,12 +96,41 @@ class StoredOutput(Part, frozen=True, tag="stored"):
     token: Text
 
 
-class EgressPlace(Part, frozen=True):
-    """An encoded record in its client's own ring, of that epoch: `nbytes` at byte `offset` of the data object."""
+MIN_PLACED_BYTES = 64 << 10
+"""Of a record that is laid into a nursery; smaller ones cost less inline. Measured: see DECISIONS.md."""
+MAX_GRANTS = 64
+"""Places in one answer."""
 
-    epoch: Count
+
+class NurseryPlace(Part, frozen=True):
+    """An encoded record in its client's nursery: `nbytes` at byte `offset` of the file, and behind them its note.
+
+    Attributes:
+        crc32: of the record, if the service has checksums.
+    """
+
+    nursery: Count
     offset: Count
-    nbytes: Count
+    nbytes: Annotated[int, msgspec.Meta(ge=MIN_PLACED_BYTES, le=2**46)]
+    note_bytes: Annotated[int, msgspec.Meta(ge=0, le=2**12)]
+    crc32: Annotated[int, msgspec.Meta(ge=0, lt=2**32)] | None = None
+
+
+Stretch = tuple[Count, Count]
+"""Bytes of a nursery: where they begin, and where they end."""
+
+
+class Grants(Part, frozen=True):
+    """Places in a nursery that are its client's from now on, to lay records there.
+
+    Attributes:
+        places: whose pages have memory.
+        cold_places: whose pages have none yet.
+    """
+
+    nursery: Count
+    places: list[Stretch]
+    cold_places: list[Stretch]
 
 
 class Fetch(Part, frozen=True):

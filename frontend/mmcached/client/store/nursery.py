@@ -1,0 +1,289 @@
+"""Lays large records that this client puts into a nursery, where the frontend publishes them without a copy.
+
+    none ──OpenNursery──> opened ──fill──> a place of its own ──its put is sent──> the frontend's, for good
+      ▲                     │  ▲                                                           │
+      │                     │  └──────grants, in answers: the same place, or others────────┘
+      └── the connection is lost, the frontend has drained it, a fork
+
+A nursery is a file that the frontend has made. This client may fill those places that were granted to it, and no
+others; what it has sent it does not touch again unless that is granted anew. Grants come with the answers of the
+connection over which the nursery was opened, also with those that come after their call has ended; with the connection
+all of them end.
+
+What has no place travels as frames: a small record, or one for which there is no room just now. Nobody waits. Knows
+nothing of sockets; any thread may call anything, several fill side by side.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import zlib
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+
+from mmcached.client.links.uninterrupted import uninterrupted
+from mmcached.shm import EncodedRecord
+from mmcached.shm.ring.extents import Extents
+from mmcached.shm.segment.layout import chunk_bytes
+from mmcached.shm.segment.nursery_files import open_nursery, populate
+from mmcached.shm.segment.pages import Pages
+from mmcached.wire.errors import MmcachedError, StaleHandle
+from mmcached.wire.handle import RingAnnouncement
+from mmcached.wire.messages.parts import Grants, NurseryPlace, Stretch
+
+RETRY_S = 30.0
+"""How long a client goes without a nursery after it could not have one."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Room:
+    """What a client may use of its nursery; it is replaced, never changed, so that an interrupt leaves it whole.
+
+    Attributes:
+        own: granted, and not sent since, also what is being filled.
+        cold: of that, what has no memory yet.
+        taken: by request, what is being filled or was sent.
+        hand: where the last place ends: the next one is looked for from there.
+    """
+
+    own: Extents
+    cold: Extents
+    taken: dict[int, Stretch]
+    hand: int = 0
+
+    def place(self, size: int) -> int | None:
+        """Return where there is room, with memory if there is such."""
+        free = self.own.copy()
+        for begin, end in self.taken.values():
+            free.remove(begin, end)
+        warm = free.copy()
+        for begin, end in self.cold:
+            warm.remove(begin, end)
+        found = warm.find(size, self.hand)
+        return free.find(size, self.hand) if found is None else found
+
+    def with_place(self, request_id: int, stretch: Stretch) -> _Room:
+        return replace(self, taken={**self.taken, request_id: stretch}, hand=stretch[1])
+
+    def populated(self, stretch: Stretch) -> _Room:
+        cold = self.cold.copy()
+        cold.remove(*stretch)
+        return replace(self, cold=cold)
+
+    def without(self, request_id: int, *, was_sent: bool) -> _Room:
+        """Return what is left when a request has ended; its place is lost if it was sent, else it is free again."""
+        stretch = self.taken.get(request_id)
+        if stretch is None:
+            return self
+        own = self.own.copy()
+        if was_sent:
+            own.remove(*stretch)
+        return replace(self, own=own, taken={key: value for key, value in self.taken.items() if key != request_id})
+
+    def granted(self, grants: Grants) -> _Room:
+        own, cold = self.own.copy(), self.cold.copy()
+        for stretch in grants.places:
+            own.add(*stretch)
+            cold.remove(*stretch)
+        for stretch in grants.cold_places:
+            own.add(*stretch)
+            cold.add(*stretch)
+        return replace(self, own=own, cold=cold)
+
+
+class Nursery:
+    """One nursery, from its first grant until its connection is lost.
+
+    Attributes:
+        is_over: nothing is laid into it any more.
+    """
+
+    def __init__(self, grants: Grants, *, has_checksums: bool) -> None:
+        self.nursery = grants.nursery
+        self.is_over = False
+        self._has_checksums = has_checksums
+        self._pages: Pages | None = None
+        self._turn = threading.RLock()
+        self._is_in_use = False
+        self._room = _Room(Extents(), Extents(), {}).granted(grants)
+        self._news: deque[Callable[[_Room], _Room]] = deque()
+
+    @property
+    def is_mapped(self) -> bool:
+        return self._pages is not None
+
+    def map(self, ring: RingAnnouncement) -> None:
+        """Map the file; raise SegmentError or StaleHandle if that cannot be."""
+        self._pages = uninterrupted(partial(open_nursery, ring, self.nursery, is_writer=True))
+
+    def lay(self, request_id: int, encoded: EncodedRecord, note: bytes) -> NurseryPlace | None:
+        """Copy a record and its note into a place; return the place, which the put must name, or None: there is none.
+
+        The place is this request's until `answered` or `free`.
+
+        Raises:
+            OSError: there is no memory for it.
+        """
+        pages = self._pages
+        if pages is None or self.is_over:
+            return None
+        try:
+            stretch = self._take_room(request_id, chunk_bytes(encoded.nbytes + len(note)))
+            if stretch is None:
+                return None
+            for begin, end in self._room.cold.common(*stretch):
+                populate(pages, begin, end)
+                self._news.append(partial(_Room.populated, stretch=(begin, end)))
+            offset, end = stretch[0], stretch[0] + encoded.nbytes
+            data = np.frombuffer(pages, np.uint8, encoded.nbytes + len(note), offset)
+            encoded.write_into(data[: encoded.nbytes])
+            data[encoded.nbytes :] = np.frombuffer(note, np.uint8)
+            crc32 = zlib.crc32(data[: encoded.nbytes].data) if self._has_checksums else None
+        except BaseException:
+            self.free(request_id)
+            raise
+        return None if self.is_over else NurseryPlace(self.nursery, offset, end - offset, len(note), crc32)
+
+    def free(self, request_id: int) -> None:
+        """Let the place of a request be used again that was not sent; one that has none changes nothing."""
+        if request_id in self._room.taken:
+            self._news.append(partial(_Room.without, request_id=request_id, was_sent=False))
+
+    def answered(self, request_id: int, grants: Grants | None) -> None:
+        """Take note that a request was answered: its place is the frontend's; and of what was granted."""
+        # Taken in by the next who takes room: this may be called in the middle of that, by whoever reads the socket.
+        if request_id in self._room.taken:
+            self._news.append(partial(_Room.without, request_id=request_id, was_sent=True))
+        if grants is not None and grants.nursery == self.nursery:
+            self._news.append(partial(_Room.granted, grants=grants))
+
+    def close(self) -> None:
+        """Let go of the file; what is being filled is filled for nobody. A second call changes nothing."""
+        self.is_over = True
+        self._pages = None
+
+    def _take_room(self, request_id: int, size: int) -> Stretch | None:
+        """Take room for a request, or return None if there is none."""
+        with self._turn:
+            if self._is_in_use:  # a signal handler in the middle of its own thread's call
+                return None
+            try:
+                self._is_in_use = True
+                while self._news:  # an exception at any point leaves it to be done again, which changes nothing more
+                    self._room = self._news[0](self._room)
+                    self._news.popleft()
+                offset = self._room.place(size)
+                if offset is None:
+                    return None
+                stretch = offset, offset + size
+                self._room = self._room.with_place(request_id, stretch)
+                return stretch
+            finally:
+                self._is_in_use = False
+
+
+class Nurseries:
+    """The present nursery of one client id, if it has one.
+
+    Attributes:
+        why_inline: the reason that there is none though one was wanted; empty if there is none such.
+    """
+
+    def __init__(self) -> None:
+        self.why_inline = ""
+        self._nursery: Nursery | None = None
+        self._lock = threading.RLock()
+        self._is_opening = self._is_over = False
+        self._retry_at = -float("inf")
+
+    def begin(self) -> bool:
+        """Return whether a nursery is to be opened now; `end` must follow then."""
+        with self._lock:
+            if self._nursery is not None or self._is_opening or self._is_over or time.monotonic() < self._retry_at:
+                return False
+            self._is_opening = True
+            return True
+
+    def end(self, why_not: str = "") -> None:
+        """Take note that the frontend has answered, or why it has not."""
+        self._is_opening = False
+        if why_not:
+            self._refuse(why_not)
+
+    def opened(self, grants: Grants, *, has_checksums: bool) -> None:
+        """Take note of a nursery that the frontend has opened: before anything else that arrives is taken in."""
+        with self._lock:
+            former, self._nursery = self._nursery, None
+            if not self._is_over:
+                self._nursery = Nursery(grants, has_checksums=has_checksums)
+        if former is not None:
+            former.close()
+
+    def lay(
+        self, request_id: int, encoded: EncodedRecord, note: bytes, ring: RingAnnouncement | None
+    ) -> NurseryPlace | None:
+        """Copy a record into the nursery; return its place, or None: it travels as frames.
+
+        Args:
+            ring: whose nursery it is.
+        """
+        nursery = self._nursery
+        if nursery is None or ring is None:
+            return None
+        try:
+            if not nursery.is_mapped and not nursery.is_over:
+                nursery.map(ring)
+            place = nursery.lay(request_id, encoded, note)
+        except StaleHandle:  # it was drained
+            self.lose(nursery.nursery)
+            return None
+        except (MmcachedError, OSError) as error:
+            self._refuse(str(error))
+            return None
+        if place is not None:
+            self.why_inline = ""
+        return place
+
+    def free(self, request_id: int) -> None:
+        """Take note that a request was never sent."""
+        if (nursery := self._nursery) is not None:
+            nursery.free(request_id)
+
+    def answered(self, request_id: int | None, grants: Grants | None = None) -> None:
+        """Take note that a request was answered. None: one of them, nobody knows which."""
+        if request_id is None:
+            self.lose()
+        elif (nursery := self._nursery) is not None:
+            nursery.answered(request_id, grants)
+
+    def lose(self, number: int | None = None) -> None:
+        """Let go of the nursery, if it has this number; the next large put opens another."""
+        with self._lock:
+            nursery = self._nursery
+            if nursery is None or number not in (None, nursery.nursery):
+                return
+            self._nursery = None
+        nursery.close()
+
+    def close(self) -> None:
+        """Let go of the nursery for good."""
+        self._is_over = True
+        self.lose()
+
+    def abandon(self) -> None:
+        """In a forked child: let go of the parent's nursery."""
+        self._lock = threading.RLock()  # the thread that held it may not exist here
+        self._is_over = True
+        nursery, self._nursery = self._nursery, None
+        if nursery is not None:
+            nursery.close()
+
+    def _refuse(self, reason: str) -> None:
+        self.why_inline = reason
+        self._retry_at = time.monotonic() + RETRY_S
+        self.lose()

@@ -1,0 +1,369 @@
+"""Keeps the books of nurseries: what is whose in each of them, and what goes next.
+
+    never used ──┐
+    cold       ──┼──> prepared ──answer──> granted ──put──> record ──evicted, dropped──> free ──squeezed──> cold
+    free       ──┘       ▲                            └── refused ──┐
+                         └──────────────────────────────────────────┘
+
+    a nursery lies from its begin to its `frontier`; what is behind that was never used, and has no memory, as what is
+    cold. In a drained nursery nothing is prepared or granted, and all that is not a record is cold.
+
+All nurseries share one budget of memory. When a client puts a record, room for some as large is prepared for it, which
+goes with the next answer. If the budget is used, the nursery gives way that has most memory for what was put there
+recently; those whose clients are gone come first. In a nursery the oldest record goes first.
+
+Books only: no bytes, no sockets, no clock; time is counted in bytes that are put. Invariants: the sets of a nursery do
+not overlap; what a client was granted it has until it puts something there, or its connection is closed.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator
+
+from mmcached.shm.ring.extents import Extents
+from mmcached.shm.ring.nursery_table import Placed
+from mmcached.shm.segment.layout import ALIGNMENT, chunk_bytes
+from mmcached.wire.errors import InvariantError, StaleHandle
+from mmcached.wire.messages.parts import MAX_GRANTS, MIN_PLACED_BYTES, Grants
+
+DEPTH = 2
+MAX_DEPTH = 16
+"""Places for records as large as a client's largest that are kept ready for it: more when it has found none."""
+IDLE_TICKS = 2
+"""A client that has put nothing while half of the budget was put so many times is idle."""
+
+
+class Nursery:
+    """The books of one nursery; sizes and places in bytes.
+
+    Attributes:
+        peer: the connection whose client lays records here; None: it is drained.
+        frontier: what lies behind it was never used.
+        granted: what its client may fill.
+        prepared: what goes to the client with the next answer.
+        free: what nobody uses, with memory.
+        cold: the same without memory, before the frontier.
+        records: by slot, where each record lies, the oldest first; also one that waits for its last reader.
+        demand: bytes that were put here recently.
+        largest: the bytes of the largest record recently.
+        depth: so many places are kept ready.
+    """
+
+    __slots__ = (
+        "cold", "demand", "depth", "free", "frontier", "granted", "largest", "nursery", "peer", "prepared",
+        "prepared_cold", "records", "size", "used_at",
+    )  # fmt: skip
+
+    def __init__(self, nursery: int, size: int, peer: bytes | None) -> None:
+        self.nursery = nursery
+        self.size = size
+        self.peer = peer
+        self.frontier = 0
+        self.granted, self.prepared, self.prepared_cold = Extents(), Extents(), Extents()
+        self.free, self.cold = Extents(), Extents()
+        self.records: OrderedDict[int, Placed] = OrderedDict()
+        self.demand = 0
+        self.largest = MIN_PLACED_BYTES
+        self.depth = DEPTH
+        self.used_at = 0
+
+    @property
+    def held_bytes(self) -> int:
+        """The memory that it takes, or may take."""
+        return self.frontier - self.cold.num_bytes
+
+    @property
+    def num_ready(self) -> int:
+        """How many records as large as the largest the client has room for, after the next answer."""
+        room = self.granted.copy()
+        for begin, end in (*self.prepared, *self.prepared_cold):
+            room.add(begin, end)
+        return sum((end - begin) // self.largest for begin, end in room)
+
+
+class Nurseries:
+    """All nurseries of one store.
+
+    Args:
+        budget_bytes: of memory, for all together.
+    """
+
+    def __init__(self, budget_bytes: int) -> None:
+        self.budget_bytes = budget_bytes
+        self._nurseries: OrderedDict[int, Nursery] = OrderedDict()
+        self._peer_to_nursery: dict[bytes, Nursery] = {}
+        self._unready: dict[int, Nursery] = {}
+        self._tick = self._put_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._nurseries)
+
+    def __iter__(self) -> Iterator[Nursery]:
+        return iter(list(self._nurseries.values()))
+
+    @property
+    def held_bytes(self) -> int:
+        return sum(one.held_bytes for one in self._nurseries.values())
+
+    @property
+    def max_record_bytes(self) -> int:
+        """Of a record with its note: a larger one would leave no room for others."""
+        return self.budget_bytes // 4 // ALIGNMENT * ALIGNMENT
+
+    def get(self, nursery: int) -> Nursery | None:
+        return self._nurseries.get(nursery)
+
+    def of(self, peer: bytes) -> Nursery | None:
+        """Return the nursery of a connection."""
+        return self._peer_to_nursery.get(peer)
+
+    @property
+    def peers(self) -> list[bytes]:
+        """The connections that have a nursery."""
+        return list(self._peer_to_nursery)
+
+    # ---- a nursery's life
+
+    def open(self, nursery: int, size: int, peer: bytes) -> None:
+        """Enter a new nursery of a connection that has none."""
+        one = self._nurseries[nursery] = self._peer_to_nursery[peer] = Nursery(nursery, size, peer)
+        self.want(one, MIN_PLACED_BYTES)
+
+    def adopt(self, nursery: int, size: int, records: Iterable[tuple[int, Placed]]) -> list[tuple[int, int]]:
+        """Enter a nursery of a former frontend, drained; return what is free there, to be given back to the kernel.
+
+        Args:
+            records: by slot, the oldest first, with those that wait for their last readers.
+        """
+        one = self._nurseries[nursery] = Nursery(nursery, size, None)
+        one.records.update(records)
+        one.frontier = size
+        return self._empty(one)
+
+    def drain(self, one: Nursery) -> list[tuple[int, int]]:
+        """Let nothing more be put there; return what is free, to be given back to the kernel."""
+        if one.peer is not None:
+            del self._peer_to_nursery[one.peer]
+            self._unready.pop(one.nursery, None)
+            one.peer = None
+        return self._empty(one)
+
+    def remove(self, one: Nursery) -> None:
+        """Forget a nursery without records."""
+        if one.records:
+            raise InvariantError(f"nursery {one.nursery} has {len(one.records)} records")
+        if one.peer is not None:
+            self.drain(one)
+        del self._nurseries[one.nursery]
+
+    # ---- puts
+
+    def take(self, peer: bytes, nursery: int, offset: int, size: int) -> Nursery:
+        """Take a place from its client, which has put a record there; `keep` or `give_back` must follow.
+
+        Raises:
+            StaleHandle: it is not this connection's.
+        """
+        one = self._peer_to_nursery.get(peer)
+        if one is None or one.nursery != nursery:
+            raise StaleHandle(f"nursery {nursery} is not open for this connection")
+        if offset % ALIGNMENT or not one.granted.covers(offset, offset + size):
+            raise StaleHandle(f"bytes {offset} to {offset + size} of nursery {nursery} were not granted")
+        one.granted.remove(offset, offset + size)
+        self.want(one, size)
+        return one
+
+    def keep(self, one: Nursery, slot: int, place: Placed) -> None:
+        """Enter a record that lies in a place that was taken."""
+        one.records[slot] = place
+        one.demand += place.size
+        self._advance(place.size)
+
+    def _advance(self, size: int) -> None:
+        """Let time pass by the bytes of a record that is put."""
+        self._put_bytes += size
+        if 2 * self._put_bytes >= self.budget_bytes:
+            self._put_bytes = 0
+            self._tick += 1
+            for each in self._nurseries.values():
+                each.demand //= 2
+                each.largest = max(chunk_bytes(each.largest // 2), size_of_last(each))
+                each.depth = max(DEPTH, each.depth // 2)
+
+    def give_back(self, one: Nursery, place: Placed) -> None:
+        """Let a client have a place again that was taken: the record is not kept."""
+        if one.peer is not None:
+            one.prepared.add(place.offset, place.offset + place.size)
+
+    def want(self, one: Nursery, size: int, *, found_none: bool = False) -> None:
+        """Take note of the size of a record, and whether there was no room for it."""
+        one.largest = max(one.largest, chunk_bytes(size))
+        one.used_at = self._tick
+        self._unready[one.nursery] = one
+        if found_none:
+            one.depth = min(MAX_DEPTH, 2 * one.depth)
+            self._advance(size)
+
+    def freed(self, slot: int, place: Placed) -> tuple[int, int] | None:
+        """Take note that a record's place is nobody's any more.
+
+        Returns:
+            what is to be given back to the kernel.
+        """
+        one = self._nurseries.get(place.nursery)
+        if one is None or one.records.pop(slot, None) is None:
+            return None
+        begin, end = place.offset, place.offset + place.size
+        if one.peer is not None:
+            one.free.add(begin, end)
+            return None
+        one.cold.add(begin, end)
+        return one.cold.around(begin)
+
+    def grants(self, peer: bytes) -> Grants | None:
+        """Hand over what is prepared; None: nothing is."""
+        one = self._peer_to_nursery.get(peer)
+        if one is None or not (one.prepared or one.prepared_cold):
+            return None
+        of_kind = []
+        for prepared in (one.prepared, one.prepared_cold):
+            some = list(prepared)[:MAX_GRANTS]
+            for begin, end in some:
+                prepared.remove(begin, end)
+                one.granted.add(begin, end)
+            of_kind.append(some)
+        return Grants(one.nursery, *of_kind)
+
+    # ---- room
+
+    def needy(self) -> Nursery | None:
+        """Prepare room for clients as far as there is some; return a nursery for which something has to go, if any."""
+        for one in list(self._unready.values()):
+            if not self.prepare(one):
+                return one
+            del self._unready[one.nursery]
+        return None
+
+    def prepare(self, one: Nursery) -> bool:
+        """Prepare room out of what is free, and out of the budget; return whether it is enough."""
+        one.largest = min(one.largest, self.max_record_bytes)
+        while one.num_ready < one.depth and one.depth * one.largest * 2 > self.budget_bytes and one.depth > DEPTH:
+            one.depth -= 1
+        spare = self.budget_bytes - self.held_bytes
+        while one.num_ready < one.depth:
+            if not (self._take_stretch(one, 0) or self._take_stretch(one, spare)):
+                return False
+            spare = self.budget_bytes - self.held_bytes
+        return True
+
+    def to_go(self, needy: Nursery | None) -> list[Nursery]:
+        """Return the nurseries in the order in which they give way: those that are drained, then those that have most
+        for what was put there recently.
+
+        Args:
+            needy: for which there is to be room; None: it is slots that are needed.
+        """
+        has_memory = needy is not None and self.budget_bytes - self.held_bytes >= needy.largest
+        if needy is not None and has_memory:  # it has no stretch that is long enough
+            return [needy]
+        order = sorted(
+            self._nurseries.values(), key=lambda one: (one.peer is not None, -one.held_bytes / (one.demand + 1))
+        )
+        return [one for one in order if one.records or one.free or self.is_idle(one) or one is needy]
+
+    def is_idle(self, one: Nursery) -> bool:
+        """Return whether a client has put nothing for long."""
+        return one.peer is not None and self._tick - one.used_at >= IDLE_TICKS
+
+    def squeeze(self, one: Nursery) -> list[tuple[int, int]]:
+        """Take the memory from what is free in a nursery; return the stretches, to be given back to the kernel."""
+        freed = list(one.free)
+        for begin, end in freed:
+            one.free.remove(begin, end)
+            one.cold.add(begin, end)
+        return freed
+
+    # ---- the object
+
+    def check_integrity(self) -> None:
+        """Raise InvariantError if the sets of a nursery overlap, or the budget is exceeded."""
+        for one in self._nurseries.values():
+            stretches = [
+                stretch
+                for kind in (one.granted, one.prepared, one.prepared_cold, one.free, one.cold)
+                for stretch in kind
+            ]
+            stretches += [(place.offset, place.offset + place.size) for place in one.records.values()]
+            end = 0
+            for begin, stop in sorted(stretches):
+                if begin < end:
+                    raise InvariantError(f"byte {begin} of nursery {one.nursery} has two owners")
+                end = stop
+            if end > one.frontier or one.frontier > one.size:
+                raise InvariantError(f"nursery {one.nursery} ends at {end}, its frontier is {one.frontier}")
+        if any(one.peer != peer for peer, one in self._peer_to_nursery.items()):
+            raise InvariantError("a connection has a nursery of another")
+
+    def _empty(self, one: Nursery) -> list[tuple[int, int]]:
+        one.granted, one.prepared, one.prepared_cold, one.free = Extents(), Extents(), Extents(), Extents()
+        one.cold = Extents([(0, one.frontier)])
+        for place in one.records.values():
+            one.cold.remove(place.offset, place.offset + place.size)
+        return list(one.cold)
+
+    def _take_stretch(self, one: Nursery, spare: int) -> bool:
+        """Prepare room for one record more, with up to `spare` bytes of memory that the nursery does not have yet."""
+        available, has_memory = one.free.copy(), one.free
+        if spare:
+            for begin, end in one.cold:
+                available.add(begin, end)
+            available.add(one.frontier, one.size)
+        found = available.find(one.largest)
+        if found is not None:
+            return self._prepare(one, found, found + one.largest, spare)
+        room = available.copy()
+        for begin, end in (*one.granted, *one.prepared, *one.prepared_cold):
+            room.add(begin, end)
+        for begin, end in room:
+            parts = available.common(begin, end)
+            if not parts:
+                continue
+            own = room_without(begin, end, parts)
+            if (end - begin) // one.largest > sum((stop - start) // one.largest for start, stop in own):
+                cost = sum(stop - start for start, stop in parts) - sum(
+                    high - low for start, stop in parts for low, high in has_memory.common(start, stop)
+                )
+                if cost <= spare:
+                    for start, stop in parts:
+                        self._prepare(one, start, stop, spare)
+                    return True
+        return False
+
+    def _prepare(self, one: Nursery, begin: int, end: int, spare: int) -> bool:
+        warm = one.free.common(begin, end)
+        if (end - begin) - sum(stop - start for start, stop in warm) > spare:
+            return False
+        cold = Extents([(begin, end)])
+        for start, stop in warm:
+            one.free.remove(start, stop)
+            one.prepared.add(start, stop)
+            cold.remove(start, stop)
+        for start, stop in cold:
+            one.cold.remove(start, stop)
+            one.prepared_cold.add(start, stop)
+        one.frontier = max(one.frontier, end)
+        return True
+
+
+def size_of_last(one: Nursery) -> int:
+    """Return the bytes of the newest record of a nursery."""
+    return next(reversed(one.records.values())).size if one.records else MIN_PLACED_BYTES
+
+
+def room_without(begin: int, end: int, parts: list[tuple[int, int]]) -> Extents:
+    """Return what is left of a stretch without some parts of it."""
+    room = Extents([(begin, end)])
+    for start, stop in parts:
+        room.remove(start, stop)
+    return room

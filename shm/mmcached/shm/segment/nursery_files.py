@@ -1,0 +1,178 @@
+"""Makes, maps and removes the files of a ring's nurseries.
+
+A nursery is a writer's segment of the store: a sparse file in which one process lays records. The ring's writer makes
+it, under an id that is never used again, so a name means one file for good; it maps it read-only, as readers do, and
+removes it when no record lies there any more. What is free is given back to the kernel piece by piece (`punch`).
+
+The size of a file is looked at before it is read: a process that cuts it short would end those that read on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import mmap
+import os
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+
+from mmcached.shm.files.own_file import open_own
+from mmcached.shm.segment.headroom import require_room
+from mmcached.shm.segment.layout import PAGE_BYTES
+from mmcached.shm.segment.mapped import SHM_DIR, map_object
+from mmcached.shm.segment.pages import Pages
+from mmcached.shm.segment.populate import Advice, advise
+from mmcached.shm.segment.segment import Host, create_object, leftover_names, unlink
+from mmcached.wire.closeable import Closeable
+from mmcached.wire.errors import SegmentError, StaleHandle
+from mmcached.wire.handle import RingAnnouncement
+
+Bytes1D = npt.NDArray[np.uint8]
+_KEEP_SIZE, _PUNCH_HOLE = 1, 2
+
+
+def open_nursery(announcement: RingAnnouncement, nursery: int, *, is_writer: bool = False) -> Pages:
+    """Map a nursery, without write permission but for its writer.
+
+    Raises:
+        StaleHandle: there is no such nursery: no record lies in it any more.
+        SegmentError: no descriptor or address space is left for it, or the file is another user's.
+    """
+    name = announcement.nursery_name(nursery)
+    try:
+        fd = open_own(SHM_DIR / name.lstrip("/"))
+    except FileNotFoundError as error:
+        raise StaleHandle(f"nursery {nursery} is gone") from error
+    except OSError as error:
+        raise SegmentError(f"{SHM_DIR}{name} cannot be opened: {error.strerror or error}") from error
+    try:
+        if not (nbytes := os.fstat(fd).st_size):
+            raise StaleHandle(f"nursery {nursery} has been cut short")
+        return map_object(fd, nbytes, prot=mmap.PROT_READ | (mmap.PROT_WRITE if is_writer else 0))
+    finally:
+        os.close(fd)
+
+
+def view_of(pages: Pages, offset: int, nbytes: int) -> Bytes1D:
+    """Return bytes of a mapped nursery, `(nbytes,)`; raise StaleHandle if its file is shorter than that by now."""
+    if pages.size() < offset + nbytes or len(pages) < offset + nbytes:
+        raise StaleHandle(f"bytes {offset} to {offset + nbytes} were cut off from their nursery")
+    return np.ndarray(nbytes, np.uint8, pages, offset)
+
+
+def populate(pages: Pages, begin: int, end: int) -> None:
+    """Give the pages of a nursery their memory; raise OSError if there is none, which a first write would not survive.
+
+    Whole pages around these bytes; what lies there stays as it is.
+    """
+    begin, end = begin // PAGE_BYTES * PAGE_BYTES, -(-end // PAGE_BYTES) * PAGE_BYTES
+    address = np.frombuffer(pages, np.uint8, 1).__array_interface__["data"][0]
+    advise(int(address) + begin, min(end, len(pages)) - begin, Advice.WRITE)
+
+
+class NurseryFiles(Closeable):
+    """The nurseries of one ring as the ring's writer has them."""
+
+    def __init__(self, announcement: RingAnnouncement, host: Host | None = None) -> None:
+        self._announcement = announcement
+        self._host = host or Host()
+        self._pages: dict[int, Pages] = {}
+
+    def create(self, nursery: int, nbytes: int, *, first_bytes: int) -> None:
+        """Make the file of a nursery of up to `nbytes`, of which none has memory yet.
+
+        Args:
+            first_bytes: that will be used soon.
+        Raises:
+            SegmentError: there is no room for those, or no descriptor or address space; nothing is left.
+        """
+        free, headroom = self._host.shm_free_bytes(), self._host.headroom_bytes()
+        require_room(first_bytes, shm_free_bytes=free, headroom_bytes=headroom)
+        name = self._announcement.nursery_name(nursery)
+        fd = create_object(name)
+        try:
+            os.ftruncate(fd, nbytes)
+            self._pages[nursery] = map_object(fd, nbytes, prot=mmap.PROT_READ)
+        except BaseException:
+            unlink(name)
+            raise
+        finally:
+            os.close(fd)
+
+    def adopt(self, nursery: int) -> int:
+        """Map the nursery of a former writer; return its size in bytes, 0 if it is gone or cannot be mapped."""
+        if nursery not in self._pages:
+            try:
+                self._pages[nursery] = open_nursery(self._announcement, nursery)
+            except (StaleHandle, SegmentError):
+                return 0
+        return min(len(self._pages[nursery]), self._pages[nursery].size())
+
+    def __iter__(self) -> Iterator[int]:
+        """Iterate over the ids of those that are mapped, as of now."""
+        return iter(list(self._pages))
+
+    def view(self, nursery: int, offset: int, nbytes: int) -> Bytes1D:
+        """Return bytes of a nursery, `(nbytes,)`, read-only; raise StaleHandle if they are not there."""
+        pages = self._pages.get(nursery)
+        if pages is None:
+            raise StaleHandle(f"nursery {nursery} is gone")
+        return view_of(pages, offset, nbytes)
+
+    def punch(self, nursery: int, begin: int, end: int) -> None:
+        """Give the memory of the whole pages between two offsets back; what is read there then is 0."""
+        begin, end = -(-begin // PAGE_BYTES) * PAGE_BYTES, end // PAGE_BYTES * PAGE_BYTES
+        if begin >= end:
+            return
+        with contextlib.suppress(OSError):  # the name is gone: so is the memory, with the last mapping
+            fd = open_own(SHM_DIR / self._announcement.nursery_name(nursery).lstrip("/"))
+            try:
+                _fallocate(fd, _PUNCH_HOLE | _KEEP_SIZE, begin, end - begin)
+            finally:
+                os.close(fd)
+
+    def allocated_bytes(self, nursery: int) -> int:
+        """Return the bytes of memory that a nursery takes now."""
+        with contextlib.suppress(OSError):
+            return os.stat(SHM_DIR / self._announcement.nursery_name(nursery).lstrip("/")).st_blocks * 512
+        return 0
+
+    def remove(self, nursery: int) -> None:
+        """Give all memory back, remove the name and let go; who has mapped it keeps the mapping, of nothing."""
+        pages = self._pages.pop(nursery, None)
+        if pages is not None:
+            self.punch(nursery, 0, len(pages))
+        unlink(self._announcement.nursery_name(nursery))
+
+    def remove_others(self) -> None:
+        """Remove the names of nurseries that nobody has made or adopted here."""
+        for nursery in nurseries_of(self._announcement):
+            if nursery not in self._pages:
+                self.remove(nursery)
+
+    def close(self, *, keeps_names: bool = False) -> None:
+        """Remove all, unless another writer is to adopt them."""
+        for nursery in list(self._pages):
+            if keeps_names:
+                del self._pages[nursery]
+            else:
+                self.remove(nursery)
+
+
+def nurseries_of(announcement: RingAnnouncement) -> list[int]:
+    """Return the ids of the nurseries of a ring that have a name."""
+    stem = announcement.nursery_name(0).removesuffix("0")
+    numbers = (name.removeprefix(stem) for name in leftover_names(announcement.uid) if name.startswith(stem))
+    return sorted(int(number) for number in numbers if number.isdecimal())
+
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_long, ctypes.c_long)
+
+
+def _fallocate(fd: int, mode: int, offset: int, nbytes: int) -> None:
+    if _libc.fallocate(fd, mode, offset, nbytes):
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))

@@ -1,0 +1,451 @@
+"""Large puts are published where the client has laid them, and go through the socket wherever that cannot be."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import gc
+import os
+import resource
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mmcached.client import Client
+from mmcached.client.store import nursery
+from mmcached.client.store.nursery import Nursery
+from mmcached.shm import EncodedRecord, encode
+from mmcached.shm.ring import reader as ring_reader
+from mmcached.shm.segment.layout import chunk_bytes
+from mmcached.shm.segment.mapped import SHM_DIR
+from mmcached.shm.segment.nursery_files import NurseryFiles
+from mmcached.wire.handle import RingAnnouncement
+from mmcached.wire.messages.frontend import ClientHello, OpenNursery, PutRecord
+from mmcached.wire.messages.parts import MIN_PLACED_BYTES, Grants
+from tests.client.blocking import Make
+from tests.client.fork_child import in_child
+from tests.client.records import is_equal, numbers
+from tests.client.services import StoreService
+from tests.house import REPOSITORY
+from tests.integration.processes import eventually
+
+LARGE = 1 << 20
+STORE_GB = 1 / 16
+BUDGET = 16 << 20
+
+
+@pytest.fixture
+def service(run_dir: Path) -> Iterator[StoreService]:
+    with StoreService(run_dir, store_gb=STORE_GB, store_max_object_mb=8) as running:
+        yield running
+        running.call(running.desk.check_integrity)
+
+
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Open a nursery again without waiting; nothing here depends on when."""
+    monkeypatch.setattr(nursery, "RETRY_S", 0.0)
+
+
+def puts(service: StoreService) -> list[str]:
+    """Return how each put has come."""
+    found = [message for message in service.received if isinstance(message, PutRecord)]
+    return ["frames" if message.place is None else "placed" for message in found]
+
+
+def files(service: StoreService) -> list[str]:
+    return sorted(name for name in os.listdir(SHM_DIR) if "nursery" in name)
+
+
+def stats(service: StoreService) -> Any:
+    found: list[Any] = []
+    service.call(lambda: found.append(service.desk.stats()))
+    return found[0]
+
+
+def holds(client: Any, key: str, seed: int, nbytes: int = LARGE) -> bool:
+    hit = client.get(key, tensors="numpy")
+    return hit is not None and is_equal(hit.record, numbers(seed, nbytes))
+
+
+def test_a_large_record_stays_where_it_was_laid_and_a_small_one_is_sent(service: StoreService, client: Any) -> None:
+    for index in range(4):
+        assert client.put(f"large {index}", numbers(index, LARGE))
+    assert client.put("small", numbers(9, MIN_PLACED_BYTES // 2))
+    nested = {"a": [np.arange(5), {"b": np.zeros((300, 400))}], "c": "text", "d": np.empty((0, 3))}
+    assert client.put("nested", nested)
+    assert client.get_or_compute("computed", partial(numbers, 7, LARGE)) is not None
+    assert puts(service) == ["placed"] * 4 + ["frames", "placed", "placed"]
+    assert all(holds(client, f"large {index}", index) for index in range(4))
+    assert holds(client, "computed", 7)
+    assert is_equal(client.get("nested", tensors="numpy").record, nested)
+    assert service.count(OpenNursery) == len(files(service)) == 1
+    assert stats(service).nursery_puts == 6
+    assert client.store_counters().causes == {}
+
+
+def test_others_read_it_in_place_and_its_checksum_is_judged(run_dir: Path) -> None:
+    with (
+        StoreService(run_dir, store_gb=STORE_GB, ring_has_checksums=True) as service,
+        Client(run_dir, fail_open=False) as writer,
+        Client(run_dir) as reader,
+    ):
+        assert writer.put("k", numbers(1, LARGE))
+        hit = reader.get("k", view=True, tensors="numpy")
+        assert hit is not None
+        with hit:
+            assert is_equal(hit.record, numbers(1, LARGE))
+            token = hit.token
+            assert token is not None
+            other = writer.open(token, view=True, tensors="numpy")
+            assert other is not None
+            with other:
+                assert is_equal(other.record, numbers(1, LARGE))
+        del hit, other
+        (name,) = files(service)
+        with (SHM_DIR / name).open("r+b") as file:
+            file.seek(LARGE // 2)
+            file.write(b"\xff" * 64)
+        assert reader.get("k") is None, "its writer has changed it"
+
+
+def test_what_was_asked_for_moves_into_the_ring_and_the_oldest_of_the_others_go(
+    service: StoreService, client: Any, run_dir: Path
+) -> None:
+    num_records = 2 * BUDGET // LARGE
+    with Client(run_dir, fail_open=False) as reader:
+        for index in range(num_records):
+            assert client.put(f"k{index}", numbers(index, LARGE))
+            assert holds(reader, "k0", 0), "before, while and after it is copied"
+        found = [index for index in range(num_records) if holds(reader, f"k{index}", index)]
+    assert 0 in found
+    assert 1 not in found, "nobody has asked for it"
+    assert num_records - 1 in found
+    seen = stats(service)
+    assert seen.promotions >= 1
+    assert seen.nursery_bytes <= BUDGET
+    assert puts(service).count("placed") > num_records - 8
+
+
+def test_a_view_keeps_its_place_from_being_used_again(service: StoreService, client: Any, run_dir: Path) -> None:
+    with Client(run_dir, fail_open=False) as reader:
+        assert client.put("held", numbers(0, LARGE))
+        hit = reader.get("held", view=True, tensors="numpy")
+        assert client.put("dropped", numbers(1, LARGE))
+        dropped = reader.get("dropped", view=True, tensors="numpy")
+        assert client.drop("dropped")
+        for index in range(2 * BUDGET // LARGE):
+            assert client.put(f"k{index}", numbers(index, LARGE))
+        assert hit is not None
+        assert dropped is not None
+        assert is_equal(hit.record, numbers(0, LARGE))
+        assert is_equal(dropped.record, numbers(1, LARGE))
+        assert reader.get("dropped") is None
+        del hit, dropped
+
+
+def test_a_late_answer_brings_its_grants_and_nothing_is_overwritten(service: StoreService, client: Any) -> None:
+    """The call has ended at its deadline, and the frontend has not seen the record yet."""
+    assert client.put("first", numbers(0, LARGE))
+    service.hold = (PutRecord,)
+    for index in range(3):
+        assert not client.put(f"late {index}", numbers(1 + index, LARGE), timeout_s=0.05)
+    service.hold = ()
+    for index in range(4):
+        assert client.put(f"between {index}", numbers(10 + index, LARGE))
+    service.release()
+    for index in range(3):
+        assert holds(client, f"late {index}", 1 + index)
+    for index in range(4):
+        assert holds(client, f"between {index}", 10 + index)
+    assert client.put("after", numbers(20, LARGE))
+    assert puts(service)[-1] == "placed", "the late answers have brought room"
+
+
+def test_what_is_refused_is_granted_again(service: StoreService, client: Any) -> None:
+    assert client.put("k", numbers(1, LARGE))
+    for index in range(3 * BUDGET // LARGE):
+        assert client.put("k", numbers(index, LARGE)).outcome == "exists"
+    assert set(puts(service)) == {"placed"}
+    assert holds(client, "k", 1)
+    assert stats(service).nursery_bytes < BUDGET // 2
+
+
+def test_without_memory_it_is_sent_and_said_once(
+    service: StoreService, client: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOMEM, "no memory for a test")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(nursery, "populate", refuse)
+        for index in range(3):
+            assert client.put(f"k{index}", numbers(index, LARGE))
+    assert holds(client, "k2", 2)
+    said = [record.message for record in caplog.records if "socket" in record.message]
+    assert said == ["large puts go through the socket: [Errno 12] no memory for a test"]
+    assert client.put("later", numbers(4, LARGE))
+    assert puts(service) == ["frames", "frames", "frames", "placed"]
+
+
+def test_where_there_are_no_nurseries_or_a_record_is_too_large_it_is_sent(make: Make, run_dir: Path) -> None:
+    with (
+        StoreService(run_dir, store_gb=STORE_GB, store_nursery_share=0.0) as service,
+        make(run_dir, fail_open=False) as client,
+    ):
+        assert client.put("k", numbers(1, LARGE))
+        assert puts(service) == ["frames"]
+        assert service.count(OpenNursery) == 0
+        assert files(service) == []
+
+
+def test_a_record_of_more_than_a_quarter_of_the_budget_is_sent(service: StoreService, client: Any) -> None:
+    assert client.put("k", numbers(1, BUDGET // 4))
+    assert client.put("l", numbers(1, BUDGET // 8))
+    assert puts(service) == ["frames", "placed"]
+    assert holds(client, "k", 1, BUDGET // 4)
+
+
+def test_a_nursery_that_the_frontend_has_drained_costs_one_message(service: StoreService, client: Any) -> None:
+    assert client.put("a", numbers(1, LARGE))
+    nurseries = service.desk.nurseries
+    service.call(lambda: nurseries._drain(next(iter(nurseries.books))))
+    assert client.put("b", numbers(2, LARGE))
+    assert client.put("c", numbers(3, LARGE))
+    assert puts(service) == ["placed", "placed", "frames", "placed"]
+    for key, seed in (("a", 1), ("b", 2), ("c", 3)):
+        assert holds(client, key, seed)
+    assert len(files(service)) == 2
+
+
+def test_a_lost_connection_ends_the_nursery_and_what_lies_there_stays(service: StoreService, client: Any) -> None:
+    assert client.put("a", numbers(1, LARGE))
+    service.call(lambda: service.listener.disconnect(next(iter(service.peers.values()))))
+    eventually(lambda: (client.drop("x"), service.count(ClientHello))[1], lambda count: count > 1, "another greeting")
+    assert client.put("b", numbers(2, LARGE))
+    assert puts(service) == ["placed", "placed"]
+    assert holds(client, "a", 1)
+    assert holds(client, "b", 2)
+    assert len(files(service)) == 2
+    assert client.drop("a")
+    eventually(lambda: files(service), lambda found: len(found) == 1, "the first one, without a record, is removed")
+
+
+def test_a_client_that_has_closed_leaves_its_records(service: StoreService, make: Make, run_dir: Path) -> None:
+    with make(run_dir) as writer:
+        assert writer.put("k", numbers(1, LARGE))
+    with Client(run_dir, fail_open=False) as reader:
+        assert holds(reader, "k", 1)
+        assert len(files(service)) == 1
+        view = reader.get("k", view=True, tensors="numpy")
+        reader.flush()
+        assert view is not None
+        assert is_equal(view.record, numbers(1, LARGE))
+        del view
+        gc.collect()
+        eventually(lambda: files(service), lambda found: not found, "the last lease has ended")
+
+
+def test_threads_fill_side_by_side(service: StoreService, run_dir: Path) -> None:
+    with Client(run_dir, fail_open=False) as client:
+
+        def put(thread: int) -> None:
+            for index in range(6):
+                assert client.put(f"{thread} {index}", numbers(100 * thread + index, LARGE // 4))
+
+        threads = [threading.Thread(target=put, args=(number,)) for number in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        for number in range(4):
+            for index in range(6):
+                assert holds(client, f"{number} {index}", 100 * number + index, LARGE // 4)
+    assert len(puts(service)) == 24
+    assert "placed" in puts(service)
+
+
+def test_a_forked_child_has_a_nursery_of_its_own(service: StoreService, run_dir: Path) -> None:
+    with Client(run_dir, fail_open=False) as client:
+        assert client.put("parent", numbers(1, LARGE))
+
+        def child() -> Any:
+            is_stored = bool(client.put("child", numbers(2, LARGE)))
+            client.close()
+            return is_stored
+
+        assert in_child(child) is True
+        assert client.put("parent again", numbers(3, LARGE))
+        for key, seed in (("parent", 1), ("child", 2), ("parent again", 3)):
+            assert holds(client, key, seed)
+    assert puts(service) == ["placed"] * 3
+    assert service.count(OpenNursery) == 2
+
+
+def test_a_reader_without_descriptors_gets_a_copy(
+    service: StoreService, client: Any, run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert client.put("k", numbers(1, LARGE))
+    with Client(run_dir, fail_open=False) as reader:
+        assert reader.get("missing") is None
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        lowest = os.dup(0)
+        os.close(lowest)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, hard))
+        try:
+            hit = reader.get("k", tensors="numpy")
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        assert hit is not None, "a miss is not believed"
+        assert is_equal(hit.record, numbers(1, LARGE))
+    assert stats(service).inline_records == 1
+
+
+def test_nurseries_that_are_gone_are_unmapped(
+    service: StoreService, run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ring_reader, "MAX_NURSERIES", 2)
+    with Client(run_dir, fail_open=False) as reader:
+        for index in range(4):
+            with Client(run_dir, fail_open=False) as writer:
+                assert writer.put(f"k{index}", numbers(index, LARGE))
+            assert holds(reader, f"k{index}", index)
+        targets = [os.readlink(f"/proc/self/map_files/{name}") for name in os.listdir("/proc/self/map_files")]
+        assert all(holds(reader, f"k{index}", index) for index in range(4))
+        session = reader._calls._store._sessions.present
+        assert session is not None
+        assert len(session._store.reader._nurseries) == 2
+    assert targets
+
+
+def test_a_client_that_cuts_its_file_short_harms_only_its_own_records(service: StoreService, run_dir: Path) -> None:
+    with Client(run_dir) as liar, Client(run_dir, fail_open=False) as other:
+        assert liar.put("lost", numbers(1, LARGE))
+        assert other.put("kept", numbers(2, LARGE))
+        os.truncate(SHM_DIR / files(service)[0], 4096)
+        assert other.get("lost") is None
+        assert holds(other, "kept", 2)
+        assert other.put("more", numbers(3, LARGE))
+
+
+# ---- a process that dies, or is stopped
+
+CHILD = """
+import signal, sys
+from pathlib import Path
+import numpy as np
+from mmcached.client import Client
+from mmcached.shm import EncodedRecord
+when = sys.argv[2]
+with Client(Path(sys.argv[1]), fail_open=False) as client:
+    assert client.put("whole", {"x": np.ones(1 << 20, np.uint8)})
+    write = EncodedRecord.write_into
+    def fill_half(self, buffer):
+        buffer[: len(buffer) // 2] = 1
+        print("half way", flush=True)
+        sys.stdin.readline()
+        buffer[:] = 0xEE
+        write(self, buffer)
+    EncodedRecord.write_into = fill_half
+    try:
+        client.put("half", {"x": np.full(1 << 20, 0xEE, np.uint8)}, timeout_s=5)
+    except Exception as error:
+        print(type(error).__name__, flush=True)
+    print("done", flush=True)
+    sys.stdin.readline()
+"""
+
+
+@contextlib.contextmanager
+def child_half_way(run_dir: Path) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-c", CHILD, str(run_dir), ""]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=REPOSITORY) as child:
+        try:
+            assert child.stdout is not None
+            assert child.stdout.readline() == "half way\n"
+            yield child
+        finally:
+            child.kill()
+
+
+def test_a_client_that_is_killed_half_way_leaves_what_it_has_put(service: StoreService, run_dir: Path) -> None:
+    with child_half_way(run_dir) as child, Client(run_dir, fail_open=False) as reader:
+        child.kill()
+        child.wait(30)
+        eventually(lambda: stats(service).nurseries, lambda found: found == 1, "drained")
+        assert reader.get("half") is None
+        whole = reader.get("whole", tensors="numpy")
+        assert whole is not None
+        assert set(whole["x"].tolist()) == {1}
+        assert reader.drop("whole")
+        eventually(lambda: files(service), lambda found: not found, "the file is removed")
+
+
+# ---- a nursery by itself
+
+
+@pytest.fixture
+def filled() -> Iterator[Nursery]:
+    announcement = RingAnnouncement(os.getuid(), "f" * 32, 1, 1 << 20, 64, 1)
+    with NurseryFiles(announcement) as made:
+        made.create(7, 8 * LARGE, first_bytes=LARGE)
+        nursery_of_client = Nursery(Grants(7, [], [(0, 3 * chunk_bytes(LARGE) + 4096)]), has_checksums=True)
+        nursery_of_client.map(announcement)
+        yield nursery_of_client
+        nursery_of_client.close()
+
+
+RECORD = encode({"x": np.ones(LARGE - 4096, np.uint8)})
+
+
+def test_a_place_is_not_used_again_until_it_is_granted(filled: Nursery) -> None:
+    places = [filled.lay(number, RECORD, b"note") for number in range(5)]
+    assert [place is not None for place in places] == [True, True, True, False, False]
+    assert len({place.offset for place in places if place is not None}) == 3
+    filled.answered(1, None)
+    assert filled.lay(5, RECORD, b"note") is None, "an answer alone brings nothing"
+    first = places[1]
+    assert first is not None
+    filled.answered(0, Grants(8, [(0, 8 * LARGE)], []))
+    assert filled.lay(6, RECORD, b"note") is None, "it is another nursery's"
+    filled.answered(2, Grants(7, [(first.offset, first.offset + LARGE)], []))
+    again = filled.lay(7, RECORD, b"note")
+    assert again is not None
+    assert again.offset == first.offset
+    filled.free(7)
+    assert filled.lay(8, RECORD, b"note") is not None, "it was not sent"
+
+
+@pytest.mark.parametrize(("target", "name"), [(nursery, "chunk_bytes"), (EncodedRecord, "write_into")])
+def test_an_interrupt_costs_nothing(
+    filled: Nursery, monkeypatch: pytest.MonkeyPatch, target: object, name: str
+) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    for number in range(8):
+        with monkeypatch.context() as patch, contextlib.suppress(KeyboardInterrupt):
+            patch.setattr(target, name, interrupt)
+            filled.lay(number, RECORD, b"note")
+    assert [filled.lay(number, RECORD, b"note") is not None for number in range(10, 14)] == [True] * 3 + [False]
+
+
+def test_a_nursery_that_is_lost_while_it_is_filled_has_no_place(
+    filled: Nursery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = EncodedRecord.write_into
+
+    def write_and_close(self: EncodedRecord, buffer: Any) -> None:
+        write(self, buffer)
+        filled.close()
+
+    monkeypatch.setattr(EncodedRecord, "write_into", write_and_close)
+    assert filled.lay(1, RECORD, b"note") is None
+    assert filled.lay(2, RECORD, b"note") is None
