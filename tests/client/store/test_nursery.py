@@ -319,7 +319,7 @@ def test_nurseries_that_are_gone_are_unmapped(
             assert holds(reader, f"k{index}", index)
         targets = [os.readlink(f"/proc/self/map_files/{name}") for name in os.listdir("/proc/self/map_files")]
         assert all(holds(reader, f"k{index}", index) for index in range(4))
-        session = reader._calls._store._sessions.present
+        session = reader._calls._sessions.present
         assert session is not None
         assert len(session._store.reader._nurseries) == 2
     assert targets

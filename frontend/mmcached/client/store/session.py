@@ -133,13 +133,8 @@ class StoreSession:
             if reader is None or not self._may_take(reader):
                 return None
             look = self._store.reader.look
-            self.seen_epoch, num_copies = look.store_epoch, look.num_copies
+            self.seen_epoch = look.store_epoch
             found = self._take([look.find(digest) for digest in digests], held, reader, digests=digests)
-            while None in held and look.num_copies != num_copies:
-                # What was copied meanwhile may have been looked for here too early, and there too late.
-                num_copies = look.num_copies
-                for index in [index for index, each in enumerate(held) if each is None]:
-                    found += self._take_again(digests[index], held, index, reader)
             if self._is_blind:
                 return None
             reader.count(
@@ -248,11 +243,7 @@ class StoreSession:
             if reader is None or not self._may_take(reader):
                 return None
             look = self._store.reader.look
-            while True:
-                num_copies = look.num_copies
-                are_there = [look.find(digest) is not None for digest in digests]
-                if all(are_there) or look.num_copies == num_copies:
-                    return are_there
+            return [look.find(digest) is not None for digest in digests]
 
     def keys(self, tenant: str) -> list[str] | None:
         """Return the tenant's keys that the store shows just now, the newest first; None as `contains`.

@@ -22,7 +22,7 @@ from mmcached.shm.ring.slot_table import (
     has_expired,
     read_slot,
 )
-from mmcached.shm.segment.board import COPIES, FREE_BYTES, READER_LIMIT, STORE_EPOCH
+from mmcached.shm.segment.board import FREE_BYTES, READER_LIMIT, STORE_EPOCH
 from mmcached.shm.segment.layout import ALIGNMENT, ATTACHED_WORD, MAX_BYTES, SLOT_WORDS
 from mmcached.shm.segment.mapped import Tables
 from mmcached.shm.segment.words import require_word_store
@@ -108,15 +108,6 @@ class Lookup:
     def may_hold(self, num_bytes: int) -> bool:
         """Return whether one reader may have so much under lease, and everybody together still has enough."""
         return num_bytes <= self._board[READER_LIMIT] and num_bytes <= self._board[FREE_BYTES]
-
-    @property
-    def num_copies(self) -> int:
-        """How many records were copied to another place: a look that has found nothing is believed only if this number
-        is the same before and after it, with load fences between.
-        """
-        copies: int = self._board[COPIES]
-        self._load_fence()
-        return copies
 
     @property
     def store_epoch(self) -> int:

@@ -298,10 +298,9 @@ class RingWriter(Closeable):
     def commit_copy(self, claim: Claim, former: Handle) -> Handle:
         """Publish a claim that holds a copy of a current record, with the key, expiry and checksum of that."""
         record, _ = read_slot(self._tables.slots, former.slot)
-        handle = self.commit(claim, record.key, expires_at=record.expires_at, check=record.check)
+        handle = self.commit(claim, record.key, is_proven=True, expires_at=record.expires_at, check=record.check)
         self._num_puts -= 1  # it was counted when it was put
         self._put_bytes -= claim.nbytes
-        self._chunks.touch(handle)
         return handle
 
     def abort(self, claim: Claim) -> None:

@@ -6,8 +6,7 @@
     word 3      the last generation that was used
     word 4      the floor: whoever adopts the ring drops what has this generation, or an earlier one
     word 5      pid of the present writer, for people
-    word 6      the number of records that were copied to another place
-    word 7      the id of the last nursery; 0: there was none
+    word 6      the id of the last nursery; 0: there was none
 
 A reader takes leases by itself only while its own incarnation is attached. So one word says that it was fenced, that
 its entry is another's, or that the ring was closed or given up.
@@ -21,7 +20,7 @@ from mmcached.shm.segment.layout import ATTACHED_WORD
 from mmcached.shm.segment.words import require_word_store
 from mmcached.wire.errors import SegmentError
 
-STORE_EPOCH, READER_LIMIT, FREE_BYTES, LAST_GENERATION, FLOOR, WRITER_PID, COPIES, LAST_NURSERY = range(8)
+STORE_EPOCH, READER_LIMIT, FREE_BYTES, LAST_GENERATION, FLOOR, WRITER_PID, LAST_NURSERY = range(7)
 NO_LIMIT = (1 << 63) - 1
 MAX_NURSERY_ID = (1 << 32) - 1
 _FENCED = 1 << 63
@@ -70,10 +69,6 @@ class Board:
 
     def set_writer_pid(self, pid: int) -> None:
         self._words[WRITER_PID] = pid
-
-    def count_copy(self) -> None:
-        """Tell readers that a record is shown at another place than before: a look that found nothing looks again."""
-        self._store.store_release(self._words, COPIES, self._words[COPIES] + 1)
 
     def new_nursery(self) -> int:
         """Return an id that no nursery of this ring has had; it counts as used from now on.

@@ -147,18 +147,17 @@ class NurseryFiles(Closeable):
         unlink(self._announcement.nursery_name(nursery))
 
     def remove_others(self) -> None:
-        """Remove the names of nurseries that nobody has made or adopted here."""
+        """Remove the names of nurseries that were not adopted here: no record lies there that is found."""
         for nursery in nurseries_of(self._announcement):
-            if nursery not in self._pages:
-                self.remove(nursery)
+            if nursery not in self._pages:  # without punching: a reader may have a lease
+                unlink(self._announcement.nursery_name(nursery))
 
     def close(self, *, keeps_names: bool = False) -> None:
-        """Remove all, unless another writer is to adopt them."""
+        """Remove the names, unless another writer is to adopt them; readers keep what they have mapped."""
         for nursery in list(self._pages):
-            if keeps_names:
-                del self._pages[nursery]
-            else:
-                self.remove(nursery)
+            del self._pages[nursery]
+            if not keeps_names:
+                unlink(self._announcement.nursery_name(nursery))
 
 
 def nurseries_of(announcement: RingAnnouncement) -> list[int]:

@@ -153,7 +153,7 @@ class ObjectStoreWriter(Closeable):
             return None
         handle = self.ring.commit_copy(claim, former)
         self._enter(key, handle)
-        self._show_instead(key, former, handle, is_copy=True)
+        self._show_instead(key, former, handle)
         return handle
 
     def evict(self, handle: Handle) -> bool:
@@ -253,11 +253,10 @@ class ObjectStoreWriter(Closeable):
     def _write(self, key: str, encoded: EncodedRecord | PlacedRecord, about: bytes, expires_at: int) -> Handle:
         """Write and publish a record, and enter it into the books; the index does not show it yet."""
         digest = NO_KEY if self.ring.index is None else key_digest(key)
-        is_proven = self._departed.take(key) and self.ring.admits_return()
         if isinstance(encoded, PlacedRecord):
             handle = self.ring.publish_placed(encoded, digest, expires_at=expires_at)
-            if is_proven:  # it should have stayed: it goes into the ring when its turn comes
-                self.ring.touch(handle)
+            if self._departed.take(key) and self.ring.admits_return():
+                self.ring.touch(handle)  # it should have stayed: it goes into the ring when its turn comes
         else:
             claim = self.ring.claim(encoded.nbytes, pack_note(key, about))
             try:
@@ -265,6 +264,7 @@ class ObjectStoreWriter(Closeable):
             except BaseException:
                 self.ring.abort(claim)
                 raise
+            is_proven = self._departed.take(key) and self.ring.admits_return()
             handle = self.ring.commit(claim, digest, is_proven=is_proven, expires_at=expires_at)
         self._enter(key, handle)
         return handle
@@ -273,7 +273,7 @@ class ObjectStoreWriter(Closeable):
         self._key_to_handle[key] = handle
         self._slot_to_key[handle.slot] = key
 
-    def _show_instead(self, key: str, former: Handle, handle: Handle, *, is_copy: bool = False) -> None:
+    def _show_instead(self, key: str, former: Handle, handle: Handle) -> None:
         """Show a record that is valid under a key in the place of another, and forget that."""
         del self._slot_to_key[former.slot]
         self._touched.discard(key)
@@ -281,8 +281,6 @@ class ObjectStoreWriter(Closeable):
         if self.ring.index is not None:
             self.ring.index.move(key_digest(key), former.slot, handle.slot)
         crash_point("replace.after_index")
-        if is_copy:
-            self.ring.board.count_copy()
         self.ring.discard(former)
 
     def _check_new(self, key: str) -> None:
