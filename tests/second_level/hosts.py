@@ -111,6 +111,6 @@ class Host:
 @contextmanager
 def a_host(run_dir: Path, server: PlainServer, **limits: Any) -> Iterator[Host]:
     with ExitStack() as stack:
-        service = stack.enter_context(StoreService(run_dir))
+        service = stack.enter_context(StoreService(run_dir, store_gb=1 / 8))
         yield Host(service, server, stack, **limits)
         assert service.leases == 0

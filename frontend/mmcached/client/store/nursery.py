@@ -160,7 +160,11 @@ class Nursery:
         if request_id in self._room.taken:
             self._news.append(partial(_Room.without, request_id=request_id, was_sent=True))
         if grants is not None and grants.nursery == self.nursery:
-            self._news.append(partial(_Room.granted, grants=grants))
+            self.granted(grants)
+
+    def granted(self, grants: Grants) -> None:
+        """Take note of room that was granted."""
+        self._news.append(partial(_Room.granted, grants=grants))
 
     def close(self) -> None:
         """Let go of the file; what is being filled is filled for nobody. A second call changes nothing."""
@@ -201,6 +205,12 @@ class Nurseries:
         self._is_opening = self._is_over = False
         self._retry_at = -float("inf")
 
+    @property
+    def number(self) -> int:
+        """The id of the present nursery; 0: there is none."""
+        nursery = self._nursery
+        return 0 if nursery is None else nursery.nursery
+
     def begin(self) -> bool:
         """Return whether a nursery is to be opened now; `end` must follow then."""
         with self._lock:
@@ -218,7 +228,11 @@ class Nurseries:
     def opened(self, grants: Grants, *, has_checksums: bool) -> None:
         """Take note of a nursery that the frontend has opened: before anything else that arrives is taken in."""
         with self._lock:
-            former, self._nursery = self._nursery, None
+            former = self._nursery
+            if former is not None and former.nursery == grants.nursery:
+                former.granted(grants)
+                return
+            self._nursery = None
             if not self._is_over:
                 self._nursery = Nursery(grants, has_checksums=has_checksums)
         if former is not None:

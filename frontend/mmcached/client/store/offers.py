@@ -23,6 +23,9 @@ from mmcached.wire.messages.client import NurseryOpened, Stored, Welcome
 from mmcached.wire.messages.frontend import OpenNursery, PutRecord
 from mmcached.wire.messages.parts import MIN_PLACED_BYTES
 
+MIN_ASKED_BYTES = 512 << 10
+"""Of a record for which room is asked, if there is none."""
+
 
 class Offers:
     """The puts of one client id."""
@@ -41,6 +44,11 @@ class Offers:
             if nbytes <= welcome.max_placed_bytes:
                 yield from self._open(nbytes, deadline, welcome)
                 place = nurseries.lay(ask.request_id, encoded, note, welcome.store_ring)
+                if place is None and nbytes >= MIN_ASKED_BYTES and (number := nurseries.number):
+                    # A message more costs less than to send it through the socket.
+                    more = OpenNursery(self._contact.client_id, self._contact.next_id(), nbytes, number)
+                    yield from self._contact.exchange(more, deadline)
+                    place = nurseries.lay(ask.request_id, encoded, note, welcome.store_ring)
                 if place is not None:
                     try:
                         message, _ = yield from self._contact.exchange(replace(ask, place=place), deadline)

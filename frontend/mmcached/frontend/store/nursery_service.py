@@ -96,11 +96,12 @@ class NurseryService:
 
     # ---- messages
 
-    def open(self, peer: bytes, nbytes: int) -> Grants:
-        """Make a nursery for a connection, in place of its former one.
+    def open(self, peer: bytes, nbytes: int, nursery: int = 0) -> Grants:
+        """Make a nursery for a connection, in place of its former one, or room in the one that it has.
 
         Args:
             nbytes: of the record for which there is to be room.
+            nursery: that its client has; 0: none.
         Raises:
             ServiceUnavailable: too many are open, or nothing is kept.
             SegmentError: there is no room in /dev/shm.
@@ -108,7 +109,12 @@ class NurseryService:
         ring = self._records.ring
         if isinstance(ring, NoRing) or not self.max_record_bytes:
             raise ServiceUnavailable("the service has no nurseries", field="store_nursery_share", limit=0)
+        size = min(nbytes, self.max_record_bytes)
         if (former := self.books.of(peer)) is not None:
+            if former.nursery == nursery:
+                self.books.want(former, size, found_none=True)
+                self.work()
+                return self.books.grants(peer) or Grants(nursery, [], [])
             self._drain(former)
         while len(self.books) >= self._max_nurseries or not self._has_descriptor():
             if not self._remove_one():
@@ -116,7 +122,6 @@ class NurseryService:
                     f"{len(self.books)} nurseries are open (limits.max_nurseries), or no descriptors are left for more"
                 )
                 raise ServiceUnavailable(reason, field="limits.max_nurseries", limit=self._max_nurseries)
-        size = min(nbytes, self.max_record_bytes)
         nursery = ring.board.new_nursery()  # before the file has a name
         ring.nurseries.create(nursery, self._size, first_bytes=size)
         self.books.open(nursery, self._size, peer)
@@ -174,8 +179,8 @@ class NurseryService:
 
     def grants(self, peer: bytes) -> Grants | None:
         """Return what a connection may use of its nursery beside what it has."""
-        if self._copy is None and not self.is_stuck:  # a turn may have many puts: room is not only made at its end
-            self.work(num_steps=STEPS_PER_PUT)
+        if not self.is_stuck:  # a turn may have many puts: room is not only made at its end
+            self._make_enough(STEPS_PER_PUT)
         return self.books.grants(peer)
 
     # ---- between messages
@@ -190,14 +195,17 @@ class NurseryService:
             ring.free_islands()
         self.is_stuck = False
 
-    def work(self, num_steps: int = STEPS_PER_TURN) -> None:
+    def work(self) -> None:
         """Go on with a copy, and make room where a client has too little; a bounded share of a turn."""
         if isinstance(self._records.ring, NoRing):
             return
         if self._copy is not None:
             self._go_on(self._copy)
+        self._make_enough(STEPS_PER_TURN)
+
+    def _make_enough(self, num_steps: int) -> None:
         for _ in range(num_steps):
-            if self._copy is not None or not self._is_short:
+            if not self._is_short:
                 return
             if not self._make_room(self.books.needy()):
                 self.is_stuck = True
@@ -226,8 +234,13 @@ class NurseryService:
                 if handle is None or ring.is_kept(handle):
                     one.records.move_to_end(slot)
                     continue
-                if ring.placed.was_hit(handle) and self._begin_copy(handle):
-                    return True
+                if ring.placed.was_hit(handle):
+                    if self._copy is not None:  # one at a time: it has another turn
+                        one.records.move_to_end(slot)
+                        continue
+                    if self._begin_copy(handle):
+                        one.records.move_to_end(slot)
+                        continue
                 if ring.is_current(handle) and not self._records.evict(handle):
                     one.records.move_to_end(slot)
                     continue
@@ -252,6 +265,7 @@ class NurseryService:
             self._records.abort_copy(copy.handle, copy.claim)
             return
         copy.num_bytes = end
+        self.is_stuck = False
         if end == copy.handle.nbytes:
             self._copy = None
             self.num_promotions += self._records.end_copy(copy.handle, copy.claim)

@@ -218,7 +218,7 @@ class StoreService(Closeable):
             case received.RegisterReader():
                 self._register_reader(peer, message)
             case received.OpenNursery():
-                grants = self.nurseries.open(peer, message.nbytes)
+                grants = self.nurseries.open(peer, message.nbytes, message.nursery)
                 self._send(peer, to_client.NurseryOpened(message.request_id, grants, self._has_checksums))
             case received.TakeOrders():
                 self.second_level.take_orders(peer, message)

@@ -146,7 +146,7 @@ class ReaderRegistered(Message, frozen=True):
 
 
 class NurseryOpened(Message, frozen=True):
-    """Answer to `OpenNursery`: the nursery is there, and has this room for a start.
+    """Answer to `OpenNursery`: the nursery is there, and this room in it is the client's beside what it has.
 
     Attributes:
         has_checksums: a put has the checksum of its record.

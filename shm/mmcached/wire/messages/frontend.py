@@ -200,15 +200,18 @@ class HaveRecords(Message, frozen=True):
 
 
 class OpenNursery(Message, frozen=True):
-    """Make a nursery for this client, in place of a former one. It lives as long as this connection.
+    """Make a nursery for this client, in place of a former one, or room in the one that it has. A nursery lives as long
+    as this connection.
 
     Attributes:
         nbytes: of the record that is to be laid there next, with its note.
+        nursery: that the client has; 0: none.
     """
 
     client_id: ClientId
     request_id: Count
     nbytes: Count
+    nursery: Count = 0
 
 
 class PutRecord(Message, frozen=True):
