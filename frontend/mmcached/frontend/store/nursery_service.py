@@ -74,6 +74,12 @@ class NurseryService:
         return self.books.max_record_bytes if self._size and self._records.takes_records else 0
 
     @property
+    def has_slot(self) -> bool:
+        """Whether one record more can be published where it lies."""
+        ring = self._records.ring
+        return not isinstance(ring, NoRing) and ring.placed.num_free > 0
+
+    @property
     def has_work(self) -> bool:
         """Whether `work` has something to do at once."""
         return self._copy is not None or (not self.is_stuck and self._is_short)

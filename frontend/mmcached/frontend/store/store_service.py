@@ -289,6 +289,8 @@ class StoreService(Closeable):
             if payload:
                 raise RemoteProtocolError(f"{len(payload)} frames beside a place", "place")
             placed = record = self.nurseries.take(peer, message.place)
+            if not self.nurseries.has_slot:  # it is kept in the ring
+                record = self._frames_of(placed)
         try:
             is_stored, reason = self._keep(message, record)
         finally:
