@@ -3,7 +3,7 @@
     OpenNursery       ──> a file, mapped here read-only, and the first places         the connection closes ──> drained
     PutRecord(place)  ──> judged by a copy of its head, and published where it lies   the last record goes  ──> removed
     between messages  ──> the oldest record of the nursery that gives way: kept by a reader? passed over
-                              asked for? copied into the ring, a slice in each turn; else evicted
+                              asked for, or the ring has free room? copied there, slice by slice; else evicted
 
 A client may write into its nursery at any instant, also while a record is read: what it changes is its own values. The
 work for a put does not grow with the record. Which nursery gives way, and what is whose: `nurseries`.
@@ -44,6 +44,7 @@ class _Copy:
 
     handle: Handle
     claim: Claim
+    was_hit: bool
     num_bytes: int = 0
 
 
@@ -225,9 +226,12 @@ class NurseryService:
         return self.books.needy() is not None or (len(ring.placed) > 0 and ring.placed.num_free < FREE_SLOTS)
 
     def _make_room(self, needy: Nursery | None) -> bool:
-        """Let one record go, or be copied; return False if none can."""
+        """Let one record go, or copy a slice of it; return False if none can go."""
         ring = self._records.ring
         assert not isinstance(ring, NoRing)
+        if self._copy is not None:
+            self._go_on(self._copy)
+            return True
         for one in self.books.to_go(needy):
             if one is not needy and one.free:
                 self._punch(one, self.books.squeeze(one))
@@ -235,29 +239,23 @@ class NurseryService:
             if one is not needy and self.books.is_idle(one):
                 self._drain(one)
                 return True
-            for slot in list(one.records):
+            for _ in range(len(one.records)):
+                slot = next(iter(one.records))
                 handle = ring.placed.current(slot)
-                if handle is None or ring.is_kept(handle):
-                    one.records.move_to_end(slot)
-                    continue
-                if ring.placed.was_hit(handle):
-                    if self._copy is not None:  # one at a time: it has another turn
-                        one.records.move_to_end(slot)
-                        continue
-                    if self._begin_copy(handle):
-                        one.records.move_to_end(slot)
-                        continue
-                if ring.is_current(handle) and not self._records.evict(handle):
-                    one.records.move_to_end(slot)
-                    continue
-                return True
+                is_kept = handle is None or ring.is_kept(handle)
+                if handle is not None and not is_kept and (self._begin_copy(handle) or self._records.evict(handle)):
+                    return True
+                one.records.move_to_end(slot)
         return False
 
     def _begin_copy(self, handle: Handle) -> bool:
-        claim = self._records.begin_copy(handle)
+        """Begin to copy a record into the ring that was asked for, or for which that has free room."""
+        ring = self._records.ring
+        was_hit = not isinstance(ring, NoRing) and ring.placed.was_hit(handle)
+        claim = self._records.begin_copy(handle, evicts=was_hit)
         if claim is None:
             return False
-        self._copy = _Copy(handle, claim)
+        self._copy = _Copy(handle, claim, was_hit)
         return True
 
     def _go_on(self, copy: _Copy) -> None:
@@ -274,7 +272,7 @@ class NurseryService:
         self.is_stuck = False
         if end == copy.handle.nbytes:
             self._copy = None
-            self.num_promotions += self._records.end_copy(copy.handle, copy.claim)
+            self.num_promotions += self._records.end_copy(copy.handle, copy.claim, is_proven=copy.was_hit)
 
     # ---- how
 

@@ -263,12 +263,20 @@ class RecordStore(Closeable):
         """Let a record of a nursery go for room; return False if somebody keeps it."""
         return isinstance(self._store, ObjectStoreWriter) and self._store.evict(handle)
 
-    def begin_copy(self, handle: Handle) -> Claim | None:
-        """Claim room in the ring for a record of a nursery; None: there is none. `end_copy` or `abort_copy` follows."""
+    def begin_copy(self, handle: Handle, *, evicts: bool) -> Claim | None:
+        """Claim room in the ring for a record of a nursery; None: there is none. `end_copy` or `abort_copy` follows.
+
+        Args:
+            evicts: others may go for it; else free room is claimed or none.
+        """
         if isinstance(self._store, _NoStore):
             return None
         name = self._store.key_of(handle)
         num_bytes = self._tenant_to_books[self._key_to_tenant[name]].bytes_of(name)
+        if not evicts:
+            is_within = self._share_bytes is None or self._clients_books.num_bytes + num_bytes <= self._share_bytes
+            if not (is_within and self._store.ring.has_free_place(num_bytes)):
+                return None
         if not self._make_room(self._clients_books, self._share_bytes, num_bytes):
             return None
         try:
@@ -280,9 +288,15 @@ class RecordStore(Closeable):
             self._clients_books.touch(name)
         return claim
 
-    def end_copy(self, handle: Handle, claim: Claim) -> bool:
-        """Show a copy in the place of a record of a nursery; return whether that still was there."""
-        return isinstance(self._store, ObjectStoreWriter) and self._store.end_copy(handle, claim) is not None
+    def end_copy(self, handle: Handle, claim: Claim, *, is_proven: bool) -> bool:
+        """Show a copy in the place of a record of a nursery; return whether that still was there.
+
+        Args:
+            is_proven: as for `RingWriter.commit`.
+        """
+        if isinstance(self._store, _NoStore):
+            return False
+        return self._store.end_copy(handle, claim, is_proven=is_proven) is not None
 
     def abort_copy(self, handle: Handle, claim: Claim) -> None:
         """Give the room for a copy back; the record goes too, if it is there: nobody could read it."""

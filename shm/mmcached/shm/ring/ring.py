@@ -256,6 +256,11 @@ class RingWriter(Closeable):
         buffer = np.frombuffer(self._data, np.uint8, nbytes, offset)
         return Claim(plan.extent.slot, generation, offset, nbytes, buffer, note)
 
+    def has_free_place(self, nbytes: int) -> bool:
+        """Return whether `nbytes`, with a note, can be claimed in the ring without evicting anything."""
+        plan = self._chunks.plan(nbytes)
+        return plan is not None and not plan.victims
+
     def commit(
         self,
         claim: Claim,
@@ -295,10 +300,10 @@ class RingWriter(Closeable):
         self._put_bytes += claim.nbytes
         return handle
 
-    def commit_copy(self, claim: Claim, former: Handle) -> Handle:
+    def commit_copy(self, claim: Claim, former: Handle, *, is_proven: bool) -> Handle:
         """Publish a claim that holds a copy of a current record, with the key, expiry and checksum of that."""
         record, _ = read_slot(self._tables.slots, former.slot)
-        handle = self.commit(claim, record.key, is_proven=True, expires_at=record.expires_at, check=record.check)
+        handle = self.commit(claim, record.key, is_proven=is_proven, expires_at=record.expires_at, check=record.check)
         self._num_puts -= 1  # it was counted when it was put
         self._put_bytes -= claim.nbytes
         return handle

@@ -142,7 +142,7 @@ class ObjectStoreWriter(Closeable):
         note = self.ring.note(handle)
         return self.ring.claim(handle.nbytes, note)
 
-    def end_copy(self, former: Handle, claim: Claim) -> Handle | None:
+    def end_copy(self, former: Handle, claim: Claim, *, is_proven: bool) -> Handle | None:
         """Show a copy in the place of the record of which it was made; None, and nothing is shown, if that has gone.
 
         A reader finds the record at every moment, as with `replace`; who has a lease of the former place reads on.
@@ -151,7 +151,7 @@ class ObjectStoreWriter(Closeable):
         if key is None or self._key_to_handle.get(key) != former:
             self.ring.abort(claim)
             return None
-        handle = self.ring.commit_copy(claim, former)
+        handle = self.ring.commit_copy(claim, former, is_proven=is_proven)
         self._enter(key, handle)
         self._show_instead(key, former, handle)
         return handle
