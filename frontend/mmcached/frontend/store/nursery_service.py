@@ -32,7 +32,8 @@ from mmcached.wire.handle import Handle
 from mmcached.wire.messages.parts import MIN_PLACED_BYTES, Grants, NurseryPlace
 
 SLICE_BYTES = 1 << 20
-"""Of a copy, in one turn: a fifth of a millisecond or so."""
+"""Of a copy, at a time: a fifth of a millisecond or so."""
+COPIED_PER_TURN = 4 * SLICE_BYTES
 STEPS_PER_TURN = 64
 STEPS_PER_PUT = 2
 FREE_SLOTS = 4
@@ -68,6 +69,7 @@ class NurseryService:
         self.num_puts = self.num_refusals = self.num_promotions = 0
         self.is_stuck = False
         self._copy: _Copy | None = None
+        self._num_copied_bytes = 0
 
     @property
     def max_record_bytes(self) -> int:
@@ -207,11 +209,14 @@ class NurseryService:
         if isinstance(self._records.ring, NoRing):
             return
         if self._copy is not None:
-            self._go_on(self._copy)
+            self._go_on()
         self._make_enough(STEPS_PER_TURN)
 
     def _make_enough(self, num_steps: int) -> None:
+        enough = self._num_copied_bytes + COPIED_PER_TURN
         for _ in range(num_steps):
+            if self._num_copied_bytes >= enough:
+                return
             if not self._is_short:
                 return
             if not self._make_room(self.books.needy()):
@@ -230,7 +235,7 @@ class NurseryService:
         ring = self._records.ring
         assert not isinstance(ring, NoRing)
         if self._copy is not None:
-            self._go_on(self._copy)
+            self._go_on()
             return True
         for one in self.books.to_go(needy):
             if one is not needy and one.free:
@@ -258,7 +263,10 @@ class NurseryService:
         self._copy = _Copy(handle, claim, was_hit)
         return True
 
-    def _go_on(self, copy: _Copy) -> None:
+    def _go_on(self) -> None:
+        """Copy one slice more."""
+        copy = self._copy
+        assert copy is not None
         begin, end = copy.num_bytes, min(copy.num_bytes + SLICE_BYTES, copy.handle.nbytes)
         ring = self._records.ring
         assert not isinstance(ring, NoRing)
@@ -269,6 +277,7 @@ class NurseryService:
             self._records.abort_copy(copy.handle, copy.claim)
             return
         copy.num_bytes = end
+        self._num_copied_bytes += end - begin
         self.is_stuck = False
         if end == copy.handle.nbytes:
             self._copy = None
