@@ -92,6 +92,7 @@ def test_what_does_not_fit_travels_inline_and_is_counted(cache: StoredItemCache,
     pinned: list[OutgoingItem] = []
     while isinstance((item := cache.resolve([key := str(len(pinned))], {key: an_item(0, LARGE)})[0]).payload, Handle):
         pinned.append(item)
+        assert len(pinned) * LARGE <= RING_BYTES, "what is pinned has gone"
     assert len(pinned) > 10
     assert place_of(cache, key) is None, "refused once is not wedged, and never an error"
     assert cache.missing([key]) == [key]
