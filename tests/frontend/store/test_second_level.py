@@ -608,6 +608,7 @@ def test_a_claim_that_passes_to_another_client_of_this_host_is_not_over(
 ) -> None:
     token, bob = claimed(level, ann), bench.connect_client()
     bob.ask("a")
+    bob.hello()  # answered behind the question, which waits from then on
     ann.channel.send(to_frontend.DropClaim(ann.client_id, token))
     bob.answer(to_client.Claimed)
     clock.now += CLAIM_WAIT_S / 2

@@ -121,7 +121,7 @@ def copy_head(record: memoryview) -> tuple[Head, bytes]:
         read_preamble(record)
         raise RemoteProtocolError(f"a head of {end} bytes in {num_bytes}", "record")
     packed = record[:end].tobytes()
-    head = _read_kept(packed) if end <= _MAX_KEPT_BYTES else _read(packed)
+    head = read_head(packed)
     if head.nbytes != num_bytes:
         raise RemoteProtocolError(f"a record of {head.nbytes} bytes in {num_bytes}", "record")
     return head, packed
