@@ -30,6 +30,9 @@ from mmcached.wire.messages.parts import MAX_GRANTS, MIN_PLACED_BYTES, Grants
 DEPTH = 2
 MAX_DEPTH = 16
 """Places for records as large as a client's largest that are kept ready for it: more when it has found none."""
+MAX_AHEAD_BYTES = 64 << 20
+"""While the budget lasts, a client has room ahead as large as all that it has had, up to so much: it populates it
+before it uses it, and that takes longer than to fill it."""
 IDLE_TICKS = 2
 """A client that has put nothing while half of the budget was put so many times is idle."""
 
@@ -72,6 +75,10 @@ class Nursery:
     def held_bytes(self) -> int:
         """The memory that it takes, or may take."""
         return self.frontier - self.cold.num_bytes
+
+    def has_room(self, size: int) -> bool:
+        """Return whether its client was granted room for a record, which it may be populating."""
+        return any(end - begin >= size for begin, end in self.granted)
 
     @property
     def num_ready(self) -> int:
@@ -255,7 +262,18 @@ class Nurseries:
             if not (self._take_stretch(one, 0) or self._take_stretch(one, spare)):
                 return False
             spare = self.budget_bytes - self.held_bytes
+        self._go_ahead(one, spare)
         return True
+
+    def _go_ahead(self, one: Nursery, spare: int) -> None:
+        """Prepare room without memory before it is needed."""
+        ahead = sum(stretches.num_bytes for stretches in (one.granted, one.prepared, one.prepared_cold))
+        wanted = min(one.held_bytes - ahead, MAX_AHEAD_BYTES) - ahead
+        for begin, end in (*one.cold, (one.frontier, one.size)):
+            size = min(wanted, spare, end - begin) // one.largest * one.largest
+            if size > 0:
+                self._prepare(one, begin, begin + size, spare)
+                return
 
     def to_go(self, needy: Nursery | None) -> list[Nursery]:
         """Return the nurseries in the order in which they give way: those that are drained, then those that have most

@@ -23,7 +23,7 @@ from mmcached.frontend.store.nurseries import Nurseries, Nursery
 from mmcached.frontend.store.record_store import RecordStore
 from mmcached.shm.ring.nursery_table import Placed, PlacedRecord
 from mmcached.shm.ring.ring import Claim
-from mmcached.shm.segment.layout import PAGE_BYTES, round_up
+from mmcached.shm.segment.layout import PAGE_BYTES, chunk_bytes, round_up
 from mmcached.shm.store import codec
 from mmcached.shm.store.tensor_bytes import Bytes1D
 from mmcached.wire.config import ServiceConfig
@@ -184,7 +184,8 @@ class NurseryService:
         one = self.books.of(peer)
         if one is not None and nbytes >= MIN_PLACED_BYTES and nbytes <= self.max_record_bytes:
             self.num_refusals += 1
-            self.books.want(one, nbytes + PAGE_BYTES, found_none=True)
+            size = chunk_bytes(nbytes + PAGE_BYTES)
+            self.books.want(one, size, found_none=not one.has_room(size))
 
     def grants(self, peer: bytes) -> Grants | None:
         """Return what a connection may use of its nursery beside what it has."""
