@@ -172,7 +172,7 @@ class Nursery:
         self.is_over = True
         self._mapped = None
         if (populated := self._populated) is not None:
-            populated[1].close()
+            populated[1].stop()
 
     def _take_room(self, ring: RingAnnouncement, pages: Pages, request_id: int, size: int) -> Stretch | None:
         """Take room for a request, or return None if there is none."""

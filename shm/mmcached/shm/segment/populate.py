@@ -103,9 +103,13 @@ class Populator:
         self._thread.join(timeout_s)
         return self._populated_bytes == self._nbytes
 
+    def stop(self) -> None:
+        """Have the thread end after its present step, without waiting for it. Twice changes nothing."""
+        self._stop.set()
+
     def close(self) -> None:
         """End the thread after its present step; it has let go of the mapping then. Twice changes nothing."""
-        self._stop.set()
+        self.stop()
         self._thread.join()
 
     def _run(self, buffer: npt.NDArray[np.uint8]) -> None:
