@@ -102,12 +102,11 @@ class Nursery:
 
     Attributes:
         is_over: nothing is laid into it any more.
-        is_populating: more room is to be had soon.
     """
 
     def __init__(self, grants: Grants, *, has_checksums: bool) -> None:
         self.nursery = grants.nursery
-        self.is_over = self.is_populating = False
+        self.is_over = False
         self._has_checksums = has_checksums
         self._mapped: tuple[RingAnnouncement, Pages] | None = None
         self._turn = threading.RLock()
@@ -217,7 +216,6 @@ class Nursery:
             if not is_over:
                 break
             self._populated = None
-        self.is_populating = self._populated is not None
 
 
 class Nurseries:
@@ -239,12 +237,6 @@ class Nurseries:
         """The id of the present nursery; 0: there is none."""
         nursery = self._nursery
         return 0 if nursery is None else nursery.nursery
-
-    @property
-    def is_populating(self) -> bool:
-        """Whether the present nursery will have more room soon."""
-        nursery = self._nursery
-        return nursery is not None and nursery.is_populating
 
     def begin(self) -> bool:
         """Return whether a nursery is to be opened now; `end` must follow then."""

@@ -44,8 +44,7 @@ class Offers:
             if nbytes <= welcome.max_placed_bytes:
                 yield from self._open(nbytes, deadline, welcome)
                 place = nurseries.lay(ask.request_id, encoded, note, welcome.store_ring)
-                is_short = place is None and not nurseries.is_populating
-                if is_short and nbytes >= MIN_ASKED_BYTES and (number := nurseries.number):
+                if place is None and nbytes >= MIN_ASKED_BYTES and (number := nurseries.number):
                     # A message more costs less than to send it through the socket.
                     more = OpenNursery(self._contact.client_id, self._contact.next_id(), nbytes, number)
                     yield from self._contact.exchange(more, deadline)
