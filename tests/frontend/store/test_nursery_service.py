@@ -152,6 +152,8 @@ def test_what_is_no_record_is_refused_and_its_place_is_granted_again(layer: Laye
 
 
 def test_what_is_not_kept_is_granted_again_with_the_same_answer(layer: Layer) -> None:
+    layer.close()
+    layer.open(2 * LARGE)
     for epoch in (1, 0, 0):  # an old epoch, kept, exists
         place = layer.lay("k")
         stored = layer.put("k", place, epoch=epoch)
