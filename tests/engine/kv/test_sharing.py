@@ -80,7 +80,7 @@ def test_a_writer_that_others_count_on_stays() -> None:
     schedule(manager, writer)
     schedule(manager, sharer)
     before = books(manager)
-    with pytest.raises(LocalProtocolError, match=r"requests \[1\] share what request 0 would write"):
+    with pytest.raises(LocalProtocolError, match=r"requests \[1\] share blocks that request 0 would write"):
         manager.free(writer)
     assert books(manager) == before
     manager.free(sharer)  # nobody counts on it any more
