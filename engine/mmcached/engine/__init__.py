@@ -1,15 +1,15 @@
-"""The engine process (P1) plans each step, keeps the account of all cached content, and runs nothing itself.
+"""Engine process (P1): plans each step, keeps the metadata of all cached content, and runs no model itself.
 
     server/          the process: its frontend, its workers, the step in flight
-    scheduling/      which requests take part in the next step
-    encoder/         encoder budgets, and which encoder outputs the workers hold
-    hidden_states/   which rows of prefixes rank 0 holds
+    scheduling/      selects the requests of the next step
+    encoder/         encoder budgets, and the encoder outputs that the workers hold
+    hidden_states/   the rows of prefixes that rank 0 holds
     kv/              KV blocks, their hashes, the longest cached prefix
     results/         tokens, rows and embeddings, until they are sent
-    steps/           a request, and the order in which steps begin and commit
+    steps/           requests, and the order in which steps begin and commit
     compat/          classes with vLLM's names, for programs without the service
 
-Scheduler, KV cache manager and encoder cache managers are sans I/O; `server` puts sockets around them.
+Scheduler, KV cache manager and encoder cache managers do no I/O; `server` puts sockets around them.
 """
 
 from mmcached.cache.hashing.block_keys import LoraKey

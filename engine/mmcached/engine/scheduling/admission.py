@@ -1,7 +1,7 @@
-"""Admission refuses requests that can never be served under this configuration.
+"""Admission check: rejects requests that can never be served under this configuration.
 
-What passes can finish: each of its items fits into one step's encoder budget and into the empty encoder cache, all its
-tokens into the empty KV pool.
+An admitted request can finish: each item fits into one step's encoder budget and into the empty encoder cache, and all
+tokens fit into the empty KV pool.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from mmcached.wire.errors import InvalidRequest
 
 
 def check_request(request: Request, config: ServiceConfig, max_embeds_per_item: int) -> None:
-    """Raise InvalidRequest, with field, value and limit, if a request can never be served."""
+    """Raise `InvalidRequest`, with field, value and limit, if a request can never be served."""
     sizes: dict[str, int] = {}
     for index, feature in enumerate(request.features):
         field = f"features[{index}].num_embeds"
