@@ -1,20 +1,19 @@
-"""The worker process (P1, one per device) encodes items once, keeps the outputs, and executes the engine's plans.
+"""Worker process (P1, one per device): encodes items once, caches the outputs, and executes the engine's plans.
 
     server.py          the process: attaches, executes plans, answers
-    payloads.py        the record of an item that a plan names, in place in the store or from message frames
+    payloads.py        reads the item records that a plan names, in place in the store or from message frames
     encoder_cache.py   content key -> encoder output
-    stored_outputs.py  encoder outputs in the store: saved, and loaded
-    encoders/          the record of an item to named outputs: of the reference model, or of a checkpoint
-    devices.py         the device that a name means here
+    stored_outputs.py  saves encoder outputs in the store, and loads them
+    encoders/          item record -> named outputs: the reference model's encoder, or a checkpoint's
+    devices.py         selects the torch device
     steps/             one plan: read, encode, run, answer
     model/             the reference model, in exact integers
     hidden_states/     hidden states, by content and by KV slot
     compat/            the receiver cache for programs without the service
-    integers.py        checks of numbers that callers hand in
+    integers.py        integer checks of arguments
 
-Imports torch. Knows nothing of scheduling: a plan is complete, and a worker remembers no requests.
-
-Names are imported when they are used: who embeds `hidden_states` needs neither sockets nor shared memory.
+A plan is complete, so a worker keeps no state of requests. Names are imported lazily: programs that embed
+`hidden_states` need neither sockets nor shared memory.
 """
 
 from __future__ import annotations
