@@ -35,7 +35,6 @@ class EncoderCacheTable:
     """Encoder cache entries by content; sizes are in embeddings, and `input_id` is an item's index in its request.
 
     Attributes:
-        epoch: number of calls of `new_epoch`.
         num_free_slots: embeddings that fit without eviction.
         num_freeable_slots: embeddings that fit if all entries without reference are evicted.
     """
@@ -137,7 +136,6 @@ class EncoderCacheTable:
             self._reserved[entry.key] = entry, request.request_id, input_id
 
     def free_encoder_input(self, request: Request, input_id: int) -> None:
-        """Drop one item's reference, if it has one."""
         held = self._held.get(request.request_id)
         if held is None or input_id not in held:
             return
@@ -296,7 +294,6 @@ class EncoderCacheTable:
             self._drop(entry)
 
     def _drop(self, entry: EncoderEntry) -> None:
-        """Delete an entry without reference, here and in the workers."""
         if not entry.is_old:
             del self._entries[entry.content]
         self.num_free_slots += entry.num_embeds

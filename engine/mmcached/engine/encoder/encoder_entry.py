@@ -1,9 +1,4 @@
-"""Encoder cache entry: the record of one encoder output in the workers.
-
-made --> in the table, referred to <--> in the table, evictable --evict--> (gone)
-                  |
-                  +--new_epoch--> old, in no table --last reference--> (gone)
-"""
+"""Encoder cache entries, and their consistency checks."""
 
 from __future__ import annotations
 
@@ -15,11 +10,9 @@ from mmcached.wire.errors import InvariantError
 
 @dataclass(slots=True, eq=False)
 class EncoderEntry:
-    """Encoder output of one content in one epoch.
+    """Encoder output of one content in one epoch, under `key` in the workers.
 
-    Attributes:
-        key: its key in the workers.
-        is_old: whether it is of a former epoch: it cannot be found, and ends with its last reference.
+    If `is_old`, it is of a former epoch: it cannot be found, and ends with its last reference.
     """
 
     content: str

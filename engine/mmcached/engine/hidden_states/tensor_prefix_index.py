@@ -41,7 +41,7 @@ NO_NEW_HASHES = NewBlockHashes(0, ())
 
 @dataclass(frozen=True, slots=True)
 class PrefixIndexStats:
-    """Statistics of the index; `hit_rows` and `dropped` are counters, the others gauges.
+    """Gauges, and the counters `hit_rows` and `dropped`.
 
     Attributes:
         reserved: blocks that the open step writes, once per chunk.
@@ -79,11 +79,9 @@ class TrackedRequest:
 
 
 class TensorPrefixIndex:
-    """The engine's index of the rows that rank 0 stores. Raises `ConfigError` for a size below 1.
+    """The engine's index of the rows that rank 0 stores, at most `max_blocks` blocks, the store's capacity.
 
-    Args:
-        block_size: tokens per hash.
-        max_blocks: most listed blocks; the capacity of the store.
+    Raises `ConfigError` for a size below 1.
     """
 
     def __init__(self, block_size: int, *, max_blocks: int) -> None:
@@ -182,9 +180,8 @@ class TensorPrefixIndex:
     def commit(self, step_id: int, report: Report) -> None:
         """End a step that was computed: list the rows that rank 0 reports.
 
-        Raises:
-            LocalProtocolError: it is not open.
-            RemoteProtocolError: the report is invalid. Nothing has changed.
+        Raises `LocalProtocolError` if it is not open, `RemoteProtocolError` for an invalid report; then nothing has
+        changed.
         """
         self._step.check_open(step_id)
         self.listed.check(report)

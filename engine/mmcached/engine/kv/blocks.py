@@ -40,10 +40,7 @@ class KVCacheBlock:
 
 
 class KVCacheBlocks:
-    """Immutable list of blocks, `ids[group][position]`; owns no references.
-
-    `version` tells at which version of the cache a prefix hit was found; None for other lists.
-    """
+    """Immutable list of blocks, `ids[group][position]`; owns no references. Prefix hits have a `version`."""
 
     __slots__ = ("_pool", "ids", "version")
 

@@ -70,7 +70,6 @@ class KVCacheConfig:
 
     @classmethod
     def of_one_group(cls, num_blocks: int, block_size: int) -> KVCacheConfig:
-        """Return a configuration in which every layer has full attention."""
         return cls(num_blocks, (KVCacheGroupSpec((), FullAttentionSpec(block_size)),))
 
     @property

@@ -72,17 +72,14 @@ class PublishedLog:
         self._runs.append(_Run(request, group, first_index, keys, parent))
 
     def removed(self, keys: list[bytes]) -> None:
-        """Log contents that no block holds any more."""
         self._removed += keys
 
     def cleared(self) -> None:
-        """Log that all content was dropped."""
         self._runs = []
         self._removed = []
         self._is_cleared = True
 
     def take(self) -> list[KVEvent]:
-        """Return and clear the changes since the last call."""
         runs, removed, is_cleared = self._runs, self._removed, self._is_cleared
         if not (runs or removed or is_cleared):
             return []

@@ -324,7 +324,6 @@ class KVCache:
 
     @property
     def usage(self) -> float:
-        """Fraction of the blocks that are not free, 0 to 1."""
         usable = self.block_pool.num_blocks - 1
         return self.block_pool.num_held / usable if usable else 0.0
 
@@ -334,7 +333,6 @@ class KVCache:
         return held.tables[group_index] if held is not None else ()
 
     def holders(self) -> set[int]:
-        """Return the ids of the requests that have block tables."""
         return set(self._held)
 
     def take_events(self) -> list[KVEvent]:
@@ -352,7 +350,6 @@ class KVCache:
         )
 
     def check_integrity(self) -> None:
-        """Raise `InvariantError` if tables, steps and pool contradict each other."""
         check_integrity(self.block_pool, self._steps, self._groups, self._held)
 
     # ---- internals

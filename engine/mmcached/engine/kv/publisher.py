@@ -1,10 +1,7 @@
 """Publishes full blocks in the prefix cache: at once, or when the step that computes them is committed.
 
-    full blocks of a request ──┬── no step ──────────────────────────────> published
-                               └── in a step ──> reserved ──commit──> published
-                                                    └──withdraw──> as before
-
-Invariant: each block of a request is published at most once, and only at positions below `num_published`.
+Within a step full blocks are reserved; `commit` publishes them, `withdraw` drops the reservation. Invariant: each block
+of a request is published at most once, and only at positions below `num_published`.
 """
 
 from __future__ import annotations
@@ -43,12 +40,12 @@ class Publisher:
     ) -> None:
         """Publish the blocks of a request that `num_tokens` final tokens fill, or reserve them in the open step.
 
-        Skips blocks that no hit can need, and for now blocks that only longer hits can need.
+        Skips blocks that no hit can need, and for now blocks that only longer hits can need. `at_once` ignores an open
+        step: the blocks have been computed.
 
         Args:
             most_tokens: upper bound of the tokens computed at the next call, draft tokens included. Blocks of hits
                 within it are published now, because a window may have moved past them by then.
-            at_once: the blocks have been computed, so they are published even if a step is open.
         """
         if not held.can_publish:
             held.next_full = UNLIMITED

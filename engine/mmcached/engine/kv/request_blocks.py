@@ -103,7 +103,6 @@ class RequestBlocks:
         return [block_id for table, size in pairs for block_id in table[start // size :]]
 
     def num_slots(self, block_sizes: Sequence[int]) -> list[int]:
-        """Return the number of slots in tokens, by group."""
         return [len(table) * size for table, size in zip(self.tables, block_sizes, strict=True)]
 
     def take_all(self) -> list[list[int]]:

@@ -7,12 +7,7 @@ from mmcached.engine.steps.request import Request
 
 
 class RequestHashes:
-    """Block hashes of the requests that were looked up or published.
-
-    Attributes:
-        by_request: block hashes by request id, until `forget`.
-        num_lookahead_tokens: tokens after a block that its hash also covers.
-    """
+    """Block hashes by request id, until `forget`; a hash also covers `num_lookahead_tokens` tokens after its block."""
 
     def __init__(self, hasher: BlockHasher, block_size: int, num_lookahead_tokens: int = 0) -> None:
         self.hasher = hasher

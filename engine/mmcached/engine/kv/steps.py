@@ -44,13 +44,11 @@ class Ended(NamedTuple):
 
 
 class Steps:
-    """The open step, if there is one.
+    """The open step, if there is one; `reservations` (in the order of scheduling) and `fenced` are changed here only.
 
     Attributes:
         num_begun: number of steps begun so far; a request takes part in the open step if its `in_step` equals it.
         num_forgotten: counter that grows whenever reserved content may have become unfindable.
-        reservations: reservations of the open step, in the order of scheduling; changed here only.
-        fenced: blocks that wait for the open step to end; changed here only.
     """
 
     def __init__(self) -> None:
@@ -152,7 +150,6 @@ class Steps:
         return self._reserved
 
     def is_reserved(self, block_id: int, key: bytes) -> bool:
-        """Return whether the step will fill this block with this content."""
         return any(
             pair == (block_id, key)
             for each in self.reservations
@@ -160,7 +157,6 @@ class Steps:
         )
 
     def reserves_for(self, held: RequestBlocks) -> bool:
-        """Return whether the step will fill blocks of this request."""
         return any(each.held is held for each in self.reservations)
 
     def note_hit_taken(self, borrower: RequestBlocks) -> None:

@@ -15,12 +15,7 @@ from mmcached.wire.errors import LocalProtocolError
 
 
 class BlockTables:
-    """Block tables of all requests that hold blocks.
-
-    Attributes:
-        held: tables by request id; changed here only.
-        empty: an empty list of blocks for each group.
-    """
+    """Block tables by request id, of all requests that hold blocks; `held` is changed here only."""
 
     def __init__(
         self, config: KVCacheConfig, pool: BlockPool, steps: Steps, groups: tuple[Group, ...], max_model_len: int

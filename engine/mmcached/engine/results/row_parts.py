@@ -32,7 +32,6 @@ class RowParts:
         return self._runs[-1]
 
     def put(self, rows: Rows, payload: Sequence[Frame]) -> None:
-        """Add inline rows; raises as `RowPieces.put`."""
         if self._num_before < len(self.saved):
             self._num_before = len(self.saved)
             self._runs.append(RowPieces(self._key, self.end))

@@ -2,8 +2,8 @@
 
     free blocks  ≥  its tokens after the hit  +  missing blocks of running requests  +  watermark
 
-So chunked prefills never take blocks that another request was admitted for. A request is admitted unchecked if no other
-is running: the empty pool suffices (`check_request`).
+So chunked prefills never take blocks reserved for another request. If no request is running, the check is skipped: the
+empty pool suffices (`check_request`).
 """
 
 from __future__ import annotations

@@ -1,10 +1,7 @@
 """Steps all caches of one engine together: KV blocks, encoder outputs, rows of prefixes.
 
-    begin ── (the step is built) ── launch ── commit(report)         reservations are published
-      |                               |
-      +----------- withdraw ----------+                              reservations are dropped
-
-Invariant: all three have the same step open, or none has.
+A step is begun, launched, and then committed with rank 0's report, or withdrawn. Invariant: all three caches have the
+same step open, or none has.
 """
 
 from __future__ import annotations
@@ -21,11 +18,7 @@ from mmcached.wire.errors import InvariantError
 
 
 class Caches:
-    """KV, encoder and prefix-row cache managers.
-
-    Raises:
-        ConfigError: under these budgets an item could never be computed.
-    """
+    """KV, encoder and prefix-row caches; raises `ConfigError` for budgets that could never compute an item."""
 
     def __init__(self, config: ServiceConfig) -> None:
         self.encoder_budget = service_encoder_budget(config)

@@ -52,8 +52,7 @@ _RUNNING = RequestStatus.RUNNING
 class Scheduler:
     """All unfinished requests of one engine, and its caches; only the scheduler changes `caches` and `suspects`.
 
-    Raises:
-        ConfigError: under these budgets an item could never be computed.
+    Raises `ConfigError` for budgets under which an item could never be computed.
     """
 
     def __init__(self, config: ServiceConfig) -> None:
@@ -126,8 +125,7 @@ class Scheduler:
     def schedule(self) -> ScheduledStep | None:
         """Return the next step, which is then in flight; None if no request is unfinished.
 
-        Raises:
-            LocalProtocolError: a step is in flight.
+        Raises `LocalProtocolError` if a step is in flight already.
         """
         if self._in_flight is not None:
             raise LocalProtocolError(f"step {self._in_flight.step_id} is in flight: commit or withdraw it first")

@@ -56,7 +56,6 @@ class ScheduledStep:
     row_epoch: int = 0
 
     def requests(self) -> list[Request]:
-        """Return each request of the step once."""
         taking_part = [*(chunk.request for chunk in self.chunks), *(item.request for item in self.emit)]
         return list({request.request_id: request for request in taking_part}.values())
 

@@ -37,10 +37,7 @@ _RUNNING = RequestStatus.RUNNING
 
 
 class StepBuilder:
-    """Step that is being built, and open in `caches`.
-
-    If `is_shared`, there are several requests, and a long prompt leaves tokens to the others.
-    """
+    """Step that is being built, open in `caches`; if it `is_shared`, a long prompt leaves tokens to other requests."""
 
     def __init__(self, config: ServiceConfig, caches: Caches, *, is_shared: bool) -> None:
         self._config = config

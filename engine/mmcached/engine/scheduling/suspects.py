@@ -23,8 +23,6 @@ _NO_SUSPECT: Sequence[None] = (None,)
 
 
 class Suspects:
-    """Suspects of one scheduler, in the order of their turns."""
-
     def __init__(self) -> None:
         self._requests: deque[Request] = deque()
         self._are_others_next = False

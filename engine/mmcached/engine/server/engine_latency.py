@@ -1,9 +1,7 @@
 """Measures queue times of requests and durations of steps, and creates tracing spans for both.
 
-    request arrives ──queue──> its first step is scheduled      a plan is sent ──step──> its step is committed
-
-A request that starts over is counted once. Its span has a child for the queue, and one for each step that encoded items
-of it.
+A request waits from its arrival to its first step; if it starts over, it is counted once. A step lasts until its
+commit. A request's span has a child for the queue, and one for each step that encoded items of it.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
-"""Connection to the frontend: announces the engine, and detects a new frontend session.
+"""Connection to the frontend: announces the engine until it is greeted, and detects a new frontend session.
 
-unknown  -- EngineHello, repeated -->  frontend
-<-- Greeted --                the session of this connection
-known    -- connection lost -->        unknown again; requests go on until the session is known
-<-- Greeted, another session  the requests of the former session are obsolete
+After a lost connection requests go on until the next `Greeted`; if that names another session, the requests of the
+former one are obsolete.
 """
 
 from __future__ import annotations

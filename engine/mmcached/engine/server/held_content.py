@@ -1,8 +1,7 @@
 """Tells the frontend which blocks and items the engine has cached, so that it can route prompts by prefix.
 
-    events, items ──> note ──> changes ──> tell ──> one message; all content if the last message may be lost
-
-Invariant: a frontend that has all messages since the last one with `is_all` knows the exact content.
+Sends changes; all content if the last message may be lost. Invariant: a frontend that has all messages since the last
+one with `is_all` knows the exact content.
 """
 
 from __future__ import annotations
@@ -19,8 +18,6 @@ log = structlog.get_logger("mmcached.engine")
 
 
 class HeldContent:
-    """Cached content, and the part of it that the frontend knows."""
-
     def __init__(self) -> None:
         self._blocks: set[bytes] = set()
         self._items: Set[str] = frozenset()

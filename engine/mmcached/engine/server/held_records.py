@@ -1,8 +1,4 @@
-"""Leases of the engine on the store records that its open requests need.
-
-    hold ──> the leases' tokens, for the plan ──> forget: the request has ended
-        └──> missed: a record is missing, or the store cannot be reached
-    keep(step) ──> leases for the reads of a step in flight, even if its requests end
+"""Leases of the engine on the store records that its open requests need, and on those a step in flight reads.
 
 Two kinds of records: processed items, for which the frontend sends the token, and encoder outputs, looked up by key. A
 lease is returned when no reference to its hit is left.
@@ -70,7 +66,6 @@ class HeldRecords(Closeable):
         return kept
 
     def drop(self, fingerprint: str, mm_hash: str, tenant: str) -> None:
-        """Drop an invalid encoder output from the store."""
         if self._client is not None:
             self._client.drop(output_key(fingerprint, mm_hash), tenant=tenant)
 

@@ -61,14 +61,9 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 class KVEventPublisher:
-    """Bound PUB and ROUTER sockets, and the ring of batches for replays.
+    """Bound PUB and ROUTER sockets, and the ring of batches for replays. Raises `ConfigError` if it cannot bind.
 
-    Args:
-        most_bytes: usual size limit of one batch, in bytes.
-        clock: nanoseconds since the epoch.
-
-    Raises:
-        ConfigError: cannot bind.
+    `most_bytes` is the usual size limit of one batch; `clock` returns nanoseconds since the epoch.
     """
 
     def __init__(
@@ -107,7 +102,6 @@ class KVEventPublisher:
 
     @property
     def num_answers(self) -> int:
-        """Number of unfinished replays."""
         return len(self._answers)
 
     def publish(self, events: Sequence[KVEvent]) -> None:
@@ -176,7 +170,6 @@ class KVEventPublisher:
 def kv_event_publisher_from_config(
     context: zmq.Context[zmq.Socket[bytes]], config: ServiceConfig, run_dir: Path, engine_index: int
 ) -> KVEventPublisher | None:
-    """Return an engine's publisher; None if events are disabled."""
     if not config.kv_events.enable_kv_cache_events:
         return None
     publish_address, replay_address = config.kv_events.addresses(run_dir, engine_index)

@@ -24,11 +24,9 @@ log = structlog.get_logger("mmcached.engine")
 
 
 class StepEnds:
-    """Commits or withdraws the steps of one engine; counts withdrawn steps as `num_failed`.
+    """Commits or withdraws the steps of one engine; `publish` publishes the statistics before results are sent.
 
-    Args:
-        checks_workers: compare the encoder cache table with the workers' caches after each step.
-        publish: publishes the engine's statistics; called before results are sent.
+    If `checks_workers`, compares the encoder cache table with the workers' caches after each step.
     """
 
     def __init__(

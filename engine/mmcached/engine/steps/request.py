@@ -53,7 +53,7 @@ class Request:
         rows_name: prefix of the names under which large row parts are stored; "" if rows are not stored.
         num_rows_delivered: position before which no row is wanted any more.
         place: sort key of the order of service, set by the scheduler.
-        features_end: position after the last placeholder of an item; 0 without items.
+        features_end: position after the last item's placeholders; 0 without items.
     """
 
     def __init__(

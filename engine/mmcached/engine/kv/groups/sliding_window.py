@@ -31,12 +31,9 @@ from mmcached.engine.kv.pool.block_pool import NULL_BLOCK_ID
 
 
 class SlidingWindow:
-    """`GroupKind` of sliding-window attention.
+    """`GroupKind` of sliding-window attention over `window` tokens.
 
-    Args:
-        block_size, window: in tokens.
-        stride: distance in blocks between positions where a hit may end.
-        num_recomputed: blocks after that position that must be cached, too.
+    Hits end at every `stride`-th block, and need the `num_recomputed` blocks after their end, too.
     """
 
     is_downward_closed = False

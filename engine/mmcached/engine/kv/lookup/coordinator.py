@@ -22,10 +22,7 @@ Hit = tuple[tuple[Sequence[int], ...], int]
 
 
 class Coordinator:
-    """Looks up cached prefixes in all groups of a configuration, in its order. Changes nothing.
-
-    The last `num_recomputed` blocks of a match are recomputed, so they are left out of the hit.
-    """
+    """Looks up cached prefixes in all groups; the last `num_recomputed` blocks of a match are left out of the hit."""
 
     def __init__(self, config: KVCacheConfig, pool: BlockPool, steps: Steps, num_recomputed: int) -> None:
         self.groups = make_groups(config, num_recomputed=num_recomputed)

@@ -47,8 +47,6 @@ class _Kept:
 
 
 class PrefixLookups:
-    """Prefix lookups of one KV cache; a miss returns `nothing`."""
-
     def __init__(
         self, pool: BlockPool, steps: Steps, hashes: RequestHashes, coordinator: Coordinator, nothing: KVCacheBlocks
     ) -> None:

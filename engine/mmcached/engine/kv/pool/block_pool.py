@@ -43,16 +43,11 @@ class ChangeLog(Protocol):
         """Log that no block holds these contents any longer. `keys` is not empty; the callee may keep the list."""
         ...
 
-    def cleared(self) -> None:
-        """Log that all content was dropped."""
-        ...
+    def cleared(self) -> None: ...
 
 
 class BlockPool:
     """Pool of the blocks `0 … num_blocks - 1`, of which block 0 is never used.
-
-    Args:
-        policy: an empty eviction order; LRU if None.
 
     Attributes:
         find, find_prefix: `PublishedBlocks.find` and `find_prefix`.
@@ -94,7 +89,6 @@ class BlockPool:
         return self._ref_counts[block_id]
 
     def block_key(self, block_id: int) -> bytes | None:
-        """Return the key under which the block is published, or None."""
         return self._published.key_of[block_id]
 
     def num_unreferenced(self, block_ids: Sequence[int]) -> int:
@@ -258,7 +252,6 @@ class BlockPool:
         self._free_unpublished += unpublished
 
     def _overdrawn(self, block_ids: Sequence[int]) -> dict[int, str]:
-        """Describe the blocks of which more references would be dropped than they have."""
         num_freed, ref_counts = Counter(filter(None, block_ids)), self._ref_counts
         return {
             block_id: f"{num}x, referenced {ref_counts[block_id]}x"

@@ -1,10 +1,5 @@
 """Eviction order of free published blocks: the protocol, and exact LRU.
 
-           add (freed)                                    take (evicted)
-    pool ---------------> | last in ... order() ... first | ---------------> pool
-          <---------------
-            remove (found again by a lookup, and referenced)
-
 The pool adds every published block whose last reference was dropped, and removes it once: by `take` when no unpublished
 block is free, or by `remove` when a request shares it again. A policy that uses more than age has an observer, which is
 told of published, found and forgotten content; without an observer the pool skips these calls.
@@ -55,9 +50,7 @@ class EvictionOrder(Protocol):
         """Add blocks that are not in the order; other things equal, the first of them is evicted first."""
         ...
 
-    def remove(self, block_ids: Sequence[int]) -> None:
-        """Remove blocks that are in the order."""
-        ...
+    def remove(self, block_ids: Sequence[int]) -> None: ...
 
     def take(self, num_blocks: int) -> list[int]:
         """Remove and return the first `num_blocks` of `order()`, 1 to `len(self)`."""

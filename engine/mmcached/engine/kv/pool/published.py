@@ -1,10 +1,7 @@
 """Maps content keys to published blocks and back.
 
-    key --first published--> block        found by a lookup
-        --later-----------> blocks        copies, rare: the oldest is found once the first is gone
-
 The same content may be published in several blocks, if two requests computed it at once: block tables are append-only,
-so no block is replaced.
+so no block is replaced. Lookups find the first block; once it is gone, the oldest copy.
 
 Invariant: a key leads to a block exactly as long as a block has that key.
 """
@@ -102,7 +99,6 @@ class PublishedBlocks:
         self.key_of[:] = [None] * len(self.key_of)
 
     def check_integrity(self) -> None:
-        """Raise `InvariantError` if keys and blocks contradict each other."""
         if not self._copies.keys() <= self._first.keys() or {} in self._copies.values():
             raise InvariantError("a key has copies, but no first block, or an empty list of them")
         by_key = {(block_id, key) for key, block_id in self._first.items()}
@@ -112,7 +108,6 @@ class PublishedBlocks:
             raise InvariantError(f"keys and blocks disagree on what is published: {by_key ^ by_block}")
 
     def _add_copies(self, block_ids: Sequence[int], keys: Sequence[bytes], first: Sequence[int]) -> list[int]:
-        """Record the blocks that are not the first with their key, and return their indices."""
         copies = [index for index, block_id in enumerate(block_ids) if first[index] != block_id]
         for index in copies:
             self._copies.setdefault(keys[index], {})[block_ids[index]] = None

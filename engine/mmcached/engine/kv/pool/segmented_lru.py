@@ -120,9 +120,7 @@ class SegmentedLruOrder:
 
 
 class _LastKeys:
-    """The last `num_keys` or more distinct keys that were added, in two generations.
-
-        | older | newer <- add        when newer is full, it replaces older
+    """The last `num_keys` or more distinct keys, in two generations: when the newer is full, it replaces the older.
 
     Neither grows beyond `num_keys` plus the keys of one call.
     """
