@@ -127,7 +127,7 @@ def lists_rows_before_the_commit(patch: Patch) -> None:
         names = real(index, request, start, num_tokens, written=written, needed=needed)
         end, size = start + num_tokens, index.block_size
         blocks = range(start // size, min(-(-end // size), len(request.block_hashes)))
-        index.listed.take(
+        index.listed.apply_report(
             {request.block_hashes[at]: dict.fromkeys(written, min(size, end - at * size)) for at in blocks}
         )
         return names
@@ -136,12 +136,12 @@ def lists_rows_before_the_commit(patch: Patch) -> None:
 
 
 def does_not_hear_of_losses(patch: Patch) -> None:
-    real = ListedRows.take
+    real = ListedRows.apply_report
 
-    def take(listed: ListedRows, report: Report) -> None:
+    def apply_report(listed: ListedRows, report: Report) -> None:
         real(listed, {digest: rows for digest, rows in report.items() if rows})
 
-    patch.setattr(ListedRows, "take", take)
+    patch.setattr(ListedRows, "apply_report", apply_report)
 
 
 def names_blocks_of_another_request(patch: Patch) -> None:
@@ -231,8 +231,8 @@ def lists_encoder_outputs_of_a_withdrawn_step(patch: Patch) -> None:
 
 
 def forgets_to_tell_a_freed_key(patch: Patch) -> None:
-    real = StepLog.take
-    patch.setattr(StepLog, "take", lambda log: real(log)[1:])
+    real = StepLog.take_notices
+    patch.setattr(StepLog, "take_notices", lambda log: real(log)[1:])
 
 
 def tells_a_freed_key_twice(patch: Patch) -> None:

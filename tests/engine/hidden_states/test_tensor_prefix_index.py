@@ -74,7 +74,7 @@ class PublishesBeforeCommit(TensorPrefixIndex):
     ) -> NewBlockHashes:
         names = super().reserve(request, start, num_tokens, written=written, needed=needed)
         for digest in names.block_hashes:
-            self.listed.take({digest: dict.fromkeys(written, self.block_size)})
+            self.listed.apply_report({digest: dict.fromkeys(written, self.block_size)})
         return names
 
 
@@ -117,7 +117,7 @@ class KeepsPromisesOfTheWithdrawn(TensorPrefixIndex):
     def withdraw(self, step_id: int, report: Report | None = None) -> None:
         reserved = self._reserved
         super().withdraw(step_id, report)
-        self.listed.take(reserved_rows(reserved))
+        self.listed.apply_report(reserved_rows(reserved))
 
 
 class TellsNamesOnce(TensorPrefixIndex):
@@ -337,7 +337,7 @@ def test_steps_do_not_overlap() -> None:
     with pytest.raises(LocalProtocolError, match="cannot begin"):
         index.begin_step(4)
     for end in (index.withdraw, lambda step_id: index.commit(step_id, {})):
-        with pytest.raises(LocalProtocolError, match="open is 3"):
+        with pytest.raises(LocalProtocolError, match="the open step is 3"):
             end(4)
     index.commit(3, {})
     index.begin_step(4)

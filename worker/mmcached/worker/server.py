@@ -239,7 +239,7 @@ class WorkerServer:
             self._leave("the engine has closed the connection")
 
     def _leave(self, reason: str) -> None:
-        _logger.warning("worker %d leaves: %s", self._hello.rank, reason)
+        _logger.warning("worker %d exits: %s", self._hello.rank, reason)
         if self._status is None:
             self._status = ENGINE_GONE
 

@@ -150,7 +150,7 @@ class EncoderCacheTable:
 
     def take_freed(self) -> list[str]:
         """Return and clear the keys that workers must drop before they encode, except keys allocated again."""
-        return self._step.take()
+        return self._step.take_notices()
 
     def new_epoch(self) -> int:
         """Make all entries old, also those of an open step, drop those without reference; return the new epoch."""
@@ -262,7 +262,7 @@ class EncoderCacheTable:
         return entry
 
     def _other_size(self, request: Request, input_id: int, entry: EncoderEntry) -> InvalidRequest:
-        limit = f"an item of equal content has {entry.num_embeds}"
+        limit = f"an item with the same content has {entry.num_embeds}"
         return InvalidRequest(f"features[{input_id}].num_embeds", request.features[input_id].num_embeds, limit)
 
     def _refusal(self, request: Request, input_id: int) -> LocalProtocolError:

@@ -1,4 +1,4 @@
-"""Encoder budget of one step: decides item by item how many items a request gets. First `plan` (pure), then `take`.
+"""Encoder budget of one step: decides item by item how many items a request gets: first `plan`, then `take_plan`.
 
 Between the two the chunk gets its KV slots; no other plan may be taken meanwhile.
 
@@ -87,7 +87,7 @@ class EncoderStepBudget:
             num_embeds_taken += num_embeds
         return plan
 
-    def take(self, plan: EncoderPlan) -> None:
+    def take_plan(self, plan: EncoderPlan) -> None:
         for input_id in plan.refer:  # first, because `allocate` may evict unreferenced entries
             self._refer(plan.request, input_id)
         for input_id in plan.encode:

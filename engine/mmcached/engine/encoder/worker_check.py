@@ -30,8 +30,8 @@ def check_encoder_caches(
         surplus = sorted(set(keys) - ready - lingering)
         if lacking or surplus:
             raise InvariantError(
-                f"step {step}: rank {rank} lacks {len(lacking)} encoder outputs that are listed {lacking[:MAX_NAMED]} "
-                f"and holds {len(surplus)} that are not {surplus[:MAX_NAMED]}",
+                f"step {step}: rank {rank} lacks {len(lacking)} listed encoder outputs {lacking[:MAX_NAMED]} "
+                f"and holds {len(surplus)} unlisted ones {surplus[:MAX_NAMED]}",
                 step=step,
                 rank=rank,
                 lacking=lacking[:MAX_NAMED],

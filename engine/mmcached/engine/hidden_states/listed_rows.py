@@ -47,27 +47,27 @@ class ListedRows:
     def check(self, report: Report) -> None:
         """Raise `RemoteProtocolError` for an invalid block hash, or for more rows than a block has."""
         if not isinstance(report, Mapping):
-            raise RemoteProtocolError(f"{type(report).__name__}, not rows by block hash", "report")
+            raise RemoteProtocolError(f"{type(report).__name__} instead of rows by block hash", "report")
         for block_hash, rows in report.items():
             if not isinstance(block_hash, bytes) or len(block_hash) != DIGEST_BYTES:
-                raise RemoteProtocolError(f"{block_hash!r:.80} is no hash of {DIGEST_BYTES} bytes", "report")
+                raise RemoteProtocolError(f"{block_hash!r:.80} is not a hash of {DIGEST_BYTES} bytes", "report")
             if not isinstance(rows, Mapping) or not all(
                 isinstance(key, str) and type(num) is int and 0 <= num <= self._block_size for key, num in rows.items()
             ):
-                raise RemoteProtocolError(f"{rows!r:.80} are no rows by key of a block of {self._block_size}", "report")
+                raise RemoteProtocolError(f"{rows!r:.80}: numbers of rows by key, 0 … {self._block_size}", "report")
 
-    def take(self, report: Report) -> None:
+    def apply_report(self, report: Report) -> None:
         """Apply a report that was checked."""
         for block_hash, rows in report.items():
             self._set(block_hash, rows)
 
-    def take_losses(self, report: Report) -> None:
+    def apply_losses(self, report: Report) -> None:
         """Apply only the losses in a report that was checked."""
         for block_hash, rows in report.items():
             if block_hash in self.rows:
                 self._set(block_hash, {key: min(num, rows.get(key, 0)) for key, num in self.rows[block_hash].items()})
 
-    def cut(self, block_hash: bytes, key: str, num_rows: int) -> None:
+    def cut_rows(self, block_hash: bytes, key: str, num_rows: int) -> None:
         if self.num_rows(block_hash, key) > num_rows:
             self._set(block_hash, {**self.rows[block_hash], key: num_rows})
 
@@ -77,7 +77,7 @@ class ListedRows:
 
     def check_integrity(self) -> None:
         if len(self.rows) > self._max_blocks:
-            raise InvariantError(f"{len(self.rows)} blocks are listed, {self._max_blocks} may be")
+            raise InvariantError(f"{len(self.rows)} blocks are listed, at most {self._max_blocks} allowed")
         for block_hash, rows in self.rows.items():
             if not rows or not all(0 < num <= self._block_size for num in rows.values()):
                 raise InvariantError(f"block {block_hash.hex()} is listed with {dict(rows)} rows of {self._block_size}")
@@ -85,7 +85,7 @@ class ListedRows:
         for key, full in self._full.items():
             listed = {block_hash for block_hash, rows in self.rows.items() if rows.get(key, 0) == self._block_size}
             if full != listed:
-                raise InvariantError(f"{len(full ^ listed)} blocks are full of {key!r} here and not there")
+                raise InvariantError(f"{len(full ^ listed)} blocks are full of {key!r} in only one of two tables")
 
     def _set(self, block_hash: bytes, rows: Mapping[str, int]) -> None:
         self._forget(block_hash)

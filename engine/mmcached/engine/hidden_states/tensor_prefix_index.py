@@ -159,7 +159,7 @@ class TensorPrefixIndex:
         """Return and clear the released requests, for the plan. Raises `LocalProtocolError` if no step is open."""
         if not self._step.is_open:
             raise LocalProtocolError("released requests are sent with a step; begin one first")
-        return self._step.take()
+        return self._step.take_notices()
 
     def note_missing(self, request: Request, key: str, first: int) -> None:
         """Note that a hit of this request lacked rows of `key` from position `first` on.
@@ -169,7 +169,7 @@ class TensorPrefixIndex:
         """
         index, num_rows = divmod(first, self.block_size)
         if index < len(request.block_hashes):
-            self.listed.cut(request.block_hashes[index], key, num_rows)
+            self.listed.cut_rows(request.block_hashes[index], key, num_rows)
         self._no_speculative_hits.add(request.request_id)
 
     # ---- steps and epochs
@@ -187,7 +187,7 @@ class TensorPrefixIndex:
         self.listed.check(report)
         self._step.commit(step_id)
         if not self._is_step_old:
-            self.listed.take(report)
+            self.listed.apply_report(report)
         self._forget_step()
 
     def withdraw(self, step_id: int, report: Report | None = None) -> None:
@@ -199,7 +199,7 @@ class TensorPrefixIndex:
         self.listed.check(report or {})
         self._step.withdraw(step_id)
         if not self._is_step_old:
-            self.listed.take_losses(report or {})
+            self.listed.apply_losses(report or {})
         for request_id in self._taking_part:
             self._untrack(request_id)
         self._forget_step()

@@ -74,7 +74,7 @@ class KVCacheBlocks:
     def get_unhashed_block_ids(self) -> list[int]:
         """Return the unpublished blocks, in order; raises `LocalProtocolError` unless there is exactly one group."""
         if len(self.ids) != 1:
-            raise LocalProtocolError(f"asked for the unhashed blocks of one group, there are {len(self.ids)}")
+            raise LocalProtocolError(f"get_unhashed_block_ids: {len(self.ids)} groups, exactly 1 supported")
         return [block_id for block_id in self.ids[0] if self._pool.block_key(block_id) is None]
 
     def new_empty(self) -> KVCacheBlocks:

@@ -1,15 +1,15 @@
 """Logs publications and evictions of blocks, and turns them into KV events once per step.
 
     publication  ── stored(request, group, index, keys) ──┐
-    eviction     ── removed(keys) ────────────────────────┼──> log ── take() ──> cleared, removed per group, stored …
+    eviction     ── removed(keys) ────────────────────────┼──> log ──> events: cleared, removed per group, stored …
     reset        ── cleared() ────────────────────────────┘
 
 A log entry covers a run of blocks of any length; tokens and extra keys are read from the request when the events are
-taken. Content that was stored and removed between two calls of `take`, or removed and stored, makes no event. A run
-that has lost blocks in its middle makes several events, each with its parent.
+taken. Content that was stored and removed between two calls of `take_events`, or removed and stored, makes no event. A
+run that has lost blocks in its middle makes several events, each with its parent.
 
 Invariant: a subscriber that applies all events in order knows exactly which contents can be found (not how many
-copies). The log grows until `take` is called.
+copies). The log grows until `take_events` is called.
 """
 
 from __future__ import annotations
@@ -79,13 +79,13 @@ class PublishedLog:
         self._removed = []
         self._is_cleared = True
 
-    def take(self) -> list[KVEvent]:
+    def take_events(self) -> list[KVEvent]:
         runs, removed, is_cleared = self._runs, self._removed, self._is_cleared
         if not (runs or removed or is_cleared):
             return []
         self._runs, self._removed, self._is_cleared = [], [], False
         if runs and removed:
-            runs, removed = _netted(runs, removed)
+            runs, removed = _net_changes(runs, removed)
         events: list[KVEvent] = [AllBlocksCleared()] if is_cleared else []
         events += self._removals(removed)
         events += map(self._storage, runs)
@@ -151,7 +151,7 @@ class PublishedLog:
 _KINDS = {FullAttentionSpec: "full_attention", SlidingWindowSpec: "sliding_window"}
 
 
-def _netted(runs: list[_Run], removed: list[bytes]) -> tuple[list[_Run], list[bytes]]:
+def _net_changes(runs: list[_Run], removed: list[bytes]) -> tuple[list[_Run], list[bytes]]:
     """Drop contents that were stored and removed, or removed and stored.
 
     For one content the two alternate, so the difference of their counts gives the outcome.
@@ -198,4 +198,4 @@ def _event_key(key: ExtraKey) -> EventKey:
         case EmbedsKey():
             return _I64.pack(key.offset) + key.digest
         case LookaheadKey():
-            raise InvariantError("the lookahead tokens of a block are no extra key of it")
+            raise InvariantError("the lookahead tokens of a block are not an extra key")

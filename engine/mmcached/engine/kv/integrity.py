@@ -24,7 +24,7 @@ def check_integrity(
             _check_table(pool, reserved, held, group)
     free = set(pool.free_order())
     if not reserved.isdisjoint(free):
-        raise InvariantError(f"blocks {sorted(reserved & free)} are free, though a step is going to fill them")
+        raise InvariantError(f"blocks {sorted(reserved & free)} are free, although a step will fill them")
 
 
 def _check_table(pool: BlockPool, reserved: set[int], held: RequestBlocks, group: Group) -> None:
@@ -40,4 +40,6 @@ def _check_table(pool: BlockPool, reserved: set[int], held: RequestBlocks, group
         is_for_hits = any(group.kind.runs_for_hits(position, position + 1))
         is_final = position < num_published and held.can_publish and is_for_hits
         if block_id != NULL_BLOCK_ID and not held.is_lost and is_findable != is_final:
-            raise InvariantError(f"{where}: block {block_id} at {position}: published is {is_findable}, not {is_final}")
+            raise InvariantError(
+                f"{where}: block {block_id} at {position}: published is {is_findable}, expected {is_final}"
+            )

@@ -189,7 +189,7 @@ class KVCache:
         hit = self._empty if new_computed_blocks is None else new_computed_blocks
         if hit is not self._empty or num_new_computed_tokens:
             if held is not None and num_new_computed_tokens:
-                raise ValueError(f"request {request.request_id} holds blocks: no prefix hit can be put before them")
+                raise ValueError(f"request {request.request_id} holds blocks: it cannot take a prefix hit")
             self._lookups.check(request, hit, num_new_computed_tokens)
         num_local = request.num_computed_tokens + num_new_computed_tokens
         num_tokens = num_local + num_external_computed_tokens + num_new_tokens
@@ -209,11 +209,11 @@ class KVCache:
                 start = self._tables.behind_windows(hit, num_local + num_external_computed_tokens, num_slots)
             new = self._admit(request, hit, start, num_new_computed_tokens, num_slots)
         else:
-            new = self._tables.go_on(held, num_local - num_in_flight_tokens, num_slots)
+            new = self._tables.extend_request(held, num_local - num_in_flight_tokens, num_slots)
         if new is None:
             return None
         held = self._held[request.request_id]
-        steps.join(held)
+        steps.add_request(held)
         if block_hashes is not None:
             self._publisher.publish(request, held, block_hashes, num_final, most_tokens=num_tokens)
         held.set_horizon()
@@ -230,7 +230,7 @@ class KVCache:
         num_lacking = self.num_lacking_blocks(request, request.num_tokens, most_new_tokens) - num_hit_blocks
         if self._lookups.fits(request, hit, max(0, num_lacking) + num_spare_blocks):
             return True
-        self._lookups.was_refused(request, hit)
+        self._lookups.note_refused(request, hit)
         return False
 
     def num_lacking_blocks(self, request: Request, num_tokens: int, most_new_tokens: int) -> int:
@@ -250,7 +250,7 @@ class KVCache:
             LocalProtocolError: other requests share blocks that it would write in the step being built; free them
                 first.
         """
-        self._lookups.forget(request.request_id)
+        self._lookups.forget_request(request.request_id)
         held = self._held.get(request.request_id)
         if held is not None:
             self._steps.check_can_leave(held)
@@ -258,8 +258,8 @@ class KVCache:
 
     def free_block_hashes(self, request: Request) -> None:
         """Forget the block hashes of a request that has ended; a preempted request keeps them."""
-        self._lookups.forget(request.request_id)
-        self._hashes.forget(request)
+        self._lookups.forget_request(request.request_id)
+        self._hashes.forget_request(request)
 
     def reset_prefix_cache(self) -> bool:
         """Drop all published content and return True; return False, with no change, if a block is referenced."""
@@ -337,7 +337,7 @@ class KVCache:
 
     def take_events(self) -> list[KVEvent]:
         """Return and clear the KV events; empty if events are off."""
-        return self._log.take() if self._log is not None else []
+        return self._log.take_events() if self._log is not None else []
 
     def stats(self) -> KVCacheStats:
         pool = self.block_pool
@@ -364,10 +364,10 @@ class KVCache:
         """Admit a new request whose tables begin with `start`, the part of its hit that it uses."""
         missing = self._tables.num_missing(start, num_slots)
         if not self._lookups.fits(request, start, sum(missing)):
-            self._lookups.was_refused(request, hit)
+            self._lookups.note_refused(request, hit)
             return None
         new = self._tables.admit(request.request_id, start, num_slots, missing, self._first_full(num_hit_tokens))
-        self._lookups.was_taken(request, num_hit_tokens)
+        self._lookups.note_admitted(request, num_hit_tokens)
         if self.enable_caching and not request.skip_reading_prefix_cache:
             self._counts.record(request, num_hit_tokens)
         return new

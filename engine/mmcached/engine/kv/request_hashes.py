@@ -7,7 +7,7 @@ from mmcached.engine.steps.request import Request
 
 
 class RequestHashes:
-    """Block hashes by request id, until `forget`; a hash also covers `num_lookahead_tokens` tokens after its block."""
+    """Block hashes by request id, until `forget_request`; each also covers `num_lookahead_tokens` later tokens."""
 
     def __init__(self, hasher: BlockHasher, block_size: int, num_lookahead_tokens: int = 0) -> None:
         self.hasher = hasher
@@ -27,6 +27,6 @@ class RequestHashes:
         """Append the missing hashes to `request.block_hashes` without registering the request; raises as `of`."""
         self.hasher.extend_block_hashes(request, self.block_size, self.num_lookahead_tokens)
 
-    def forget(self, request: Request) -> None:
+    def forget_request(self, request: Request) -> None:
         self.by_request.pop(request.request_id, None)
         request.block_hashes = []

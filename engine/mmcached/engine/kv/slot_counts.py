@@ -24,4 +24,4 @@ def check_slot_counts(
     if num_draft > num_new:
         raise ValueError(f"num_draft_tokens = {num_draft}: at most num_new_tokens = {num_new}")
     if not num_new_computed and not num_external:
-        raise ValueError("num_new_tokens = 0: at least 1, if nothing was found or is delivered")
+        raise ValueError("num_new_tokens = 0: at least 1 without a prefix hit or external tokens")

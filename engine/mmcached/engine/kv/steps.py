@@ -79,13 +79,13 @@ class Steps:
         """Mark the step as handed to the workers; raises `LocalProtocolError` if it is not open, or launched."""
         if self._step_id != step_id or self.is_launched:
             state = ", launched" if self.is_launched else ""
-            raise LocalProtocolError(f"step {step_id} cannot be launched: open is {self._step_id}{state}")
+            raise LocalProtocolError(f"step {step_id} cannot be launched: the open step is {self._step_id}{state}")
         self.is_launched = True
 
     def end(self, step_id: int) -> Ended:
         """Close the step and drop its reservations; raises `LocalProtocolError`, with no change, if it is not open."""
         if self._step_id != step_id:
-            raise LocalProtocolError(f"step {step_id} cannot end: open is {self._step_id}")
+            raise LocalProtocolError(f"step {step_id} cannot end: the open step is {self._step_id}")
         ended = Ended(self.reservations, list(self._writers), self.fenced)
         self._step_id = None
         self.is_launched = False
@@ -96,14 +96,14 @@ class Steps:
 
     # ---- requests in the step
 
-    def join(self, held: RequestBlocks) -> None:
+    def add_request(self, held: RequestBlocks) -> None:
         """Note that a request is given slots; no effect on steps that begin later."""
         held.in_step = self.num_begun
 
     def check_can_join(self, request_id: int) -> None:
         """Raise `LocalProtocolError` if the open step is in flight, so that no request can be added."""
         if self.is_launched:
-            raise LocalProtocolError(f"request {request_id}: slots asked for while step {self._step_id} is in flight")
+            raise LocalProtocolError(f"request {request_id}: slots requested while step {self._step_id} is in flight")
 
     def check_can_leave(self, held: RequestBlocks) -> None:
         """Raise `LocalProtocolError` if other requests share blocks that this one would write in the step.
@@ -118,7 +118,7 @@ class Steps:
                 blocks = f"blocks that request {held.request_id} would write in step {self._step_id}"
                 raise LocalProtocolError(f"requests {sorted(sharers)} share {blocks}: free them first")
 
-    def leave(self, held: RequestBlocks) -> None:
+    def remove_request(self, held: RequestBlocks) -> None:
         """Remove a request that is being freed from the step, unless the step is in flight."""
         self._writers.pop(held, None)
         if self._takes_part(held) and not self.is_launched:

@@ -65,13 +65,13 @@ class BlockTables:
         self.held[request_id] = held
         return self._extend(held, num_slots, missing)
 
-    def go_on(self, held: RequestBlocks, num_computed_tokens: int, num_slots: int) -> KVCacheBlocks | None:
+    def extend_request(self, held: RequestBlocks, num_computed_tokens: int, num_slots: int) -> KVCacheBlocks | None:
         """Move a request's windows, then append the blocks that it lacks; return None if too few are free.
 
         Raises `LocalProtocolError` if content that the request relies on was withdrawn.
         """
         if held.is_lost:
-            raise LocalProtocolError(f"request {held.request_id} counted on a step that was withdrawn: free it")
+            raise LocalProtocolError(f"request {held.request_id} relied on a step that was withdrawn: free it")
         if num_computed_tokens >= held.next_release:
             self._leave_behind(held, num_computed_tokens)
         if num_slots <= held.capacity:
@@ -107,7 +107,7 @@ class BlockTables:
     def free(self, held: RequestBlocks) -> None:
         """Free all blocks of a request, each table from its tail, in order of group."""
         del self.held[held.request_id]
-        self._steps.leave(held)
+        self._steps.remove_request(held)
         for block_ids in held.take_all():
             self._steps.give_back(self._pool, held, block_ids)
 

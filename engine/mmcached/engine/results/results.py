@@ -64,7 +64,7 @@ class Results:
         if streams_tokens:
             self._num_sent[request.request_id] = 0
 
-    def forget(self, request_id: int) -> None:
+    def forget_request(self, request_id: int) -> None:
         self._open.pop(request_id, None)
         self._num_sent.pop(request_id, None)
 
@@ -145,7 +145,7 @@ class Results:
         Raises `InvariantError` if a row or an embedding is missing.
         """
         gathered = self._open[request.request_id]
-        self.forget(request.request_id)
+        self.forget_request(request.request_id)
         if request.kind == "encode":
             return _encoded(request, gathered)
         rows, saved_rows, frames = _remaining_rows(request, gathered)

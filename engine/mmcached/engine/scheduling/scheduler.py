@@ -136,7 +136,7 @@ class Scheduler:
             for alone in self.suspects.turns():
                 self._in_flight = self._try_step(alone)
                 if self._in_flight is not None:
-                    self.suspects.took_turn(alone)
+                    self.suspects.note_turn(alone)
                     return self._in_flight
         if not self._requests:
             return None
@@ -169,14 +169,14 @@ class Scheduler:
         expected = {chunk.request.request_id for chunk in step.chunks if chunk.sample}
         if sampled.keys() != expected:
             wrong = sorted(sampled.keys() ^ expected)
-            raise RemoteProtocolError(f"requests {wrong}: sampled without being asked, or not sampled", "sampled")
+            raise RemoteProtocolError(f"requests {wrong}: sampled unexpectedly, or not sampled", "sampled")
         self.caches.commit(step.step_id, prefix_report or {})
         self._in_flight = None
         set_back = self._note_missing(missing) if missing else ()
         ended = [
             chunk.request
             for chunk in step.chunks
-            if chunk.request.request_id not in set_back and self._move_along(chunk, sampled)
+            if chunk.request.request_id not in set_back and self._advance(chunk, sampled)
         ]
         for request, input_id, _ in step.emit:
             request.num_emitted = input_id + 1
@@ -186,7 +186,7 @@ class Scheduler:
         ended += {item.request.request_id: item.request for item in step.emit if item.request.is_finished}.values()
         for request in ended:
             self._remove(request)
-        self.suspects.clear_the_innocent()
+        self.suspects.discard_cleared()
         return [request for request in ended if request.status is RequestStatus.FINISHED]
 
     def withdraw(self, step: ScheduledStep, prefix_report: Report | None = None) -> None:
@@ -328,7 +328,7 @@ class Scheduler:
         self._requeue([request for request in self._running if request.request_id in requests])
         return set(requests)
 
-    def _move_along(self, chunk: ScheduledChunk, sampled: Mapping[int, int]) -> bool:
+    def _advance(self, chunk: ScheduledChunk, sampled: Mapping[int, int]) -> bool:
         """Add a computed chunk and its sample to its request, free the items it has passed; return whether it ended."""
         request, start = chunk.request, chunk.start
         end = request.num_computed_tokens = start + chunk.num_tokens

@@ -118,7 +118,7 @@ class StepBuilder:
                 if plan.refused is not None:
                     end = max(start, request.features[plan.refused].offset)
                     if end == start:
-                        self._encoder_budget.take(plan)
+                        self._encoder_budget.take_plan(plan)
                         return ScheduleOutcome.ENCODER_REFUSED
         if end == start:
             return ScheduleOutcome.NO_TOKENS
@@ -126,7 +126,7 @@ class StepBuilder:
         if self._kv.allocate_slots(request, end - start, num_hit_tokens, hit) is None:
             return ScheduleOutcome.KV_REFUSED
         if plan is not None:
-            self._encoder_budget.take(plan)
+            self._encoder_budget.take_plan(plan)
         request.num_computed_tokens = start
         self._token_budget -= end - start
         table = self._kv.block_table(request.request_id)
@@ -138,7 +138,7 @@ class StepBuilder:
     def _add_items(self, request: Request) -> ScheduleOutcome:
         wanted = range(request.num_emitted, len(request.features))
         plan = self._encoder_budget.plan(request, wanted)
-        self._encoder_budget.take(plan)
+        self._encoder_budget.take_plan(plan)
         had = range(wanted.start, wanted.stop if plan.refused is None else plan.refused)
         self._emit.extend(ScheduledItem(request, index, self._encoder.entry_key(request, index)) for index in had)
         return ScheduleOutcome.SCHEDULED if had else ScheduleOutcome.ENCODER_REFUSED

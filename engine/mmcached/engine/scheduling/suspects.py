@@ -40,7 +40,7 @@ class Suspects:
             request.alone_until = 0
             self._requests.remove(request)
 
-    def clear_the_innocent(self) -> None:
+    def discard_cleared(self) -> None:
         """Discard the suspects that have reached their `alone_until`."""
         if not self._requests:
             return
@@ -54,7 +54,7 @@ class Suspects:
             return _NO_SUSPECT
         return [None, *self._requests] if self._are_others_next else [*self._requests, None]
 
-    def took_turn(self, alone: Request | None) -> None:
+    def note_turn(self, alone: Request | None) -> None:
         """Record which candidate got a step: after a suspect, the other requests come first."""
         self._are_others_next = alone is not None
         if alone is not None:

@@ -40,10 +40,10 @@ class CacheNews:
         """Announce changes, if KV events are enabled, and send the next part of a replay."""
         if self._publisher is not None:
             self.is_replaying = False
-            self.tell()
+            self.announce()
             self.is_replaying = self._publisher.serve_replay()
 
-    def tell(self) -> None:
+    def announce(self) -> None:
         """Announce changes to the frontend, if it routes by them, and to subscribers."""
         events = self._scheduler.kv_cache_manager.take_events()
         if self._held is not None:
@@ -55,8 +55,8 @@ class CacheNews:
         if self._publisher is not None:
             self._publisher.publish(events)
 
-    def tell_anew(self) -> None:
+    def announce_all(self) -> None:
         """Announce all content to a frontend that knows nothing yet."""
         if self._held is not None:
             self._held.forget_frontend()
-            self.tell()
+            self.announce()

@@ -37,10 +37,10 @@ class FrontendConnection:
 
     @property
     def next_hello(self) -> float:
-        """Time when `keep` sends the next hello; infinity while the frontend knows this engine."""
+        """Time when `maintain` sends the next hello; infinity while the frontend knows this engine."""
         return math.inf if self.is_known else self._next_hello
 
-    def keep(self, now: float) -> None:
+    def maintain(self, now: float) -> None:
         """Detect a lost connection, and send a hello while the frontend is unknown. Called in every turn of the loop.
 
         A dead frontend's last messages may still arrive afterwards.

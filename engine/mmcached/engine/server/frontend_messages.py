@@ -79,7 +79,7 @@ class FrontendMessages:
             self._ready_with = fingerprint
             self._news.is_heard = True
             self._frontend.send(to_frontend.EngineReady(self._world_size, fingerprint, self._group.encoder))
-            self._news.tell_anew()
+            self._news.announce_all()
 
     def _handle(self, message: received.FromFrontend, payload: list[Frame]) -> None:
         match message:
@@ -101,7 +101,7 @@ class FrontendMessages:
                 self._scheduler.new_epoch()
                 self._publish()
                 if self._news.is_routed_by:
-                    self._news.tell()
+                    self._news.announce()
                 self._frontend.send(to_frontend.EngineFlushed(message.token))
 
     def _start_over(self) -> None:

@@ -35,16 +35,16 @@ class HeldRecords(Closeable):
     def __len__(self) -> int:
         return sum(map(len, self._outputs.values())) + sum(map(len, self._items.values()))
 
-    def hold(self, message: AddRequest, fingerprint: str) -> bool:
+    def lease_records(self, message: AddRequest, fingerprint: str) -> bool:
         """Take the leases that a request needs; return whether all were available.
 
         Stops at the first that is not: a record that cannot be leased would be copied, and may be large.
         """
-        return self.hold_items(message.request_id, (feature.payload for feature in message.features)) and (
-            self._hold_outputs(message, fingerprint)
+        return self.lease_items(message.request_id, (feature.payload for feature in message.features)) and (
+            self._lease_outputs(message, fingerprint)
         )
 
-    def hold_items(self, request_id: int, payloads: Iterable[StoredItem | Inline | None]) -> bool:
+    def lease_items(self, request_id: int, payloads: Iterable[StoredItem | Inline | None]) -> bool:
         """Take a lease on each processed item in the store; return whether all were available."""
         for token in dict.fromkeys(each.token for each in payloads if isinstance(each, StoredItem)):
             hit = self._contact().open(token, view=True, tensors="bytes", counts=False)
@@ -58,7 +58,7 @@ class HeldRecords(Closeable):
         hits = self._outputs.get(request_id, {})
         return {index: token for index, hit in hits.items() if (token := hit.token) is not None}
 
-    def keep(self, request_ids: Sequence[int]) -> list[Hit]:
+    def hits_of(self, request_ids: Sequence[int]) -> list[Hit]:
         """Return the hits of these requests; their leases last as long as the caller keeps them."""
         kept = []
         for request_id in dict.fromkeys(request_ids):
@@ -69,7 +69,7 @@ class HeldRecords(Closeable):
         if self._client is not None:
             self._client.drop(output_key(fingerprint, mm_hash), tenant=tenant)
 
-    def forget(self, request_id: int) -> None:
+    def release_request(self, request_id: int) -> None:
         self._outputs.pop(request_id, None)
         self._items.pop(request_id, None)
 
@@ -83,7 +83,7 @@ class HeldRecords(Closeable):
         if self._client is not None:
             self._client.close()
 
-    def _hold_outputs(self, message: AddRequest, fingerprint: str) -> bool:
+    def _lease_outputs(self, message: AddRequest, fingerprint: str) -> bool:
         for index, feature in enumerate(message.features):
             if not feature.has_output:
                 continue

@@ -54,7 +54,7 @@ class ItemFrames:
     def frames_of(self, request_id: int, index: int) -> Sequence[Frame]:
         return self._frames[request_id][index]
 
-    def forget(self, request_id: int) -> None:
+    def forget_request(self, request_id: int) -> None:
         self._frames.pop(request_id, None)
 
     def clear_cache(self) -> None:

@@ -79,7 +79,7 @@ class OpenRequests:
             log.error("duplicate request dropped", request_id=request_id)
             return
         try:
-            has_records = self._records.hold(message, self._group.encoder_fingerprint)
+            has_records = self._records.lease_records(message, self._group.encoder_fingerprint)
             self._items.add(message, payload)
             if not has_records:
                 raise CacheMiss([])
@@ -148,7 +148,7 @@ class OpenRequests:
         for request in self._requests.values():
             request.outputs.clear()
 
-    def that_read(self, step: ScheduledStep, mm_hashes: Sequence[str]) -> list[tuple[Request, Feature]]:
+    def requests_reading(self, step: ScheduledStep, mm_hashes: Sequence[str]) -> list[tuple[Request, Feature]]:
         """Return the step's open requests that have one of these items, or its output, in the store, with the item."""
         lost = {}
         for request in step.requests():
@@ -187,7 +187,7 @@ class OpenRequests:
     def _forget(self, request_id: int, error: str = "") -> None:
         """Release a request's resources outside the scheduler; a step in flight keeps the records that it reads."""
         self._requests.pop(request_id, None)
-        self._latency.forget(request_id, error)
-        self._items.forget(request_id)
-        self.results.forget(request_id)
-        self._records.forget(request_id)
+        self._latency.end_request(request_id, error)
+        self._items.forget_request(request_id)
+        self.results.forget_request(request_id)
+        self._records.release_request(request_id)

@@ -27,7 +27,7 @@ class EngineProbes:
 
     def start(self, probe: ProbeEngine, payload: Sequence[Frame]) -> bool:
         """Send a probe to every worker; return False if a worker or the item is missing."""
-        if not self._group.are_all_attached or not self._records.hold_items(-probe.token, [probe.payload]):
+        if not self._group.are_all_attached or not self._records.lease_items(-probe.token, [probe.payload]):
             return False
         self._checksums[probe.token] = {}
         if len(self._checksums) > MAX_OPEN:
@@ -63,4 +63,4 @@ class EngineProbes:
 
     def _forget(self, token: int) -> None:
         del self._checksums[token]
-        self._records.forget(-token)
+        self._records.release_request(-token)

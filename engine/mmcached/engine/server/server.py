@@ -191,13 +191,13 @@ class EngineServer(Closeable):
             self._workers.serve(self._share)
         if self._frontend.channel.socket in ready:
             self._from_frontend.serve(self._share)
-        self._frontend.keep(self._clock())
+        self._frontend.maintain(self._clock())
         self._from_frontend.send_ready()
         self._steps.check_deadline()
         if self._steps.can_start:
             failed = self._steps.start()
             if failed is not None:
-                self._ends.end(failed)
+                self._ends.end_step(failed)
         for request, error in self._scheduler.take_failed():
             self._requests.fail(request, error)
         self._guard.call("KV events", self._news.publish)  # late: the workers compute meanwhile

@@ -55,7 +55,7 @@ class StepEnds:
         self._checks_workers = checks_workers
         self._publish = publish
 
-    def end(self, results: StepResults) -> None:
+    def end_step(self, results: StepResults) -> None:
         """Commit a step that all ranks have run, or withdraw it. Raises `InvariantError` if the ranks disagree."""
         error = results.failure()
         if error is not None:
@@ -73,7 +73,7 @@ class StepEnds:
             table = self._scheduler.encoder_cache_manager
             check_encoder_caches(table.ready_keys(), table.lingering_keys(), results.encoder_keys(), step=step.step_id)
         if self._news.is_routed_by:  # before the answers: a client's next prompt may extend what was just computed
-            self._guard.call("cache contents", self._news.tell)
+            self._guard.call("cache contents", self._news.announce)
         answers = self._requests.take_answers(finished)
         self._publish()
         for message, frames in answers:
@@ -91,7 +91,7 @@ class StepEnds:
         try:
             self._frontend.channel.send(message, frames)
         except ChannelFull as error:
-            log.warning("tokens and rows wait for the next step", reason=str(error))
+            log.warning("tokens and rows not sent; retried with the next step", reason=str(error))
         else:
             results.mark_sent(message)
 
@@ -101,7 +101,7 @@ class StepEnds:
         self.num_failed += 1
         self._scheduler.withdraw(step, results.prefix_report())
         cause = error_from_wire(error)
-        lost = self._requests.that_read(step, cause.mm_hashes) if isinstance(cause, CacheMiss) else []
+        lost = self._requests.requests_reading(step, cause.mm_hashes) if isinstance(cause, CacheMiss) else []
         if not lost:
             self._scheduler.blame_failure(step, cause)
         for request, feature in lost:

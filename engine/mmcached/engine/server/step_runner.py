@@ -68,7 +68,7 @@ class StepRunner:
         self.latency.start(step)
         links = self._group.in_rank_order()
         results = StepResults(step, len(links), self._clock() + self._timeout_s)
-        results.held = self._records.keep([request.request_id for request, *_ in step.encode])
+        results.held = self._records.hits_of([request.request_id for request, *_ in step.encode])
         try:
             plan, payload = build_plan(step, self._items, engine_incarnation=self._incarnation, worker_epoch=0)
             results.is_shared = len(links) > 1 and any(item.store_epoch for item in plan.encode)

@@ -75,7 +75,7 @@ class WorkerMessages:
                     # Not guarded: a partly committed step would contradict the tables.
                     finished = self._steps.take(message, payload)
                     if finished is not None:
-                        self._ends.end(finished)
+                        self._ends.end_step(finished)
                 case received.WorkerProbed():
                     self._guard.call("probe answer of a worker", self._on_probed, message)
 

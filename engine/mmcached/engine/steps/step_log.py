@@ -2,7 +2,7 @@
 
     (none) --begin--> open --commit | withdraw--> (none)
 
-    notice:  add --> pending --take--> sent with the open step --commit--> (gone)
+    notice:  add --> pending --take_notices--> sent with the open step --commit--> (gone)
                        |^                 |
                        |+--- withdraw ----+    the step failed: perhaps no worker has done it
                        +--discard--> (gone)
@@ -40,7 +40,7 @@ class StepLog(Generic[Notice]):
 
     def check_open(self, step_id: int) -> None:
         if self._step_id != step_id:
-            raise LocalProtocolError(f"step {step_id} cannot end: open is {self._step_id}")
+            raise LocalProtocolError(f"step {step_id} cannot end: the open step is {self._step_id}")
 
     def commit(self, step_id: int) -> None:
         """End the step: notices sent with it are done. Raises as `check_open`."""
@@ -63,7 +63,7 @@ class StepLog(Generic[Notice]):
     def discard(self, notice: Notice) -> None:
         self._pending.pop(notice, None)
 
-    def take(self) -> list[Notice]:
+    def take_notices(self) -> list[Notice]:
         """Return and clear the pending notices; outside a step the caller must ensure delivery."""
         notices = list(self._pending)
         if self.is_open:

@@ -79,5 +79,5 @@ def find_family(model: Any, families: Mapping[str, Family] = FAMILIES) -> tuple[
     kind = type(model)
     family = families.get(kind.__name__) if kind.__module__.startswith("transformers.") else None
     if family is None:
-        raise InvalidRequest("model", f"{kind.__module__}.{kind.__name__}", f"one of {', '.join(families)}")
+        raise InvalidRequest("model", f"{kind.__module__}.{kind.__name__}", f"must be one of {', '.join(families)}")
     return model, family

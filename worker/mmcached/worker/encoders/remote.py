@@ -75,7 +75,7 @@ class RemoteEncoder(Closeable):
         self._table = ActorTable()
         self._is_closed = threading.Event()
         self._is_wanted = threading.Event()
-        self._thread = threading.Thread(target=self._look_again_and_again, name="mmcached-actors", daemon=True)
+        self._thread = threading.Thread(target=self._search_loop, name="mmcached-actors", daemon=True)
         self._thread.start()
         reports = self._table.wait_for(bool, start_timeout_s)
         if reports and not _has(fingerprint, reports):
@@ -174,10 +174,10 @@ class RemoteEncoder(Closeable):
         found = outputs_in(record, self._measured.form, num_embeds)
         return found and {name: tensor.to(self._device) for name, tensor in found.items()}
 
-    def _look_again_and_again(self) -> None:
+    def _search_loop(self) -> None:
         while not self._is_closed.is_set():
             try:
-                self._look()
+                self._search()
             except Lost as lost:
                 _logger.warning("search for encoder actors failed: %s; known actors are still called", lost)
             except Exception as error:  # without this thread no new actor would be found
@@ -187,7 +187,7 @@ class RemoteEncoder(Closeable):
             self._is_wanted.wait(REST_S)
             self._is_wanted.clear()
 
-    def _look(self) -> None:
+    def _search(self) -> None:
         calls = []
         for actor in self._cluster.actors():
             with suppress(Lost):

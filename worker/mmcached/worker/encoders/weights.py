@@ -48,7 +48,7 @@ class Weights:
         named = [(name, module) for name, module in model.named_modules() if name.split(".")[0] not in others]
         for path, module in named:
             if isinstance(module, torch.jit.ScriptModule):
-                raise InvalidRequest("model", f"{path}: {type(module).__name__}", "modules of Python")
+                raise InvalidRequest("model", f"{path}: {type(module).__name__}", "must not be TorchScript")
         self.modules = [module for _, module in named if module is not model]
         configs = [module.config for _, module in named if hasattr(module, "config")]
         self.configs = list({id(config): config for config in configs}.values())
@@ -109,7 +109,7 @@ class Weights:
 def _check_plain(path: str, value: torch.Tensor) -> None:
     if type(value) not in _PLAIN or value.is_meta:
         found = "on no device" if value.is_meta else type(value).__name__
-        raise InvalidRequest("model", f"{path}: {found}", "tensors of plain numbers, in memory")
+        raise InvalidRequest("model", f"{path}: {found}", "must be plain tensors in memory")
 
 
 def _samples(tensors: Iterator[torch.Tensor]) -> list[list[torch.Tensor]]:

@@ -23,7 +23,7 @@ class KeySpec:
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name:
-            raise ConfigError("name", repr(self.name), "a key has a name")
+            raise ConfigError("name", repr(self.name), "a non-empty string")
         if not isinstance(self.shape, tuple) or any(type(size) is not int or size < 1 for size in self.shape):
             raise ConfigError(f"{self.name}.shape", repr(self.shape), "a tuple of integers, each at least 1")
         if not isinstance(self.dtype, torch.dtype):

@@ -118,7 +118,7 @@ class ItemOutputs(Closeable):
             if self._outputs is not None and item.key in self.cache:
                 self._outputs.save(item, self.cache.get(item.key))
 
-    def tell_times(self) -> None:
+    def report_times(self) -> None:
         """Report the durations of finished encodings; the others follow in a later step."""
         while self._watches and self._watches[0][0].is_over():
             watch, tell = self._watches.popleft()
@@ -204,10 +204,10 @@ class ItemOutputs(Closeable):
                 self._unsaved.append(item)
             return
         record = self._outputs.get_or_encode(item, encode)
-        if item.key not in self.cache and not self._keep(item, record):
+        if item.key not in self.cache and not self._cache_record(item, record):
             encode()  # a client has put another record under its key
 
-    def _keep(self, item: EncodeItem, record: Mapping[str, Any]) -> bool:
+    def _cache_record(self, item: EncodeItem, record: Mapping[str, Any]) -> bool:
         """Copy a record into the encoder cache; return False if it is not an output of this encoder."""
         outputs = outputs_in(record, self.measured.form, item.num_embeds)
         if outputs is None or not are_finite(outputs):
@@ -222,5 +222,5 @@ class ItemOutputs(Closeable):
         Raises `CacheMiss` if it is gone, or is not an output of this encoder: a client has put another record there.
         """
         record = None if self._outputs is None else self._outputs.load(stored.token)
-        if record is None or not self._keep(item, record):
+        if record is None or not self._cache_record(item, record):
             raise CacheMiss([item.mm_hash])

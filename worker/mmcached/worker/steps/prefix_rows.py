@@ -39,7 +39,7 @@ class PrefixRows:
             self.store.reset()
         self.store.release(plan.released)
 
-    def take(self, chunks: Sequence[RunChunk], outputs: Mapping[str, torch.Tensor], made: StepResult) -> None:
+    def add_rows(self, chunks: Sequence[RunChunk], outputs: Mapping[str, torch.Tensor], made: StepResult) -> None:
         """Store a step's rows, and add the wanted rows, of the step and before it, to the result.
 
         Args:
@@ -108,7 +108,7 @@ class _StepRows:
         chunk = self.chunks[index]
         rows = self._outputs.get(key)
         if rows is None:
-            raise InvariantError(f"request {chunk.request_id} wants {key!r}; the model gives {sorted(self._outputs)}")
+            raise InvariantError(f"request {chunk.request_id} wants {key!r}; the model returns {sorted(self._outputs)}")
         num_rows = _end(chunk) - max(chunk.first_row, chunk.num_computed_tokens)
         return rows[self._ends[index] - num_rows : self._ends[index]]
 

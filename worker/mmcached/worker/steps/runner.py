@@ -171,7 +171,7 @@ class ModelRunner(Closeable):
                 self._items.emit(emit, made)
             for chunk, key, first, rows in made.large_rows:
                 self._items.emit_rows(chunk, key, first, rows, made)
-            self._items.tell_times()
+            self._items.report_times()
             return None, digest
         except MmcachedError as error:
             self._withdraw(plan, slots)
@@ -221,7 +221,7 @@ class ModelRunner(Closeable):
         tensors = [hidden, *layers]
         outputs = {key: rows.to(torch.int32).cpu() for key, rows in zip(self._row_keys, tensors, strict=False)}
         if self._returns_tensors:
-            self._rows.take(chunks, outputs, made)
+            self._rows.add_rows(chunks, outputs, made)
         return outputs
 
     def _place_spans(self, chunk: RunChunk, embeddings: torch.Tensor) -> None:

@@ -93,12 +93,12 @@ class PrefixLookups:
             return False
         return sum(map(self._pool.num_unreferenced, hit.ids)) <= num_free
 
-    def was_refused(self, request: Request, hit: KVCacheBlocks) -> None:
+    def note_refused(self, request: Request, hit: KVCacheBlocks) -> None:
         """Keep the hit of a request that was refused for lack of free blocks and will ask again."""
         kept = self._kept.get(request.request_id)
         if kept is not None and kept.hit is hit and kept.num_taken == self._num_taken:
             return
-        self.forget(request.request_id)
+        self.forget_request(request.request_id)
         groups, ids = self._coordinator.groups, hit.ids[0] if hit.ids else ()
         if len(groups) > 1 or not ids or not groups[0].kind.is_downward_closed or groups[0].num_recomputed:
             return
@@ -116,12 +116,12 @@ class PrefixLookups:
         if len(self._kept) > CAPACITY:
             self._kept.popitem(last=False)
 
-    def was_taken(self, request: Request, num_hit_tokens: int) -> None:
+    def note_admitted(self, request: Request, num_hit_tokens: int) -> None:
         """Note that a request was admitted with its hit, so that more blocks are referenced."""
         self._num_taken += num_hit_tokens > 0
-        self.forget(request.request_id)
+        self.forget_request(request.request_id)
 
-    def forget(self, request_id: int) -> None:
+    def forget_request(self, request_id: int) -> None:
         if self._kept:
             self._kept.pop(request_id, None)
 

@@ -223,7 +223,7 @@ class BlockPool:
             self.on_unpublished(block_ids)
         if self._log is None and self._observer is None:
             self._published.remove(block_ids)
-        elif gone := self._published.remove_and_tell(block_ids):
+        elif gone := self._published.remove_and_return_keys(block_ids):
             if self._observer is not None:
                 self._observer.forgotten(gone)
             if self._log is not None:

@@ -84,7 +84,7 @@ class PublishedBlocks:
             raise InvariantError(f"one of the blocks {block_ids} cannot be found by its key") from error
         self.num_forgotten += len(alone)
 
-    def remove_and_tell(self, block_ids: Sequence[int]) -> list[bytes]:
+    def remove_and_return_keys(self, block_ids: Sequence[int]) -> list[bytes]:
         """Unpublish these published blocks, and return the keys that no block has any longer."""
         key_of, had_copies = self.key_of, bool(self._copies)
         keys: list[bytes] = [key_of[block_id] for block_id in block_ids]  # type: ignore[misc]  # published

@@ -56,7 +56,7 @@ class RequestBlocks:
         chain = self.of_request.get(request_id)
         known = chain.hashes if chain is not None else []
         if not 0 <= as_integer("first_block", first_block) <= len(known):
-            limit = f"request {request_id}: hashes of {len(known)} blocks are known, the next is that of {len(known)}"
+            limit = f"request {request_id}: 0 … {len(known)}, the number of known block hashes"
             raise InvalidRequest("first_block", first_block, limit)
         again = known[first_block:]  # usually empty
         for number, (old, new) in enumerate(zip(again, hashes, strict=False), first_block):

@@ -72,7 +72,7 @@ class StepWriter:
         refusals: list[Refusal] = []
         wrong: set[int] = set()
         if chunks and (min(firsts) < 0 or min(nums) < 1 or max(firsts) + max(nums) > self._max_positions):
-            chunks = self._without_rows(chunks, refusals, wrong)
+            chunks = self._with_rows(chunks, refusals, wrong)
             request_ids, firsts, nums, _, hashes = _columns(chunks)
         runs = Runs(self._block_size, as_array(firsts), as_array(nums), sum(nums))
         has_hashes = any(hashes)
@@ -101,7 +101,7 @@ class StepWriter:
 
     # ---- chunks
 
-    def _without_rows(self, chunks: Sequence[RowChunk], refusals: list[Refusal], wrong: set[int]) -> Sequence[RowChunk]:
+    def _with_rows(self, chunks: Sequence[RowChunk], refusals: list[Refusal], wrong: set[int]) -> Sequence[RowChunk]:
         """Return the chunks that have rows in the outputs; adds those at invalid positions to `wrong`.
 
         A chunk with an invalid number of rows is assumed to have none: if the outputs have rows for it, they are too
@@ -112,7 +112,7 @@ class StepWriter:
             request_id, start, num_rows, _, _ = chunk
             is_wrong = start < 0 or num_rows < 1 or start + num_rows > self._max_positions
             if is_wrong:
-                limit = f"request {request_id}: a chunk has rows of positions 0 … {self._max_positions - 1}"
+                limit = f"request {request_id}: at least 1 row, at positions 0 … {self._max_positions - 1}"
                 error = InvalidRequest("chunk", f"{num_rows} rows from {start}", limit)
                 refusals.append(Refusal("", request_id, error))
             if 0 < num_rows <= self._max_positions:
@@ -162,21 +162,21 @@ class StepWriter:
             if ABSENT in found:
                 absent = [number for number, block_id in enumerate(found) if block_id == ABSENT]
                 for number in sorted(absent, key=starts.__getitem__) if starts else absent:
-                    found[number : number + 1] = self._room_for(request_ids[number], first_blocks[number], 1, new)
+                    found[number : number + 1] = self._blocks_for(request_ids[number], first_blocks[number], 1, new)
         else:
             num_blocks = runs.num_blocks.tolist()
             parts = [[ABSENT] * num for num in num_blocks]
             for number in sorted(range(len(parts)), key=starts.__getitem__) if starts else range(len(parts)):
                 if number not in wrong:
                     first, num = first_blocks[number], num_blocks[number]
-                    parts[number] = self._room_for(request_ids[number], first, num, new)
+                    parts[number] = self._blocks_for(request_ids[number], first, num, new)
             found = [block_id for part in parts for block_id in part]
         if new:
             for arena in self._arenas.values():
                 self._pending.forget_blocks(arena, new)
         return found
 
-    def _room_for(self, request_id: int, first: int, num_blocks: int, new: list[int]) -> list[int]:
+    def _blocks_for(self, request_id: int, first: int, num_blocks: int, new: list[int]) -> list[int]:
         """Return the ids of a request's blocks; adds newly allocated blocks to `new`."""
         chain = self._requests.open(request_id)
         if len(chain.block_ids) < first + num_blocks or ABSENT in chain.block_ids[first : first + num_blocks]:
