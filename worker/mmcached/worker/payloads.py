@@ -40,7 +40,7 @@ class StoreContact(Closeable):
         return self._client
 
     def open(self, token: str) -> Record | None:
-        """Return the record under a lease of the engine; None if it is gone. **Callers must not write to it.**"""
+        """Return the record under a lease of the engine, or None if it is missing. **Callers must not write to it.**"""
         if self._make_client is None:
             return None
         hit = self.client().open(token, view=True, timeout_s=CALL_S, counts=False)

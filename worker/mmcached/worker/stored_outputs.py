@@ -1,9 +1,9 @@
 """Encoder outputs in the store: this worker saves its own outputs there, and loads those of other workers.
 
-    save ──behind the step's answer, in a thread──> put under the item's key, or dropped: late, no room, weights changed
+    save ──after the step's answer, in a thread──> put under the item's key, or dropped: late, no space, new weights
     get_or_encode ──one of the ranks──> encoded and put; the others wait for it, in the step. Items that are encoded
                     faster than that are encoded by each rank
-    load ──the engine's lease──> views, to be copied before they are dropped; None: it is gone
+    load ──the engine's lease──> views, to be copied before they are dropped; None: the record is missing
 
 The store is optional: its failures raise nothing here.
 """
@@ -138,7 +138,7 @@ class StoredOutputs(Closeable):
         )
 
     def load(self, token: str) -> Mapping[str, Any] | None:
-        """Return the record under a lease of the engine; None if it is gone. **Callers must not write to it.**"""
+        """Return the record under a lease of the engine, or None if it is missing. **Callers must not write to it.**"""
         return self._store.open(token)
 
     def close(self) -> None:

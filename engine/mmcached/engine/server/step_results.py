@@ -45,7 +45,7 @@ class StepResults:
         return [rank for rank in range(self._world_size) if rank not in self._results]
 
     def computing(self) -> dict[int, int]:
-        """Return the epochs, by rank, of the workers that have not answered."""
+        """Return the epochs, by rank, of the workers that were sent the plan and have not answered."""
         return {rank: epoch for rank, epoch in self.given_to.items() if rank not in self._results}
 
     def failure(self) -> ErrorInfo | None:

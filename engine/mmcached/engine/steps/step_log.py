@@ -3,8 +3,8 @@
     (none) --begin--> open --commit | withdraw--> (none)
 
     notice:  add --> pending --take_notices--> sent with the open step --commit--> (gone)
-                       |^                 |
-                       |+--- withdraw ----+    the step failed: perhaps no worker has done it
+                       |^                         |
+                       |+------- withdraw --------+    the step failed: perhaps no worker has done it
                        +--discard--> (gone)
 
 Sending a notice twice is harmless; never sending it would leak the content that it names.

@@ -219,7 +219,7 @@ class ItemOutputs(Closeable):
     def _load(self, item: EncodeItem, stored: StoredOutput) -> None:
         """Copy an output that is under the engine's lease into the encoder cache.
 
-        Raises `CacheMiss` if it is gone, or is not an output of this encoder: a client has put another record there.
+        Raises `CacheMiss` if it is missing, or not an output of this encoder: a client has put another record there.
         """
         record = None if self._outputs is None else self._outputs.load(stored.token)
         if record is None or not self._cache_record(item, record):

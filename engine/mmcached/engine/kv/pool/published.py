@@ -1,7 +1,7 @@
 """Maps content keys to published blocks and back.
 
 The same content may be published in several blocks, if two requests computed it at once: block tables are append-only,
-so no block is replaced. Lookups find the first block; once it is gone, the oldest copy.
+so no block is replaced. Lookups find the first block; once it is evicted, the oldest copy.
 
 Invariant: a key leads to a block exactly as long as a block has that key.
 """

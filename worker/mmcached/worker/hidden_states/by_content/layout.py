@@ -24,7 +24,7 @@ class Runs:
     Attributes:
         first_blocks: number of the block that each run begins in.
         offsets: offset of each run's first row in its first block.
-        are_single_rows: whether each run is one row, as of requests that decode.
+        are_single_rows: whether each run is one row, as in a decode step.
     """
 
     __slots__ = ("are_single_rows", "block_size", "counts", "first_blocks", "num_rows", "offsets")

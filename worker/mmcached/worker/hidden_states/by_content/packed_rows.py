@@ -10,7 +10,7 @@ from mmcached.worker.hidden_states.row_arena import RowArena
 
 
 class PackedRows:
-    """Rows of a step, in the blocks of its runs, run after run; `ABSENT` for blocks without space.
+    """Rows of a step; `found` and `block_ids` list the blocks of all runs, `ABSENT` for blocks without space.
 
     Attributes:
         indexes: index of each row in every arena, negative without space.

@@ -38,7 +38,7 @@ class RowSpan(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Part of a write that was not stored: of key "" the whole chunk, of request None the whole key."""
+    """Part of a write that was not stored: all of a chunk if `key` is "", all of a key if `request_id` is None."""
 
     key: str
     request_id: int | None
