@@ -24,11 +24,11 @@ from mmcached.cache import (
     MultiModalFeatureSpec,
     MultiModalKwargsItem,
     PlaceholderRange,
-    ProcessorCacheKind,
     ReceiverInput,
     ResolvedPromptUpdate,
     SenderInput,
 )
+from mmcached.cache.kinds import ProcessorCacheKind
 from mmcached.engine import engine_receiver_cache_from_config
 from mmcached.frontend import processor_cache_from_config
 from mmcached.shm import ObjectStoreWriter, RingWriter

@@ -8,7 +8,7 @@ from typing import Literal
 
 import pytest
 
-from mmcached.cache import ProcessorCacheKind, processor_cache_kind
+from mmcached.cache.kinds import ProcessorCacheKind, processor_cache_kind
 from mmcached.engine import MultiModalReceiverCache, engine_receiver_cache_from_config
 from mmcached.frontend import (
     MultiModalProcessorOnlyCache,

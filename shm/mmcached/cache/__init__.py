@@ -12,40 +12,45 @@
     compat/      vLLM-shaped items, sizes, bases and LRU cache, for programs without the service
 
 Imports neither numpy nor torch; `hasher` and `stored_names`, which are imported where they are used, numpy.
+
+The names of vLLM's classes are imported when they are used: the service and its clients have no use for them.
 """
 
-from mmcached.cache.compat.base import (
-    BaseMultiModalCache,
-    BaseMultiModalProcessorCache,
-    BaseMultiModalReceiverCache,
-    ReceiverInput,
-    SenderInput,
-    SenderOutput,
-)
-from mmcached.cache.compat.features import MultiModalFeatureSpec, PlaceholderRange, ResolvedPromptUpdate, ShmItem
-from mmcached.cache.compat.items import (
-    MultiModalBatchedField,
-    MultiModalFieldElem,
-    MultiModalKwargsItem,
-    MultiModalKwargsItems,
-)
-from mmcached.cache.compat.lru import CacheInfo, LRUCache
-from mmcached.cache.compat.nested import NestedTensors
-from mmcached.cache.compat.query_counter import QueryCounter
-from mmcached.cache.compat.sizes import (
-    MultiModalCache,
-    MultiModalProcessorCacheItem,
-    MultiModalProcessorCacheItemMetadata,
-)
-from mmcached.cache.kinds import ProcessorCacheKind, processor_cache_kind
-from mmcached.cache.request_lru import Entry, RequestLRU
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from mmcached.cache.compat.base import (
+        BaseMultiModalCache,
+        BaseMultiModalProcessorCache,
+        BaseMultiModalReceiverCache,
+        ReceiverInput,
+        SenderInput,
+        SenderOutput,
+    )
+    from mmcached.cache.compat.features import MultiModalFeatureSpec, PlaceholderRange, ResolvedPromptUpdate, ShmItem
+    from mmcached.cache.compat.items import (
+        MultiModalBatchedField,
+        MultiModalFieldElem,
+        MultiModalKwargsItem,
+        MultiModalKwargsItems,
+    )
+    from mmcached.cache.compat.lru import CacheInfo, LRUCache
+    from mmcached.cache.compat.nested import NestedTensors
+    from mmcached.cache.compat.query_counter import QueryCounter
+    from mmcached.cache.compat.sizes import (
+        MultiModalCache,
+        MultiModalProcessorCacheItem,
+        MultiModalProcessorCacheItemMetadata,
+    )
 
 __all__ = [
     "BaseMultiModalCache",
     "BaseMultiModalProcessorCache",
     "BaseMultiModalReceiverCache",
     "CacheInfo",
-    "Entry",
     "LRUCache",
     "MultiModalBatchedField",
     "MultiModalCache",
@@ -57,13 +62,40 @@ __all__ = [
     "MultiModalProcessorCacheItemMetadata",
     "NestedTensors",
     "PlaceholderRange",
-    "ProcessorCacheKind",
     "QueryCounter",
     "ReceiverInput",
-    "RequestLRU",
     "ResolvedPromptUpdate",
     "SenderInput",
     "SenderOutput",
     "ShmItem",
-    "processor_cache_kind",
 ]
+
+_MODULES = {
+    "BaseMultiModalCache": "base",
+    "BaseMultiModalProcessorCache": "base",
+    "BaseMultiModalReceiverCache": "base",
+    "CacheInfo": "lru",
+    "LRUCache": "lru",
+    "MultiModalBatchedField": "items",
+    "MultiModalCache": "sizes",
+    "MultiModalFeatureSpec": "features",
+    "MultiModalFieldElem": "items",
+    "MultiModalKwargsItem": "items",
+    "MultiModalKwargsItems": "items",
+    "MultiModalProcessorCacheItem": "sizes",
+    "MultiModalProcessorCacheItemMetadata": "sizes",
+    "NestedTensors": "nested",
+    "PlaceholderRange": "features",
+    "QueryCounter": "query_counter",
+    "ReceiverInput": "base",
+    "ResolvedPromptUpdate": "features",
+    "SenderInput": "base",
+    "SenderOutput": "base",
+    "ShmItem": "features",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"mmcached.cache.compat.{_MODULES[name]}"), name)
