@@ -9,11 +9,10 @@
     stored_names the tenants and keys of the records in a ring
     fingerprints the name of all that an output depends on beside the item
     checkpoints/ how many embeddings a picture has, by a checkpoint's small files
-    compat/      vLLM-shaped items, sizes, bases and LRU cache, for programs without the service
 
 Imports neither numpy nor torch; `hasher` and `stored_names`, which are imported where they are used, numpy.
 
-The names of vLLM's classes are imported when they are used: the service and its clients have no use for them.
+The names below are of classes in `mmcached.compat`, and are imported when they are used.
 """
 
 from __future__ import annotations
@@ -22,25 +21,21 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from mmcached.cache.compat.base import (
+    from mmcached.compat.multimodal.base import (
         BaseMultiModalCache,
         BaseMultiModalProcessorCache,
         BaseMultiModalReceiverCache,
-        ReceiverInput,
-        SenderInput,
-        SenderOutput,
     )
-    from mmcached.cache.compat.features import MultiModalFeatureSpec, PlaceholderRange, ResolvedPromptUpdate, ShmItem
-    from mmcached.cache.compat.items import (
+    from mmcached.compat.multimodal.features import MultiModalFeatureSpec, ResolvedPromptUpdate
+    from mmcached.compat.multimodal.items import (
         MultiModalBatchedField,
         MultiModalFieldElem,
         MultiModalKwargsItem,
         MultiModalKwargsItems,
     )
-    from mmcached.cache.compat.lru import CacheInfo, LRUCache
-    from mmcached.cache.compat.nested import NestedTensors
-    from mmcached.cache.compat.query_counter import QueryCounter
-    from mmcached.cache.compat.sizes import (
+    from mmcached.compat.multimodal.lru_cache import CacheInfo, LRUCache
+    from mmcached.compat.multimodal.nested import NestedTensors
+    from mmcached.compat.multimodal.sizes import (
         MultiModalCache,
         MultiModalProcessorCacheItem,
         MultiModalProcessorCacheItemMetadata,
@@ -61,21 +56,15 @@ __all__ = [
     "MultiModalProcessorCacheItem",
     "MultiModalProcessorCacheItemMetadata",
     "NestedTensors",
-    "PlaceholderRange",
-    "QueryCounter",
-    "ReceiverInput",
     "ResolvedPromptUpdate",
-    "SenderInput",
-    "SenderOutput",
-    "ShmItem",
 ]
 
 _MODULES = {
     "BaseMultiModalCache": "base",
     "BaseMultiModalProcessorCache": "base",
     "BaseMultiModalReceiverCache": "base",
-    "CacheInfo": "lru",
-    "LRUCache": "lru",
+    "CacheInfo": "lru_cache",
+    "LRUCache": "lru_cache",
     "MultiModalBatchedField": "items",
     "MultiModalCache": "sizes",
     "MultiModalFeatureSpec": "features",
@@ -85,17 +74,11 @@ _MODULES = {
     "MultiModalProcessorCacheItem": "sizes",
     "MultiModalProcessorCacheItemMetadata": "sizes",
     "NestedTensors": "nested",
-    "PlaceholderRange": "features",
-    "QueryCounter": "query_counter",
-    "ReceiverInput": "base",
     "ResolvedPromptUpdate": "features",
-    "SenderInput": "base",
-    "SenderOutput": "base",
-    "ShmItem": "features",
 }
 
 
 def __getattr__(name: str) -> object:
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"mmcached.cache.compat.{_MODULES[name]}"), name)
+    return getattr(import_module(f"mmcached.compat.multimodal.{_MODULES[name]}"), name)

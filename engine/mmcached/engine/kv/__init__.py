@@ -1,6 +1,6 @@
 """The KV cache gives blocks to requests and finds the longest prefix that need not be computed again.
 
-    manager          the published class: vLLM's names        kv_cache   the class that the scheduler uses
+    kv_cache         the class that the scheduler uses; `mmcached.compat.kv_cache_manager` has vLLM's
     lookup/          the longest cached prefix of a request
     groups/          one module per kind of attention: its hit rule, its release rule
     tables           block tables of all requests             request_blocks   those of one
