@@ -15,7 +15,7 @@ from mmcached.shm.segment.layout import chunk_bytes
 from mmcached.shm.segment.mapped import SHM_DIR
 from mmcached.shm.segment.nursery_files import open_nursery
 from mmcached.shm.segment.pages import Pages
-from mmcached.shm.store.object_store import pack_note
+from mmcached.shm.store.record_note import pack_note
 from mmcached.wire.config import MIB, ServiceConfig
 from mmcached.wire.limits import LimitsConfig
 from mmcached.wire.messages import client as to_client

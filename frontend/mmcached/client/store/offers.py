@@ -17,7 +17,7 @@ from mmcached.client.store.nursery import Nurseries
 from mmcached.client.verb import Verb
 from mmcached.shm.ring.slot_table import boot_ns
 from mmcached.shm.store.codec import EncodedRecord
-from mmcached.shm.store.object_store import pack_note
+from mmcached.shm.store.record_note import pack_note
 from mmcached.wire.errors import ChannelFull, LocalProtocolError, MmcachedError, StaleHandle
 from mmcached.wire.messages.client import NurseryOpened, Stored, Welcome
 from mmcached.wire.messages.frontend import OpenNursery, PutRecord
