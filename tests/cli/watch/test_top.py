@@ -102,6 +102,7 @@ def test_large_figures_fit_into_80_columns(status: ServiceStatus) -> None:
     replace, huge, size = msgspec.structs.replace, 123_456_789_012, 123 << 30
     frame = frame_of(status)
     (cache, *_), (ring,), (engine,), (role, *_) = frame.caches, frame.rings, frame.engines, frame.roles
+    assert frame.nurseries is not None
     figures = {"rate": 1.0, "rate_now": 1.0, "hits_per_s": 1_234_567.0, "queries": huge, "hits": huge}
     of_ring = {"entries": huge, "leases": 12_345, "evictions_per_s": 1_234_567.0}
     of_nurseries = {"num": 65_536, "puts": huge, "puts_per_s": 1_234_567.0, "promotions": huge, "refusals": huge}
