@@ -133,6 +133,11 @@ class SharedSocket:
             self._check()
             return self._dialer.num_losses != self._num_losses_taken or self._dialer.has_news()
 
+    @property
+    def has_read(self) -> bool:
+        """Whether `receive` may find something that is not the kernel's to tell: in what was read, or a loss."""
+        return self._dialer.has_read or self._dialer.num_losses != self._num_losses_taken
+
     def take_losses(self) -> int:
         """Return how often the connection was lost since the last call, as `receive` has found out."""
         count = self._dialer.num_losses - self._num_losses_taken

@@ -77,8 +77,10 @@ class ThreadLink(Link[ThreadWaiter]):
                     break
                 if not self._may_read(waiter):
                     waiter.sleep(left_s)
-                elif not self._take_next():
-                    self._socket.sleep(left_s)
+                else:
+                    if not self._socket.has_read:  # the answer has not come in the moment since the request was sent
+                        self._socket.sleep(left_s)
+                    self._take_next()
         finally:
             # Without a call in it, so that no signal handler comes between.
             waiter.is_waiting = False
