@@ -250,7 +250,7 @@ def check_function(fn: Any) -> None:
 
 def check_message(frames: Sequence[Frame], limits: MessageLimits) -> None:
     """Refuse a message that the service would not read."""
-    sizes = [frame.nbytes if isinstance(frame, memoryview) else len(frame) for frame in frames]
+    sizes = [frame.nbytes if type(frame) is memoryview else len(frame) for frame in frames]
     if len(sizes) > limits.max_frames:
         limit = f"at most {limits.max_frames} images or tensors and other frames (limits.max_message_frames)"
         raise InvalidRequest("message.frames", len(sizes), limit)

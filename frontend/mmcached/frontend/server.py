@@ -247,6 +247,8 @@ class Frontend(Closeable):
                 self._refuse(peer, message, error)
                 return
         match message:
+            case received.PutRecord():  # first, as it comes most often
+                self.store.handle(peer, message, payload)
             case received.ClientHello():
                 self.store.greet(peer, message.client_id, message.name)
                 self._clients.try_send(peer, self._welcome())
@@ -270,7 +272,6 @@ class Frontend(Closeable):
                 | received.OpenNursery()
                 | received.GetRecords()
                 | received.HaveRecords()
-                | received.PutRecord()
                 | received.ClaimRecord()
                 | received.ClaimRecords()
                 | received.DropClaim()

@@ -89,6 +89,10 @@ class StoreSession:
             self._is_announced = self._reader is not None
             return self._reader
 
+    def is_announced(self, ring: RingAnnouncement | None) -> bool:
+        """Return whether this is the session of a ring, and its reader needs no announcement."""
+        return self._is_announced and self.ring == ring and not self._returns.is_shared
+
     @property
     def incarnation(self) -> int:
         """The incarnation that reads the ring by itself; 0 for none, and while it cannot map a nursery."""

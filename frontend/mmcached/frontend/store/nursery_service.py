@@ -188,6 +188,8 @@ class NurseryService:
 
     def grants(self, peer: bytes) -> Grants | None:
         """Return what a connection may use of its nursery beside what it has."""
+        if self.books.of(peer) is None:
+            return None
         if not self.is_stuck:  # a turn may have many puts: room is not only made at its end
             self._make_enough(STEPS_PER_PUT)
         return self.books.grants(peer)

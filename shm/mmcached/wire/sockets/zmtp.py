@@ -155,6 +155,8 @@ class MessageReader:
         if not self._is_greeted and not self._read_greeting():
             return None
         self.has_more = False
+        if self._at == len(self._data) and self._large is None:
+            return None
         if self.is_ready and not (self._frames or self._left or self._is_leaving_out):
             message = self._whole_message()
             if message is not None:
