@@ -194,7 +194,10 @@ def checked_keys(keys: Any, field: str = "keys") -> list[str]:
         raise InvalidRequest(field, len(keys), f"a sequence of at most {MAX_KEYS} keys")
     names = []
     for index, key in enumerate(keys):
-        name = key if type(key) is str else text_of(key)
+        if type(key) is str and len(key) <= MAX_NAME_CHARACTERS and key.isascii():  # as in `checked_key`
+            names.append(key)
+            continue
+        name = text_of(key)
         if name is None or not _is_name(name):
             raise _no_key(f"{field}[{index}]", key)
         names.append(name)

@@ -230,7 +230,7 @@ class NurseryService:
         ring = self._records.ring
         if isinstance(ring, NoRing):
             return False
-        return self.books.needy() is not None or (len(ring.placed) > 0 and ring.placed.num_free < FREE_SLOTS)
+        return self.books.needy() is not None or (ring.placed.num_free < FREE_SLOTS and len(ring.placed) > 0)
 
     def _make_room(self, needy: Nursery | None) -> bool:
         """Let one record go, or copy a slice of it; return False if none can go."""
