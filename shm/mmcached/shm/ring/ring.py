@@ -52,7 +52,7 @@ from mmcached.shm.ring.slot_table import (
 )
 from mmcached.shm.ring.touch_logs import TouchLogs, is_of_generation
 from mmcached.shm.segment.board import NO_LIMIT, Board
-from mmcached.shm.segment.layout import ALIGNMENT, PID_WORD, SLOT_WORDS, Layout, chunk_bytes
+from mmcached.shm.segment.layout import ALIGNMENT, PID_WORD, SLOT_WORDS, Layout
 from mmcached.shm.segment.mapped import Tables
 from mmcached.shm.segment.nursery_files import NurseryFiles
 from mmcached.shm.segment.segment import Host, WriterSegment

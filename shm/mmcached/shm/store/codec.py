@@ -293,6 +293,8 @@ class _Describe:
 
     def value(self, value: Any, depth: int) -> Any:
         kind = type(value)
+        if kind is np.ndarray:
+            return self._tensor(value)
         if kind in PLAIN:
             return value
         if kind is int:
