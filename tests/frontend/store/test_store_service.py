@@ -236,7 +236,7 @@ def test_frames_that_are_no_record_are_refused_and_keep_nothing(bench: Bench) ->
     client = bench.connect_client()
     claim = client.claim("a").claim
     joined = encode(record_of(1)).joined()
-    wrong = ([], [b"no record"], [b"no record", b"tensor"], [joined[:-1]], [joined, b""])
+    wrong: tuple[list[bytes], ...] = ([], [b"no record"], [b"no record", b"tensor"], [joined[:-1]], [joined, b""])
     for payload in wrong:
         put = to_frontend.PutRecord(client.client_id, 9, "a", bench.first_epoch, claim=claim)
         client.channel.send(put, payload)

@@ -151,10 +151,11 @@ class SharedSocket:
     def sleep(self, timeout_s: float) -> None:
         """Return when something may have come, somebody rings, or it is time to connect again; the receiver's."""
         ready = self._sleeper.poll(math.ceil(min(timeout_s, self.retry_s()) * 1000))
-        if any(fd == self._bell for fd, _ in ready):
-            with self._turn, contextlib.suppress(BlockingIOError):
-                if not self._is_closed:
-                    os.eventfd_read(self._bell)
+        for fd, _ in ready:
+            if fd == self._bell:
+                with self._turn, contextlib.suppress(BlockingIOError):
+                    if not self._is_closed:
+                        os.eventfd_read(self._bell)
 
     def ring(self) -> None:
         """End the receiver's sleep."""

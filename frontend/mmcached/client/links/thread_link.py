@@ -78,7 +78,8 @@ class ThreadLink(Link[ThreadWaiter]):
                 if not self._may_read(waiter):
                     waiter.sleep(left_s)
                 else:
-                    if not self._socket.has_read:  # the answer has not come in the moment since the request was sent
+                    # The former reader may have read what is for this waiter, and handed it over since the look above.
+                    if not (self._socket.has_read or waiter.news):
                         self._socket.sleep(left_s)
                     self._take_next()
         finally:
