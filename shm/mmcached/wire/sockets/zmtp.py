@@ -35,7 +35,8 @@ ROOM_BYTES = 1 << 18
 """Bytes that are received at once: one peer's large frame takes a millisecond of a loop that has other peers."""
 FRAMES_AT_ONCE = 64
 MAX_COMMAND_BYTES = 1 << 10
-_SHORT_HEADS = [[bytes((flags, size)) for size in range(256)] for flags in (0, MORE)]
+MAX_SHORT_BYTES = 255
+_SHORT_HEADS = [[bytes((flags, size)) for size in range(MAX_SHORT_BYTES + 1)] for flags in (0, MORE)]
 
 
 def _property(name: bytes, value: bytes) -> bytes:
@@ -57,7 +58,7 @@ def pack(frames: Sequence[Frame]) -> list[Frame]:
         num_left -= 1
         more = MORE if num_left else 0
         size = frame.nbytes if type(frame) is memoryview else len(frame)
-        if size < len(_SHORT_HEADS[more]):
+        if size <= MAX_SHORT_BYTES:
             small += (_SHORT_HEADS[more][size], frame)
             continue
         head = (more | LONG).to_bytes() + size.to_bytes(8, "big")
@@ -188,9 +189,10 @@ class MessageReader:
         nothing.
         """
         data, at, num_bytes = self._data, self._at, 0
+        end = len(data)
         frames: list[Frame] = []
         for _ in range(min(FRAMES_AT_ONCE, self._max_frames)):
-            if len(data) - at < 2:
+            if end - at < 2:
                 return None
             flags = data[at]
             if flags <= MORE:
@@ -202,7 +204,7 @@ class MessageReader:
                 return None
             at = body + size
             num_bytes += size
-            if at > len(data) or num_bytes > self._max_bytes:
+            if at > end or num_bytes > self._max_bytes:
                 return None
             frames.append(data[body:at])
             if not flags & MORE:
