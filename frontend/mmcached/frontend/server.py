@@ -251,7 +251,7 @@ class Frontend(Closeable):
                 self._refuse(peer, message, error)
                 return
         match message:
-            case received.PutRecord():  # first, as it comes most often
+            case received.PutRecord():  # first: each case before it costs a put time
                 self.store.handle(peer, message, payload)
             case received.ClientHello():
                 self.store.greet(peer, message.client_id, message.name)

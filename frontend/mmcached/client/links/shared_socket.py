@@ -135,7 +135,7 @@ class SharedSocket:
 
     @property
     def has_read(self) -> bool:
-        """Whether `receive` may find something that is not the kernel's to tell: in what was read, or a loss."""
+        """Whether `receive` may return a message that was read already, or there is a loss that nobody has taken."""
         return self._dialer.has_read or self._dialer.num_losses != self._num_losses_taken
 
     def take_losses(self) -> int:

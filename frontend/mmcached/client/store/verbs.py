@@ -259,7 +259,7 @@ class StoreVerbs(StoreReads):
         ask = PutRecord(*self._ids(), key, store_epoch, tenant, token, overwrites=overwrites, ttl_s=ttl_s)
         try:
             if encoded.nbytes < MIN_PLACED_BYTES:
-                # Small frames are copied anyway when they are packed; one is read and written sooner than several.
+                # Packing copies small frames in any case, and one frame takes less time to read and write than several.
                 payload = [encoded.joined()] if encoded.nbytes < LARGE_FRAME else encoded.frames()
                 message, _ = yield from self.contact.exchange(ask, deadline, payload)
                 stored = expect(message, Stored)

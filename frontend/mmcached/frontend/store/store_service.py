@@ -198,7 +198,7 @@ class StoreService(Closeable):
             reason = "another name: the service keeps its processed items under this one"
             raise InvalidRequest("tenant", message.tenant, reason)
         match message:
-            case received.PutRecord():  # first: a put has nobody to spare it the way here
+            case received.PutRecord():  # first: each case before it costs a put time
                 self._put(peer, message, payload)
             case received.GetRecords(keys=keys):
                 self._sender.send_records(peer, message, self._get(message, keys))

@@ -52,7 +52,7 @@ from mmcached.shm.ring.slot_table import (
 )
 from mmcached.shm.ring.touch_logs import TouchLogs, is_of_generation
 from mmcached.shm.segment.board import NO_LIMIT, Board
-from mmcached.shm.segment.layout import ALIGNMENT, PID_WORD, SLOT_WORDS, Layout
+from mmcached.shm.segment.layout import ALIGNMENT, PID_WORD, SLOT_WORDS, Layout, chunk_bytes
 from mmcached.shm.segment.mapped import Tables
 from mmcached.shm.segment.nursery_files import NurseryFiles
 from mmcached.shm.segment.segment import Host, WriterSegment
@@ -236,12 +236,9 @@ class RingWriter(Closeable):
         self._check_open()
         if nbytes < 1:
             raise InvalidRequest("nbytes", nbytes, "a payload has at least 1 byte")
-        size = nbytes + len(note)
-        if nbytes > self.max_object_bytes or size > self._chunks.capacity:  # both are aligned
+        if nbytes > self.max_object_bytes or chunk_bytes(nbytes + len(note)) > self._chunks.capacity:
             raise ItemTooLarge(nbytes, self.max_object_bytes, "payload")
-        plan = self._chunks.plan(size)
-        if plan is not None and plan.victims:
-            plan = self._retire_victims(plan, size)
+        plan = self._plan(nbytes + len(note))
         if plan is None:
             self._num_refusals += 1
             raise CacheFull(nbytes, self._chunks.capacity, self._chunks.pinned_bytes())
@@ -594,11 +591,10 @@ class RingWriter(Closeable):
             return self.nurseries.view(handle.nursery, offset, nbytes).tobytes()
         return self._data[offset : offset + nbytes]
 
-    def _retire_victims(self, plan: Plan | None, nbytes: int) -> Plan | None:
-        """Let nobody take a lease on what has to go for a plan; return it, or another one if somebody has just begun to
-        read there.
-        """
+    def _plan(self, nbytes: int) -> Plan | None:
+        """Find room; from then on nobody takes a lease on what lies there."""
         for _ in range(MAX_PLANS):
+            plan = self._chunks.plan(nbytes)
             if plan is None or not plan.victims:
                 return plan
             victims = [victim.slot for victim in plan.victims]
@@ -610,7 +606,6 @@ class RingWriter(Closeable):
             for slot in victims:  # somebody has just begun to read: what stays is found again
                 if self._chunks.current(slot) is not None:
                     self._slots.restore(slot)
-            plan = self._chunks.plan(nbytes)
         return None
 
     def _touch_slot(self, slot: int, generation_bits: int) -> None:

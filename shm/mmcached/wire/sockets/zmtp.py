@@ -185,8 +185,9 @@ class MessageReader:
     # ---- bytes to frames
 
     def _whole_message(self) -> list[Frame] | None:
-        """Return the next message if all its bytes have come and it exceeds no limit, as nearly every one; else read
-        nothing.
+        """Return the next message if all of its bytes have come and it is within the limits, as most messages are.
+
+        Else it is None and nothing was taken: frame by frame the same bytes are read, or refused.
         """
         data, at, num_bytes = self._data, self._at, 0
         end = len(data)
