@@ -234,7 +234,7 @@ class NurseryService:
     @property
     def _is_short_of_slots(self) -> bool:
         ring = self._records.ring
-        return not isinstance(ring, NoRing) and len(ring.placed) > 0 and ring.placed.num_free < FREE_SLOTS
+        return not isinstance(ring, NoRing) and ring.placed.num_free < FREE_SLOTS and len(ring.placed) > 0
 
     def _make_room(self, needy: Nursery | None) -> bool:
         """Let one record go, or begin to copy it; return False if none can go.

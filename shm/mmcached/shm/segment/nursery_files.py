@@ -30,6 +30,7 @@ from mmcached.wire.handle import RingAnnouncement
 
 Bytes1D = npt.NDArray[np.uint8]
 _KEEP_SIZE, _PUNCH_HOLE = 1, 2
+_BYTE = np.dtype(np.uint8)
 
 
 def open_nursery(announcement: RingAnnouncement, nursery: int, *, is_writer: bool = False) -> Pages:
@@ -56,9 +57,10 @@ def open_nursery(announcement: RingAnnouncement, nursery: int, *, is_writer: boo
 
 def view_of(pages: Pages, offset: int, nbytes: int) -> Bytes1D:
     """Return bytes of a mapped nursery, `(nbytes,)`; raise StaleHandle if its file is shorter than that by now."""
-    if pages.size() < offset + nbytes or len(pages) < offset + nbytes:
-        raise StaleHandle(f"bytes {offset} to {offset + nbytes} were cut off from their nursery")
-    return np.ndarray(nbytes, np.uint8, pages, offset)
+    end = offset + nbytes
+    if pages.size() < end or len(pages) < end:
+        raise StaleHandle(f"bytes {offset} to {end} were cut off from their nursery")
+    return np.ndarray(nbytes, _BYTE, pages, offset)
 
 
 def allocate(announcement: RingAnnouncement, nursery: int, begin: int, end: int) -> None:

@@ -95,9 +95,11 @@ class ObjectStoreWriter(Closeable):
             expires_at: as for `RingWriter.commit`.
         """
         self._check_new(key)
-        handle = self._write(key, encoded, about, expires_at)
-        if self.ring.index is not None:
-            self.ring.index.add(key_digest(key), handle.slot)
+        index = self.ring.index
+        digest = NO_KEY if index is None else key_digest(key)
+        handle = self._write(key, digest, encoded, about, expires_at)
+        if index is not None:
+            index.add(digest, handle.slot)
             crash_point("put.after_index")
         return handle
 
@@ -115,9 +117,10 @@ class ObjectStoreWriter(Closeable):
         former = self._key_to_handle.get(key)
         if former is None:
             raise LocalProtocolError(f"key {key!r} does not exist in the store")
+        digest = NO_KEY if self.ring.index is None else key_digest(key)
         self.ring.pin(former)  # else it may be evicted for the new one, and is missing until that is there
         try:
-            handle = self._write(key, encoded, about, expires_at)
+            handle = self._write(key, digest, encoded, about, expires_at)
         finally:
             self.ring.unpin(former)
         self._show_instead(key, former, handle)
@@ -128,7 +131,7 @@ class ObjectStoreWriter(Closeable):
         """Return what a record takes in the ring, or in its nursery."""
         if isinstance(encoded, PlacedRecord):
             return encoded.size
-        return chunk_bytes(encoded.nbytes + len(pack_note(key, about)))
+        return chunk_bytes(encoded.nbytes + _LENGTH.size + len(_packed(key)) + len(about))
 
     # ---- from a nursery into the ring
 
@@ -250,9 +253,10 @@ class ObjectStoreWriter(Closeable):
         self._touched.clear()
         self.ring.close()
 
-    def _write(self, key: str, encoded: EncodedRecord | PlacedRecord, about: bytes, expires_at: int) -> Handle:
+    def _write(
+        self, key: str, digest: KeyDigest, encoded: EncodedRecord | PlacedRecord, about: bytes, expires_at: int
+    ) -> Handle:
         """Write and publish a record, and enter it into the books; the index does not show it yet."""
-        digest = NO_KEY if self.ring.index is None else key_digest(key)
         if isinstance(encoded, PlacedRecord):
             handle = self.ring.publish_placed(encoded, digest, expires_at=expires_at)
             if self._departed.take(key) and self.ring.admits_return():
@@ -314,8 +318,12 @@ class ObjectStoreWriter(Closeable):
 
 def pack_note(key: str, about: bytes) -> bytes:
     """Return the note that lies behind a record."""
-    name = key.encode("utf-8", "surrogatepass")
+    name = _packed(key)
     return _LENGTH.pack(len(name)) + name + about
+
+
+def _packed(key: str) -> bytes:
+    return key.encode("utf-8", "surrogatepass")
 
 
 def parse_note(note: bytes) -> tuple[str, bytes] | None:
