@@ -78,7 +78,7 @@ class Store:
     def attach(self, reader_id: int, incarnation: int) -> bool:
         return self.ring.attach(reader_id, incarnation)
 
-    def put(self, key: str, value: int, overwrites: bool = False) -> bool:  # noqa: FBT001, FBT002 (it comes as JSON)
+    def put(self, key: str, value: int, overwrites: bool = False) -> bool:
         """Put a record whose bytes all have one value; return whether it was laid into the nursery."""
         record, note = encode({"x": np.full(NBYTES, value, np.uint8)}), pack_note(store_key("", key), _about(key))
         if self._nursery is None:

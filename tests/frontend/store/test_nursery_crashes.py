@@ -92,7 +92,7 @@ class Witness:
         self.doubtful = dict.fromkeys(self.kept)
         self.child.ask("flush")
 
-    def _arm(self, crash_at: str, is_now: bool) -> None:  # noqa: FBT001
+    def _arm(self, crash_at: str, is_now: bool) -> None:
         if is_now:
             self.child.ask("arm", crash_at)
 
