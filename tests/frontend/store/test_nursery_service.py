@@ -210,7 +210,16 @@ def test_a_record_that_its_client_has_spoiled_costs_who_asks_for_it_nothing_else
     spoiled, small = other.answer(to_client.Records).records
     assert spoiled is None
     assert small is not None
+    assert not is_kept(layer, "k"), "else readers that can map it would find it, and ask here, each time"
+
+
+def test_a_spoiled_head_has_no_rows(layer: Layer) -> None:
+    place = layer.lay("k")
+    assert layer.put("k", place).is_stored
+    assert layer.pages is not None
+    layer.pages[place.offset : place.offset + 64] = b"\xff" * 64
     assert layer.bench.frontend.store.records.num_rows("", "k") == 0
+    assert not is_kept(layer, "k")
 
 
 def test_those_who_wait_for_a_record_that_is_spoiled_in_its_put_wait_for_the_next(

@@ -78,7 +78,9 @@ class RecordSender:
             return None
         try:
             frames = self._records.frames(found) if isinstance(found, Handle) else found.frames()
-        except (StaleHandle, RemoteProtocolError):  # its writer has spoiled it in its nursery
+        except (StaleHandle, RemoteProtocolError):  # its client has spoiled it in its nursery
+            if isinstance(found, Handle):
+                self._records.drop_spoiled(found)
             return None
         self.num_inline += 1
         payload.extend(frames)

@@ -321,10 +321,14 @@ class RecordStore(Closeable):
         """Give the room for a copy back; the record goes too, if it is there: nobody could read it."""
         if isinstance(self._store, ObjectStoreWriter):
             self._store.ring.abort(claim)
-            if self._store.ring.is_current(handle):
-                name = self._store.key_of(handle)
-                self._store.discard(name)
-                self._forget(name)
+            self.drop_spoiled(handle)
+
+    def drop_spoiled(self, handle: Handle) -> None:
+        """Forget a record that its client has spoiled in its nursery; one that has gone changes nothing."""
+        if isinstance(self._store, ObjectStoreWriter) and self._store.ring.is_current(handle):
+            name = self._store.key_of(handle)
+            self._store.discard(name)
+            self._forget(name)
 
     def _lies_in_nursery(self, name: str) -> bool:
         handle = self._store.find(name)
@@ -444,11 +448,12 @@ class RecordStore(Closeable):
         return self.ring.expires_at(handle)
 
     def head(self, handle: Handle) -> Head | None:
-        """Return what the head of a record says; None if its client has spoiled the record in its nursery since."""
+        """Return what the head of a record says; None, and it is forgotten, if its client has spoiled it since."""
         ring = self._store.ring
         try:
             return head_of(lambda nbytes: ring.read(handle, nbytes).data, handle.nbytes)
         except (StaleHandle, RemoteProtocolError):
+            self.drop_spoiled(handle)
             return None
 
     def frames(self, handle: Handle) -> list[codec.Frame]:
