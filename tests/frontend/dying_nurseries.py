@@ -19,6 +19,7 @@ import numpy as np
 import structlog
 
 from mmcached.cache.store_keys import about_record, store_key
+from mmcached.client.store import nursery
 from mmcached.client.store.nursery import Nursery
 from mmcached.frontend.store.store_service import StoreService
 from mmcached.shm import RingWriter, crash_points, encode
@@ -29,6 +30,7 @@ from mmcached.wire.messages.client import NurseryOpened, Stored, ToClient
 from mmcached.wire.messages.frontend import DropRecord, GetRecords, OpenNursery, PutRecord
 from mmcached.wire.process.turns import Guard
 from mmcached.wire.stats import RingStats
+from tests.client.store.at_once import AtOnce
 
 CONFIG = ServiceConfig(mm_processor_cache_gb=0, store_gb=1 / 64, store_num_slots=64, keep_cache=True)
 NBYTES = 500_000
@@ -144,6 +146,7 @@ def _about(key: str) -> bytes:
 
 
 def main(home: Path) -> None:
+    nursery.Populator = AtOnce  # type: ignore[misc]
     structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))  # its output is for answers
     store = Store(home)
     for line in sys.stdin:

@@ -18,10 +18,12 @@ import numpy as np
 import pytest
 
 from mmcached.client import Client
+from mmcached.client.store import nursery
 from mmcached.client.store.session import StoreSession
 from mmcached.shm.segment.mapped import SHM_DIR
 from mmcached.wire.errors import SegmentError
 from tests.client.records import is_equal, numbers
+from tests.client.store.at_once import AtOnce
 from tests.house import REPOSITORY
 from tests.integration.lone_frontend import LoneFrontend
 from tests.integration.processes import eventually, small_config
@@ -30,12 +32,21 @@ LARGE = 1 << 20
 NUM_KEYS = 6
 NUM_LAPS = 20
 
+
+@pytest.fixture(autouse=True)
+def populated(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nursery, "Populator", AtOnce)
+
+
 CHILD = """
 import sys
 from pathlib import Path
 import numpy as np
 from mmcached.client import Client
+from mmcached.client.store import nursery
 from mmcached.shm import EncodedRecord
+from tests.client.store.at_once import AtOnce
+nursery.Populator = AtOnce
 with Client(Path(sys.argv[1])) as client:
     for number in range(3):
         assert client.put(f"stopped {number}", {"x": np.full(1 << 20, 7, np.uint8)})

@@ -185,12 +185,13 @@ def test_a_store_of_another_size_begins_anew_and_leaves_nothing(
         held = client.get("a", view=True)
         assert held is not None
         frontend.kill()
-        former_gb = small_config().store_gb
+        former_gb = 0.75 * small_config().store_gb
         small_config(world_size=0, store_gb=1 / 32).save(frontend.directory.config)
         frontend.start()
         assert client.get("a") is None
         assert client.put("a", record_of(2))
         assert np.array_equal(held.record["x"], record_of(1)["x"])
-    reason = f"store_gb was {former_gb:.4g} and is 0.03125: leave it as it was to keep what is cached"
+    of_ring = "store_gb × (1 − store_nursery_share)"
+    reason = f"{of_ring} was {former_gb:.4g} and is 0.02344: leave it as it was to keep what is cached"
     (said,) = (line for line in capfd.readouterr().err.splitlines() if "the former ring is not adopted" in line)
     assert json.loads(said)["reason"] == reason

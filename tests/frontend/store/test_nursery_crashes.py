@@ -15,11 +15,13 @@ import msgspec
 import pytest
 
 from mmcached.cache.store_keys import store_key
+from mmcached.client.store import nursery
 from mmcached.shm import sweep
 from mmcached.shm.crash_points import SUCCESSOR_LABELS, VARIABLE
 from mmcached.shm.segment.mapped import SHM_DIR
 from mmcached.shm.segment.nursery_files import nurseries_of
 from mmcached.wire.handle import Handle, RingAnnouncement
+from tests.client.store.at_once import AtOnce
 from tests.frontend.dying_nurseries import Store
 from tests.shm.processes import Child, Died
 from tests.shm.seekers import Seeker
@@ -30,16 +32,14 @@ HELD = "1"
 LONE = "lone"
 """A record that is the only one in its nursery, whose client is gone."""
 DEATHS = [
-    *((f"{label}:1", "0") for label in ("nursery.after_create", "put.before_commit", "put.before_publish")),
-    *((f"{label}:1", "0") for label in ("put.after_commit", "put.after_index")),
+    *((f"{label}:1", "0") for label in ("nursery.after_create", "put.before_publish", "put.after_commit")),
     *((f"promote.{label}:1", f"{FIRST_COPY}") for label in ("after_claim", "before_commit")),
-    *((f"put.{label}:3", f"{FIRST_COPY}") for label in ("before_commit", "before_publish", "after_commit")),
     *((f"{label}:2", f"{FIRST_COPY}") for label in ("replace.before_index", "replace.after_index")),
-    ("discard.after_retire:2", f"{FIRST_COPY}"),
+    *((f"{label}:3", f"{FIRST_COPY}") for label in ("put.after_commit", "discard.after_retire")),
     *((f"evict.{label}:2", f"{FIRST_EVICTION}") for label in ("after_retire", "after_erase")),
-    *((f"{label}:1", "replace") for label in ("replace.before_index", "replace.after_index", "discard.after_retire")),
+    ("discard.after_retire:1", "replace"),
     *((f"{label}:1", LONE) for label in ("discard.after_retire", "nursery.before_unlink")),
-    *((f"{label}:1", "flush") for label in ("flush.after_floor", "discard.after_retire", "flush.before_epoch")),
+    ("flush.after_floor:1", "flush"),
 ]
 """Where it dies, and from when on."""
 ADOPTIONS = [
@@ -126,6 +126,11 @@ class Witness:
         self.looker.close()
 
 
+@pytest.fixture(autouse=True)
+def populated(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nursery, "Populator", AtOnce)
+
+
 @pytest.fixture
 def undo() -> Iterator[ExitStack]:
     with ExitStack() as stack:
@@ -161,8 +166,8 @@ def check_files(store: Store) -> None:
     """Each nursery has a record, and each that is drained has memory for its records alone."""
     names = store.announcement()
     assert nurseries_of(names) == sorted(one.nursery for one in store.service.nurseries.books)
-    for nursery, num_bytes in store.files():
-        num_blocks = os.stat(SHM_DIR / names.nursery_name(nursery)[1:]).st_blocks
+    for number, num_bytes in store.files():
+        num_blocks = os.stat(SHM_DIR / names.nursery_name(number)[1:]).st_blocks
         assert 0 < num_blocks * 512 <= num_bytes + 2 * 4096 * len(store.ring.placed.places())
 
 

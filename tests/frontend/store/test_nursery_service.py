@@ -166,18 +166,19 @@ def test_what_is_no_record_is_refused_and_its_place_is_granted_again(layer: Laye
 
 
 def test_what_is_not_kept_is_granted_again_with_the_same_answer(layer: Layer) -> None:
+    layer.close()
+    layer.open(2 * LARGE)
     for epoch in (1, 0, 0):  # an old epoch, kept, exists
         place = layer.lay("k")
         stored = layer.put("k", place, epoch=epoch)
         has_one = layer.bench.frontend.store.records.find("", "k")
         granted = stored.grants
         assert stored.is_stored == (has_one is not None)
+        end = place.offset + chunk_bytes(place.nbytes + place.note_bytes)
         if has_one is not None and has_one.offset == place.offset:
-            assert granted is not None
-            layer.grants = granted
+            layer.grants = Grants(place.nursery, [(end, end + end - place.offset)], [])  # the second of the first two
         else:
             assert granted is not None
-            end = place.offset + chunk_bytes(place.nbytes + place.note_bytes)
             assert any(begin <= place.offset and end <= stop for begin, stop in granted.places)
 
 
@@ -277,10 +278,9 @@ def test_what_has_a_note_of_another_key_is_not_copied_into_the_ring(layer: Layer
     """Where it would be believed by a successor, and charged to whomever it names."""
     records = layer.bench.frontend.store.records
     for key, about, is_copied in (("k", None, True), ("l", "of another", False)):
-        place = layer.lay(key, about=about)
-        stored = layer.put(key, place)
-        assert stored.grants is not None
-        layer.grants = stored.grants
+        layer.close()
+        layer.open()
+        assert layer.put(key, layer.lay(key, about=about)).is_stored
         handle = records.find("", key)
         assert handle is not None
         claim = records.begin_copy(handle, evicts=True)

@@ -10,8 +10,9 @@ others; what it has sent it does not touch again unless that is granted anew. Gr
 connection over which the nursery was opened, also with those that come after their call has ended; with the connection
 all of them end.
 
-What has no place travels as frames: a small record, or one for which there is no room just now. Nobody waits. Knows
-nothing of sockets; any thread may call anything, several fill side by side.
+Room whose pages have no memory yet is populated first, by a thread: the first touch of a page costs more than ten
+copies of its bytes. What has no place meanwhile travels as frames, as small records do, and those for which there is no
+room just now. Nobody waits. Knows nothing of sockets; any thread may call anything, several fill side by side.
 """
 
 from __future__ import annotations
@@ -29,15 +30,18 @@ import numpy as np
 from mmcached.client.links.uninterrupted import uninterrupted
 from mmcached.shm import EncodedRecord
 from mmcached.shm.ring.extents import Extents
-from mmcached.shm.segment.layout import chunk_bytes
-from mmcached.shm.segment.nursery_files import open_nursery, populate
+from mmcached.shm.segment.layout import PAGE_BYTES, chunk_bytes, round_up
+from mmcached.shm.segment.nursery_files import allocate, open_nursery
 from mmcached.shm.segment.pages import Pages
+from mmcached.shm.segment.populate import Advice, Populator
 from mmcached.wire.errors import MmcachedError, StaleHandle
 from mmcached.wire.handle import RingAnnouncement
 from mmcached.wire.messages.parts import Grants, NurseryPlace, Stretch
 
 RETRY_S = 30.0
 """How long a client goes without a nursery after it could not have one."""
+STEP_BYTES = 1 << 20
+"""That are populated at a time: some milliseconds, for which other mappings of this process wait."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +49,8 @@ class _Room:
     """What a client may use of its nursery; it is replaced, never changed, so that an interrupt leaves it whole.
 
     Attributes:
-        own: granted, and not sent since, also what is being filled.
-        cold: of that, what has no memory yet.
+        own: granted, populated, and not sent since, also what is being filled.
+        cold: granted, and not populated yet.
         taken: by request, what is being filled or was sent.
         hand: where the last place ends: the next one is looked for from there.
     """
@@ -57,23 +61,22 @@ class _Room:
     hand: int = 0
 
     def place(self, size: int) -> int | None:
-        """Return where there is room, with memory if there is such."""
+        """Return where there is room."""
         free = self.own.copy()
         for begin, end in self.taken.values():
             free.remove(begin, end)
-        warm = free.copy()
-        for begin, end in self.cold:
-            warm.remove(begin, end)
-        found = warm.find(size, self.hand)
-        return free.find(size, self.hand) if found is None else found
+        return free.find(size, self.hand)
 
     def with_place(self, request_id: int, stretch: Stretch) -> _Room:
         return replace(self, taken={**self.taken, request_id: stretch}, hand=stretch[1])
 
-    def populated(self, stretch: Stretch) -> _Room:
-        cold = self.cold.copy()
-        cold.remove(*stretch)
-        return replace(self, cold=cold)
+    def populated(self, begin: int, end: int) -> _Room:
+        """Return the room when so much of `cold` is populated; what is not cold stays as it is."""
+        own, cold = self.own.copy(), self.cold.copy()
+        for stretch in cold.common(begin, end):
+            own.add(*stretch)
+        cold.remove(begin, end)
+        return replace(self, own=own, cold=cold)
 
     def without(self, request_id: int, *, was_sent: bool) -> _Room:
         """Return what is left when a request has ended; its place is lost if it was sent, else it is free again."""
@@ -89,9 +92,7 @@ class _Room:
         own, cold = self.own.copy(), self.cold.copy()
         for stretch in grants.places:
             own.add(*stretch)
-            cold.remove(*stretch)
         for stretch in grants.cold_places:
-            own.add(*stretch)
             cold.add(*stretch)
         return replace(self, own=own, cold=cold)
 
@@ -107,19 +108,20 @@ class Nursery:
         self.nursery = grants.nursery
         self.is_over = False
         self._has_checksums = has_checksums
-        self._pages: Pages | None = None
+        self._mapped: tuple[RingAnnouncement, Pages] | None = None
         self._turn = threading.RLock()
         self._is_in_use = False
         self._room = _Room(Extents(), Extents(), {}).granted(grants)
         self._news: deque[Callable[[_Room], _Room]] = deque()
+        self._populated: tuple[Stretch, Populator] | None = None
 
     @property
     def is_mapped(self) -> bool:
-        return self._pages is not None
+        return self._mapped is not None
 
     def map(self, ring: RingAnnouncement) -> None:
         """Map the file; raise SegmentError or StaleHandle if that cannot be."""
-        self._pages = uninterrupted(partial(open_nursery, ring, self.nursery, is_writer=True))
+        self._mapped = ring, uninterrupted(partial(open_nursery, ring, self.nursery, is_writer=True))
 
     def lay(self, request_id: int, encoded: EncodedRecord, note: bytes) -> NurseryPlace | None:
         """Copy a record and its note into a place; return the place, which the put must name, or None: there is none.
@@ -129,16 +131,14 @@ class Nursery:
         Raises:
             OSError: there is no memory for it.
         """
-        pages = self._pages
-        if pages is None or self.is_over:
+        mapped = self._mapped
+        if mapped is None or self.is_over:
             return None
+        ring, pages = mapped
         try:
-            stretch = self._take_room(request_id, chunk_bytes(encoded.nbytes + len(note)))
+            stretch = self._take_room(ring, pages, request_id, chunk_bytes(encoded.nbytes + len(note)))
             if stretch is None:
                 return None
-            for begin, end in self._room.cold.common(*stretch):
-                populate(pages, begin, end)
-                self._news.append(partial(_Room.populated, stretch=(begin, end)))
             offset, end = stretch[0], stretch[0] + encoded.nbytes
             data = np.frombuffer(pages, np.uint8, encoded.nbytes + len(note), offset)
             encoded.write_into(data[: encoded.nbytes])
@@ -169,9 +169,11 @@ class Nursery:
     def close(self) -> None:
         """Let go of the file; what is being filled is filled for nobody. A second call changes nothing."""
         self.is_over = True
-        self._pages = None
+        self._mapped = None
+        if (populated := self._populated) is not None:
+            populated[1].stop()
 
-    def _take_room(self, request_id: int, size: int) -> Stretch | None:
+    def _take_room(self, ring: RingAnnouncement, pages: Pages, request_id: int, size: int) -> Stretch | None:
         """Take room for a request, or return None if there is none."""
         with self._turn:
             if self._is_in_use:  # a signal handler in the middle of its own thread's call
@@ -181,6 +183,7 @@ class Nursery:
                 while self._news:  # an exception at any point leaves it to be done again, which changes nothing more
                     self._room = self._news[0](self._room)
                     self._news.popleft()
+                self._populate(ring, pages)
                 offset = self._room.place(size)
                 if offset is None:
                     return None
@@ -189,6 +192,30 @@ class Nursery:
                 return stretch
             finally:
                 self._is_in_use = False
+
+    def _populate(self, ring: RingAnnouncement, pages: Pages) -> None:
+        """Use what the thread has populated, and have it begin with the next stretch.
+
+        Raises:
+            OSError: there is no memory for it.
+        """
+        while self._populated is not None or self._room.cold:
+            if self._populated is None:
+                begin, end = next(iter(self._room.cold))
+                first = begin // PAGE_BYTES * PAGE_BYTES
+                nbytes = round_up(end, PAGE_BYTES) - first
+                populator = Populator(pages, Advice.WRITE, begin=first, nbytes=nbytes, step_bytes=STEP_BYTES)
+                self._populated = (begin, end), populator
+            (begin, end), populator = self._populated
+            is_over = populator.is_over
+            done = begin // PAGE_BYTES * PAGE_BYTES + populator.populated_bytes
+            if is_over and done < end:  # the kernel does not know how (then its pages cost faults), or has no memory
+                allocate(ring, self.nursery, begin, end)
+                done = end
+            self._room = self._room.populated(begin, min(done, end))
+            if not is_over:
+                break
+            self._populated = None
 
 
 class Nurseries:

@@ -9,8 +9,10 @@
     cold. In a drained nursery nothing is prepared or granted, and all that is not a record is cold.
 
 All nurseries share one budget of memory. When a client puts a record, room for some as large is prepared for it, which
-goes with the next answer. If the budget is used, the nursery gives way that has most memory for what was put there
-recently; those whose clients are gone come first. In a nursery the oldest record goes first.
+goes with the next answer. Cold room is granted long before it is needed, as its client populates it first; while it has
+no other, old records make room for new ones as far as they can be copied into the ring. If the budget is used, the
+nursery gives way that has most memory for what was put there recently; those whose clients are gone come first. In a
+nursery the oldest record goes first.
 
 Books only: no bytes, no sockets, no clock; time is counted in bytes that are put. Invariants: the sets of a nursery do
 not overlap; what a client was granted it has until it puts something there, or its connection is closed.
@@ -30,6 +32,9 @@ from mmcached.wire.messages.parts import MAX_GRANTS, MIN_PLACED_BYTES, Grants
 DEPTH = 2
 MAX_DEPTH = 16
 """Places for records as large as a client's largest that are kept ready for it: more when it has found none."""
+MAX_AHEAD_BYTES = 64 << 20
+"""While the budget lasts, a client has room ahead as large as all that it has had, up to so much: it populates it
+before it uses it, and that takes longer than to fill it."""
 IDLE_TICKS = 2
 """A client that has put nothing while half of the budget was put so many times is idle."""
 
@@ -41,18 +46,19 @@ class Nursery:
         peer: the connection whose client lays records here; None: it is drained.
         frontier: what lies behind it was never used.
         granted: what its client may fill.
-        prepared: what goes to the client with the next answer.
+        prepared, prepared_cold: what goes to the client with the next answer, with memory and without.
         free: what nobody uses, with memory.
         cold: the same without memory, before the frontier.
         records: by slot, where each record lies, the oldest first; also one that waits for its last reader.
         demand: bytes that were put here recently.
         largest: the bytes of the largest record recently.
         depth: so many places are kept ready.
+        is_waiting: its client has found no room although it was granted some, which it still populates.
     """
 
     __slots__ = (
-        "cold", "demand", "depth", "free", "frontier", "granted", "largest", "nursery", "peer", "prepared",
-        "prepared_cold", "records", "size", "used_at",
+        "cold", "demand", "depth", "free", "frontier", "granted", "is_waiting", "largest", "nursery", "peer",
+        "prepared", "prepared_cold", "records", "size", "used_at",
     )  # fmt: skip
 
     def __init__(self, nursery: int, size: int, peer: bytes | None) -> None:
@@ -62,6 +68,7 @@ class Nursery:
         self.frontier = 0
         self.granted, self.prepared, self.prepared_cold = Extents(), Extents(), Extents()
         self.free, self.cold = Extents(), Extents()
+        self.is_waiting = False
         self.records: OrderedDict[int, Placed] = OrderedDict()
         self.demand = 0
         self.largest = MIN_PLACED_BYTES
@@ -73,13 +80,18 @@ class Nursery:
         """The memory that it takes, or may take."""
         return self.frontier - self.cold.num_bytes
 
-    @property
-    def num_ready(self) -> int:
-        """How many records as large as the largest the client has room for, after the next answer."""
+    def has_room(self, size: int) -> bool:
+        """Return whether its client was granted room for a record, which it may be populating."""
+        return any(end - begin >= size for begin, end in self.granted)
+
+    def ready(self) -> Extents:
+        """Return the room that the client can use after the next answer."""
+        if self.is_waiting:
+            return self.prepared.copy()
         room = self.granted.copy()
         for begin, end in (*self.prepared, *self.prepared_cold):
             room.add(begin, end)
-        return sum((end - begin) // self.largest for begin, end in room)
+        return room
 
 
 class Nurseries:
@@ -201,8 +213,9 @@ class Nurseries:
         one.largest = max(one.largest, chunk_bytes(size))
         one.used_at = self._tick
         self._unready[one.nursery] = one
+        one.is_waiting = found_none and one.has_room(size)
         if found_none:
-            one.depth = min(MAX_DEPTH, 2 * one.depth)
+            one.depth = one.depth if one.is_waiting else min(MAX_DEPTH, 2 * one.depth)
             self._advance(size)
 
     def freed(self, slot: int, place: Placed) -> tuple[int, int] | None:
@@ -237,25 +250,23 @@ class Nurseries:
 
     # ---- room
 
-    def needy(self) -> Nursery | None:
-        """Prepare room for clients as far as there is some; return a nursery for which something has to go, if any."""
+    def needy(self) -> list[Nursery]:
+        """Prepare room for clients as far as there is some; return the nurseries for which something has to go."""
         for one in list(self._unready.values()):
-            if not self.prepare(one):
-                return one
-            del self._unready[one.nursery]
-        return None
+            if self.prepare(one):
+                del self._unready[one.nursery]
+        return list(self._unready.values())
 
     def prepare(self, one: Nursery) -> bool:
         """Prepare room out of what is free, and out of the budget; return whether it is enough."""
         one.largest = min(one.largest, self.max_record_bytes)
-        while one.num_ready < one.depth and one.depth * one.largest * 2 > self.budget_bytes and one.depth > DEPTH:
+        while one.depth > DEPTH and one.depth * one.largest * 2 > self.budget_bytes:
             one.depth -= 1
-        spare = self.budget_bytes - self.held_bytes
-        while one.num_ready < one.depth:
-            if not (self._take_stretch(one, 0) or self._take_stretch(one, spare)):
-                return False
-            spare = self.budget_bytes - self.held_bytes
-        return True
+        num_ready = _num_places(one.ready(), one.largest)
+        while num_ready < one.depth and self._take_free(one):
+            num_ready += 1
+        self._grow(one)
+        return num_ready >= one.depth or _num_places(one.ready(), one.largest) >= one.depth
 
     def to_go(self, needy: Nursery | None) -> list[Nursery]:
         """Return the nurseries in the order in which they give way: those that are drained, then those that have most
@@ -264,9 +275,8 @@ class Nurseries:
         Args:
             needy: for which there is to be room; None: it is slots that are needed.
         """
-        has_memory = needy is not None and self.budget_bytes - self.held_bytes >= needy.largest
-        if needy is not None and has_memory:  # it has no stretch that is long enough
-            return [needy]
+        if needy is not None and (needy.is_waiting or self.budget_bytes - self.held_bytes >= needy.largest):
+            return [needy]  # it has no stretch that is long enough
         order = sorted(
             self._nurseries.values(), key=lambda one: (one.peer is not None, -one.held_bytes / (one.demand + 1))
         )
@@ -312,58 +322,48 @@ class Nurseries:
             one.cold.remove(place.offset, place.offset + place.size)
         return list(one.cold)
 
-    def _take_stretch(self, one: Nursery, spare: int) -> bool:
-        """Prepare room for one record more, with up to `spare` bytes of memory that the nursery does not have yet."""
-        available, has_memory = one.free.copy(), one.free
-        if spare:
-            for begin, end in one.cold:
-                available.add(begin, end)
-            available.add(one.frontier, one.size)
-        found = available.find(one.largest)
+    def _take_free(self, one: Nursery) -> bool:
+        """Prepare room for one record more out of what is free; return False if there is none."""
+        found = one.free.find(one.largest)
         if found is not None:
-            return self._prepare(one, found, found + one.largest, spare)
-        room = available.copy()
-        for begin, end in (*one.granted, *one.prepared, *one.prepared_cold):
+            _move(one.free, one.prepared, [(found, found + one.largest)])
+            return True
+        ready = one.ready()
+        room = ready.copy()
+        for begin, end in one.free:
             room.add(begin, end)
-        for begin, end in room:
-            parts = available.common(begin, end)
-            if not parts:
-                continue
-            own = room_without(begin, end, parts)
-            if (end - begin) // one.largest > sum((stop - start) // one.largest for start, stop in own):
-                cost = sum(stop - start for start, stop in parts) - sum(
-                    high - low for start, stop in parts for low, high in has_memory.common(start, stop)
-                )
-                if cost <= spare:
-                    for start, stop in parts:
-                        self._prepare(one, start, stop, spare)
-                    return True
+        for begin, end in room:  # beside what it has already
+            parts = one.free.common(begin, end)
+            if parts and (end - begin) // one.largest > _num_places(ready.common(begin, end), one.largest):
+                _move(one.free, one.prepared, parts)
+                return True
         return False
 
-    def _prepare(self, one: Nursery, begin: int, end: int, spare: int) -> bool:
-        warm = one.free.common(begin, end)
-        if (end - begin) - sum(stop - start for start, stop in warm) > spare:
-            return False
-        cold = Extents([(begin, end)])
-        for start, stop in warm:
-            one.free.remove(start, stop)
-            one.prepared.add(start, stop)
-            cold.remove(start, stop)
-        for start, stop in cold:
-            one.cold.remove(start, stop)
-            one.prepared_cold.add(start, stop)
-        one.frontier = max(one.frontier, end)
-        return True
+    def _grow(self, one: Nursery) -> None:
+        """Prepare cold room while the budget lasts: as much as the nursery has, and for some records at least."""
+        ahead = one.granted.num_bytes + one.prepared.num_bytes + one.prepared_cold.num_bytes
+        wanted = max(one.depth * one.largest, min(one.held_bytes - ahead, MAX_AHEAD_BYTES)) - ahead
+        wanted = min(wanted, self.budget_bytes - self.held_bytes)
+        for begin, end in (*one.cold, (one.frontier, one.size)):
+            size = min(wanted, end - begin) // ALIGNMENT * ALIGNMENT
+            if size >= MIN_PLACED_BYTES:
+                one.cold.remove(begin, begin + size)
+                one.prepared_cold.add(begin, begin + size)
+                one.frontier = max(one.frontier, begin + size)
+                wanted -= size
+
+
+def _num_places(room: Iterable[tuple[int, int]], size: int) -> int:
+    """Return for how many records of a size there is room."""
+    return sum((end - begin) // size for begin, end in room)
+
+
+def _move(source: Extents, target: Extents, stretches: Iterable[tuple[int, int]]) -> None:
+    for begin, end in stretches:
+        source.remove(begin, end)
+        target.add(begin, end)
 
 
 def size_of_last(one: Nursery) -> int:
     """Return the bytes of the newest record of a nursery."""
     return next(reversed(one.records.values())).size if one.records else MIN_PLACED_BYTES
-
-
-def room_without(begin: int, end: int, parts: list[tuple[int, int]]) -> Extents:
-    """Return what is left of a stretch without some parts of it."""
-    room = Extents([(begin, end)])
-    for start, stop in parts:
-        room.remove(start, stop)
-    return room

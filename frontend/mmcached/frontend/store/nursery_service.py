@@ -23,7 +23,7 @@ from mmcached.frontend.store.nurseries import Nurseries, Nursery
 from mmcached.frontend.store.record_store import RecordStore
 from mmcached.shm.ring.nursery_table import Placed, PlacedRecord
 from mmcached.shm.ring.ring import Claim
-from mmcached.shm.segment.layout import PAGE_BYTES, round_up
+from mmcached.shm.segment.layout import PAGE_BYTES, chunk_bytes, round_up
 from mmcached.shm.store import codec
 from mmcached.shm.store.codec import EncodedRecord
 from mmcached.shm.store.record_head import head_of
@@ -35,7 +35,6 @@ from mmcached.wire.messages.parts import MIN_PLACED_BYTES, Grants, NurseryPlace
 
 SLICE_BYTES = 1 << 20
 """Of a copy, at a time: a fifth of a millisecond or so."""
-COPIED_PER_TURN = 4 * SLICE_BYTES
 STEPS_PER_TURN = 64
 STEPS_PER_PUT = 2
 FREE_SLOTS = 4
@@ -87,7 +86,7 @@ class NurseryService:
     @property
     def has_work(self) -> bool:
         """Whether `work` has something to do at once."""
-        return self._copy is not None or (not self.is_stuck and self._is_short)
+        return self._copy is not None or (not self.is_stuck and (self._is_short_of_slots or bool(self.books.needy())))
 
     def adopt(self) -> None:
         """Take over the nurseries of the ring that the records have now; their writers lay nothing there any more."""
@@ -124,7 +123,7 @@ class NurseryService:
         if (former := self.books.of(peer)) is not None:
             if former.nursery == nursery:
                 self.books.want(former, size, found_none=True)
-                self.work()
+                self._make_enough(STEPS_PER_TURN, size)
                 return self.books.grants(peer) or Grants(nursery, [], [])
             self._drain(former)
         while len(self.books) >= self._max_nurseries or not self._has_descriptor():
@@ -186,12 +185,16 @@ class NurseryService:
         one = self.books.of(peer)
         if one is not None and nbytes >= MIN_PLACED_BYTES and nbytes <= self.max_record_bytes:
             self.num_refusals += 1
-            self.books.want(one, nbytes + PAGE_BYTES, found_none=True)
+            size = chunk_bytes(nbytes + PAGE_BYTES)
+            self.books.want(one, size, found_none=True)
 
     def grants(self, peer: bytes) -> Grants | None:
         """Return what a connection may use of its nursery beside what it has."""
-        if not self.is_stuck:  # a turn may have many puts: room is not only made at its end
-            self._make_enough(STEPS_PER_PUT)
+        one = self.books.of(peer)
+        if one is None:
+            return None
+        if not (self.is_stuck or one.prepared or one.has_room(one.largest)):
+            self._make_enough(STEPS_PER_PUT)  # a turn may have many puts: room is not only made behind it
         return self.books.grants(peer)
 
     # ---- between messages
@@ -210,35 +213,40 @@ class NurseryService:
         """Go on with a copy, and make room where a client has too little; a bounded share of a turn."""
         if isinstance(self._records.ring, NoRing):
             return
-        if self._copy is not None:
-            self._go_on()
         self._make_enough(STEPS_PER_TURN)
 
-    def _make_enough(self, num_steps: int) -> None:
-        enough = self._num_copied_bytes + COPIED_PER_TURN
+    def _make_enough(self, num_steps: int, num_copied_bytes: int = 0) -> None:
+        """Make room until there is enough, in so many steps, and copying so much and one slice, at most."""
+        enough = self._num_copied_bytes + num_copied_bytes
         for _ in range(num_steps):
-            if self._num_copied_bytes >= enough:
+            if self._copy is not None:
+                if self._num_copied_bytes > enough:
+                    return
+                self._go_on()
+                continue
+            needy: list[Nursery | None] = [*self.books.needy()]
+            if self._is_short_of_slots:
+                needy.append(None)
+            if not needy or self._num_copied_bytes > enough:
                 return
-            if not self._is_short:
-                return
-            if not self._make_room(self.books.needy()):
+            if not any(map(self._make_room, needy)):
                 self.is_stuck = True
                 return
 
     @property
-    def _is_short(self) -> bool:
+    def _is_short_of_slots(self) -> bool:
         ring = self._records.ring
-        if isinstance(ring, NoRing):
-            return False
-        return self.books.needy() is not None or (len(ring.placed) > 0 and ring.placed.num_free < FREE_SLOTS)
+        return not isinstance(ring, NoRing) and len(ring.placed) > 0 and ring.placed.num_free < FREE_SLOTS
 
     def _make_room(self, needy: Nursery | None) -> bool:
-        """Let one record go, or copy a slice of it; return False if none can go."""
+        """Let one record go, or begin to copy it; return False if none can go.
+
+        Args:
+            needy: for which there is to be room; None: it is slots that are needed.
+        """
         ring = self._records.ring
         assert not isinstance(ring, NoRing)
-        if self._copy is not None:
-            self._go_on()
-            return True
+        evicts = needy is None or not needy.is_waiting
         for one in self.books.to_go(needy):
             if one is not needy and one.free:
                 self._punch(one, self.books.squeeze(one))
@@ -249,9 +257,11 @@ class NurseryService:
             for _ in range(len(one.records)):
                 slot = next(iter(one.records))
                 handle = ring.placed.current(slot)
-                is_kept = handle is None or ring.is_kept(handle)
-                if handle is not None and not is_kept and (self._begin_copy(handle) or self._records.evict(handle)):
-                    return True
+                if handle is not None and not ring.is_kept(handle):
+                    if self._begin_copy(handle) or (evicts and self._records.evict(handle)):
+                        return True
+                    if not evicts:
+                        return False
                 one.records.move_to_end(slot)
         return False
 

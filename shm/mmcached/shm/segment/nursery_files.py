@@ -27,7 +27,6 @@ from mmcached.shm.segment.headroom import require_room
 from mmcached.shm.segment.layout import PAGE_BYTES
 from mmcached.shm.segment.mapped import SHM_DIR, map_object
 from mmcached.shm.segment.pages import Pages
-from mmcached.shm.segment.populate import Advice, advise
 from mmcached.shm.segment.segment import Host, create_object, leftover_names, unlink
 from mmcached.wire.closeable import Closeable
 from mmcached.wire.errors import SegmentError, StaleHandle
@@ -67,14 +66,13 @@ def view_of(pages: Pages, offset: int, nbytes: int) -> Bytes1D:
     return np.ndarray(nbytes, np.uint8, pages, offset)
 
 
-def populate(pages: Pages, begin: int, end: int) -> None:
-    """Give the pages of a nursery their memory; raise OSError if there is none, which a first write would not survive.
-
-    Whole pages around these bytes; what lies there stays as it is.
-    """
-    begin, end = begin // PAGE_BYTES * PAGE_BYTES, -(-end // PAGE_BYTES) * PAGE_BYTES
-    address = np.frombuffer(pages, np.uint8, 1).__array_interface__["data"][0]
-    advise(int(address) + begin, min(end, len(pages)) - begin, Advice.WRITE)
+def allocate(announcement: RingAnnouncement, nursery: int, begin: int, end: int) -> None:
+    """Take memory for bytes of a nursery, so that no write there fails; raise OSError if there is none."""
+    fd = open_own(SHM_DIR / announcement.nursery_name(nursery).lstrip("/"))
+    try:
+        os.posix_fallocate(fd, begin, end - begin)
+    finally:
+        os.close(fd)
 
 
 class NurseryFiles(Closeable):

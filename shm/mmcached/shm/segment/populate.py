@@ -1,10 +1,10 @@
 """Gives a mapping its page-table entries before they are needed, by a thread, in steps.
 
 The first touch of each page costs a fault; the first lap of writes through a fresh ring is several times slower for it.
-`madvise` takes all the faults of a range at once, and does not change a byte. One thread walks over the mapping from
+`madvise` takes all the faults of a range at once, and does not change a byte. One thread walks over the range from
 its start, where the writer starts too:
 
-    0            populated_bytes                         end
+    begin        populated_bytes                         end
     ├▓▓▓▓▓▓▓▓▓▓▓▓┼ one step, inside the kernel ─┼░░░░░░░░┤
 
 * A step runs without the interpreter's lock (`mmap.madvise` would keep it) and is short: a step holds the lock of the
@@ -53,11 +53,14 @@ def advise(address: int, nbytes: int, advice: Advice) -> None:
 
 
 class Populator:
-    """One pass over one mapping; the thread starts at once and ends by itself. `close` it before the mapping goes.
+    """One pass over a range of a mapping; the thread starts at once and ends by itself.
+
+    `close` it before the mapping goes, unless that stays as long as a buffer of it.
 
     Args:
         mapping: of a file that is as long as the mapping.
-        nbytes: how much of it, from the start on; None for all.
+        begin: the first byte, of a page.
+        nbytes: how much of it, from there on; None for all.
         advice: WRITE for a mapping that this process writes, READ for a read-only one.
         step_bytes: bytes per call into the kernel, a multiple of the page size.
     """
@@ -67,11 +70,13 @@ class Populator:
         mapping: mmap.mmap,
         advice: Advice,
         *,
+        begin: int = 0,
         nbytes: int | None = None,
         step_bytes: int = STEP_BYTES,
         advise: Advise = advise,
     ) -> None:
-        self._nbytes = len(mapping) if nbytes is None else nbytes
+        self._begin = begin
+        self._nbytes = len(mapping) - begin if nbytes is None else nbytes
         self._advice = advice
         self._step_bytes = step_bytes
         self._advise = advise
@@ -85,21 +90,30 @@ class Populator:
 
     @property
     def populated_bytes(self) -> int:
-        """How many bytes from the start on have been populated so far."""
+        """How many bytes from the first on have been populated so far."""
         return self._populated_bytes
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the thread has ended: everything is populated, or the kernel refuses more."""
+        return not self._thread.is_alive()
 
     def wait(self, timeout_s: float) -> bool:
         """Wait until the thread has ended; return whether everything is populated. For benchmarks."""
         self._thread.join(timeout_s)
         return self._populated_bytes == self._nbytes
 
+    def stop(self) -> None:
+        """Have the thread end after its present step, without waiting for it. Twice changes nothing."""
+        self._stop.set()
+
     def close(self) -> None:
         """End the thread after its present step; it has let go of the mapping then. Twice changes nothing."""
-        self._stop.set()
+        self.stop()
         self._thread.join()
 
     def _run(self, buffer: npt.NDArray[np.uint8]) -> None:
-        address = buffer.ctypes.data
+        address = buffer.ctypes.data + self._begin
         while self._populated_bytes < self._nbytes and not self._stop.is_set():
             nbytes = min(self._step_bytes, self._nbytes - self._populated_bytes)
             try:
