@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import msgspec
 import numpy as np
@@ -146,7 +147,7 @@ def _about(key: str) -> bytes:
 
 
 def main(home: Path) -> None:
-    nursery.Populator = AtOnce  # type: ignore[misc]
+    mock.patch.object(nursery, "Populator", AtOnce).start()
     structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))  # its output is for answers
     store = Store(home)
     for line in sys.stdin:

@@ -30,7 +30,7 @@ def _refuse(*_: Any) -> None:
 
 def spoiled_nursery(run_dir: RunDir, rng: random.Random) -> None:
     """Cut the file short, make it longer and overwrite it while its records are put, sent as frames and copied."""
-    StoreSession._become_reader = _refuse  # type: ignore[method-assign]
+    StoreSession._become_reader = _refuse  # type: ignore[method-assign, assignment]
     with Client(run_dir.path, timeout_s=5.0, tenant=f"spoiler {rng.random()}") as client:
         for number in range(NUM_RECORDS):
             client.put(f"{number}", {"a": np.full(MIB, 1, np.uint8)})
