@@ -14,6 +14,7 @@ from mmcached.shm.ring.nursery_table import Placed, PlacedRecord
 from mmcached.shm.segment import nursery_files
 from mmcached.shm.segment.layout import SLOT_WORDS
 from mmcached.shm.segment.mapped import SHM_DIR, layout_of
+from mmcached.shm.segment.pages import Pages
 from mmcached.wire.errors import StaleHandle
 from mmcached.wire.handle import Handle
 from tests.shm.rings import Taking, attached, make_ring, overwritten, reading
@@ -78,6 +79,28 @@ def test_what_is_cut_off_is_not_read_and_not_published(ring: RingWriter) -> None
         ring.read_into(second, 50, np.empty(51, np.uint8))
     with pytest.raises(StaleHandle, match="cut short"):
         ring.publish_placed(PlacedRecord(7, 2 * NBYTES, NBYTES, 0))
+
+
+def test_a_file_that_is_cut_short_while_it_is_mapped_is_gone_for_now(
+    ring: RingWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = SHM_DIR / ring.announcement.nursery_name(7)[1:]
+    handle = publish(ring, 1, 5)
+    map_object = nursery_files.map_object
+
+    def cut_and_map(fd: int, nbytes: int, **options: int) -> Pages:
+        os.truncate(path, NBYTES)
+        return map_object(fd, nbytes, **options)
+
+    with reading(ring) as reader:
+        with monkeypatch.context() as patch:
+            patch.setattr(nursery_files, "map_object", cut_and_map)
+            with pytest.raises(StaleHandle):
+                reader.view(handle)
+        with pytest.raises(StaleHandle):
+            reader.view(handle)
+        os.truncate(path, 4 * NBYTES)
+        assert set(reader.view(handle).tolist()) == {0}, "what is there now, in a mapping as long as the file"
 
 
 @pytest.mark.parametrize("reason", ["gone", "no descriptor", "cut short"])

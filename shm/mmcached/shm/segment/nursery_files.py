@@ -52,9 +52,9 @@ def open_nursery(announcement: RingAnnouncement, nursery: int, *, is_writer: boo
     except OSError as error:
         raise SegmentError(f"{SHM_DIR}{name} cannot be opened: {error.strerror or error}") from error
     try:
-        if not (nbytes := os.fstat(fd).st_size):
-            raise StaleHandle(f"nursery {nursery} has been cut short")
-        return map_object(fd, nbytes, prot=mmap.PROT_READ | (mmap.PROT_WRITE if is_writer else 0))
+        return map_object(fd, os.fstat(fd).st_size, prot=mmap.PROT_READ | (mmap.PROT_WRITE if is_writer else 0))
+    except ValueError as error:  # it is empty, or has become shorter between the two
+        raise StaleHandle(f"nursery {nursery} has been cut short") from error
     finally:
         os.close(fd)
 
