@@ -13,7 +13,7 @@ from mmcached.shm import ReaderEntry, RingWriter, adopt_ring, sweep
 from mmcached.shm.ring.nursery_table import Placed, PlacedRecord
 from mmcached.shm.segment import nursery_files
 from mmcached.shm.segment.layout import SLOT_WORDS
-from mmcached.shm.segment.mapped import SHM_DIR, layout_of
+from mmcached.shm.segment.mapped import SHM_DIR, layout_of, map_object
 from mmcached.shm.segment.pages import Pages
 from mmcached.wire.errors import StaleHandle
 from mmcached.wire.handle import Handle
@@ -86,7 +86,6 @@ def test_a_file_that_is_cut_short_while_it_is_mapped_is_gone_for_now(
 ) -> None:
     path = SHM_DIR / ring.announcement.nursery_name(7)[1:]
     handle = publish(ring, 1, 5)
-    map_object = nursery_files.map_object
 
     def cut_and_map(fd: int, nbytes: int, **options: int) -> Pages:
         os.truncate(path, NBYTES)

@@ -21,6 +21,7 @@ from mmcached.frontend.connections.channel import Channel
 from mmcached.frontend.connections.rings import NoRing
 from mmcached.frontend.store.nurseries import Nurseries, Nursery
 from mmcached.frontend.store.record_store import RecordStore
+from mmcached.shm import RingWriter
 from mmcached.shm.ring.nursery_table import Placed, PlacedRecord
 from mmcached.shm.ring.ring import Claim
 from mmcached.shm.segment.layout import PAGE_BYTES, chunk_bytes, round_up
@@ -169,12 +170,12 @@ class NurseryService:
 
     def settle(self, peer: bytes, record: PlacedRecord) -> None:
         """End what `take` has begun: the place is a record's, or the client's again."""
-        ring, one, place = self._records.ring, self.books.of(peer), _place_of(record)
-        if one is None or isinstance(ring, NoRing):
+        one, place, placed = self.books.of(peer), _place_of(record), self._ring.placed
+        if one is None:
             raise InvariantError(f"nursery {record.nursery} was drained in the middle of a put")
         # Asked of the ring: a record that has expired by now, and is leased, has its place without having its key.
-        slot = ring.placed.last_slot
-        if slot is not None and ring.placed.place(slot) == place:
+        slot = placed.last_slot
+        if slot is not None and placed.place(slot) == place:
             self.books.keep(one, slot, place)
             self.num_puts += 1
         else:
@@ -211,8 +212,6 @@ class NurseryService:
 
     def work(self) -> None:
         """Go on with a copy, and make room where a client has too little; a bounded share of a turn."""
-        if isinstance(self._records.ring, NoRing):
-            return
         self._make_enough(STEPS_PER_TURN)
 
     def _make_enough(self, num_steps: int, num_copied_bytes: int = 0) -> None:
@@ -244,8 +243,7 @@ class NurseryService:
         Args:
             needy: for which there is to be room; None: it is slots that are needed.
         """
-        ring = self._records.ring
-        assert not isinstance(ring, NoRing)
+        ring = self._ring
         evicts = needy is None or not needy.is_waiting
         for one in self.books.to_go(needy):
             if one is not needy and one.free:
@@ -267,8 +265,7 @@ class NurseryService:
 
     def _begin_copy(self, handle: Handle) -> bool:
         """Begin to copy a record into the ring that was asked for, or for which that has free room."""
-        ring = self._records.ring
-        was_hit = not isinstance(ring, NoRing) and ring.placed.was_hit(handle)
+        was_hit = self._ring.placed.was_hit(handle)
         claim = self._records.begin_copy(handle, evicts=was_hit)
         if claim is None:
             return False
@@ -280,10 +277,8 @@ class NurseryService:
         copy = self._copy
         assert copy is not None
         begin, end = copy.num_bytes, min(copy.num_bytes + SLICE_BYTES, copy.handle.nbytes)
-        ring = self._records.ring
-        assert not isinstance(ring, NoRing)
         try:
-            ring.read_into(copy.handle, begin, copy.claim.buffer[begin:end])
+            self._ring.read_into(copy.handle, begin, copy.claim.buffer[begin:end])
         except StaleHandle:  # it was dropped, or its nursery was cut short
             self._copy = None
             self._records.abort_copy(copy.handle, copy.claim)
@@ -297,13 +292,17 @@ class NurseryService:
 
     # ---- how
 
+    @property
+    def _ring(self) -> RingWriter:
+        """The ring; there is one as soon as there is a nursery."""
+        ring = self._records.ring
+        assert not isinstance(ring, NoRing)
+        return ring
+
     def _read(self, record: PlacedRecord, nbytes: int) -> Bytes1D:
         """Return a copy of the first bytes of a record that was put; raise StaleHandle if they are not there."""
-        ring = self._records.ring
-        if isinstance(ring, NoRing):
-            raise StaleHandle("there is no ring")
         copy = np.empty(nbytes, np.uint8)
-        ring.nurseries.read_into(record.nursery, record.offset, copy)
+        self._ring.nurseries.read_into(record.nursery, record.offset, copy)
         return copy
 
     def _drain(self, one: Nursery) -> None:
@@ -311,10 +310,8 @@ class NurseryService:
         self._remove_if_empty(one)
 
     def _punch(self, one: Nursery, stretches: list[tuple[int, int]]) -> None:
-        ring = self._records.ring
-        if not isinstance(ring, NoRing):
-            for begin, end in stretches:
-                ring.nurseries.punch(one.nursery, begin, end)
+        for begin, end in stretches:
+            self._ring.nurseries.punch(one.nursery, begin, end)
 
     def _freed(self, slot: int, place: Placed) -> None:
         """Take note that a record's place is free; where nobody lays anything any more the kernel gets it."""
@@ -325,15 +322,13 @@ class NurseryService:
             self._remove_if_empty(one)
 
     def _remove_if_empty(self, one: Nursery) -> None:
-        ring = self._records.ring
-        if one.peer is None and not one.records and not isinstance(ring, NoRing):
+        if one.peer is None and not one.records:
             self.books.remove(one)
-            ring.nurseries.remove(one.nursery)
+            self._ring.nurseries.remove(one.nursery)
 
     def _remove_one(self) -> bool:
         """Let the records of a drained nursery go, the smallest one; return False if all have readers."""
-        ring = self._records.ring
-        assert not isinstance(ring, NoRing)
+        ring = self._ring
         drained = sorted((one for one in self.books if one.peer is None), key=lambda one: one.held_bytes)
         num_nurseries = len(self.books)
         for one in drained:

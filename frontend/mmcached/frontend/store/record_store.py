@@ -269,7 +269,7 @@ class RecordStore(Closeable):
 
     def evict(self, handle: Handle) -> bool:
         """Let a record of a nursery go for room; return False if somebody keeps it."""
-        return isinstance(self._store, ObjectStoreWriter) and self._store.evict(handle)
+        return isinstance(self._store, ObjectStoreWriter) and self._store.ring.evict(handle)
 
     def begin_copy(self, handle: Handle, *, evicts: bool) -> Claim | None:
         """Claim room in the ring for a record of a nursery; None: there is none. `end_copy` or `abort_copy` follows.

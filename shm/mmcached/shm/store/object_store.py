@@ -147,10 +147,6 @@ class ObjectStoreWriter(Closeable):
         self._show_instead(key, former, handle)
         return handle
 
-    def evict(self, handle: Handle) -> bool:
-        """Let a record of a nursery go for room; return False if somebody keeps it."""
-        return self.ring.evict(handle)
-
     def key_of(self, handle: Handle) -> str:
         """Return the key of a current record."""
         return self._slot_to_key[handle.slot]
