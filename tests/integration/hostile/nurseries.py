@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,36 +29,43 @@ def _refuse(*_: Any) -> None:
     raise SegmentError("an attacker that maps nothing gets frames")
 
 
+@contextlib.contextmanager
+def _spoiled(path: Path, rng: random.Random) -> Iterator[None]:
+    """Cut a file short, make it longer and write into it, again and again in a thread."""
+    is_over = threading.Event()
+    with path.open("r+b") as file:
+        nbytes = path.stat().st_size
+
+        def spoil() -> None:
+            while not is_over.is_set():
+                cut = rng.randrange(nbytes)
+                os.ftruncate(file.fileno(), cut)
+                os.ftruncate(file.fileno(), nbytes + rng.randrange(2) * MIB)
+                os.pwrite(file.fileno(), rng.randbytes(64), cut)
+
+        thread = threading.Thread(target=spoil)
+        thread.start()
+        try:
+            yield
+        finally:
+            is_over.set()
+            thread.join()
+
+
 def spoiled_nursery(run_dir: RunDir, rng: random.Random) -> None:
-    """Cut the file short, make it longer and overwrite it while its records are put, sent as frames and copied."""
+    """Spoil what was put, while it is sent as frames and copied into the ring; then put it again."""
     StoreSession._become_reader = _refuse  # type: ignore[method-assign, assignment]
     with Client(run_dir.path, timeout_s=5.0, tenant=f"spoiler {rng.random()}") as client:
-        for number in range(NUM_RECORDS):
-            client.put(f"{number}", {"a": np.full(MIB, 1, np.uint8)})
-        contact = client._calls.contact
-        ring = None if contact.welcome is None else contact.welcome.store_ring
-        if ring is None:
-            return
-        path = Path("/dev/shm") / ring.nursery_name(contact._sessions.nurseries.number).lstrip("/")
-        is_over = threading.Event()
-        with path.open("r+b") as file:
-            nbytes = path.stat().st_size
-
-            def spoil() -> None:
-                while not is_over.is_set():
-                    os.ftruncate(file.fileno(), rng.randrange(NUM_RECORDS * MIB))
-                    os.ftruncate(file.fileno(), nbytes + rng.randrange(2) * MIB)
-                    os.pwrite(file.fileno(), rng.randbytes(64), rng.randrange(NUM_RECORDS) * MIB)
-
-            thread = threading.Thread(target=spoil)
-            thread.start()
-            try:
-                end = time.monotonic() + ROUND_S
-                while time.monotonic() < end:
-                    client.get_many([f"{number}" for number in range(NUM_RECORDS)])
-            finally:
-                is_over.set()
-                thread.join()
+        end = time.monotonic() + ROUND_S
+        while time.monotonic() < end:
+            for number in range(NUM_RECORDS):
+                client.put(f"{number}", {"a": np.full(MIB, 1, np.uint8)}, overwrite=True)
+            contact = client._calls.contact
+            ring, number = contact.welcome and contact.welcome.store_ring, contact._sessions.nurseries.number
+            if ring and number:
+                with _spoiled(Path("/dev/shm") / ring.nursery_name(number).lstrip("/"), rng):
+                    for _ in range(10):
+                        client.get_many([f"{number}" for number in range(NUM_RECORDS)])
 
 
 def unfinished_fill(run_dir: RunDir, rng: random.Random) -> None:
