@@ -290,13 +290,13 @@ class StoreService(Closeable):
             if payload:
                 raise RemoteProtocolError(f"{len(payload)} frames beside a place", "place")
             placed = record = self.nurseries.take(peer, message.place)
-            if not self.nurseries.has_slot:  # it is kept in the ring
-                record = self._frames_of(placed)
         try:
+            if placed is not None and not self.nurseries.has_slot:  # it is kept in the ring
+                record = self._frames_of(placed)
             is_stored, reason = self._keep(message, record)
         finally:
             if placed is not None:  # whatever has become of the put, it lies there or it does not
-                self.nurseries.settle(peer, placed, self.records.find(message.tenant, message.key))
+                self.nurseries.settle(peer, placed)
         grants = self.nurseries.grants(peer)
         self._send(peer, to_client.Stored(message.request_id, self.records.epoch, is_stored, reason, grants))
 
@@ -330,10 +330,10 @@ class StoreService(Closeable):
         if refusal is Refusal.OLD_EPOCH:
             # It is of no use to those who wait either: somebody else must compute it from the new weights.
             self._transfer(self.claims.drop(message.claim, message.client_id))
-        elif waiters := self.claims.finish(name):
-            is_kept = refusal is None
+        elif self.claims.has(name):
+            is_kept = refusal is None  # a record that is not: copied first, as its client may spoil it
             found = self.records.find(message.tenant, message.key) if is_kept else self._frames_of(record)
-            for waiter in waiters:
+            for waiter in self.claims.finish(name):
                 self._sender.send_records(waiter.peer, waiter.message, [found])
         if self.on_put is not None:
             self.on_put(name, refusal is None)
@@ -344,8 +344,8 @@ class StoreService(Closeable):
         return refusal is None, existed if refusal is None else self.records.text_of(refusal)
 
     def _frames_of(self, record: EncodedRecord | PlacedRecord) -> EncodedRecord:
-        """Return a record that is not kept as it can be sent."""
-        return codec.adopt_frames(self.nurseries.frames(record)) if isinstance(record, PlacedRecord) else record
+        """Return a record that is not kept where it lies as it can be sent. Raises as `NurseryService.copy`."""
+        return self.nurseries.copy(record) if isinstance(record, PlacedRecord) else record
 
     def _transfer(self, transfers: Iterable[ClaimTransfer]) -> None:
         """Tell owners to compute; one that cannot be told passes its claim on."""

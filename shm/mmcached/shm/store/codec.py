@@ -178,11 +178,6 @@ def decode_record_frames(frames: Sequence[Frame], *, tensors: Library) -> Record
     return _fill(head.tree, made)  # type: ignore[no-any-return]
 
 
-def head_of(buffer: Bytes1D) -> Head:
-    """Return what the head of a record says, which is not to be changed. Raises `RemoteProtocolError` as `decode`."""
-    return copy_head(buffer.data)[0]
-
-
 def adopt_frames(frames: Sequence[Frame]) -> EncodedRecord:
     """Check a record that came as frames as if it were read, and make it ready to be written, without a copy.
 
@@ -206,13 +201,6 @@ def adopt(buffer: Bytes1D) -> EncodedRecord:
     """
     head, packed = copy_head(buffer.data)
     return EncodedRecord(packed, [buffer[offset : offset + kind.nbytes] for kind, offset in head.tensors])
-
-
-def split(buffer: Bytes1D) -> list[Frame]:
-    """Copy an encoded record out as the message frames that `EncodedRecord.frames` would have made of it."""
-    whole = buffer.data
-    head, packed = copy_head(whole)
-    return [packed, *(whole[offset : offset + kind.nbytes].tobytes() for kind, offset in head.tensors)]
 
 
 def _read_frames(frames: Sequence[Frame]) -> tuple[Head, bytes, list[memoryview]]:

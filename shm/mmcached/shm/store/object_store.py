@@ -135,16 +135,6 @@ class ObjectStoreWriter(Closeable):
 
     # ---- from a nursery into the ring
 
-    def begin_copy(self, handle: Handle) -> Claim:
-        """Claim room in the ring for a record that lies in a nursery; `end_copy` must follow, or `ring.abort`.
-
-        Raises:
-            StaleHandle: it is not current.
-            ItemTooLarge, CacheFull: as `RingWriter.claim`.
-        """
-        note = self.ring.note(handle)
-        return self.ring.claim(handle.nbytes, note)
-
     def end_copy(self, former: Handle, claim: Claim, *, is_proven: bool) -> Handle | None:
         """Show a copy in the place of the record of which it was made; None, and nothing is shown, if that has gone.
 
@@ -154,14 +144,11 @@ class ObjectStoreWriter(Closeable):
         if key is None or self._key_to_handle.get(key) != former:
             self.ring.abort(claim)
             return None
+        crash_point("promote.before_commit")
         handle = self.ring.commit_copy(claim, former, is_proven=is_proven)
         self._enter(key, handle)
         self._show_instead(key, former, handle)
         return handle
-
-    def evict(self, handle: Handle) -> bool:
-        """Let a record of a nursery go for room; return False if somebody keeps it."""
-        return self.ring.evict(handle)
 
     def key_of(self, handle: Handle) -> str:
         """Return the key of a current record."""
