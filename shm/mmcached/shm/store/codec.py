@@ -114,8 +114,8 @@ class JoinedRecord(EncodedRecord):
         target[middle:end] = whole[middle:]
 
     def frames(self) -> list[Frame]:
-        """Return head and tensors as message frames, which are copies."""
-        return split(np.frombuffer(self._whole, np.uint8))
+        """As `EncodedRecord.frames`."""
+        return adopt(np.frombuffer(self._whole, np.uint8)).frames()
 
     def joined(self) -> bytes:
         """As `EncodedRecord.joined`."""
