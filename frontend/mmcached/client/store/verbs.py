@@ -27,7 +27,6 @@ from mmcached.wire.errors import InvalidRequest, MmcachedError, RemoteProtocolEr
 from mmcached.wire.messages.client import DROPPED, EXISTED, Claimed, Claims, Records, Stored
 from mmcached.wire.messages.frontend import ClaimRecord, ClaimRecords, DropClaim, DropRecord, PutRecord
 from mmcached.wire.messages.parts import MIN_PLACED_BYTES
-from mmcached.wire.sockets.zmtp import LARGE_FRAME
 
 NO_STORE = "the service keeps no records (store_gb = 0, or there is no room for the store)"
 
@@ -259,9 +258,8 @@ class StoreVerbs(StoreReads):
         ask = PutRecord(*self._ids(), key, store_epoch, tenant, token, overwrites=overwrites, ttl_s=ttl_s)
         try:
             if encoded.nbytes < MIN_PLACED_BYTES:
-                # Packing copies small frames in any case, and one frame takes less time to read and write than several.
-                payload = [encoded.joined()] if encoded.nbytes < LARGE_FRAME else encoded.frames()
-                message, _ = yield from self.contact.exchange(ask, deadline, payload)
+                # One frame takes less time to read and write than several, which makes up for the copy.
+                message, _ = yield from self.contact.exchange(ask, deadline, [encoded.joined()])
                 stored = expect(message, Stored)
             else:
                 stored = yield from self._offers.send(ask, encoded, deadline)
