@@ -47,7 +47,7 @@ READ_BY = {
     **dict.fromkeys(("mmcached", "make", "pip", "python", "export"), "tests/docs/test_code.py"),
 }
 """Who runs, or reads, the lines with a program."""
-HISTORY = ("CHANGELOG.md", "DECISIONS.md")
+HISTORY = ("CHANGELOG.md",)
 """Pages that say what was so."""
 COMMANDS = [(block, words) for block in blocks() if block.language == "sh" for words in shell_lines(block.text)]
 TARGETS = set(re.findall(r"^([a-z][a-z-]*):", (REPOSITORY / "Makefile").read_text(), re.MULTILINE))

@@ -23,7 +23,7 @@ from mmcached.shm.ring.ring import Claim, RingWriter
 from mmcached.shm.ring.slot_table import NO_KEY, KeyDigest
 from mmcached.shm.segment.layout import chunk_bytes
 from mmcached.shm.store.codec import EncodedRecord, Record, encode
-from mmcached.shm.store.record_note import pack_note, parse_note
+from mmcached.shm.store.record_note import note_bytes, pack_note, parse_note
 from mmcached.wire.closeable import Closeable
 from mmcached.wire.errors import InvariantError, LocalProtocolError, StaleHandle
 from mmcached.wire.handle import Handle
@@ -88,9 +88,11 @@ class ObjectStoreWriter(Closeable):
             expires_at: as for `RingWriter.commit`.
         """
         self._check_new(key)
-        handle = self._write(key, encoded, about, expires_at)
-        if self.ring.index is not None:
-            self.ring.index.add(key_digest(key), handle.slot)
+        index = self.ring.index
+        digest = NO_KEY if index is None else key_digest(key)
+        handle = self._write(key, digest, encoded, about, expires_at)
+        if index is not None:
+            index.add(digest, handle.slot)
             crash_point("put.after_index")
         return handle
 
@@ -108,9 +110,10 @@ class ObjectStoreWriter(Closeable):
         former = self._key_to_handle.get(key)
         if former is None:
             raise LocalProtocolError(f"key {key!r} does not exist in the store")
+        digest = NO_KEY if self.ring.index is None else key_digest(key)
         self.ring.pin(former)  # else it may be evicted for the new one, and is missing until that is there
         try:
-            handle = self._write(key, encoded, about, expires_at)
+            handle = self._write(key, digest, encoded, about, expires_at)
         finally:
             self.ring.unpin(former)
         self._show_instead(key, former, handle)
@@ -121,19 +124,9 @@ class ObjectStoreWriter(Closeable):
         """Return what a record takes in the ring, or in its nursery."""
         if isinstance(encoded, PlacedRecord):
             return encoded.size
-        return chunk_bytes(encoded.nbytes + len(pack_note(key, about)))
+        return chunk_bytes(encoded.nbytes + note_bytes(key, about))
 
     # ---- from a nursery into the ring
-
-    def begin_copy(self, handle: Handle) -> Claim:
-        """Claim room in the ring for a record that lies in a nursery; `end_copy` must follow, or `ring.abort`.
-
-        Raises:
-            StaleHandle: it is not current.
-            ItemTooLarge, CacheFull: as `RingWriter.claim`.
-        """
-        note = self.ring.note(handle)
-        return self.ring.claim(handle.nbytes, note)
 
     def end_copy(self, former: Handle, claim: Claim, *, is_proven: bool) -> Handle | None:
         """Show a copy in the place of the record of which it was made; None, and nothing is shown, if that has gone.
@@ -144,14 +137,11 @@ class ObjectStoreWriter(Closeable):
         if key is None or self._key_to_handle.get(key) != former:
             self.ring.abort(claim)
             return None
+        crash_point("promote.before_commit")
         handle = self.ring.commit_copy(claim, former, is_proven=is_proven)
         self._enter(key, handle)
         self._show_instead(key, former, handle)
         return handle
-
-    def evict(self, handle: Handle) -> bool:
-        """Let a record of a nursery go for room; return False if somebody keeps it."""
-        return self.ring.evict(handle)
 
     def key_of(self, handle: Handle) -> str:
         """Return the key of a current record."""
@@ -243,9 +233,10 @@ class ObjectStoreWriter(Closeable):
         self._touched.clear()
         self.ring.close()
 
-    def _write(self, key: str, encoded: EncodedRecord | PlacedRecord, about: bytes, expires_at: int) -> Handle:
+    def _write(
+        self, key: str, digest: KeyDigest, encoded: EncodedRecord | PlacedRecord, about: bytes, expires_at: int
+    ) -> Handle:
         """Write and publish a record, and enter it into the books; the index does not show it yet."""
-        digest = NO_KEY if self.ring.index is None else key_digest(key)
         if isinstance(encoded, PlacedRecord):
             handle = self.ring.publish_placed(encoded, digest, expires_at=expires_at)
             if self._departed.take(key) and self.ring.admits_return():

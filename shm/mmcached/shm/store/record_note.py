@@ -12,8 +12,13 @@ _LENGTH = struct.Struct("<I")
 
 def pack_note(key: str, about: bytes) -> bytes:
     """Return the note that lies behind a record."""
-    name = key.encode("utf-8", "surrogatepass")
+    name = _packed(key)
     return _LENGTH.pack(len(name)) + name + about
+
+
+def note_bytes(key: str, about: bytes) -> int:
+    """Return the size of such a note."""
+    return _LENGTH.size + len(_packed(key)) + len(about)
 
 
 def parse_note(note: bytes) -> tuple[str, bytes] | None:
@@ -26,3 +31,7 @@ def parse_note(note: bytes) -> tuple[str, bytes] | None:
     except UnicodeDecodeError:
         return None
     return (key, note[end:]) if end <= len(note) else None
+
+
+def _packed(key: str) -> bytes:
+    return key.encode("utf-8", "surrogatepass")

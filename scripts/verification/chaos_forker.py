@@ -1,4 +1,4 @@
-"""The nursery of a chaos run: a process that has imported everything and opened nothing, and forks the others.
+"""The forker of a chaos run: a process that has imported everything and opened nothing, and forks the others.
 
 A fresh interpreter takes a quarter of a second, longer than a reader is meant to live. Forking is harmless here, and
 only here: there are no locks, sockets, mappings or threads yet that a child could inherit.
@@ -6,7 +6,7 @@ only here: there are no locks, sockets, mappings or threads yet that a child cou
 One JSON command per line: `["fork", role, life, seed]` answers the pid; `["reap", pid]` waits for that child and
 answers its exit code. At the end of its input it kills and reaps what is left.
 
-    python -m scripts.verification.chaos_nursery RUN_DIR CAST
+    python -m scripts.verification.chaos_forker RUN_DIR CAST
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import os
 import signal
 import sys
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
@@ -55,7 +56,8 @@ def _run(name: str, role: Role, cast: Cast) -> NoReturn:
         os.dup2(nothing, 0)
         os.dup2(nothing, 1)
         with cast.patched():
-            (cast.writer if name == "writer" else cast.reader)(role)
+            play: Callable[[Role], None] = getattr(cast, name)
+            play(role)
         status = 0
     except BaseException:
         traceback.print_exc()
