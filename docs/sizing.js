@@ -5,7 +5,7 @@ function sizes(n) {
   const kept_gib = n.images_per_s * (1 - n.reuse / 2) * n.window_s * output_mib / 1024;
   const store_gib = Math.max(0.25, 4 * output_mib / 1024, kept_gib);
   const ring_gib = Math.min(1, n.workers) * Math.max(0.25, 4 * n.item_mib / 1024, new_per_s * n.in_flight_s * n.item_mib / 1024);
-  const shm_gib = 2 * (store_gib + ring_gib) + n.writers * 64 / 1024;
+  const shm_gib = 2 * (store_gib + ring_gib);
   const processes_gib = (192 + Math.min(1, n.workers) * 320 + n.workers * 512) / 1024;
   const memory_gib = store_gib + ring_gib + processes_gib;
   const second_gib = Math.max(0, Math.min(1, n.hosts - 1)) * (1.25 * n.hosts * kept_gib + 4 * n.hosts * output_mib / 1024);

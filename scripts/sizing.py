@@ -24,7 +24,6 @@ class Load:
         levels: 1, and 1 more for each DeepStack level.
         item_mib: pixels of a processed image; MiB.
         in_flight_s: how long a request keeps its pixels; seconds.
-        writers: client processes that put.
         workers: of our own; 0 is a store alone, which has no ring of pixels.
         hosts: with a second level behind them; 1 has none.
     """
@@ -38,7 +37,6 @@ class Load:
     levels: float = 1.0
     item_mib: float = 5.9
     in_flight_s: float = 3.0
-    writers: float = 2.0
     workers: float = 0.0
     hosts: float = 1.0
 
@@ -56,7 +54,7 @@ def sizes(n: Load) -> dict[str, float]:
     kept_gib = n.images_per_s * (1 - n.reuse / 2) * n.window_s * output_mib / 1024
     store_gib = max(0.25, 4 * output_mib / 1024, kept_gib)
     ring_gib = min(1, n.workers) * max(0.25, 4 * n.item_mib / 1024, new_per_s * n.in_flight_s * n.item_mib / 1024)
-    shm_gib = 2 * (store_gib + ring_gib) + n.writers * 64 / 1024
+    shm_gib = 2 * (store_gib + ring_gib)
     processes_gib = (192 + min(1, n.workers) * 320 + n.workers * 512) / 1024
     memory_gib = store_gib + ring_gib + processes_gib
     second_gib = max(0, min(1, n.hosts - 1)) * (1.25 * n.hosts * kept_gib + 4 * n.hosts * output_mib / 1024)

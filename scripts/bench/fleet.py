@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import get_args
 
 from mmcached.cache.hashing.block_hash import extend_block_hashes
+from mmcached.compat.kv_cache_manager import KVCacheManager
 from mmcached.engine.kv.config import KVCacheConfig
-from mmcached.engine.kv.manager import KVCacheManager
 from mmcached.engine.server.held_content import HeldContent as Told
 from mmcached.engine.steps.request import Request
 from mmcached.frontend.engines.held_content import HeldContent as Known

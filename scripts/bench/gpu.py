@@ -167,13 +167,13 @@ def _copies_back(targets: dict[str, torch.Tensor], direct: Direct, num_rounds: i
     """Yield the rates from the device into a ring that this process writes, into pinned and into plain memory."""
     largest = max(SIZES.values())
     plain, own = torch.empty(largest, dtype=torch.uint8), torch.empty(largest, dtype=torch.uint8).pin_memory()
-    with pinned_for_writing(mmap.mmap(-1, largest)) as egress:
+    with pinned_for_writing(mmap.mmap(-1, largest)) as ring:
         found = {
             way: {
                 name: times_of(num_rounds, direct.copy, host[:nbytes], targets[name])[0]
                 for name, nbytes in SIZES.items()
             }
-            for way, host in {"pageable": plain, PINNED: own, "into a pinned ring": egress}.items()
+            for way, host in {"pageable": plain, PINNED: own, "into a pinned ring": ring}.items()
         }
     again = torch.empty(largest, dtype=torch.uint8)
     for name, nbytes in SIZES.items():  # what is saved lies in pinned memory, and is copied into the ring by the CPU

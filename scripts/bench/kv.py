@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from mmcached.engine.kv.manager import KVCacheManager
+from mmcached.compat.kv_cache_manager import KVCacheManager
 from scripts.bench import harness
 from scripts.bench.harness import STEPS, Bound, Row, Sampler, Section, against_first, beside_peer, compare, cpu_ns, row
 from scripts.bench.kv_samplers import (

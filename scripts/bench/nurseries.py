@@ -33,12 +33,12 @@ class StoreCache:
     """A store of `capacity` bytes.
 
     Args:
-        num_writers: nurseries; 0, as in the store of this version: all records go into the main ring.
+        num_writers: nurseries; 0: all records go into the main ring.
     Attributes:
         copied_bytes: what was copied from a nursery into the main ring.
     """
 
-    def __init__(self, capacity: int, num_writers: int = 0) -> None:
+    def __init__(self, capacity: int, num_writers: int = 1) -> None:
         self._budget = int(NURSERY_SHARE * capacity) if num_writers else 0
         self._allocator = RingAllocator(capacity - self._budget, NUM_SLOTS)
         self._departed = Departed(capacity, NUM_SLOTS)
@@ -113,7 +113,7 @@ def _used(nursery: _Nursery) -> int:
 
 
 STORES: dict[str, Callable[[int], StoreCache]] = {
-    "1 writer": partial(StoreCache, num_writers=1),
+    "1 writer": StoreCache,
     "4 writers": partial(StoreCache, num_writers=4),
-    "no nurseries": StoreCache,
+    "no nurseries": partial(StoreCache, num_writers=0),
 }

@@ -57,8 +57,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from xml.sax.saxutils import escape
 
+from mmcached.compat.kv_cache_manager import KVCacheManager
 from mmcached.engine.kv.config import KVCacheConfig
-from mmcached.engine.kv.manager import KVCacheManager
 from mmcached.engine.steps.request import Request
 from scripts.bench.harness import Row, print_rows, print_table
 from scripts.bench.traces import BLOCK_TOKENS, Prompt, read_trace, with_scans

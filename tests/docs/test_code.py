@@ -32,7 +32,7 @@ RUN_BY = {
     "docs/clients.md": "tests/integration/test_readme.py",
     "docs/faq.md": "tests/docs/test_code.py",
     "docs/from-redis.md": "tests/docs/test_from_redis.py",
-    "docs/from-vllm-omni.md": "tests/worker/hidden_states/by_slot/test_page.py",
+    "docs/from-vllm-omni.md": "tests/compat/omni_tensor_prefix_cache/test_page.py",
     "docs/start.md": "tests/integration/test_readme.py",
     "docs/tracing.md": "tests/integration/test_tracing.py",
     "docs/hosts/gateway.md": "tests/hosts/vllm/test_pages.py",
@@ -47,7 +47,7 @@ READ_BY = {
     **dict.fromkeys(("mmcached", "make", "pip", "python", "export"), "tests/docs/test_code.py"),
 }
 """Who runs, or reads, the lines with a program."""
-HISTORY = ("CHANGELOG.md", "DECISIONS.md")
+HISTORY = ("CHANGELOG.md",)
 """Pages that say what was so."""
 COMMANDS = [(block, words) for block in blocks() if block.language == "sh" for words in shell_lines(block.text)]
 TARGETS = set(re.findall(r"^([a-z][a-z-]*):", (REPOSITORY / "Makefile").read_text(), re.MULTILINE))

@@ -194,7 +194,10 @@ def checked_keys(keys: Any, field: str = "keys") -> list[str]:
         raise InvalidRequest(field, len(keys), f"a sequence of at most {MAX_KEYS} keys")
     names = []
     for index, key in enumerate(keys):
-        name = key if type(key) is str else text_of(key)
+        if type(key) is str and len(key) <= MAX_NAME_CHARACTERS and key.isascii():  # as in `checked_key`
+            names.append(key)
+            continue
+        name = text_of(key)
         if name is None or not _is_name(name):
             raise _no_key(f"{field}[{index}]", key)
         names.append(name)
@@ -250,7 +253,7 @@ def check_function(fn: Any) -> None:
 
 def check_message(frames: Sequence[Frame], limits: MessageLimits) -> None:
     """Refuse a message that the service would not read."""
-    sizes = [frame.nbytes if isinstance(frame, memoryview) else len(frame) for frame in frames]
+    sizes = [frame.nbytes if type(frame) is memoryview else len(frame) for frame in frames]
     if len(sizes) > limits.max_frames:
         limit = f"at most {limits.max_frames} images or tensors and other frames (limits.max_message_frames)"
         raise InvalidRequest("message.frames", len(sizes), limit)

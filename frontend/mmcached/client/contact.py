@@ -152,9 +152,7 @@ class Contact:
         Raises:
             ServiceUnavailable: nobody is there; or nobody was a moment ago, and it is not time to look again.
         """
-        if (link := self._link) is not None:
-            link.catch_up()
-        if self.welcome is None:
+        if self.catch_up() is None:
             now = time.monotonic()
             if now < self._retry_at and not is_patient:
                 raise ServiceUnavailable("the service was not there a moment ago; it is looked for once a second")
@@ -191,6 +189,12 @@ class Contact:
         return found
 
     # ---- without waiting
+
+    def catch_up(self) -> Welcome | None:
+        """Take in what has come; return what the service has said of itself, None if it is to be greeted."""
+        if (link := self._link) is not None:
+            link.catch_up()
+        return self.welcome
 
     def tell(self, message: object) -> None:
         """Send what has no answer, or drop it."""

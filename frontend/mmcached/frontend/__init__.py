@@ -7,11 +7,11 @@
     caches/        processor caches, one for each mode, and how items travel
     processing/    hashing, decoding in processes, patches, prompts
     store/         records that clients put and get
-    compat/        processor caches with vLLM's names, for programs without the service
 
 Imports no torch.
 
-Names are imported when they are used: the frontend of a store processes no images.
+Names are imported when they are used: the frontend of a store processes no images. Those of vLLM's classes lie in
+`mmcached.compat`.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from mmcached.cache.hasher import MultiModalHasher
-    from mmcached.frontend.compat.factories import processor_cache_from_config, processor_only_cache_from_config
-    from mmcached.frontend.compat.lru_caches import MultiModalProcessorOnlyCache, MultiModalProcessorSenderCache
-    from mmcached.frontend.compat.shm_sender_cache import ShmObjectStoreSenderCache
+    from mmcached.compat.multimodal.factories import processor_cache_from_config, processor_only_cache_from_config
+    from mmcached.compat.multimodal.sender_caches import MultiModalProcessorOnlyCache, MultiModalProcessorSenderCache
+    from mmcached.compat.multimodal.shm_sender_cache import ShmObjectStoreSenderCache
     from mmcached.frontend.processing.processor import ImageProcessor
 
 __all__ = [
@@ -39,11 +39,11 @@ __all__ = [
 _MODULES = {
     "ImageProcessor": "mmcached.frontend.processing.processor",
     "MultiModalHasher": "mmcached.cache.hasher",
-    "MultiModalProcessorOnlyCache": "mmcached.frontend.compat.lru_caches",
-    "MultiModalProcessorSenderCache": "mmcached.frontend.compat.lru_caches",
-    "ShmObjectStoreSenderCache": "mmcached.frontend.compat.shm_sender_cache",
-    "processor_cache_from_config": "mmcached.frontend.compat.factories",
-    "processor_only_cache_from_config": "mmcached.frontend.compat.factories",
+    "MultiModalProcessorOnlyCache": "mmcached.compat.multimodal.sender_caches",
+    "MultiModalProcessorSenderCache": "mmcached.compat.multimodal.sender_caches",
+    "ShmObjectStoreSenderCache": "mmcached.compat.multimodal.shm_sender_cache",
+    "processor_cache_from_config": "mmcached.compat.multimodal.factories",
+    "processor_only_cache_from_config": "mmcached.compat.multimodal.factories",
 }
 
 

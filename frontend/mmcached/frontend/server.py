@@ -156,28 +156,32 @@ class Frontend(Closeable):
         )
         self._wakers: list[StopFlag] = []
         self._poller = select.poll()
-        for source in (self._clients, self._engines, self.requests):
-            self._poller.register(source.fileno(), select.POLLIN)
+        self._sources = self._clients.fileno(), self._engines.fileno(), self.requests.fileno()
+        for fd in self._sources:
+            self._poller.register(fd, select.POLLIN)
 
     # ---- the loop
 
     def poll(self, timeout_s: float) -> None:
         """Take one turn, waiting up to `timeout_s` for something to come."""
         has_more = self._clients.has_more or self._engines.has_more or self.store.nurseries.has_work
-        next_due = min(self._next_check, self.store.second_level.next_deadline)
-        wait_s = 0.0 if has_more else max(0.0, min(timeout_s, next_due - self._clock()))
+        wait_s = 0.0
+        if not has_more:
+            next_due = min(self._next_check, self.store.second_level.next_deadline)
+            wait_s = max(0.0, min(timeout_s, next_due - self._clock()))
         ready = {fd for fd, _ in self._poller.poll(math.ceil(wait_s * 1000))}
+        clients, engines, requests = self._sources
         has_come = bool(ready) or has_more
         if has_come and self._is_at_rest:  # what was found meanwhile counts before what is put now evicts by it
             self._is_at_rest = False
             self._guard.call("what clients have found", self.store.records.poll_hits)
         # What has nothing to do costs the turn of a message to the store nothing.
-        if self._engines.has_more or self._engines.fileno() in ready:
+        if engines in ready or self._engines.has_more:
             self._serve_engines()
-        if self._clients.has_more or self._clients.fileno() in ready:
+        if clients in ready or self._clients.has_more:
             self._serve_clients()
         self.store.go_on(self._guard)
-        if len(self.requests) or self.requests.fileno() in ready:
+        if requests in ready or len(self.requests):
             self.requests.go_on(self._guard)
         now = self._clock()
         if now >= self._next_check:
@@ -247,6 +251,8 @@ class Frontend(Closeable):
                 self._refuse(peer, message, error)
                 return
         match message:
+            case received.PutRecord():  # first: each case before it costs a put time
+                self.store.handle(peer, message, payload)
             case received.ClientHello():
                 self.store.greet(peer, message.client_id, message.name)
                 self._clients.try_send(peer, self._welcome())
@@ -270,7 +276,6 @@ class Frontend(Closeable):
                 | received.OpenNursery()
                 | received.GetRecords()
                 | received.HaveRecords()
-                | received.PutRecord()
                 | received.ClaimRecord()
                 | received.ClaimRecords()
                 | received.DropClaim()

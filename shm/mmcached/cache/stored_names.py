@@ -23,7 +23,7 @@ from mmcached.shm.ring.slot_table import (
     SECOND_KEY,
     boot_ns,
 )
-from mmcached.shm.store.object_store import parse_note
+from mmcached.shm.store.record_note import parse_note
 
 FIRST_LOOK = 256
 

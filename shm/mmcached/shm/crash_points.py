@@ -48,12 +48,17 @@ SuccessorLabel = Literal[
     "evict.after_erase",
     "index.moved",  # a word of the key index is there twice
     "discard.after_retire",
+    "promote.after_claim",  # room in the ring is claimed for a record of a nursery, and none of it is copied
+    "promote.before_commit",  # all is copied, and in no slot
+    "nursery.after_create",  # its file has a name, and no client knows it
+    "nursery.before_unlink",  # without memory, and with a name
     "flush.after_floor",
     "flush.before_epoch",
     "adopt.after_lock",
     "adopt.after_readers",
     "adopt.after_erase",
     "adopt.after_index",
+    "adopt.before_unlink",  # nurseries without records still have names
     "adopt.before_removal",  # what could not be adopted is being removed
 ]
 """What the writer of the store may leave half done, and whoever adopts its ring puts right."""

@@ -15,18 +15,3 @@ tracing      spans of requests, for OpenTelemetry: imported where tracing is on
 row_pieces   rows of a generation that come in pieces
 version, vocabulary   numbers on which both sides must agree
 """
-
-from mmcached.wire.config import ModelConfig, ServiceConfig
-from mmcached.wire.errors import MmcachedError
-from mmcached.wire.handle import Handle, RingAnnouncement
-from mmcached.wire.paths import RunDir, default_run_dir
-
-__all__ = [
-    "Handle",
-    "MmcachedError",
-    "ModelConfig",
-    "RingAnnouncement",
-    "RunDir",
-    "ServiceConfig",
-    "default_run_dir",
-]

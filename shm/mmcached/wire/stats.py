@@ -71,7 +71,7 @@ METRICS: Mapping[str, str] = {
     "store_nursery_bytes": "bytes that nurseries take together, of their share of the store",
     "store_nursery_puts": "records that were published where their clients had laid them",
     "store_nursery_refusals": "puts that travelled inline because their nursery had no room for them",
-    "store_promotions": "records that were copied out of nurseries because they had been asked for",
+    "store_promotions": "records that were copied from nurseries into the ring: asked for, or there was free room",
     "l2_parked": "requests that wait for the second level now",
     "l2_fetches": "records wanted from the second level, by outcome; overtaken: somebody here has put it first",
     "store_claims": "clients told to compute what was not there",

@@ -42,6 +42,7 @@ def test_a_process_that_may_take_less_and_less() -> None:
         files = found[f"{limit} files"]
         assert (files.level, str(limit) in files.what) == (level, True)
         assert level == "ok" or "LimitNOFILE=" in files.fix
+    assert "256 clients and 256 nurseries need 576" in found["512 files"].what
     assert "memlock 1 MiB" in found["locked"].what
     assert (found["one core"].level, found["one core"].what.split()[0]) == ("warning", "1")
 

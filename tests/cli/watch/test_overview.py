@@ -13,10 +13,11 @@ import pytest
 from rich.console import Console
 
 from mmcached.cli.admin.records import Reader
-from mmcached.cli.watch.overview import Look, Overview, Usage, look_closely, overview_of, usage_of
+from mmcached.cli.watch.overview import Look, NurseriesLine, Overview, Usage, look_closely, overview_of, usage_of
 from mmcached.cli.watch.service_status import Readiness, gather_status
 from mmcached.cli.watch.status_table import show_status
 from mmcached.cli.watch.top_frame import draw
+from mmcached.wire.config import ServiceConfig
 from mmcached.wire.latency import Latency
 from mmcached.wire.slow_log import SlowCall, SlowLog
 from mmcached.wire.stats import (
@@ -58,6 +59,11 @@ STATS: list[dict[object, Stats]] = [
                 hits=130,
                 ring=msgspec.structs.replace(RING, evictions=14),
                 put_latency=SECOND.histogram(),
+                nurseries=3,
+                nursery_bytes=5 * MIB,
+                nursery_puts=30,
+                nursery_refusals=4,
+                promotions=7,
             ),
         ),
         ENGINE: EngineStats(
@@ -113,6 +119,15 @@ def test_two_looks_have_what_happened_between(run_dir: Path) -> None:
     assert (engine.cpu, engine.memory_bytes, engine.state) == (None, None, "restarting")
     (ring,) = found.rings
     assert (ring.name, ring.used_bytes, ring.leases, ring.evictions_per_s) == ("store", 2 * MIB, 2, 2.0)
+    assert found.nurseries == NurseriesLine(
+        num=3,
+        used_bytes=5 * MIB,
+        budget_bytes=ServiceConfig().store_nursery_bytes,
+        puts=30,
+        puts_per_s=15.0,
+        promotions=7,
+        refusals=4,
+    )
     (put,) = found.latencies
     assert put.total.num == 101
     assert put.now is not None
@@ -121,6 +136,12 @@ def test_two_looks_have_what_happened_between(run_dir: Path) -> None:
     assert (engine_line.steps_per_s, engine_line.running, engine_line.waiting) == (20.0, 2, 1)
     assert [(reader.name, reader.leases) for reader in found.readers] == [("sglang", 3), ("vllm", 1)]
     assert msgspec.json.decode(msgspec.json.encode(found), type=Overview) == found
+
+
+def test_a_store_without_nurseries_has_no_line_of_them(run_dir: Path) -> None:
+    with looks(run_dir) as (first, _):
+        status = msgspec.structs.replace(first.status, nursery_budget_bytes=0)
+        assert overview_of(Look(first.at_s, status, first.usage), None).nurseries is None
 
 
 def test_a_service_that_was_started_anew_has_no_rates_below_zero(run_dir: Path) -> None:

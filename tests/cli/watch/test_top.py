@@ -34,7 +34,9 @@ def status(run_dir: Path) -> Iterator[ServiceStatus]:
     latency = Latency()
     latency.add(0.0123)
     ring = RingStats(data_bytes=1 << 30, used_bytes=1 << 29, leases=4, evictions=3)
-    store = StoreStats(queries=4, hits=3, hit_latency=latency.histogram(), ring=ring)
+    store = StoreStats(
+        queries=4, hits=3, hit_latency=latency.histogram(), ring=ring, nurseries=3, nursery_bytes=48 << 20
+    )
     slow = SlowLog((SlowCall(0, "request", 7 * 10**9, 12),))
     given = [a_role(FRONTEND, os.getpid(), "running"), a_role(ENGINE, None, "restarting", restarts=2)]
     with page_of(run_dir, FRONTEND, ENGINE) as (reader, writers):
@@ -58,7 +60,19 @@ def test_a_frame_says_all_of_it(status: ServiceStatus) -> None:
     text = drawn(overview, 120)
     expected = (
         *("not ready", "[red]why[/]", str(os.getpid()), "restarting", "75%", "12.", " ms"),
-        *("50%", "512.0 MiB", "1.0 GiB", "engine 0", "vllm", "77", "request", "7 s"),
+        *(
+            "50%",
+            "512.0 MiB",
+            "1.0 GiB",
+            "nurseries",
+            "48.0 MiB",
+            "64.0 MiB",
+            "engine 0",
+            "vllm",
+            "77",
+            "request",
+            "7 s",
+        ),
     )
     assert [word for word in expected if word not in text] == []
 
@@ -88,13 +102,16 @@ def test_large_figures_fit_into_80_columns(status: ServiceStatus) -> None:
     replace, huge, size = msgspec.structs.replace, 123_456_789_012, 123 << 30
     frame = frame_of(status)
     (cache, *_), (ring,), (engine,), (role, *_) = frame.caches, frame.rings, frame.engines, frame.roles
+    assert frame.nurseries is not None
     figures = {"rate": 1.0, "rate_now": 1.0, "hits_per_s": 1_234_567.0, "queries": huge, "hits": huge}
     of_ring = {"entries": huge, "leases": 12_345, "evictions_per_s": 1_234_567.0}
+    of_nurseries = {"num": 65_536, "puts": huge, "puts_per_s": 1_234_567.0, "promotions": huge, "refusals": huge}
     of_engine = {"running": 1234, "waiting": 12_345, "finished": huge, "kv_used": 123_456, "kv_total": 123_456}
     large = replace(
         frame,
         caches=[replace(cache, name=name, **figures) for name in CACHES],
         rings=[replace(ring, used_bytes=size, capacity_bytes=size, leased_bytes=size, **of_ring)],
+        nurseries=replace(frame.nurseries, used_bytes=size, budget_bytes=size, **of_nurseries),
         engines=[replace(engine, leases=12_345, steps_per_s=1234.0, **of_engine)],
         roles=[replace(role, name="second level", pid=1 << 22, cpu=1234.5, memory_bytes=size, state="silent for 99 s")],
         modalities=[

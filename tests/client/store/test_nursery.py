@@ -7,6 +7,7 @@ import errno
 import gc
 import os
 import resource
+import signal
 import subprocess
 import sys
 import threading
@@ -175,6 +176,43 @@ def test_a_late_answer_brings_its_grants_and_nothing_is_overwritten(service: Sto
         assert holds(client, f"between {index}", 10 + index)
     assert client.put("after", numbers(20, LARGE))
     assert puts(service)[-1] == "placed", "the late answers have brought room"
+
+
+def test_a_put_that_is_interrupted_while_its_answer_is_on_the_way_leaves_its_place_alone(
+    service: StoreService, run_dir: Path
+) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with Client(run_dir, fail_open=False) as client:
+        assert client.put("first", numbers(0, LARGE))
+        service.hold = (PutRecord,)
+        former = signal.signal(signal.SIGUSR1, interrupt)
+        try:
+            for index in range(3):
+                seen = len(service.received)
+                arrived = threading.Thread(target=interrupt_when_it_has_come, args=(service, seen))
+                arrived.start()
+                with pytest.raises(KeyboardInterrupt):
+                    client.put(f"late {index}", numbers(1 + index, LARGE))
+                arrived.join(60)
+        finally:
+            signal.signal(signal.SIGUSR1, former)
+        service.hold = ()
+        for index in range(4):
+            assert client.put(f"between {index}", numbers(10 + index, LARGE))
+        service.release()
+        for index in range(4):
+            assert holds(client, f"between {index}", 10 + index)
+        assert all(holds(client, f"late {index}", 1 + index) for index in range(3))
+
+
+def interrupt_when_it_has_come(service: StoreService, seen: int) -> None:
+    """Send a signal once a put has come that is held."""
+    eventually(
+        lambda: service.received[seen:], lambda new: any(isinstance(one, PutRecord) for one in new), "the put has come"
+    )
+    os.kill(os.getpid(), signal.SIGUSR1)
 
 
 def test_what_is_refused_is_granted_again(service: StoreService, client: Any) -> None:

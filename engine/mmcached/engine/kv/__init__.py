@@ -1,6 +1,6 @@
 """KV cache manager: allocates KV blocks to requests and finds cached prefixes.
 
-manager, kv_cache   the public class, with vLLM's method names; the part that the scheduler uses
+kv_cache            the class that the scheduler uses; `mmcached.compat.kv_cache_manager` has vLLM's method names
 lookup/             the longest cached prefix of a request
 groups/             hit rule and release rule of each kind of attention
 tables              block tables of all requests; `request_blocks`: those of one request

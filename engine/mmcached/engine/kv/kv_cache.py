@@ -54,7 +54,7 @@ class KVCache:
         caching_hash_algo: name of the hash function (`block_hash.block_hasher`).
         use_eagle: whether a drafter needs the hidden state before the first new token, so that the last block found is
             recomputed. Unnecessary, and ignored, with hash lookahead.
-        log_stats: whether admissions are counted by interval (`KVCacheManager.make_prefix_cache_stats`).
+        enable_kv_cache_events: whether `take_events` returns events.
         num_hash_lookahead_tokens: tokens after a block that its hash also covers.
         eviction_policy: "lru", or "segmented_lru", which protects content that was requested again
             (`eviction_policies`).
@@ -76,7 +76,6 @@ class KVCache:
         enable_caching: bool = True,
         caching_hash_algo: str = "sha256",
         use_eagle: bool = False,
-        log_stats: bool = False,
         enable_kv_cache_events: bool = False,
         *,
         num_hash_lookahead_tokens: int = 0,
@@ -108,7 +107,7 @@ class KVCache:
         self._empty = self._tables.empty
         self._publisher = Publisher(pool, steps, self._groups, config.hash_block_size, self._log)
         self._lookups = PrefixLookups(pool, steps, self._hashes, self.coordinator, self._empty)
-        self._counts = AdmissionCounts(log_stats=log_stats)
+        self._counts = AdmissionCounts()
 
     # ---- lookups and slots
 
@@ -374,4 +373,3 @@ class KVCache:
 
     def _forget_content(self) -> None:
         self.block_pool.unpublish_all()
-        self._counts.note_reset()

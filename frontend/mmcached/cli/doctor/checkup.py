@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 
-from mmcached.cli.doctor import kernel, memory, resources, second_level, service
+from mmcached.cli.doctor import kernel, memory, nurseries, resources, second_level, service
 from mmcached.cli.doctor.finding import Finding, Host
 from mmcached.wire.errors import MmcachedError
 
@@ -24,6 +24,7 @@ CHECKS: Mapping[str, Callable[[Host], Finding]] = {
     "torch and CUDA": resources.devices,
     "run directory": service.run_directory,
     "versions": service.versions,
+    "nurseries": nurseries.nurseries,
     "round trip": service.round_trip,
     "engine": service.engine,
     "second level": second_level.second_level,

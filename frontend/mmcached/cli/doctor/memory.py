@@ -30,15 +30,15 @@ def shm_size(host: Host) -> Finding:
         return Finding("problem", f"uid {os.geteuid()} may not write to {host.shm}: rings cannot be made there", fix)
     kind = next((fields[2] for fields in _mounts(host) if fields[1] == str(host.shm)), "")
     if kind not in ("tmpfs", ""):
-        return Finding("problem", f"{host.shm} is of type {kind}: rings would not lie in memory", _grow(host))
+        return Finding("problem", f"{host.shm} is of type {kind}: rings would not lie in memory", grow(host))
     total, free = _room(host)
     needed = rings_bytes(host.config)
     fact = f"{mib(total)}, {mib(free)} of it free for us; ring and store take {mib(needed)}"
     smaller = "sizes that nobody has set are made smaller, others refused"
     if free < min(LEAST_SHM_BYTES, needed):
-        return Finding("problem", fact, _grow(host))
+        return Finding("problem", fact, grow(host))
     if free < needed:
-        return Finding("warning", f"{fact}: {smaller}", _grow(host))
+        return Finding("warning", f"{fact}: {smaller}", grow(host))
     if free < 2 * needed:
         return Finding("ok", f"{fact}; a frontend that cannot adopt them waits until the former's are gone", "")
     return Finding("ok", fact)
@@ -50,7 +50,7 @@ def shm_after_restart(host: Host) -> Finding:
     if _is_container(host):
         fact = f"it is this container's, {mib(total)}, and goes with it"
         if total == DOCKER_SHM_BYTES:
-            return Finding("warning", f"{fact}: nobody has said a size", _grow(host))
+            return Finding("warning", f"{fact}: nobody has said a size", grow(host))
         return Finding("ok", fact)
     size = next((_size_of(fields[3], host) for fields in _fstab(host) if fields[1] == str(host.shm)), None)
     then = _memory_bytes(host) // 2 if size is None else size
@@ -94,7 +94,8 @@ def stale_segments(host: Host) -> Finding:
     return Finding("ok", f"none; {len(entries)} segments are in use, or wait for the next start")
 
 
-def _grow(host: Host) -> str:
+def grow(host: Host) -> str:
+    """Return how to enlarge /dev/shm to the size that the configuration needs."""
     wanted = -(-max(2 * rings_bytes(host.config), 1 << 30) // (1 << 30))
     return _GROW.format(size=f"{wanted}g")
 

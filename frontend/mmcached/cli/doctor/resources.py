@@ -13,22 +13,21 @@ from mmcached.cli.doctor.finding import Finding, Host, mib
 from mmcached.wire.extras import how_to_install
 
 TORCH_TIMEOUT_S = 120.0
-DESCRIPTORS_PER_CLIENT = 4
-"""Of the frontend: its connection, its own ring's two objects, and a lock that is looked at."""
 _ASK_TORCH = "import torch; n = torch.cuda.device_count(); print(n, *(torch.cuda.get_device_name(i) for i in range(n)))"
 
 
 def open_files(host: Host) -> Finding:
-    """The frontend has some descriptors for each client; every role raises its soft limit to the hard one."""
+    """The frontend has a descriptor for each client and each nursery; roles raise their soft limit to the hard one."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    reserved = host.config.limits.reserved_descriptors
-    needed = DESCRIPTORS_PER_CLIENT * host.config.store_max_clients + reserved
+    reserved, num_clients = host.config.limits.reserved_descriptors, host.config.store_max_clients
+    num_nurseries = host.config.limits.max_nurseries if host.config.store_nursery_bytes else 0
+    needed = num_clients + num_nurseries + reserved
     fact = f"{'no limit' if hard == resource.RLIM_INFINITY else hard} (soft {soft}, which is raised)"
     fix = f"ulimit -Hn {needed}; systemd: LimitNOFILE={needed}; docker run --ulimit nofile={needed}"
     if hard != resource.RLIM_INFINITY and hard <= 2 * reserved:
         return Finding("problem", f"{fact}: a frontend keeps {reserved} free and has hardly one for clients", fix)
     if hard != resource.RLIM_INFINITY and hard < needed:
-        return Finding("warning", f"{fact}; {host.config.store_max_clients} clients need {needed}", fix)
+        return Finding("warning", f"{fact}; {num_clients} clients and {num_nurseries} nurseries need {needed}", fix)
     return Finding("ok", fact)
 
 

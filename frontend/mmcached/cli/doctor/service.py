@@ -24,7 +24,7 @@ from mmcached.wire.version import PROTOCOL_VERSION, mismatch
 TENANT = "mmcached doctor"
 CALL_S = 5.0
 _ROWS = 16_384
-"""Of eight bytes: large enough to lie in the store's ring, and to come in place."""
+"""Of eight bytes: large enough for a nursery, and to come in place."""
 
 
 def run_directory(host: Host) -> Finding:
@@ -75,7 +75,7 @@ def round_trip(host: Host) -> Finding:
     fix = f"mmcached status --run-dir {host.run_dir}; its log says more"
     try:
         with Client(host.run_dir, timeout_s=CALL_S, connect_timeout_s=CALL_S, fail_open=False, name="doctor") as client:
-            for name in (f"{key}/first", key):  # the first one makes contact, and a ring for large puts
+            for name in (f"{key}/first", key):  # the first one makes contact, and has a nursery opened
                 began = time.perf_counter()
                 if not client.put(name, {"x": sent}, tenant=TENANT):
                     return Finding("problem", "a record of 128 KiB was not kept", f"larger store_gb; {fix}")

@@ -104,6 +104,20 @@ class RingLine(msgspec.Struct, frozen=True, kw_only=True):
     evictions_per_s: float | None
 
 
+class NurseriesLine(msgspec.Struct, frozen=True, kw_only=True):
+    """All nurseries of the store: `puts` were published where their clients had laid them, `promotions` were copied
+    from there into the ring, `refusals` travelled inline for want of room.
+    """
+
+    num: int
+    used_bytes: int
+    budget_bytes: int
+    puts: int
+    puts_per_s: float | None
+    promotions: int
+    refusals: int
+
+
 class LatencyLine(msgspec.Struct, frozen=True, kw_only=True):
     """How long one kind of work took; `now` is of the time between two looks, None: there was none."""
 
@@ -128,7 +142,7 @@ class EngineLine(msgspec.Struct, frozen=True, kw_only=True):
 class Overview(msgspec.Struct, frozen=True, kw_only=True):
     """One frame. `interval_s` is the time that "now" means, None: there was one look only; `note` says what is wrong
     though the service is ready; `clients` are counted without `own_clients`, the service's engines and workers;
-    `history` has the store's hits per second, the oldest first.
+    `history` has the store's hits per second, the oldest first; `nurseries` is None if the store has none.
     """
 
     run_dir: str
@@ -148,6 +162,7 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
     caches: list[CacheLine]
     modalities: list[ModalityLine]
     rings: list[RingLine]
+    nurseries: NurseriesLine | None
     readers: list[Reader]
     latencies: list[LatencyLine]
     engines: list[EngineLine]
@@ -213,6 +228,7 @@ def overview_of(
             for name, ring, then in (("store", stats.store.ring, former.store.ring),)
             if ring.data_bytes
         ],
+        nurseries=_nurseries(status, former, rate),
         readers=sorted((line for line in readers if line.leases), key=lambda line: -line.leases),
         latencies=_latencies(stats, None if before is None else former),
         engines=_engines(stats, former, rate),
@@ -283,6 +299,21 @@ def _ring(name: str, ring: RingStats, former: RingStats, rate: _Rate) -> RingLin
         leases=ring.leases,
         evictions=ring.evictions,
         evictions_per_s=rate(ring.evictions, former.evictions),
+    )
+
+
+def _nurseries(status: ServiceStatus, former: ServiceStats, rate: _Rate) -> NurseriesLine | None:
+    store = status.stats.store
+    if not status.nursery_budget_bytes:
+        return None
+    return NurseriesLine(
+        num=store.nurseries,
+        used_bytes=store.nursery_bytes,
+        budget_bytes=status.nursery_budget_bytes,
+        puts=store.nursery_puts,
+        puts_per_s=rate(store.nursery_puts, former.store.nursery_puts),
+        promotions=store.promotions,
+        refusals=store.nursery_refusals,
     )
 
 

@@ -109,7 +109,8 @@ class ServiceStatus(msgspec.Struct, frozen=True, kw_only=True):
 
     `latency` has the quantiles of `hit`, `put`, `encode`, `step` and `queue`, as far as there was any.
     `http` is the address of the TCP port for health and metrics, "" if there is none; `uptime_s` is the supervisor's.
-    `own_clients` of the clients in `stats` are the service's own engines and workers.
+    `own_clients` of the clients in `stats` are the service's own engines and workers. `nursery_budget_bytes` is what
+    all nurseries may take of the store together, 0: there are none.
     """
 
     run_dir: str
@@ -123,6 +124,7 @@ class ServiceStatus(msgspec.Struct, frozen=True, kw_only=True):
     source: Literal["supervisor", "page"] = "supervisor"
     uptime_s: float | None = None
     own_clients: int = 0
+    nursery_budget_bytes: int = 0
     roles: list[RoleStatus]
     latency: dict[str, LatencyStatus] = {}
     stats: ServiceStats
@@ -153,6 +155,7 @@ def gather_status(
         source=source,
         uptime_s=None if supervisor is None else round(supervisor.attached_s, 3),
         own_clients=sum(pid in pids for pid, _ in living_clients(RunDir(view.run_dir))),
+        nursery_budget_bytes=view.config.store_nursery_bytes,
         roles=roles,
         latency=latencies_of(histograms_of(stats)),
         stats=stats,

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from mmcached.cli.terminal_text import shown
 from mmcached.cli.watch.latencies import LatencyStatus, in_words
-from mmcached.cli.watch.overview import Overview, RingLine, RoleLine
+from mmcached.cli.watch.overview import NurseriesLine, Overview, RingLine, RoleLine
 from mmcached.cli.watch.overview_pages import SAMPLE_S
 from mmcached.cli.watch.shown_figures import CACHES, WORK, clients_in_words, time_in_words
 
@@ -31,6 +31,8 @@ def draw(overview: Overview) -> RenderableType:
     if overview.latencies:
         parts.append(_latencies(overview))
     parts.append(_rings(overview.rings))
+    if overview.nurseries is not None:
+        parts.append(_nurseries(overview.nurseries))
     if overview.engines:
         parts.append(_engines(overview))
     if overview.readers:
@@ -164,6 +166,14 @@ def _rings(rings: list[RingLine]) -> Table:
         _add(
             table, ring.name, full, *sizes, in_short(ring.entries), in_short(ring.leases), _per_s(ring.evictions_per_s)
         )
+    return table
+
+
+def _nurseries(line: NurseriesLine) -> Table:
+    table = _table("nurseries", "full", "used", "of", "puts/s", "puts", "promotions", "refusals")
+    counts = map(in_short, (line.puts, line.promotions, line.refusals))
+    full, sizes = _share(line.used_bytes / line.budget_bytes), map(in_bytes, (line.used_bytes, line.budget_bytes))
+    _add(table, in_short(line.num), full, *sizes, _per_s(line.puts_per_s), *counts)
     return table
 
 

@@ -133,6 +133,11 @@ class SharedSocket:
             self._check()
             return self._dialer.num_losses != self._num_losses_taken or self._dialer.has_news()
 
+    @property
+    def has_read(self) -> bool:
+        """Whether `receive` may return a message that was read already, or there is a loss that nobody has taken."""
+        return self._dialer.has_read or self._dialer.num_losses != self._num_losses_taken
+
     def take_losses(self) -> int:
         """Return how often the connection was lost since the last call, as `receive` has found out."""
         count = self._dialer.num_losses - self._num_losses_taken
@@ -146,10 +151,11 @@ class SharedSocket:
     def sleep(self, timeout_s: float) -> None:
         """Return when something may have come, somebody rings, or it is time to connect again; the receiver's."""
         ready = self._sleeper.poll(math.ceil(min(timeout_s, self.retry_s()) * 1000))
-        if any(fd == self._bell for fd, _ in ready):
-            with self._turn, contextlib.suppress(BlockingIOError):
-                if not self._is_closed:
-                    os.eventfd_read(self._bell)
+        for fd, _ in ready:
+            if fd == self._bell:
+                with self._turn, contextlib.suppress(BlockingIOError):
+                    if not self._is_closed:
+                        os.eventfd_read(self._bell)
 
     def ring(self) -> None:
         """End the receiver's sleep."""

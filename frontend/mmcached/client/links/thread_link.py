@@ -77,8 +77,11 @@ class ThreadLink(Link[ThreadWaiter]):
                     break
                 if not self._may_read(waiter):
                     waiter.sleep(left_s)
-                elif not self._take_next():
-                    self._socket.sleep(left_s)
+                else:
+                    # The former reader may have read what is for this waiter, and handed it over since the look above.
+                    if not (self._socket.has_read or waiter.news):
+                        self._socket.sleep(left_s)
+                    self._take_next()
         finally:
             # Without a call in it, so that no signal handler comes between.
             waiter.is_waiting = False

@@ -35,9 +35,9 @@ def as_record(value: Any) -> Record:
     Raises:
         InvalidRequest: it is neither, or a dict with the reserved name.
     """
-    if is_tensor(value):
-        return {BARE: value}
     if type(value) is not dict:
+        if is_tensor(value):
+            return {BARE: value}
         raise InvalidRequest("record", type(value).__name__, "a record is a dict, or one tensor or array")
     if BARE in value:
         raise InvalidRequest(f"$.{BARE}", "a dict with this name", "the name is reserved: put the tensor itself")

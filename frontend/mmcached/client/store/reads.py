@@ -355,6 +355,13 @@ class StoreReads:
             return None
         return session.find(keys, tenant, reading, counts_misses=counts_misses, counts_hits=counts_hits)
 
+    def _session_at_hand(self) -> StoreSession | None:
+        """Take in what has come; return the session of the store's ring if nothing is to be said before a request."""
+        welcome, session = self.contact.catch_up(), self._sessions.present
+        if welcome is None or session is None or not session.is_announced(welcome.store_ring):
+            return None
+        return session
+
     def _in_contact(self, deadline: Deadline) -> Verb[StoreSession]:
         """Greet, become a reader and announce it, as far as that has not been done.
 

@@ -46,6 +46,8 @@ Place = Handle | Inline | None
 Held = tuple[Bytes1D, Lease]
 """The holder of a chunk, and the lease on it that ends with the holder."""
 T = TypeVar("T")
+UNREADABLE = (StaleHandle, SegmentError)
+"""Of a place: its nursery is gone, was cut short, or cannot be mapped."""
 BLIND_S = 1.0
 """How long the frontend is asked for records after one could not be mapped: descriptors or address space are short."""
 MEASURED_ONE_IN = 64
@@ -88,6 +90,10 @@ class StoreSession:
                 return None
             self._is_announced = self._reader is not None
             return self._reader
+
+    def is_announced(self, ring: RingAnnouncement | None) -> bool:
+        """Return whether this is the session of a ring, and its reader needs no announcement."""
+        return self._is_announced and self.ring == ring and not self._returns.is_shared
 
     @property
     def incarnation(self) -> int:
@@ -357,7 +363,9 @@ class StoreSession:
         for place in places:
             if isinstance(place, Handle):
                 handles.append(place)
-                if (holder := self._holder(place)) is None:
+                try:
+                    holder = self._store.reader.holder(place)
+                except UNREADABLE:
                     held.append(None)
                     continue
                 lease = self._returns.bind(holder, place)
@@ -392,8 +400,9 @@ class StoreSession:
             place = mapping.look.find(digest)
             if place is None:
                 return []
-            holder = self._holder(place)
-            if holder is None:
+            try:
+                holder = mapping.holder(place)
+            except UNREADABLE:
                 continue
             lease = self._returns.bind(holder, place)
             held[index] = (holder, lease)
@@ -403,15 +412,6 @@ class StoreSession:
         # It is shown, and cannot be read: the frontend, which is asked for a while, has it or drops it.
         self._is_blind, self._blind_until = True, time.monotonic() + BLIND_S
         return []
-
-    def _holder(self, place: Handle) -> Bytes1D | None:
-        """Return the holder of a place; None if it lies in a nursery that is gone or cannot be mapped."""
-        if not place.nursery:
-            return self._store.reader.holder(place)
-        try:
-            return self._store.reader.holder(place)
-        except (StaleHandle, SegmentError):
-            return None
 
     def _hits(
         self, held: Sequence[Held | Inline | None], payload: Sequence[Frame], reading: Reading, *, are_found: bool

@@ -68,15 +68,15 @@ class StoreSessions:
     def arrived(self, message: ToClient) -> ToClient:
         """Take note of a message before anything else is done with it; return it."""
         match message:
+            case Stored():
+                self._store_epoch = max(self._store_epoch, message.store_epoch)
+                self.nurseries.answered(message.request_id, message.grants)
+            case Records() | Claimed() | Claims():
+                self._store_epoch = max(self._store_epoch, message.store_epoch)
             case Welcome():
                 self._store_epoch = message.store_epoch
                 self.has_second_level = message.has_second_level
                 self.takes_records = message.takes_records
-            case Records() | Claimed() | Claims() | Stored():
-                self._store_epoch = max(self._store_epoch, message.store_epoch)
-        match message:
-            case Stored():
-                self.nurseries.answered(message.request_id, message.grants)
             case Failed():
                 self.nurseries.answered(message.request_id)
             case NurseryOpened():

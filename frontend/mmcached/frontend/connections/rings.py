@@ -43,7 +43,7 @@ class NoRing:
 
     announcement = None
 
-    def read(self, handle: Handle) -> npt.NDArray[np.uint8]:
+    def read(self, handle: Handle, nbytes: int | None = None) -> npt.NDArray[np.uint8]:
         raise StaleHandle("there is no ring")
 
     def touch(self, handle: Handle) -> None:

@@ -92,11 +92,11 @@ class ClipRecords:
 
     def _read(self, tenant: str, key: str, name: str, kind: Any) -> list[Slice]:
         handle = self._records.get(tenant, key, counts=False)
-        if handle is None:
+        head = None if handle is None else self._records.head(handle)
+        if head is None:
             return []
-        tree = codec.head_of(self._records.ring.read(handle)).tree
         try:
-            listed = msgspec.convert(tree.get(name), kind)
+            listed = msgspec.convert(head.tree.get(name), kind)
         except msgspec.ValidationError:
             return []
         is_possible = all(num_embeds <= self._max_embeds for _, num_embeds, _, _ in listed)

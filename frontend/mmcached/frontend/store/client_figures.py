@@ -15,6 +15,8 @@ from collections.abc import Set
 from mmcached.wire.messages.frontend import ANY_CLIENT
 from mmcached.wire.stats import OTHER_CLIENTS, ClientStats
 
+_NOTHING, _ONE_PUT = ClientStats(), ClientStats(puts=1)
+
 
 class ClientFigures:
     """The figures by name.
@@ -60,7 +62,7 @@ class ClientFigures:
 
     def put(self, client_id: str) -> None:
         """Count a put of a client that was kept."""
-        self._count(client_id, ClientStats(puts=1))
+        self._count(client_id, _ONE_PUT)
 
     def found(self, incarnation: int, num_hits: int, num_misses: int) -> None:
         """Count what a reader has looked up by itself."""
@@ -78,8 +80,8 @@ class ClientFigures:
         self._add(self._client_to_name.get(client_id, ANY_CLIENT), more)
 
     def _add(self, name: str, more: ClientStats) -> None:
-        if more == ClientStats():
+        if more == _NOTHING:
             return
         if name not in self._by_name and len(self._by_name.keys() - {OTHER_CLIENTS}) >= self._max_names:
             name = OTHER_CLIENTS
-        self._by_name[name] = self._by_name.get(name, ClientStats()) + more
+        self._by_name[name] = self._by_name.get(name, _NOTHING) + more

@@ -1,6 +1,6 @@
 """Runs the nurseries of one store: opens them, publishes what clients lay there, and keeps room ready.
 
-    OpenNursery       ──> a file, mapped here read-only, and the first places         the connection closes ──> drained
+    OpenNursery       ──> a file and the first places                                 the connection closes ──> drained
     PutRecord(place)  ──> judged by a copy of its head, and published where it lies   the last record goes  ──> removed
     between messages  ──> the oldest record of the nursery that gives way: kept by a reader? passed over
                               asked for, or the ring has free room? copied there, slice by slice; else evicted
@@ -21,10 +21,13 @@ from mmcached.frontend.connections.channel import Channel
 from mmcached.frontend.connections.rings import NoRing
 from mmcached.frontend.store.nurseries import Nurseries, Nursery
 from mmcached.frontend.store.record_store import RecordStore
+from mmcached.shm import RingWriter
 from mmcached.shm.ring.nursery_table import Placed, PlacedRecord
 from mmcached.shm.ring.ring import Claim
 from mmcached.shm.segment.layout import PAGE_BYTES, chunk_bytes, round_up
 from mmcached.shm.store import codec
+from mmcached.shm.store.codec import EncodedRecord
+from mmcached.shm.store.record_head import head_of
 from mmcached.shm.store.tensor_bytes import Bytes1D
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import InvariantError, RemoteProtocolError, ServiceUnavailable, StaleHandle
@@ -96,7 +99,7 @@ class NurseryService:
         for slot, place in ring.placed.places():
             by_nursery.setdefault(place.nursery, []).append((slot, place))
         for nursery, places in by_nursery.items():
-            for begin, end in self.books.adopt(nursery, ring.nurseries.adopt(nursery) or self._size, places):
+            for begin, end in self.books.adopt(nursery, ring.nurseries.nbytes(nursery) or self._size, places):
                 ring.nurseries.punch(nursery, begin, end)
         for nursery in ring.nurseries:
             if nursery not in by_nursery:
@@ -151,29 +154,29 @@ class NurseryService:
         try:
             if record.nbytes + record.note_bytes > self.max_record_bytes:
                 raise RemoteProtocolError(f"a record of {place.nbytes} bytes", "place")
-            head = codec.head_of(self._view(record))
-            if head.nbytes != place.nbytes:
-                raise RemoteProtocolError(f"a record of {head.nbytes} bytes in {place.nbytes}", "place")
+            head_of(lambda nbytes: self._read(record, nbytes).data, record.nbytes)
         except BaseException:
             self.books.give_back(one, _place_of(record))
             raise
         return record
 
-    def frames(self, record: PlacedRecord) -> list[codec.Frame]:
-        """Copy a record out of its nursery that is not kept."""
-        return codec.split(self._view(record))
+    def copy(self, record: PlacedRecord) -> EncodedRecord:
+        """Copy a record out of its nursery that is not kept there.
 
-    def settle(self, peer: bytes, record: PlacedRecord, handle: Handle | None) -> None:
-        """End what `take` has begun.
-
-        Args:
-            handle: what its key has now, if it has something.
+        Raises:
+            StaleHandle, RemoteProtocolError: its client has spoiled it since.
         """
-        one, place = self.books.of(peer), _place_of(record)
-        if one is None:  # it was drained meanwhile, as by an error
-            return
-        if handle is not None and (handle.nursery, handle.offset) == (record.nursery, record.offset):
-            self.books.keep(one, handle.slot, place)
+        return codec.adopt(self._read(record, record.nbytes))
+
+    def settle(self, peer: bytes, record: PlacedRecord) -> None:
+        """End what `take` has begun: the place is a record's, or the client's again."""
+        one, place, placed = self.books.of(peer), _place_of(record), self._ring.placed
+        if one is None:
+            raise InvariantError(f"nursery {record.nursery} was drained in the middle of a put")
+        # Asked of the ring: a record that has expired by now, and is leased, has its place without having its key.
+        slot = placed.last_slot
+        if slot is not None and placed.place(slot) == place:
+            self.books.keep(one, slot, place)
             self.num_puts += 1
         else:
             self.books.give_back(one, place)
@@ -209,8 +212,6 @@ class NurseryService:
 
     def work(self) -> None:
         """Go on with a copy, and make room where a client has too little; a bounded share of a turn."""
-        if isinstance(self._records.ring, NoRing):
-            return
         self._make_enough(STEPS_PER_TURN)
 
     def _make_enough(self, num_steps: int, num_copied_bytes: int = 0) -> None:
@@ -234,7 +235,7 @@ class NurseryService:
     @property
     def _is_short_of_slots(self) -> bool:
         ring = self._records.ring
-        return not isinstance(ring, NoRing) and len(ring.placed) > 0 and ring.placed.num_free < FREE_SLOTS
+        return not isinstance(ring, NoRing) and ring.placed.num_free < FREE_SLOTS and len(ring.placed) > 0
 
     def _make_room(self, needy: Nursery | None) -> bool:
         """Let one record go, or begin to copy it; return False if none can go.
@@ -242,8 +243,7 @@ class NurseryService:
         Args:
             needy: for which there is to be room; None: it is slots that are needed.
         """
-        ring = self._records.ring
-        assert not isinstance(ring, NoRing)
+        ring = self._ring
         evicts = needy is None or not needy.is_waiting
         for one in self.books.to_go(needy):
             if one is not needy and one.free:
@@ -265,8 +265,7 @@ class NurseryService:
 
     def _begin_copy(self, handle: Handle) -> bool:
         """Begin to copy a record into the ring that was asked for, or for which that has free room."""
-        ring = self._records.ring
-        was_hit = not isinstance(ring, NoRing) and ring.placed.was_hit(handle)
+        was_hit = self._ring.placed.was_hit(handle)
         claim = self._records.begin_copy(handle, evicts=was_hit)
         if claim is None:
             return False
@@ -278,10 +277,8 @@ class NurseryService:
         copy = self._copy
         assert copy is not None
         begin, end = copy.num_bytes, min(copy.num_bytes + SLICE_BYTES, copy.handle.nbytes)
-        ring = self._records.ring
-        assert not isinstance(ring, NoRing)
         try:
-            np.copyto(copy.claim.buffer[begin:end], ring.read(copy.handle)[begin:end])
+            self._ring.read_into(copy.handle, begin, copy.claim.buffer[begin:end])
         except StaleHandle:  # it was dropped, or its nursery was cut short
             self._copy = None
             self._records.abort_copy(copy.handle, copy.claim)
@@ -295,21 +292,26 @@ class NurseryService:
 
     # ---- how
 
-    def _view(self, record: PlacedRecord) -> Bytes1D:
+    @property
+    def _ring(self) -> RingWriter:
+        """The ring; there is one as soon as there is a nursery."""
         ring = self._records.ring
-        if isinstance(ring, NoRing):
-            raise StaleHandle("there is no ring")
-        return ring.nurseries.view(record.nursery, record.offset, record.nbytes)
+        assert not isinstance(ring, NoRing)
+        return ring
+
+    def _read(self, record: PlacedRecord, nbytes: int) -> Bytes1D:
+        """Return a copy of the first bytes of a record that was put; raise StaleHandle if they are not there."""
+        copy = np.empty(nbytes, np.uint8)
+        self._ring.nurseries.read_into(record.nursery, record.offset, copy)
+        return copy
 
     def _drain(self, one: Nursery) -> None:
         self._punch(one, self.books.drain(one))
         self._remove_if_empty(one)
 
     def _punch(self, one: Nursery, stretches: list[tuple[int, int]]) -> None:
-        ring = self._records.ring
-        if not isinstance(ring, NoRing):
-            for begin, end in stretches:
-                ring.nurseries.punch(one.nursery, begin, end)
+        for begin, end in stretches:
+            self._ring.nurseries.punch(one.nursery, begin, end)
 
     def _freed(self, slot: int, place: Placed) -> None:
         """Take note that a record's place is free; where nobody lays anything any more the kernel gets it."""
@@ -320,15 +322,13 @@ class NurseryService:
             self._remove_if_empty(one)
 
     def _remove_if_empty(self, one: Nursery) -> None:
-        ring = self._records.ring
-        if one.peer is None and not one.records and not isinstance(ring, NoRing):
+        if one.peer is None and not one.records:
             self.books.remove(one)
-            ring.nurseries.remove(one.nursery)
+            self._ring.nurseries.remove(one.nursery)
 
     def _remove_one(self) -> bool:
         """Let the records of a drained nursery go, the smallest one; return False if all have readers."""
-        ring = self._records.ring
-        assert not isinstance(ring, NoRing)
+        ring = self._ring
         drained = sorted((one for one in self.books if one.peer is None), key=lambda one: one.held_bytes)
         num_nurseries = len(self.books)
         for one in drained:
@@ -340,7 +340,7 @@ class NurseryService:
         return False
 
     def _has_descriptor(self) -> bool:
-        """Return whether one more mapping, which keeps a descriptor, leaves the reserve alone."""
+        """Return whether one more descriptor leaves the reserve alone."""
         fd = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
         os.close(fd)
         return fd < resource.getrlimit(resource.RLIMIT_NOFILE)[0] - self._reserved_descriptors

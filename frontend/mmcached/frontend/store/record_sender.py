@@ -14,7 +14,7 @@ from mmcached.frontend.connections.channel import Channel
 from mmcached.frontend.connections.entry_owners import EntryOwners
 from mmcached.frontend.store.record_store import RecordStore
 from mmcached.shm import EncodedRecord
-from mmcached.wire.errors import StaleHandle
+from mmcached.wire.errors import RemoteProtocolError, StaleHandle
 from mmcached.wire.handle import Handle
 from mmcached.wire.messages.client import Records
 from mmcached.wire.messages.frontend import ClaimRecord, ClaimRecords, GetRecords
@@ -78,7 +78,9 @@ class RecordSender:
             return None
         try:
             frames = self._records.frames(found) if isinstance(found, Handle) else found.frames()
-        except StaleHandle:  # its writer has cut its nursery short
+        except (StaleHandle, RemoteProtocolError):  # its client has spoiled it in its nursery
+            if isinstance(found, Handle):
+                self._records.drop_spoiled(found)
             return None
         self.num_inline += 1
         payload.extend(frames)

@@ -45,10 +45,18 @@ from mmcached.shm.ring.ring import Claim
 from mmcached.shm.ring.slot_table import boot_ns, expiry_of, has_expired
 from mmcached.shm.ring.touch_logs import TouchLogs
 from mmcached.shm.store import codec
-from mmcached.shm.store.record_head import TensorRef
+from mmcached.shm.store.record_head import Head, TensorRef, head_of
+from mmcached.shm.store.record_note import parse_note
 from mmcached.wire.closeable import Closeable
 from mmcached.wire.config import ServiceConfig
-from mmcached.wire.errors import CacheFull, InvariantError, ItemTooLarge, LocalProtocolError, StaleHandle
+from mmcached.wire.errors import (
+    CacheFull,
+    InvariantError,
+    ItemTooLarge,
+    LocalProtocolError,
+    RemoteProtocolError,
+    StaleHandle,
+)
 from mmcached.wire.handle import Handle
 from mmcached.wire.latency import Histogram
 
@@ -203,9 +211,9 @@ class RecordStore(Closeable):
     def num_rows(self, tenant: str, key: str) -> int:
         """Return the rows of the tensor `EMBEDDINGS` of a key's record; 0 if it has none. Changes nothing."""
         handle = self._find(store_key(tenant, key))
-        if handle is None:
+        head = None if handle is None else self.head(handle)
+        if head is None:
             return 0
-        head = codec.head_of(self._store.ring.read(handle))
         tensor = head.tree.get(EMBEDDINGS)
         shape = head.tensors[tensor.index][0].shape if isinstance(tensor, TensorRef) else ()
         return shape[0] if shape else 0
@@ -261,10 +269,12 @@ class RecordStore(Closeable):
 
     def evict(self, handle: Handle) -> bool:
         """Let a record of a nursery go for room; return False if somebody keeps it."""
-        return isinstance(self._store, ObjectStoreWriter) and self._store.evict(handle)
+        return isinstance(self._store, ObjectStoreWriter) and self._store.ring.evict(handle)
 
     def begin_copy(self, handle: Handle, *, evicts: bool) -> Claim | None:
         """Claim room in the ring for a record of a nursery; None: there is none. `end_copy` or `abort_copy` follows.
+
+        One with a note that is not its own is not copied: what lies in the ring is believed.
 
         Args:
             evicts: others may go for it; else free room is claimed or none.
@@ -272,6 +282,14 @@ class RecordStore(Closeable):
         if isinstance(self._store, _NoStore):
             return None
         name = self._store.key_of(handle)
+        try:
+            note = self._store.ring.note(handle)
+        except StaleHandle:
+            return None
+        parsed = parse_note(note)
+        known = None if parsed is None or parsed[0] != name else parse_about(parsed[1])
+        if known is None or not _is_about(known, name, in_ring=False):
+            return None
         num_bytes = self._tenant_to_books[self._key_to_tenant[name]].bytes_of(name)
         if not evicts:
             is_within = self._share_bytes is None or self._clients_books.num_bytes + num_bytes <= self._share_bytes
@@ -280,9 +298,10 @@ class RecordStore(Closeable):
         if not self._make_room(self._clients_books, self._share_bytes, num_bytes):
             return None
         try:
-            claim = self._store.begin_copy(handle)
-        except (ItemTooLarge, CacheFull, StaleHandle):
+            claim = self._store.ring.claim(handle.nbytes, note)
+        except (ItemTooLarge, CacheFull):
             return None
+        crash_point("promote.after_claim")
         if self._share_bytes is not None:
             self._clients_books.add(name, num_bytes)
             self._clients_books.touch(name)
@@ -302,10 +321,14 @@ class RecordStore(Closeable):
         """Give the room for a copy back; the record goes too, if it is there: nobody could read it."""
         if isinstance(self._store, ObjectStoreWriter):
             self._store.ring.abort(claim)
-            if self._store.ring.is_current(handle):
-                name = self._store.key_of(handle)
-                self._store.discard(name)
-                self._forget(name)
+            self.drop_spoiled(handle)
+
+    def drop_spoiled(self, handle: Handle) -> None:
+        """Forget a record that its client has spoiled in its nursery; one that has gone changes nothing."""
+        if isinstance(self._store, ObjectStoreWriter) and self._store.ring.is_current(handle):
+            name = self._store.key_of(handle)
+            self._store.discard(name)
+            self._forget(name)
 
     def _lies_in_nursery(self, name: str) -> bool:
         handle = self._store.find(name)
@@ -424,9 +447,23 @@ class RecordStore(Closeable):
         """Return when a record that is here expires, as in `slot_table`; 0: never."""
         return self.ring.expires_at(handle)
 
+    def head(self, handle: Handle) -> Head | None:
+        """Return what the head of a record says; None, and it is forgotten, if its client has spoiled it since."""
+        ring = self._store.ring
+        try:
+            return head_of(lambda nbytes: ring.read(handle, nbytes).data, handle.nbytes)
+        except (StaleHandle, RemoteProtocolError):
+            self.drop_spoiled(handle)
+            return None
+
     def frames(self, handle: Handle) -> list[codec.Frame]:
-        """Copy a record out as message frames; raise `StaleHandle` if it is not current."""
-        return codec.split(self._store.ring.read(handle))
+        """Copy a record out as message frames.
+
+        Raises:
+            StaleHandle: it is not current.
+            StaleHandle, RemoteProtocolError: its client has spoiled it in its nursery since.
+        """
+        return codec.adopt(self._store.ring.read(handle)).frames()
 
     # ---- the object
 

@@ -150,13 +150,16 @@ class StoreService(Closeable):
         """Serve one message of a client, or let it wait; what is wrong with it is answered or logged, and changes
         nothing.
         """
-        if not self._is_parked(peer, message):
+        if not (self.second_level.is_open and self._is_parked(peer, message)):
             self._serve_now(peer, message, payload)
 
     def go_on(self, guard: Guard) -> None:
         """End a turn: tell the second level what there is to do, serve what has waited for it, and make room."""
+        if self.nurseries.has_work or self.nurseries.is_stuck:
+            guard.call("room for large records", self.nurseries.work)
+        if not self.second_level.is_on:
+            return
         guard.call("the second level", self.second_level.go_on)
-        guard.call("room for large records", self.nurseries.work)
         for one in self.second_level.fetches.take_ready():
             error = guard.call("what has waited for the second level", one.go_on)
             if error is not None and one.client_id:
@@ -165,8 +168,6 @@ class StoreService(Closeable):
     def _is_parked(self, peer: bytes, message: StoreMessage) -> bool:
         """Have what a message asks for fetched, as far as it is not here; return whether the message waits for it."""
         match message:
-            case _ if not self.second_level.is_open:
-                return False
             case received.GetRecords(keys=keys, is_local=False) | received.ClaimRecords(keys=keys):
                 claims = isinstance(message, received.ClaimRecords)
             case received.ClaimRecord(key=key):
@@ -197,14 +198,14 @@ class StoreService(Closeable):
             reason = "another name: the service keeps its processed items under this one"
             raise InvalidRequest("tenant", message.tenant, reason)
         match message:
+            case received.PutRecord():  # first: each case before it costs a put time
+                self._put(peer, message, payload)
             case received.GetRecords(keys=keys):
                 self._sender.send_records(peer, message, self._get(message, keys))
             case received.ClaimRecord():
                 self._claim(peer, message)
             case received.ClaimRecords():
                 self._claim_many(peer, message)
-            case received.PutRecord():
-                self._put(peer, message, payload)
             case received.HaveRecords(keys=keys, tenant=tenant):
                 present = [self.records.has(tenant, key) for key in keys]
                 self._send(peer, to_client.Present(message.request_id, present))
@@ -289,13 +290,13 @@ class StoreService(Closeable):
             if payload:
                 raise RemoteProtocolError(f"{len(payload)} frames beside a place", "place")
             placed = record = self.nurseries.take(peer, message.place)
-            if not self.nurseries.has_slot:  # it is kept in the ring
-                record = self._frames_of(placed)
         try:
+            if placed is not None and not self.nurseries.has_slot:  # it is kept in the ring
+                record = self._frames_of(placed)
             is_stored, reason = self._keep(message, record)
         finally:
             if placed is not None:  # whatever has become of the put, it lies there or it does not
-                self.nurseries.settle(peer, placed, self.records.find(message.tenant, message.key))
+                self.nurseries.settle(peer, placed)
         grants = self.nurseries.grants(peer)
         self._send(peer, to_client.Stored(message.request_id, self.records.epoch, is_stored, reason, grants))
 
@@ -321,7 +322,6 @@ class StoreService(Closeable):
             overwrites=message.overwrites,
             ttl_s=message.ttl_s,
         )
-        place = self.records.find(message.tenant, message.key) if refusal is None else None
         if refusal is None:
             took_s = self._clock() - started
             self._put_latency.add(took_s)
@@ -330,20 +330,22 @@ class StoreService(Closeable):
         if refusal is Refusal.OLD_EPOCH:
             # It is of no use to those who wait either: somebody else must compute it from the new weights.
             self._transfer(self.claims.drop(message.claim, message.client_id))
-        elif waiters := self.claims.finish(name):
-            found = place if refusal is None else self._frames_of(record)
-            for waiter in waiters:
+        elif self.claims.has(name):
+            is_kept = refusal is None  # a record that is not: copied first, as its client may spoil it
+            found = self.records.find(message.tenant, message.key) if is_kept else self._frames_of(record)
+            for waiter in self.claims.finish(name):
                 self._sender.send_records(waiter.peer, waiter.message, [found])
         if self.on_put is not None:
             self.on_put(name, refusal is None)
-        wanted = Wanted(name, message.tenant, message.key)
-        self.second_level.was_put(message.client_id, wanted, place if is_new else None)
+        if self.second_level.is_on:
+            place = self.records.find(message.tenant, message.key) if refusal is None and is_new else None
+            self.second_level.was_put(message.client_id, Wanted(name, message.tenant, message.key), place)
         existed = "" if is_new else to_client.EXISTED
         return refusal is None, existed if refusal is None else self.records.text_of(refusal)
 
     def _frames_of(self, record: EncodedRecord | PlacedRecord) -> EncodedRecord:
-        """Return a record that is not kept as it can be sent."""
-        return codec.adopt_frames(self.nurseries.frames(record)) if isinstance(record, PlacedRecord) else record
+        """Return a record that is not kept where it lies as it can be sent. Raises as `NurseryService.copy`."""
+        return self.nurseries.copy(record) if isinstance(record, PlacedRecord) else record
 
     def _transfer(self, transfers: Iterable[ClaimTransfer]) -> None:
         """Tell owners to compute; one that cannot be told passes its claim on."""

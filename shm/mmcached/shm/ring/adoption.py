@@ -16,6 +16,7 @@ Invariants: no byte is written; what was current is current again, unless it lie
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from functools import partial
 
@@ -49,6 +50,7 @@ from mmcached.wire.errors import InvariantError, SegmentError
 from mmcached.wire.handle import Handle
 
 Words = npt.NDArray[np.uint64]
+_logger = logging.getLogger(__name__)
 
 
 def occupied_slots(tables: Tables, num_slots: int) -> list[int]:
@@ -94,7 +96,11 @@ def adopt_chunks(
     _check(table, generations, capacities, is_taken & ~is_gone, board.last_generation())
     if wrong := np.flatnonzero(is_taken & (is_placed != (nurseries != 0))).tolist():
         raise SegmentError(f"slot {wrong[0]} names nursery {nurseries[wrong[0]]}: the slots were divided otherwise")
-    is_current = (table[:, GENERATION] & _ONE).astype(bool) & (generations > board.floor()) & ~is_gone
+    is_valid = (table[:, GENERATION] & _ONE).astype(bool) & (generations > board.floor())
+    is_current = is_valid & ~is_gone
+    for nursery in np.unique(nurseries[is_gone]).tolist():
+        num_records = np.count_nonzero(is_gone & (nurseries == nursery) & is_valid)
+        _logger.warning("%d records of nursery %d were not taken over: their bytes are not there", num_records, nursery)
     is_current[_replaced(table, generations, np.flatnonzero(is_current))] = False
     current = np.flatnonzero(is_current)
     current = current[np.argsort(generations[current])]

@@ -51,7 +51,7 @@ class Chunk:
         self.is_on_probation = True
         self.is_untested = False
         self.prev = self.next = self
-        self.set_hits(0)
+        self.hits = self.price = 0
 
     @classmethod
     def edge(cls, capacity: int) -> Chunk:

@@ -35,6 +35,8 @@ class ChunkTable:
         is_leased: Callable[[int], bool],
         leased_slots: Callable[[], Iterable[int]],
     ) -> None:
+        self.capacity = capacity
+        self.num_slots = num_slots
         self._allocator = RingAllocator(capacity, num_slots)
         self._is_leased = is_leased
         self._leased_slots = leased_slots
@@ -49,14 +51,6 @@ class ChunkTable:
     def __iter__(self) -> Iterator[Handle]:
         """Iterate over the current chunks, as of now."""
         return iter(list(self._slot_to_handle.values()))
-
-    @property
-    def capacity(self) -> int:
-        return self._allocator.capacity
-
-    @property
-    def num_slots(self) -> int:
-        return self._allocator.num_slots
 
     @property
     def used_bytes(self) -> int:

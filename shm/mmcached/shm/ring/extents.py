@@ -36,7 +36,7 @@ class Extents:
         return len(self._begins)
 
     def copy(self) -> Extents:
-        made = Extents()
+        made = Extents.__new__(Extents)
         made._begins, made._ends, made.num_bytes = self._begins.copy(), self._ends.copy(), self.num_bytes
         return made
 
@@ -48,18 +48,33 @@ class Extents:
     def add(self, begin: int, end: int) -> None:
         if begin >= end:
             return
-        first, last = bisect_left(self._ends, begin), bisect_right(self._begins, end)
-        if first < last:  # it overlaps these, or touches them
-            begin, end = min(begin, self._begins[first]), max(end, self._ends[last - 1])
-        self._replace(first, last, [(begin, end)])
+        begins, ends = self._begins, self._ends
+        first, last = bisect_left(ends, begin), bisect_right(begins, end)
+        if first == last:
+            begins.insert(first, begin)
+            ends.insert(first, end)
+            self.num_bytes += end - begin
+        else:  # it overlaps these, or touches them
+            begin, end = min(begin, begins[first]), max(end, ends[last - 1])
+            self.num_bytes += end - begin - sum(ends[first:last]) + sum(begins[first:last])
+            begins[first:last], ends[first:last] = [begin], [end]
 
     def remove(self, begin: int, end: int) -> None:
         if begin >= end:
             return
-        first, last = bisect_right(self._ends, begin), bisect_left(self._begins, end)
-        if first < last:
-            rest = [(self._begins[first], begin), (end, self._ends[last - 1])]
-            self._replace(first, last, [(low, high) for low, high in rest if low < high])
+        begins, ends = self._begins, self._ends
+        first, last = bisect_right(ends, begin), bisect_left(begins, end)
+        if first == last:
+            return
+        rest_begins, rest_ends = [], []
+        if begins[first] < begin:
+            rest_begins.append(begins[first])
+            rest_ends.append(begin)
+        if end < ends[last - 1]:
+            rest_begins.append(end)
+            rest_ends.append(ends[last - 1])
+        self.num_bytes += sum(begins[first:last]) - sum(ends[first:last]) + sum(rest_ends) - sum(rest_begins)
+        begins[first:last], ends[first:last] = rest_begins, rest_ends
 
     def covers(self, begin: int, end: int) -> bool:
         """Return whether all of these bytes, at least one, are in the set."""
@@ -87,9 +102,3 @@ class Extents:
             if self._ends[index] - self._begins[index] >= size:
                 return self._begins[index]
         return None
-
-    def _replace(self, first: int, last: int, extents: list[tuple[int, int]]) -> None:
-        former = sum(self._ends[first:last]) - sum(self._begins[first:last])
-        self._begins[first:last] = [begin for begin, _ in extents]
-        self._ends[first:last] = [end for _, end in extents]
-        self.num_bytes += sum(end - begin for begin, end in extents) - former

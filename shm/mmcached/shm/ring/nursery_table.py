@@ -123,6 +123,11 @@ class NurseryTable:
         """Return where what a slot holds lies, also an island."""
         return self._slot_to_place[slot]
 
+    @property
+    def last_slot(self) -> int | None:
+        """The slot that was taken last of those that are taken; None: none is."""
+        return next(reversed(self._slot_to_place), None)
+
     def places(self) -> list[tuple[int, Placed]]:
         """Return the slots that are taken, and where what they hold lies; islands too, the oldest first."""
         return list(self._slot_to_place.items())

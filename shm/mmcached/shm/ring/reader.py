@@ -120,7 +120,8 @@ class RingReader(Closeable):
         # Not a slice of one large array: numpy lets slices of slices refer to the first array, and the holder would
         # die early.
         if handle.nursery:
-            return view_of(self._nursery(handle.nursery), handle.offset, handle.nbytes)
+            pages = self._nursery(handle.nursery, handle.offset + handle.nbytes)
+            return view_of(pages, handle.offset, handle.nbytes)
         if self._pages is None:
             raise LocalProtocolError("this reader is closed")
         return np.ndarray(handle.nbytes, _BYTE, self._pages, handle.offset)
@@ -157,10 +158,10 @@ class RingReader(Closeable):
         self._nurseries.clear()
         self._pages = None
 
-    def _nursery(self, nursery: int) -> Pages:
-        """Return a mapped nursery; errors as of `holder`."""
+    def _nursery(self, nursery: int, end: int) -> Pages:
+        """Return a mapped nursery, mapped anew if it was shorter than `end` before; errors as of `holder`."""
         pages = self._nurseries.get(nursery)
-        if pages is None:
+        if pages is None or len(pages) < end:
             with self._mapping_turn:
                 for known in list(self._nurseries):
                     if not (SHM_DIR / self.announcement.nursery_name(known).lstrip("/")).exists():

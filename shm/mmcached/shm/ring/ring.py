@@ -170,7 +170,7 @@ class RingWriter(Closeable):
             first = SLOT_WORDS * handle.slot
             note, first_key, second_key = slots[first + NOTE_BYTES : first + SECOND_KEY + 1]
             try:
-                note_bytes = self._copied(handle, handle.offset + handle.nbytes, note & MAX_NOTE_BYTES)
+                note_bytes = self._note(handle, note & MAX_NOTE_BYTES)
             except StaleHandle:  # its nursery was cut short
                 note_bytes = b""
             yield handle, (first_key, second_key), note_bytes
@@ -326,7 +326,7 @@ class RingWriter(Closeable):
         self._check_open()
         if record.nbytes > self.max_object_bytes:
             raise ItemTooLarge(record.nbytes, self.max_object_bytes, "payload")
-        self.nurseries.view(record.nursery, record.offset, record.nbytes + record.note_bytes)
+        self.nurseries.check_size(record.nursery, record.offset + record.nbytes + record.note_bytes)
         self.placed.check_free(record.nbytes)
         slot, generation = self.placed.next_slot(), self._chunks.new_generation()
         self.board.set_last_generation(generation)
@@ -344,25 +344,30 @@ class RingWriter(Closeable):
         self._put_bytes += nbytes
         return handle
 
-    def read(self, handle: Handle) -> npt.NDArray[np.uint8]:
-        """Return the payload of a current chunk in place, `(nbytes,)`, read-only; only until the next claim.
+    def read(self, handle: Handle, nbytes: int | None = None) -> npt.NDArray[np.uint8]:
+        """Return a copy of the first bytes of a current chunk's payload, `(nbytes,)`; None: of all of them.
 
         Raises:
             StaleHandle: it is not current, or its nursery was cut short.
         """
+        copy = np.empty(handle.nbytes if nbytes is None else nbytes, np.uint8)
+        self.read_into(handle, 0, copy)
+        return copy
+
+    def read_into(self, handle: Handle, begin: int, buffer: npt.NDArray[np.uint8]) -> None:
+        """Copy bytes of a current chunk's payload from `begin` on, as many as fit. Raises as `read`."""
         self._check_open()
         self._books(handle).check_current(handle)
+        offset = handle.offset + begin
         if handle.nursery:
-            return self.nurseries.view(handle.nursery, handle.offset, handle.nbytes)
-        view = np.frombuffer(self._data, np.uint8, handle.nbytes, handle.offset)
-        view.flags.writeable = False
-        return view
+            self.nurseries.read_into(handle.nursery, offset, buffer)
+        else:
+            np.copyto(buffer, np.frombuffer(self._data, np.uint8, buffer.nbytes, offset))
 
     def note(self, handle: Handle) -> bytes:
-        """Return the note behind a current chunk; raise StaleHandle if it is not current."""
+        """Return the note behind a current chunk. Raises as `read`."""
         self._books(handle).check_current(handle)
-        note_bytes = self._tables.slots[SLOT_WORDS * handle.slot + NOTE_BYTES] & MAX_NOTE_BYTES
-        return self._copied(handle, handle.offset + handle.nbytes, note_bytes)
+        return self._note(handle, self._tables.slots[SLOT_WORDS * handle.slot + NOTE_BYTES] & MAX_NOTE_BYTES)
 
     def discard(self, handle: Handle) -> None:
         """Forget a chunk: no more leases. Leased bytes stay until they are given back. Unknown: nothing."""
@@ -571,6 +576,7 @@ class RingWriter(Closeable):
             handles_of=handles_of,
             nursery_bytes=self.nurseries.adopt,
         )
+        crash_point("adopt.before_unlink")
         self.nurseries.remove_others()
 
     def _handle(self, slot: int, record: SlotRecord) -> Handle:
@@ -585,11 +591,13 @@ class RingWriter(Closeable):
     def _current(self, slot: int) -> Handle | None:
         return (self._chunks if slot < self._chunks.num_slots else self.placed).current(slot)
 
-    def _copied(self, handle: Handle, offset: int, nbytes: int) -> bytes:
-        """Copy bytes that lie where a handle says."""
-        if handle.nursery:
-            return self.nurseries.view(handle.nursery, offset, nbytes).tobytes()
-        return self._data[offset : offset + nbytes]
+    def _note(self, handle: Handle, nbytes: int) -> bytes:
+        offset = handle.offset + handle.nbytes
+        if not handle.nursery:
+            return self._data[offset : offset + nbytes]
+        note = np.empty(nbytes, np.uint8)
+        self.nurseries.read_into(handle.nursery, offset, note)
+        return note.tobytes()
 
     def _plan(self, nbytes: int) -> Plan | None:
         """Find room; from then on nobody takes a lease on what lies there."""

@@ -122,7 +122,7 @@ def round_up(num_bytes: int, multiple: int) -> int:
 
 def chunk_bytes(nbytes: int) -> int:
     """Return what a payload of `nbytes`, with its note, takes in the data object."""
-    return round_up(nbytes, ALIGNMENT)
+    return -(-nbytes // ALIGNMENT) * ALIGNMENT
 
 
 @dataclass(frozen=True, slots=True)

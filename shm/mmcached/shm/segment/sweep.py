@@ -42,16 +42,11 @@ def sweep(*, spares: Callable[[Claim], bool] = lambda claim: True) -> list[str]:
     """
     owner = os.getuid()
     pattern = re.compile(rf"(/mmc\.{owner}\.[0-9a-f]{{32}})\.(ctl|data|nursery[0-9]+)")
-    stem_to_nurseries: dict[str, list[str]] = {}
-    for name in leftover_names(owner):
-        if match := pattern.fullmatch(name):
-            nurseries = stem_to_nurseries.setdefault(match[1], [])
-            if match[2] not in ("ctl", "data"):
-                nurseries.append(name)
+    stems = {match[1] for name in leftover_names(owner) if (match := pattern.fullmatch(name))}
     removed: list[str] = []
-    for stem, nurseries in sorted(stem_to_nurseries.items()):
+    for stem in sorted(stems):
         try:
-            removed += _sweep_ring(stem, nurseries, spares)
+            removed += _sweep_ring(stem, spares)
         except OSError as error:
             _logger.warning("%s cannot be swept: %s", stem, error)
     return removed
@@ -80,14 +75,21 @@ def _detach_readers(ctl_fd: int, data_name: str) -> None:
         os.close(data_fd)
 
 
-def _sweep_ring(stem: str, nurseries: list[str], spares: Callable[[Claim], bool]) -> list[str]:
+def _unlink_contents(stem: str) -> list[str]:
+    """Remove the nurseries and the data object of a ring without a writer; return the names."""
+    pattern = re.compile(rf"{re.escape(stem)}\.nursery[0-9]+")
+    nurseries = filter(pattern.fullmatch, leftover_names(os.getuid()))
+    return [name for name in (*nurseries, f"{stem}.data") if unlink(name)]
+
+
+def _sweep_ring(stem: str, spares: Callable[[Claim], bool]) -> list[str]:
     ctl_name, data_name = f"{stem}.ctl", f"{stem}.data"
     try:
         fd = open_own(SHM_DIR / ctl_name.lstrip("/"))
     except FileNotFoundError:
         # The name was listed, and a writer makes ctl before data and removes it after: so its data object, if any, has
         # no owner. (A writer that closed since the listing has removed its data itself.)
-        return [name for name in (*nurseries, data_name) if unlink(name)]
+        return _unlink_contents(stem)
     try:
         # Against the writer that has just created this object and not locked it yet: it then finds the byte taken, or
         # the name gone, and begins again with another name.
@@ -102,7 +104,7 @@ def _sweep_ring(stem: str, nurseries: list[str], spares: Callable[[Claim], bool]
         if claim is not None and spares(claim):
             return []
         _detach_readers(fd, data_name)
-        removed = [name for name in (*nurseries, data_name) if unlink(name)]
+        removed = _unlink_contents(stem)  # its nurseries too, which its writer may have made until it died
         crash_point("sweep.between_unlinks")
         return [*removed, ctl_name] if unlink(ctl_name) else removed
     finally:

@@ -1,10 +1,8 @@
-"""Keeps records under string keys in a ring: the writer's index, and the readers' way from a handle to a record.
+"""Keeps records under string keys in a ring: the writer's index.
 
 A record's size is known before a byte of it is written, so it is written once, in place: by this writer into the ring,
 or by a client into its nursery, and then it is published where it lies. Eviction is the ring's; a key goes with its
-chunk. Behind each record a note is kept, of what a successor of the writer must know:
-
-    bytes of the key (u32) │ key │ about: what whoever put the record knows of it
+chunk. Behind each record a note is kept, of what a successor of the writer must know (`record_note`).
 
 What is adopted was written by another process: a record is kept only if the digest beside its slot, by which readers
 find it, is that of the key behind it.
@@ -15,26 +13,21 @@ under a key what its writer has under it.
 
 from __future__ import annotations
 
-import struct
-import weakref
 from collections.abc import Callable
 
 from mmcached.shm.crash_points import crash_point
 from mmcached.shm.ring.departed import Departed
 from mmcached.shm.ring.key_index import key_digest
 from mmcached.shm.ring.nursery_table import PlacedRecord
-from mmcached.shm.ring.reader import RingReader
 from mmcached.shm.ring.ring import Claim, RingWriter
 from mmcached.shm.ring.slot_table import NO_KEY, KeyDigest
 from mmcached.shm.segment.layout import chunk_bytes
-from mmcached.shm.store.codec import EncodedRecord, Library, Record, decode, encode
-from mmcached.shm.store.tensor_bytes import Bytes1D
+from mmcached.shm.store.codec import EncodedRecord, Record, encode
+from mmcached.shm.store.record_note import note_bytes, pack_note, parse_note
 from mmcached.wire.closeable import Closeable
 from mmcached.wire.errors import InvariantError, LocalProtocolError, StaleHandle
 from mmcached.wire.handle import Handle
 from mmcached.wire.stats import RingStats
-
-_LENGTH = struct.Struct("<I")
 
 
 class ObjectStoreWriter(Closeable):
@@ -95,9 +88,11 @@ class ObjectStoreWriter(Closeable):
             expires_at: as for `RingWriter.commit`.
         """
         self._check_new(key)
-        handle = self._write(key, encoded, about, expires_at)
-        if self.ring.index is not None:
-            self.ring.index.add(key_digest(key), handle.slot)
+        index = self.ring.index
+        digest = NO_KEY if index is None else key_digest(key)
+        handle = self._write(key, digest, encoded, about, expires_at)
+        if index is not None:
+            index.add(digest, handle.slot)
             crash_point("put.after_index")
         return handle
 
@@ -115,9 +110,10 @@ class ObjectStoreWriter(Closeable):
         former = self._key_to_handle.get(key)
         if former is None:
             raise LocalProtocolError(f"key {key!r} does not exist in the store")
+        digest = NO_KEY if self.ring.index is None else key_digest(key)
         self.ring.pin(former)  # else it may be evicted for the new one, and is missing until that is there
         try:
-            handle = self._write(key, encoded, about, expires_at)
+            handle = self._write(key, digest, encoded, about, expires_at)
         finally:
             self.ring.unpin(former)
         self._show_instead(key, former, handle)
@@ -128,19 +124,9 @@ class ObjectStoreWriter(Closeable):
         """Return what a record takes in the ring, or in its nursery."""
         if isinstance(encoded, PlacedRecord):
             return encoded.size
-        return chunk_bytes(encoded.nbytes + len(pack_note(key, about)))
+        return chunk_bytes(encoded.nbytes + note_bytes(key, about))
 
     # ---- from a nursery into the ring
-
-    def begin_copy(self, handle: Handle) -> Claim:
-        """Claim room in the ring for a record that lies in a nursery; `end_copy` must follow, or `ring.abort`.
-
-        Raises:
-            StaleHandle: it is not current.
-            ItemTooLarge, CacheFull: as `RingWriter.claim`.
-        """
-        note = self.ring.note(handle)
-        return self.ring.claim(handle.nbytes, note)
 
     def end_copy(self, former: Handle, claim: Claim, *, is_proven: bool) -> Handle | None:
         """Show a copy in the place of the record of which it was made; None, and nothing is shown, if that has gone.
@@ -151,14 +137,11 @@ class ObjectStoreWriter(Closeable):
         if key is None or self._key_to_handle.get(key) != former:
             self.ring.abort(claim)
             return None
+        crash_point("promote.before_commit")
         handle = self.ring.commit_copy(claim, former, is_proven=is_proven)
         self._enter(key, handle)
         self._show_instead(key, former, handle)
         return handle
-
-    def evict(self, handle: Handle) -> bool:
-        """Let a record of a nursery go for room; return False if somebody keeps it."""
-        return self.ring.evict(handle)
 
     def key_of(self, handle: Handle) -> str:
         """Return the key of a current record."""
@@ -250,9 +233,10 @@ class ObjectStoreWriter(Closeable):
         self._touched.clear()
         self.ring.close()
 
-    def _write(self, key: str, encoded: EncodedRecord | PlacedRecord, about: bytes, expires_at: int) -> Handle:
+    def _write(
+        self, key: str, digest: KeyDigest, encoded: EncodedRecord | PlacedRecord, about: bytes, expires_at: int
+    ) -> Handle:
         """Write and publish a record, and enter it into the books; the index does not show it yet."""
-        digest = NO_KEY if self.ring.index is None else key_digest(key)
         if isinstance(encoded, PlacedRecord):
             handle = self.ring.publish_placed(encoded, digest, expires_at=expires_at)
             if self._departed.take(key) and self.ring.admits_return():
@@ -310,77 +294,3 @@ class ObjectStoreWriter(Closeable):
             self._on_evict_handle(handle)
         if self._on_evict_key is not None:
             self._on_evict_key(key)
-
-
-def pack_note(key: str, about: bytes) -> bytes:
-    """Return the note that lies behind a record."""
-    name = key.encode("utf-8", "surrogatepass")
-    return _LENGTH.pack(len(name)) + name + about
-
-
-def parse_note(note: bytes) -> tuple[str, bytes] | None:
-    """Return the key and `about` of a note; None if it is none."""
-    if len(note) < _LENGTH.size:
-        return None
-    end = _LENGTH.size + _LENGTH.unpack_from(note)[0]
-    try:
-        key = note[_LENGTH.size : end].decode("utf-8", "surrogatepass")
-    except UnicodeDecodeError:
-        return None
-    return (key, note[end:]) if end <= len(note) else None
-
-
-_RELEASES: dict[int, tuple[weakref.ref[Bytes1D], Callable[[], None]]] = {}
-"""The references to holders that live, by their ids, and whom their death is told."""
-
-
-def _when_dead(holder: Bytes1D, on_release: Callable[[], None]) -> None:
-    """Call back once when a holder has died, but not at the interpreter's exit, where nobody is left to tell.
-
-    As `weakref.finalize`, in an eighth of its time: it is done for each view.
-    """
-    release = weakref.ref(holder, _released)
-    _RELEASES[id(release)] = release, on_release
-
-
-def _released(release: weakref.ref[Bytes1D]) -> None:
-    _, on_release = _RELEASES.pop(id(release))
-    on_release()
-
-
-class ObjectStoreReader(Closeable):
-    """Reads records through one mapping; `close` closes the mapping too, and views live on."""
-
-    def __init__(self, reader: RingReader) -> None:
-        self.reader = reader
-
-    def get(
-        self,
-        handle: Handle,
-        *,
-        tensors: Library = "torch",
-        copy: bool = False,
-        on_release: Callable[[], None] | None = None,
-    ) -> Record:
-        """Return the record of a handle that came with a lease.
-
-        Args:
-            copy: return owned tensors. Otherwise views: never write into them (see `reader`), and give the lease back
-                only after `on_release`.
-            on_release: called once, when nothing of the record reads the ring any more: with `copy` before `get`
-                returns, else when the last view has died, *in any thread*: append to a deque and nothing more. Not
-                called if `get` fails, which it does as `RingReader.view` and `decode` do.
-        """
-        holder = self.reader.view(handle)
-        record = decode(holder, tensors=tensors, copy=copy)
-        if on_release is not None:
-            _when_dead(holder, on_release)
-        return record
-
-    def decode_held(self, handle: Handle, holder: Bytes1D, *, tensors: Library, copy: bool) -> Record:
-        """As `get`, of a holder that `reader` has made, and under a lease that ends with it."""
-        self.reader.check(handle, holder)
-        return decode(holder, tensors=tensors, copy=copy)
-
-    def close(self) -> None:
-        self.reader.close()

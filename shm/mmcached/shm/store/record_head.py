@@ -15,7 +15,7 @@ Knows nothing of tensors' bytes, nor of the libraries that make tensors of them.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -125,6 +125,24 @@ def copy_head(record: memoryview) -> tuple[Head, bytes]:
     if head.nbytes != num_bytes:
         raise RemoteProtocolError(f"a record of {head.nbytes} bytes in {num_bytes}", "record")
     return head, packed
+
+
+def head_of(read: Callable[[int], memoryview], num_bytes: int) -> Head:
+    """Return what the head of a record of `num_bytes` says.
+
+    Args:
+        read: returns a copy of so many bytes from the record's beginning.
+    Raises:
+        RemoteProtocolError: these bytes are not one record; as whatever `read` raises.
+    """
+    start = read(min(num_bytes, _MAX_KEPT_BYTES))
+    head_bytes, _ = read_preamble(start)
+    if head_bytes > num_bytes:
+        raise RemoteProtocolError(f"a head of {head_bytes} bytes in {num_bytes}", "record")
+    head = read_head(bytes(start[:head_bytes] if head_bytes <= len(start) else read(head_bytes)))
+    if head.nbytes != num_bytes:
+        raise RemoteProtocolError(f"a record of {head.nbytes} bytes in {num_bytes}", "record")
+    return head
 
 
 def read_head(head: bytes) -> Head:

@@ -78,8 +78,10 @@ class NotCarried(Exception):
 
 def is_tensor(value: object) -> bool:
     """Return whether this is a numpy array or a torch tensor; a process without torch has none of the latter."""
+    if isinstance(value, np.ndarray):
+        return True
     torch = sys.modules.get("torch")
-    return isinstance(value, np.ndarray) or (torch is not None and isinstance(value, torch.Tensor))
+    return torch is not None and isinstance(value, torch.Tensor)
 
 
 def dense_bytes(tensor: Any) -> int:
@@ -98,6 +100,8 @@ def to_bytes(tensor: Any) -> tuple[Description, Bytes1D]:
 
 def _numpy_to_bytes(array: npt.NDArray[Any]) -> tuple[Description, Bytes1D]:
     name = _NUMPY_NAMES.get(array.dtype)
+    if name is not None and type(array) is np.ndarray and array.flags.c_contiguous and array.nbytes:  # nearly all are
+        return (name, array.shape), np.frombuffer(array, np.uint8)
     if name is None:
         name = array.dtype.name  # numpy makes this text anew each time; here it is of another byte order, or of no use
         if name not in NUMPY_ITEMSIZES:

@@ -216,7 +216,8 @@ class OpenNursery(Message, frozen=True):
 
 class PutRecord(Message, frozen=True):
     """Keep a record under a key; its frames follow, or it has a `place`. A key that has one keeps it, unless this one
-    overwrites it.
+    overwrites it. The frames are the head and one for each tensor, or one with the whole record: see
+    `mmcached.shm.store.codec`.
 
     Attributes:
         store_epoch: the epoch in which it was computed; a record of an earlier one is not kept.

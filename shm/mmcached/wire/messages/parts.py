@@ -97,7 +97,7 @@ class StoredOutput(Part, frozen=True, tag="stored"):
 
 
 MIN_PLACED_BYTES = 64 << 10
-"""Of a record that is laid into a nursery; smaller ones cost less inline. Measured: see DECISIONS.md."""
+"""Of a record that is laid into a nursery; smaller ones cost less inline. See docs/decisions/080."""
 MAX_GRANTS = 64
 """Places in one answer."""
 

@@ -115,9 +115,15 @@ class Dialer(Generic[ReceivesT], Closeable):
                 self._lose()
                 return None
             if frames is not None:
+                self._is_used_up = not self._reader.has_unread
                 return decode_frames(frames, self._decoder)
             self._is_used_up = not self._reader.has_more
         return None
+
+    @property
+    def has_read(self) -> bool:
+        """Whether what was read may hold a message."""
+        return not self._is_used_up
 
     def has_news(self) -> bool:
         """Whether `try_receive` may find something, or has to connect; asks the kernel, and reads nothing."""

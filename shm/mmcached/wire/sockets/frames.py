@@ -48,11 +48,11 @@ def decode_frames(
     """
     if len(frames) < 2:
         raise RemoteProtocolError(f"{len(frames)} frame(s), a message has at least 2", "frames")
-    # The length first: the frame may be a large one.
-    version = bytes(frames[0]) if len(frames[0]) == len(_VERSION_FRAME) else b""
-    if version[:3] != _VERSION_FRAME[:3]:
-        raise RemoteProtocolError("the first frame is not an mmcached version", "version")
-    if version != _VERSION_FRAME:
+    if frames[0] != _VERSION_FRAME:
+        # The length first: the frame may be a large one.
+        version = bytes(frames[0]) if len(frames[0]) == len(_VERSION_FRAME) else b""
+        if version[:3] != _VERSION_FRAME[:3]:
+            raise RemoteProtocolError("the first frame is not an mmcached version", "version")
         raise RemoteProtocolError(mismatch(version[3]), "version")
     try:
         message = decoder.decode(frames[1])

@@ -247,24 +247,25 @@ class Listener(Generic[ReceivesT], Closeable):
 
     def _next(self, connection: _Connection) -> list[Frame] | None:
         """Return the next message of a connection if it has come; take up to one piece off its socket for it."""
-        message = connection.reader.next_message()
+        reader = connection.reader
+        message = reader.next_message()
         if message is not None:
             connection.message_at = connection.read_at  # what is left came with the last piece
             return message
-        if connection.reader.has_more:
+        if reader.has_more:
             self._make_due(connection)
             return None
-        was_mid_message = connection.reader.is_mid_message
+        was_mid_message = reader.is_mid_message
         try:
-            room = connection.reader.room()
+            room = reader.room()
             if room is not None:
                 num_bytes = connection.socket.recv_into(room)
-                connection.reader.filled(num_bytes)
+                reader.filled(num_bytes)
                 is_all = num_bytes < len(room)
             else:
                 data = connection.socket.recv(READ_BYTES)
                 num_bytes = len(data)
-                connection.reader.feed(data)
+                reader.feed(data)
                 is_all = num_bytes < READ_BYTES
         except BlockingIOError:
             return None
@@ -274,10 +275,10 @@ class Listener(Generic[ReceivesT], Closeable):
             self._close(connection)
             return None
         connection.read_at = self._clock()
-        message = connection.reader.next_message()
+        message = reader.next_message()
         if message is not None or not was_mid_message:
             connection.message_at = connection.read_at
-        if message is None and (connection.reader.has_more or not is_all):
+        if message is None and (reader.has_more or not is_all):
             self._make_due(connection)
         self._count_held(connection)
         return message

@@ -35,6 +35,8 @@ ROOM_BYTES = 1 << 18
 """Bytes that are received at once: one peer's large frame takes a millisecond of a loop that has other peers."""
 FRAMES_AT_ONCE = 64
 MAX_COMMAND_BYTES = 1 << 10
+MAX_SHORT_BYTES = 255
+_SHORT_HEADS = [[bytes((flags, size)) for size in range(MAX_SHORT_BYTES + 1)] for flags in (0, MORE)]
 
 
 def _property(name: bytes, value: bytes) -> bytes:
@@ -50,22 +52,24 @@ def handshake(role: bytes) -> bytes:
 def pack(frames: Sequence[Frame]) -> list[Frame]:
     """Return the bytes of one message in few pieces: small frames are joined, large ones stay where they are."""
     pieces: list[Frame] = []
-    small = bytearray()
-    last = len(frames) - 1
-    for index, frame in enumerate(frames):
-        size = frame.nbytes if isinstance(frame, memoryview) else len(frame)
-        more = MORE if index < last else 0
-        if size < 256:
-            small += bytes((more, size))
-        else:
-            small += bytes((more | LONG,)) + size.to_bytes(8, "big")
+    small: list[Frame] = []
+    num_left = len(frames)
+    for frame in frames:
+        num_left -= 1
+        more = MORE if num_left else 0
+        size = frame.nbytes if type(frame) is memoryview else len(frame)
+        if size <= MAX_SHORT_BYTES:
+            small += (_SHORT_HEADS[more][size], frame)
+            continue
+        head = (more | LONG).to_bytes() + size.to_bytes(8, "big")
         if size < LARGE_FRAME:
-            small += frame
+            small += (head, frame)
         else:
-            pieces += (bytes(small), frame)
-            small = bytearray()
+            small.append(head)
+            pieces += (b"".join(small), frame)
+            small = []
     if small:
-        pieces.append(bytes(small))
+        pieces.append(b"".join(small))
     return pieces
 
 
@@ -152,6 +156,12 @@ class MessageReader:
         if not self._is_greeted and not self._read_greeting():
             return None
         self.has_more = False
+        if self._at == len(self._data) and self._large is None:
+            return None
+        if self.is_ready and not (self._frames or self._left or self._is_leaving_out):
+            message = self._whole_message()
+            if message is not None:
+                return message
         for _ in range(FRAMES_AT_ONCE):
             if self._left and not self._end_body():
                 return None
@@ -173,6 +183,35 @@ class MessageReader:
         return None
 
     # ---- bytes to frames
+
+    def _whole_message(self) -> list[Frame] | None:
+        """Return the next message if all of its bytes have come and it is within the limits, as most messages are.
+
+        Else it is None and nothing was taken: frame by frame the same bytes are read, or refused.
+        """
+        data, at, num_bytes = self._data, self._at, 0
+        end = len(data)
+        frames: list[Frame] = []
+        for _ in range(min(FRAMES_AT_ONCE, self._max_frames)):
+            if end - at < 2:
+                return None
+            flags = data[at]
+            if flags <= MORE:
+                body, size = at + 2, data[at + 1]
+            elif flags <= MORE | LONG:
+                body = at + 9
+                size = int.from_bytes(data[at + 1 : body], "big")
+            else:
+                return None
+            at = body + size
+            num_bytes += size
+            if at > end or num_bytes > self._max_bytes:
+                return None
+            frames.append(data[body:at])
+            if not flags & MORE:
+                self._at = at
+                return frames
+        return None
 
     def _read_greeting(self) -> bool:
         if len(self._data) < len(GREETING):

@@ -1,0 +1,130 @@
+"""Judges what a step stages of the deferred keys, and finds the slots of what it accepts.
+
+Knows nothing of prefixes or of delivery. An engine that hands in the number of tokens computed after the step, or
+another request's, is told so:
+
+    where the step's slots are known      they must be those of these positions
+    else, a request's first position      must be where its last rows have ended, or before; behind it for a hit only
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from mmcached.compat.omni_tensor_prefix_cache.engine_batch import EngineBatch, Step, num_computed
+from mmcached.compat.omni_tensor_prefix_cache.output_keys import OutputKeys
+from mmcached.compat.omni_tensor_prefix_cache.slots import BlockTable
+from mmcached.compat.omni_tensor_prefix_cache.staged_rows import StagedRows
+from mmcached.wire.errors import InvalidRequest, InvariantError
+from mmcached.worker.hidden_states.pending_rows import PendingRows
+
+
+class Staging:
+    """Stages rows of a step's outputs; `rows` has them."""
+
+    def __init__(self, keys: OutputKeys, pending: PendingRows, num_slots: int) -> None:
+        self.rows = StagedRows(keys.known, pending, num_slots)
+        self._keys = keys
+        self._num_slots = num_slots
+        self._ends: dict[str, int] = {}  # of each request, those that staged longest ago first
+
+    def stage(
+        self,
+        outputs: Mapping[str, Any],
+        keys: Collection[str],
+        step: Step,
+        input_batch: EngineBatch,
+        table: BlockTable,
+        *,
+        written: np.ndarray | None,
+        hits: Collection[str],
+    ) -> list[InvalidRequest]:
+        """Stage a step's rows of these keys; return what was refused, of which nothing is staged.
+
+        Args:
+            written: slots of the step's packed rows, if known.
+            hits: requests that may begin anywhere.
+        """
+        refused: list[InvalidRequest] = []
+        accepted: list[tuple[str, int, np.ndarray]] = []
+        firsts = num_computed(input_batch, step.req_ids)
+        for req_id, start, count, first in zip(step.req_ids, step.starts, step.counts, firsts, strict=True):
+            if not count:
+                continue
+            try:
+                slots = table.slots(req_id, first, first + count)
+                if written is not None:
+                    _compare(req_id, first, slots, written[start : start + count])
+                elif req_id not in hits:
+                    self._check_start(req_id, first)
+            except InvalidRequest as error:
+                refused.append(error)
+            else:
+                self._go_on(req_id, first + count)
+                accepted.append((req_id, start, slots))
+        for key in keys:
+            value = outputs.get(key)
+            if isinstance(value, torch.Tensor) and value.ndim == 2 and accepted:
+                try:
+                    self._check_rows(key, value, step.num_rows)
+                except InvalidRequest as error:
+                    refused.append(error)
+                else:
+                    self.rows.stage(key, value[: step.num_rows], accepted)
+        return refused
+
+    def commit(self, req_ids: Iterable[str]) -> None:
+        """These requests end: see that what they have staged is written."""
+        ended = list(req_ids)
+        self.rows.commit(ended)
+        for req_id in ended:
+            self._ends.pop(req_id, None)
+
+    def discard(self, req_id: str) -> None:
+        """Forget a request and what it has staged; an unknown one changes nothing."""
+        self.rows.discard(req_id)
+        self._ends.pop(req_id, None)
+
+    def clear(self) -> None:
+        self.rows.clear()
+        self._ends.clear()
+
+    def check_integrity(self) -> None:
+        """Raise `InvariantError` if more is kept than there are slots."""
+        self.rows.check_integrity()
+        if len(self._ends) > self._num_slots:
+            raise InvariantError(f"{len(self._ends)} requests are known for {self._num_slots} slots")
+
+    def _go_on(self, req_id: str, end: int) -> None:
+        """Note where a request's rows have ended; of no more requests than can have a slot."""
+        self._ends.pop(req_id, None)
+        self._ends[req_id] = end
+        if len(self._ends) > self._num_slots:
+            del self._ends[next(iter(self._ends))]
+
+    def _check_start(self, req_id: str, first: int) -> None:
+        expected = self._ends.get(req_id, first)
+        if first > expected:
+            limit = f"rows of {req_id} go on at {expected}: the number before the step is needed, or a hit"
+            raise InvalidRequest("num_computed_tokens_cpu", first, limit)
+
+    def _check_rows(self, key: str, value: torch.Tensor, num_rows: int) -> None:
+        if len(value) < num_rows:
+            raise InvalidRequest(key, len(value), f"must have at least {num_rows} rows")
+        if key in self._keys.known:
+            self._keys.known[key].spec.check_rows(value)
+        # Known by two lengths is not enough: what is staged needs a key that stays.
+        self._keys.declare(key, value.shape[1], value.dtype)
+
+
+def _compare(req_id: str, first: int, slots: np.ndarray, written: np.ndarray) -> None:
+    """Compare the slots of a request's positions with those that the step has written."""
+    differ = slots != written
+    if differ.any():
+        at = int(differ.argmax())
+        limit = f"position {first + at} of {req_id} has slot {slots[at]}, the step has written {written[at]} for it"
+        raise InvalidRequest("num_computed_tokens_cpu", first, f"{limit}: the number before the step is needed")
