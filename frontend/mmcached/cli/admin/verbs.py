@@ -1,7 +1,7 @@
-"""The verbs that look at a service and end it: ping, status, top, shm ls, shm gc, drain, flush.
+"""The commands that inspect a service and end it: ping, status, top, shm ls, shm gc, drain, flush.
 
-Exit status of those that judge: 0 ready, 1 there but not ready, 3 no service in that directory. Parses and prints only;
-`observe` looks. No verb imports torch or the HTTP server.
+Exit status of those that judge: 0 ready, 1 running but not ready, 3 no service in that directory. Imports neither torch
+nor the HTTP server.
 """
 
 from __future__ import annotations
@@ -32,11 +32,10 @@ if TYPE_CHECKING:
     from mmcached.cli.watch.service_status import ServiceStatus
 
 DRAIN_SLACK_S = 30.0
-"""Beyond the service's own drain timeout: the roles' ends come after the drain."""
+"""Additional wait beyond the service's own drain timeout: the roles end after the drain."""
 
 
 def register(app: typer.Typer) -> None:
-    """Add the verbs to the command line."""
     app.command()(ping)
     app.command()(status)
     app.command()(top)
@@ -174,7 +173,7 @@ def _terminate(run_dir: Path, pid: int, timeout_s: float) -> None:
     """Signal the supervisor and wait for its end.
 
     Raises:
-        DeadlineExceeded: it lives on; it goes on draining.
+        DeadlineExceeded: The supervisor has not ended yet; it goes on draining.
     """
     from mmcached.cli.serve.pidfd import has_ended, open_pidfd, terminate
     from mmcached.cli.serve.seat import supervisor_pid
@@ -184,7 +183,7 @@ def _terminate(run_dir: Path, pid: int, timeout_s: float) -> None:
     except ProcessLookupError:
         return
     try:
-        # The pid was told before we held the process: only now is it certain that it is still the one that listens.
+        # The pid was read before we held the pidfd: only now is it certain that it is still the supervisor.
         if supervisor_pid(run_dir) != pid:
             return
         terminate(pid, pidfd)

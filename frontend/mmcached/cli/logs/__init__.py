@@ -1,5 +1,5 @@
 """Log lines.
 
-lines   one form for every log line of a process
-limit   bounds how many lines one peer can cause
+lines   the format of all log lines of a process
+limit   a limit on the lines that one peer can cause
 """
