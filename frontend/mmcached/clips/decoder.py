@@ -1,10 +1,10 @@
-"""Runs the decoder of clips: a process that makes slices of one file after the other, and may be killed.
+"""The decoder process for clips: makes slices of one file after the other, and may be killed.
 
     python -m mmcached.clips.decoder SOCKET FILE MADE SETTINGS      three descriptors, and JSON
 
-It lives as long as its frontend: it ends when the socket is closed, and is killed when the frontend is. It has no
-threads, opens no path that a file names, and keeps nothing of a file when it is done. What libraries write to stderr of
-a bad file is dropped: nobody fills a service's log with files.
+It ends when the socket is closed, and is killed with its frontend. It has no threads, opens no path that a file names,
+and keeps nothing of a file afterwards. Libraries' messages on stderr are dropped, so that bad files cannot fill a
+service's log.
 """
 
 import os
@@ -39,8 +39,6 @@ from mmcached.wire.messages.parts import ClipOptions
 
 
 class Clip(Protocol):
-    """A video or a sound that is open."""
-
     pieces: list[Piece]
 
     @property
@@ -56,7 +54,7 @@ class ClipLoop(DecoderLoop):
     """Makes slices of clips.
 
     Args:
-        open_clip: opens one, and decodes nothing.
+        open_clip: Opens a clip without decoding it.
     """
 
     def __init__(
@@ -93,7 +91,7 @@ class ClipLoop(DecoderLoop):
 
 
 def opener(modality: str) -> OpenClip:
-    """Import what opens clips of a modality."""
+    """Import the decoder of a modality, and return its class."""
     if modality == "video":
         from mmcached.clips.video import Video
 

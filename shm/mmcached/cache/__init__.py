@@ -1,17 +1,18 @@
-"""Both ends of a cache of processed items agree here: on the kind of cache, on the LRU rule, on names.
+"""The parts of a cache of processed items on which both ends must agree: its kind, the LRU rule, and names.
 
     hasher       content keys, from the bytes of a file
     hashing/     content keys of KV blocks, from tokens and items
-    kinds        the kind of cache that a configuration asks for
-    request_lru  the move that P0 and P1 make alike
-    clip_keys    the names of a clip: of its file, of what is wanted of it, of its slices
+    kinds        the kind of cache for a configuration
+    request_lru  the LRU update that P0 and P1 both make
+    clip_keys    keys of a clip: of its file, its options, its slices
     store_keys   the name of a tenant's record in the store, and the key of an encoder's output
     stored_names the tenants and keys of the records in a ring
-    fingerprints the name of all that an output depends on beside the item
-    checkpoints/ how many embeddings a picture has, by a checkpoint's small files
+    fingerprints the fingerprint of everything besides the item that an output depends on
+    checkpoints/ the number of an item's embeddings, from a checkpoint's small files
     compat/      vLLM-shaped items, sizes, bases and LRU cache, for programs without the service
 
-Imports neither numpy nor torch; `hasher` and `stored_names`, which are imported where they are used, numpy.
+Imports neither numpy nor torch, except `hasher` and `stored_names`, which import numpy and are imported where they are
+used.
 """
 
 from mmcached.cache.compat.base import (

@@ -1,10 +1,10 @@
-"""A checkpoint's towers, as far as its small files tell: what they take, and how many embeddings an item has.
+"""A checkpoint's encoders, as described by its small files: their inputs, and the number of an item's embeddings.
 
     checkpoint     the folder: configuration, processors, and why it cannot be served
-    architectures  the known classes of models, the modalities of each, and how embeddings are counted
-    counting       the ways of counting those of a picture
-    frames         the same for frames of a video, and how large they are
-    sounds         the same for windows of a sound, and how long they are
+    architectures  the known classes of models, their modalities, and how embeddings are counted
+    counting       ways of counting the embeddings of an image
+    frames         the same for frames of a video, and their size
+    sounds         the same for windows of a sound, and their length
 
-Needs neither torch nor Transformers: frontend and engine count, and never load a model.
+Imports neither torch nor Transformers: frontend and engine count embeddings, and never load a model.
 """

@@ -1,6 +1,6 @@
-"""Block hashes: equal hash, equal whole prefix.
+"""Block hashes: equal hashes mean equal prefixes.
 
 block_hash      hashes of full blocks, chained
-block_keys      what besides tokens enters a hash: items, salt, adapter
-token_bytes     token ids as the bytes that are hashed
+block_keys      the parts of a hash besides tokens: items, salt, adapter
+token_bytes     token ids as bytes for hashing
 """
