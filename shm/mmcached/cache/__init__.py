@@ -1,18 +1,12 @@
 """The parts of a cache of processed items on which both ends must agree: its kind, the LRU rule, and names.
 
-    hasher       content keys, from the bytes of a file
-    hashing/     content keys of KV blocks, from tokens and items
-    kinds        the kind of cache for a configuration
-    request_lru  the LRU update that P0 and P1 both make
-    clip_keys    keys of a clip: of its file, its options, its slices
-    store_keys   the name of a tenant's record in the store, and the key of an encoder's output
-    stored_names the tenants and keys of the records in a ring
-    fingerprints the fingerprint of everything besides the item that an output depends on
-    checkpoints/ the number of an item's embeddings, from a checkpoint's small files
-    compat/      vLLM-shaped items, sizes, bases and LRU cache, for programs without the service
+hasher       content keys of files                    hashing/      content keys of KV blocks
+kinds        the kind of cache of a configuration     request_lru   the LRU update that P0 and P1 both make
+clip_keys    keys of a clip and its slices            store_keys    names of records, keys of encoder outputs
+stored_names tenants and keys in a ring               fingerprints  all besides the item that an output depends on
+checkpoints/ embeddings of an item, by a checkpoint   compat/       vLLM-shaped items and caches without the service
 
-Imports neither numpy nor torch, except `hasher` and `stored_names`, which import numpy and are imported where they are
-used.
+Imports neither numpy nor torch, except `hasher` and `stored_names`, which import numpy where they are used.
 """
 
 from mmcached.cache.compat.base import (

@@ -51,7 +51,6 @@ def clip_key(hasher: MultiModalHasher, key_of_file: str, options: ClipOptions) -
 
 
 def clip_record(key_of_clip: str) -> str:
-    """Return the store's key of a clip's list of slices."""
     return f"clip/{key_of_clip}"
 
 

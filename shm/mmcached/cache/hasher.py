@@ -81,8 +81,6 @@ class MultiModalHasher:
         """Return the key of a processed item, from its *encoded* bytes, so that a hit needs no decoding.
 
         Args:
-            content: The file's bytes.
-            fingerprint: Fingerprint of the processor.
             tenant: Tenants never share items.
         """
         before, after = _around_content(modality, fingerprint, tenant)
@@ -169,7 +167,6 @@ _LEAF_TYPES = frozenset((str, bytes, int, float, bool, type(None), bytearray, me
 
 
 def _encode_leaf(value: Any, pieces: list[Piece]) -> None:
-    """Append the encoding of a value of one of `_LEAF_TYPES`."""
     kind = type(value)
     if kind is str:
         _frame(b"s", _utf8(value), pieces)
@@ -239,7 +236,6 @@ def _frame(tag: bytes, payload: Piece, pieces: list[Piece]) -> None:
 
 @lru_cache(maxsize=1024)
 def _name(key: str) -> bytes:
-    """Return the encoding of a mapping's key, cached."""
     text = _utf8(key)
     return b"s" + _u64(len(text)) + text
 

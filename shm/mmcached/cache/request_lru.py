@@ -90,7 +90,6 @@ class RequestLRU(Generic[V]):
         return found
 
     def discard(self, key: str) -> None:
-        """Drop a key, if it is present."""
         entry = self._entries.pop(key, None)
         if entry is not None:
             self.usage -= entry.nbytes

@@ -89,7 +89,6 @@ def parse_about(about: bytes) -> About | None:
 
 
 def about_item(mm_hash: str, num_embeds: int, put_at: int) -> bytes:
-    """Return the note of a processed item; see `about_record`."""
     return about_record(ITEMS_TENANT, f"{mm_hash}:{num_embeds}", put_at)
 
 

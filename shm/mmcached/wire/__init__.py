@@ -1,19 +1,15 @@
 """Messages, settings, errors and statistics that the processes share. Imports neither torch nor numpy.
 
-messages/     all messages between processes
-sockets/      typed messages over ZeroMQ, and the listener for clients
-process/      start, end and main loop of a role
-config        the configuration of a service            limits: limits on what peers may request
-kv_events_config         the addresses of published KV events
-errors        every error that travels between processes
-handle        handles of chunks in a ring
-paths         the run directory                         closeable: the `with` statement for classes with `close`
-stats         the counters of each role                 figures: the metrics of each counter
-latency       histograms of durations                   slow_log: calls slower than `slow_log_ms`
-shown_url     a URL without its password                extras: package versions, how to install a missing package
-tracing       spans of requests, for OpenTelemetry: imported where tracing is on
-row_pieces    rows of a generation that arrive in pieces
-version, vocabulary   the protocol version, and token ids
+messages/     all messages between processes          sockets/       typed messages over ZeroMQ, listener for clients
+process/      start, end and main loop of a role      config         the configuration of a service
+limits        limits on what peers may request        kv_events_config   the addresses of published KV events
+errors        every error between processes           handle         handles of chunks in a ring
+paths         the run directory                       closeable      the `with` statement for classes with `close`
+stats         the counters of each role               figures        the metrics of each counter
+latency       histograms of durations                 slow_log       calls slower than `slow_log_ms`
+shown_url     a URL without its password              extras         versions of packages, commands to install them
+tracing       OpenTelemetry spans of requests         row_pieces     rows of a generation that arrive in pieces
+version       the protocol version                    vocabulary     token ids
 """
 
 from mmcached.wire.config import ModelConfig, ServiceConfig

@@ -448,7 +448,6 @@ def check_traces_endpoint(url: str) -> None:
 
 
 def check_address(field: str, address: str) -> None:
-    """Raise ConfigError if this is not the address of a Ray cluster."""
     host, _, port = address.rpartition(":")
     if address != "auto" and not (host and port.isdecimal() and int(port) < 65_536):
         raise ConfigError(field, address, "must be HOST:PORT, or auto")

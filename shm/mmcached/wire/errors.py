@@ -143,7 +143,6 @@ class LayoutMismatch(MmcachedError):
 
     @classmethod
     def unless_equal(cls, field: str, value: int | str, expected: int | str, *next_step: str) -> None:
-        """Raise `LayoutMismatch` if the two values differ."""
         if value != expected:
             raise cls(field, value, expected, *next_step)
 
@@ -318,8 +317,6 @@ class InvariantError(MmcachedError):
 
 
 class ErrorInfo(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """An error as it travels."""
-
     code: str
     message: str
     retryable: bool

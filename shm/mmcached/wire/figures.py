@@ -67,7 +67,6 @@ class Figure(NamedTuple):
 
     @property
     def words(self) -> list[str]:
-        """The name of each stored word."""
         return [f"{self.name}.{index}" for index in range(self.block.num_words)] if self.block else [self.name]
 
 
@@ -129,6 +128,5 @@ def samples(stats: msgspec.Struct) -> Iterator[tuple[Metric, bool, int]]:
 
 @cache
 def _dictionaries(record: type[msgspec.Struct]) -> tuple[tuple[str, str], ...]:
-    """List the fields that hold records by name, with the label of each."""
     hints = get_type_hints(record, include_extras=True).items()
     return tuple((field, each.label) for field, hint in hints for each in get_args(hint)[1:] if isinstance(each, By))

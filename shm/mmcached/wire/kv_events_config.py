@@ -33,7 +33,6 @@ class KVEventsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     use_int_block_hashes: bool = False
 
     def addresses(self, run_dir: Path, engine_index: int = 0) -> tuple[str, str]:
-        """Return an engine's addresses for publishing and for replay."""
         publish = _of_engine(self.endpoint, engine_index) or f"ipc://{run_dir / f'kv-pub-{engine_index}.sock'}"
         replay = _of_engine(self.replay_endpoint, engine_index) or f"ipc://{run_dir / f'kv-rep-{engine_index}.sock'}"
         return publish, replay

@@ -1,9 +1,5 @@
 """Histograms of durations, in buckets whose bounds are the same everywhere: 1, 2, 5 µs and so on, up to 100 s.
 
-    1 µs    2 µs    5 µs    10 µs   …   50 s   100 s
-     ├───────┼───────┼───────┼───────────┼───────┤
-       [1]     [2]     [3]                 [24]     [25]       [0]: up to 1 µs; a bound belongs to the bucket below it
-
 Counts only rise, so that those of several processes, and of several lives of one, can be added; see
 `mmcached.shm.stats.page`. `quantile` computes the same as Prometheus' `histogram_quantile`.
 """
@@ -18,7 +14,7 @@ from typing import Annotated, ClassVar, Self
 import msgspec
 
 BOUNDS_NS: tuple[int, ...] = (*(digit * 10**power for power in range(3, 11) for digit in (1, 2, 5)), 10**11)
-"""The upper bound of each bucket in ns; the last bucket, without a bound here, takes all longer durations."""
+"""The inclusive upper bound of each bucket in ns; the last bucket, without a bound here, takes all longer durations."""
 NUM_BUCKETS = len(BOUNDS_NS) + 1
 NUM_WORDS = NUM_BUCKETS + 1
 """The counts of the buckets, then the sum."""
@@ -49,7 +45,6 @@ class Histogram(msgspec.Struct, frozen=True):
 
     @classmethod
     def of_words(cls, words: Sequence[int]) -> Self:
-        """Return the histogram of `NUM_WORDS` words, as `words` returns them."""
         return cls(tuple(words[:NUM_BUCKETS]), words[NUM_BUCKETS])
 
     def words(self) -> tuple[int, ...]:

@@ -1,10 +1,9 @@
 """Every limit that the service sets on peers' requests.
 
-    LimitsConfig    limits that an operator may change: section `limits` of the configuration, `--limits.max-clients`
-    LIMITS          range, unit, meaning and consequence of each of them, and of the older limits in `ServiceConfig`
-
-A test keeps the table in `docs/limits.md` equal. A limit is checked before work is spent on a request that exceeds it.
-Limits of a format (a message's field, a record's depth) are defined with the format.
+`LimitsConfig` are limits that an operator may change: section `limits` of the configuration, `--limits.max-clients`.
+`LIMITS` has range, unit, meaning and consequence of each, and of the older limits in `ServiceConfig`; a test keeps the
+table in `docs/limits.md` equal. A limit is checked before work is spent on a request that exceeds it. Limits of a
+format (a message's field, a record's depth) are defined with the format.
 """
 
 from __future__ import annotations
@@ -309,7 +308,6 @@ LIMITS: Mapping[str, Limit] = MappingProxyType(
 
 
 def check_range(field: str, value: float, low: float, high: float) -> None:
-    """Raise ConfigError if a setting is out of its range."""
     if not low <= value <= high:
         raise ConfigError(field, value, f"must be between {low} and {high}")
 

@@ -1,11 +1,8 @@
-"""Buffers rows of one key of a generation that were received and not handed on yet.
+"""Buffers rows of one key of a generation that were received and not handed on yet: positions `[first, end)`.
 
-    position   first of all ......... first ...................... end
-               |--- was handed on ---|--- here, in some frames ---|          put: grows at the end
-                                                                              hand_on: first = end
-
-Engine, frontend and client each hold such pieces, as the received bytes. Positions are absolute, so repeated rows are
-left out. Invariant: no gap; a row is in one place and is never made up.
+`put` grows the end, `hand_on` moves `first` to `end`. Engine, frontend and client each hold such pieces, as the
+received bytes. Positions are absolute, so repeated rows are left out. Invariant: no gap; a row is in one place and is
+never made up.
 """
 
 from __future__ import annotations

@@ -9,5 +9,4 @@ VERSION_FIELD = "protocol_version"
 
 
 def mismatch(found: object) -> str:
-    """Return the error text for another version."""
     return f"protocol version {found}, this side speaks {PROTOCOL_VERSION}; upgrade the older side"

@@ -1,10 +1,9 @@
 """The size and number of a tower's video frames, and the number of their embeddings.
 
-    FrameGrid     two frames: each square of merged patches, as of an image                                Qwen
-    WholeClip     all of them: attention reaches over the clip, which is one slice (`is_sliceable`)        VideoMAE
-
-The size of a frame follows from the file and the settings of the checkpoint's video processor. Invariant: it does not
-depend on the number of wanted frames, so that clips of one file share slices.
+`FrameGrid` (Qwen) takes two frames, with an embedding for each square of merged patches, as of an image. `WholeClip`
+(VideoMAE) takes all of them: attention reaches over the clip, which is one slice (`is_sliceable`). The size of a frame
+follows from the file and the settings of the checkpoint's video processor. Invariant: it does not depend on the number
+of wanted frames, so that clips of one file share slices.
 """
 
 from __future__ import annotations
@@ -57,7 +56,6 @@ class FrameGrid:
         return processor.get("image_mean") or self.mean, processor.get("image_std") or self.std
 
     def sizes(self, processor: Settings) -> FrameSizes:
-        """Return the frame sizes of any clip."""
         size = processor.get("size") or {}
         least = processor.get("min_pixels") or size.get("shortest_edge") or self.min_pixels
         most = processor.get("max_pixels") or size.get("longest_edge") or self.max_pixels
@@ -71,7 +69,6 @@ class FrameGrid:
         return FrameSizes(side=side, min_pixels=least, max_pixels=most, lifts=self.num_sharing > 1, resample=resample)
 
     def num_frames(self, model: Settings) -> int:
-        """Return the number of frames per slice."""
         return 2
 
 

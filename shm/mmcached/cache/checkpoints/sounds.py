@@ -1,9 +1,8 @@
 """The windows of a sound for a tower, and the number of their embeddings.
 
-    filled      of one length: a shorter sound is padded with silence                              Whisper
-    chunked     whole chunks within the reach of attention; the last window may be shorter         Qwen omni
-
-A frame is a column of the log-mel spectrogram: one per `hop` samples, at 16,000 a second.
+`Filled` (Whisper) pads a shorter sound with silence; `Chunked` (Qwen omni) cuts at whole chunks within the reach of
+attention, and its last window may be shorter. A frame is a column of the log-mel spectrogram: one per `hop` samples, at
+16,000 a second.
 """
 
 from __future__ import annotations
@@ -73,7 +72,6 @@ class Chunked:
         return self._reach(model) * hop_of(processor)
 
     def frames(self, num_samples: int, model: Settings, processor: Settings) -> tuple[int, int]:
-        """Return the same as `Filled.frames`."""
         hop = hop_of(processor)
         num_samples = max(num_samples, _LEAST_FRAMES * hop)
         if not self.is_followed:

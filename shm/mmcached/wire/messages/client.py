@@ -206,11 +206,7 @@ EXISTED = "it had one"
 
 
 class Stored(Message, frozen=True):
-    """Answer to `PutRecord` and `DropRecord`: whether the key has a record now, and if not, why.
-
-    Attributes:
-        grants: Places in its nursery that the client may use in addition to earlier ones.
-    """
+    """Answer to `PutRecord` and `DropRecord`: whether the key has a record now, and if not, why."""
 
     request_id: Count
     store_epoch: Count

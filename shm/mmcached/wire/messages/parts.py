@@ -66,11 +66,7 @@ class TensorForm(Part, frozen=True):
 
 
 class EncoderForm(Part, frozen=True):
-    """The encoder's input tensors, and its output tensors.
-
-    Attributes:
-        inputs: Tensors by modality of the item.
-    """
+    """The encoder's input tensors, and its output tensors."""
 
     kind: Text
     inputs: dict[Modality, list[TensorForm]]
@@ -121,12 +117,7 @@ Stretch = tuple[Count, Count]
 
 
 class Grants(Part, frozen=True):
-    """Places in a nursery that its client may use for records from now on.
-
-    Attributes:
-        places: Places whose pages are populated.
-        cold_places: Places whose pages are not populated yet.
-    """
+    """Places in a nursery that its client may use for records from now on; only the pages of `places` are populated."""
 
     nursery: Count
     places: list[Stretch]

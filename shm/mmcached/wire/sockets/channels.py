@@ -75,8 +75,6 @@ def _nothing() -> None:
 
 
 class _Channel(Generic[ReceivesT], Closeable):
-    """The common part of both kinds: a socket with explicit limits, a decoder, and `close`."""
-
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], kind: int, receives: Any) -> None:
         self.socket = context.socket(kind)
         self.socket.setsockopt(zmq.SNDHWM, SEND_HIGH_WATER_MARK)
@@ -129,7 +127,6 @@ class DealerChannel(_Channel[ReceivesT]):
         super().close()
 
     def send(self, message: object, payload: Sequence[Frame] = ()) -> None:
-        """Queue one message as `send_frames` does."""
         self.send_frames(encode_frames(message, payload))
 
     def send_frames(self, frames: Sequence[Frame]) -> None:
@@ -204,7 +201,6 @@ class RouterChannel(_Channel[ReceivesT]):
             raise PeerGone(f"peer {peer.hex()} is not connected") from None
 
     def try_send(self, peer: bytes, message: object, payload: Sequence[Frame] = ()) -> bool:
-        """Queue one message as `send` does; return False, and log the reason, if that is impossible."""
         return attempt(self.send, peer, message, payload)
 
     def receive_raw(self) -> tuple[bytes, list[bytes]] | None:
@@ -216,5 +212,4 @@ class RouterChannel(_Channel[ReceivesT]):
         return peer, frames
 
     def decode(self, frames: Sequence[Frame]) -> tuple[ReceivesT, list[Frame]]:
-        """Validate frames as `decode_frames`, for the messages that this channel accepts."""
         return decode_frames(frames, self._decoder)

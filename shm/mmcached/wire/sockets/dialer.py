@@ -45,8 +45,6 @@ class Dialer(Generic[ReceivesT], Closeable):
 
     Args:
         address: `ipc://PATH`.
-        receives: The union of messages that this end accepts.
-        clock: Monotonic seconds.
 
     Attributes:
         num_losses: Number of lost connections.
@@ -152,7 +150,6 @@ class Dialer(Generic[ReceivesT], Closeable):
     # ---- how
 
     def _connection(self) -> socket.socket | None:
-        """Return the connection; if there is none, try to connect if it is time."""
         if self._socket is None and self._clock() >= self._dial_at:
             self._dial_at = self._clock() + RETRY_S
             with contextlib.suppress(OSError):  # no listener, a full backlog, or no free descriptor

@@ -118,10 +118,8 @@ class Listener(Generic[ReceivesT], Closeable):
 
     Args:
         address: `ipc://PATH`.
-        receives: The union of messages that this end accepts.
         refusal: Message to a peer that is refused because too many are connected.
         overload: Message to a peer that is disconnected because all hold too much; None for no message.
-        clock: Monotonic seconds.
 
     Attributes:
         num_refused: Peers that were refused.
@@ -221,7 +219,6 @@ class Listener(Generic[ReceivesT], Closeable):
                 yield connection.peer, message, payload
 
     def wait(self, timeout_s: float) -> bool:
-        """Return whether there is something to serve; wait up to `timeout_s`."""
         poll = select.poll()
         poll.register(self._epoll.fileno(), select.POLLIN)
         return self.has_more or bool(poll.poll(max(0, round(timeout_s * 1000))))
@@ -313,7 +310,6 @@ class Listener(Generic[ReceivesT], Closeable):
         self._count_held(connection)
 
     def try_send(self, peer: bytes, message: object, payload: Sequence[Frame] = ()) -> bool:
-        """Send or queue one message as `send` does; return False, and log the reason, if that is impossible."""
         return attempt(self.send, peer, message, payload)
 
     def _write(self, connection: _Connection) -> None:

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 Piece = bytes | bytearray | memoryview
 
 MAX_PIECES = 64
-"""Pieces in one system call."""
 
 
 def nbytes(piece: Piece) -> int:

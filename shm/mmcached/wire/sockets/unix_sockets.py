@@ -66,7 +66,6 @@ class NamedListener:
             raise
 
     def is_named(self) -> bool:
-        """Return whether the path still leads to this socket."""
         try:
             return os.path.samestat(self._path.lstat(), self._status)
         except OSError:

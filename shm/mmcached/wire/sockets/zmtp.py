@@ -139,7 +139,6 @@ class MessageReader:
         self._left -= num_bytes
 
     def feed(self, data: bytes) -> None:
-        """Add the next bytes."""
         self._data = self._data[self._at :] + data if self._at < len(self._data) else data
         self._at = 0
 
@@ -237,7 +236,6 @@ class MessageReader:
         return None
 
     def _check(self, flags: int, size: int) -> None:
-        """Check a frame's head before its body is received."""
         if flags & ~(MORE | LONG | COMMAND) or (flags & COMMAND and (flags & MORE or size > MAX_COMMAND_BYTES)):
             raise RemoteProtocolError(f"invalid frame: flags {flags:#04x} with {size} bytes", "zmtp")
         if not self.is_ready and not flags & COMMAND:
