@@ -1,20 +1,12 @@
 """The `mmcached` command line.
 
-    app.py     parses the command line for people
-    role.py    runs one process of a service, as the supervisor starts it
-    exit_status.py   exit statuses
-    installed.py   installed versions and packages
-    progress.py    a progress bar for long work
-    terminal_text.py   escapes text from outside before it is printed
-    serve/     the supervisor and the roles that it starts
-    watch/     status, readiness and metrics, and the pages that show them over HTTP
-    admin/     commands that inspect a running service and end it
-    doctor/    checks of the host, with fixes
-    config/    settings from flags, environment, file and defaults
-    logs/      the format of all log lines
-    demo/      `mmcached demo`
-    bench/     `mmcached bench`
-    ray/       `mmcached ray`: services and encoders on a Ray cluster
+app.py        commands for people                     role.py           one process, as the supervisor starts it
+exit_status   exit statuses                           installed         versions and packages
+progress      a progress bar for long work            terminal_text     escapes text from outside
+serve/        the supervisor and its roles            watch/            status, readiness and metrics, over HTTP
+admin/        commands for a running service          doctor/           checks of the host, with fixes
+config/       settings from four layers               logs/             the format of all log lines
+demo/, bench/, ray/     `mmcached demo`, `mmcached bench` and `mmcached ray`
 
 Only the worker role, the demo and actors on a Ray cluster import torch.
 """

@@ -23,7 +23,6 @@ INTERRUPTED = 128 + signal.SIGINT
 
 
 def status_of(error: MmcachedError) -> int:
-    """Return the exit status of a command that ends with this error."""
     from mmcached.wire.errors import InvalidRequest, PeerGone, ServiceUnavailable
 
     if isinstance(error, ServiceUnavailable | PeerGone):

@@ -23,11 +23,7 @@ def installed_version() -> str:
 
 
 def check_packages(config: ServiceConfig, extra: Literal["service", "demo"] = "service") -> None:
-    """Raise ConfigError if a package that workers import, or that spans need, is not installed.
-
-    Args:
-        extra: The extra that installs these packages.
-    """
+    """Raise ConfigError if a package that workers import, or that spans need, is not installed."""
     if config.otlp_traces_endpoint:
         try:
             metadata.version(_SPAN_EXPORTER)

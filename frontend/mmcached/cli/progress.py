@@ -44,7 +44,6 @@ def announcing(words: str) -> Iterator[Tell]:
 
 
 def announce(words: str) -> None:
-    """Print a line on stderr."""
     sys.stderr.write(f"mmcached: {shown(words)}\n")
     sys.stderr.flush()
 

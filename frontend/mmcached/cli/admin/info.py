@@ -44,8 +44,6 @@ _LIMITS = (
 
 
 class Section(StrEnum):
-    """A section of the output."""
-
     SERVER = "server"
     CLIENTS = "clients"
     MEMORY = "memory"
@@ -90,7 +88,6 @@ def info(
 
 
 def server_facts(path: Path, config: ServiceConfig, status: ServiceStatus | None) -> Facts:
-    """Return what runs, where, and with which configuration."""
     from mmcached.shm import WORD_STORE_NAME
 
     facts: Facts = {
@@ -122,7 +119,6 @@ def server_facts(path: Path, config: ServiceConfig, status: ServiceStatus | None
 
 
 def service_facts(status: ServiceStatus) -> dict[Section, Facts]:
-    """Return the counted figures, by section."""
     stats = status.stats
     of_frontend = {name: value for name, value in _figures(stats) if "." not in name}
     clients: Facts = {name: value for name, value in of_frontend.items() if name.startswith(_OF_CLIENTS)}

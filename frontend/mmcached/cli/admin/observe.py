@@ -1,13 +1,9 @@
 """Reads the status of a service from outside: over its HTTP socket, else from its stats page.
 
-    seat taken?              no ──► no service runs here: None
-          │ yes
-    GET /status, /overview   answered ──► the supervisor's answer
-          │ not within the deadline
-    stats page, /proc, a probe ──► `source = "page"`, and the reason says that the supervisor does not answer
-
-Uses only the unix socket in the run directory, which other users cannot replace. Modules that import numpy, as the page
-does, are imported late: a command that the supervisor answers must start fast.
+A free seat means that no service runs (None). If the supervisor does not answer within the deadline, the stats page,
+/proc and a probe are read: `source = "page"`, and the reason says so. Uses only the unix socket in the run directory,
+which other users cannot replace. Modules that import numpy, as the page does, are imported late: a command that the
+supervisor answers must start fast.
 """
 
 from __future__ import annotations
@@ -126,7 +122,6 @@ def _status_of_page(run_dir: Path, config: ServiceConfig, silence: str) -> Servi
 
 
 def _read_page(run_dir: Path) -> tuple[Snapshots, str]:
-    """Return the page's figures, and the error that kept them from being read."""
     from mmcached.shm.stats.page import StatsPageReader
 
     try:

@@ -1,11 +1,8 @@
-"""Lists a store's records and the processes that lease them, from shared memory alone, without a message, lease or
-lock.
+"""Lists a store's records and the processes that lease them, from shared memory alone, without messages and locks.
 
-    <run dir>/store.ring ──> slot table ──note behind each record──> tenant, key
-                                   └── entries of readers ──pid──> <run dir>/clients/*.lock ──> name
-
-So it works whether the frontend answers, hangs or is dead, and costs the service nothing. Each record is consistent by
-itself, but not with the others.
+The slot table and the note behind each record give tenant and key; the entries of readers give pids, which the locks in
+`clients/` map to names. So it works whether the frontend answers, hangs or is dead, and costs the service nothing. Each
+record is consistent by itself, but not with the others.
 """
 
 from __future__ import annotations
@@ -214,7 +211,6 @@ def _ttl_s(row: Row, now_ns: int) -> float | None:
 
 
 def _names(directory: RunDir) -> dict[int, set[str]]:
-    """Return the client names of each process, live clients only."""
     names: defaultdict[int, set[str]] = defaultdict(set)
     for pid, name in living_clients(directory):
         if name and os.path.exists(f"/proc/{pid}"):

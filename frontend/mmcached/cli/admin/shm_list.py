@@ -119,9 +119,7 @@ def _path(name: str) -> Path:
 
 
 def _look(ctl_name: str) -> tuple[bool, Layout | None, Path | None]:
-    """Return whether the writer of a ring lives, its layout, and its run directory; empty values for a lone data
-    object.
-    """
+    """Return whether the writer of a ring lives, its layout and run directory; empty values for a lone data object."""
     try:
         fd = open_own(_path(ctl_name))
     except OSError:
@@ -150,7 +148,6 @@ def _writer_pid(data_name: str, layout: Layout) -> int | None:
 
 
 def _program(pid: int | None) -> str:
-    """Return the name of a process's program; "" if there is none."""
     try:
         return Path(f"/proc/{pid}/comm").read_text(errors="replace").strip()
     except OSError:

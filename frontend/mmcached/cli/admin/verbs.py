@@ -170,11 +170,7 @@ def flush(
 
 
 def _terminate(run_dir: Path, pid: int, timeout_s: float) -> None:
-    """Signal the supervisor and wait for its end.
-
-    Raises:
-        DeadlineExceeded: The supervisor has not ended yet; it goes on draining.
-    """
+    """Signal the supervisor and wait for its end; DeadlineExceeded if it goes on draining."""
     from mmcached.cli.serve.pidfd import has_ended, open_pidfd, terminate
     from mmcached.cli.serve.seat import supervisor_pid
 

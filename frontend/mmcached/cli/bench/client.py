@@ -32,7 +32,6 @@ MIN_CALLS = 3
 
 
 def key_of(num_bytes: int) -> str:
-    """Return the key of the record for reads."""
     return f"{num_bytes} bytes"
 
 
@@ -64,7 +63,6 @@ class _Calls:
         self._value = cache(value_of)
 
     def prepare(self, kind: Kind, num_bytes: int) -> Callable[[], Any]:
-        """Return a function that makes one call of a kind."""
         value = self._value(num_bytes)
         match kind:
             case Kind.VIEW | Kind.OWNED:

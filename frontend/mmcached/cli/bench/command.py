@@ -48,11 +48,7 @@ def bench(
 
 
 def parse_sizes(text: str) -> list[int]:
-    """Return sizes in bytes, the smallest first.
-
-    Raises:
-        ConfigError: A size is invalid, or above 1 GiB.
-    """
+    """Return sizes in bytes, the smallest first; ConfigError for an invalid size, or one above 1 GiB."""
     found = set()
     for each in text.split(","):
         size = in_unit_of("size_bytes", each)
@@ -64,11 +60,7 @@ def parse_sizes(text: str) -> list[int]:
 
 
 def parse_clients(text: str) -> list[int]:
-    """Return numbers of clients, the smallest first.
-
-    Raises:
-        ConfigError: A number is invalid, or more than a store takes.
-    """
+    """Return numbers of clients, the smallest first; ConfigError for an invalid number, or more than a store takes."""
     found = set()
     for each in text.split(","):
         if not each.strip().isdecimal() or not 1 <= int(each) <= MAX_CLIENTS:

@@ -75,7 +75,6 @@ def figure(kind: Kind, num_bytes: int, times_us: Sequence[Sequence[float]]) -> F
 
 
 def find(figures: Iterable[Figure], kind: Kind, num_clients: int, num_bytes: int) -> Figure | None:
-    """Return a figure; None if it was not measured."""
     wanted = (kind, num_clients, num_bytes)
     return next((each for each in figures if (each.kind, each.num_clients, each.num_bytes) == wanted), None)
 
@@ -93,7 +92,6 @@ def time_text(us: float) -> str:
 
 
 def this_host() -> str:
-    """Return a line that describes the host: processor, cores, memory, kernel, Python."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     processor = next(named, platform.machine())

@@ -26,12 +26,7 @@ svg { width: 100%; height: auto; } svg text { font-size: 12px; fill: var(--soft)
 
 
 def page(figures: Sequence[Figure], host: str, made: str) -> str:
-    """Return the page.
-
-    Args:
-        host: The measured host, in a line.
-        made: Date and version, in a line.
-    """
+    """Return the page; `host` describes the measured host, `made` gives date and version, in a line each."""
     kinds = kinds_of(figures)
     parts = [
         '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>mmcached bench</title>',
@@ -97,6 +92,5 @@ def _table(kinds: Sequence[Kind], lines: Sequence[Sequence[str]]) -> str:
 
 
 def _with_code(text: str) -> str:
-    """Return a text as HTML; text between backticks is code."""
     pieces = escape(text).split("`")
     return "".join(f"<code>{piece}</code>" if number % 2 else piece for number, piece in enumerate(pieces))

@@ -21,11 +21,7 @@ Process = subprocess.Popen[str]
 
 @contextmanager
 def measuring(module: str, arguments: Sequence[str], number: int) -> Iterator[list[Process]]:
-    """Run `number` processes of a module; yield them when all are ready.
-
-    Raises:
-        ServiceUnavailable: A process has not started.
-    """
+    """Run `number` processes of a module; yield them when all are ready, or raise ServiceUnavailable."""
     with ExitStack() as stack:
         started = []
         for _ in range(number):
@@ -53,11 +49,7 @@ def tell(process: Process, *order: str | float) -> None:
 
 
 def answer(process: Process) -> list[float]:
-    """Return the microseconds of each call of the oldest unanswered order.
-
-    Raises:
-        ServiceUnavailable: The process has ended.
-    """
+    """Return the microseconds of each call of the oldest open order; ServiceUnavailable if the process has ended."""
     times: list[float] = json.loads(_line(process))
     return times
 

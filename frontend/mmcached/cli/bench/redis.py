@@ -68,7 +68,6 @@ class RawRedis:
         self._order(b"SET", key.encode(), value)
 
     def save(self) -> None:
-        """Write everything to a file."""
         self._order(b"SAVE")
 
     def close(self) -> None:

@@ -39,7 +39,6 @@ def measure(sizes: Sequence[int], clients: Sequence[int], seconds: float) -> lis
 
     Args:
         sizes: Bytes of a record's tensor.
-        clients: Numbers of client processes.
         seconds: Time for all figures together, without the start of the processes.
 
     Raises:
@@ -95,11 +94,7 @@ def _turns(
     processes: Sequence[Process],
     fill: Callable[[Kind, int], None],
 ) -> Iterator[Figure]:
-    """Alternate between all kinds in each of the rounds; yield a figure of each kind.
-
-    Args:
-        fill: Puts the record for a kind of read.
-    """
+    """Alternate between all kinds in each of the rounds; yield a figure of each kind."""
     times: dict[Kind, list[list[float]]] = {kind: [[] for _ in processes] for kind in kinds}
     for _ in range(NUM_ROUNDS):
         for kind in kinds:

@@ -10,7 +10,6 @@ from mmcached.cli.bench.figures import Figure, Kind, find, size_text, time_text
 
 
 def kinds_of(figures: Sequence[Figure]) -> list[Kind]:
-    """Return the kinds that were measured, in their order."""
     measured = {each.kind for each in figures}
     return [kind for kind in Kind if kind in measured]
 

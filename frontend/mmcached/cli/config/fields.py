@@ -38,7 +38,6 @@ class Setting:
 
     Attributes:
         path: Dotted name of the field, as `ConfigError` names it: `model.hidden_size`.
-        type: Type of its value, as annotated in the Struct.
     """
 
     path: str
@@ -71,7 +70,6 @@ def _settings_of(struct: type[msgspec.Struct], prefix: str = "") -> Iterator[Set
 
 
 def is_section(field_type: Any) -> bool:
-    """Return whether a field of this type contains settings."""
     return isinstance(field_type, type) and issubclass(field_type, msgspec.Struct)
 
 

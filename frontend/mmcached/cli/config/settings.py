@@ -68,7 +68,6 @@ def load_config(
     Args:
         file: TOML or JSON, told apart by suffix.
         environment: All variables; those without the prefix MMC_ are ignored.
-        arguments: Flags of settings.
         other_flags: The command's own flags, proposed for a misspelt one.
 
     Raises:
@@ -114,11 +113,7 @@ def _environment_layer(environment: Mapping[str, str]) -> dict[str, Given]:
 
 
 def _file_layer(file: Path | None) -> dict[str, Given]:
-    """Read a file's settings.
-
-    Raises:
-        ConfigError: An unknown name, a value in place of a section, or a repeated setting.
-    """
+    """Read a file's settings; ConfigError for an unknown name, a value in place of a section, or a repeated setting."""
     if file is None:
         return {}
     origin = f"file {file}"

@@ -69,11 +69,7 @@ def show(
 
 
 def _live(run_dir: Path) -> LoadedConfig:
-    """Return the settings of the running service; the origin of each is not known.
-
-    Raises:
-        typer.Exit: No service runs there.
-    """
+    """Return the settings of the running service, without their origins; typer.Exit if none runs."""
     from mmcached.cli.admin.observe import saved_config
     from mmcached.cli.serve.seat import supervisor_pid
 

@@ -1,11 +1,7 @@
 """Makes the demo's small film and sound: the camera moves over a photograph, and a tone rises.
 
-    seconds    0   1   2   3   4   5   6
-    slices       a   b   c   d   e   f        two frames each
-    requested    └──────┬──────┘              first
-                        └──────┬──────┘       then: c and d are cached
-
-Each is made only where its decoder is installed.
+Two overlapping windows of the film are requested, so that the second one finds half of its slices cached. Each clip is
+made only where its decoder is installed.
 """
 
 from __future__ import annotations
@@ -37,12 +33,7 @@ def missing_extras() -> list[str]:
 
 
 def clip_turns(photo: Photo) -> list[Turn]:
-    """Return the turns of a user with clips: a film, the same film a little later, and a sound, where decoders are
-    installed.
-
-    Args:
-        photo: The scene of the film.
-    """
+    """Return the turns of a user with a film, the same film a little later, and a sound, if decoders are installed."""
     turns = []
     if decoder_of("video"):
         film = _film(photo)

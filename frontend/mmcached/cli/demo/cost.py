@@ -69,7 +69,6 @@ def measure_costs(client: Client, photos: Sequence[Photo], num_engines: int, adv
 
 
 def measure_again(client: Client, photos: Sequence[Photo], situation: str) -> Cost:
-    """Return the cost of photographs that the service knows, with one request each."""
     return Cost(situation, [_request(client, situation, photo.data) for photo in photos])
 
 
@@ -92,7 +91,6 @@ def shown_factor(new: Cost, known: Cost) -> str:
 
 
 def _request(client: Client, words: str, photo: bytes) -> float:
-    """Return the seconds until a request with one photograph has its first token."""
     started = time.perf_counter()
     client.generate(f"{words}: <image>", [photo], max_tokens=1)
     return time.perf_counter() - started

@@ -48,10 +48,8 @@ class Survival:
 
 
 def kill_frontend(run_dir: Path, embeddings: Sequence[torch.Tensor]) -> Survival:
-    """Put embeddings into the store, kill the frontend, and look them up before and after the next one is there.
-
-    Raises:
-        DeadlineExceeded: No frontend came.
+    """Put embeddings, kill the frontend, and look them up before and after the next one is there, or raise
+    DeadlineExceeded.
     """
     records = {f"photograph {index}": embedding for index, embedding in enumerate(embeddings)}
     with Client(run_dir) as client:
@@ -66,11 +64,7 @@ def kill_frontend(run_dir: Path, embeddings: Sequence[torch.Tensor]) -> Survival
 
 
 def kill_engines(run_dir: Path, num_engines: int) -> float:
-    """Kill all engines; return the seconds until as many others are ready.
-
-    Raises:
-        DeadlineExceeded: A new engine did not come.
-    """
+    """Kill all engines; return the seconds until as many others are ready, or raise DeadlineExceeded."""
     roles = [RoleName("engine", index) for index in range(num_engines)]
     victims = {_pid(run_dir, role) for role in roles}
     for victim in victims:

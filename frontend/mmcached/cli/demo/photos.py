@@ -20,8 +20,6 @@ SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff")
 
 @dataclass(frozen=True, slots=True)
 class Photo:
-    """An encoded image file in memory."""
-
     name: str
     data: bytes
 
@@ -40,11 +38,7 @@ def load_photos(directory: Path | None) -> list[Photo]:
 
 
 def photos_in(directory: Path) -> list[Photo]:
-    """Return the images in a directory, by name.
-
-    Raises:
-        InvalidRequest: There are none.
-    """
+    """Return the images in a directory, by name; InvalidRequest if there are none."""
     paths = sorted(path for path in directory.glob("*") if path.suffix.lower() in SUFFIXES)
     if not paths:
         raise InvalidRequest("--images", str(directory), f"holds no file that ends in one of {', '.join(SUFFIXES)}")

@@ -142,7 +142,6 @@ def language_model(bos: int, eos: int, pad: int) -> dict[str, Any]:
 
 
 def save(model_class: Any, config: Any, processor: Any, folder: Path) -> None:
-    """Initialise the weights and write all files."""
     torch.manual_seed(0)
     model = model_class(config).to(torch.float32).eval()
     with torch.no_grad():

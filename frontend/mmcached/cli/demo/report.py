@@ -30,7 +30,6 @@ class Measured:
     after: ServiceStats
 
     def by_engine(self, figure: Callable[[WorkerStats], int]) -> list[int]:
-        """Return the growth of a figure of its workers, for each engine."""
         old, new = (
             [sum(map(figure, engine.workers)) for engine in stats.engines] for stats in (self.before, self.after)
         )
@@ -40,12 +39,10 @@ class Measured:
         return self.by_engine(lambda worker: worker.items_encoded)
 
     def num_loaded(self) -> int:
-        """Return the number of items whose output workers have read from the store."""
         return sum(self.by_engine(lambda worker: worker.items_loaded))
 
 
 def encoded_line(first: Measured) -> str:
-    """Return the line with the number of encoded items, by engine."""
     counts = {name: sum(first.by_engine(figure)) for name, figure in ENCODED.items()}
     items = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
     engines = " + ".join(map(str, first.encoded_by_engine()))
@@ -55,7 +52,6 @@ def encoded_line(first: Measured) -> str:
 
 
 def hits_line(first: Measured) -> str:
-    """Return the line with the hit rate of each of the four caches."""
     (old_queries, old_hits), (queries, hits) = queries_and_hits(first.before), queries_and_hits(first.after)
     rates = [
         f"{name} {(hits[cache] - old_hits[cache]) / max(1, queries[cache] - old_queries[cache]):.0%}"
@@ -65,13 +61,11 @@ def hits_line(first: Measured) -> str:
 
 
 def kills_line(killed: Measured) -> str:
-    """Return the line with the number of items encoded again after the engines were killed."""
     encoded = sum(killed.encoded_by_engine())
     return f"after the kills: {encoded} items encoded, {killed.num_loaded()} read from the store"
 
 
 def store_line(survival: Survival) -> str:
-    """Return the line with the records found during and after the frontend's death."""
     num = survival.num_records
     return (
         f"frontend dead: {survival.while_dead} of {num} records found; its successor, {survival.seconds:.1f} s later, "
@@ -96,7 +90,6 @@ def differences(on: Outcome, off: Outcome) -> list[str]:
 
 
 def proof_line(on: Outcome, different: list[str]) -> str:
-    """Return the line that says whether caching changed any result."""
     if different:
         return f"DIFFERENT with all four caches off: {', '.join(different[:5])} ({len(different)} in all)"
     tokens = sum(len(generation.tokens) for generation in on.generations)

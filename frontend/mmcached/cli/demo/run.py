@@ -44,17 +44,13 @@ SHOWN = {
     "start_timeout_s": 600.0,
     "request_timeout_s": REQUEST_S,
 }
-"""The demo's own defaults: small processes, more than one engine with round-robin routing, and long timeouts for a busy
-host.
-"""
+"""The demo's own defaults: small processes, several engines with round-robin routing, long timeouts for a busy host."""
 TOWER = {"encoder_width": 512, "encoder_layers": 16}
 """The demo's encoder, unless the user sets one: it computes for about 0.1 s per photograph on one core."""
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """The photographs and conversations, which are played several times."""
-
     photos: list[Photo]
     users: list[User]
 
@@ -149,7 +145,6 @@ def _run(config: ServiceConfig, workload: Workload, console: Console, stages: St
 
 
 def _clips_in(turns: Sequence[Turn]) -> str:
-    """Return the kinds of clips in turns, as text."""
     return (", a film" if any(turn.files.videos for turn in turns) else "") + (
         ", a sound" if any(turn.files.audios for turn in turns) else ""
     )

@@ -48,9 +48,6 @@ class Play:
 def run_tower_demo(config: ServiceConfig, folder: Path, *, images: Path | None) -> int:
     """Run the demo on the terminal.
 
-    Args:
-        folder: Folder of the checkpoint.
-
     Returns:
         The exit status: 0 if both clients got the same bits, and the second one found everything.
 

@@ -233,9 +233,7 @@ def _adapter(run_dir: Path) -> list[str]:
 
 
 def _environment() -> dict[str, str]:
-    """Return variables for both servers, so that they share the cores: without thread binding, with half of the
-    threads.
-    """
+    """Return variables for both servers, so that they share the cores: no thread binding, half of the threads each."""
     num_threads = max(1, len(os.sched_getaffinity(0)) // 2)
     defaults = {
         "OMP_NUM_THREADS": str(num_threads),
@@ -246,7 +244,6 @@ def _environment() -> dict[str, str]:
 
 
 def _random_model(folder: Path, launch: Launch) -> Launch:
-    """Make a model; return its launch."""
     words = [sys.executable, "-m", "mmcached.cli.demo.random_checkpoint", str(folder)]
     try:
         done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, check=False, timeout=MODEL_S)

@@ -58,7 +58,6 @@ class Launch:
     """The command line and environment of a server.
 
     Attributes:
-        model: Name or path.
         options: Further options of vLLM's command line.
         environment: Variables in addition to those of this process.
     """
@@ -89,9 +88,6 @@ class Reply:
 
 class VllmServer:
     """One server; see `running`.
-
-    Args:
-        name: Name for messages.
 
     Raises:
         ServiceUnavailable: (from each call) The server ended, or its answer is an error. The end of its log was written
@@ -233,7 +229,6 @@ def _free_port() -> int:
 
 
 def _chunks(answer: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:
-    """Yield the parts of a stream of server-sent events."""
     for line in answer:
         data = line.removeprefix(b"data: ").strip()
         if data and data != b"[DONE]":
@@ -241,11 +236,7 @@ def _chunks(answer: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:
 
 
 def _tokens_of(chunk: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the tokens of a part, each with its log-probability.
-
-    Raises:
-        ValueError: The part is an error.
-    """
+    """Return the tokens of a part, each with its log-probability; ValueError if the part is an error."""
     if "error" in chunk:
         raise ValueError(chunk["error"])
     return [token for choice in chunk["choices"] for token in (choice.get("logprobs") or {}).get("content") or ()]

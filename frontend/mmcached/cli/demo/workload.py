@@ -39,8 +39,6 @@ PAGE = 6
 
 @dataclass(frozen=True, slots=True)
 class Files:
-    """The files of a request."""
-
     images: Sequence[bytes] = ()
     videos: Sequence[Video] = ()
     audios: Sequence[Audio] = ()
@@ -50,7 +48,6 @@ class Files:
 
     @property
     def markers(self) -> list[int]:
-        """Their token ids in a prompt, in order."""
         return (
             [IMAGE_TOKEN_ID] * len(self.images)
             + [VIDEO_TOKEN_ID] * len(self.videos)
@@ -123,11 +120,7 @@ def num_requests(users: Sequence[User]) -> int:
 
 
 async def play(run_dir: Path, users: Sequence[User], advance: Callable[[], None]) -> Outcome:
-    """Play all conversations at once; `advance` is called after each answer.
-
-    Raises:
-        MmcachedError: A request failed.
-    """
+    """Play all conversations at once; `advance` is called after each answer."""
     async with AsyncClient(run_dir, timeout_s=REQUEST_S) as client:
         parts = await asyncio.gather(*(_converse(client, user, advance) for user in users))
     return Outcome(

@@ -1,5 +1,1 @@
-"""Log lines.
-
-lines   the format of all log lines of a process
-limit   a limit on the lines that one peer can cause
-"""
+"""Log lines: `lines` formats those of a process, `limit` limits those that a peer can cause."""

@@ -36,7 +36,6 @@ class LogLimit(logging.Filter):
 
     Args:
         max_lines: Lines of one kind and peer in a window.
-        clock: Monotonic seconds.
     """
 
     def __init__(self, max_lines: int, *, clock: Callable[[], float] = time.monotonic) -> None:

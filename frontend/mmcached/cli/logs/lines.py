@@ -50,7 +50,6 @@ def set_up_logging(role: str, config: ServiceConfig, *, stream: TextIO | None = 
     """Set up this process's logging. A later call replaces an earlier one.
 
     Args:
-        role: Name of this process, as `engine 0`.
         stream: stderr by default; decides `log_format = "auto"` by whether it is a terminal.
     """
     stream = stream or sys.stderr

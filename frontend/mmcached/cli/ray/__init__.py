@@ -1,9 +1,5 @@
-"""`mmcached ray`: services and encoders on a Ray cluster.
+"""`mmcached ray`: services and encoders on a Ray cluster. Ray is imported by the functions that need it.
 
-    command         the commands up, down and status
-    placed_config   the YAML file that describes the placement
-    placement       places actors, reports on them, and removes them
-    service_actor   an actor that runs one service on its node
-
-Ray is imported by the functions that need it.
+command        the commands up, down and status        placed_config   the YAML file of the placement
+placement      places, shows and removes actors        service_actor   an actor that runs one service
 """

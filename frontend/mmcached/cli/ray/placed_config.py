@@ -31,12 +31,10 @@ class Resources(msgspec.Struct, frozen=True, kw_only=True):
     custom: dict[str, float] = {}
 
     def bundle(self) -> dict[str, float]:
-        """Return the resources of a placement group's bundle."""
         named = {"CPU": self.num_cpus, "GPU": self.num_gpus, **self.custom}
         return {name: amount for name, amount in named.items() if amount}
 
     def options(self) -> dict[str, Any]:
-        """Return the resources as an actor's options."""
         return {"num_cpus": self.num_cpus, "num_gpus": self.num_gpus, "resources": self.custom}
 
 
@@ -102,16 +100,11 @@ class PlacedConfig(msgspec.Struct, frozen=True, kw_only=True):
         return cast("dict[str, Any]", msgspec.to_builtins(config))
 
     def encoder_fields(self) -> dict[str, Any]:
-        """Return the configuration of an encoder, as plain values."""
         return cast("dict[str, Any]", msgspec.to_builtins(self.serve))
 
 
 def read(file: Path) -> PlacedConfig:
-    """Read a file.
-
-    Raises:
-        ConfigError: It cannot be read, or as `from_fields`.
-    """
+    """Read a file; ConfigError if it cannot be read, or as `from_fields`."""
     try:
         import yaml
     except ModuleNotFoundError:

@@ -53,11 +53,7 @@ class ChildService:
             )
 
     def wait_until_ready(self) -> None:
-        """Wait for the service's ready line.
-
-        Raises:
-            ServiceUnavailable: It ended, printed something else, or printed nothing in time.
-        """
+        """Wait for the service's ready line."""
         output = self.process.stdout
         if output is None:
             raise ServiceUnavailable("the service has no output to read")

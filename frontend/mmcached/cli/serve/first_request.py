@@ -49,7 +49,6 @@ def _encode(client: Client, number: int) -> None:
 
 
 def _silence(number: int) -> bytes:
-    """Return a WAV file of some milliseconds."""
     file = io.BytesIO()
     with wave.open(file, "wb") as writer:
         writer.setnchannels(1)

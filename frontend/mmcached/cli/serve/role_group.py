@@ -51,7 +51,6 @@ class RoleGroup(Closeable):
         readiness: Has the time since when nothing is served; reset after a kill.
 
     Attributes:
-        roles: In the order in which they are started.
         second_level: The role of the second level; at most one.
         engines: By index; empty without workers.
     """
@@ -145,18 +144,13 @@ class RoleGroup(Closeable):
             role.kill()
 
     def stop(self, drain_timeout_s: float, *, is_hurried: Callable[[], bool]) -> None:
-        """End all roles in order: the frontend first, so that it can drain.
-
-        Args:
-            is_hurried: Returns whether to stop waiting.
-        """
+        """End all roles in order: the frontend first, so that it can drain."""
         self._end([self.frontend], drain_timeout_s + TERMINATE_GRACE_S, is_hurried)
         self._end([group.engine for group in self.engines], TERMINATE_GRACE_S, is_hurried)
         self._end([worker for group in self.engines for worker in group.workers], TERMINATE_GRACE_S, is_hurried)
         self._end(self.second_level, TERMINATE_GRACE_S, is_hurried)
 
     def close(self) -> None:
-        """Close the processes' descriptors. A second call does nothing."""
         self._selector.close()
 
     def _make_group(self, index: int) -> EngineGroup:
@@ -213,7 +207,6 @@ class RoleGroup(Closeable):
         return self.engines[role.name.engine] if role.name.kind in ("engine", "worker") else None
 
     def _end(self, roles: Sequence[Role], grace_s: float, is_hurried: Callable[[], bool]) -> None:
-        """Send SIGTERM, wait, and send SIGKILL to those that are left."""
         for role in roles:
             role.terminate()
         deadline = time.monotonic() + grace_s

@@ -37,7 +37,6 @@ class Role:
         name: As "worker 0.1".
         due: When to (re)start it, monotonic seconds; None while it runs.
         kill_at: When to SIGKILL it if it has not ended by itself; None: never.
-        num_restarts: Number of restarts.
         started_at: Wall-clock seconds of the last start.
         num_engine_deaths: Deaths of its engine before the last start.
     """
@@ -111,11 +110,9 @@ class Role:
         return delay
 
     def forgive(self) -> None:
-        """Forget its deaths so far."""
         self._policy.forgive()
 
     def status(self, *, was_ready: bool, is_draining: bool) -> RoleStatus:
-        """Return its status as the supervisor knows it."""
         return RoleStatus(
             name=str(self.name),
             pid=self.pid if self.is_alive else None,
@@ -140,7 +137,6 @@ class Role:
             self.process.kill()
 
     def close(self) -> None:
-        """Close the dead process's descriptor."""
         if self.process is not None:
             self.process.wait()
         if self.pidfd >= 0:

@@ -49,7 +49,6 @@ class Seat(Closeable):
         self.directory = RunDir(Path(f"/proc/self/fd/{self._fd}"))
 
     def is_named(self) -> bool:
-        """Return whether the run directory still has its name."""
         try:
             return os.path.samestat(self._named.path.lstat(), os.fstat(self._fd))
         except OSError:

@@ -54,17 +54,12 @@ class ServiceManager:
         self._send("STOPPING=1\nSTATUS=draining")
 
     def status(self, words: str) -> None:
-        """Report the status text, if it has changed."""
         if words != self._status:
             self._status = words
             self._send(f"STATUS={' '.join(words.split())}")
 
     def works(self, now: float) -> None:
-        """Send a watchdog ping, if it is time.
-
-        Args:
-            now: Monotonic seconds.
-        """
+        """Send a watchdog ping, if it is time."""
         if self._interval_s and now >= self._next_ping:
             self._next_ping = now + self._interval_s
             self._send("WATCHDOG=1")

@@ -57,11 +57,6 @@ def host_without(home: Path) -> Host:
 
 
 def require_room_for(config: ServiceConfig, host: Host | None = None) -> None:
-    """Refuse a configuration whose rings do not fit.
-
-    Raises:
-        SegmentError: Names the needed size, the free size, and the next step.
-    """
     host = host or Host()
     require_room(rings_bytes(config), shm_free_bytes=host.shm_free_bytes(), headroom_bytes=host.headroom_bytes())
 

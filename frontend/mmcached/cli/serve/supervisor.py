@@ -56,9 +56,7 @@ from mmcached.wire.stats import RoleName, SupervisorStats
 log = structlog.get_logger("mmcached.supervisor")
 
 WAKE_INTERVAL_S = 0.05
-"""The longest wait while something is wrong or under way: a start waits for two answers. Otherwise the watchdog's
-interval.
-"""
+"""The longest wait while something is wrong or under way (a start waits for two answers)."""
 TOUCH_INTERVAL_S = 3600.0
 
 
@@ -163,11 +161,7 @@ class Supervisor(Closeable):
         return 0
 
     def turn(self, now: float) -> None:
-        """Restart dead roles; kill roles that live but do not work, which are then restarted.
-
-        Raises:
-            ServiceUnavailable: A role is given up, or the run directory is gone.
-        """
+        """Restart dead roles; kill roles that live but do not work, which are then restarted."""
         self._group.keep_alive(now)
         self._readiness.look(now)
         if self._readiness.is_ready:
@@ -205,9 +199,6 @@ class Supervisor(Closeable):
 
         Returns:
             False if the service was stopped before.
-
-        Raises:
-            ServiceUnavailable: A role has ended, or the time is over.
         """
         deadline = time.monotonic() + self.config.start_timeout_s
         reason = ""

@@ -31,7 +31,6 @@ class Watchdog:
 
         Args:
             pids: Pids of the live roles.
-            now: Monotonic seconds.
         """
         since_last = 0.0 if self._last is None else now - self._last
         self._last = now

@@ -67,8 +67,6 @@ class AdminServer:
     Args:
         look: Returns the supervisor's current view; called from threads of this server.
         reader: The stats page; stays open until `stop` has returned.
-        directory: Run directory with the socket; that of the view by default.
-        readiness: Probes the data path.
     """
 
     def __init__(
@@ -203,8 +201,6 @@ def _too_late() -> Answer:
 
 
 class _Running:
-    """The thread with the event loop, and the threads for blocking calls."""
-
     def __init__(
         self,
         endpoints: Callable[[ThreadPoolExecutor, ThreadPoolExecutor], Mapping[str, Endpoint]],

@@ -57,7 +57,6 @@ class HttpServer:
     """Serves the endpoints until cancelled.
 
     Args:
-        endpoints: Endpoints by path.
         max_connections: Open connections at a time, over all listeners.
     """
 

@@ -36,7 +36,6 @@ def histograms_of(stats: ServiceStats) -> dict[str, Histogram]:
 
 
 def latencies_of(found: dict[str, Histogram]) -> dict[str, LatencyStatus]:
-    """Return the quantiles of each kind of work with measurements."""
     return {
         name: LatencyStatus(num=histogram.num, p50_s=p50_s, p99_s=p99_s)
         for name, histogram in found.items()

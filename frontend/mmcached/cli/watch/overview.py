@@ -57,8 +57,6 @@ class Sample(NamedTuple):
 
 
 class Look(NamedTuple):
-    """The status of a service at one moment, and its processes' usage by pid."""
-
     at_s: float
     status: ServiceStatus
     usage: Mapping[int, Usage]
@@ -160,12 +158,10 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def look_closely(status: ServiceStatus, *, clock: Callable[[], float] = time.monotonic) -> Look:
-    """Return a status with the usage of its processes."""
     return Look(clock(), status, usage_by_pid(status.roles))
 
 
 def usage_by_pid(roles: Sequence[RoleStatus]) -> dict[int, Usage]:
-    """Return the usage of the roles' processes, without those that have ended."""
     pids = [role.pid for role in roles if role.pid is not None]
     return {pid: found for pid in pids if (found := usage_of(pid)) is not None}
 
@@ -184,13 +180,7 @@ def usage_of(pid: int, proc: Path = Path("/proc")) -> Usage | None:
 def overview_of(
     now: Look, before: Sample | None, readers: Sequence[Reader] = (), history: Sequence[float] = ()
 ) -> Overview:
-    """Return one frame.
-
-    Args:
-        before: An earlier sample of the same service; None: no rates.
-        readers: Processes with leases on the store.
-        history: Hits of the store per second, the oldest first.
-    """
+    """Return one frame."""
     passed_s = None if before is None else now.at_s - before.at_s
     rate = _Rate(passed_s or None)
     status, stats = now.status, now.status.stats

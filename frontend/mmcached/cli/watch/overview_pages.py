@@ -27,16 +27,11 @@ HISTORY_S = 600.0
 
 @cache
 def page() -> bytes:
-    """Return the page with its style and script."""
     return resources.files(__package__).joinpath("overview_page.html").read_bytes()
 
 
 class OverviewPages:
-    """The last samples of one service, and the hit rates of the last ten minutes.
-
-    Args:
-        readers: Returns the processes with leases on the store.
-    """
+    """The last samples of one service, and the hit rates of the last ten minutes."""
 
     def __init__(self, readers: Callable[[], list[Reader]], *, clock: Callable[[], float] = time.monotonic) -> None:
         self._readers = readers
@@ -63,7 +58,6 @@ class OverviewPages:
                 self._history.append(round(hits / (now - last.at_s), 1))
 
     def overview(self, status: ServiceStatus) -> Overview:
-        """Return the current frame, for `status`."""
         now = look_closely(status, clock=self._clock)
         with self._lock:
             before = self._samples[0] if self._samples and self._samples[0].at_s < now.at_s else None

@@ -32,13 +32,7 @@ DELETED = "{} was deleted from /dev/shm while the service runs: clients that com
 
 
 class ReadinessCheck:
-    """Probes on behalf of all callers, from any thread.
-
-    Args:
-        look: Returns the supervisor's current view.
-        read_page: Returns the stats page's current figures.
-        ask: Sends one probe.
-    """
+    """Probes on behalf of all callers, from any thread."""
 
     def __init__(
         self,
@@ -115,7 +109,6 @@ def probe(run_dir: Path, timeout_s: float) -> Readiness:
 
 
 def verdict(answer: ToClient) -> Readiness:
-    """Return the readiness that an answer to a probe means."""
     match answer:
         case Probed(engines=[]):  # without an engine that it needs, a frontend answers `Failed`
             return Readiness(True, "the frontend answered the probe; it is a store, with no engine to reach")

@@ -77,9 +77,7 @@ class ReadinessWatch(Closeable):
         return self.is_ready and not self.engine_not_ready_since
 
     def forgive(self, engines: Iterable[int] = ()) -> None:
-        """Restart the time in which the service, and these engines, are not ready; the next failed probe begins it
-        anew.
-        """
+        """Restart the time in which the service, and these engines, are not ready, at the next failed probe."""
         self.not_ready_since = None
         for engine in engines:
             self.engine_not_ready_since.pop(engine, None)

@@ -161,7 +161,6 @@ def gather_status(
 
 
 def stats_of_all(snapshots: Snapshots) -> ServiceStats:
-    """Return the figures of all roles together."""
     from mmcached.shm.stats.service import service_stats, stats_of
 
     frontend = stats_of(snapshots, RoleName("frontend"), FrontendStats)

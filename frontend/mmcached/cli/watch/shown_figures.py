@@ -1,6 +1,4 @@
-"""The figures of a service that are displayed, and their display names. Without terminal output: the supervisor imports
-it.
-"""
+"""The displayed figures of a service, and their display names. No terminal output: the supervisor imports it."""
 
 from __future__ import annotations
 
@@ -111,7 +109,6 @@ def time_in_words(seconds: float) -> str:
 
 
 def other_clients(status: ServiceStatus) -> int:
-    """Return the number of clients that are not processes of the service itself."""
     return max(0, status.stats.clients - status.own_clients)
 
 
