@@ -2,8 +2,7 @@
 
     hidden size of the language model × (1 + DeepStack levels)
 
-DeepStack models (Qwen3-VL) put the levels of a picture or video beside each other in one row; other modalities have no
-levels.
+DeepStack models (Qwen3-VL) put the levels of a picture or video beside each other in one row; others have none.
 """
 
 from __future__ import annotations

@@ -72,12 +72,7 @@ class _Unmeasured(InPlace):
 
 
 class Sound:
-    """An open sound.
-
-    Attributes:
-        pixels: Always 0.
-        pieces: Places of its slices.
-    """
+    """An open sound. `pixels` is always 0."""
 
     pixels = 0
 
@@ -151,7 +146,6 @@ class Sound:
     # ---- samples of the file
 
     def _begin(self) -> None:
-        """Start reading at the first sample."""
         self._stream = _Stream(InPlace(self._data) if self._mpeg is None else _Unmeasured(self._data, self._mpeg))
         self._next = 0  # next sample of the stream
         self._kept = np.zeros(0, np.float32)  # samples before it

@@ -40,11 +40,7 @@ _NAMES = {"video": "MP4, QuickTime, Matroska, WebM or AVI", "audio": "WAV, FLAC,
 
 
 def container_of(data: Contents, modality: Literal["video", "audio"]) -> str:
-    """Return the name of a file's container.
-
-    Raises:
-        CorruptClip: The container is not accepted.
-    """
+    """Return the name of a file's container; `CorruptClip` if it is not accepted."""
     for name, signature in _SIGNATURES[modality].items():
         if signature.match(data):
             return name
@@ -62,11 +58,7 @@ def first_mpeg_frame(data: Contents) -> int | None:
 
 
 def check_is_one_sound(data: Contents) -> None:
-    """Refuse an Ogg file of several chained sounds.
-
-    Raises:
-        CorruptClip: The file has several sounds.
-    """
+    """Refuse an Ogg file of several chained sounds as `CorruptClip`."""
     place, has_begun = 0, False
     while place + _OGG_HEAD <= len(data) and data[place : place + 4] == b"OggS":
         is_first_page = bool(data[place + 5] & 2)

@@ -51,11 +51,7 @@ OpenClip = Callable[[Contents, ClipOptions, ClipSettings], Clip]
 
 
 class ClipLoop(DecoderLoop):
-    """Makes slices of clips.
-
-    Args:
-        open_clip: Opens a clip without decoding it.
-    """
+    """Makes slices of clips; `open_clip` opens one without decoding it."""
 
     def __init__(
         self, channel: socket.socket, file: int, made: int, settings: ClipSettings, open_clip: OpenClip
@@ -91,7 +87,6 @@ class ClipLoop(DecoderLoop):
 
 
 def opener(modality: str) -> OpenClip:
-    """Import the decoder of a modality, and return its class."""
     if modality == "video":
         from mmcached.clips.video import Video
 

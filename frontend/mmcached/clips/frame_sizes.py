@@ -39,15 +39,12 @@ class FrameSizes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     resample: int = BICUBIC
 
     def of(self, width: int, height: int) -> tuple[int, int]:
-        """Return width and height to which a frame is scaled.
+        """Return width and height to which a frame is scaled; `ClipTooLarge` if one side is much longer than the other.
 
         >>> FrameSizes(side=28, min_pixels=784, max_pixels=28 * 28 * 20, lifts=False).of(640, 360)
         (140, 84)
         >>> FrameSizes(side=28, min_pixels=28 * 28 * 20, max_pixels=28 * 28 * 100, lifts=False).of(64, 48)
         (168, 112)
-
-        Raises:
-            ClipTooLarge: One side is much longer than the other.
         """
         found = f"{width} x {height} pixels"
         if max(width, height) > MAX_ASPECT_RATIO * min(width, height):
@@ -69,12 +66,7 @@ class FrameSizes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class EdgeSizes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
-    """The rule of one checkpoint; its sizes are pixels.
-
-    Attributes:
-        edge: Shorter side of a frame.
-        resample: As in `FrameSizes`.
-    """
+    """The rule of one checkpoint: `edge` is the shorter side of a frame in pixels, `resample` as in `FrameSizes`."""
 
     edge: int
     resample: int = BICUBIC
@@ -88,13 +80,10 @@ class EdgeSizes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         return self.edge**2 * MAX_EDGE_RATIO
 
     def of(self, width: int, height: int) -> tuple[int, int]:
-        """Return width and height to which a frame is scaled.
+        """Return width and height to which a frame is scaled; `ClipTooLarge` if one side is much longer than the other.
 
         >>> EdgeSizes(edge=224).of(640, 360)
         (398, 224)
-
-        Raises:
-            ClipTooLarge: One side is much longer than the other.
         """
         if max(width, height) > MAX_EDGE_RATIO * min(width, height):
             limit = f"one side at most {MAX_EDGE_RATIO} times the other"

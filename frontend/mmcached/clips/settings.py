@@ -45,7 +45,7 @@ class ClipSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     @property
     def side(self) -> int:
-        """Both sides of a scaled frame are multiples of this, in pixels."""
+        """The number of pixels of which both sides of a scaled frame are multiples."""
         return self.patch_size if self.sizes is None else self.sizes.side
 
     @property

@@ -72,12 +72,7 @@ _DEFAULT_FRAME_S = 0.04
 
 
 class Video:
-    """An open video.
-
-    Attributes:
-        pixels: Pixels of a frame in the file.
-        pieces: Places of its slices.
-    """
+    """An open video; `pixels` are those of a frame in the file."""
 
     def __init__(self, data: Contents, options: ClipOptions, settings: ClipSettings) -> None:
         """Open a video.

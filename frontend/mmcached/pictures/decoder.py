@@ -35,8 +35,6 @@ _FIELD = "image"
 
 
 class PictureLoop(DecoderLoop):
-    """The message loop of an image decoder."""
-
     def __init__(
         self,
         channel: socket.socket,

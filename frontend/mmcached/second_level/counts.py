@@ -16,8 +16,6 @@ Op = Literal["get", "put", "claim"]
 
 
 class Counts:
-    """The counters and latencies; any thread may add."""
-
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._counts: Counter[str] = Counter()

@@ -138,7 +138,6 @@ class Fetching(Closeable):
                 self._end([task for task in tasks if task.outcome is None], "failed")
 
     def close(self) -> None:
-        """End the threads. A second call does nothing."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()

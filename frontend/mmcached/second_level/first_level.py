@@ -85,7 +85,6 @@ class FirstLevel(Closeable):
         return drive(self._verbs.lend(place, self._call_s))
 
     def ended(self, fetches: Sequence[FetchEnd]) -> None:
-        """Report the outcomes of fetches."""
         for start in range(0, len(fetches), MAX_KEYS):
             self._contact.tell(FetchesEnded(self._contact.client_id, list(fetches[start : start + MAX_KEYS])))
 

@@ -59,7 +59,6 @@ PROBE_AGAIN_S = 1.0
 CLAIM_S = 0.5
 """Timeout of renewing or dropping a claim."""
 PROBE_S = 1.0
-"""Timeout of a probe."""
 FLUSH_S = 5.0
 DRAIN_S = 2.0
 """How long saves may go on during shutdown."""
@@ -140,7 +139,6 @@ class SecondLevel(Closeable):
             log.warning("%d records were not saved in the second level, because the service has stopped", num_dropped)
 
     def close(self) -> None:
-        """End all threads. A second call does nothing."""
         self._end()
         self._fetching.close()
         self._saving.close()

@@ -140,11 +140,7 @@ def unpack(
 def unpack_part(
     name: str, epoch: int, manifest: Manifest, number: int, value: Value, *, part_bytes: int = PART_BYTES
 ) -> memoryview:
-    """Return the bytes of a part, in place.
-
-    Raises:
-        Unusable: The value is not that part.
-    """
+    """Return the bytes of a part, in place; `Unusable` if the value is not that part."""
     head = _read_head(name, epoch, value)
     body = memoryview(value)[HEAD_BYTES:]
     found = (head.kind, head.number, head.nbytes, head.parts, head.sum)

@@ -76,7 +76,6 @@ class Saving(Closeable):
             return Waiting(len(self._queue), self._num_bytes)
 
     def begin_life(self) -> None:
-        """Drop all orders, after a restart of the frontend or a flush."""
         with self._changed:
             self._life += 1
             self._counts.add(puts_dropped=len(self._queue))
@@ -126,7 +125,6 @@ class Saving(Closeable):
         return num_left
 
     def close(self) -> None:
-        """End the threads. A second call does nothing."""
         with self._changed:
             self._is_closed = True
             self._clear()

@@ -93,14 +93,12 @@ class SharedRecords(Closeable):
     Args:
         max_bytes: The largest size of a record.
         ttl_s: The longest lifetime of a record on the server.
-        note: Keeps the epoch of this host.
         clock: Monotonic seconds.
         wall_clock: Seconds since 1970, in which expiries are stored and compared between hosts.
 
     Attributes:
         epoch: The epoch of this host; 0 before it has one.
         on_apart: Called when another host was found to be flushed; it must not block.
-        breaker: The circuit breaker of the server.
     """
 
     def __init__(

@@ -44,11 +44,7 @@ def check_installed(url: str) -> None:
 
 
 def check_url(url: str) -> None:
-    """Check the form of a URL; nothing is opened.
-
-    Raises:
-        ConfigError: The URL is invalid.
-    """
+    """Check the form of a URL; ConfigError if it is invalid."""
     scheme = _scheme(url)
     if scheme not in SCHEMES:
         raise ConfigError(FIELD, shown_url(url), f"must begin with one of {', '.join(f'{one}://' for one in SCHEMES)}")

@@ -41,7 +41,6 @@ def name_of(file: bytes) -> str:
 
 
 def keys_of(processor: str, item: str) -> tuple[str, str]:
-    """Return the keys of an item's counts and of its pixels."""
     return f"processed-item/{processor}/{item}/counts", f"processed-item/{processor}/{item}/pixels"
 
 
@@ -77,7 +76,6 @@ class ProcessedItems:
         self._lock = threading.Lock()
 
     def find_counts(self, item: str) -> Record | None:
-        """Return the counts of an item from the store, or None."""
         hit = self._client.get(keys_of(self._processor, item)[0], tensors=self._tensors)
         return None if hit is None else hit.record
 

@@ -54,11 +54,9 @@ class MmcachedProcessorCache(MultiModalProcessorOnlyCache):
     """vLLM's cache of processed items, shared with all processes of the host. Used by one thread, as vLLM's own.
 
     Args:
-        model_config: vLLM's model configuration.
         client: A client that fails open: without a service everything is a miss.
         counts_only: Keep and read no pixels: for servers that return only counts (`mm_payload="none"`).
         clock: Monotonic seconds.
-        wait: Sleeps for some seconds.
 
     Attributes:
         num_hits: Items that were found.

@@ -58,7 +58,6 @@ class LazyItem(MultiModalKwargsItem):
 
     @property
     def data(self) -> Elements:
-        """All fields, by name."""
         if self._whole is None and self._load is not None:
             self._whole = self._counts | self._load()
             self._load = None  # and with it the lease on the pixels
@@ -91,7 +90,6 @@ def elements_of(fields: Record) -> Elements:
 
 
 def updates_of(counts: Record) -> list[ResolvedPromptUpdate]:
-    """Return the prompt updates of an item's counts."""
     return [
         ResolvedPromptUpdate(
             modality=each["modality"],

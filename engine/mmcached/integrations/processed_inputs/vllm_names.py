@@ -23,7 +23,6 @@ def processor_parts(model_config: Any, client: Client) -> dict[str, Any]:
 
     Args:
         model_config: vLLM's model configuration.
-        client: Client of the store that remembers digests.
 
     Raises:
         OSError: The checkpoint's files are not on this host.

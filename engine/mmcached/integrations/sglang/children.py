@@ -13,14 +13,12 @@ from typing import Any
 
 
 def launch_encoder(*arguments: Any, **named: Any) -> None:
-    """Run SGLang's `launch_encoder` with plugins."""
     from sglang.srt.disaggregation.encoder import server
 
     _run(server.launch_encoder, *arguments, **named)
 
 
 def launch_dp_worker(*arguments: Any, **named: Any) -> None:
-    """Run SGLang's `launch_dp_worker` with plugins."""
     from sglang.srt.disaggregation.encoder import runtime
 
     _run(runtime.launch_dp_worker, *arguments, **named)

@@ -47,7 +47,6 @@ class MmcachedEmbeddingStore(EmbeddingStore, Closeable):
 
     @property
     def counters(self) -> SaverCounters:
-        """The outcomes of the saves."""
         return self._saver.counters
 
     def get_key(self, mm_hash: str) -> str:
@@ -73,11 +72,9 @@ class MmcachedEmbeddingStore(EmbeddingStore, Closeable):
         return self._buffers.save(self._keys(hashes), [[ptr] for ptr in ptrs], [[size] for size in sizes])
 
     def drain(self, timeout_s: float) -> bool:
-        """Wait until no save is waiting; return whether that is so."""
         return self._saver.drain(timeout_s)
 
     def close(self) -> None:
-        """Close the saver and the client. A second call does nothing."""
         self._saver.close()
         self._client.close()
 

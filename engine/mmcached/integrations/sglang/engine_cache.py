@@ -115,15 +115,12 @@ class EngineCache(MultiModalStaticCache, Closeable):
 
     @property
     def counters(self) -> SaverCounters:
-        """The outcomes of the saves."""
         return self._saver.counters
 
     def drain(self, timeout_s: float) -> bool:
-        """Wait until no save is waiting; return whether that is so."""
         return self._saver.drain(timeout_s)
 
     def close(self) -> None:
-        """Close the saver, the device and the client. A second call does nothing."""
         self._saver.close()
         self._device.close()
         self._client.close()

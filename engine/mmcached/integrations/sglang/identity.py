@@ -130,11 +130,7 @@ def _device_name(device: str) -> str:
 
 
 def _folder(model: Any) -> Path:
-    """Return the folder of the checkpoint.
-
-    Raises:
-        ConfigError: The weights do not come from a folder, or the folder is not on this host.
-    """
+    """Return the folder of the checkpoint; ConfigError if the weights come from none, or it is not on this host."""
     if model.load_format not in FROM_THE_FOLDER:
         limit = f"must name the weights: with --load-format {model.load_format} no folder has them"
         raise ConfigError(NAMESPACE, "", limit)

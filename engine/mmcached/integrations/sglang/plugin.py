@@ -51,11 +51,7 @@ def register() -> None:
 
 
 def check_version(version: str) -> None:
-    """Refuse a version of SGLang whose internals may differ.
-
-    Raises:
-        ConfigError: The version is below 0.5.23, or 0.6 or later.
-    """
+    """Raise ConfigError unless the version is at least 0.5.23 and below 0.6."""
     found = re.match(r"\d+(\.\d+)*", version)
     numbers = tuple(map(int, found[0].split("."))) if found else ()
     if not FIRST <= numbers < END:

@@ -44,11 +44,6 @@ class Settings:
 
     @classmethod
     def read(cls, environment: Mapping[str, str] = os.environ) -> Settings:
-        """Read and check the environment.
-
-        Raises:
-            ConfigError: A variable has an invalid value.
-        """
         asked = frozenset(word.strip() for word in environment.get(ASKED, "").split(",")) - {""}
         if asked - {EMBEDDING_STORE, ENGINE_CACHE}:
             limit = f"names of {EMBEDDING_STORE}, {ENGINE_CACHE}, with a comma between"

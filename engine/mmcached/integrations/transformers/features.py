@@ -150,11 +150,7 @@ class ImageFeatures(Closeable):
         self._reading = threading.Thread(target=self._read_again, name="mmcached-weights", daemon=True)
 
     def start(self) -> None:
-        """Read all weights, and start the thread that reads them again.
-
-        Raises:
-            InvalidRequest: A weight's bytes cannot be read.
-        """
+        """Read all weights, and start the thread that reads them again; InvalidRequest if one cannot be read."""
         self.fingerprint(self._model.device)
         self._reading.start()
 

@@ -141,7 +141,6 @@ class _Reader:
         )
 
     def read_class(self, kind: type, entries: Iterable[str]) -> None:
-        """Read the methods of a module's class."""
         for each in kind.__mro__:
             if not _is_known_name(each.__module__):
                 self._refuse(f"class {_name_of(each)}")
@@ -149,7 +148,6 @@ class _Reader:
             self._read_method(kind, name)
 
     def read_attention(self, names: Iterable[str]) -> None:
-        """Read the attention functions registered under these names."""
         for module, registry in (
             ("transformers.modeling_utils", "ALL_ATTENTION_FUNCTIONS"),
             ("transformers.masking_utils", "ALL_MASK_ATTENTION_FUNCTIONS"),

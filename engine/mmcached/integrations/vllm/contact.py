@@ -75,7 +75,6 @@ class Contact(Closeable):
         return not self._is_prepared
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait until the service is connected; return whether it is."""
         with self._news:
             return self._news.wait_for(lambda: self._is_there, timeout_s)
 
@@ -113,7 +112,6 @@ class Contact(Closeable):
         return [self._answers.popleft() for _ in range(len(self._answers))]
 
     def close(self) -> None:
-        """End the thread and the client. A second call does nothing."""
         with self._news:
             self._is_closed, self._is_there = True, False
             self._news.notify_all()

@@ -97,7 +97,6 @@ class SchedulerSide:
 
     @property
     def is_sharing(self) -> bool:
-        """Whether the service is connected."""
         return self._contact.is_there
 
     # ---- calls of the scheduler, in their order

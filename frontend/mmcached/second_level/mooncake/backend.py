@@ -151,7 +151,6 @@ class MooncakeBackend(Closeable):
 
 
 def _look(client: Client, keys: Sequence[str]) -> tuple[int, dict[str, None]]:
-    """Return the epoch, and the keys that have a value."""
     has_epoch, *found = client.look([EPOCH, *keys])
     epoch = _read_epoch(client) if has_epoch else 0
     return epoch, dict.fromkeys(key for key, is_there in zip(keys, found, strict=True) if is_there)

@@ -46,8 +46,7 @@ class Calls(Closeable):
             ask: Must not use the caller's objects: it may outlast the caller.
 
         Raises:
-            BackendLate: The deadline has passed.
-            BackendError: No thread is free.
+            BackendError: The deadline has passed (`BackendLate`), or no thread is free.
         """
         call = _Call(ask, deadline)
         with self._turn:
@@ -96,8 +95,6 @@ class Calls(Closeable):
 
 
 class _Call(Generic[Result]):
-    """A function, and its outcome."""
-
     def __init__(self, ask: Callable[[], Result], deadline: float) -> None:
         self.deadline = deadline
         self.is_over = threading.Event()
@@ -106,14 +103,12 @@ class _Call(Generic[Result]):
         self._error: BaseException | None = None
 
     def make(self) -> None:
-        """Call the function; the caller sets `is_over`."""
         try:
             self._result.append(self._ask())
         except BaseException as error:
             self._error = error
 
     def give_up(self) -> None:
-        """End the wait for the result."""
         self._error = _closed()
         self.is_over.set()
 

@@ -81,7 +81,6 @@ class Client(Closeable):
         self._scratch: list[npt.NDArray[np.uint8]] = []
 
     def look(self, keys: Sequence[str]) -> list[bool]:
-        """Return for each key whether it has a value."""
         found = self.store.batch_is_exist(list(keys))
         for status in found:
             if status <= _UNREACHED:
@@ -121,7 +120,6 @@ class Client(Closeable):
         return heads
 
     def write(self, key: str, value: bytes, *, is_pinned: bool = False) -> None:
-        """Store a value, replacing the former one."""
         _check(self.store.upsert(key, value, self._pinned) if is_pinned else self.store.upsert(key, value))
 
     def write_first(self, key: str, value: bytes) -> None:

@@ -16,11 +16,7 @@ _NO_QUESTION = bytes(20)
 
 
 def reach(place: Place) -> str:
-    """Return this host's address on the route to the master.
-
-    Raises:
-        BackendError: The master is not there, or silent.
-    """
+    """Return this host's address on the route to the master; BackendError if the master is not there or silent."""
     try:
         with socket.create_connection(place.address, TIMEOUT_S) as connection:
             connection.sendall(_NO_QUESTION)

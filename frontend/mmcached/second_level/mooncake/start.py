@@ -22,11 +22,7 @@ EPOCH_COPIES = 2
 
 
 def start(place: Place) -> Client:
-    """Return a client that is registered with its master.
-
-    Raises:
-        BackendError: The master is not there, or refuses the client.
-    """
+    """Return a client that is registered with its master; BackendError if the master is absent or refuses it."""
     own_host = reach(place)
     store = MooncakeDistributedStore()
     status = store.setup(

@@ -22,7 +22,6 @@ class Attempts(Generic[Made]):
 
     Args:
         make: Returns a result, or raises BackendError.
-        keep: Takes a result.
         discard: Takes a result that came after `close`.
     """
 

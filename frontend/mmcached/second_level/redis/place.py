@@ -29,7 +29,6 @@ _HOST = re.compile(r"[\w.:%-]+", re.ASCII)
 
 Address = tuple[str, int]
 Options = Mapping[str, Any]
-"""Keyword arguments of redis-py."""
 
 
 @dataclass(frozen=True, slots=True)

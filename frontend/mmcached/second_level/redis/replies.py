@@ -148,11 +148,7 @@ class Replies(BaseParser):
 
 
 def wait_until(socket: Any, deadline: float) -> None:
-    """Set the socket's timeout to the time left.
-
-    Raises:
-        BackendLate: No time is left.
-    """
+    """Set the socket's timeout to the time left; BackendLate if none is left."""
     left_s = deadline - time.monotonic()
     if left_s <= 0:
         raise BackendLate("Redis has not answered in time")
