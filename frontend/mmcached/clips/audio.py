@@ -103,11 +103,7 @@ class Sound:
         self._filter: npt.NDArray[np.float32] | None = None
 
     def decode(self, piece: Piece) -> npt.NDArray[np.float32]:
-        """Return the samples of a slice; cheapest in the order of `pieces`.
-
-        Raises:
-            CorruptClip: They cannot be decoded.
-        """
+        """Return the samples of a slice, cheapest in the order of `pieces`; CorruptClip if they cannot be decoded."""
         first, num = piece.place
         with _typed_errors(len(self._data)):
             is_plain = self._up == self._down

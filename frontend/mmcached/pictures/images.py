@@ -6,7 +6,7 @@ Only the formats in `FORMATS` are tried, because some of Pillow's decoders start
 structure are checked before anything is decoded. A JPEG that will be scaled down is decoded at a half, a quarter or an
 eighth of its size where that leaves twice the wanted one. Other modes are converted to RGB in strips, and images are
 turned upright after scaling, so at most two whole images are in memory at a time. Warnings of the decoder are
-suppressed: what matters here is an error.
+suppressed: only errors matter here.
 """
 
 from __future__ import annotations

@@ -52,11 +52,7 @@ class Breaker:
         self._lock = threading.Lock()
 
     def begin(self, now: float) -> None:
-        """Begin a call; `succeeded` or `failed` must follow.
-
-        Raises:
-            CircuitOpen: The call must not be made.
-        """
+        """Begin a call, or raise `CircuitOpen`; `succeeded` or `failed` must follow."""
         with self._lock:
             if self.state == "closed":
                 return

@@ -28,11 +28,7 @@ class EpochNote:
         return int(text) if text.isdigit() and len(text) < 20 and int(text) <= MAX_EPOCH else 0
 
     def write(self, epoch: int) -> None:
-        """Replace the note atomically.
-
-        Raises:
-            BackendError: The note cannot be written.
-        """
+        """Replace the note atomically; BackendError if it cannot be written."""
         if self._path is None:
             return
         new = self._path.with_suffix(".new")

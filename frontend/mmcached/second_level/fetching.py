@@ -244,11 +244,7 @@ class Fetching(Closeable):
 
 
 def encoded_of(found: Found) -> EncodedRecord:
-    """Return a found record, validated like any record and joined from its parts, ready to be put.
-
-    Raises:
-        RemoteProtocolError: The record is invalid.
-    """
+    """Return a found record, validated and joined from its parts, ready to be put; RemoteProtocolError if invalid."""
     if len(found.pieces) == 1:
         return adopt(np.frombuffer(found.pieces[0], np.uint8))
     whole = np.empty(found.nbytes, np.uint8)

@@ -57,11 +57,7 @@ class FirstLevel(Closeable):
         return self._contact.is_broken
 
     def take_orders(self, timeout_s: float) -> Orders:
-        """Wait up to `timeout_s` for orders, connecting first if necessary.
-
-        Raises:
-            MmcachedError: The frontend is not there, or has gone.
-        """
+        """Wait up to `timeout_s` for orders, connecting first if necessary; MmcachedError without a frontend."""
         return drive(self._take_orders(timeout_s))
 
     def put(self, tenant: str, key: str, record: EncodedRecord, store_epoch: int, *, ttl_s: float = 0.0) -> bool:

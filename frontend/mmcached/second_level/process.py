@@ -68,11 +68,7 @@ NUM_SAVERS = 2
 
 
 class SecondLevel(Closeable):
-    """The threads between one store and one server; they begin with `start`.
-
-    Args:
-        records: Records of the server; closed by `close`.
-    """
+    """The threads between one store and one server; they begin with `start`; `close` closes `records`."""
 
     def __init__(self, directory: RunDir, config: ServiceConfig, records: SharedRecords) -> None:
         self._records = records

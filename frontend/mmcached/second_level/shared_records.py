@@ -57,11 +57,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The bytes of an encoded record, as consecutive pieces.
-
-    Attributes:
-        ttl_s: Seconds until it expires; 0.0 for never.
-    """
+    """The bytes of an encoded record, as consecutive pieces; `ttl_s` is 0.0 if it never expires."""
 
     pieces: list[memoryview]
     ttl_s: float = 0.0

@@ -70,19 +70,11 @@ class MultiModalHasher:
         self._new_digest = _ALGORITHMS[algorithm]
 
     def hash_kwargs(self, **kwargs: object) -> str:
-        """Return the key of a set of named values.
-
-        Raises:
-            InvalidRequest: A value has a type without an encoding; names the path to it.
-        """
+        """Return the key of a set of named values; InvalidRequest names the path to one without an encoding."""
         return self._hexdigest(_KWARGS_DOMAIN, kwargs)
 
     def item_key(self, content: Piece, *, modality: str, fingerprint: str, tenant: str) -> str:
-        """Return the key of a processed item, from its *encoded* bytes, so that a hit needs no decoding.
-
-        Args:
-            tenant: Tenants never share items.
-        """
+        """Return the key of a tenant's processed item, from its *encoded* bytes, so that a hit needs no decoding."""
         before, after = _around_content(modality, fingerprint, tenant)
         digest = self._new_digest()
         digest.update(before + _u64(len(content)))

@@ -56,11 +56,7 @@ def store_key(tenant: str, key: str) -> str:
 
 
 class About(NamedTuple):
-    """The content of the note behind a record.
-
-    Attributes:
-        put_at: Time of the put, in nanoseconds since boot.
-    """
+    """The content of the note behind a record; `put_at` is in nanoseconds since boot."""
 
     tenant: str
     key: str

@@ -1,4 +1,4 @@
-"""Where engines publish the content of their prefix caches."""
+"""The addresses at which engines publish the content of their prefix caches."""
 
 from __future__ import annotations
 

@@ -43,11 +43,7 @@ def set_error(span: Span, kind: str) -> None:
 
 
 class RequestSpan:
-    """One request in one process: a span, and a child span of each phase that has ended.
-
-    Args:
-        traceparent: Trace context of the parent span; "" begins a trace.
-    """
+    """One request in one process: a span, and a child span of each ended phase; `traceparent` "" begins a trace."""
 
     def __init__(self, tracer: Tracer, name: str, traceparent: str, attributes: Attributes) -> None:
         parent = _PROPAGATOR.extract({"traceparent": traceparent}, context=Context())
@@ -60,11 +56,7 @@ class RequestSpan:
         return traceparent_of(self._span)
 
     def end_phase(self, name: str, took_s: float | None = None, attributes: Attributes | None = None) -> None:
-        """Record a phase that ends now, as a child span.
-
-        Args:
-            took_s: Duration in seconds; None: since the last phase.
-        """
+        """Record a phase that ends now, as a child span; `took_s` in seconds, None: since the last phase."""
         now_ns = time.time_ns()
         start_ns = self._phase_ns if took_s is None else now_ns - round(took_s * 1e9)
         context = set_span_in_context(self._span, Context())

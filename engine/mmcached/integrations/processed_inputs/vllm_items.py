@@ -72,11 +72,7 @@ class LazyItem(MultiModalKwargsItem):
 
 
 def to_processed(item: MultiModalKwargsItem, updates: Updates) -> ProcessedItem:
-    """Return an item as two records.
-
-    Raises:
-        NotPlain: Plain values cannot represent the item.
-    """
+    """Return an item as two records; `NotPlain` if plain values cannot represent it."""
     counts: Record = {}
     pixels: Record = {}
     for name, element in item.items():

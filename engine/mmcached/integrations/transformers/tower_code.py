@@ -160,11 +160,7 @@ class _Reader:
                     self._line(f"{registry}[{name}]", function, None, follows=True)
 
     def read_instance(self, path: str, module: torch.nn.Module, exempt: str) -> _Instance:
-        """Read the attributes of a module that its code names.
-
-        Args:
-            exempt: Name of an attribute to leave out.
-        """
+        """Read the attributes, except `exempt`, of a module that its code names."""
         kind, holder = type(module), module.__dict__
         names = self._names.get(kind, set()) | set(_ENTRIES)
         names -= {exempt, *_OF_EVERY_MODULE}

@@ -51,7 +51,7 @@ CallT = TypeVar("CallT", bound=Callable[..., Any])
 
 
 def _guarded(otherwise: Any) -> Callable[[CallT], CallT]:
-    """Decorate a method to return `otherwise` (or what calling it returns) instead of raising."""
+    """Decorate a method to return `otherwise` (or its result, if callable) instead of raising."""
 
     def guard(method: CallT) -> CallT:
         @functools.wraps(method)

@@ -234,11 +234,7 @@ class SchedulerSide:
         return wanted
 
     def _look_up(self, keys: dict[str, str]) -> None:
-        """Take leases on the records that exist and fit the model.
-
-        Args:
-            keys: Keys by name.
-        """
+        """Take leases on the records (keys by name) that exist and fit the model."""
         started = time.perf_counter_ns()
         for name, hit in zip(keys, self._contact.look_up(list(keys.values())), strict=True):
             if hit is not None:

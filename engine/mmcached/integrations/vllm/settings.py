@@ -46,11 +46,7 @@ class Settings:
 
     @classmethod
     def of(cls, extra: Mapping[str, Any]) -> Self:
-        """Read and check a user's settings.
-
-        Raises:
-            ValueError: A setting is unknown, or its value has the wrong type or range.
-        """
+        """Read a user's settings; ValueError for an unknown one, or a value of the wrong type or range."""
         kinds = {field.name: field.type for field in fields(cls)}
         if unknown := sorted(set(extra) - set(kinds)):
             raise ValueError(

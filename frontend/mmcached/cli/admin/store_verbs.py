@@ -65,7 +65,7 @@ def inspect(
     run_dir: RunDirOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show one record. Prints its tensors, its expiry, and who leases it. Exit status 0: there, 1: not."""
+    """Show one record. Prints its tensors, its expiry, and its readers. Exit status 0: there, 1: not."""
     _require_text(key=key, tenant=tenant)
     with _look(run_dir) as store:
         found = store.inspect(key, tenant)

@@ -55,7 +55,7 @@ def ping(run_dir: RunDirOption = None) -> None:
 
 
 def status(run_dir: RunDirOption = None, as_json: JsonOption = False) -> None:
-    """Show processes, caches and what is wrong. Works also when the service hangs. Exit status as `ping`."""
+    """Show processes, caches and faults. Works also when the service hangs. Exit status as `ping`."""
     found = _look(run_dir)
     if as_json:
         print_json(found)
@@ -107,7 +107,7 @@ def shm_ls(as_json: JsonOption = False) -> None:
 
 def shm_gc(
     removes_all: Annotated[
-        bool, typer.Option("--all", help="Also what the next service of a run directory would adopt.")
+        bool, typer.Option("--all", help="Also segments that the next service of a run directory would adopt.")
     ] = False,
 ) -> None:
     """Remove the segments of dead services. Prints their names.
@@ -149,7 +149,7 @@ def drain(
 def flush(
     run_dir: RunDirOption = None,
     timeout: Annotated[float, typer.Option("--timeout", min=0.001, metavar="SECONDS", help="How long to wait.")] = 30.0,
-    epoch: Annotated[bool, typer.Option("--epoch", help="Weights changed: refuse what is being computed now.")] = False,
+    epoch: Annotated[bool, typer.Option("--epoch", help="Weights changed: refuse records being computed now.")] = False,
 ) -> None:
     """Make the service forget everything cached. Reaches all roles; requests that run start over."""
     from mmcached.cli.serve.seat import supervisor_pid

@@ -34,11 +34,7 @@ RESERVED_VARIABLES = frozenset({"MMC_CRASH_AT", PARENT_PID_VARIABLE, RUN_DIR_VAR
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One field of the configuration that is not a section.
-
-    Attributes:
-        path: Dotted name of the field, as `ConfigError` names it: `model.hidden_size`.
-    """
+    """One field of the configuration, not a section; `path` as in `ConfigError`: `model.hidden_size`."""
 
     path: str
     type: Any

@@ -40,7 +40,7 @@ def init(
     file: Annotated[Path, typer.Argument(help="Where to; - is the standard output.")] = Path("mmcached.toml"),
     force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
 ) -> None:
-    """Write a file with every setting. Each is commented out, with its default and what it is for."""
+    """Write a file with every setting, commented out, with its default and its description."""
     text = "\n".join(_lines()) + "\n"
     if str(file) == "-":
         typer.echo(text, nl=False)

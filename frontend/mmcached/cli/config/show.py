@@ -44,7 +44,7 @@ def show(
     *,
     config: ConfigOption = None,
     origin: Annotated[bool, typer.Option("--origin", help="Say which layer has set each value.")] = False,
-    everything: Annotated[bool, typer.Option("--all", help="Also what is for our own tests only.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Also the settings for our own tests.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of TOML.")] = False,
     live: Annotated[bool, typer.Option("--live", help="The settings of the service that runs in --run-dir.")] = False,
     run_dir: RunDirOption = None,

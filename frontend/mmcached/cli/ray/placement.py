@@ -81,11 +81,7 @@ class Placement:
         return [self._look(name, deadline) for name in self._names()]
 
     def down(self, timeout_s: float) -> int:
-        """End services in order, then all actors; return their number.
-
-        Raises:
-            ServiceUnavailable: Some are still there.
-        """
+        """End services in order, then all actors; return their number. ServiceUnavailable if some are still there."""
         deadline = time.monotonic() + timeout_s
         names = list(self._names())
         ending = [self._handle(name).stop.remote() for name in names if name.startswith(SERVICE)]
@@ -180,11 +176,7 @@ class Placement:
         return self._ray.get_actor(name)
 
     def _wait_for(self, name: str, deadline: float) -> Placed:
-        """Return an actor when it answers.
-
-        Raises:
-            ServiceUnavailable: It does not answer in time, or could not be started.
-        """
+        """Return an actor when it answers; ServiceUnavailable if it could not be started, or not in time."""
         try:
             return self._ask(name, deadline)
         except (self._ray.exceptions.RayError, ValueError) as error:

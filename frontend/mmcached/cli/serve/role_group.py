@@ -107,11 +107,7 @@ class RoleGroup(Closeable):
                 )
 
     def keep_alive(self, now: float) -> None:
-        """Reap the dead, start the due roles, kill those that should have ended.
-
-        Raises:
-            ServiceUnavailable: A role is given up.
-        """
+        """Reap the dead, start the due roles, kill overdue ones; ServiceUnavailable if a role is given up."""
         for role in self.roles:
             if role.due is None and not role.is_alive:
                 self._reap(role, now)

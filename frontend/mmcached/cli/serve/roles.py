@@ -58,11 +58,7 @@ class Role:
         self._was_started = False
 
     def spawn(self) -> None:
-        """Start the process, which dies with this one.
-
-        Raises:
-            OSError: The system lacks a descriptor, process or memory for it.
-        """
+        """Start the process, which dies with this one; OSError if the system lacks a descriptor, process or memory."""
         environment = PAST_CACHES | environment_for_children()
         environment.setdefault("OMP_NUM_THREADS", str(self._num_threads))
         self.process = subprocess.Popen(

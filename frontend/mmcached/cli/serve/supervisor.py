@@ -195,11 +195,7 @@ class Supervisor(Closeable):
             remove_if_free(path)
 
     def _wait_until_ready(self) -> bool:
-        """Wait until a request has succeeded through each engine, or a store's frontend has answered a probe.
-
-        Returns:
-            False if the service was stopped before.
-        """
+        """Wait until a request succeeds through each engine, or a store's frontend answers; False if stopped before."""
         deadline = time.monotonic() + self.config.start_timeout_s
         reason = ""
         with ThreadPoolExecutor(1, "mmcached-first-request") as thread:

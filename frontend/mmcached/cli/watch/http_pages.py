@@ -90,11 +90,7 @@ class AdminServer:
         """The TCP address; "" without a port."""
 
     def start(self) -> str:
-        """Bind, serve from a thread, and return the TCP URL, "" without a port.
-
-        Raises:
-            ConfigError: The address cannot be bound.
-        """
+        """Bind, serve from a thread, and return the TCP URL, "" without a port; ConfigError if it cannot bind."""
         if self._running is not None:
             raise InvariantError("the HTTP server runs already")
         config = self._look().config
@@ -143,7 +139,7 @@ class AdminServer:
     ) -> None:
         self.stop()
 
-    # ---- what is asked
+    # ---- requests
 
     def _endpoints(self, probing: ThreadPoolExecutor, looking: ThreadPoolExecutor) -> Mapping[str, Endpoint]:
         async def find_out() -> Readiness:

@@ -54,11 +54,7 @@ Endpoint = Callable[[Request], Awaitable[Answer]]
 
 
 class HttpServer:
-    """Serves the endpoints until cancelled.
-
-    Args:
-        max_connections: Open connections at a time, over all listeners.
-    """
+    """Serves the endpoints until cancelled, over at most `max_connections` connections of all listeners."""
 
     def __init__(self, endpoints: Mapping[str, Endpoint], *, max_connections: int = MAX_CONNECTIONS) -> None:
         self._endpoints = endpoints

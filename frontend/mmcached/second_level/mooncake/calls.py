@@ -20,11 +20,7 @@ Result = TypeVar("Result")
 
 
 class Calls(Closeable):
-    """The threads, started as needed, and the calls under way.
-
-    Args:
-        limit: The largest number of threads.
-    """
+    """At most `limit` threads, started as needed, and the calls under way."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit

@@ -107,11 +107,7 @@ class RedisBackend(Closeable):
         return _epoch(text)
 
     def other_versions(self, *, deadline: float) -> dict[int, str]:
-        """Return the other versions that hosts use, or have used, on this server, each with the key of its epoch.
-
-        Raises:
-            BackendError: As for every call.
-        """
+        """Return the other versions that hosts use, or have used, on this server, each with the key of its epoch."""
         others = {number: key for number, key in _OTHER_EPOCHS.items() if number != VERSION}
         replies = self._exchange([_command(key, "GET", key) for key in others.values()], deadline)
         found = zip(others.items(), replies, strict=True)

@@ -28,11 +28,7 @@ def tls_options(place: Place) -> Options:
 
 
 class Link:
-    """An open connection; one thread at a time has it.
-
-    Raises:
-        BackendError: The server is not reached, or refuses the login.
-    """
+    """An open connection, for one thread at a time; BackendError if the server is unreached or refuses the login."""
 
     def __init__(self, place: Place, address: Address | None) -> None:
         kind: Any

@@ -30,11 +30,7 @@ Reply = Value | int | None | Exception
 
 
 class Replies(BaseParser):
-    """The replies on one connection.
-
-    Attributes:
-        socket: None without a connection.
-    """
+    """The replies on one connection; `socket` is None without a connection."""
 
     def __init__(self) -> None:
         self.socket: Any = None

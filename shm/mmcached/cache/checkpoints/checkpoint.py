@@ -92,11 +92,7 @@ class Checkpoint:
         return max(each.largest(self.model, self.processors[of]) for of, each in self.countings.items())
 
     def num_embeds(self, modality: Modality, tensors: Mapping[str, Any]) -> int:
-        """Return the number of an item's embeddings, by its processed tensors.
-
-        Raises:
-            InvalidRequest: The tensors are not of one item.
-        """
+        """Return the number of an item's embeddings by its tensors; InvalidRequest if they are not of one item."""
         return self.countings[modality].count(self.model, tensors)
 
     def modality_of(self, names: Container[str]) -> Modality:
@@ -106,11 +102,7 @@ class Checkpoint:
 
 
 def checkpoint_of(config: ServiceConfig) -> Checkpoint | None:
-    """Return a service's checkpoint; None for the reference encoder.
-
-    Raises:
-        ConfigError: As `Checkpoint.open`.
-    """
+    """Return a service's checkpoint, None for the reference encoder; raises as `Checkpoint.open`."""
     if config.encoder.kind == "reference":
         return None
     if not config.encoder.path:
@@ -119,11 +111,7 @@ def checkpoint_of(config: ServiceConfig) -> Checkpoint | None:
 
 
 def frame_sizes(config: ServiceConfig) -> Sizes | None:
-    """Return the frame sizes of a service's checkpoint; None if it takes no videos.
-
-    Raises:
-        ConfigError: As `Checkpoint.open`.
-    """
+    """Return the frame sizes of a checkpoint, None if it takes no videos; raises as `Checkpoint.open`."""
     checkpoint = checkpoint_of(config)
     counting = None if checkpoint is None else checkpoint.countings.get("video")
     if checkpoint is None or not isinstance(counting, (FrameGrid, WholeClip)):

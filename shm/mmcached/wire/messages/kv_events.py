@@ -36,7 +36,7 @@ BlockHash = bytes | int
 """A digest; or, where so configured, its last 8 bytes as a big-endian number."""
 EventKey = str | bytes | tuple[str, int]
 ExtraKeys = list[Any] | None
-"""What decides the content of one block besides its tokens: `EventKey`s, of which a pair arrives as a list."""
+"""The inputs of one block's content besides its tokens: `EventKey`s, of which a pair arrives as a list."""
 
 MEDIUM = "GPU"
 NUMBER_BYTES = 8

@@ -116,7 +116,7 @@ class Shutdown(Message, frozen=True):
 
 
 class ProbeWorker(Message, frozen=True):
-    """Read a small item, whose frames follow if it is inline, and answer `WorkerProbed`."""
+    """Read a small item, followed by its frames if it is inline, and answer `WorkerProbed`."""
 
     engine_incarnation: Count
     worker_epoch: Count

@@ -130,11 +130,7 @@ class DealerChannel(_Channel[ReceivesT]):
         self.send_frames(encode_frames(message, payload))
 
     def send_frames(self, frames: Sequence[Frame]) -> None:
-        """Queue the frames of one message without blocking.
-
-        Raises:
-            ChannelFull: The queue is at its high-water mark; nothing was queued.
-        """
+        """Queue the frames of one message without blocking; ChannelFull if the queue is full: nothing was queued."""
         try:
             self.socket.send_multipart(frames, zmq.NOBLOCK)
         except zmq.Again:

@@ -1,4 +1,4 @@
-"""Sends pieces of bytes over non-blocking sockets: what the kernel takes now, and later the rest.
+"""Sends pieces of bytes over non-blocking sockets: as many as the kernel takes now, and later the rest.
 
 A dead peer's socket takes nothing; reading reports its end.
 """
@@ -25,7 +25,7 @@ def kept(piece: Piece) -> memoryview:
 
 
 def send_now(to: socket.socket, pieces: list[Piece]) -> list[Piece]:
-    """Send what the kernel takes at once; return the unsent pieces."""
+    """Send as many bytes as the kernel takes at once; return the unsent pieces."""
     while pieces:
         num_sent = send_once(to, pieces[:MAX_PIECES])
         if not num_sent:
