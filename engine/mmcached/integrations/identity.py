@@ -97,7 +97,7 @@ def _read(source: BinaryIO) -> str:
     digest, chunk = blake3(max_threads=blake3.AUTO), memoryview(bytearray(_CHUNK_BYTES))
     before = os.fstat(source.fileno())
     source.seek(0)
-    while num_bytes := source.readinto(chunk):  # the file that `open` returns has it
+    while num_bytes := source.readinto(chunk):  # type: ignore[attr-defined]  # the file that `open` returns has it
         digest.update(chunk[:num_bytes])
     after = os.fstat(source.fileno())
     if (before.st_size, before.st_mtime_ns, before.st_ctime_ns) != (
