@@ -1,4 +1,4 @@
-"""Sets a decoder's limits in the kernel, which hold whatever a codec does: memory, CPU time, life.
+"""Sets a decoder's limits in the kernel, independent of the codecs: memory, CPU time, life.
 
 The process sets them itself, before it reads the first file. Linux only.
 """

@@ -51,7 +51,7 @@ class Tensors:
         return None
 
     def save(self, key: str, embedding: torch.Tensor) -> bool:
-        """Save an embedding, on whatever stream it is being computed; return whether it was accepted.
+        """Save an embedding, computed on any stream; return whether it was accepted.
 
         Args:
             embedding: `(…, width)`; with more than two dimensions it is saved as (rows, width).

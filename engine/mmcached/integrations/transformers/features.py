@@ -258,7 +258,7 @@ class ImageFeatures(Closeable):
             return self._name[1], tower
 
     def _tower(self) -> _Tower:
-        """Return the tower as it is now, reading again only what has changed."""
+        """Return the tower as it is now, reading only changed parts again."""
         tower = _KNOWN.get(self._model)
         if tower is None or tower.weights.is_changed():
             read_at = monotonic()

@@ -59,7 +59,7 @@ def overview_at(run_dir: Path) -> Overview | None:
 
 
 def fetch(run_dir: Path, path: str, timeout_s: float) -> bytes:
-    """Return the body of the HTTP socket's answer, whatever its status code.
+    """Return the body of the HTTP socket's answer, for every status code.
 
     Raises:
         ServiceUnavailable, ConfigError: As `RunDir.check`.
