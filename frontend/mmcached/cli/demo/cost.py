@@ -74,7 +74,7 @@ def measure_again(client: Client, photos: Sequence[Photo], situation: str) -> Co
 
 def make_cost_table(costs: Sequence[Cost]) -> Table:
     """Return a table with a row for each situation: its median in milliseconds, and the first row's median over it."""
-    table = Table(title="cost of a photograph (median)", title_justify="left")
+    table = Table(title="what a photograph costs (median)", title_justify="left")
     table.add_column("situation", no_wrap=True)
     table.add_column("ms", justify="right", no_wrap=True)
     table.add_column("saves", justify="right", no_wrap=True)
