@@ -1,18 +1,13 @@
-"""Both ends of a cache of processed items agree here: on the kind of cache, on the LRU rule, on names.
+"""The parts of a cache of processed items on which both ends must agree: its kind, the LRU rule, and names.
 
-    hasher       content keys, from the bytes of a file
-    hashing/     content keys of KV blocks, from tokens and items
-    kinds        the kind of cache that a configuration asks for
-    request_lru  the move that P0 and P1 make alike
-    clip_keys    the names of a clip: of its file, of what is wanted of it, of its slices
-    store_keys   the name of a tenant's record in the store, and the key of an encoder's output
-    stored_names the tenants and keys of the records in a ring
-    fingerprints the name of all that an output depends on beside the item
-    checkpoints/ how many embeddings a picture has, by a checkpoint's small files
+hasher       content keys of files                    hashing/      content keys of KV blocks
+kinds        the kind of cache of a configuration     request_lru   the LRU update that P0 and P1 both make
+clip_keys    keys of a clip and its slices            store_keys    names of records, keys of encoder outputs
+stored_names tenants and keys in a ring               fingerprints  all besides the item that an output depends on
+checkpoints/ embeddings of an item, by a checkpoint
 
-Imports neither numpy nor torch; `hasher` and `stored_names`, which are imported where they are used, numpy.
-
-The names below are of classes in `mmcached.compat`, and are imported when they are used.
+Imports neither numpy nor torch, except `hasher` and `stored_names`, which import numpy where they are used. The names
+below belong to classes in `mmcached.compat` and are imported lazily.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Prints a `ServiceStatus` for people: a line that says whether it works, one row per process, one per cache."""
+"""Prints a `ServiceStatus` as tables: whether it works, one row per process, one per cache."""
 
 from __future__ import annotations
 
@@ -25,7 +25,6 @@ from mmcached.wire.stats import ServiceStats
 
 
 def show_status(status: ServiceStatus, console: Console) -> None:
-    """Print all of it."""
     word = ("ready", "green") if status.ready else ("not ready", "red")
     uptime = "" if status.uptime_s is None else f", up {time_in_words(status.uptime_s)}"
     console.print(Text.assemble(f"mmcached {status.version} in {shown(str(status.run_dir))}: ", word, uptime))
