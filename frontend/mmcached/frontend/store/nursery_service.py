@@ -122,7 +122,8 @@ class NurseryService:
         if (former := self.books.of(peer)) is not None:
             if former.nursery == nursery:
                 self.books.want(former, size, found_none=True)
-                self.work()
+                for _ in range(1 + size // COPIED_PER_TURN):  # else it is sent, and copied as well
+                    self.work()
                 return self.books.grants(peer) or Grants(nursery, [], [])
             self._drain(former)
         while len(self.books) >= self._max_nurseries or not self._has_descriptor():
@@ -136,7 +137,7 @@ class NurseryService:
         self.books.open(nursery, self._size, peer)
         one = self.books.of(peer)
         assert one is not None
-        self.books.want(one, size)
+        self.books.want(one, size, found_none=True)
         self.work()
         return self.books.grants(peer) or Grants(nursery, [], [])
 
@@ -174,7 +175,9 @@ class NurseryService:
         if one is None:  # it was drained meanwhile, as by an error
             return
         if handle is not None and (handle.nursery, handle.offset) == (record.nursery, record.offset):
-            self.books.keep(one, handle.slot, place)
+            ring = self._records.ring
+            came_back = not isinstance(ring, NoRing) and ring.placed.was_hit(handle)
+            self.books.keep(one, handle.slot, place, goes_first=came_back)
             self.num_puts += 1
         else:
             self.books.give_back(one, place)
@@ -184,7 +187,7 @@ class NurseryService:
         one = self.books.of(peer)
         if one is not None and nbytes >= MIN_PLACED_BYTES and nbytes <= self.max_record_bytes:
             self.num_refusals += 1
-            self.books.want(one, nbytes + PAGE_BYTES, found_none=True)
+            self.books.came_inline(one, nbytes + PAGE_BYTES)
 
     def grants(self, peer: bytes) -> Grants | None:
         """Return what a connection may use of its nursery beside what it has."""
