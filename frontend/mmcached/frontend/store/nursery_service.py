@@ -85,7 +85,7 @@ class NurseryService:
     @property
     def has_work(self) -> bool:
         """Whether `work` has something to do at once."""
-        return self._copy is not None or (not self.is_stuck and self._is_short)
+        return self._copy is not None or (not self.is_stuck and (self._lacks_slots or self.books.needy() is not None))
 
     def adopt(self) -> None:
         """Take over the nurseries of the ring that the records have now; their writers lay nothing there any more."""
@@ -217,21 +217,22 @@ class NurseryService:
 
     def _make_enough(self, num_steps: int) -> None:
         enough = self._num_copied_bytes + COPIED_PER_TURN
+        needy = self.books.needy()
         for _ in range(num_steps):
             if self._num_copied_bytes >= enough:
                 return
-            if not self._is_short:
+            if needy is None and not self._lacks_slots:
                 return
-            if not self._make_room(self.books.needy()):
+            if not self._make_room(needy):
                 self.is_stuck = True
                 return
+            if self._copy is None:  # else nothing is free yet that was not
+                needy = self.books.needy()
 
     @property
-    def _is_short(self) -> bool:
+    def _lacks_slots(self) -> bool:
         ring = self._records.ring
-        if isinstance(ring, NoRing):
-            return False
-        return self.books.needy() is not None or (len(ring.placed) > 0 and ring.placed.num_free < FREE_SLOTS)
+        return not isinstance(ring, NoRing) and len(ring.placed) > 0 and ring.placed.num_free < FREE_SLOTS
 
     def _make_room(self, needy: Nursery | None) -> bool:
         """Let one record go, or copy a slice of it; return False if none can go."""
