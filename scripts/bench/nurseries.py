@@ -41,6 +41,7 @@ from mmcached.wire.handle import Handle, RingAnnouncement
 from mmcached.wire.messages.parts import MIN_PLACED_BYTES, Grants
 
 NUM_SLOTS = 1 << 15
+NURSERY_SHARE = ServiceConfig().store_nursery_share
 NO_BYTES = np.empty(0, np.uint8)
 NAME = "bench"
 
@@ -50,35 +51,35 @@ class StoreCache:
 
     Args:
         num_writers: clients, each with a nursery; 0: the store has no nurseries, and all goes into the main ring.
-        nursery_share: as the setting `store_nursery_share`; None: its default.
+        nursery_share: as the setting `store_nursery_share`.
     """
 
-    def __init__(self, capacity: int, num_writers: int = 1, nursery_share: float | None = None) -> None:
-        given = {} if nursery_share is None else {"store_nursery_share": nursery_share}
-        if not num_writers:
-            given = {"store_nursery_share": 0.0}
-        self.config = ServiceConfig(
-            mm_processor_cache_gb=0, store_gb=capacity / GIB, store_num_slots=NUM_SLOTS, store_max_clients=1, **given
+    def __init__(self, capacity: int, num_writers: int = 1, nursery_share: float = NURSERY_SHARE) -> None:
+        config = ServiceConfig(
+            mm_processor_cache_gb=0,
+            store_gb=capacity / GIB,
+            store_nursery_share=nursery_share if num_writers else 0.0,
+            store_num_slots=NUM_SLOTS,
+            store_max_clients=1,
         )
-        layout = service_layout(self.config)
+        layout = service_layout(config)
         assert layout is not None
         ring = _Ring(
             _Segment(layout),
-            max_object_bytes=self.config.store_max_object_bytes,
-            num_nursery_slots=num_nursery_slots(self.config),
+            max_object_bytes=config.store_max_object_bytes,
+            num_nursery_slots=num_nursery_slots(config),
         )
         ring.nurseries = _Files(ring.announcement)
         weakref.finalize(self, ring.close)
-        self.records = RecordStore.from_config(self.config)
+        self.records = RecordStore.from_config(config)
         self.records.adopt(ring)
         peers = [str(number).encode() for number in range(num_writers)]
-        self.service = NurseryService(self.config, self.records, cast(Channel, peers))
+        self.service = NurseryService(config, self.records, cast(Channel, peers))
         self.service.adopt()
         self._writers = [Writer(self.records, self.service, peer) for peer in peers] or [
             Writer(self.records, self.service, b"")
         ]
         self._rng = random.Random(0)
-        self._num_requests = 0
 
     def request(self, key: Hashable, size: int) -> bool:
         name = str(key)
@@ -97,9 +98,7 @@ class Writer:
         self._records = records
         self._service = service
         self._peer = peer
-        self._nursery = 0
-        self._room = Extents()
-        self._hand = 0
+        self._leave()
 
     def put(self, key: str, nbytes: int) -> bool:
         """Put a record; return whether the store keeps it."""
@@ -112,7 +111,7 @@ class Writer:
                 try:
                     return self._put_placed(key, PlacedRecord(self._nursery, offset, nbytes, 0))
                 except StaleHandle:  # the store has drained the nursery
-                    self._nursery, self._room, self._hand = 0, Extents(), 0
+                    self._leave()
         self._service.came_inline(self._peer, nbytes)
         return self._keep(key, _Encoded(nbytes))
 
@@ -121,10 +120,7 @@ class Writer:
         self._room.remove(record.offset, record.offset + size)
         self._hand = record.offset + size
         self._service.books.take(self._peer, record.nursery, record.offset, size)
-        if self._service.has_slot:
-            is_kept = self._keep(key, record)
-        else:
-            is_kept = self._keep(key, _Encoded(record.nbytes))
+        is_kept = self._keep(key, record if self._service.has_slot else _Encoded(record.nbytes))
         self._service.settle(self._peer, record, self._records.find("", key))
         self._granted(self._service.grants(self._peer))
         return is_kept
@@ -133,6 +129,9 @@ class Writer:
         encoded = record if isinstance(record, PlacedRecord) else cast(EncodedRecord, record)
         return self._records.put("", key, encoded, epoch=self._records.epoch) is None
 
+    def _leave(self) -> None:
+        self._nursery, self._room, self._hand = 0, Extents(), 0
+
     def _place(self, nbytes: int) -> int | None:
         return self._room.find(chunk_bytes(nbytes), self._hand)
 
@@ -140,7 +139,8 @@ class Writer:
         if grants is None:
             return
         if grants.nursery != self._nursery:
-            self._nursery, self._room, self._hand = grants.nursery, Extents(), 0
+            self._leave()
+            self._nursery = grants.nursery
         for begin, end in (*grants.places, *grants.cold_places):
             self._room.add(begin, end)
 

@@ -2,8 +2,8 @@
 
 put            `Client.put` of a new key, until the answer: from then on every client can read it
 socket         the same, by a service without nurseries
-first lap      the same, while a nursery is filled for the first time; all other rows begin when the memory of the
-               nurseries was filled twice
+first lap      the same, while a nursery is filled for the first time; all other rows begin when the store is full, and
+               what is in its nurseries has been replaced
 memcpy         one copy of that many bytes between two arrays, again and again the same: the fastest of some
 cold memcpy    one copy into resident memory that was not touched recently, as the room for a new record is; the median
 raw Redis      SET by a socket and nothing else
@@ -14,9 +14,9 @@ frontend cpu   processor time of the frontend for each put, of records of 64 MiB
 from __future__ import annotations
 
 import contextlib
-import os
 import statistics
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import partial
@@ -29,7 +29,7 @@ import numpy.typing as npt
 from mmcached.cli.bench.processes import Process, answer
 from mmcached.cli.bench.redis import RawRedis
 from mmcached.client import Client
-from mmcached.wire.config import ServiceConfig
+from mmcached.wire.config import GIB, ServiceConfig
 from mmcached.wire.messages.parts import MIN_PLACED_BYTES
 from scripts.bench.harness import Bound, Row, row, wall_us
 from scripts.bench.sidecar_processes import (
@@ -62,8 +62,12 @@ PUTS_PER_ROUND = 30
 PUT_BYTES_PER_ROUND = 1 << 30
 COLD_BYTES = 256 << 20
 """Many times what a processor's caches hold: when a copy comes round again, its target is cold."""
-LAP_BYTES = 2 * ServiceConfig(store_gb=STORE_GB).store_nursery_bytes
-CPU_BYTES = 4 << 30
+NURSERY_BYTES = ServiceConfig(store_gb=STORE_GB).store_nursery_bytes
+FILL_BYTES = int(STORE_GB * GIB) + NURSERY_BYTES
+"""Until so much was put pages are touched for the first time, and what leaves a nursery is copied into the main ring,
+which has free room."""
+CPU_PUTS = 128
+"""Of each size, in all rounds."""
 NUM_CLIENTS = 4
 BOUNDS = [
     Bound("reach", "put, p50", "4.7 MiB", "memcpy", 3.0),
@@ -128,7 +132,7 @@ def compare_frontend_cpu(num_rounds: int) -> list[Row]:
         for _ in range(num_rounds):
             for size in sizes:
                 payload = np.ones(SIZES[size], np.uint8)
-                num_puts = max(1, CPU_BYTES // SIZES[size] // num_rounds // 2)
+                num_puts = CPU_PUTS // num_rounds
                 began = _cpu_s(pids[size])
                 for _ in range(num_puts):
                     _put(clients[size], payload, f"{next(numbers)}")
@@ -148,7 +152,7 @@ def _first_lap(num_rounds: int) -> Row:
             frontend(Path(folder), store_gb=STORE_GB),
             Client(Path(folder), fail_open=False, timeout_s=60) as client,
         ):
-            for number in range(LAP_BYTES // 2 // NUM_BYTES):
+            for number in range(NURSERY_BYTES // NUM_BYTES):
                 puts.append(wall_us(partial(_put, client, payload, f"{number}")))
                 copied.append(wall_us(partial(_copy, payload, copies, "")))
     ours, peer_us = statistics.median(puts), statistics.median(copied)
@@ -164,7 +168,7 @@ def _compare_rates(num_rounds: int) -> Row:
             run_dir = stack.enter_context(service(store_gb=STORE_GB))
             processes[number] = stack.enter_context(children(run_dir, number))
             num_bytes = 0
-            while num_bytes < LAP_BYTES:
+            while num_bytes < FILL_BYTES:
                 num_bytes += NUM_BYTES * sum(map(len, _put_at_once(processes[number])))
         for _ in range(num_rounds):
             for number, found in rates.items():
@@ -182,9 +186,9 @@ def _put_at_once(processes: list[Process]) -> list[list[float]]:
 
 
 def _fill(client: Client, payload: Bytes, numbers: Iterator[int]) -> None:
-    """Put records until the memory of the nurseries was filled twice, if it is for records as large."""
+    """Put records until the store is full and its nurseries have been filled anew, if records as large lie there."""
     if payload.nbytes >= MIN_PLACED_BYTES:
-        for _ in range(LAP_BYTES // payload.nbytes):
+        for _ in range(FILL_BYTES // payload.nbytes):
             _put(client, payload, f"lap {next(numbers)}")
 
 
@@ -204,5 +208,4 @@ def _extents(memory: Bytes, num_bytes: int) -> list[Bytes]:
 
 def _cpu_s(pid: int) -> float:
     """Return the processor time of a process so far."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
+    return time.clock_gettime(~pid << 3 | 2)  # as `clock_getcpuclockid`, which Python does not have
