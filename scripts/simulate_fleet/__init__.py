@@ -6,7 +6,7 @@
 
 requests    who asks which host for which picture, and when: drawn, or derived from a recorded service
 levels      plays the requests through both levels and counts; the sizes of a fleet
-cases       the fleets that the page tells of, one setting varied at a time; the first level's rule beside the ring's
+cases       the fleets that the page tells of, one setting varied at a time; the first level's rule beside the store's
 report      table, rows, and a page with charts
 
 It models no time but the order of requests: an output is in both levels as soon as it was asked for. So two hosts never

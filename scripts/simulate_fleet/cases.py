@@ -2,7 +2,7 @@
 
     10 hosts, each with a first level of 64 GiB and asked for 10 pictures a second; a second level of 256 GiB
 
-Of the others a row names what is different. `rules` replaces the first level's rule by the one of the real ring.
+Of the others a row names what is different. `rules` replaces the first level's rule by the one of the real store.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def cases(max_hosts: int = HOSTS[-1]) -> Iterator[Case]:
 
 
 def rules(first_gib: Iterable[float], seed: int) -> Iterator[tuple[float, Outcome, Outcome]]:
-    """Yield what is found with a first level of each size that is LRU, and with one that has the ring's own rule."""
+    """Yield what is found with a first level of each size that is LRU, and with one that has the store's own rule."""
     requests = BASE.requests(seed)
     for gib in first_gib:
         lru, ring = (play(requests, BASE.load.hosts, gib, BASE.second_gib, rule)[0] for rule in (Lru, StoreCache))

@@ -3,7 +3,7 @@
 A first level never asks what the second has: a miss brings the record in, found or encoded. So the first levels are
 played once, and what they miss is played, in order of time, through second levels of several sizes.
 
-The rules are LRU. The ring's own rule may take its place (`StoreCache`); Redis and Valkey choose the oldest of a few.
+The rules are LRU. The store's own rule may take its place (`StoreCache`); Redis and Valkey choose the oldest of a few.
 """
 
 from __future__ import annotations

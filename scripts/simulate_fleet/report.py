@@ -98,7 +98,7 @@ def table_lines(rows: Iterable[Row]) -> Iterator[str]:
 
 def rule_lines(pairs: Iterable[tuple[float, Outcome, Outcome]]) -> Iterator[str]:
     """Yield the lines of the table that compares the first level's rules."""
-    yield "| first level of each of 10 hosts | LRU: first level finds, second level finds | the ring's rule: the same |"
+    yield "| first level of each of 10 hosts | LRU: first level finds, second level finds | the store's rule |"
     yield "|---|---|---|"
     for gib, *by_rule in pairs:
         cells = (f"{each.share(each.first):.1f} %, {each.share(each.second):.1f} %" for each in by_rule)

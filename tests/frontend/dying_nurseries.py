@@ -91,6 +91,11 @@ class Store:
             self._nursery.map(self.announcement())
         self._number += 1
         place = self._nursery.lay(self._number, record, note)
+        if place is None:
+            more = self._ask(OpenNursery("c", 0, record.nbytes + len(note), self._nursery.nursery))
+            assert isinstance(more, NurseryOpened)
+            self._nursery.granted(more.grants)
+            place = self._nursery.lay(self._number, record, note)
         epoch = self.service.records.epoch
         ask = PutRecord("c", self._number, key, epoch, place=place, overwrites=overwrites)
         stored = self._ask(ask, [] if place else [bytes(frame) for frame in record.frames()])

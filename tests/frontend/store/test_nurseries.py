@@ -153,7 +153,7 @@ def test_a_client_that_puts_nothing_is_idle_also_if_others_find_no_room() -> Non
     make_room(books)
     assert not books.is_idle(sleeper.nursery)
     for _ in range(12):
-        books.want(other.nursery, BUDGET // 4, found_none=True)
+        books.came_inline(other.nursery, BUDGET // 4)
     assert books.is_idle(sleeper.nursery)
     assert not books.is_idle(other.nursery)
 

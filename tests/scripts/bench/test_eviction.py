@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import doctest
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -55,33 +56,38 @@ def test_furthest_knows_the_future() -> None:
     assert hits.tolist() == [False, False, False, True, True, False]
 
 
-@pytest.mark.parametrize("policy", [Lru, Fifo, Sieve, S3Fifo, STORES["no nurseries"]])
+@pytest.mark.parametrize("policy", [Lru, Fifo, Sieve, S3Fifo, *STORES.values()])
 def test_what_fits_is_held_and_no_more(policy: Callable[[int], Policy]) -> None:
-    cache = policy(60)
-    sizes = {"a": 30, "b": 20, "c": 10, "d": 1}
+    cache = policy(64 * traces.MIB)
+    fits = dict.fromkeys("abcdefghij", 4 * traces.MIB)
+    too_much = fits | dict.fromkeys("klmnopqr", 4 * traces.MIB)
     for _ in range(2):
-        hits = [cache.request(key, sizes[key]) for key in "abc"]
+        hits = [cache.request(key, size) for key, size in fits.items()]
     assert all(hits)
     for _ in range(50):
-        hits = [cache.request(key, sizes[key]) for key in "abcd"]
+        hits = [cache.request(key, size) for key, size in too_much.items()]
         assert not all(hits)
 
 
 @pytest.mark.parametrize("share", [0.5, 1])
 def test_sessions_that_do_not_all_fit_are_found_nearly_as_often_as_by_lru(share: float) -> None:
-    trace = [sessions(1, share)]
+    whole = sessions(1, share)
+    trace = [replace(whole, keys=whole.keys[: len(whole.keys) // 2])]
     ring, lru = (mean_rates(trace, partial(replay_trace, policy))[0] for policy in (StoreCache, Lru))
     assert ring > 0.8 * lru
 
 
+# What the records in use take is 90 % of the store. With nurseries the main ring is 75 %, so it holds five sixths of
+# their bytes at most, and clips go through the rest: 60 to 90 % of the objects are found, by the order of their sizes.
+@pytest.mark.parametrize(("store", "least"), [("1 writer", 60), ("no nurseries", 85)])
 @pytest.mark.parametrize("is_asked", [True, False])
 @pytest.mark.parametrize("num_slices", SLICE_BYTES)
-def test_clips_that_nobody_asks_for_again_leave_what_is_used(num_slices: int, is_asked: bool) -> None:
+def test_clips_that_nobody_asks_for_again_leave_what_is_used(
+    num_slices: int, is_asked: bool, store: str, least: float
+) -> None:
     slices = 5 * num_slices, SLICE_BYTES[num_slices]  # of a store that one clip nearly fills
-    policies = STORES["no nurseries"], StoreCache, Lru
-    ring, store, lru = (hit_rate(policy, 512 * traces.MIB, slices, is_asked, seed=0) for policy in policies)
-    assert ring > 85
-    assert store > lru + 20  # the store's own records are more than its main ring takes
+    ours, lru = (hit_rate(policy, 512 * traces.MIB, slices, is_asked, seed=0) for policy in (STORES[store], Lru))
+    assert ours > max(least, lru + 20)
     assert lru < 70
 
 

@@ -31,7 +31,8 @@ from mmcached.wire.messages.parts import MAX_GRANTS, MIN_PLACED_BYTES, Grants
 
 DEPTH = 2
 MAX_DEPTH = 16
-"""Places for records as large as a client's largest that are kept ready for it: more when it has found none."""
+"""Places for records as large as a client's largest that are kept ready for it if they are few bytes: more when it has
+found none."""
 MAX_AHEAD_BYTES = 64 << 20
 """While the budget lasts, a client has room ahead as large as all that it has had, up to so much: it populates it
 before it uses it, and that takes longer than to fill it."""
@@ -51,13 +52,16 @@ class Nursery:
         cold: the same without memory, before the frontier.
         records: by slot, where each record lies, the oldest first; also one that waits for its last reader.
         demand: bytes that were put here recently.
-        largest: the bytes of the largest record recently.
-        depth: so many places are kept ready.
+        peak: the bytes of the largest record recently.
+        pace: so many places of that size would be ready, if there were room for all that is wanted.
+        largest: the bytes of a place that is kept ready.
+        depth: so many of these are.
         is_waiting: its client has found no room although it was granted some, which it still populates.
     """
 
     __slots__ = (
-        "cold", "demand", "depth", "free", "frontier", "granted", "is_waiting", "largest", "nursery", "peer",
+        "cold", "demand", "depth", "free", "frontier", "granted", "is_waiting", "largest", "nursery", "pace", "peak",
+        "peer",
         "prepared", "prepared_cold", "records", "size", "used_at",
     )  # fmt: skip
 
@@ -71,6 +75,8 @@ class Nursery:
         self.is_waiting = False
         self.records: OrderedDict[int, Placed] = OrderedDict()
         self.demand = 0
+        self.peak = MIN_PLACED_BYTES
+        self.pace = DEPTH
         self.largest = MIN_PLACED_BYTES
         self.depth = DEPTH
         self.used_at = 0
@@ -79,6 +85,11 @@ class Nursery:
     def held_bytes(self) -> int:
         """The memory that it takes, or may take."""
         return self.frontier - self.cold.num_bytes
+
+    @property
+    def ready_bytes(self) -> int:
+        """What the client has room for, after the next answer, in bytes."""
+        return self.granted.num_bytes + self.prepared.num_bytes + self.prepared_cold.num_bytes
 
     def has_room(self, size: int) -> bool:
         """Return whether its client was granted room for a record, which it may be populating."""
@@ -186,9 +197,15 @@ class Nurseries:
         self.want(one, size)
         return one
 
-    def keep(self, one: Nursery, slot: int, place: Placed) -> None:
-        """Enter a record that lies in a place that was taken."""
+    def keep(self, one: Nursery, slot: int, place: Placed, *, goes_first: bool = False) -> None:
+        """Enter a record that lies in a place that was taken.
+
+        Args:
+            goes_first: it is the next whose turn comes, before all others.
+        """
         one.records[slot] = place
+        if goes_first:
+            one.records.move_to_end(slot, last=False)
         one.demand += place.size
         self._advance(place.size)
 
@@ -200,8 +217,8 @@ class Nurseries:
             self._tick += 1
             for each in self._nurseries.values():
                 each.demand //= 2
-                each.largest = max(chunk_bytes(each.largest // 2), size_of_last(each))
-                each.depth = max(DEPTH, each.depth // 2)
+                each.peak = max(chunk_bytes(each.peak // 2), size_of_last(each))
+                each.pace = max(DEPTH, each.pace // 2)
 
     def give_back(self, one: Nursery, place: Placed) -> None:
         """Let a client have a place again that was taken: the record is not kept."""
@@ -209,14 +226,39 @@ class Nurseries:
             one.prepared.add(place.offset, place.offset + place.size)
 
     def want(self, one: Nursery, size: int, *, found_none: bool = False) -> None:
-        """Take note of the size of a record, and whether there was no room for it."""
-        one.largest = max(one.largest, chunk_bytes(size))
+        """Take note of the size of a record, and say how much room is to be ready for the next ones.
+
+        What is ready is idle, so it is a quarter of the budget at most: half of that in equal parts, the other half as
+        clients have put recently. A client with a larger record asks.
+
+        Args:
+            found_none: there was no room for it; there is to be some.
+        """
+        size = chunk_bytes(size)
+        one.peak = max(one.peak, size)
         one.used_at = self._tick
         self._unready[one.nursery] = one
         one.is_waiting = found_none and one.has_room(size)
         if found_none:
-            one.depth = one.depth if one.is_waiting else min(MAX_DEPTH, 2 * one.depth)
-            self._advance(size)
+            one.pace = one.pace if one.is_waiting else min(MAX_DEPTH, 2 * one.pace)
+        demand = sum(each.demand for each in self._peer_to_nursery.values())
+        part = 1 / len(self._peer_to_nursery) + (one.demand + 1) / (demand + 1)
+        limit = int(self.budget_bytes / 8 * part)
+        if found_none:
+            one.largest = min(size, self.max_record_bytes)
+            one.depth = max(1, min(one.pace, limit // one.largest))
+        else:
+            one.largest = min(one.peak, max(limit, MIN_PLACED_BYTES), self.max_record_bytes)
+            num_ready = _num_places(one.ready(), one.largest)
+            num_more = max(0, limit - one.ready_bytes) // one.largest
+            one.depth = min(
+                one.pace, max(num_ready + num_more, int(limit >= one.largest))
+            )  # bits of room are of no use
+
+    def came_inline(self, one: Nursery, size: int) -> None:
+        """Take note of a record of a client that was not laid into its nursery, because there was no room for it."""
+        self.want(one, size, found_none=True)
+        self._advance(size)
 
     def freed(self, slot: int, place: Placed) -> tuple[int, int] | None:
         """Take note that a record's place is nobody's any more.
@@ -259,9 +301,6 @@ class Nurseries:
 
     def prepare(self, one: Nursery) -> bool:
         """Prepare room out of what is free, and out of the budget; return whether it is enough."""
-        one.largest = min(one.largest, self.max_record_bytes)
-        while one.depth > DEPTH and one.depth * one.largest * 2 > self.budget_bytes:
-            one.depth -= 1
         num_ready = _num_places(one.ready(), one.largest)
         while num_ready < one.depth and self._take_free(one):
             num_ready += 1

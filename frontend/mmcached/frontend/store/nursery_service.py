@@ -24,7 +24,7 @@ from mmcached.frontend.store.record_store import RecordStore
 from mmcached.shm import RingWriter
 from mmcached.shm.ring.nursery_table import Placed, PlacedRecord
 from mmcached.shm.ring.ring import Claim
-from mmcached.shm.segment.layout import PAGE_BYTES, chunk_bytes, round_up
+from mmcached.shm.segment.layout import PAGE_BYTES, round_up
 from mmcached.shm.store import codec
 from mmcached.shm.store.codec import EncodedRecord
 from mmcached.shm.store.record_head import head_of
@@ -138,7 +138,7 @@ class NurseryService:
         self.books.open(nursery, self._size, peer)
         one = self.books.of(peer)
         assert one is not None
-        self.books.want(one, size)
+        self.books.want(one, size, found_none=True)
         self.work()
         return self.books.grants(peer) or Grants(nursery, [], [])
 
@@ -176,7 +176,8 @@ class NurseryService:
         # Asked of the ring: a record that has expired by now, and is leased, has its place without having its key.
         slot = placed.last_slot
         if slot is not None and placed.place(slot) == place:
-            self.books.keep(one, slot, place)
+            handle = placed.current(slot)
+            self.books.keep(one, slot, place, goes_first=handle is not None and placed.was_hit(handle))
             self.num_puts += 1
         else:
             self.books.give_back(one, place)
@@ -186,8 +187,7 @@ class NurseryService:
         one = self.books.of(peer)
         if one is not None and nbytes >= MIN_PLACED_BYTES and nbytes <= self.max_record_bytes:
             self.num_refusals += 1
-            size = chunk_bytes(nbytes + PAGE_BYTES)
-            self.books.want(one, size, found_none=True)
+            self.books.came_inline(one, nbytes + PAGE_BYTES)
 
     def grants(self, peer: bytes) -> Grants | None:
         """Return what a connection may use of its nursery beside what it has."""

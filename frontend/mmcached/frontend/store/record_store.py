@@ -85,6 +85,7 @@ class RecordStore(Closeable):
             none.
         item_share_bytes: the same of the processed items.
         max_object_bytes: the largest record of a client; None: of the ring.
+        nursery_bytes: what the records in nurseries may take together, beside the ring.
     """
 
     def __init__(
@@ -96,6 +97,7 @@ class RecordStore(Closeable):
         share_bytes: int | None = None,
         item_share_bytes: int | None = None,
         max_object_bytes: int | None = None,
+        nursery_bytes: int = 0,
     ) -> None:
         self.epoch = first_epoch
         self._first_epoch = first_epoch
@@ -109,6 +111,7 @@ class RecordStore(Closeable):
         self._item_share_bytes = item_share_bytes
         self._clients_books = TenantBooks()  # of all but items, if they have a share
         self._max_object_bytes = max_object_bytes
+        self._nursery_bytes = nursery_bytes
         self._fetched: set[str] = set()
         self._num_queries = self._num_hits = 0
         self.num_puts = self.num_refusals = self.num_quota_evictions = self.num_share_evictions = self.num_expired = 0
@@ -123,6 +126,7 @@ class RecordStore(Closeable):
             share_bytes=config.store_main_bytes if config.ring_data_bytes else None,
             item_share_bytes=config.ring_data_bytes if config.store_data_bytes else None,
             max_object_bytes=config.store_max_object_bytes,
+            nursery_bytes=config.store_nursery_bytes,
         )
 
     def adopt(self, ring: RingWriter) -> None:
@@ -136,7 +140,9 @@ class RecordStore(Closeable):
         """
         if isinstance(self._store, ObjectStoreWriter):
             raise LocalProtocolError("this store has a ring")
-        self._store = ObjectStoreWriter(ring, on_evict=self._evicted, on_hit=self._touch)
+        self._store = ObjectStoreWriter(
+            ring, on_evict=self._evicted, on_hit=self._touch, nursery_bytes=self._nursery_bytes
+        )
         if former_epoch := ring.board.store_epoch():
             self.epoch = self._first_epoch = former_epoch
         ring.board.set_store_epoch(self.epoch)

@@ -42,6 +42,7 @@ class ObjectStoreWriter(Closeable):
         ring: everything is put and forgotten through this store from now on.
         on_evict: called with each key whose chunk the ring has evicted; must not raise and must not call the store.
         on_hit: called with each key that a reader has found by itself, some time later; likewise.
+        nursery_bytes: what lies in nurseries beside the ring, at most.
     Attributes:
         adopted: what a former writer has put: key -> bytes that it takes in the ring, and `about`; the oldest first.
             May be cleared by whoever has taken note.
@@ -52,6 +53,7 @@ class ObjectStoreWriter(Closeable):
         ring: RingWriter,
         on_evict: Callable[[str], None] | None = None,
         on_hit: Callable[[str], None] | None = None,
+        nursery_bytes: int = 0,
     ) -> None:
         self.ring = ring
         self._on_evict_key = on_evict
@@ -62,7 +64,7 @@ class ObjectStoreWriter(Closeable):
         self._key_to_handle: dict[str, Handle] = {}
         self._slot_to_key: dict[int, str] = {}
         self._touched: set[str] = set()
-        self._departed = Departed(ring.announcement.data_bytes, ring.announcement.num_slots)
+        self._departed = Departed(ring.announcement.data_bytes + nursery_bytes, ring.announcement.num_slots)
         self.adopted: dict[str, tuple[int, bytes]] = {}
         for handle, digest, note in ring:
             self._adopt(handle, digest, note)
