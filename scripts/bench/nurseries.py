@@ -36,7 +36,7 @@ from mmcached.shm.segment.layout import Layout, chunk_bytes
 from mmcached.shm.segment.mapped import Control, map_object
 from mmcached.shm.segment.nursery_files import NurseryFiles
 from mmcached.shm.segment.segment import WriterSegment
-from mmcached.shm.store.object_store import pack_note
+from mmcached.shm.store.record_note import pack_note
 from mmcached.wire.config import GIB, ServiceConfig
 from mmcached.wire.errors import StaleHandle
 from mmcached.wire.handle import Handle, RingAnnouncement
