@@ -9,8 +9,10 @@
     cold. In a drained nursery nothing is prepared or granted, and all that is not a record is cold.
 
 All nurseries share one budget of memory. When a client puts a record, room for some as large is prepared for it, which
-goes with the next answer. If the budget is used, the nursery gives way that has most memory for what was put there
-recently; those whose clients are gone come first. In a nursery the oldest record goes first.
+goes with the next answer; what is ready in all nurseries is a quarter of the budget, beside what clients have asked
+for. If the budget is used, the nursery gives way that has most memory for what was put there recently; those whose
+clients are gone come first. In a nursery the oldest record goes first, but for one that came back after it had left:
+that goes before all others.
 
 Books only: no bytes, no sockets, no clock; time is counted in bytes that are put. Invariants: the sets of a nursery do
 not overlap; what a client was granted it has until it puts something there, or its connection is closed.
