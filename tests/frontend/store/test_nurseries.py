@@ -152,6 +152,23 @@ def test_a_record_that_goes_first_makes_room_before_those_that_were_put_earlier(
     assert list(one.records) == [3, 0, 1, 2]
 
 
+def test_between_clients_that_put_as_much_no_memory_moves() -> None:
+    books = Nurseries(BUDGET)
+    clients = [Client(books, number, b"%d" % number) for number in range(1, 5)]
+    num_cold = 0
+    for slot in range(400):
+        client = clients[slot % 4]
+        make_room(books)
+        grants = books.grants(client.peer)
+        if grants is not None and slot >= 200:
+            num_cold += len(grants.cold_places)
+        if not client.put(slot, RECORD // 4):
+            assert slot < 4
+            make_room(books)
+            assert client.put(slot, RECORD // 4)
+    assert num_cold == 0, "a page fault for each page that is put"
+
+
 def test_what_was_not_granted_is_refused() -> None:
     books = Nurseries(BUDGET)
     client = Client(books, 1, A)
