@@ -9,10 +9,12 @@
     cold. In a drained nursery nothing is prepared or granted, and all that is not a record is cold.
 
 All nurseries share one budget of memory. When a client puts a record, room for some as large is prepared for it, which
-goes with the next answer. Cold room is granted long before it is needed, as its client populates it first; while it has
-no other, old records make room for new ones as far as they can be copied into the ring. If the budget is used, the
-nursery gives way that has most memory for what was put there recently; those whose clients are gone come first. In a
-nursery the oldest record goes first.
+goes with the next answer; what is ready in all nurseries is a quarter of the budget, beside what clients have asked
+for. Cold room is granted long before it is needed, as its client populates it first; while it has no other, old records
+make room for new ones as far as they can be copied into the ring. If the budget is used, the nursery gives way that has
+most memory for what was put there recently, or the one that needs room if it has half as much; those whose clients are
+gone come first. In a nursery the oldest record goes first, but for one that came back after it had left: that goes
+before all others.
 
 Books only: no bytes, no sockets, no clock; time is counted in bytes that are put. Invariants: the sets of a nursery do
 not overlap; what a client was granted it has until it puts something there, or its connection is closed.
@@ -36,6 +38,8 @@ found none."""
 MAX_AHEAD_BYTES = 64 << 20
 """While the budget lasts, a client has room ahead as large as all that it has had, up to so much: it populates it
 before it uses it, and that takes longer than to fill it."""
+KEPT_RATIO = 2.0
+"""So many times as much memory for its puts another nursery has that gives way before the one that needs room."""
 IDLE_TICKS = 2
 """A client that has put nothing while half of the budget was put so many times is idle."""
 
@@ -311,14 +315,20 @@ class Nurseries:
         """Return the nurseries in the order in which they give way: those that are drained, then those that have most
         for what was put there recently.
 
+        Memory that moves to another nursery costs page faults, so the needy one makes room itself unless another has
+        `KEPT_RATIO` times as much for its puts.
+
         Args:
             needy: for which there is to be room; None: it is slots that are needed.
         """
         if needy is not None and (needy.is_waiting or self.budget_bytes - self.held_bytes >= needy.largest):
             return [needy]  # it has no stretch that is long enough
-        order = sorted(
-            self._nurseries.values(), key=lambda one: (one.peer is not None, -one.held_bytes / (one.demand + 1))
-        )
+
+        def order_of(one: Nursery) -> tuple[bool, float]:
+            weight = KEPT_RATIO if one is needy else 1.0
+            return one.peer is not None, -weight * one.held_bytes / (one.demand + 1)
+
+        order = sorted(self._nurseries.values(), key=order_of)
         return [one for one in order if one.records or one.free or self.is_idle(one) or one is needy]
 
     def is_idle(self, one: Nursery) -> bool:
