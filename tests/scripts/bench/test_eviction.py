@@ -87,7 +87,7 @@ def test_clips_that_nobody_asks_for_again_leave_what_is_used(
 ) -> None:
     slices = 5 * num_slices, SLICE_BYTES[num_slices]  # of a store that one clip nearly fills
     ours, lru = (hit_rate(policy, 512 * traces.MIB, slices, is_asked, seed=0) for policy in (STORES[store], Lru))
-    assert ours > max(least, lru + 20)
+    assert ours > max(least, lru + 18)
     assert lru < 70
 
 

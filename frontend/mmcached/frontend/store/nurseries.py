@@ -9,10 +9,12 @@
     cold. In a drained nursery nothing is prepared or granted, and all that is not a record is cold.
 
 All nurseries share one budget of memory. When a client puts a record, room for some as large is prepared for it, which
-goes with the next answer. Cold room is granted long before it is needed, as its client populates it first; while it has
-no other, old records make room for new ones as far as they can be copied into the ring. If the budget is used, the
-nursery gives way that has most memory for what was put there recently; those whose clients are gone come first. In a
-nursery the oldest record goes first.
+goes with the next answer; what is ready in all nurseries is a quarter of the budget, beside what clients have asked
+for. Cold room is granted long before it is needed, as its client populates it first; while it has no other, old records
+make room for new ones as far as they can be copied into the ring. If the budget is used, the nursery gives way that has
+most memory for what was put there recently, or the one that needs room if it has half as much; those whose clients are
+gone come first. In a nursery the oldest record goes first, but for one that came back after it had left: that goes
+before all others.
 
 Books only: no bytes, no sockets, no clock; time is counted in bytes that are put. Invariants: the sets of a nursery do
 not overlap; what a client was granted it has until it puts something there, or its connection is closed.
@@ -21,7 +23,7 @@ not overlap; what a client was granted it has until it puts something there, or 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from mmcached.shm.ring.extents import Extents
 from mmcached.shm.ring.nursery_table import Placed
@@ -33,9 +35,8 @@ DEPTH = 2
 MAX_DEPTH = 16
 """Places for records as large as a client's largest that are kept ready for it if they are few bytes: more when it has
 found none."""
-MAX_AHEAD_BYTES = 64 << 20
-"""While the budget lasts, a client has room ahead as large as all that it has had, up to so much: it populates it
-before it uses it, and that takes longer than to fill it."""
+KEPT_RATIO = 2.0
+"""So many times as much memory for its puts another nursery has that gives way before the one that needs room."""
 IDLE_TICKS = 2
 """A client that has put nothing while half of the budget was put so many times is idle."""
 
@@ -54,14 +55,15 @@ class Nursery:
         demand: bytes that were put here recently.
         peak: the bytes of the largest record recently.
         pace: so many places of that size would be ready, if there were room for all that is wanted.
+        max_ready_bytes: of what is ready, beside what its client has asked for.
         largest: the bytes of a place that is kept ready.
         depth: so many of these are.
         is_waiting: its client has found no room although it was granted some, which it still populates.
     """
 
     __slots__ = (
-        "cold", "demand", "depth", "free", "frontier", "granted", "is_waiting", "largest", "nursery", "pace", "peak",
-        "peer",
+        "cold", "demand", "depth", "free", "frontier", "granted", "is_waiting", "largest", "max_ready_bytes", "nursery",
+        "pace", "peak", "peer",
         "prepared", "prepared_cold", "records", "size", "used_at",
     )  # fmt: skip
 
@@ -77,6 +79,7 @@ class Nursery:
         self.demand = 0
         self.peak = MIN_PLACED_BYTES
         self.pace = DEPTH
+        self.max_ready_bytes = 0
         self.largest = MIN_PLACED_BYTES
         self.depth = DEPTH
         self.used_at = 0
@@ -243,17 +246,14 @@ class Nurseries:
             one.pace = one.pace if one.is_waiting else min(MAX_DEPTH, 2 * one.pace)
         demand = sum(each.demand for each in self._peer_to_nursery.values())
         part = 1 / len(self._peer_to_nursery) + (one.demand + 1) / (demand + 1)
-        limit = int(self.budget_bytes / 8 * part)
+        limit = one.max_ready_bytes = int(self.budget_bytes / 8 * part)
         if found_none:
             one.largest = min(size, self.max_record_bytes)
             one.depth = max(1, min(one.pace, limit // one.largest))
         else:
             one.largest = min(one.peak, max(limit, MIN_PLACED_BYTES), self.max_record_bytes)
             num_ready = _num_places(one.ready(), one.largest)
-            num_more = max(0, limit - one.ready_bytes) // one.largest
-            one.depth = min(
-                one.pace, max(num_ready + num_more, int(limit >= one.largest))
-            )  # bits of room are of no use
+            one.depth = min(one.pace, num_ready + max(0, limit - one.ready_bytes) // one.largest)
 
     def came_inline(self, one: Nursery, size: int) -> None:
         """Take note of a record of a client that was not laid into its nursery, because there was no room for it."""
@@ -301,24 +301,33 @@ class Nurseries:
 
     def prepare(self, one: Nursery) -> bool:
         """Prepare room out of what is free, and out of the budget; return whether it is enough."""
-        num_ready = _num_places(one.ready(), one.largest)
-        while num_ready < one.depth and self._take_free(one):
-            num_ready += 1
-        self._grow(one)
-        return num_ready >= one.depth or _num_places(one.ready(), one.largest) >= one.depth
+        is_enough = _num_places(one.ready(), one.largest) >= one.depth
+        while not is_enough:
+            spare = 0 if one.is_waiting else self.budget_bytes - self.held_bytes
+            if not (self._take_stretch(one, 0) or (spare and self._take_stretch(one, spare))):
+                break
+            is_enough = _num_places(one.ready(), one.largest) >= one.depth
+        self._go_ahead(one)
+        return is_enough
 
     def to_go(self, needy: Nursery | None) -> list[Nursery]:
         """Return the nurseries in the order in which they give way: those that are drained, then those that have most
         for what was put there recently.
+
+        Memory that moves to another nursery costs page faults, so the needy one makes room itself unless another has
+        `KEPT_RATIO` times as much for its puts.
 
         Args:
             needy: for which there is to be room; None: it is slots that are needed.
         """
         if needy is not None and (needy.is_waiting or self.budget_bytes - self.held_bytes >= needy.largest):
             return [needy]  # it has no stretch that is long enough
-        order = sorted(
-            self._nurseries.values(), key=lambda one: (one.peer is not None, -one.held_bytes / (one.demand + 1))
-        )
+
+        def order_of(one: Nursery) -> tuple[bool, float]:
+            weight = KEPT_RATIO if one is needy else 1.0
+            return one.peer is not None, -weight * one.held_bytes / (one.demand + 1)
+
+        order = sorted(self._nurseries.values(), key=order_of)
         return [one for one in order if one.records or one.free or self.is_idle(one) or one is needy]
 
     def is_idle(self, one: Nursery) -> bool:
@@ -361,46 +370,56 @@ class Nurseries:
             one.cold.remove(place.offset, place.offset + place.size)
         return list(one.cold)
 
-    def _take_free(self, one: Nursery) -> bool:
-        """Prepare room for one record more out of what is free; return False if there is none."""
-        found = one.free.find(one.largest)
+    def _take_stretch(self, one: Nursery, spare: int) -> bool:
+        """Prepare room for one record more, with up to `spare` bytes of memory that the nursery does not have yet."""
+        available = one.free.copy()
+        if spare:
+            for begin, end in (*one.cold, (one.frontier, one.size)):
+                available.add(begin, end)
+        found = available.find(one.largest)
         if found is not None:
-            _move(one.free, one.prepared, [(found, found + one.largest)])
-            return True
+            return self._prepare(one, [(found, found + one.largest)], spare)
         ready = one.ready()
-        room = ready.copy()
-        for begin, end in one.free:
+        room = available.copy()
+        for begin, end in ready:
             room.add(begin, end)
         for begin, end in room:  # beside what it has already
-            parts = one.free.common(begin, end)
-            if parts and (end - begin) // one.largest > _num_places(ready.common(begin, end), one.largest):
-                _move(one.free, one.prepared, parts)
+            parts = available.common(begin, end)
+            has_one_more = (end - begin) // one.largest > _num_places(ready.common(begin, end), one.largest)
+            if parts and has_one_more and self._prepare(one, parts, spare):
                 return True
         return False
 
-    def _grow(self, one: Nursery) -> None:
-        """Prepare cold room while the budget lasts: as much as the nursery has, and for some records at least."""
-        ahead = one.granted.num_bytes + one.prepared.num_bytes + one.prepared_cold.num_bytes
-        wanted = max(one.depth * one.largest, min(one.held_bytes - ahead, MAX_AHEAD_BYTES)) - ahead
+    def _prepare(self, one: Nursery, stretches: Sequence[tuple[int, int]], spare: int) -> bool:
+        """Prepare room that nobody has; return False if more than `spare` bytes of it have no memory."""
+        warm = [part for stretch in stretches for part in one.free.common(*stretch)]
+        if _num_places(stretches, 1) - _num_places(warm, 1) > spare:
+            return False
+        for begin, end in stretches:
+            one.cold.remove(begin, end)
+            one.prepared_cold.add(begin, end)
+            one.frontier = max(one.frontier, end)
+        for begin, end in warm:
+            one.free.remove(begin, end)
+            one.prepared_cold.remove(begin, end)
+            one.prepared.add(begin, end)
+        return True
+
+    def _go_ahead(self, one: Nursery) -> None:
+        """Prepare cold room long before it is needed, while the budget lasts: as much as the nursery has in use."""
+        ahead = one.ready_bytes
+        wanted = min(one.held_bytes - ahead, one.max_ready_bytes) - ahead
         wanted = min(wanted, self.budget_bytes - self.held_bytes)
         for begin, end in (*one.cold, (one.frontier, one.size)):
-            size = min(wanted, end - begin) // ALIGNMENT * ALIGNMENT
-            if size >= MIN_PLACED_BYTES:
-                one.cold.remove(begin, begin + size)
-                one.prepared_cold.add(begin, begin + size)
-                one.frontier = max(one.frontier, begin + size)
-                wanted -= size
+            size = min(wanted, end - begin) // one.largest * one.largest  # no bits of room, which are of no use
+            if size > 0:
+                self._prepare(one, [(begin, begin + size)], size)
+                return
 
 
 def _num_places(room: Iterable[tuple[int, int]], size: int) -> int:
     """Return for how many records of a size there is room."""
     return sum((end - begin) // size for begin, end in room)
-
-
-def _move(source: Extents, target: Extents, stretches: Iterable[tuple[int, int]]) -> None:
-    for begin, end in stretches:
-        source.remove(begin, end)
-        target.add(begin, end)
 
 
 def size_of_last(one: Nursery) -> int:

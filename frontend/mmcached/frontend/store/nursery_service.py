@@ -246,12 +246,13 @@ class NurseryService:
         ring = self._ring
         evicts = needy is None or not needy.is_waiting
         for one in self.books.to_go(needy):
-            if one is not needy and one.free:
-                self._punch(one, self.books.squeeze(one))
-                return True
-            if one is not needy and self.books.is_idle(one):
-                self._drain(one)
-                return True
+            if needy is not None and one is not needy:  # its memory is of use
+                if one.free:
+                    self._punch(one, self.books.squeeze(one))
+                    return True
+                if self.books.is_idle(one):
+                    self._drain(one)
+                    return True
             for _ in range(len(one.records)):
                 slot = next(iter(one.records))
                 handle = ring.placed.current(slot)
