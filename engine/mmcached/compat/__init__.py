@@ -4,6 +4,6 @@
     kv_cache_manager           vLLM's `KVCacheManager`, for engines that have a scheduler of their own
     omni_tensor_prefix_cache/  vllm-omni's `OmniTensorPrefixCache`: hidden states by KV slot
 
-`mmcached.cache`, `mmcached.engine`, `mmcached.frontend` and `mmcached.worker` show the classes under their published
+`mmcached.cache`, `mmcached.engine`, `mmcached.frontend` and `mmcached.worker` export the classes under their published
 names, and import them when they are used. No other module of the product imports this package.
 """

@@ -1,7 +1,7 @@
-"""Shows the KV cache as vLLM's `KVCacheManager`, to engines that have a scheduler of their own.
+"""vLLM's `KVCacheManager` on top of the KV cache, for engines that have a scheduler of their own.
 
-Everything that decides something is in `mmcached.engine.kv.kv_cache`; what is added here looks in, or tells of content
-that arrives or fails outside a step. The service does without it.
+All decisions are in `mmcached.engine.kv.kv_cache`; this module adds queries, and reports content that arrives or fails
+outside a step. The service does not use it.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from mmcached.wire.errors import LocalProtocolError
 
 @dataclass(slots=True)
 class PrefixCacheStats:
-    """The admissions of an interval.
+    """Admission counts of an interval.
 
     Attributes:
-        reset: whether the prefix cache was reset in between.
-        requests, queries, hits: requests admitted for the first time, their tokens, and those found.
-        preempted_requests, preempted_queries, preempted_hits: the same of requests that had been admitted before.
+        reset: Whether the prefix cache was reset during the interval.
+        requests, queries, hits: Requests admitted for the first time, their tokens, and the tokens found in the cache.
+        preempted_requests, preempted_queries, preempted_hits: The same for requests that had been admitted before.
     """
 
     reset: bool = False
@@ -41,10 +41,10 @@ class PrefixCacheStats:
 
 
 class IntervalCounts(AdmissionCounts):
-    """Counts since the start, and since they were last taken, as vLLM's loggers do.
+    """Counts since the start, and since they were last taken, as vLLM's loggers report them.
 
     Attributes:
-        interval: the counts to be taken next.
+        interval: The counts of the current interval.
     """
 
     def __init__(self) -> None:
@@ -65,10 +65,10 @@ class IntervalCounts(AdmissionCounts):
 
 
 class KVCacheManager(KVCache):
-    """The published class: `KVCache`, whose arguments it takes, with the rest of vLLM's methods.
+    """vLLM's published class: `KVCache`, whose arguments it takes, with the rest of vLLM's methods.
 
     Args:
-        log_stats: whether admissions are counted by interval (`make_prefix_cache_stats`).
+        log_stats: Whether admissions are counted by interval (`make_prefix_cache_stats`).
     """
 
     def __init__(  # noqa: PLR0917 (vLLM's signature)
@@ -103,12 +103,12 @@ class KVCacheManager(KVCache):
     # ---- content that arrives, or fails to
 
     def cache_blocks(self, request: Request, num_computed_tokens: int) -> None:
-        """Publish a request's full blocks up to this many tokens, which have been computed or have arrived.
+        """Publish a request's full blocks up to `num_computed_tokens`, which have been computed or have arrived.
 
-        Those published or reserved before stay as they are. With caching off, nothing happens.
+        Blocks that were published or reserved before are unchanged. With caching off, nothing happens.
 
         Raises:
-            LocalProtocolError: the request holds nothing, or too few slots, or blocks before these wait for a step.
+            LocalProtocolError: The request holds no blocks, or too few slots, or blocks before these wait for a step.
         """
         held = self._held.get(request.request_id)
         num_final = min(num_computed_tokens, request.num_tokens)
@@ -127,25 +127,26 @@ class KVCacheManager(KVCache):
         held.set_horizon()
 
     def evict_blocks(self, block_ids: Iterable[int]) -> list[int]:
-        """Let nobody find these blocks any more, as after a load that failed; they stay with their holders.
+        """Remove blocks from the prefix cache, for example after a failed load; requests keep the blocks they hold.
 
-        What holders have behind them was computed from them, and goes with them. Whoever holds any of that computes it
-        again: set `num_computed_tokens` back and go on; what is final then is published anew. Blocks that were computed
-        from these by requests that have been freed since are not known here: name them too, or begin a `new_epoch`.
+        The holders' later blocks were computed from them, and are removed too. A holder of any removed block has to
+        compute it again: set `num_computed_tokens` back and go on; blocks that are final then are published anew.
+        Blocks that requests freed since have computed from these are not known here: pass them too, or begin a
+        `new_epoch`.
 
         Returns:
             The ids of those holders.
 
         Raises:
-            LocalProtocolError: a step is open, which may publish what was computed from these: end it first.
-            ValueError: there is no such block.
+            LocalProtocolError: A step is open, which may publish blocks computed from these: end it first.
+            ValueError: A block id does not exist.
         """
         if self._steps.is_open:
             raise LocalProtocolError("blocks cannot be evicted while steps are in flight: commit or withdraw them")
         gone = self._checked_ids(block_ids)
         concerned: dict[int, None] = {}
         num_known = -1
-        while num_known < len(gone):  # what one request has behind a block may be shared by another
+        while num_known < len(gone):  # a request's later blocks may be shared by another request
             num_known = len(gone)
             for held in self._held.values():
                 behind = held.cut_published(self.config.block_sizes, gone)
@@ -157,7 +158,7 @@ class KVCacheManager(KVCache):
         return list(concerned)
 
     def remove_skipped_blocks(self, request: Request, num_computed_tokens: int) -> None:
-        """Give back what windows have left behind at this many computed tokens, before the next allocation would."""
+        """Free the blocks behind the sliding windows at `num_computed_tokens`, before the next allocation does."""
         held = self._held.get(request.request_id)
         if held is not None:
             self._tables.move_windows(held, num_computed_tokens)
@@ -174,9 +175,10 @@ class KVCacheManager(KVCache):
         num_lookahead_tokens: int = 0,
         num_external_computed_tokens: int = 0,
     ) -> int:
-        """Return how many of the free blocks such a call of `allocate_slots` takes. Changes nothing.
+        """Return how many free blocks such a call of `allocate_slots` takes. Changes nothing.
 
-        Free blocks of the hit count, because nobody else can take them then; what windows will give back does not.
+        Free blocks of the hit are included, because no other request can take them then; blocks that windows will free
+        are not deducted.
         """
         num_computed = request.num_computed_tokens + num_new_computed_tokens + num_external_computed_tokens
         num_slots = min(num_computed + num_new_tokens + num_lookahead_tokens, self.max_model_len)
@@ -186,18 +188,18 @@ class KVCacheManager(KVCache):
         return self._tables.num_to_take(request.request_id, hit, num_slots)
 
     def get_block_ids(self, request_id: int) -> tuple[list[int], ...]:
-        """Return a copy of a request's block tables, null blocks included; empty if it holds nothing."""
+        """Return a copy of a request's block tables, null blocks included; empty if it holds no blocks."""
         return tuple(list(self.block_table(request_id, index)) for index in range(len(self._groups)))
 
     def get_blocks(self, request_id: int) -> KVCacheBlocks:
-        """Return a request's blocks as they are now; empty if it holds nothing."""
+        """Return a request's present blocks; empty if it holds no blocks."""
         return KVCacheBlocks(self.block_pool, self.get_block_ids(request_id))
 
     def blocks_of(self, block_ids: Sequence[Sequence[int]]) -> KVCacheBlocks:
-        """Return blocks by their ids, by group and position, such as a connector keeps.
+        """Return blocks by their ids, by group and position, for example from a connector.
 
         Raises:
-            ValueError: not as many groups as there are, or no such block.
+            ValueError: The number of groups is wrong, or a block id does not exist.
         """
         if len(block_ids) != len(self._groups):
             raise ValueError(f"block_ids are of {len(block_ids)} group(s), there are {len(self._groups)}")
@@ -206,13 +208,13 @@ class KVCacheManager(KVCache):
         return KVCacheBlocks(self.block_pool, tuple(list(ids) for ids in block_ids))
 
     def write_block_table(self, request_id: int, out: npt.NDArray[Any], group_index: int = 0) -> int:
-        """Write one block table into a row of the caller's, the null block behind it, and return its length.
+        """Write one block table into the caller's row, padded with null blocks, and return its length.
 
         Args:
-            out: integers, one per block; of a tensor, `tensor.numpy()`.
+            out: `(n,)` integers, one per block; of a tensor, `tensor.numpy()`.
 
         Raises:
-            ValueError: the row is too short; nothing was written.
+            ValueError: The row is too short; nothing was written.
         """
         table = self.block_table(request_id, group_index)
         if len(table) > len(out):
@@ -225,7 +227,7 @@ class KVCacheManager(KVCache):
         """Return, by group, how many leading blocks of a running request all running requests share.
 
         Raises:
-            LocalProtocolError: the request does not run.
+            LocalProtocolError: The request does not run.
         """
         if request.status is not RequestStatus.RUNNING:
             raise LocalProtocolError(f"{request} does not run; only those that do have a prefix in common")
@@ -238,12 +240,12 @@ class KVCacheManager(KVCache):
         ]
 
     def create_empty_block_list(self) -> KVCacheBlocks:
-        """Return no blocks, of as many groups as there are."""
+        """Return an empty block list for each group."""
         return self._empty.new_empty()
 
     @property
     def prefix_cache_stats(self) -> PrefixCacheStats | None:
-        """What `make_prefix_cache_stats` would return now."""
+        """The present result of `make_prefix_cache_stats`, without a restart."""
         return None if self._interval_counts is None else self._interval_counts.interval
 
     def make_prefix_cache_stats(self) -> PrefixCacheStats | None:
@@ -259,7 +261,7 @@ class KVCacheManager(KVCache):
             self._interval_counts.interval.reset = True
 
     def _checked_ids(self, block_ids: Iterable[int]) -> set[int]:
-        """Return these ids without the null block's. Raises `ValueError` if there is no such block."""
+        """Return these ids without the null block's; raise ValueError for an unknown block."""
         found = set(block_ids)
         for block_id in found:
             if not 0 <= block_id < self.block_pool.num_blocks:

@@ -1,17 +1,17 @@
-"""Bytes that two processes share: one writer, many readers, tensors read in place, no lock in any path.
+"""Shared-memory ring: one writer, many readers, tensors read in place, no locks on any data path.
 
-writer (P0)      RingWriter: claim, fill, commit, grant        ObjectStoreWriter: records under keys
-engine           ReaderEntry: one incarnation, gives back        — the only writer of its entry
-worker           RingReader: read-only mapping, views          ObjectStoreReader: records out of handles
+writer (frontend)  RingWriter: claims, fills, commits           ObjectStoreWriter: records under keys
+client, engine or  ReaderEntry: takes and returns leases        — the only writer of its entry
+  worker           RingReader: read-only mapping, views         ObjectStoreReader: records from handles
 
-ring/       chunks, leases and their two ends
+ring/       chunks, leases, and the writer's and readers' interfaces
 segment/    the two shared-memory objects of a ring: layout, creation, mapping, removal
-store/      records as bytes, under keys
+store/      records encoded as bytes, stored under keys
 stats/      the stats page, on which every role writes its figures
-files/      locks that die with their holder, files that nobody can swap
-crash_points.py   instants at which a test lets this process die
+files/      locks that the kernel drops when their holder dies; safe opening of files
+crash_points.py   named instants at which a test kills this process
 
-Names are imported when they are used: a reader has no use for the writer's end.
+Names are imported on first use, so that a reader does not import the writer's modules.
 """
 
 from __future__ import annotations

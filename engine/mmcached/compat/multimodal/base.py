@@ -1,13 +1,13 @@
-"""Every cache of processed items, on either side, keeps this contract, whatever it keeps where.
+"""Contract of every cache of processed items, on the sender's side (P0) and the receiver's side (P1).
 
     P0, sender side                                   P1, receiver side
     touch every key of a request                      touch every key of a request
     get_and_update each item, in prompt order   ->    get_and_update each item, in prompt order
     release_sender_touches once it was sent
 
-The first pass keeps a key that the request will use from being evicted by an earlier insert of the same request.
-A miss is a `CacheMiss` that names all missing items at once, each once, in order; items that came with data are stored
-all the same.
+The first pass protects a key that the request will use from eviction by an earlier insert of the same request. A miss
+is a `CacheMiss` that names all missing items at once, each once, in order; items that came with data are stored all the
+same.
 
 Source: the abstract classes of vLLM's `multimodal/cache`, both rounds of its touch rule, its batched miss.
 """
@@ -29,27 +29,27 @@ InT = TypeVar("InT")
 OutT = TypeVar("OutT")
 
 SenderInput = tuple[MultiModalKwargsItem, Sequence[ResolvedPromptUpdate]] | None
-"""A processed item with its prompt updates, or None for "I believe it is cached"."""
+"""A processed item with its prompt updates, or None if the caller expects a cached item."""
 SenderOutput = tuple[MultiModalKwargsItem | ShmItem | None, Sequence[ResolvedPromptUpdate]]
-"""What to send in place of the item, and the prompt updates, which stay on P0."""
+"""The data to send for the item (None if the receiver has it), and the prompt updates, which stay on P0."""
 ReceiverInput = MultiModalKwargsItem | ShmItem | None
 
 
 class BaseMultiModalCache(ABC, Generic[InT, OutT], Closeable):
     @abstractmethod
     def get_and_update_item(self, mm_item: InT, mm_hash: str) -> OutT:
-        """Look the key up, store the item if it is new, and return what to pass on.
+        """Look the key up, store a new item, and return the output for the next stage.
 
         Raises:
-            CacheMiss: there is neither an item nor an entry; nothing has changed.
+            CacheMiss: There is neither an item nor an entry; nothing has changed.
         """
 
     def get_and_update(self, mm_items: Sequence[InT], mm_hashes: Sequence[str]) -> list[OutT]:
-        """Do `get_and_update_item` for each item of a request, in prompt order.
+        """Call `get_and_update_item` for each item of a request, in prompt order.
 
         Raises:
-            CacheMiss: names all that are missing.
-            ValueError: the lists differ in length; nothing has changed.
+            CacheMiss: Names all missing items.
+            ValueError: The lists differ in length; nothing has changed.
         """
         if len(mm_items) != len(mm_hashes):
             raise ValueError(f"{len(mm_items)} items for {len(mm_hashes)} hashes")
@@ -66,18 +66,18 @@ class BaseMultiModalCache(ABC, Generic[InT, OutT], Closeable):
 
     @abstractmethod
     def clear_cache(self) -> None:
-        """Forget every entry, and start `make_stats` anew."""
+        """Remove every entry, and restart the counts of `make_stats`."""
 
     @abstractmethod
     def check_integrity(self) -> None:
-        """Raise InvariantError when the books contradict themselves."""
+        """Raise InvariantError if the cache's state is inconsistent."""
 
     def close(self) -> None:
-        """Let go of what the cache holds; a second call changes nothing."""
+        """Release the cache's content; a second call changes nothing."""
 
 
 class BaseMultiModalProcessorCache(BaseMultiModalCache[SenderInput, SenderOutput]):
-    """The sender's side, P0: it decides what needs processing and what needs sending."""
+    """The sender's side, P0: decides which items must be processed and sent."""
 
     @abstractmethod
     def is_cached_item(self, mm_hash: str) -> bool:
@@ -88,14 +88,14 @@ class BaseMultiModalProcessorCache(BaseMultiModalCache[SenderInput, SenderOutput
 
     @abstractmethod
     def touch_sender_cache_item(self, mm_hash: str) -> None:
-        """Make a present key young, and keep it until `release_sender_touches` if others could evict it."""
+        """Mark a present key as recently used; if others could evict it, keep it until `release_sender_touches`."""
 
     def release_sender_touches(self) -> None:
         """End every `touch_sender_cache_item`: the request has been sent, or will not be."""
 
     @abstractmethod
     def invalidate(self, mm_hash: str) -> None:
-        """Forget one entry, because the receiver missed it; an absent one changes nothing."""
+        """Remove one entry, because the receiver missed it; an absent one changes nothing."""
 
     @abstractmethod
     def make_stats(self, *, delta: bool = False) -> CacheInfo:
@@ -103,21 +103,21 @@ class BaseMultiModalProcessorCache(BaseMultiModalCache[SenderInput, SenderOutput
 
     @abstractmethod
     def stats(self) -> ProcessorCacheStats:
-        """Return what was counted since the start; `clear_cache` does not touch it."""
+        """Return the counts since the start; `clear_cache` does not reset them."""
 
 
 class BaseMultiModalReceiverCache(BaseMultiModalCache[ReceiverInput, MultiModalKwargsItem]):
-    """The receiver's side, P1: it turns what was sent into the item; a payload that came wins over a cached one."""
+    """The receiver's side, P1: turns the received data into items; received data replaces a cached item."""
 
     @abstractmethod
     def touch_receiver_cache_item(self, mm_hash: str, mm_item: ReceiverInput = None) -> None:
-        """Make a present key young; an absent one changes nothing."""
+        """Mark a present key as recently used; an absent one changes nothing."""
 
     def get_and_update_features(self, mm_features: Sequence[MultiModalFeatureSpec]) -> list[MultiModalFeatureSpec]:
         """Replace the data of each feature by the item itself, in place, and return the features.
 
         Raises:
-            CacheMiss: names all that are missing; the others are replaced.
+            CacheMiss: Names all missing items; the others are replaced.
         """
         for feature in mm_features:
             self.touch_receiver_cache_item(feature.cache_key, feature.data)

@@ -1,4 +1,4 @@
-"""Chooses the processor cache that a configuration asks for."""
+"""Creates the processor cache that a configuration selects."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ProcessorCache: TypeAlias = ShmObjectStoreSenderCache | MultiModalProcessorSende
 def processor_cache_from_config(
     config: ServiceConfig, store: ObjectStoreWriter | None, *, mm_registry: object = None
 ) -> ProcessorCache | None:
-    """Return P0's processor cache, or None when it is switched off: then every item is processed and travels inline.
+    """Create P0's processor cache; return None if it is off: then every item is processed and sent inline.
 
         processor_cache_kind(config)
         off              None
@@ -25,8 +25,8 @@ def processor_cache_from_config(
         processor_only   MultiModalProcessorOnlyCache
 
     Args:
-        store: of the ring that this process writes; None when there is no ring.
-        mm_registry: accepted for callers of vLLM's function, and not used: the configuration says it all.
+        store: Store in the ring that this process writes; None without a ring.
+        mm_registry: Accepted for callers of vLLM's function, and ignored.
     """
     match processor_cache_kind(config):
         case "off":
@@ -44,9 +44,9 @@ def processor_cache_from_config(
 def processor_only_cache_from_config(
     config: ServiceConfig, mm_registry: object = None
 ) -> MultiModalProcessorOnlyCache | None:
-    """Return a cache that processes items and sends them nowhere, or None when caching is switched off.
+    """Create a cache that keeps processed items and sends none; return None if caching is off.
 
     Args:
-        mm_registry: see `processor_cache_from_config`.
+        mm_registry: Accepted for callers of vLLM's function, and ignored.
     """
     return None if processor_cache_kind(config) == "off" else MultiModalProcessorOnlyCache(config)

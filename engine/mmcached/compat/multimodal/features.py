@@ -1,4 +1,4 @@
-"""An item has a place in a prompt: the tokens that replace its marker (P0 only), and the feature that P0 sends to P1.
+"""Places of items in a prompt: the tokens that replace a marker (P0 only), and the features that P0 sends to P1.
 
     prompt      7 12 IMG 9          one marker per image
     update      IMG -> 3 x IMG      P0 keeps it beside the item
@@ -39,7 +39,7 @@ class PlaceholderRange:
 
 @dataclass(frozen=True, slots=True)
 class ShmItem:
-    """An item that lies in the ring. The handle gives no right to read: a receiver takes a lease."""
+    """Item in the ring. The handle gives no right to read: a receiver takes a lease."""
 
     handle: Handle
 
@@ -49,9 +49,9 @@ class MultiModalFeatureSpec:
     """One item of a request, as the receiver gets it.
 
     Attributes:
-        data: the item, its place in a ring, or None for "you have it"; a receiver cache puts the item itself in.
-        identifier: key of the encoder's output; differs from `mm_hash` when an adapter changes the encoder.
-        mm_hash: key of the processed item; None when it is the identifier.
+        data: The item, its place in a ring, or None if the receiver has it; a receiver cache replaces it by the item.
+        identifier: Key of the encoder's output; differs from `mm_hash` when an adapter changes the encoder.
+        mm_hash: Key of the processed item; None if it equals the identifier.
     """
 
     data: MultiModalKwargsItem | ShmItem | None
@@ -62,5 +62,5 @@ class MultiModalFeatureSpec:
 
     @property
     def cache_key(self) -> str:
-        """The key that caches of processed items look for."""
+        """The key of the processed item in caches."""
         return self.mm_hash or self.identifier

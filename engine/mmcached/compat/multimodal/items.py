@@ -1,10 +1,10 @@
-"""A multimodal item holds everything that the model needs of one image, or of another input.
+"""Multimodal items: all data that the model needs of one image or other input.
 
     MultiModalKwargsItems   modality -> [MultiModalKwargsItem, …]
     MultiModalKwargsItem    field name -> MultiModalFieldElem(data, field)           one image
-    record                  field name -> data                                       the same, as it travels
+    record                  field name -> data                                       the same, as it is sent
 
-A record is what `mmcached.shm.store.codec` encodes. It has no word for a field: there is one kind, all are batched.
+`mmcached.shm.store.codec` encodes records. A record does not name the kind of a field: all fields are batched.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from mmcached.wire.errors import RemoteProtocolError
 
 @dataclass(frozen=True, slots=True)
 class MultiModalBatchedField:
-    """Says that the data of several items are put side by side: element `i` of the batch belongs to item `i`."""
+    """Field whose data of several items form a batch: element `i` of the batch belongs to item `i`."""
 
     def build_elems(self, batch: Sequence[NestedTensors]) -> list[MultiModalFieldElem]:
         return [MultiModalFieldElem(data, self) for data in batch]
@@ -32,7 +32,7 @@ class MultiModalBatchedField:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MultiModalFieldElem:
-    """One field of one item: its data, and how it is batched with that of other items."""
+    """One field of one item: its data, and its kind of batching."""
 
     data: NestedTensors
     field: MultiModalBatchedField = MultiModalBatchedField()
@@ -46,11 +46,11 @@ class MultiModalFieldElem:
 
 
 class MultiModalKwargsItem(UserDict[str, MultiModalFieldElem]):
-    """Field name -> element: everything the model needs for one item."""
+    """Field name -> element: all data that the model needs for one item."""
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> MultiModalKwargsItem:
-        """Rebuild an item from what `to_record` gave; RemoteProtocolError if the record is no mapping of names."""
+        """Rebuild an item from `to_record`'s result; RemoteProtocolError if the record is not a mapping of names."""
         if not isinstance(record, Mapping) or not all(isinstance(name, str) for name in record):
             raise RemoteProtocolError("an item's record maps field names to data", "record")
         return cls({name: MultiModalFieldElem(data) for name, data in record.items()})

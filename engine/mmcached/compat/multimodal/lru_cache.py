@@ -1,7 +1,7 @@
-"""Evicts what was used least recently, unless it is pinned, and counts its hits.
+"""LRU cache with a capacity in sizes, pins, and hit statistics.
 
-    keys   oldest … newest        eviction takes the oldest that is not pinned, and no more than the new value needs
-    sizes  key -> size            measured once, when the value was put; a value that grows later is not noticed
+    keys   oldest … newest        evicts the oldest keys that are not pinned, as few as the new value needs
+    sizes  key -> size            measured once, when the value was put; later growth of a value is not noticed
     usage  = sum of sizes <= capacity
 
 Not thread-safe. A refused `put` changes nothing.
@@ -37,11 +37,11 @@ class CacheInfo(NamedTuple):
 
 
 class LRUCache(Generic[K, V]):
-    """Key -> value, at most `capacity` in sum of sizes.
+    """Key -> value, with a limited sum of sizes.
 
     Args:
-        capacity: the limit, in the unit of `getsizeof`.
-        getsizeof: the size of a value, at least 0; without it each value counts 1.
+        capacity: The limit, in the unit of `getsizeof`.
+        getsizeof: Returns the size of a value, at least 0; without it each value counts 1.
     """
 
     def __init__(self, capacity: int, getsizeof: Callable[[V], int] | None = None) -> None:
@@ -57,7 +57,7 @@ class LRUCache(Generic[K, V]):
     # ---- reading
 
     def __getitem__(self, key: K) -> V:
-        """Return the value and make it young; counts a hit. A miss is a KeyError and counts nothing."""
+        """Return the value and mark it as most recently used; counts a hit. A miss raises KeyError, uncounted."""
         value = self._values[key]
         self._values.move_to_end(key)
         self._num_hits += 1
@@ -69,7 +69,7 @@ class LRUCache(Generic[K, V]):
     @overload
     def get(self, key: K, default: D) -> V | D: ...
     def get(self, key: K, default: D | None = None) -> V | D | None:
-        """Return the value and make it young, or the default; counts a hit or a miss."""
+        """Return the value and mark it as most recently used, or the default; counts a hit or a miss."""
         self._num_queries += 1
         try:
             value = self._values[key]
@@ -93,17 +93,17 @@ class LRUCache(Generic[K, V]):
     # ---- order
 
     def touch(self, key: K) -> V | None:
-        """Make a present key young and return its value; an absent one changes nothing. Counts nothing."""
+        """Mark a present key as most recently used and return its value, else return None. Counts nothing."""
         value = self._values.get(key)
         if value is not None or key in self._values:
             self._values.move_to_end(key)
         return value
 
     def pin(self, key: K) -> None:
-        """Let no eviction take a present key until `unpin`.
+        """Protect a present key from eviction until `unpin`.
 
         Raises:
-            ValueError: the key is absent.
+            ValueError: The key is absent.
         """
         if key not in self._values:
             raise ValueError(f"cannot pin {key!r}: it is not in the cache")
@@ -116,13 +116,13 @@ class LRUCache(Generic[K, V]):
     # ---- writing
 
     def put(self, key: K, value: V) -> None:
-        """Store the value as the youngest and evict the oldest keys that are in its way.
+        """Store the value as the most recently used; evict the oldest keys as far as necessary.
 
         A replaced key counts as freed, stays pinned if it was, and is not evicted for its own sake.
 
         Raises:
-            ItemTooLarge: the value exceeds the capacity.
-            CacheFull: what is pinned leaves no room for it.
+            ItemTooLarge: The value exceeds the capacity.
+            CacheFull: It does not fit beside the pinned values.
         """
         size = 1 if self._getsizeof is None else self._getsizeof(value)
         if size > self._capacity:
@@ -137,7 +137,7 @@ class LRUCache(Generic[K, V]):
     __setitem__ = put
 
     def put_if_fits(self, key: K, value: V) -> bool:
-        """Store the value as `put` does, or return False and change nothing when it exceeds the capacity."""
+        """Store the value as `put` does; return False, unchanged, if it exceeds the capacity."""
         try:
             self.put(key, value)
         except ItemTooLarge:
@@ -155,7 +155,7 @@ class LRUCache(Generic[K, V]):
         return self._evict(key)
 
     def __delitem__(self, key: K) -> None:
-        """Remove a key, pinned or not; an absent one is a KeyError."""
+        """Remove a key, pinned or not; raise KeyError if it is absent."""
         if key not in self._values:
             raise KeyError(key)
         self._evict(key)
@@ -164,8 +164,8 @@ class LRUCache(Generic[K, V]):
         """Remove and return the oldest entry that is not pinned, or with `remove_pinned` the oldest.
 
         Raises:
-            KeyError: the cache is empty.
-            CacheFull: everything is pinned.
+            KeyError: The cache is empty.
+            CacheFull: All keys are pinned.
         """
         if not self._values:
             raise KeyError("the cache is empty")
@@ -175,12 +175,12 @@ class LRUCache(Generic[K, V]):
         raise CacheFull(0, self._capacity, self._usage)
 
     def remove_oldest(self) -> None:
-        """Do `popitem`, unless the cache is empty."""
+        """Call `popitem`, unless the cache is empty."""
         if self._values:
             self.popitem()
 
     def clear(self) -> None:
-        """Remove everything, pinned or not, and start the statistics anew."""
+        """Remove all entries, pinned or not, and restart the statistics."""
         while self._values:
             self.popitem(remove_pinned=True)
         self._num_hits = self._num_queries = 0
@@ -234,7 +234,7 @@ class LRUCache(Generic[K, V]):
         """Called after a key was evicted, popped, deleted or cleared; not when its value is replaced."""
 
     def _victims(self, key: K, size: int) -> list[K]:
-        """Choose what must go so that `key` can have `size`, oldest first; changes nothing."""
+        """Return the keys to evict so that `key` can have `size`, oldest first; changes nothing."""
         missing = self._usage - self._sizes.get(key, 0) + size - self._capacity
         if missing <= 0:
             return []

@@ -1,8 +1,8 @@
-"""Tells nested tensors, the data of one field of an item, apart without knowing the library that they come from.
+"""Nested tensors, the data of one field of an item, without importing the library that they come from.
 
     NestedTensors = array | int | float | bool | str | bytes | None | list of NestedTensors | dict of NestedTensors
 
-An *array* is whatever has `nbytes`, `dtype` and `shape`: a numpy array or a torch tensor. Nothing here imports either.
+An *array* is any object with `nbytes`, `dtype` and `shape`: a numpy array or a torch tensor. Imports neither library.
 """
 
 from __future__ import annotations
@@ -27,13 +27,14 @@ NestedTensors: TypeAlias = "Array | Scalar | Sequence[NestedTensors] | Mapping[s
 
 
 def is_array(value: object) -> TypeGuard[Array]:
-    # Of its type: a check against a protocol looks at every attribute of the value, which costs more than a lookup.
+    # Checked on the type: a check against a protocol looks at every attribute of the value, which costs more than a
+    # lookup.
     kind = type(value)
     return hasattr(kind, "nbytes") and hasattr(kind, "dtype") and hasattr(kind, "shape")
 
 
 def leaves(value: object) -> Iterator[object]:
-    """Yield every leaf, depth first: what is neither a mapping, a list nor a tuple."""
+    """Yield every leaf, depth first: values that are neither mappings, lists nor tuples."""
     if isinstance(value, Mapping):
         for child in value.values():
             yield from leaves(child)
@@ -45,7 +46,7 @@ def leaves(value: object) -> Iterator[object]:
 
 
 def plain(value: object) -> Any:
-    """Return the same of nothing but dicts and lists around the same leaves, the form that a codec takes."""
+    """Return the value with only dicts and lists around the same leaves, the form that the codec takes."""
     if isinstance(value, Mapping):
         return {key: plain(child) for key, child in value.items()}
     if isinstance(value, list | tuple):

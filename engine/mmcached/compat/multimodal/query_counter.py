@@ -1,4 +1,4 @@
-"""Counts the queries of a processor cache of P0: one record that only rises, and windows of it.
+"""Counts the queries of a processor cache of P0: a cumulative record, and differences of it.
 
 |---- clear ---------- delta -------- now        from the start           stats
          |<---------------------------->|        since `clear`            make_stats()
@@ -30,14 +30,14 @@ class QueryCounter:
     def count(
         self, *, hits: int = 0, items_processed: int = 0, inline_items: int = 0, inline_fallbacks: int = 0
     ) -> None:
-        """Count queries: `hits`, which needed no processing, and `items_processed`; and what became of the items."""
+        """Count queries, as `hits` without processing and as `items_processed`, and how their items were sent."""
         self._hits += hits
         self._items_processed += items_processed
         self._inline_items += inline_items
         self._inline_fallbacks += inline_fallbacks
 
     def count_hit(self) -> None:
-        """Count one hit, as most queries are."""
+        """Count one hit, the most frequent case."""
         self._hits += 1
 
     def make_stats(self, *, delta: bool = False) -> CacheInfo:
@@ -49,7 +49,7 @@ class QueryCounter:
         return difference
 
     def clear(self) -> None:
-        """Start `make_stats` anew; `stats` goes on."""
+        """Restart the counts of `make_stats`; `stats` continues."""
         self._at_clear = self._at_delta = self._info()
 
     def check_integrity(self) -> None:

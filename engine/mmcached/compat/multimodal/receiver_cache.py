@@ -1,9 +1,9 @@
-"""Keeps items that came once for `MultiModalProcessorSenderCache`, so that later requests may name them by None.
+"""Receiver cache (P1) that mirrors P0's sender cache: keeps received items, so that later requests need not send them.
 
-Both ends make the move of `mmcached.cache.request_lru` with the sizes of `MultiModalCache.get_item_size`. A payload
-that comes wins over a cached one.
+Both processes apply the same step of `mmcached.cache.request_lru` with the sizes of `MultiModalCache.get_item_size`. A
+received item replaces a cached one.
 
-Source: vLLM's `MultiModalReceiverCache`, and its later typed miss; the first kept an old payload when a new one came.
+Source: vLLM's `MultiModalReceiverCache`, and its later typed miss; the first kept the old item in that case.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Found = Sequence[Entry[MultiModalKwargsItem] | None]
 
 
 class MultiModalReceiverCache(BaseMultiModalReceiverCache):
-    """Key -> item; at most `processor_cache_bytes`, the least recently used go first."""
+    """Key -> item; at most `processor_cache_bytes`, with eviction of the least recently used items."""
 
     def __init__(self, config: ServiceConfig) -> None:
         self._lru: RequestLRU[MultiModalKwargsItem] = RequestLRU(config.processor_cache_bytes)
@@ -35,8 +35,8 @@ class MultiModalReceiverCache(BaseMultiModalReceiverCache):
         """Return the given item, which is kept if it fits, else the cached one.
 
         Raises:
-            CacheMiss: neither given nor here; nothing has changed.
-            LocalProtocolError: the item lies in a ring, which this cache does not read.
+            CacheMiss: The item is neither given nor cached; nothing has changed.
+            LocalProtocolError: The item lies in a ring, which this cache does not read.
         """
         entry = self._lru.touch(mm_hash) if mm_item is None else self._move([mm_item], [mm_hash])[0]
         if entry is None:
@@ -81,7 +81,7 @@ class MultiModalReceiverCache(BaseMultiModalReceiverCache):
 def engine_receiver_cache_from_config(
     config: ServiceConfig, mm_registry: object = None
 ) -> MultiModalReceiverCache | None:
-    """Return an engine's receiver; None if nothing is mirrored. `mm_registry` is for callers of vLLM's function."""
+    """Create an engine's receiver cache; None if no cache is mirrored. `mm_registry` is ignored (vLLM's callers)."""
     return MultiModalReceiverCache(config) if processor_cache_kind(config) == "lru" else None
 
 

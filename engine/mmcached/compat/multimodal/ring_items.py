@@ -1,11 +1,11 @@
-"""Keeps records in the ring under keys, each with a note that stays in this process and goes with its chunk.
+"""Records in the ring under keys, each with a note that stays in this process and is removed with the record's chunk.
 
-The ring says what is cached, and evicts; its slots bound the notes. A record without a note was put by somebody else,
-such as a cache that was closed; it counts as absent. Notes that can be packed lie in the ring too, so that a ring that
-was adopted has them again.
+The ring decides which records are cached, and evicts; its slots limit the notes. A record without a note was put by
+another object, such as a cache that was closed; it counts as absent. Notes that can be packed are stored in the ring
+too, so that they are restored from an adopted ring.
 
-Invariant: every note belongs to a chunk that the ring has. Knows nothing of what a record or a note is, or of leases.
-Not thread-safe: it belongs to the thread that owns the ring.
+Invariant: every note belongs to a chunk that the ring has. Knows nothing of the content of records or notes, or of
+leases. Not thread-safe: it belongs to the thread that owns the ring.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ class RingItems(Generic[N]):
     """Key -> record in the ring, with a note that is not None.
 
     Args:
-        store: of the ring that this process writes; closed by its owner, after this. From now on everything is put and
-            forgotten through this object.
-        pack, unpack: a note as bytes, and back, None for bytes that are none; by default there are no bytes of any.
+        store: Store in the ring that this process writes; closed by its owner, after this object. From now on all puts
+            and removals go through this object.
+        pack, unpack: Convert a note to bytes, and back, None for invalid bytes; by default no notes are stored.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class RingItems(Generic[N]):
         return None if handle is None or note is None else (handle, note)
 
     def put(self, key: str, encoded: EncodedRecord, note: N) -> Handle | None:
-        """Write a record under a key that is absent; return None if there is no room for it now, or never."""
+        """Write a record under a key that is absent; return None if it does not fit now, or never."""
         self._store.discard(key)  # a record without a note
         try:
             handle = self._store.put_encoded(key, encoded, self._pack(note))
@@ -70,18 +70,18 @@ class RingItems(Generic[N]):
         return handle
 
     def touch(self, key: str) -> None:
-        """Make a present key young, and keep it from being evicted until `release_touches`."""
+        """Count a hit of a present key, and protect it from eviction until `release_touches`."""
         self._store.touch(key)
 
     def keep(self, key: str) -> None:
-        """Keep a present key from being evicted until `release_touches`."""
+        """Protect a present key from eviction until `release_touches`."""
         self._store.keep(key)
 
     def release_touches(self) -> None:
         self._store.release_touches()
 
     def discard(self, key: str) -> None:
-        """Forget a key, touched or not; an absent one changes nothing. Readers with a lease go on reading."""
+        """Remove a key, touched or not; an absent one changes nothing. Readers with a lease go on reading."""
         handle = self._store.find(key)
         if handle is not None:
             self._store.discard(key)
@@ -95,14 +95,14 @@ class RingItems(Generic[N]):
         return iter(self._notes)
 
     def check_integrity(self) -> None:
-        """Raise InvariantError when a note has lost its chunk, or the store contradicts itself."""
+        """Raise InvariantError if a note has lost its chunk, or the store is inconsistent."""
         self._store.check_integrity()
         lost = [handle for handle in self._notes if not self._store.ring.is_current(handle)]
         if lost:
             raise InvariantError(f"ring items: notes on {len(lost)} chunks that the ring does not have: {lost[:3]}")
 
     def close(self) -> None:
-        """End the touches and let go of the store, which stays open and keeps its records."""
+        """End the touches and detach from the store, which stays open and keeps its records."""
         if not self._is_closed:
             self._is_closed = True
             self._store.release_touches()

@@ -1,11 +1,11 @@
-"""Keeps an LRU of sized values, moved by whole requests: the processor caches of P0 that are not the ring.
+"""LRU processor caches of P0 that keep items or their sizes outside the ring, updated by whole requests.
 
-    class                            kept for an item           handed out
+    class                            kept for an item           returned
     MultiModalProcessorOnlyCache     item and prompt updates    the item, always
     MultiModalProcessorSenderCache   prompt updates             the item once, then None: the receiver has it
 
-A given item whose key is there already is ignored: the key says its content. Handing out counts as sending: the sender
-cache plans and moves at once, as the receiver will. Not thread-safe.
+A given item whose key is already present is ignored: equal keys mean equal content. A returned item counts as sent: the
+sender cache updates its order at once, as the receiver will. Not thread-safe.
 
 Source: vLLM's classes of these names; there an item larger than the cache was an error.
 """
@@ -32,7 +32,7 @@ PromptUpdates = tuple[ResolvedPromptUpdate, ...]
 
 
 class LruProcessorCache(BaseMultiModalProcessorCache, Generic[V]):
-    """Key -> value; at most `processor_cache_bytes` of items, of which the least recently used go first."""
+    """Key -> value; at most `processor_cache_bytes` of items, with eviction of the least recently used."""
 
     def __init__(self, config: ServiceConfig) -> None:
         self._lru: RequestLRU[V] = RequestLRU(config.processor_cache_bytes)
@@ -40,11 +40,11 @@ class LruProcessorCache(BaseMultiModalProcessorCache, Generic[V]):
 
     @abstractmethod
     def _value_of(self, item: MultiModalKwargsItem, prompt_updates: Sequence[ResolvedPromptUpdate]) -> V:
-        """Return what to keep of an item."""
+        """Return the value to keep for an item."""
 
     @abstractmethod
     def _output(self, value: V, new_item: MultiModalKwargsItem | None) -> SenderOutput:
-        """Return what to hand out: `new_item` is the item itself if it was not there before."""
+        """Return the output for a value; `new_item` is the item itself if it was not cached before."""
 
     def is_cached_item(self, mm_hash: str) -> bool:
         return mm_hash in self._lru
@@ -86,9 +86,9 @@ class LruProcessorCache(BaseMultiModalProcessorCache, Generic[V]):
         ]
 
     def touch_sender_cache_item(self, mm_hash: str) -> None:
-        """Make a present key young; an absent one changes nothing.
+        """Mark a present key as recently used; an absent one changes nothing.
 
-        Nothing is pinned: `get_and_update` of a whole request serves also what the request itself evicts.
+        Nothing is pinned: `get_and_update` of a whole request also serves items that the request itself evicts.
         """
         self._lru.touch(mm_hash)
 
@@ -124,7 +124,7 @@ class LruProcessorCache(BaseMultiModalProcessorCache, Generic[V]):
 
 
 class MultiModalProcessorOnlyCache(LruProcessorCache[MultiModalProcessorCacheItem]):
-    """Key -> item and prompt updates. The receiver keeps nothing, so there may be any number of both."""
+    """Key -> item and prompt updates. The receiver keeps nothing, so there may be any number of either."""
 
     def _value_of(
         self, item: MultiModalKwargsItem, prompt_updates: Sequence[ResolvedPromptUpdate]

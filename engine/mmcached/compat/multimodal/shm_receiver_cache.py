@@ -1,7 +1,7 @@
-"""ShmObjectStoreReceiverCache reads items in place, from a ring whose writer accepts its entry by a plain call.
+"""Receiver cache (P1) that reads items in place, from a ring whose writer attaches it by a plain call.
 
-It keeps no item itself: the ring is the cache, and the sender decides what is in it. Each receiver has an entry of the
-ring, and takes a lease on each item that it is given.
+It keeps no item itself: the ring is the cache, and the sender decides its content. Each receiver has an entry of the
+ring, and takes a lease on each item that it receives.
 
     sender                                   receiver
     writer.attach(receiver.reader_id, receiver.incarnation)
@@ -25,14 +25,15 @@ from mmcached.wire.handle import Handle, RingAnnouncement
 
 
 class ShmObjectStoreReceiverCache(BaseMultiModalReceiverCache):
-    """A reader of a ring, with an entry of its own. Not thread-safe.
+    """Reader of a ring, with an entry of its own. Not thread-safe.
 
     Args:
-        announcement: of the ring, from its writer.
-        shared_worker_lock: accepted for callers of vLLM's class, and not used: there is no lock in any path.
+        announcement: Of the ring, from its writer.
+        shared_worker_lock: Accepted for callers of vLLM's class, and ignored.
+
     Raises:
-        SegmentError: the ring is gone, or all its entries are in use.
-        LayoutMismatch: it is not what was announced.
+        SegmentError: The ring is missing, or all its entries are in use.
+        LayoutMismatch: The ring differs from the announcement.
     """
 
     def __init__(self, announcement: RingAnnouncement, shared_worker_lock: object = None) -> None:
@@ -57,11 +58,13 @@ class ShmObjectStoreReceiverCache(BaseMultiModalReceiverCache):
         """Return the item itself.
 
         Args:
-            mm_item: an item, which is passed through; or where it lies.
+            mm_item: An item, which is passed through, or its place in the ring.
+
         Returns:
-            the item; what came from the ring are views of read-only memory: never write to them.
+            The item; its tensors from the ring are views of read-only memory: never write to them.
+
         Raises:
-            CacheMiss: there is no item, it has gone from the ring meanwhile, or the writer does not know this reader.
+            CacheMiss: No item is given, it is no longer in the ring, or the writer has not attached this reader.
         """
         if isinstance(mm_item, MultiModalKwargsItem):
             return mm_item
@@ -73,13 +76,13 @@ class ShmObjectStoreReceiverCache(BaseMultiModalReceiverCache):
             raise CacheMiss([mm_hash]) from error
 
     def touch_receiver_cache_item(self, mm_hash: str, mm_item: ReceiverInput = None) -> None:
-        """Do nothing: the sender alone keeps the ring's order."""
+        """Do nothing: the sender alone maintains the ring's order."""
 
     def clear_cache(self) -> None:
         """Do nothing: no item is kept here."""
 
     def close(self) -> None:
-        """Leave the entry. Views that live keep their bytes until they die."""
+        """Release the entry. Living views keep their bytes until they die."""
         if not self._is_closed:
             self._is_closed = True
             self._reader.close()
@@ -94,7 +97,7 @@ class ShmObjectStoreReceiverCache(BaseMultiModalReceiverCache):
             raise InvariantError(f"{self._entry.taken_bytes} bytes are under {self.num_held} leases")
 
     def _read(self, handle: Handle) -> MultiModalKwargsItem:
-        """Take a lease, and return the item in place; raise StaleHandle if it is not there."""
+        """Take a lease, and return the item in place; raise StaleHandle if it is gone."""
         self._reader.check_place(handle)
         holder = self._reader.holder(handle)
         lease = self._returns.bind(holder, handle)
@@ -116,11 +119,10 @@ def worker_receiver_cache_from_config(
     *,
     mm_registry: object = None,
 ) -> ShmObjectStoreReceiverCache | None:
-    """Return the receiver that a configuration asks of a worker, or None: no cache, or no ring.
+    """Create the receiver cache of a worker; return None without a cache or a ring.
 
     Args:
-        shared_worker_lock, mm_registry: accepted for callers of vLLM's function, and not used: there is no lock in any
-            path, and the configuration says it all.
+        shared_worker_lock, mm_registry: Accepted for callers of vLLM's function, and ignored.
     """
     if config.ring_data_bytes == 0 or announcement is None:
         return None

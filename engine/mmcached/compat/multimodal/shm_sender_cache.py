@@ -1,18 +1,18 @@
-"""Keeps processed items in a ring, and their prompt updates here; receivers take leases on what is handed out.
+"""Sender cache (P0) with processed items in a ring and their prompt updates here; receivers take leases on the items.
 
     get_and_update_item(item or None, key)
       hit               -> ShmItem(handle)               nothing is written
-      hit, small        -> the item itself               kept here: it is cheaper to send than to lease
+      hit, small        -> the item itself               kept here: cheaper to send than to lease
       miss, item        -> put into the ring, ShmItem    written once, for any number of readers
       miss, small       -> the item itself               kept here from now on
-      miss, does not fit-> the item itself               travels inline, nothing is stored; counted
+      miss, does not fit-> the item itself               sent inline, nothing is stored; counted
       miss, None        -> CacheMiss
 
-Items smaller than `inline_below_bytes` never see the ring: they are kept in this process, oldest out first, in a
-sixteenth of what the ring takes.
+Items smaller than `inline_below_bytes` are never put into the ring: they are kept in this process, with eviction of the
+oldest, in a sixteenth of the ring's size.
 
-What is touched, or was handed out, is not evicted before `release_sender_touches`: call that when the receivers have
-their items. A receiver that comes later may find that its item has gone: `CacheMiss`, and it is handed out once more.
+Touched and returned items are not evicted before `release_sender_touches`: call it when the receivers have their items.
+A later receiver may find that its item is gone: `CacheMiss`, and the item is sent once more.
 
 Invariant: no key is in both places. Not thread-safe: it belongs to the thread that owns the ring.
 
@@ -44,9 +44,9 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache):
     """Key -> item in the ring.
 
     Args:
-        config: its `max_object_bytes` limits what is put; larger items are not even encoded.
-        store: of the ring that this process writes; closed by its owner, after this cache. From now on everything is
-            put and forgotten through this cache.
+        config: Its `max_object_bytes` limits the items that are put; larger items are not even encoded.
+        store: Store in the ring that this process writes; closed by its owner, after this cache. From now on all puts
+            and removals go through this cache.
     """
 
     def __init__(self, config: ServiceConfig, store: ObjectStoreWriter) -> None:
@@ -64,13 +64,13 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache):
     def get_and_update_item(
         self, mm_item: SenderInput, mm_hash: str
     ) -> tuple[MultiModalKwargsItem | ShmItem, Sequence[ResolvedPromptUpdate]]:
-        """Return where the item lies, or, if it does not fit into the ring, the item itself; and its prompt updates.
+        """Return the item's place in the ring (or the item, if it is small or does not fit), and its prompt updates.
 
-        A hit ignores a given item: the key says its content.
+        A hit ignores a given item: equal keys mean equal content.
 
         Raises:
-            CacheMiss: neither cached nor given; nothing has changed.
-            InvalidRequest: the item holds something that cannot travel; nothing has changed.
+            CacheMiss: The item is neither cached nor given; nothing has changed.
+            InvalidRequest: The item contains an unsupported value; nothing has changed.
         """
         small = self._small.get(mm_hash)
         if small is not None:
@@ -97,14 +97,14 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache):
         return self._hand_out(mm_hash, place), prompt_updates
 
     def get_and_update(self, mm_items: Sequence[SenderInput], mm_hashes: Sequence[str]) -> list[SenderOutput]:
-        """As the base does it; an item that does not fit into the ring goes to all of its request that name it."""
+        """Call `get_and_update_item` for each item of a request; a given item serves all positions with its key."""
         if len(mm_items) == len(mm_hashes):
             given = {key: item for item, key in zip(mm_items, mm_hashes, strict=True) if item is not None}
             mm_items = [given.get(key) if item is None else item for item, key in zip(mm_items, mm_hashes, strict=True)]
         return super().get_and_update(mm_items, mm_hashes)
 
     def touch_sender_cache_item(self, mm_hash: str) -> None:
-        """Keep a present key from being evicted until `release_sender_touches`; an absent one changes nothing."""
+        """Protect a present key from eviction until `release_sender_touches`; an absent one changes nothing."""
         self._items.touch(mm_hash)
         if mm_hash in self._small:
             self._small.touch(mm_hash)
@@ -116,24 +116,24 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache):
             self._small.unpin(mm_hash)
 
     def invalidate(self, mm_hash: str) -> None:
-        """Forget a key; who holds a lease reads on. An absent key changes nothing."""
+        """Remove a key; readers with a lease go on reading. An absent key changes nothing."""
         self._small.pop(mm_hash)
         self._items.discard(mm_hash)
 
     def clear_cache(self) -> None:
-        """Forget every key, and start `make_stats` anew. What is leased stays readable; `stats` goes on counting."""
+        """Remove every key, and restart the counts of `make_stats`. Leased items stay readable; `stats` continues."""
         self._items.clear()
         self._small.clear()
         self._counter.clear()
 
     def remove_dangling_items(self) -> None:
-        """Do nothing: prompt updates go with their chunk, so none dangle. Here for callers of vLLM's class."""
+        """Do nothing: prompt updates are removed with their chunk. Exists for callers of vLLM's class."""
 
     def address_as_item(self, address: int, monotonic_id: int) -> ShmItem:
-        """Return what stands for a cached chunk, named by its slot and generation; it is not kept for that.
+        """Return a reference to a cached chunk, named by its slot and generation; does not protect it from eviction.
 
         Raises:
-            StaleHandle: no item of this cache lies there.
+            StaleHandle: No item of this cache lies there.
         """
         for handle in self._items.handles():
             if (handle.slot, handle.generation) == (address, monotonic_id):
@@ -144,7 +144,7 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache):
         return self._counter.make_stats(delta=delta)
 
     def stats(self) -> ProcessorCacheStats:
-        """Return what was counted since the start; `clear_cache` does not touch it."""
+        """Return the counts since the start; `clear_cache` does not reset them."""
         return self._counter.stats
 
     def check_integrity(self) -> None:
@@ -156,17 +156,17 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache):
         self._counter.check_integrity()
 
     def close(self) -> None:
-        """End the touches and let go of the store, which stays open and keeps its records."""
+        """End the touches and detach from the store, which stays open and keeps its records."""
         self._items.close()
         self._small.clear()
 
     def _keep(self, mm_hash: str, item: MultiModalKwargsItem, prompt_updates: Sequence[ResolvedPromptUpdate]) -> None:
-        """Keep a small item here, if what is pinned leaves room for it."""
+        """Keep a small item here, if it fits beside the pinned ones."""
         with contextlib.suppress(CacheFull):
             self._small.put_if_fits(mm_hash, MultiModalProcessorCacheItem(item, tuple(prompt_updates)))
 
     def _put(self, mm_hash: str, record: Record, prompt_updates: Sequence[ResolvedPromptUpdate]) -> Handle | None:
-        """Write a record into the ring; return None if there is no room for it now, or never."""
+        """Write a record into the ring; return None if it does not fit now, or never."""
         try:
             encoded = encode(record, max_bytes=self._max_object_bytes)
         except ItemTooLarge:

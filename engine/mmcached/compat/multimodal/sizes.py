@@ -1,6 +1,6 @@
-"""Measures the bytes that a cached value counts for, on both ends of a mirrored cache alike.
+"""Sizes in bytes of cached values, computed identically on both sides of a mirrored cache.
 
-Counted: every leaf of the item. Not counted: keys, prompt updates, what Python adds.
+Included: every leaf of the item. Not included: keys, prompt updates, Python's overhead.
 
 Source: vLLM's `MultiModalCache`.
 """
@@ -24,7 +24,7 @@ _logger = logging.getLogger(__name__)
 
 
 class MultiModalProcessorCacheItem:
-    """A processed item with its prompt updates; counts as large as the item."""
+    """A processed item with its prompt updates; its size is that of the item."""
 
     def __init__(self, item: MultiModalKwargsItem, prompt_updates: Sequence[ResolvedPromptUpdate]) -> None:
         self.item = item
@@ -42,7 +42,7 @@ class MultiModalProcessorCacheItemMetadata:
 class MultiModalCache:
     @classmethod
     def get_leaf_size(cls, leaf: object) -> int:
-        """Return the bytes of one leaf: of an array its elements, of anything else what Python says."""
+        """Return the bytes of one leaf: of an array its elements, of any other value `sys.getsizeof`."""
         if isinstance(leaf, MultiModalProcessorCacheItem):
             return cls.get_item_size(leaf.item)
         if isinstance(leaf, MultiModalProcessorCacheItemMetadata):
@@ -58,14 +58,14 @@ class MultiModalCache:
         """Return the bytes of a value: the sum over the leaves of nested mappings, lists and tuples.
 
         Args:
-            debug: log what was counted, too.
+            debug: Also log the result.
         """
         if debug:
             size, num_leaves = cls.get_item_size(value), cls.get_item_complexity(value)
             _logger.debug("a %s of %d bytes in %d leaves", type(value).__name__, size, num_leaves)
             return size
         if isinstance(value, MultiModalKwargsItem):
-            # By far the commonest: its elements without the detour over their leaves.
+            # The most frequent case: its elements directly, without a traversal of their leaves.
             return sum(cls._get_data_size(element.data) for element in value.data.values())
         if isinstance(value, MultiModalProcessorCacheItemMetadata):
             return value.item_size
@@ -90,5 +90,5 @@ class MultiModalCache:
 
 
 def is_within(value: Mapping[str, object], limit: int) -> bool:
-    """Return whether the arrays of a record have at most `limit` bytes in sum; a test that costs no encoding."""
+    """Return whether the arrays of a record have at most `limit` bytes in total; needs no encoding."""
     return sum(leaf.nbytes for leaf in leaves(value) if is_array(leaf)) <= limit

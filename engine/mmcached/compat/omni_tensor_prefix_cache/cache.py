@@ -1,6 +1,6 @@
-"""Offers the methods of vllm-omni's tensor prefix cache over rows by KV slot.
+"""The methods of vllm-omni's tensor prefix cache, over rows by KV slot.
 
-Knows nothing of models, engines or devices beyond what its arguments say. The order of one step's calls:
+Knows nothing of models, engines or devices beyond its arguments. The order of one step's calls:
 
     commit_deferred_mm_outputs(finished)
     reset_prefix_cached_new_req_ids()               the step begins
@@ -11,7 +11,7 @@ Knows nothing of models, engines or devices beyond what its arguments say. The o
     stage_deferred_mm_outputs(…)
     get_merged_hidden_states(…), get_merged_multimodal_states(…)
 
-Invariant: no row is delivered that was not written for its slot by the slot's present tenant, who has written it last.
+Invariant: a delivered row was written for its slot by the step that wrote the slot last.
 """
 
 from __future__ import annotations
@@ -44,9 +44,10 @@ log = logging.getLogger("mmcached.worker")
 
 @dataclass(frozen=True, slots=True)
 class PrefixCacheStats:
-    """`row_queries` and `row_hits` count rows asked for behind hits and delivered; the rest are gauges.
+    """Statistics of the cache: `row_queries` and `row_hits` are counters, the rest are gauges.
 
-    `written_bytes` are the bytes of rows that can be delivered, `deferred_rows` those staged and not written out.
+    `row_queries` and `row_hits` count the rows requested for hits' prefixes and those delivered. `written_bytes` are
+    the bytes of rows that can be delivered, `deferred_rows` the staged rows that are not written yet.
     """
 
     keys: int
@@ -59,17 +60,17 @@ class PrefixCacheStats:
 class OmniTensorPrefixCache:
     """Rows of hidden states and of other per-token outputs, in host memory.
 
-    Merging waits for the step's copy, because it hands out rows on the CPU; `TensorPrefixStore` waits for readers only.
+    Merging waits for the step's copy, because it returns rows on the CPU; `TensorPrefixStore` waits for readers only.
 
     Args:
-        num_blocks, block_size: as of the KV pool: slots 0 … num_blocks * block_size - 1.
-        hidden_size, hs_dtype: of the hidden states. Their memory is not touched before they are written.
-        discover: when an output becomes a key that was not declared; see `output_keys`.
-        transfer_for: makes what copies the rows of a device.
+        num_blocks, block_size: Sizes of the KV pool: slots 0 … num_blocks * block_size - 1.
+        hidden_size, hs_dtype: Of the hidden states. Their memory is not touched before they are written.
+        discover: When an output that was not declared becomes a key; see `output_keys`.
+        transfer_for: Creates the object that copies the rows of a device.
 
     Raises:
-        InvalidRequest: a size below 1.
-        ConfigError: there is no memory for so many rows.
+        InvalidRequest: A size is below 1.
+        ConfigError: There is no memory for the rows.
     """
 
     def __init__(
@@ -100,13 +101,13 @@ class OmniTensorPrefixCache:
 
     @property
     def hidden_states_cache(self) -> torch.Tensor:
-        """`(num_blocks, block_size, hidden_size)`; rows that were not written hold anything."""
+        """`(num_blocks, block_size, hidden_size)`; the content of rows that were not written is undefined."""
         self._pending.settle_all()
         return self._hidden.tensor
 
     @property
     def mm_outputs_cache(self) -> dict[str, torch.Tensor]:
-        """Key -> `(num_blocks, block_size, width)`; rows that were not written, or are staged, hold anything."""
+        """Key -> `(num_blocks, block_size, width)`; rows that were not written, or are staged, are undefined."""
         self._pending.settle_all()
         return {key: arena.tensor for key, arena in self._keys.known.items()}
 
@@ -117,11 +118,11 @@ class OmniTensorPrefixCache:
     # ---- which requests are hits of this step
 
     def add_prefix_cached_new_req_id(self, req_id: str) -> None:
-        """Say that the request's first rows of this step follow a prefix hit; of a resumed request, too."""
+        """Mark a request, new or resumed, whose first rows of this step follow a prefix hit."""
         self._merger.hits.add(req_id)
 
     def reset_prefix_cached_new_req_ids(self) -> None:
-        """Begin a step: no request is a hit."""
+        """Begin a step: no request is marked as a hit."""
         self._merger.hits.clear()
         self._writer.begin_step()
 
@@ -134,15 +135,15 @@ class OmniTensorPrefixCache:
         """Make an output a key: `(tokens, width)` of `dtype` in each step that has it.
 
         Raises:
-            InvalidRequest: it is known otherwise.
+            InvalidRequest: It is known with another width or dtype.
         """
         self._keys.declare(key, width, dtype)
 
     def maybe_init_missing_mm_cache_keys(self, multimodal_outputs: Mapping[str, Any], seq_len: int) -> None:
-        """Look for keys among the outputs of a step of `seq_len` tokens.
+        """Discover keys among the outputs of a step of `seq_len` tokens.
 
         Raises:
-            ConfigError: there is no memory for a key's rows.
+            ConfigError: There is no memory for a key's rows.
         """
         _raise_first(self._keys.observe(_as_outputs(multimodal_outputs), (seq_len,)))
 
@@ -160,8 +161,8 @@ class OmniTensorPrefixCache:
     ) -> None:
         """Write a step's rows to their slots.
 
-        Whatever the step has no rows of is missing there from now on. Of what is None, rows that another call has
-        written in the same step stay.
+        Rows that the step does not have are missing in these slots from now on. For a None argument, rows that another
+        call has written in the same step stay.
 
         Args:
             hidden_states: `(tokens, hidden_size)`, or None: the model has none.
@@ -175,7 +176,7 @@ class OmniTensorPrefixCache:
         Raises:
             InvalidRequest: names what does not fit. If it is a key, its rows are missing in these slots, and all others
                 are written. If it is the slots or the number of tokens, nothing has changed: forget the slots.
-            Anything else, of a device or for want of memory: rows that were not written yet are missing.
+            Exception: Any other error, of a device or for lack of memory: rows that were not written yet are missing.
         """
         num_rows = as_integer("num_tokens_unpadded", num_tokens_unpadded)
         padded = as_integer("num_tokens_padded", num_tokens_padded) if num_tokens_padded else num_rows
@@ -198,14 +199,14 @@ class OmniTensorPrefixCache:
         num_scheduled_tokens: Mapping[str, int],
         deferred_mm_cache_keys: Collection[str],
     ) -> None:
-        """Keep copies of a step's rows of the deferred keys, on their device, until somebody needs them.
+        """Keep copies of a step's rows of the deferred keys, on their device, until they are needed.
 
         Rows belong to the slots of positions `num_computed_tokens_cpu …` of their request, the number BEFORE the step,
-        until the slots are written anew; how this is checked: `staging`. A deferred key needs no discovery. Staged rows
-        are found by hits as if they were written; when they are written: `staged_rows`.
+        until the slots are written again; how this is checked: `staging`. A deferred key needs no discovery. Hits find
+        staged rows like written ones; when they are written: `staged_rows`.
 
         Raises:
-            InvalidRequest: names the request whose positions contradict, or the key whose rows do not fit: of that
+            InvalidRequest: Names the request whose positions contradict, or the key whose rows do not fit: of these
                 nothing is staged, of all others everything.
         """
         slots = self._writer.outputs.take_slots()
@@ -226,23 +227,23 @@ class OmniTensorPrefixCache:
         _raise_first(refused)
 
     def commit_deferred_mm_outputs(self, finished_req_ids: Iterable[str], input_batch: EngineBatch) -> None:
-        """Write the staged rows of requests that end to their slots, but those whose slot a later step has written.
+        """Write the staged rows of requests that end, except those whose slot a later step has written.
 
         Args:
-            input_batch: not looked at: rows have their slots since they were staged.
+            input_batch: Ignored: rows have their slots since they were staged.
         """
         self._staging.commit(finished_req_ids)
 
     def discard_deferred_mm_outputs(self, req_id: str) -> None:
-        """Forget the rows of a request that are still staged; an unknown one changes nothing."""
+        """Remove a request's rows that are still staged; an unknown request changes nothing."""
         self._staging.discard(req_id)
 
     def forget_slots(self, slot_mapping: torch.Tensor) -> None:
-        """Say that slots hold nothing, nor get what is staged for them: the step that wrote them was withdrawn."""
+        """Remove all rows of slots, written and staged: the step that wrote them was withdrawn."""
         self._writer.forget(self._slots.check(slot_mapping))
 
     def clear(self) -> None:
-        """Forget all rows, hits and staged rows; keys stay known, counters go on."""
+        """Remove all rows, hits and staged rows; keys stay known, and counters continue."""
         self._pending.clear()
         for arena in (self._hidden, *self._keys.arenas):
             arena.clear()
@@ -263,14 +264,16 @@ class OmniTensorPrefixCache:
         """Return each request's rows of this step, with the cached prefix before them if it is a hit of this step.
 
         Args:
-            query_start_loc: first packed row of each request.
+            query_start_loc: First packed row of each request.
             hidden_states: `(tokens, hidden_size)` of the step.
-            num_scheduled_tokens: rows of each request.
+            num_scheduled_tokens: Rows of each request.
+
         Returns:
-            request id -> `(rows, hidden_size)` on the CPU, a copy.
+            Request id -> `(rows, hidden_size)` on the CPU, a copy.
+
         Raises:
-            MissingPrefix: rows of a prefix were never written; has the results of all other requests.
-            InvalidRequest: the step's tensor is too short or of another shape.
+            MissingPrefix: Rows of a prefix were never written; has the results of all other requests.
+            InvalidRequest: The step's tensor is too short or of another shape.
         """
         step = Step(query_start_loc, input_batch, num_scheduled_tokens)
         chosen = hidden_rows(self._hidden.spec, hidden_states, hidden_states_cpu, step.num_rows)
@@ -290,12 +293,12 @@ class OmniTensorPrefixCache:
     ) -> dict[str, dict[str, object]]:
         """Return key -> request id -> its part of the step's outputs; known keys are merged with the cached prefix.
 
-        Of a known key that the step lacks, hits get the prefix alone. What is no known key follows
+        For a known key that the step lacks, hits get the prefix alone. Other outputs follow
         `passthrough.split_per_request`; while a key is undecided its prefix is missing.
 
         Raises:
-            MissingPrefix, InvalidRequest: as `get_merged_hidden_states`; to go on without a key that does not fit,
-                leave it out of `multimodal_outputs`.
+            MissingPrefix, InvalidRequest: As `get_merged_hidden_states`; to continue without a key that does not fit,
+                remove it from `multimodal_outputs`.
         """
         outputs = {key: value for key, value in _as_outputs(multimodal_outputs or {}).items() if value is not None}
         step = Step(query_start_loc, input_batch, num_scheduled_tokens)
@@ -338,7 +341,7 @@ class OmniTensorPrefixCache:
         )
 
     def check_integrity(self) -> None:
-        """Raise `InvariantError` if rows are nowhere, staged for two slots, or delivered unasked."""
+        """Raise InvariantError if a row is in no place, staged for two slots, or delivered without a query."""
         self._pending.check_integrity()
         self._staging.check_integrity()
         self._merger.check_integrity()
@@ -362,14 +365,14 @@ class OmniTensorPrefixCache:
 
 
 def _as_outputs(outputs: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a step's outputs if they have names. Raises: InvalidRequest."""
+    """Return a step's outputs if they have names; else raise InvalidRequest."""
     if not isinstance(outputs, Mapping):
         raise InvalidRequest("multimodal_outputs", type(outputs).__name__, "must be outputs by name")
     return outputs
 
 
 def _raise_first(errors: list[InvalidRequest]) -> None:
-    """Raise the first of them, with notes of the others, if there is any."""
+    """Raise the first error, if there is one, with notes of the others."""
     for other in errors[1:]:
         errors[0].add_note(str(other))
     if errors:

@@ -1,6 +1,6 @@
-"""Reads what the cache must know of a step's requests, from `InputBatch` or an engine's own batch object, into `Step`.
+"""Reads the requests of a step, from `InputBatch` or an engine's own batch object, into `Step`.
 
-Knows nothing of tensors to be cached. Of an engine's batch it takes what vLLM's has:
+Knows nothing of tensors to be cached. It reads these fields, named as in vLLM's batch:
 
     req_ids                      the order of all results
     req_id_to_index              row in everything below
@@ -42,7 +42,7 @@ class EngineBatch(Protocol):
 
 @dataclass(slots=True)
 class InputBatch:
-    """The requests of one step; the module's docstring tells what its fields are."""
+    """The requests of one step; its fields are described in the module docstring."""
 
     req_ids: Sequence[str]
     req_id_to_index: Mapping[str, int]
@@ -51,13 +51,13 @@ class InputBatch:
 
 
 class Step:
-    """The packed rows of each request.
+    """Packed rows of each request.
 
     Attributes:
-        req_ids: requests of the batch.
-        starts, counts: first packed row and number of rows of each request.
-        num_rows: rows that a tensor of the step must have.
-        is_packed: whether the requests' rows follow each other from row 0 on.
+        req_ids: Requests of the batch.
+        starts, counts: First packed row and number of rows of each request.
+        num_rows: Rows that a tensor of the step must have.
+        is_packed: Whether the requests' rows follow each other from row 0 on.
     """
 
     __slots__ = ("counts", "is_packed", "num_rows", "req_ids", "starts")
@@ -96,10 +96,10 @@ class Step:
 
 
 def num_computed(input_batch: EngineBatch, req_ids: Sequence[str]) -> list[int]:
-    """Return of each request the tokens computed before the step.
+    """Return for each request the tokens computed before the step.
 
     Raises:
-        InvalidRequest: there is none, or it is no whole number.
+        InvalidRequest: The number is missing or not integral.
     """
     if not req_ids:
         return []

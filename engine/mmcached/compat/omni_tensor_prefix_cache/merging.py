@@ -1,4 +1,4 @@
-"""Puts the rows of a step, request by request, behind the cached rows of those that are hits.
+"""Joins the cached rows of each hit's prefix with its rows of the step.
 
 Knows nothing of keys or of when rows are written. Every result is a copy of its own.
 """
@@ -22,7 +22,7 @@ Prefixes = Mapping[str, np.ndarray]
 
 
 class MissingRun(NamedTuple):
-    """Positions `[first, end)` of a request's `key` are the first run of them that was not written."""
+    """The first run of missing rows of a request's `key`: positions `[first, end)`."""
 
     request_id: str
     key: str
@@ -31,14 +31,14 @@ class MissingRun(NamedTuple):
 
 
 class MissingPrefix(MissingRows):
-    """A hit's rows are not all there.
+    """Rows of a hit's prefix are missing.
 
-    To go on: hand out `merged`; compute each request of `missing` again, from position `first` at the latest.
+    To continue: use `merged`; recompute each request of `missing`, from position `first` at the latest.
 
     Attributes:
-        merged: what the call would have returned, without what is missing.
-        missing: of each request and key that lacks rows the first run, in the order of requests.
-        details: of the first of these `request_id`, `key`, `first` and `end`.
+        merged: The result of the call, without the entries that lack rows.
+        missing: The first missing run of each request and key that lacks rows, in the order of requests.
+        details: `request_id`, `key`, `first` and `end` of the first of these.
     """
 
     code = "missing_prefix"
@@ -57,11 +57,11 @@ class MissingPrefix(MissingRows):
 
 
 class Merger:
-    """Merges for the requests that are hits of the step.
+    """Merges rows for the requests that are hits of the step.
 
     Attributes:
-        hits: request ids.
-        row_queries, row_hits: rows asked for behind hits, and delivered.
+        hits: Request ids.
+        row_queries, row_hits: Rows requested for hits' prefixes, and rows delivered.
     """
 
     def __init__(self, pending: PendingRows) -> None:
@@ -74,7 +74,7 @@ class Merger:
         """Return the slots of each hit's prefix.
 
         Raises:
-            InvalidRequest: a block table does not reach so far, or names a slot that does not exist.
+            InvalidRequest: A block table is too short, or names a slot that does not exist.
         """
         req_ids = [req_id for req_id in step.req_ids if req_id in self.hits]
         computed = zip(req_ids, num_computed(input_batch, req_ids), strict=True)
@@ -90,12 +90,13 @@ class Merger:
         *,
         is_known: bool = True,
     ) -> dict[str, torch.Tensor]:
-        """Return request id -> its prefix and its own of `rows`; what lacks rows is added to `missing` instead.
+        """Return request id -> its prefix and its own of `rows`; a request that lacks rows goes to `missing` instead.
 
         Args:
             rows: `(num_rows, width)` on the CPU; None: the step lacks the key, and hits get the prefix alone. A prefix
-                of which no row was written is one that never had this key.
-            is_known: False: whether `rows` are rows is not decided, so every prefix of them is missing.
+            without
+                any written row then counts as one that never had this key.
+            is_known: False: it is undecided whether `rows` are rows, so every prefix of them is missing.
         """
         parts = step.parts(rows) if rows is not None else [_NO_ROWS] * len(step.req_ids)
         if not prefixes and rows is not None:

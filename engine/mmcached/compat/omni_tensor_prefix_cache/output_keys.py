@@ -1,4 +1,4 @@
-"""Tells which of a step's outputs are per-token rows, and keeps the arena of each.
+"""Decides which of a step's outputs are per-token rows, and keeps the memory (arena) of each.
 
 Knows nothing of requests. A tensor `(tokens, width)` of a step looks like rows; a constant can look so too, in a step
 that happens to have as many tokens. So an output is, by its name:
@@ -34,7 +34,7 @@ class _Undecided(NamedTuple):
 
 
 class OutputKeys:
-    """The outputs that are rows, or may be; `known`: the arenas of the known ones."""
+    """Outputs that are rows, or may be; `known`: the arenas of the known ones."""
 
     def __init__(self, make_arena: Callable[[KeySpec], RowArena], discover: Discover) -> None:
         if discover not in ("two_lengths", "first"):
@@ -58,11 +58,11 @@ class OutputKeys:
         return [*known, *self.undecided.values()] if self._undecided else known
 
     def declare(self, key: str, width: int, dtype: torch.dtype) -> None:
-        """Make `key` known, or compare it with what is known.
+        """Make `key` known, or compare it with the known key.
 
         Raises:
-            InvalidRequest: it is known with another width or dtype.
-            ConfigError: there is no memory for its rows.
+            InvalidRequest: It is known with another width or dtype.
+            ConfigError: There is no memory for its rows.
         """
         spec = key_spec(key, width, dtype)
         arena = self.known.get(key)
@@ -78,10 +78,10 @@ class OutputKeys:
     def observe(
         self, outputs: Mapping[str, Any], lengths: Collection[int], declared: Collection[str] = ()
     ) -> list[InvalidRequest]:
-        """Look at the outputs of a step whose outputs of rows have one of `lengths`; return what went wrong.
+        """Classify the outputs of a step whose row outputs have one of `lengths`; return the errors.
 
         Args:
-            declared: keys that are rows if they look like it.
+            declared: Keys that are rows if they have the form of rows.
         """
         errors: list[InvalidRequest] = []
         for key, value in outputs.items():
@@ -102,7 +102,7 @@ class OutputKeys:
         return errors
 
     def refuse(self, key: str) -> bool:
-        """Refuse a key that two lengths have made known, return whether it was one; a declared one stays."""
+        """Refuse a key that two lengths have made known; return False, unchanged, for any other key."""
         if key not in self._by_two_lengths:
             return False
         self._by_two_lengths.discard(key)
@@ -111,7 +111,7 @@ class OutputKeys:
         return True
 
     def may_be_rows(self, key: str, value: object) -> RowArena | None:
-        """Return the arena of an undecided key if `value` looks like what has made it one."""
+        """Return the arena of an undecided key if `value` has the same shape and dtype as before; else None."""
         seen = self._undecided.get(key)
         if seen is None or not isinstance(value, torch.Tensor):
             return None
@@ -138,7 +138,7 @@ class OutputKeys:
 
 
 def key_spec(key: str, width: int, dtype: torch.dtype) -> KeySpec:
-    """Return a key of rows `(width,)`. Raises: InvalidRequest."""
+    """Return the spec of a key with rows `(width,)`; raise InvalidRequest if it is invalid."""
     if not isinstance(dtype, torch.dtype):
         raise InvalidRequest(f"{key}.dtype", repr(dtype), "must be a torch.dtype")
     if as_integer(f"{key}.width", width) < 1:

@@ -1,6 +1,6 @@
-"""Splits a step's output that is no known key: each request gets its part, or a copy of the whole.
+"""Splits outputs of a step that are not known keys: each request gets its part, or a copy of the whole.
 
-    value                                   what a request gets
+    value                                   result for a request
     tensor, as many rows as the step        its rows (1-D or more)
     any other tensor, 0-D too               a copy of the whole
     list                                    the whole list, tensors in it copied
@@ -24,7 +24,7 @@ def split_per_request(name: str, value: object, step: Step) -> dict[str, object]
     """Return request id -> its part of `value`, by the table above; empty for None and empty dicts.
 
     Raises:
-        InvalidRequest: lists and dicts in each other without an end.
+        InvalidRequest: Lists and dicts contain each other in a cycle or nest too deeply.
     """
     total = sum(step.counts)
     parts = {}
@@ -40,7 +40,7 @@ def split_per_request(name: str, value: object, step: Step) -> dict[str, object]
 
 
 def _on_host(value: object) -> object:
-    """Return the value with its tensors on the CPU: one transfer, however many requests there are."""
+    """Return the value with its tensors on the CPU: one transfer for all requests."""
     if isinstance(value, torch.Tensor):
         return value.detach().cpu()
     if isinstance(value, list):

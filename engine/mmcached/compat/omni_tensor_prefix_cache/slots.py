@@ -1,4 +1,4 @@
-"""Knows KV slots: checks those that a step names, and finds those of positions.
+"""KV slots: checks a step's slot mapping, and converts positions to slots.
 
     slot = block_id * block_size + offset
 
@@ -25,10 +25,10 @@ class SlotChecker:
         self._scratch = np.empty(num_slots, dtype=np.int64)
 
     def check(self, slot_mapping: torch.Tensor, num_rows: int | None = None) -> np.ndarray:
-        """Return the first `num_rows` slots, or all, as int64: after checking that each exists and none occurs twice.
+        """Return the first `num_rows` slots, or all, as int64, after checking that each exists and none occurs twice.
 
         Raises:
-            InvalidRequest: names the slot, or what the mapping is, and the limit.
+            InvalidRequest: Names the slot, or the type of the mapping, and the limit.
         """
         if (
             not isinstance(slot_mapping, torch.Tensor)
@@ -61,13 +61,13 @@ class SlotChecker:
 
 
 class BlockTable:
-    """Finds the slots of positions of a batch's requests, by the first KV group.
+    """Block tables of a batch's requests, from the first KV group.
 
     Attributes:
-        num_kv_groups: number of KV groups of the batch.
+        num_kv_groups: Number of KV groups of the batch.
 
     Raises:
-        InvalidRequest: the batch has no table, or another one than `engine_batch` says.
+        InvalidRequest: The batch has no table, or one of another form than `engine_batch` describes.
     """
 
     def __init__(self, input_batch: EngineBatch, *, num_blocks: int, block_size: int) -> None:
@@ -92,7 +92,7 @@ class BlockTable:
         """Return the slots of positions `[first, end)` of a request, int64.
 
         Raises:
-            InvalidRequest: the block table does not reach so far, or names a block that does not exist.
+            InvalidRequest: The block table is too short, or names a block that does not exist.
         """
         size, row = self._block_size, self._table[self._indexes[req_id]]
         if not 0 <= first <= end <= len(row) * size:

@@ -1,13 +1,14 @@
-"""Keeps rows of deferred keys on their device until somebody needs them, by slot.
+"""Keeps rows of deferred keys on their device until they are needed, by slot.
 
     stage ──> staged ──commit of a request, a hit, no more room──> written, all together: one copy for all keys
-                 └── the slot is written anew, its request discarded ──> nobody's
+                 └── the slot is written again, or its request discarded ──> dropped
 
-    rows      copies of what the steps have staged of a key, one after the other, on their device
-    number    (num_slots,) number of the row that a slot has; -1: none
+    rows      copies of a key's staged rows of all steps, one after the other, on their device
+    number    (num_slots,) number of the row of each slot; -1: no staged row
 
 Knows nothing of positions or of prefixes. Invariant: a slot has at most one staged row, the last one, and only while
-nobody has written the slot since. Of a key, no more rows are staged than there are slots, but for those of one step.
+the slot has not been written since. For each key at most as many rows are staged as there are slots, plus those of one
+step.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class StagedKey:
         self.num_rows = 0
 
     def add(self, rows: torch.Tensor) -> None:
-        """Copy rows behind those that are there."""
+        """Append copies of rows."""
         end = self.num_rows + len(rows)
         if not self.num_rows:
             self.rows = rows.clone(memory_format=torch.contiguous_format)
@@ -50,7 +51,7 @@ class StagedKey:
 
 
 class _Share(NamedTuple):
-    """Rows that a request has staged: numbers `first …`, of these slots."""
+    """Rows that a request has staged: row numbers from `first` on, for these slots."""
 
     staged: StagedKey
     first: int
@@ -58,11 +59,11 @@ class _Share(NamedTuple):
 
 
 class StagedRows:
-    """The staged rows of all keys, and the request that has staged each.
+    """Staged rows of all keys, with the request that has staged each row.
 
     Args:
-        arenas: by key; every key that is staged is known there, and stays so.
-        pending: brings staged rows there.
+        arenas: By key; every key that is staged is known there, and stays known.
+        pending: Copies staged rows to the arenas.
     """
 
     def __init__(self, arenas: Mapping[str, RowArena], pending: PendingRows, num_slots: int) -> None:
@@ -74,7 +75,7 @@ class StagedRows:
 
     @property
     def num_rows(self) -> int:
-        """Number of rows that slots have."""
+        """Number of rows that belong to slots."""
         return sum(int(np.count_nonzero(staged.number >= 0)) for staged in self._of_key.values())
 
     def stage(self, key: str, rows: torch.Tensor, parts: Sequence[tuple[str, int, np.ndarray]]) -> None:
@@ -93,17 +94,17 @@ class StagedRows:
             self._of_request.setdefault(req_id, []).append(_Share(staged, first + start, slots))
 
     def commit(self, req_ids: Iterable[str]) -> None:
-        """Write all rows, if any of these requests has staged some."""
+        """Write all rows if any of these requests has staged rows."""
         if any(req_id in self._of_request for req_id in req_ids):
             self.write_out()
 
     def settle(self, slots: np.ndarray) -> None:
-        """See that what is staged for these slots can be read where rows are."""
+        """Write all staged rows if these slots have any, so that they can be read from the arenas."""
         if any(staged.num_rows and (staged.number[slots] >= 0).any() for staged in self._of_key.values()):
             self.write_out()
 
     def write_out(self) -> None:
-        """Write all rows to where they can be read. If that fails, all stay staged."""
+        """Write all rows to the arenas. On failure all stay staged."""
         with self._pending:
             for key, staged in self._of_key.items():
                 slots = np.flatnonzero(staged.number >= 0)
@@ -115,13 +116,13 @@ class StagedRows:
         self._of_request.clear()
 
     def discard(self, req_id: str) -> None:
-        """Forget what a request has staged; an unknown one changes nothing."""
+        """Drop a request's staged rows; an unknown request changes nothing."""
         for staged, first, slots in self._of_request.pop(req_id, ()):
             is_own = staged.number[slots] == np.arange(first, first + len(slots))
             staged.number[slots[is_own]] = -1
 
     def forget(self, slots: np.ndarray) -> None:
-        """Say that nothing is staged for `slots`."""
+        """Drop the staged rows of `slots`."""
         for staged in self._of_key.values():
             if staged.num_rows:
                 staged.number[slots] = -1
@@ -131,7 +132,7 @@ class StagedRows:
         self._of_request.clear()
 
     def check_integrity(self) -> None:
-        """Raise `InvariantError` if two slots have the same row, or more is kept than there may be."""
+        """Raise InvariantError if two slots have the same row, or more rows are kept than allowed."""
         for key, staged in self._of_key.items():
             numbers = staged.number[staged.number >= 0]
             if len(staged.rows) > max(staged.num_rows, self._num_slots):

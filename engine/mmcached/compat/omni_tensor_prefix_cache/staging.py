@@ -1,10 +1,10 @@
-"""Judges what a step stages of the deferred keys, and finds the slots of what it accepts.
+"""Checks the rows that a step stages for deferred keys, and finds the slots of the accepted rows.
 
-Knows nothing of prefixes or of delivery. An engine that hands in the number of tokens computed after the step, or
-another request's, is told so:
+Knows nothing of prefixes or of delivery. It raises an error if an engine passes the number of tokens computed after the
+step, or another request's number:
 
     where the step's slots are known      they must be those of these positions
-    else, a request's first position      must be where its last rows have ended, or before; behind it for a hit only
+    else, a request's first position      must be at or before the end of its last rows; behind it only for a hit
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from mmcached.worker.hidden_states.pending_rows import PendingRows
 
 
 class Staging:
-    """Stages rows of a step's outputs; `rows` has them."""
+    """Stages rows of a step's outputs; `rows` keeps them."""
 
     def __init__(self, keys: OutputKeys, pending: PendingRows, num_slots: int) -> None:
         self.rows = StagedRows(keys.known, pending, num_slots)
@@ -43,11 +43,11 @@ class Staging:
         written: np.ndarray | None,
         hits: Collection[str],
     ) -> list[InvalidRequest]:
-        """Stage a step's rows of these keys; return what was refused, of which nothing is staged.
+        """Stage a step's rows of these keys; return the errors of the refused ones, of which nothing is staged.
 
         Args:
-            written: slots of the step's packed rows, if known.
-            hits: requests that may begin anywhere.
+            written: Slots of the step's packed rows, if known.
+            hits: Requests that may begin at any position.
         """
         refused: list[InvalidRequest] = []
         accepted: list[tuple[str, int, np.ndarray]] = []
@@ -78,14 +78,14 @@ class Staging:
         return refused
 
     def commit(self, req_ids: Iterable[str]) -> None:
-        """These requests end: see that what they have staged is written."""
+        """Write the staged rows of requests that end."""
         ended = list(req_ids)
         self.rows.commit(ended)
         for req_id in ended:
             self._ends.pop(req_id, None)
 
     def discard(self, req_id: str) -> None:
-        """Forget a request and what it has staged; an unknown one changes nothing."""
+        """Remove a request and its staged rows; an unknown request changes nothing."""
         self.rows.discard(req_id)
         self._ends.pop(req_id, None)
 
@@ -94,13 +94,13 @@ class Staging:
         self._ends.clear()
 
     def check_integrity(self) -> None:
-        """Raise `InvariantError` if more is kept than there are slots."""
+        """Raise InvariantError if more ends are kept than there are slots, or the staged rows are inconsistent."""
         self.rows.check_integrity()
         if len(self._ends) > self._num_slots:
             raise InvariantError(f"{len(self._ends)} requests are known for {self._num_slots} slots")
 
     def _go_on(self, req_id: str, end: int) -> None:
-        """Note where a request's rows have ended; of no more requests than can have a slot."""
+        """Record the end of a request's rows, for at most as many requests as there are slots."""
         self._ends.pop(req_id, None)
         self._ends[req_id] = end
         if len(self._ends) > self._num_slots:

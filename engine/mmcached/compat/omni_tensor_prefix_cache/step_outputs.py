@@ -1,9 +1,9 @@
-"""Remembers which outputs of a step were written where, so that none leaves its device twice.
+"""Remembers which outputs of a step were written to which slots, so that each leaves its device only once.
 
-An engine fills its tensors anew for every step, and torch does not see each of these writes: what is remembered is
-good for one step, and for one use.
+An engine refills its tensors at every step, and torch does not see each of these writes: an entry is valid for one
+step, and for one use.
 
-Knows nothing of what the rows mean.
+Knows nothing of the meaning of the rows.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ import torch
 
 
 class StepOutputs:
-    """The outputs that the step at hand has written, by name."""
+    """Outputs that the current step has written, by name."""
 
     def __init__(self) -> None:
         self._slots: np.ndarray | None = None
         self._written: dict[str, tuple[torch.Tensor, int, np.ndarray]] = {}
 
     def begin(self, slots: np.ndarray) -> None:
-        """Forget the last step; this one writes these slots."""
+        """Forget the previous step; the new one writes these slots."""
         self._written.clear()
         self._slots = slots
 
@@ -29,7 +29,7 @@ class StepOutputs:
         self._slots = None
 
     def take_slots(self) -> np.ndarray | None:
-        """Return the slots of the step's packed rows, once; None if they are not known."""
+        """Return the slots of the step's packed rows, once; None if they are unknown."""
         slots, self._slots = self._slots, None
         return slots
 
@@ -38,7 +38,7 @@ class StepOutputs:
         self._written[name] = rows, _version(rows), slots
 
     def take(self, name: str, rows: torch.Tensor, num_rows: int) -> np.ndarray | None:
-        """Return, once, the slots that hold the first `num_rows` of `rows`; None if they were not written so."""
+        """Return, once, the slots that hold the first `num_rows` of `rows`; None if these were not written."""
         found = self._written.pop(name, None)
         if found is None:
             return None
@@ -47,7 +47,7 @@ class StepOutputs:
 
 
 def _is_same(rows: torch.Tensor, earlier: torch.Tensor, version: int) -> bool:
-    """Return whether both begin at one place, row for row, and torch knows of no write in between."""
+    """Return whether both tensors begin at the same address, with the same row layout and no write in between."""
     return (
         rows.data_ptr() == earlier.data_ptr()
         and rows.dtype == earlier.dtype

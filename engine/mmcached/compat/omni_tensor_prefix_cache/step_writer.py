@@ -1,7 +1,7 @@
 """Writes the outputs of steps to the rows of their slots.
 
-Knows nothing of requests. Invariant: after a step has written its slots, each key has there the step's rows, or
-nothing. Of hidden states or outputs that a call has none of, rows of another call in the same step stay.
+Knows nothing of requests. Invariant: after a step has written its slots, each key has there the step's rows or no rows.
+Rows of another call in the same step stay if this call has no hidden states or no outputs.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from mmcached.worker.hidden_states.schema import KeySpec
 
 
 class StepWriter:
-    """The way of a step's rows to their slots, and back to who merges them in the same step.
+    """Writes a step's rows to their slots, and returns them for merging in the same step.
 
     Attributes:
-        outputs: the outputs that the step at hand has written.
+        outputs: The outputs that the current step has written.
     """
 
     def __init__(
@@ -53,14 +53,14 @@ class StepWriter:
         skipped: Collection[str],
         padded: int,
     ) -> list[InvalidRequest]:
-        """Write hidden states and all keys to `slots`, but those that are `skipped`; return what did not fit.
+        """Write hidden states and all keys, except the `skipped` ones, to `slots`; return the errors of the keys.
 
         Args:
-            padded: rows of the step with its padding.
+            padded: Rows of the step including padding.
         """
         self.outputs.begin(slots)
         self._pending.poll()
-        # Whatever is raised from here on, no row of a former tenant is left.
+        # If an error is raised from here on, no row of an earlier step is left in these slots.
         self.forget(slots, has_hidden=hidden_states is not None, has_outputs=outputs is not None)
         errors: list[InvalidRequest] = []
         with self._pending:
@@ -75,7 +75,7 @@ class StepWriter:
         return errors
 
     def forget(self, slots: np.ndarray, *, has_hidden: bool = True, has_outputs: bool = True) -> None:
-        """Give slots to the step at hand: forget what it has rows of, and all that earlier steps have written there."""
+        """Assign slots to the current step: remove the rows of the given kinds there, and all rows of earlier steps."""
         arenas = self._keys.arenas
         former = slots
         if not has_hidden or (arenas and not has_outputs):
@@ -87,7 +87,7 @@ class StepWriter:
         self._staged.forget(slots)
 
     def on_host(self, arena: RowArena, rows: torch.Tensor, num_rows: int) -> torch.Tensor:
-        """Return the first `num_rows` of a step's rows on the CPU: out of the arena, if they have been copied there."""
+        """Return the first `num_rows` of a step's rows on the CPU; from the arena, if they were copied there."""
         slots = self.outputs.take(arena.spec.name, rows, num_rows)
         if slots is not None and arena.are_written(slots).all():
             found = torch.empty((num_rows, *arena.spec.shape), dtype=arena.spec.dtype)
@@ -128,10 +128,10 @@ class StepWriter:
 
 
 def hidden_rows(spec: KeySpec, hidden_states: torch.Tensor, staged: torch.Tensor | None, num_rows: int) -> torch.Tensor:
-    """Return the tensor to take hidden states from: `staged` if given, after it was compared with the other.
+    """Return the tensor to take hidden states from: `staged` if given; both are checked.
 
     Raises:
-        InvalidRequest: one of them does not fit.
+        InvalidRequest: One of them does not fit.
     """
     rows = at_least(spec.check_rows(hidden_states), num_rows, spec.name)
     if staged is None:
@@ -144,7 +144,7 @@ def hidden_rows(spec: KeySpec, hidden_states: torch.Tensor, staged: torch.Tensor
 
 
 def at_least(rows: torch.Tensor, num_rows: int, field: str) -> torch.Tensor:
-    """Return `rows` if they are so many. Raises: InvalidRequest."""
+    """Return `rows` if there are at least `num_rows`; else raise InvalidRequest."""
     if rows.shape[0] < num_rows:  # `len` takes three times as long
         raise InvalidRequest(field, len(rows), f"must have at least {num_rows} rows")
     return rows

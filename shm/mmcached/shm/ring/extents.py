@@ -1,4 +1,4 @@
-"""A set of bytes, as stretches `[begin, end)` in order that neither overlap nor touch.
+"""Set of byte offsets, kept as sorted intervals `[begin, end)` that neither overlap nor touch.
 
 >>> room = Extents([(0, 30), (30, 40), (60, 100)])
 >>> room.remove(10, 20); list(room), room.num_bytes, room.largest
@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator
 
 
 class Extents:
-    """A set of bytes. Adding what is there, and removing what is not, changes nothing."""
+    """Set of byte offsets. Adding bytes that are present, and removing bytes that are absent, changes nothing."""
 
     __slots__ = ("_begins", "_ends", "num_bytes")
 
@@ -42,7 +42,7 @@ class Extents:
 
     @property
     def largest(self) -> int:
-        """The bytes of the longest stretch."""
+        """The length of the longest interval, in bytes."""
         return max((end - begin for begin, end in self), default=0)
 
     def add(self, begin: int, end: int) -> None:
@@ -54,7 +54,7 @@ class Extents:
             begins.insert(first, begin)
             ends.insert(first, end)
             self.num_bytes += end - begin
-        else:  # it overlaps these, or touches them
+        else:  # it overlaps or touches the intervals from `first` to `last - 1`
             begin, end = min(begin, begins[first]), max(end, ends[last - 1])
             self.num_bytes += end - begin - sum(ends[first:last]) + sum(begins[first:last])
             begins[first:last], ends[first:last] = [begin], [end]
@@ -77,12 +77,12 @@ class Extents:
         begins[first:last], ends[first:last] = rest_begins, rest_ends
 
     def covers(self, begin: int, end: int) -> bool:
-        """Return whether all of these bytes, at least one, are in the set."""
+        """Return whether all bytes of `[begin, end)`, at least one, are in the set."""
         index = bisect_right(self._begins, begin) - 1
         return begin < end and index >= 0 and end <= self._ends[index]
 
     def around(self, place: int) -> tuple[int, int] | None:
-        """Return the stretch that has one byte; None if it is not in the set."""
+        """Return the interval that contains the byte at `place`; None if the set does not contain it."""
         index = bisect_right(self._begins, place) - 1
         return (self._begins[index], self._ends[index]) if index >= 0 and place < self._ends[index] else None
 
@@ -92,7 +92,7 @@ class Extents:
         return [(max(begin, self._begins[i]), min(end, self._ends[i])) for i in range(first, last)]
 
     def find(self, size: int, start: int = 0) -> int | None:
-        """Return where the next `size` bytes begin that lie together, from `start` on, once around; None if none do."""
+        """Return the begin of the next `size` contiguous bytes, from `start` on, once around; None if none fit."""
         first = bisect_right(self._ends, start)
         for index in range(first, len(self._begins)):
             begin = max(self._begins[index], start)

@@ -1,10 +1,10 @@
-"""Keeps the figures of each name of clients in the last slot of the stats page, one row of eight words for each.
+"""Figures per client name, in the last slot of the stats page: one row of eight words for each name.
 
-    +0   name: 32 bytes, ASCII, filled up with zeros; the first word is written last, 0 = nobody has this row yet
+    +0   name: 32 bytes, ASCII, padded with zeros; the first word is written last, 0 = the row is free
     +32  the figures of `ClientStats`
 
-The writer of the frontend's slot writes here, too. A row belongs to its name for the life of the page, also when the
-next frontend begins: counters go on. Row 0 is `OTHER_CLIENTS`, and takes the names for which no row is left.
+The writer of the frontend's slot also writes this slot. A row belongs to its name for the life of the page, across
+restarts of the frontend: counters continue. Row 0 is `OTHER_CLIENTS`, for the names for which no row is left.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ _FIGURES = slice(_NAME_WORDS, _NAME_WORDS + len(_FIELDS.names))
 
 
 def read_clients(words: memoryview[int]) -> dict[str, ClientStats]:
-    """Return the figures of each name that has any.
+    """Return the figures of each name with a non-zero figure.
 
     Args:
-        words: of the page's last slot.
+        words: The page's last slot.
     """
     found = {}
     for row, name in enumerate(_names(words)):
@@ -36,7 +36,7 @@ def read_clients(words: memoryview[int]) -> dict[str, ClientStats]:
 
 
 class ClientRowsWriter:
-    """The rows as their one writer has them; counts on from what it finds."""
+    """The only writer of the rows; counts on from the figures that it finds."""
 
     def __init__(self, words: memoryview[int]) -> None:
         self._words = words
@@ -47,7 +47,7 @@ class ClientRowsWriter:
         self._last: Mapping[str, ClientStats] = {}
 
     def publish(self, by_client: Mapping[str, ClientStats]) -> None:
-        """Store what has changed since the last call; the figures count from the start of this process."""
+        """Store the changes since the last call; the figures count from the start of this process."""
         if by_client == self._last:
             return
         self._last = by_client
@@ -64,7 +64,7 @@ class ClientRowsWriter:
         self._words.release()
 
     def _with_row(self, name: str) -> str:
-        """Return the name itself, or that of the others if there is no row for it."""
+        """Return the name itself, or `OTHER_CLIENTS` if no row is left for it."""
         if name not in self._name_to_row:
             row = len(self._name_to_row)
             if row == _NUM_ROWS:

@@ -1,4 +1,4 @@
-"""Defines the layout of the stats page: what each word of the file means, and how a record becomes words and back.
+"""Layout of the stats page: the meaning of each word of the file, and the conversion of records to words and back.
 
 Knows nothing of files, locks or processes. The fields are those of the records of `mmcached.wire.stats`, flattened with
 dotted names (`kv.queries`); a histogram has a word for each bucket, and its sum. All words are 8 bytes, aligned, in the
@@ -7,10 +7,10 @@ order of this machine.
     ┌──────────────────────────┐ 0      magic; layout version and number of slots (u32 each);
     │ header                   │        digest of all names and kinds of fields (16 bytes)
     ├──────────────────────────┤ 4096
-    │ slot of supervisor       │        +0   pid; 0 = nobody yet        +64  first field
+    │ slot of supervisor       │        +0   pid; 0 = never attached     +64  first field
     ├──────────────────────────┤        +8   attached at (ns)           +72  second field …
     │ slot of frontend         │        +16  heartbeat (ns)
-    ├──────────────────────────┤        +24  how many have attached, ever
+    ├──────────────────────────┤        +24  processes attached so far
     │ slot of the second level │
     ├──────────────────────────┤
     │ engines 0…7              │
@@ -65,7 +65,7 @@ ALL_ROLES = [
     *(RoleName("engine", engine) for engine in range(MAX_ENGINES)),
     *(RoleName("worker", engine, rank) for engine in range(MAX_ENGINES) for rank in range(MAX_RANKS)),
 ]
-"""By slot."""
+"""The role of each slot."""
 CLIENTS_SLOT = len(ALL_ROLES)
 PAGE_BYTES = SLOT_BYTES * (2 + len(ALL_ROLES))
 
@@ -85,8 +85,9 @@ _SLOTS = {role: slot for slot, role in enumerate(ALL_ROLES)}
 
 
 class Fields:
-    """The figures of one kind of record, flattened; without other roles' records, which have slots, and
-    those of clients, which have rows.
+    """Figures of one kind of record, flattened.
+
+    Without the records of other roles, which have slots of their own, and those of clients, which have rows.
     """
 
     def __init__(self, record: type[Stats]) -> None:
@@ -109,7 +110,7 @@ class Fields:
         return tuple(values)
 
     def build(self, values: list[int]) -> Stats:
-        """Return the record with these values; lists are empty."""
+        """Return the record with these values; its lists are empty."""
         nested: dict[str, Any] = {}
         words = iter(values)
         for figure in self._figures:
@@ -126,7 +127,7 @@ FIELDS = {kind: Fields(record) for kind, record in _RECORDS.items()}
 
 
 def slot_of(role: RoleName) -> int:
-    """Return the index of a role's slot; raise InvalidRequest if the page has none for it."""
+    """Return the index of a role's slot; raise InvalidRequest if the page has no slot for it."""
     if role not in _SLOTS:
         raise InvalidRequest("role", str(role), f"the stats page has {MAX_ENGINES} engines of {MAX_RANKS} workers")
     return _SLOTS[role]
@@ -151,7 +152,7 @@ def pack_header() -> bytes:
 
 
 def check_header(start: bytes, file_bytes: int) -> None:
-    """Raise LayoutMismatch if a file of this size that starts so is no page, or another version's."""
+    """Raise LayoutMismatch if a file of this size with this start is not a page, or has another version."""
     LayoutMismatch.unless_equal("file_bytes", file_bytes, PAGE_BYTES)
     magic, version, num_slots, digest = _HEADER.unpack_from(start)
     LayoutMismatch.unless_equal("magic", magic, MAGIC)

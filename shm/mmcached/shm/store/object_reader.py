@@ -1,4 +1,4 @@
-"""Reads records in a ring: the readers' way from a handle to a record."""
+"""Decodes records in a ring for readers, from their handles."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from mmcached.wire.closeable import Closeable
 from mmcached.wire.handle import Handle
 
 _RELEASES: dict[int, tuple[weakref.ref[Bytes1D], Callable[[], None]]] = {}
-"""The references to holders that live, by their ids, and whom their death is told."""
+"""Weak references to living holders (base arrays of views), by their ids, with the callback for each holder's death."""
 
 
 def _when_dead(holder: Bytes1D, on_release: Callable[[], None]) -> None:
-    """Call back once when a holder has died, but not at the interpreter's exit, where nobody is left to tell.
+    """Call back once when a holder has died, but not at the interpreter's exit.
 
-    As `weakref.finalize`, in an eighth of its time: it is done for each view.
+    Like `weakref.finalize`, in an eighth of its time, because it is called for each view.
     """
     release = weakref.ref(holder, _released)
     _RELEASES[id(release)] = release, on_release
@@ -30,7 +30,7 @@ def _released(release: weakref.ref[Bytes1D]) -> None:
 
 
 class ObjectStoreReader(Closeable):
-    """Reads records through one mapping; `close` closes the mapping too, and views live on."""
+    """Reads records through one mapping; `close` closes the mapping too, while views stay valid."""
 
     def __init__(self, reader: RingReader) -> None:
         self.reader = reader
@@ -46,9 +46,9 @@ class ObjectStoreReader(Closeable):
         """Return the record of a handle that came with a lease.
 
         Args:
-            copy: return owned tensors. Otherwise views: never write into them (see `reader`), and give the lease back
+            copy: Return owned tensors. Otherwise views: never write into them (see `reader`), and give the lease back
                 only after `on_release`.
-            on_release: called once, when nothing of the record reads the ring any more: with `copy` before `get`
+            on_release: Called once, when nothing of the record reads the ring any more: with `copy` before `get`
                 returns, else when the last view has died, *in any thread*: append to a deque and nothing more. Not
                 called if `get` fails, which it does as `RingReader.view` and `decode` do.
         """
@@ -59,7 +59,7 @@ class ObjectStoreReader(Closeable):
         return record
 
     def decode_held(self, handle: Handle, holder: Bytes1D, *, tensors: Library, copy: bool) -> Record:
-        """As `get`, of a holder that `reader` has made, and under a lease that ends with it."""
+        """Decode the record of a holder that `reader` has made, under a lease that ends with the holder; see `get`."""
         self.reader.check(handle, holder)
         return decode(holder, tensors=tensors, copy=copy)
 

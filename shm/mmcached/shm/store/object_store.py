@@ -1,14 +1,14 @@
-"""Keeps records under string keys in a ring: the writer's index.
+"""Stores records under string keys in a ring: the writer's index.
 
 A record's size is known before a byte of it is written, so it is written once, in place: by this writer into the ring,
-or by a client into its nursery, and then it is published where it lies. Eviction is the ring's; a key goes with its
-chunk. Behind each record a note is kept, of what a successor of the writer must know (`record_note`).
+or by a client into its nursery (the client's own shared-memory file), and then it is published where it lies. The ring
+evicts; a key is removed with its chunk. Behind each record lies a note for a successor of the writer (`record_note`).
 
-What is adopted was written by another process: a record is kept only if the digest beside its slot, by which readers
-find it, is that of the key behind it.
+Adopted records were written by another process: a record is kept only if the digest beside its slot, by which readers
+find it, is that of the key in its note.
 
-Invariant: each key has one current handle of the ring, and no two keys the same; in a ring with an index readers find
-under a key what its writer has under it.
+Invariant: each key has one current handle of the ring, and each handle one key; in a ring with an index readers find
+under a key the record that its writer has under it.
 """
 
 from __future__ import annotations
@@ -31,21 +31,22 @@ from mmcached.wire.stats import RingStats
 
 
 class ObjectStoreWriter(Closeable):
-    """The index of one ring, owned by the ring's writer; `close` closes the ring too.
+    """Index of one ring, owned by the ring's writer; `close` closes the ring too.
 
-    Of a ring that was adopted it has all records; a chunk that is none is forgotten.
+    Of an adopted ring it takes over all records; a chunk that is not a record is forgotten.
 
     Source: vLLM's `SingleWriterShmObjectStorage`, the writer's half. `find` there adds a reader's reference; here
     readers take leases.
 
     Args:
-        ring: everything is put and forgotten through this store from now on.
-        on_evict: called with each key whose chunk the ring has evicted; must not raise and must not call the store.
-        on_hit: called with each key that a reader has found by itself, some time later; likewise.
-        nursery_bytes: what lies in nurseries beside the ring, at most.
+        ring: From now on all puts and removals go through this store.
+        on_evict: Called with each key whose chunk the ring has evicted; must not raise and must not call the store.
+        on_hit: Called with each key that a reader has found by itself, some time later; the same restrictions apply.
+        nursery_bytes: Upper limit of the bytes in nurseries, in addition to the ring.
+
     Attributes:
-        adopted: what a former writer has put: key -> bytes that it takes in the ring, and `about`; the oldest first.
-            May be cleared by whoever has taken note.
+        adopted: Records of a former writer: key -> bytes that it takes in the ring, and `about`; the oldest first. The
+            owner may clear it after reading it.
     """
 
     def __init__(
@@ -73,9 +74,9 @@ class ObjectStoreWriter(Closeable):
         """Write a record into the ring under a new key.
 
         Raises:
-            LocalProtocolError: the key already exists.
-            InvalidRequest: the record holds something that is not carried; names the path.
-            ItemTooLarge, CacheFull: as `RingWriter.claim`; nothing was evicted, and no tensor was copied.
+            LocalProtocolError: The key already exists.
+            InvalidRequest: The record contains an unsupported value; names the path.
+            ItemTooLarge, CacheFull: As `RingWriter.claim`; nothing was evicted, and no tensor was copied.
         """
         self._check_new(key)
         return self.put_encoded(key, encode(record, max_bytes=self.ring.max_object_bytes))
@@ -83,11 +84,12 @@ class ObjectStoreWriter(Closeable):
     def put_encoded(
         self, key: str, encoded: EncodedRecord | PlacedRecord, about: bytes = b"", *, expires_at: int = 0
     ) -> Handle:
-        """Write an encoded record, as `put` does: the only copy of its tensors. One that lies in a nursery stays there.
+        """Write an encoded record under a new key, with one copy of its tensors; a record in a nursery stays there.
 
         Args:
-            about: what a successor of this writer must know beside the key; with a record in a nursery it lies there.
-            expires_at: as for `RingWriter.commit`.
+            about: Data for a successor of this writer, in addition to the key; a record in a nursery has it in its note
+                there.
+            expires_at: As for `RingWriter.commit`.
         """
         self._check_new(key)
         index = self.ring.index
@@ -101,19 +103,19 @@ class ObjectStoreWriter(Closeable):
     def replace(
         self, key: str, encoded: EncodedRecord | PlacedRecord, about: bytes = b"", *, expires_at: int = 0
     ) -> Handle:
-        """Write an encoded record in the place of the one that the key has; who has a lease of that one reads on.
+        """Write an encoded record in place of the key's present one; readers with a lease of that one go on reading.
 
-        A reader finds the old record or the new one at every moment. For a moment both take room.
+        A reader finds the old record or the new one at every moment. For a moment both take space.
 
         Raises:
-            LocalProtocolError: the key does not exist.
-            ItemTooLarge, CacheFull: as `RingWriter.claim`; the key keeps the old record, and nothing was evicted.
+            LocalProtocolError: The key does not exist.
+            ItemTooLarge, CacheFull: As `RingWriter.claim`; the key keeps the old record, and nothing was evicted.
         """
         former = self._key_to_handle.get(key)
         if former is None:
             raise LocalProtocolError(f"key {key!r} does not exist in the store")
         digest = NO_KEY if self.ring.index is None else key_digest(key)
-        self.ring.pin(former)  # else it may be evicted for the new one, and is missing until that is there
+        self.ring.pin(former)  # else it might be evicted for the new record, and the key would be missing meanwhile
         try:
             handle = self._write(key, digest, encoded, about, expires_at)
         finally:
@@ -123,7 +125,7 @@ class ObjectStoreWriter(Closeable):
 
     @staticmethod
     def chunk_bytes(key: str, encoded: EncodedRecord | PlacedRecord, about: bytes = b"") -> int:
-        """Return what a record takes in the ring, or in its nursery."""
+        """Return the bytes that a record takes in the ring, or in its nursery."""
         if isinstance(encoded, PlacedRecord):
             return encoded.size
         return chunk_bytes(encoded.nbytes + note_bytes(key, about))
@@ -131,9 +133,9 @@ class ObjectStoreWriter(Closeable):
     # ---- from a nursery into the ring
 
     def end_copy(self, former: Handle, claim: Claim, *, is_proven: bool) -> Handle | None:
-        """Show a copy in the place of the record of which it was made; None, and nothing is shown, if that has gone.
+        """Publish a copy in place of the record from which it was made; return None, unpublished, if that is gone.
 
-        A reader finds the record at every moment, as with `replace`; who has a lease of the former place reads on.
+        A reader finds the record at every moment, as with `replace`; a lease of the former place stays valid.
         """
         key = self._slot_to_key.get(former.slot)
         if key is None or self._key_to_handle.get(key) != former:
@@ -153,7 +155,7 @@ class ObjectStoreWriter(Closeable):
         return self._key_to_handle.get(key)
 
     def about(self, handle: Handle) -> bytes:
-        """Return what was noted with a record; raise StaleHandle if it has gone."""
+        """Return the `about` of a record; raise StaleHandle if the record is gone."""
         parsed = parse_note(self.ring.note(handle))
         if parsed is None:
             raise StaleHandle(f"slot {handle.slot} has no record")
@@ -163,27 +165,27 @@ class ObjectStoreWriter(Closeable):
         return key in self._key_to_handle
 
     def touch(self, key: str) -> None:
-        """Make a record young, and keep it from being evicted until `release_touches`; unknown keys change nothing."""
+        """Count a hit of a record, and keep it from eviction until `release_touches`; ignores unknown keys."""
         handle = self._key_to_handle.get(key)
         if handle is not None:
             self.ring.touch(handle)
             self.keep(key)
 
     def keep(self, key: str) -> None:
-        """Keep a record from being evicted until `release_touches`; unknown keys change nothing."""
+        """Keep a record from eviction until `release_touches`; ignores unknown keys."""
         handle = self._key_to_handle.get(key)
         if handle is not None and key not in self._touched:
             self.ring.pin(handle)
             self._touched.add(key)
 
     def release_touches(self) -> None:
-        """Take back every `touch` and `keep`: the request has been sent, its leases pin from here on."""
+        """Undo every `touch` and `keep`, once the request was sent and its leases pin the records."""
         for key in self._touched:
             self.ring.unpin(self._key_to_handle[key])
         self._touched.clear()
 
     def discard(self, key: str) -> None:
-        """Forget a record, touched or not; an unknown key changes nothing. Readers with a lease go on reading."""
+        """Forget a record, touched or not; ignores unknown keys. Readers with a lease go on reading."""
         handle = self._key_to_handle.pop(key, None)
         if handle is not None:
             del self._slot_to_key[handle.slot]
@@ -193,15 +195,15 @@ class ObjectStoreWriter(Closeable):
             self.ring.discard(handle)
 
     def discard_expired(self, limit: int) -> list[str]:
-        """Forget records that have expired, `limit` at most, as `RingWriter.expired` finds them; return their keys."""
+        """Forget at most `limit` expired records, as `RingWriter.expired` finds them; return their keys."""
         keys = [self._slot_to_key[handle.slot] for handle in self.ring.expired(limit)]
         for key in keys:
             self.discard(key)
         return keys
 
     def clear(self) -> None:
-        """Forget all records and touches. Generations go on: a handle from before is stale, never another's bytes."""
-        self.ring.board.raise_floor()  # first: who dies in the middle of it has forgotten all
+        """Forget all records and touches. Generations continue: a former handle is stale, never another record's."""
+        self.ring.board.raise_floor()  # first: if this process dies during the loop, its successor drops all records
         crash_point("flush.after_floor")
         for key in list(self._key_to_handle):
             self.discard(key)
@@ -213,7 +215,7 @@ class ObjectStoreWriter(Closeable):
         return self.ring.stats()
 
     def check_integrity(self) -> None:
-        """Raise InvariantError if the index and the ring disagree, or the ring is broken."""
+        """Raise InvariantError if the index and the ring disagree, or the ring is inconsistent."""
         self.ring.check_integrity()
         if {handle.slot: key for key, handle in self._key_to_handle.items()} != self._slot_to_key:
             raise InvariantError("keys and slots differ")
@@ -242,7 +244,7 @@ class ObjectStoreWriter(Closeable):
         if isinstance(encoded, PlacedRecord):
             handle = self.ring.publish_placed(encoded, digest, expires_at=expires_at)
             if self._departed.take(key) and self.ring.admits_return():
-                self.ring.touch(handle)  # it should have stayed: it goes into the ring when its turn comes
+                self.ring.touch(handle)  # evicted too early before: a hit makes it a candidate for a copy into the ring
         else:
             claim = self.ring.claim(encoded.nbytes, pack_note(key, about))
             try:
@@ -260,7 +262,7 @@ class ObjectStoreWriter(Closeable):
         self._slot_to_key[handle.slot] = key
 
     def _show_instead(self, key: str, former: Handle, handle: Handle) -> None:
-        """Show a record that is valid under a key in the place of another, and forget that."""
+        """Show a valid record under a key in place of the former one, and forget that one."""
         del self._slot_to_key[former.slot]
         self._touched.discard(key)
         crash_point("replace.before_index")
@@ -286,7 +288,7 @@ class ObjectStoreWriter(Closeable):
         self.adopted[key] = chunk_bytes(handle.nbytes + len(note)), about
 
     def _forget(self, handle: Handle) -> None:
-        """Drop the key of a chunk that the ring has evicted. It is never a touched one: those are pinned."""
+        """Remove the key of a chunk that the ring has evicted; it is not a touched one, because those are pinned."""
         key = self._slot_to_key.pop(handle.slot)
         del self._key_to_handle[key]
         if self.ring.index is not None:
