@@ -3,7 +3,7 @@
     TakeOrders ──> Orders       once there is a fetch, a save or a flush to order; empty at the poll's timeout
     FetchesEnded, PutRecord     results of fetches                                             (see `fetch_table`)
     Orders                      also: which claims among all hosts are still held              (see `held_claims`)
-    SecondLevelFlushed          the flush is done: it finds no earlier record any more, or the error
+    SecondLevelFlushed          the flush is done: no earlier record is found any more, or the error
     AnotherHostFlushed          it is not used until this host is flushed, too
 
     no process ──TakeOrders──> open ──a fetch was not answered in time──> silent ──any message──> open
