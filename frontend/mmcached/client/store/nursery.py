@@ -47,14 +47,13 @@ STEP_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class _Room:
-    """The space that a client may use in its nursery. It is replaced, never changed, so that an interrupt leaves it
-    whole.
+    """What a client may use of its nursery; it is replaced, never changed, so that an interrupt leaves it whole.
 
     Attributes:
-        own: Extents granted, populated, and not sent since, including those being written.
-        cold: Extents granted, and not populated yet.
-        taken: Stretches being written or sent, by request id.
-        hand: End of the last place; the search for the next place starts there.
+        own: granted, populated, and not sent since, also what is being filled.
+        cold: granted, and not populated yet.
+        taken: by request, what is being filled or was sent.
+        hand: where the last place ends: the next one is looked for from there.
     """
 
     own: Extents
@@ -63,7 +62,7 @@ class _Room:
     hand: int = 0
 
     def place(self, size: int) -> int | None:
-        """Return the offset of `size` free bytes, or None."""
+        """Return where there is room."""
         free = self.own.copy()
         for begin, end in self.taken.values():
             free.remove(begin, end)
@@ -73,7 +72,7 @@ class _Room:
         return replace(self, taken={**self.taken, request_id: stretch}, hand=stretch[1])
 
     def populated(self, begin: int, end: int) -> _Room:
-        """Return the space once [begin, end) is populated; only extents in `cold` change."""
+        """Return the room when so much of `cold` is populated; what is not cold stays as it is."""
         own, cold = self.own.copy(), self.cold.copy()
         for stretch in cold.common(begin, end):
             own.add(*stretch)
@@ -81,7 +80,7 @@ class _Room:
         return replace(self, own=own, cold=cold)
 
     def without(self, request_id: int, *, was_sent: bool) -> _Room:
-        """Return the space once a request has ended; its place is lost if it was sent, else free again."""
+        """Return what is left when a request has ended; its place is lost if it was sent, else it is free again."""
         stretch = self.taken.get(request_id)
         if stretch is None:
             return self

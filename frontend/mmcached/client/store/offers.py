@@ -1,8 +1,8 @@
-"""Sends puts: large records through the client's nursery, all others as frames.
+"""Sends puts: large records through the client's nursery, others, and what has no place there, as frames.
 
 small, or no nursery ──frames──> Stored
-large ──OpenNursery, once──> written into a place of the nursery ──the place──> Stored: it is published there
-└── no free place, refused, or the frontend is another one ──> frames
+large ──OpenNursery, once──> laid into a place of the nursery ──the place──> Stored: it is published there
+└── no room just now, refused, or the frontend is another ──> frames
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from mmcached.wire.messages.client import NurseryOpened, Stored, Welcome
 from mmcached.wire.messages.frontend import OpenNursery, PutRecord
 
 MIN_ASKED_BYTES = 512 << 10
-"""Size from which a record without a free place asks the frontend for one."""
+"""Of a record for which room is asked, if there is none."""
 
 
 class Offers:
@@ -44,7 +44,7 @@ class Offers:
                 yield from self._open(nbytes, deadline, welcome)
                 place = nurseries.lay(ask.request_id, encoded, note, welcome.store_ring)
                 if place is None and nbytes >= MIN_ASKED_BYTES and (number := nurseries.number):
-                    # One more message costs less than sending the record through the socket.
+                    # A message more costs less than to send it through the socket.
                     more = OpenNursery(self._contact.client_id, self._contact.next_id(), nbytes, number)
                     yield from self._contact.exchange(more, deadline)
                     place = nurseries.lay(ask.request_id, encoded, note, welcome.store_ring)
@@ -55,14 +55,14 @@ class Offers:
                     except (ChannelFull, LocalProtocolError):  # it was not sent
                         nurseries.free(ask.request_id)
                         raise
-                    except StaleHandle:  # the frontend has drained the nursery, or is another one
+                    except StaleHandle:  # the frontend has drained the nursery, or is another
                         nurseries.lose(place.nursery)
                         ask = replace(ask, request_id=self._contact.next_id())
         message, _ = yield from self._contact.exchange(ask, deadline, encoded.frames())
         return expect(message, Stored)
 
     def _open(self, nbytes: int, deadline: Deadline, welcome: Welcome) -> Verb[None]:
-        """Open a nursery for a record of `nbytes`, if the client has none and may ask for one."""
+        """Have a nursery opened, if there is none and one can be had, for a record of so many bytes."""
         nurseries, contact = self._nurseries, self._contact
         if nurseries.begin():
             try:

@@ -109,7 +109,7 @@ class NurseryService:
     # ---- messages
 
     def open(self, peer: bytes, nbytes: int, nursery: int = 0) -> Grants:
-        """Make a nursery for a connection, in place of its former one, or space in the one that it has.
+        """Make a nursery for a connection, in place of its former one, or more space in its present nursery.
 
         Args:
             nbytes: Size of the record that needs a place.
@@ -171,7 +171,7 @@ class NurseryService:
         return codec.adopt(self._read(record, record.nbytes))
 
     def settle(self, peer: bytes, record: PlacedRecord) -> None:
-        """End what `take` has begun: the place becomes a record's, or the client's again."""
+        """End the work of `take`: the place becomes a record's, or the client's again."""
         one, place, placed = self.books.of(peer), _place_of(record), self._ring.placed
         if one is None:
             raise InvariantError(f"nursery {record.nursery} was drained in the middle of a put")
