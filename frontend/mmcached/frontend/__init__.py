@@ -1,17 +1,15 @@
-"""The frontend process (P0) answers clients, prepares their requests for the engines, and owns the rings.
+"""The frontend process (P0): answers clients, prepares their requests for the engines, and owns the rings.
 
-    server.py      the loop of the process
-    connections/   sockets, and which client sits on which connection
-    requests/      a generation or an embedding, from question to answer
+    server.py      the main loop of the process
+    connections/   sockets, the ring, and the client of each connection
+    requests/      a generation or an embedding, from request to answer
     engines/       the engines: attaching, leases, probes, flushes
     caches/        processor caches, one for each mode, and how items travel
     processing/    hashing, decoding in processes, patches, prompts
     store/         records that clients put and get
 
-Imports no torch.
-
-Names are imported when they are used: the frontend of a store processes no images. Those of vLLM's classes lie in
-`mmcached.compat`.
+Does not import torch. Names are imported on first use, because the frontend of a store processes no images. Classes for
+vLLM's caches are in `mmcached.compat`.
 """
 
 from __future__ import annotations

@@ -1,13 +1,16 @@
-"""Keeps the books of nurseries: what is whose in each of them, and what goes next.
+"""Allocation within nurseries: the owner of each byte range, and the eviction order.
+
+A nursery is a writer's segment: a shared-memory file into which one client writes large records.
 
     never used ──┐
     cold       ──┼──> prepared ──answer──> granted ──put──> record ──evicted, dropped──> free ──squeezed──> cold
     free       ──┘       ▲                            └── refused ──┐
                          └──────────────────────────────────────────┘
 
-    a nursery lies from its begin to its `frontier`; what is behind that was never used, and has no memory, as what is
-    cold. In a drained nursery nothing is prepared or granted, and all that is not a record is cold.
+    a nursery is in use from its begin to its `frontier`; the bytes behind it were never used, and have no memory, like
+    cold ones. In a drained nursery no range is prepared or granted, and all ranges without a record are cold.
 
+<<<<<<< HEAD
 All nurseries share one budget of memory. When a client puts a record, room for some as large is prepared for it, which
 goes with the next answer; what is ready in all nurseries is a quarter of the budget, beside what clients have asked
 for. Cold room is granted long before it is needed, as its client populates it first; while it has no other, old records
@@ -15,9 +18,16 @@ make room for new ones as far as they can be copied into the ring. If the budget
 most memory for what was put there recently, or the one that needs room if it has half as much; those whose clients are
 gone come first. In a nursery the oldest record goes first, but for one that came back after it had left: that goes
 before all others.
+=======
+All nurseries share one memory budget. When a client puts a record, space for some records of that size is prepared for
+it, and granted with the next answer. Cold space is granted long before it is needed, because its client populates it
+first; while the client has no other space, old records are removed for new ones only if they can be copied into the
+ring. If the budget is used up, the nursery with the most memory per recently put byte gives way; nurseries of
+disconnected clients come first. Within a nursery the oldest record is evicted first.
+>>>>>>> fix/clientprose
 
-Books only: no bytes, no sockets, no clock; time is counted in bytes that are put. Invariants: the sets of a nursery do
-not overlap; what a client was granted it has until it puts something there, or its connection is closed.
+Bookkeeping only: no bytes, no sockets, no clock; time is counted in put bytes. Invariants: the sets of a nursery do not
+overlap; a client keeps granted space until it puts a record there, or its connection is closed.
 """
 
 from __future__ import annotations
@@ -33,18 +43,27 @@ from mmcached.wire.messages.parts import MAX_GRANTS, MIN_PLACED_BYTES, Grants
 
 DEPTH = 2
 MAX_DEPTH = 16
+<<<<<<< HEAD
 """Places for records as large as a client's largest that are kept ready for it if they are few bytes: more when it has
 found none."""
 KEPT_RATIO = 2.0
 """So many times as much memory for its puts another nursery has that gives way before the one that needs room."""
+=======
+"""Maximum number of places of a client's largest record size that are kept ready for it; doubled from `DEPTH` up to
+this when it has found none."""
+MAX_AHEAD_BYTES = 64 << 20
+"""While the budget lasts, a client gets as much space ahead as it has had so far, up to this number of bytes: it
+populates the space before use, which takes longer than filling it."""
+>>>>>>> fix/clientprose
 IDLE_TICKS = 2
-"""A client that has put nothing while half of the budget was put so many times is idle."""
+"""A client is idle if it has put no record while this many times half of the budget was put."""
 
 
 class Nursery:
-    """The books of one nursery; sizes and places in bytes.
+    """Allocation state of one nursery; sizes and offsets in bytes.
 
     Attributes:
+<<<<<<< HEAD
         peer: the connection whose client lays records here; None: it is drained.
         frontier: what lies behind it was never used.
         granted: what its client may fill.
@@ -59,6 +78,21 @@ class Nursery:
         largest: the bytes of a place that is kept ready.
         depth: so many of these are.
         is_waiting: its client has found no room although it was granted some, which it still populates.
+=======
+        peer: Connection whose client writes records here; None: drained.
+        frontier: End of the used part.
+        granted: Ranges that its client may write.
+        prepared, prepared_cold: Ranges granted with the next answer, with memory and without.
+        free: Unused ranges with memory.
+        cold: Unused ranges without memory, before the frontier.
+        records: Place of each record by slot, the oldest first; includes records that wait for their last reader.
+        demand: Bytes put here recently.
+        peak: Size of the largest recent record.
+        pace: Number of places of size `largest` that should be ready, if space allowed.
+        largest: Size of a place that is kept ready.
+        depth: Number of places of size `largest` that are kept ready.
+        is_waiting: Whether its client has found no place although it was granted some, which it still populates.
+>>>>>>> fix/clientprose
     """
 
     __slots__ = (
@@ -86,20 +120,20 @@ class Nursery:
 
     @property
     def held_bytes(self) -> int:
-        """The memory that it takes, or may take."""
+        """The memory that it takes, or may take, in bytes."""
         return self.frontier - self.cold.num_bytes
 
     @property
     def ready_bytes(self) -> int:
-        """What the client has room for, after the next answer, in bytes."""
+        """The space of the client after the next answer, in bytes."""
         return self.granted.num_bytes + self.prepared.num_bytes + self.prepared_cold.num_bytes
 
     def has_room(self, size: int) -> bool:
-        """Return whether its client was granted room for a record, which it may be populating."""
+        """Return whether its client was granted a range of `size` bytes, which it may be populating."""
         return any(end - begin >= size for begin, end in self.granted)
 
     def ready(self) -> Extents:
-        """Return the room that the client can use after the next answer."""
+        """Return the ranges that the client can use after the next answer."""
         if self.is_waiting:
             return self.prepared.copy()
         room = self.granted.copy()
@@ -112,7 +146,7 @@ class Nurseries:
     """All nurseries of one store.
 
     Args:
-        budget_bytes: of memory, for all together.
+        budget_bytes: Memory for all nurseries together.
     """
 
     def __init__(self, budget_bytes: int) -> None:
@@ -134,7 +168,7 @@ class Nurseries:
 
     @property
     def max_record_bytes(self) -> int:
-        """Of a record with its note: a larger one would leave no room for others."""
+        """The maximum size of a record with its note: a larger one would leave too little space to others."""
         return self.budget_bytes // 4 // ALIGNMENT * ALIGNMENT
 
     def get(self, nursery: int) -> Nursery | None:
@@ -149,18 +183,18 @@ class Nurseries:
         """The connections that have a nursery."""
         return list(self._peer_to_nursery)
 
-    # ---- a nursery's life
+    # ---- opening and draining
 
     def open(self, nursery: int, size: int, peer: bytes) -> None:
-        """Enter a new nursery of a connection that has none."""
+        """Add a new nursery for a connection that has none."""
         one = self._nurseries[nursery] = self._peer_to_nursery[peer] = Nursery(nursery, size, peer)
         self.want(one, MIN_PLACED_BYTES)
 
     def adopt(self, nursery: int, size: int, records: Iterable[tuple[int, Placed]]) -> list[tuple[int, int]]:
-        """Enter a nursery of a former frontend, drained; return what is free there, to be given back to the kernel.
+        """Add a former frontend's nursery as drained; return its unused ranges, to be returned to the kernel.
 
         Args:
-            records: by slot, the oldest first, with those that wait for their last readers.
+            records: Slots and places, the oldest first, including records that wait for their last readers.
         """
         one = self._nurseries[nursery] = Nursery(nursery, size, None)
         one.records.update(records)
@@ -168,7 +202,7 @@ class Nurseries:
         return self._empty(one)
 
     def drain(self, one: Nursery) -> list[tuple[int, int]]:
-        """Let nothing more be put there; return what is free, to be given back to the kernel."""
+        """Accept no further record in a nursery; return its unused ranges, to be returned to the kernel."""
         if one.peer is not None:
             del self._peer_to_nursery[one.peer]
             self._unready.pop(one.nursery, None)
@@ -189,7 +223,7 @@ class Nurseries:
         """Take a place from its client, which has put a record there; `keep` or `give_back` must follow.
 
         Raises:
-            StaleHandle: it is not this connection's.
+            StaleHandle: The place was not granted to this connection.
         """
         one = self._peer_to_nursery.get(peer)
         if one is None or one.nursery != nursery:
@@ -201,10 +235,10 @@ class Nurseries:
         return one
 
     def keep(self, one: Nursery, slot: int, place: Placed, *, goes_first: bool = False) -> None:
-        """Enter a record that lies in a place that was taken.
+        """Add a record at a place that was taken.
 
         Args:
-            goes_first: it is the next whose turn comes, before all others.
+            goes_first: Whether it comes first in the eviction order.
         """
         one.records[slot] = place
         if goes_first:
@@ -213,7 +247,7 @@ class Nurseries:
         self._advance(place.size)
 
     def _advance(self, size: int) -> None:
-        """Let time pass by the bytes of a record that is put."""
+        """Advance the time by the bytes of a put record."""
         self._put_bytes += size
         if 2 * self._put_bytes >= self.budget_bytes:
             self._put_bytes = 0
@@ -224,18 +258,19 @@ class Nurseries:
                 each.pace = max(DEPTH, each.pace // 2)
 
     def give_back(self, one: Nursery, place: Placed) -> None:
-        """Let a client have a place again that was taken: the record is not kept."""
+        """Return a place that was taken to its client: the record is not kept."""
         if one.peer is not None:
             one.prepared.add(place.offset, place.offset + place.size)
 
     def want(self, one: Nursery, size: int, *, found_none: bool = False) -> None:
-        """Take note of the size of a record, and say how much room is to be ready for the next ones.
+        """Record the size of a put, and set how much space is to be ready for the next ones.
 
-        What is ready is idle, so it is a quarter of the budget at most: half of that in equal parts, the other half as
+        Ready space is idle, so it is at most a quarter of the budget: half of that in equal parts, the other half by
+        bytes that
         clients have put recently. A client with a larger record asks.
 
         Args:
-            found_none: there was no room for it; there is to be some.
+            found_none: Whether no place was found for the record; one is then made ready.
         """
         size = chunk_bytes(size)
         one.peak = max(one.peak, size)
@@ -253,18 +288,25 @@ class Nurseries:
         else:
             one.largest = min(one.peak, max(limit, MIN_PLACED_BYTES), self.max_record_bytes)
             num_ready = _num_places(one.ready(), one.largest)
+<<<<<<< HEAD
             one.depth = min(one.pace, num_ready + max(0, limit - one.ready_bytes) // one.largest)
+=======
+            num_more = max(0, limit - one.ready_bytes) // one.largest
+            one.depth = min(
+                one.pace, max(num_ready + num_more, int(limit >= one.largest))
+            )  # space for less than one record is of no use
+>>>>>>> fix/clientprose
 
     def came_inline(self, one: Nursery, size: int) -> None:
-        """Take note of a record of a client that was not laid into its nursery, because there was no room for it."""
+        """Record a put that travelled as frames because its client's nursery had no place for it."""
         self.want(one, size, found_none=True)
         self._advance(size)
 
     def freed(self, slot: int, place: Placed) -> tuple[int, int] | None:
-        """Take note that a record's place is nobody's any more.
+        """Free the place of a removed record.
 
         Returns:
-            what is to be given back to the kernel.
+            The range to return to the kernel, if there is one.
         """
         one = self._nurseries.get(place.nursery)
         if one is None or one.records.pop(slot, None) is None:
@@ -277,7 +319,7 @@ class Nurseries:
         return one.cold.around(begin)
 
     def grants(self, peer: bytes) -> Grants | None:
-        """Hand over what is prepared; None: nothing is."""
+        """Grant all prepared ranges; None if none is prepared."""
         one = self._peer_to_nursery.get(peer)
         if one is None or not (one.prepared or one.prepared_cold):
             return None
@@ -290,10 +332,10 @@ class Nurseries:
             of_kind.append(some)
         return Grants(one.nursery, *of_kind)
 
-    # ---- room
+    # ---- free space
 
     def needy(self) -> list[Nursery]:
-        """Prepare room for clients as far as there is some; return the nurseries for which something has to go."""
+        """Prepare space for clients where there is some; return the nurseries for which records have to be removed."""
         for one in list(self._unready.values()):
             if self.prepare(one):
                 del self._unready[one.nursery]
@@ -311,16 +353,18 @@ class Nurseries:
         return is_enough
 
     def to_go(self, needy: Nursery | None) -> list[Nursery]:
-        """Return the nurseries in the order in which they give way: those that are drained, then those that have most
-        for what was put there recently.
+        """Return nurseries in the order in which they give way.
+
+        Drained ones come first, then those with the most memory per recently put byte.
 
         Memory that moves to another nursery costs page faults, so the needy one makes room itself unless another has
         `KEPT_RATIO` times as much for its puts.
 
         Args:
-            needy: for which there is to be room; None: it is slots that are needed.
+            needy: Nursery that needs space; None: slots are needed.
         """
         if needy is not None and (needy.is_waiting or self.budget_bytes - self.held_bytes >= needy.largest):
+<<<<<<< HEAD
             return [needy]  # it has no stretch that is long enough
 
         def order_of(one: Nursery) -> tuple[bool, float]:
@@ -328,24 +372,30 @@ class Nurseries:
             return one.peer is not None, -weight * one.held_bytes / (one.demand + 1)
 
         order = sorted(self._nurseries.values(), key=order_of)
+=======
+            return [needy]  # it lacks a contiguous range, not memory
+        order = sorted(
+            self._nurseries.values(), key=lambda one: (one.peer is not None, -one.held_bytes / (one.demand + 1))
+        )
+>>>>>>> fix/clientprose
         return [one for one in order if one.records or one.free or self.is_idle(one) or one is needy]
 
     def is_idle(self, one: Nursery) -> bool:
-        """Return whether a client has put nothing for long."""
+        """Return whether a client has put no record for a long time; see `IDLE_TICKS`."""
         return one.peer is not None and self._tick - one.used_at >= IDLE_TICKS
 
     def squeeze(self, one: Nursery) -> list[tuple[int, int]]:
-        """Take the memory from what is free in a nursery; return the stretches, to be given back to the kernel."""
+        """Turn the free ranges of a nursery cold; return them, to be returned to the kernel."""
         freed = list(one.free)
         for begin, end in freed:
             one.free.remove(begin, end)
             one.cold.add(begin, end)
         return freed
 
-    # ---- the object
+    # ---- integrity and internals
 
     def check_integrity(self) -> None:
-        """Raise InvariantError if the sets of a nursery overlap, or the budget is exceeded."""
+        """Raise InvariantError if the sets of a nursery overlap, or leave its used part."""
         for one in self._nurseries.values():
             stretches = [
                 stretch
@@ -370,6 +420,7 @@ class Nurseries:
             one.cold.remove(place.offset, place.offset + place.size)
         return list(one.cold)
 
+<<<<<<< HEAD
     def _take_stretch(self, one: Nursery, spare: int) -> bool:
         """Prepare room for one record more, with up to `spare` bytes of memory that the nursery does not have yet."""
         available = one.free.copy()
@@ -377,12 +428,18 @@ class Nurseries:
             for begin, end in (*one.cold, (one.frontier, one.size)):
                 available.add(begin, end)
         found = available.find(one.largest)
+=======
+    def _take_free(self, one: Nursery) -> bool:
+        """Prepare one more place out of free space; return False if there is none."""
+        found = one.free.find(one.largest)
+>>>>>>> fix/clientprose
         if found is not None:
             return self._prepare(one, [(found, found + one.largest)], spare)
         ready = one.ready()
         room = available.copy()
         for begin, end in ready:
             room.add(begin, end)
+<<<<<<< HEAD
         for begin, end in room:  # beside what it has already
             parts = available.common(begin, end)
             has_one_more = (end - begin) // one.largest > _num_places(ready.common(begin, end), one.largest)
@@ -409,6 +466,19 @@ class Nurseries:
         """Prepare cold room long before it is needed, while the budget lasts: as much as the nursery has in use."""
         ahead = one.ready_bytes
         wanted = min(one.held_bytes - ahead, one.max_ready_bytes) - ahead
+=======
+        for begin, end in room:  # free ranges adjacent to ready ones
+            parts = one.free.common(begin, end)
+            if parts and (end - begin) // one.largest > _num_places(ready.common(begin, end), one.largest):
+                _move(one.free, one.prepared, parts)
+                return True
+        return False
+
+    def _grow(self, one: Nursery) -> None:
+        """Prepare cold space while the budget lasts: as much as the nursery has, and at least `depth` places."""
+        ahead = one.granted.num_bytes + one.prepared.num_bytes + one.prepared_cold.num_bytes
+        wanted = max(one.depth * one.largest, min(one.held_bytes - ahead, MAX_AHEAD_BYTES)) - ahead
+>>>>>>> fix/clientprose
         wanted = min(wanted, self.budget_bytes - self.held_bytes)
         for begin, end in (*one.cold, (one.frontier, one.size)):
             size = min(wanted, end - begin) // one.largest * one.largest  # no bits of room, which are of no use
@@ -418,10 +488,10 @@ class Nurseries:
 
 
 def _num_places(room: Iterable[tuple[int, int]], size: int) -> int:
-    """Return for how many records of a size there is room."""
+    """Return how many records of `size` bytes fit into the ranges."""
     return sum((end - begin) // size for begin, end in room)
 
 
 def size_of_last(one: Nursery) -> int:
-    """Return the bytes of the newest record of a nursery."""
+    """Return the size of the newest record of a nursery, in bytes."""
     return next(reversed(one.records.values())).size if one.records else MIN_PLACED_BYTES
