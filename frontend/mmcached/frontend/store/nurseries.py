@@ -10,21 +10,13 @@ A nursery is a writer's segment: a shared-memory file into which one client writ
     a nursery is in use from its begin to its `frontier`; the bytes behind it were never used, and have no memory, like
     cold ones. In a drained nursery no range is prepared or granted, and all ranges without a record are cold.
 
-<<<<<<< HEAD
-All nurseries share one budget of memory. When a client puts a record, room for some as large is prepared for it, which
-goes with the next answer; what is ready in all nurseries is a quarter of the budget, beside what clients have asked
-for. Cold room is granted long before it is needed, as its client populates it first; while it has no other, old records
-make room for new ones as far as they can be copied into the ring. If the budget is used, the nursery gives way that has
-most memory for what was put there recently, or the one that needs room if it has half as much; those whose clients are
-gone come first. In a nursery the oldest record goes first, but for one that came back after it had left: that goes
-before all others.
-=======
 All nurseries share one memory budget. When a client puts a record, space for some records of that size is prepared for
-it, and granted with the next answer. Cold space is granted long before it is needed, because its client populates it
-first; while the client has no other space, old records are removed for new ones only if they can be copied into the
-ring. If the budget is used up, the nursery with the most memory per recently put byte gives way; nurseries of
-disconnected clients come first. Within a nursery the oldest record is evicted first.
->>>>>>> fix/clientprose
+it, and granted with the next answer; the space that is ready in all nurseries is at most a quarter of the budget. Cold
+space is granted long before it is needed, because its client populates it first; while the client has no other space,
+old records are removed for new ones only if they can be copied into the ring. If the budget is used up, the nursery
+with the most memory per recently put byte gives way, or the one that needs space if it has half as much; nurseries of
+disconnected clients come first. Within a nursery the oldest record is evicted first, except that a record whose key was
+evicted recently goes first.
 
 Bookkeeping only: no bytes, no sockets, no clock; time is counted in put bytes. Invariants: the sets of a nursery do not
 overlap; a client keeps granted space until it puts a record there, or its connection is closed.
@@ -43,18 +35,10 @@ from mmcached.wire.messages.parts import MAX_GRANTS, MIN_PLACED_BYTES, Grants
 
 DEPTH = 2
 MAX_DEPTH = 16
-<<<<<<< HEAD
-"""Places for records as large as a client's largest that are kept ready for it if they are few bytes: more when it has
-found none."""
-KEPT_RATIO = 2.0
-"""So many times as much memory for its puts another nursery has that gives way before the one that needs room."""
-=======
 """Maximum number of places of a client's largest record size that are kept ready for it; doubled from `DEPTH` up to
 this when it has found none."""
-MAX_AHEAD_BYTES = 64 << 20
-"""While the budget lasts, a client gets as much space ahead as it has had so far, up to this number of bytes: it
-populates the space before use, which takes longer than filling it."""
->>>>>>> fix/clientprose
+KEPT_RATIO = 2.0
+"""Another nursery gives way only if it has this many times as much memory per put byte as the one that needs space."""
 IDLE_TICKS = 2
 """A client is idle if it has put no record while this many times half of the budget was put."""
 
@@ -63,22 +47,6 @@ class Nursery:
     """Allocation state of one nursery; sizes and offsets in bytes.
 
     Attributes:
-<<<<<<< HEAD
-        peer: the connection whose client lays records here; None: it is drained.
-        frontier: what lies behind it was never used.
-        granted: what its client may fill.
-        prepared, prepared_cold: what goes to the client with the next answer, with memory and without.
-        free: what nobody uses, with memory.
-        cold: the same without memory, before the frontier.
-        records: by slot, where each record lies, the oldest first; also one that waits for its last reader.
-        demand: bytes that were put here recently.
-        peak: the bytes of the largest record recently.
-        pace: so many places of that size would be ready, if there were room for all that is wanted.
-        max_ready_bytes: of what is ready, beside what its client has asked for.
-        largest: the bytes of a place that is kept ready.
-        depth: so many of these are.
-        is_waiting: its client has found no room although it was granted some, which it still populates.
-=======
         peer: Connection whose client writes records here; None: drained.
         frontier: End of the used part.
         granted: Ranges that its client may write.
@@ -89,10 +57,10 @@ class Nursery:
         demand: Bytes put here recently.
         peak: Size of the largest recent record.
         pace: Number of places of size `largest` that should be ready, if space allowed.
+        max_ready_bytes: Space that may be ready without a request of its client.
         largest: Size of a place that is kept ready.
         depth: Number of places of size `largest` that are kept ready.
         is_waiting: Whether its client has found no place although it was granted some, which it still populates.
->>>>>>> fix/clientprose
     """
 
     __slots__ = (
@@ -288,14 +256,7 @@ class Nurseries:
         else:
             one.largest = min(one.peak, max(limit, MIN_PLACED_BYTES), self.max_record_bytes)
             num_ready = _num_places(one.ready(), one.largest)
-<<<<<<< HEAD
             one.depth = min(one.pace, num_ready + max(0, limit - one.ready_bytes) // one.largest)
-=======
-            num_more = max(0, limit - one.ready_bytes) // one.largest
-            one.depth = min(
-                one.pace, max(num_ready + num_more, int(limit >= one.largest))
-            )  # space for less than one record is of no use
->>>>>>> fix/clientprose
 
     def came_inline(self, one: Nursery, size: int) -> None:
         """Record a put that travelled as frames because its client's nursery had no place for it."""
@@ -364,20 +325,13 @@ class Nurseries:
             needy: Nursery that needs space; None: slots are needed.
         """
         if needy is not None and (needy.is_waiting or self.budget_bytes - self.held_bytes >= needy.largest):
-<<<<<<< HEAD
-            return [needy]  # it has no stretch that is long enough
+            return [needy]  # it lacks a contiguous range, not memory
 
         def order_of(one: Nursery) -> tuple[bool, float]:
             weight = KEPT_RATIO if one is needy else 1.0
             return one.peer is not None, -weight * one.held_bytes / (one.demand + 1)
 
         order = sorted(self._nurseries.values(), key=order_of)
-=======
-            return [needy]  # it lacks a contiguous range, not memory
-        order = sorted(
-            self._nurseries.values(), key=lambda one: (one.peer is not None, -one.held_bytes / (one.demand + 1))
-        )
->>>>>>> fix/clientprose
         return [one for one in order if one.records or one.free or self.is_idle(one) or one is needy]
 
     def is_idle(self, one: Nursery) -> bool:
@@ -420,7 +374,6 @@ class Nurseries:
             one.cold.remove(place.offset, place.offset + place.size)
         return list(one.cold)
 
-<<<<<<< HEAD
     def _take_stretch(self, one: Nursery, spare: int) -> bool:
         """Prepare room for one record more, with up to `spare` bytes of memory that the nursery does not have yet."""
         available = one.free.copy()
@@ -428,18 +381,12 @@ class Nurseries:
             for begin, end in (*one.cold, (one.frontier, one.size)):
                 available.add(begin, end)
         found = available.find(one.largest)
-=======
-    def _take_free(self, one: Nursery) -> bool:
-        """Prepare one more place out of free space; return False if there is none."""
-        found = one.free.find(one.largest)
->>>>>>> fix/clientprose
         if found is not None:
             return self._prepare(one, [(found, found + one.largest)], spare)
         ready = one.ready()
         room = available.copy()
         for begin, end in ready:
             room.add(begin, end)
-<<<<<<< HEAD
         for begin, end in room:  # beside what it has already
             parts = available.common(begin, end)
             has_one_more = (end - begin) // one.largest > _num_places(ready.common(begin, end), one.largest)
@@ -466,19 +413,6 @@ class Nurseries:
         """Prepare cold room long before it is needed, while the budget lasts: as much as the nursery has in use."""
         ahead = one.ready_bytes
         wanted = min(one.held_bytes - ahead, one.max_ready_bytes) - ahead
-=======
-        for begin, end in room:  # free ranges adjacent to ready ones
-            parts = one.free.common(begin, end)
-            if parts and (end - begin) // one.largest > _num_places(ready.common(begin, end), one.largest):
-                _move(one.free, one.prepared, parts)
-                return True
-        return False
-
-    def _grow(self, one: Nursery) -> None:
-        """Prepare cold space while the budget lasts: as much as the nursery has, and at least `depth` places."""
-        ahead = one.granted.num_bytes + one.prepared.num_bytes + one.prepared_cold.num_bytes
-        wanted = max(one.depth * one.largest, min(one.held_bytes - ahead, MAX_AHEAD_BYTES)) - ahead
->>>>>>> fix/clientprose
         wanted = min(wanted, self.budget_bytes - self.held_bytes)
         for begin, end in (*one.cold, (one.frontier, one.size)):
             size = min(wanted, end - begin) // one.largest * one.largest  # no bits of room, which are of no use
