@@ -174,8 +174,8 @@ class OmniTensorPrefixCache:
             hidden_states_cpu: the hidden states, already copied to the CPU: contiguous; preferred.
 
         Raises:
-            InvalidRequest: names what does not fit. If it is a key, its rows are missing in these slots, and all others
-                are written. If it is the slots or the number of tokens, nothing has changed: forget the slots.
+            InvalidRequest: Names the invalid argument. If it is a key, its rows are missing in these slots, and all
+                others are written. If it is the slots or the number of tokens, nothing has changed: forget the slots.
             Exception: Any other error, of a device or for lack of memory: rows that were not written yet are missing.
         """
         num_rows = as_integer("num_tokens_unpadded", num_tokens_unpadded)

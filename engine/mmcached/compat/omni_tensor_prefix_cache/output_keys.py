@@ -1,16 +1,16 @@
 """Decides which of a step's outputs are per-token rows, and keeps the memory (arena) of each.
 
-Knows nothing of requests. A tensor `(tokens, width)` of a step looks like rows; a constant can look so too, in a step
-that happens to have as many tokens. So an output is, by its name:
+Knows nothing of requests. A tensor `(tokens, width)` of a step may be rows; but a constant can have that shape too, in
+a step that happens to have as many tokens. So an output is, by its name:
 
     known        it was declared, or named as deferred, or has had two different lengths, each that of its step
-    undecided    it has had one such length: its rows are kept, in case; nobody is served from them
-    refused      it was undecided and then had another length than its step: it is no rows, its rows are forgotten
+    undecided    it has had one such length: its rows are kept, but not delivered
+    refused      it was undecided and then had another length than its step: not rows; the kept rows are removed
     anything     all the rest, such as tensors of other dimensions
 
 With `discover="first"` the first length decides, as in vllm-omni: a constant that meets a step of its own length is a
-key for good then. A key that two lengths have made known, and that then has another than its step, is refused, and said
-so once: per-request outputs are known for as long as every request has one token a step.
+key from then on. A key that two lengths have made known, and whose length then differs from its step's, is refused, and
+reported once: per-request outputs are known for as long as every request has one token a step.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class OutputKeys:
         elif arena.spec != spec:
             is_so = f"must be width {arena.spec.shape[0]}, {arena.spec.dtype}"
             raise InvalidRequest(key, f"width {width}, {dtype}", is_so)
-        self._by_two_lengths.discard(key)  # what is declared stays a key, whatever its lengths
+        self._by_two_lengths.discard(key)  # a declared output stays a key, for any lengths
 
     def observe(
         self, outputs: Mapping[str, Any], lengths: Collection[int], declared: Collection[str] = ()

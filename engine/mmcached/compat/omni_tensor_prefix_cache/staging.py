@@ -30,7 +30,7 @@ class Staging:
         self.rows = StagedRows(keys.known, pending, num_slots)
         self._keys = keys
         self._num_slots = num_slots
-        self._ends: dict[str, int] = {}  # of each request, those that staged longest ago first
+        self._ends: dict[str, int] = {}  # end of each request's rows; least recently staged first
 
     def stage(
         self,
@@ -117,7 +117,7 @@ class Staging:
             raise InvalidRequest(key, len(value), f"must have at least {num_rows} rows")
         if key in self._keys.known:
             self._keys.known[key].spec.check_rows(value)
-        # Known by two lengths is not enough: what is staged needs a key that stays.
+        # A key known by two lengths may still be refused: staged rows need a key that stays.
         self._keys.declare(key, value.shape[1], value.dtype)
 
 

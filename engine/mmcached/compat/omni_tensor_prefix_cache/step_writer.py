@@ -36,7 +36,7 @@ class StepWriter:
         self._keys = keys
         self._pending = pending
         self._staged = staged
-        self._tenants = np.zeros(num_slots, dtype=np.int64)  # number of the step that wrote each slot last
+        self._tenants = np.zeros(num_slots, dtype=np.int64)  # number of the last step that wrote each slot
         self._step_number = 1
 
     def begin_step(self) -> None:

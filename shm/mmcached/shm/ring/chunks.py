@@ -122,7 +122,7 @@ class ChunkTable:
         self._claimed.clear()
         self._is_leased, self._leased_slots = _nothing_leased, tuple
 
-    # ---- what is current
+    # ---- current chunks
 
     def is_current(self, handle: Handle) -> bool:
         return self._slot_to_handle.get(handle.slot) == handle

@@ -72,7 +72,7 @@ class Lookup:
         return None
 
     def find_generation(self, slot: int, generation: int) -> Handle | None:
-        """Return the handle of the record with this slot and generation, valid or retired; None if it is gone."""
+        """Return the handle of the record with this slot and generation, also of a retired one; else None."""
         names = self._names
         if slot >= names.num_slots:
             return None

@@ -109,7 +109,7 @@ class NurseryTable:
         self._enter(handle.slot, place)
         self._slot_to_handle[handle.slot] = handle
 
-    # ---- what is current
+    # ---- current records
 
     def is_current(self, handle: Handle) -> bool:
         return self._slot_to_handle.get(handle.slot) == handle

@@ -1,8 +1,8 @@
 """Creates, reads and removes the files of a ring's nurseries; clients map them.
 
 A nursery is a writer's segment of the store: a sparse shared-memory file into which one client writes records. The
-ring's writer creates it, under an id that is never used again, so a name means one file for good, and removes it when
-it holds no more records. Free parts are returned to the kernel piece by piece (`punch`).
+ring's writer creates it, under an id that is never used again, so a name always means the same file, and removes it
+when it holds no more records. Free parts are returned to the kernel piece by piece (`punch`).
 
 Any process of the user can truncate such a file at any instant, and a process that then reads there through a mapping
 receives SIGBUS. So the ring's writer maps no nursery: it reads copies by descriptor. A reader checks the size of a file
