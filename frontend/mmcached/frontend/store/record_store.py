@@ -192,7 +192,7 @@ class RecordStore(Closeable):
     # ---- records
 
     def get(self, tenant: str, key: str, *, counts: bool = True) -> Handle | None:
-        """Return the place of a key's record, and mark it as used; None if the key has none.
+        """Return the handle of a key's record, and mark it as used; None if the key has none.
 
         Args:
             counts: Whether to count a query, and a hit or miss.
@@ -211,7 +211,7 @@ class RecordStore(Closeable):
         self._num_queries += number
 
     def has(self, tenant: str, key: str) -> bool:
-        """Return whether a key has a record."""
+        """Return whether a key has a record, without counting it or marking it as used."""
         return self._find(store_key(tenant, key)) is not None
 
     def num_rows(self, tenant: str, key: str) -> int:
@@ -450,7 +450,7 @@ class RecordStore(Closeable):
         return self._store.ring
 
     def find(self, tenant: str, key: str) -> Handle | None:
-        """Return the place of a key's record, without counting it or marking it as used."""
+        """Return the handle of a key's record, without counting it or marking it as used."""
         return self._find(store_key(tenant, key))
 
     def expires_at(self, handle: Handle) -> int:
