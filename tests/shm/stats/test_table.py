@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from mmcached.shm.stats.layout import TABLES
+from mmcached.shm.stats.layout import TABLES, Fields
 from mmcached.shm.stats.page import StatsPage, StatsPageReader, StatsPageWriter
-from mmcached.wire.stats import ClientStats, FrontendStats, RoleName
+from mmcached.wire.stats import ClientStats, FrontendStats, RoleName, Stats
 
 FRONTEND = RoleName("frontend")
 Figures = dict[str, tuple[int, int, int]]
@@ -41,6 +41,13 @@ def test_what_is_published_is_read(path: Path) -> None:
     assert shown(path) == {"vllm": (1 << 40, 2, 3), longest: (0, 0, 1)}
 
 
+def test_a_record_may_have_one_figure() -> None:
+    class OneFigure(Stats, frozen=True):
+        hits: int = 0
+
+    assert Fields(OneFigure).values(OneFigure(hits=3)) == (3,)
+
+
 @pytest.mark.parametrize("key", ["x" * 31 + "ä", ""])
 def test_a_key_that_fits_no_row_is_the_others(path: Path, key: str) -> None:
     publish(path, {"a": (1, 0, 0), key: (1, 2, 3)})
@@ -65,7 +72,7 @@ def test_keys_for_which_no_row_is_left_are_the_others(path: Path) -> None:
 def test_a_key_that_was_not_written_to_its_end_is_ignored(path: Path) -> None:
     publish(path, {"a": (1, 0, 0)})
     with path.open("r+b") as page:  # row 0: the others, row 1: "a"
-        (table,) = TABLES[FRONTEND]
+        table = TABLES[FRONTEND][0]
         page.seek(8 * (table.first + 2 * table.row_words + 1))
         page.write(b"of-a-dead-frontend")
     publish(path, {"b": (2, 0, 0)})

@@ -96,13 +96,14 @@ class Fields:
         self.names = [word for figure in found for word in figure.words]
         self.is_gauge = [figure.is_gauge for figure in found for _ in figure.words]
         self._figures = found
-        self._read = attrgetter(*(figure.name for figure in found))
+        self._reads = [attrgetter(figure.name) for figure in found]
         if FIRST_FIELD + len(self.names) > SLOT_WORDS:
             raise InvariantError(f"{record.__name__} has {len(self.names)} words of figures: a slot is too small")
 
     def values(self, stats: msgspec.Struct) -> tuple[int, ...]:
         values: list[int] = []
-        for value in self._read(stats):
+        for read in self._reads:
+            value = read(stats)
             if isinstance(value, (Histogram, SlowLog)):
                 values += value.words()
             else:
