@@ -19,7 +19,7 @@ from mmcached.shm.segment.mapped import layout_of
 from mmcached.wire.closeable import Closeable
 from mmcached.wire.handle import RingAnnouncement
 from scripts.bench.harness import Row, against_first, compare, cpu_ns, row
-from scripts.bench.traces import MIB
+from scripts.studies.traces import MIB
 
 NUM_CHUNKS = (1000, 16_000, 128_000, 1_000_000)
 SMALL_BYTES = 192

@@ -1,6 +1,6 @@
 """Runs all that needs a CUDA device, in one call of under ten minutes: the tests, then each section of `gpu`.
 
-    python -m scripts.bench.gpu_all --out FOLDER
+    python -m scripts.studies.gpu_all --out FOLDER
 
 Installs nothing: it takes the interpreter it is called with, and that one's torch. Each part is a process of at most
 two minutes, and writes FOLDER/<part>.json when it has ended; a part whose file is there is not run again.
@@ -82,7 +82,16 @@ def tests(out: Path) -> dict[str, Any]:
 
 
 def section(name: str, out: Path, *, is_quick: bool) -> dict[str, Any]:
-    command = [sys.executable, "-m", "scripts.bench.gpu", "--json", "--only", name, *(["--quick"] if is_quick else [])]
+    quick = ["--quick"] if is_quick else []
+    command = [sys.executable, "-m", "scripts.studies.gpu", "--json", "--only", name, *quick]
+        sys.executable,
+        "-m",
+        "scripts.studies.gpu",
+        "--json",
+        "--only",
+        name,
+        *(["--quick"] if is_quick else []),
+    ]
     status, printed = run(command, out / f"{name}.log")
     rows = json.loads(printed) if status == 0 else []
     return {"status": status, "rows": rows, "failed": [] if status == 0 else [f"{name}: status {status}"]}
@@ -100,7 +109,7 @@ def main() -> None:
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
         sys.exit("no CUDA device here: nothing was run")
-    from scripts.bench.gpu import BOUNDS, SECTIONS
+    from scripts.studies.gpu import BOUNDS, SECTIONS
 
     out: Path = arguments.out
     out.mkdir(parents=True, exist_ok=True)

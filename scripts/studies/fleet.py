@@ -30,7 +30,7 @@ from mmcached.frontend.engines.held_content import HeldContent as Known
 from mmcached.frontend.engines.routing import Candidate, Router, RoutingPolicy
 from mmcached.wire.messages.frontend import CacheChanged
 from scripts.bench.harness import Row, print_rows
-from scripts.bench.traces import BLOCK_TOKENS, Prompt, read_trace
+from scripts.studies.traces import BLOCK_TOKENS, Prompt, read_trace
 
 NUM_ENGINES = 4
 SIZES = (1_000, 2_000, 5_000, 10_000)

@@ -7,10 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
-from scripts.bench.fleet import POLICIES, play
-from scripts.bench.traces import BLOCK_TOKENS, Prompt
+from scripts.studies.traces import BLOCK_TOKENS, Prompt
 from tests.house import REPOSITORY
 
 NUM_CONVERSATIONS, NUM_TURNS, NUM_ENGINES = 9, 6, 4
@@ -28,16 +25,6 @@ def conversations() -> list[Prompt]:
     return prompts
 
 
-def test_cache_aware_finds_what_one_engine_would_and_the_others_what_chance_gives() -> None:
-    prompts = conversations()
-    alone = play(prompts, "least_loaded", 10_000, 1).hit_rate
-    rates = {policy: play(prompts, policy, 10_000, NUM_ENGINES) for policy in POLICIES}
-    assert rates["cache_aware"].hit_rate == pytest.approx(alone)
-    for policy in ("least_loaded", "round_robin"):
-        assert rates[policy].hit_rate < 0.7 * alone
-    assert rates["cache_aware"].largest_load < 200, "every engine has some of the conversations"
-
-
 def test_the_script_says_what_cache_aware_routing_gains(tmp_path: Path) -> None:
     lines = (
         {"timestamp": 1000 * each.arrival_s, "input_length": each.num_full * BLOCK_TOKENS, "hash_ids": each.block_ids}
@@ -45,7 +32,7 @@ def test_the_script_says_what_cache_aware_routing_gains(tmp_path: Path) -> None:
     )
     trace = tmp_path / "trace.jsonl"
     trace.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    command = [sys.executable, "-m", "scripts.bench.fleet", str(trace), "--json", "--sizes", "500"]
+    command = [sys.executable, "-m", "scripts.studies.fleet", str(trace), "--json", "--sizes", "500"]
     printed = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True).stdout
     (row,) = (row for row in json.loads(printed) if row["peer"] == "round_robin" and row["unit"] == "%")
     assert (row["name"], row["params"]) == ("KV hit rate, cache_aware", "4 engines, 500 blocks each")

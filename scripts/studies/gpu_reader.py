@@ -9,8 +9,8 @@ import msgspec
 
 from mmcached.shm import ReaderEntry, RingReader
 from mmcached.wire.handle import Handle, RingAnnouncement
-from scripts.bench.gpu_memory import pinned, require_cuda
 from scripts.bench.leases import Lease
+from scripts.studies.gpu_memory import pinned, require_cuda
 
 
 def say(value: object) -> None:

@@ -32,12 +32,15 @@ import numpy.typing as npt
 
 from mmcached.shm.ring.allocator import RingAllocator
 from scripts.bench import harness
-from scripts.bench.eviction_clips import NUM_CLIPS, SLICE_BYTES, hit_rate
-from scripts.bench.eviction_costs import adoptions, places, sizes
 from scripts.bench.harness import Row, Section, row
-from scripts.bench.nurseries import NUM_SLOTS, STORES, StoreCache
-from scripts.bench.policies import PEERS, Policy, furthest
-from scripts.bench.traces import (
+from scripts.studies.eviction_clips import NUM_CLIPS, SLICE_BYTES, hit_rate
+from scripts.studies.eviction_costs import adoptions, places, sizes
+from scripts.studies.nurseries import NUM_SLOTS, STORES, StoreCache
+from scripts.studies.policies import PEERS, Policy, furthest
+from scripts.studies.simulate_fleet.levels import RECORD_BYTES
+from scripts.studies.simulate_fleet.requests import Load
+from scripts.studies.simulate_fleet.requests import draw as draw_turns
+from scripts.studies.traces import (
     MIB,
     Trace,
     draw_sizes,
@@ -47,9 +50,6 @@ from scripts.bench.traces import (
     with_one_use,
     zipf,
 )
-from scripts.simulate_fleet.levels import RECORD_BYTES
-from scripts.simulate_fleet.requests import Load
-from scripts.simulate_fleet.requests import draw as draw_turns
 
 NUM_SEEDS = 8
 QUICK_SEEDS = 2

@@ -1,4 +1,4 @@
-"""Says how large a service has to be: `python -m scripts.sizing --images-per-s 20 --reuse 0.8`.
+"""Says how large a service has to be: `python -m scripts.studies.sizing --images-per-s 20 --reuse 0.8`.
 
 The same arithmetic as `docs/sizing.js`, line by line; a test compares them.
 """

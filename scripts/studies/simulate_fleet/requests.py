@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from scripts.bench.traces import Prompt
+from scripts.studies.traces import Prompt
 
 
 class Requests(NamedTuple):

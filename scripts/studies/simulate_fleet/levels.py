@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from scripts.bench.policies import Lru, Policy
-from scripts.simulate_fleet.requests import Requests
+from scripts.studies.policies import Lru, Policy
+from scripts.studies.simulate_fleet.requests import Requests
 
 GIB = 1 << 30
 RECORD_BYTES = 2691 * 3584 * 2

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from scripts.bench.policies import Policy
-from scripts.bench.traces import ALIGNMENT, KIB, MIB
+from scripts.studies.policies import Policy
+from scripts.studies.traces import ALIGNMENT, KIB, MIB
 
 NUM_CLIPS = (1, 5, 20)
 SLICE_BYTES = {16: 28_800_000, 64: 7_200_000}

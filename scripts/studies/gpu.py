@@ -38,10 +38,10 @@ from mmcached.worker.model.batch import pack
 from mmcached.worker.model.kv_pool import KVPool
 from mmcached.worker.model.model import ReferenceModel
 from scripts.bench import harness
-from scripts.bench.gpu_memory import Direct, new_event, pinned, pinned_for_writing, require_cuda
-from scripts.bench.gpu_tower import PATCH, WIDTH, Tower, num_patches
 from scripts.bench.harness import Bound, Row, Unavailable, row
 from scripts.bench.leases import Lease
+from scripts.studies.gpu_memory import Direct, new_event, pinned, pinned_for_writing, require_cuda
+from scripts.studies.gpu_tower import PATCH, WIDTH, Tower, num_patches
 
 MIB, GIB = 1 << 20, 1 << 30
 SIZES = {"1 MiB": MIB, "4.7 MiB": int(4.7 * MIB), "19 MiB": 19 * MIB, "64 MiB": 64 * MIB}
@@ -229,7 +229,7 @@ def _free_shared_bytes() -> int:
 def _in_child(ring: RingWriter, *, is_killed: bool) -> float:
     """Have a process pin the ring and hold a lease; return the seconds its pinning took. End it, or kill it."""
     handle = _record(ring)
-    command = [sys.executable, "-m", "scripts.bench.gpu_reader"]
+    command = [sys.executable, "-m", "scripts.studies.gpu_reader"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
         try:
             if child.stdin is None or child.stdout is None:

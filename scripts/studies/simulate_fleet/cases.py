@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from scripts.bench.nurseries import StoreCache
-from scripts.bench.policies import Lru
-from scripts.simulate_fleet.levels import Outcome, play
-from scripts.simulate_fleet.requests import Load, Requests, draw
+from scripts.studies.nurseries import StoreCache
+from scripts.studies.policies import Lru
+from scripts.studies.simulate_fleet.levels import Outcome, play
+from scripts.studies.simulate_fleet.requests import Load, Requests, draw
 
 HOSTS = (1, 3, 10, 30, 100, 300, 1000)
 FIRST_GIB = 64.0
