@@ -84,14 +84,6 @@ def tests(out: Path) -> dict[str, Any]:
 def section(name: str, out: Path, *, is_quick: bool) -> dict[str, Any]:
     quick = ["--quick"] if is_quick else []
     command = [sys.executable, "-m", "scripts.studies.gpu", "--json", "--only", name, *quick]
-        sys.executable,
-        "-m",
-        "scripts.studies.gpu",
-        "--json",
-        "--only",
-        name,
-        *(["--quick"] if is_quick else []),
-    ]
     status, printed = run(command, out / f"{name}.log")
     rows = json.loads(printed) if status == 0 else []
     return {"status": status, "rows": rows, "failed": [] if status == 0 else [f"{name}: status {status}"]}
