@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import pytest
 
-from mmcached.engine import SharedEncoderCacheManager, make_encoder_cache_manager
+from mmcached.engine import make_encoder_cache_manager
 from mmcached.engine.encoder.encoder_budget import EncoderCacheScope
 from mmcached.engine.encoder.encoder_cache_table import EncoderCacheTable
 from tests.engine.builders import encode
-from tests.engine.encoder_mutants import KeepsWhatWasGivenUp, ListsWhatIsNotEncoded, LosesWhatOthersWaitFor
 
 SIZE = 20
 REQUESTS = {"R": encode(1, ("image", 6)), "W": encode(2, ("image", 6)), "X": encode(3, ("another", 2))}
@@ -84,17 +83,3 @@ def test_what_is_listed_has_been_encoded(history: str, scope: EncoderCacheScope)
     for request in REQUESTS.values():
         table.free(request)
     assert table.num_freeable_slots == SIZE
-
-
-@pytest.mark.parametrize(
-    ("mistake", "histories"),
-    [
-        (KeepsWhatWasGivenUp, [SET_BACK, SET_BACK_AND_WANTED_BY_ANOTHER, SET_BACK_ONE_AFTER_THE_OTHER]),
-        (LosesWhatOthersWaitFor, [SET_BACK_AFTER_ANOTHER_HAS_REFERRED_TO_IT]),
-        (ListsWhatIsNotEncoded, HISTORIES),
-    ],
-)
-def test_the_published_mistakes_are_seen(mistake: type[SharedEncoderCacheManager], histories: list[str]) -> None:
-    for history in histories:
-        with pytest.raises(MissedByRankError):
-            play(mistake(SIZE), history)
