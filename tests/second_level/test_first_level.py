@@ -19,7 +19,7 @@ from mmcached.wire.errors import MmcachedError, RemoteProtocolError, ServiceUnav
 from mmcached.wire.handle import Handle
 from mmcached.wire.messages.client import Orders
 from mmcached.wire.messages.frontend import TakeOrders
-from mmcached.wire.messages.parts import MIN_PLACED_BYTES, NurseryPlace
+from mmcached.wire.messages.parts import MIN_PLACED_BYTES, NurseryPlace, Save
 from mmcached.wire.paths import RunDir
 from tests.client.records import is_equal, numbers
 from tests.client.services import StoreService, fake_service
@@ -63,6 +63,10 @@ def place_of(service: StoreService, key: str, tenant: str = "") -> Handle:
     return place
 
 
+def order_of(service: StoreService, key: str) -> Save:
+    return Save("", key, place_of(service, key))
+
+
 def figures(service: StoreService) -> tuple[int, int]:
     """Return what has been asked of the store, and what was found."""
     found: list[tuple[int, int]] = []
@@ -81,7 +85,7 @@ def test_a_record_is_lent_in_place_until_nobody_refers_to_it(
 ) -> None:
     client.put("k", numbers(3))
     before = figures(service)
-    lent = first.lend(place_of(service, "k"))
+    lent = first.lend(order_of(service, "k"))
     assert lent is not None
     assert service.leases == 1
     part = lent[:8].data
@@ -96,27 +100,42 @@ def test_a_record_is_lent_in_place_until_nobody_refers_to_it(
 def test_what_was_lent_is_not_young_for_it(service: StoreService, first: FirstLevel, client: Client) -> None:
     client.put("old", numbers(1))
     client.put("new", numbers(2))
-    assert first.lend(place_of(service, "old")) is not None
+    assert first.lend(order_of(service, "old")) is not None
     touched: list[Handle] = []
     service.call(lambda: setattr(service.desk.records.ring, "on_hit", touched.append))
     figures(service)
     assert touched == []
 
 
-@pytest.mark.parametrize("how", ["dropped", "of another record", "of another ring", "elsewhere in its slot"])
-def test_what_has_gone_is_lent_to_nobody(service: StoreService, first: FirstLevel, client: Client, how: str) -> None:
+@pytest.mark.parametrize("how", ["dropped", "of another ring"])
+def test_a_missing_record_is_not_lent(service: StoreService, first: FirstLevel, client: Client, how: str) -> None:
+    client.put("k", numbers(3))
+    place = place_of(service, "k")
+    if how == "dropped":
+        client.drop("k")
+    else:
+        place = replace(place, epoch=place.epoch + 1)
+    assert first.lend(Save("", "k", place)) is None
+    assert service.leases == 0
+
+
+@pytest.mark.parametrize("how", ["replaced", "another generation", "another size"])
+def test_a_record_that_lies_elsewhere_now_is_looked_up_by_its_key(
+    service: StoreService, first: FirstLevel, client: Client, how: str
+) -> None:
     client.put("k", numbers(3))
     place = place_of(service, "k")
     match how:
-        case "dropped":
-            client.drop("k")
-        case "of another record":
+        case "replaced":
+            client.put("k", numbers(4), overwrite=True)
+        case "another generation":
             place = replace(place, generation=place.generation + 1)
-        case "of another ring":
-            place = replace(place, epoch=place.epoch + 1)
         case _:
             place = replace(place, nbytes=place.nbytes + 64)
-    assert first.lend(place) is None
+    lent = first.lend(Save("", "k", place))
+    assert lent is not None
+    assert is_equal(decode(lent, tensors="numpy", copy=True), numbers(4 if how == "replaced" else 3))
+    del lent
     assert service.leases == 0
 
 
@@ -153,7 +172,7 @@ def test_who_takes_orders_is_a_reader_before_they_come(
     with pytest.raises(RemoteProtocolError, match="store_l2"):
         first.take_orders(1.0)
     num_messages = len(service.received)
-    assert first.lend(place_of(service, "k")) is not None
+    assert first.lend(order_of(service, "k")) is not None
     assert len(service.received) == num_messages
 
 

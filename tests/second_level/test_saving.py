@@ -58,7 +58,7 @@ def hold(server: PlainServer, what: str) -> tuple[threading.Event, threading.Eve
 
 def test_a_record_is_saved_byte_for_byte_without_a_hit(host: Host, server: PlainServer) -> None:
     save = host.put("k", every_dtype())
-    lent = host.first.lend(save.place)
+    lent = host.first.lend(save)
     assert lent is not None
     expected = lent.tobytes()
     del lent
@@ -99,7 +99,7 @@ def test_of_a_record_that_was_replaced_the_last_one_stays(host: Host, server: Pl
         host.await_stats(lambda stats: stats.puts_kept == 1, "the other one")
         go_on.set()
         host.await_stats(lambda stats: stats.puts_kept == 3, "all")
-        lent = host.first.lend(replaced)
+        lent = host.first.lend(Save("t", "k", replaced))
         assert lent is not None
         assert server.values[NAME][HEAD_BYTES:] == lent.tobytes()
         del lent

@@ -21,10 +21,9 @@ from mmcached.client.verb import Verb, drive
 from mmcached.shm.store.codec import EncodedRecord
 from mmcached.shm.store.tensor_bytes import Bytes1D
 from mmcached.wire.closeable import Closeable
-from mmcached.wire.handle import Handle
 from mmcached.wire.messages.client import Orders
 from mmcached.wire.messages.frontend import MAX_KEYS, AnotherHostFlushed, FetchesEnded, SecondLevelFlushed, TakeOrders
-from mmcached.wire.messages.parts import FetchEnd
+from mmcached.wire.messages.parts import FetchEnd, Save
 from mmcached.wire.paths import RunDir
 
 NAME = "second-level"
@@ -72,13 +71,15 @@ class FirstLevel(Closeable):
         put = self._verbs.put_encoded(key, record, self._call_s, tenant=tenant, store_epoch=store_epoch, ttl_s=ttl_s)
         return bool(drive(put))
 
-    def lend(self, place: Handle) -> Bytes1D | None:
-        """Return an encoded record in place, under a lease that ends with the array; None if it is gone.
+    def lend(self, save: Save) -> Bytes1D | None:
+        """Return the encoded record of an order in place, under a lease that ends with the array; None if it is gone.
+
+        A record that has moved since the order is found where it lies now.
 
         Raises:
             MmcachedError: There is no connection, or the record is invalid.
         """
-        return drive(self._verbs.lend(place, self._call_s))
+        return drive(self._verbs.lend(save.place, self._call_s, key=save.key, tenant=save.tenant))
 
     def ended(self, fetches: Sequence[FetchEnd]) -> None:
         for start in range(0, len(fetches), MAX_KEYS):

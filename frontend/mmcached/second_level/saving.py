@@ -167,7 +167,7 @@ class Saving(Closeable):
     def _write(self, task: _Task, name: str, deadline: float) -> bool:
         """Write a record from its place in the store; return whether the second level has it now."""
         try:
-            lent = self._first.lend(task.order.place)
+            lent = self._first.lend(task.order)
         except MmcachedError as error:
             log.info("a record was not saved: %s", error)
             return False

@@ -229,10 +229,10 @@ class StoreReads:
         seen = None if session is None else session.contains(keys, self.contact.options.tenant)
         return seen is not None and all(seen)
 
-    def lend(self, place: Handle, timeout_s: float | None) -> Verb[Bytes1D | None]:
-        """Return the bytes at a place in the ring, as `StoreSession.lend`; raises why the service did not answer."""
+    def lend(self, place: Handle, timeout_s: float | None, *, key: str, tenant: str) -> Verb[Bytes1D | None]:
+        """Return an encoded record in place, as `StoreSession.lend`; raises why the service did not answer."""
         session = yield from self._in_contact(self.contact.deadline(timeout_s))
-        return session.lend(place)
+        return session.lend(place, key=key, tenant=tenant)
 
     # ---- the calls, without error handling
 

@@ -224,25 +224,32 @@ class StoreSession:
             self._end(held)
             raise
 
-    def lend(self, place: Handle) -> Bytes1D | None:
+    def lend(self, place: Handle, *, key: str, tenant: str) -> Bytes1D | None:
         """Return an encoded record in place, under a lease that ends with the array; None if missing or not visible
         from here.
 
         It does not count as a hit, and does not keep the record longer.
+
+        Args:
+            place: Last known place of the record.
+            key, tenant: Name of the record: one that has moved or was replaced is looked up again.
         """
         held: list[Held | Inline | None] = []
 
         def take(reader: ReaderEntry | None) -> bool:
             if reader is None or not reader.is_of_this_ring(place) or not self._may_take(reader):
                 return False
-            is_there = self._store.reader.look.find_generation(place.slot, place.generation) == place
-            return is_there and bool(self._take([place], held, reader))
+            look, digest = self._store.reader.look, _digest_of(tenant, key)
+            found = look.find_generation(place.slot, place.generation)
+            if found != place:
+                found = look.find(digest)
+            return bool(self._take([found], held, reader, digests=[digest]))
 
         try:
             if not self._alone(take):
                 return None
-            ((holder, _),) = held  # type: ignore[misc]  # the one place was taken
-            self._store.reader.check(place, holder)
+            ((holder, lease),) = held  # type: ignore[misc]  # the one record was taken
+            self._store.reader.check(lease.handle, holder)
         except BaseException:
             self._end(held)
             raise
