@@ -52,7 +52,7 @@ from scripts.bench.kv_samplers import (
     told_cycle,
 )
 from scripts.bench.sides import BLOCK_SIZE, FOUR_GROUPS, Kind, Ours, Side, Vllm
-from scripts.bench.traces import TRAFFIC, WORKING_SET_TOKENS
+from scripts.bench.texts import TRAFFIC, WORKING_SET_TOKENS
 
 ROUNDS = 11
 QUICK_ROUNDS = 3

@@ -32,30 +32,6 @@ def test_the_list_for_programs_names_every_page() -> None:
     assert "\n## Run it\n\n- [Limits](limits.md): " in text
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_a_heading_stands_alone(page: Path) -> None:
-    """One right behind a table is a row of it."""
-    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
-    assert re.findall(r"^.+\n(#+ .+)$", text, re.MULTILINE) == []
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_the_text_of_a_link_is_words(page: Path) -> None:
-    """The name of a file says little on a site."""
-    assert re.findall(r"\[[^]`]*\.(?:md|py|sh|yaml|toml)\]\(", page.read_text()) == []
-
-
-def test_the_figures_of_the_readme_are_on_the_page_of_benchmarks() -> None:
-    readme = (REPOSITORY / "README.md").read_text()
-    caches = readme.partition("## Beside other caches")[2].partition("## More")[0]
-    picture = re.findall(r'<img alt="([^"]+)"', readme)[0]
-    figures = re.findall(r"[\d.,]*\d (?:ms|%|×)", picture + caches)
-    page = (REPOSITORY / "docs" / "benchmarks.md").read_text()
-    explained = page.partition("## The README's figures")[2].partition("\n## ")[0]
-    assert len(figures) >= 8
-    assert [figure for figure in figures if figure not in explained] == []
-
-
 class Links(html.parser.HTMLParser):
     """What a page of the site refers to, and the names in it that can be referred to."""
 
