@@ -73,7 +73,7 @@ class RingWriterEnd(WriterEnd):
         self._send(handle)
 
     def holds(self, key: int) -> bool:
-        return self._store.is_cached(str(key))
+        return self._store.find(str(key)) is not None
 
     def close(self) -> None:
         try:

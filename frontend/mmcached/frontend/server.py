@@ -422,7 +422,7 @@ class Frontend(Closeable):
             desyncs=self.requests.items.num_desyncs,
             store=self.store.stats(),
             slow_log=SlowLog.of([*self.requests.slow.last, *self.store.slow.last]),
-            by_client=self.store.figures.stats(),
+            by_client=self.store.client_figures.stats(),
         )
 
     def _item_stats(self) -> ItemStats:

@@ -8,7 +8,9 @@ A URL is checked before its client library is imported; errors never contain its
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib.util import find_spec
+from typing import NamedTuple
 
 from mmcached.second_level.backend import Backend
 from mmcached.second_level.mooncake import place as mooncake
@@ -18,7 +20,40 @@ from mmcached.wire.extras import how_to_install
 from mmcached.wire.shown_url import shown_url
 
 FIELD = "store_l2"
-SCHEMES = (*redis.SCHEMES, mooncake.SCHEME)
+
+
+def _make_redis(url: str) -> Backend:
+    from mmcached.second_level.redis.backend import RedisBackend
+
+    return RedisBackend(redis.read_place(url))
+
+
+def _make_mooncake(url: str) -> Backend:
+    from mmcached.second_level.mooncake.backend import MooncakeBackend
+    from mmcached.second_level.mooncake.start import start
+
+    place = mooncake.read_place(url)
+    return MooncakeBackend(lambda: start(place))
+
+
+class Kind(NamedTuple):
+    """A kind of backend.
+
+    Attributes:
+        read_place: Checks a URL; raises ValueError if it is invalid.
+        extra: Name of the extra, and of the module that it installs.
+    """
+
+    make: Callable[[str], Backend]
+    read_place: Callable[[str], object]
+    extra: str
+
+
+_KINDS = {
+    **dict.fromkeys(redis.SCHEMES, Kind(_make_redis, redis.read_place, "redis")),
+    mooncake.SCHEME: Kind(_make_mooncake, mooncake.read_place, "mooncake"),
+}
+SCHEMES = tuple(_KINDS)
 
 
 def make_backend(url: str) -> Backend:
@@ -27,49 +62,27 @@ def make_backend(url: str) -> Backend:
     Raises:
         ConfigError: The URL is invalid, or its client library is not installed.
     """
-    check_url(url)
-    make, extra = (_of_mooncake, "mooncake") if _scheme(url) == mooncake.SCHEME else (_of_redis, "redis")
+    kind = check_url(url)
     try:
-        return make(url)
+        return kind.make(url)
     except ImportError as error:
-        raise ConfigError(FIELD, shown_url(url), f"needs {how_to_install(extra)}: {error}") from None
+        raise ConfigError(FIELD, shown_url(url), f"needs {how_to_install(kind.extra)}: {error}") from None
 
 
 def check_installed(url: str) -> None:
     """Check a URL as `check_url`, and that its client library is installed, without importing it."""
-    check_url(url)
-    module = extra = "mooncake" if _scheme(url) == mooncake.SCHEME else "redis"
-    if find_spec(module) is None:
-        raise ConfigError(FIELD, shown_url(url), f"needs {how_to_install(extra)}")
+    kind = check_url(url)
+    if find_spec(kind.extra) is None:
+        raise ConfigError(FIELD, shown_url(url), f"needs {how_to_install(kind.extra)}")
 
 
-def check_url(url: str) -> None:
-    """Check the form of a URL; ConfigError if it is invalid."""
-    scheme = _scheme(url)
-    if scheme not in SCHEMES:
+def check_url(url: str) -> Kind:
+    """Return the kind of backend for a URL; raise ConfigError if the form of the URL is invalid."""
+    kind = _KINDS.get(url.partition("://")[0])
+    if kind is None:
         raise ConfigError(FIELD, shown_url(url), f"must begin with one of {', '.join(f'{one}://' for one in SCHEMES)}")
     try:
-        if scheme == mooncake.SCHEME:
-            mooncake.read_place(url)
-        else:
-            redis.read_place(url)
+        kind.read_place(url)
     except ValueError as error:
         raise ConfigError(FIELD, shown_url(url), str(error)) from None
-
-
-def _scheme(url: str) -> str:
-    return url.partition("://")[0]
-
-
-def _of_redis(url: str) -> Backend:
-    from mmcached.second_level.redis.backend import RedisBackend
-
-    return RedisBackend(redis.read_place(url))
-
-
-def _of_mooncake(url: str) -> Backend:
-    from mmcached.second_level.mooncake.backend import MooncakeBackend
-    from mmcached.second_level.mooncake.start import start
-
-    place = mooncake.read_place(url)
-    return MooncakeBackend(lambda: start(place))
+    return kind

@@ -6,6 +6,7 @@ import os
 import re
 import zlib
 from collections.abc import Iterator
+from difflib import unified_diff
 from pathlib import Path
 from typing import Annotated
 
@@ -100,7 +101,9 @@ def test_the_page_is_what_dashboards_know() -> None:
 
     registry = CollectorRegistry(auto_describe=False)
     registry.register(Figures())
-    assert generate_latest(registry) == Path(__file__).with_name("metrics.txt").read_bytes()
+    expected, found = Path(__file__).with_name("metrics.txt").read_text(), generate_latest(registry).decode()
+    changes = "\n".join(unified_diff(expected.split("\n"), found.split("\n"), "metrics.txt", "now", lineterm="", n=0))
+    assert not changes, changes
 
 
 def test_each_help_text_stands_alone() -> None:

@@ -65,7 +65,7 @@ class FedByRing:
         return fed
 
     def _feed(self, key: str, item: MultiModalKwargsItem | None) -> ReceiverInput:
-        if item is not None and not self.store.is_cached(key):
+        if item is not None and self.store.find(key) is None:
             with suppress(ItemTooLarge, CacheFull):
                 self.store.put(key, item.to_record())
         handle = self.store.find(key)
@@ -237,7 +237,7 @@ def test_a_hit_and_an_absent_item_in_one_request() -> None:
         features.clear()
         for number in range(4):
             store.put(f"other {number}", item_of(number, 400_000).to_record())
-        assert not store.is_cached("a")
+        assert store.find("a") is None
 
 
 def test_closing_with_a_view_alive_leaves_its_bytes_readable() -> None:

@@ -47,10 +47,7 @@ EXTRACTORS: Mapping[str, Mapping[str, Any]] = {
 """By family that takes sounds: settings of its feature extractor."""
 TOWERS = ("clip_tower", "siglip_tower", "siglip2_tower", "dinov2")
 OUTPUTS: Mapping[str, list[str]] = {
-    **{
-        name: ["last_hidden_state", "pooler_output"]
-        for name in ("clip_tower", "siglip_tower", "siglip2_tower", "dinov2")
-    },
+    **{name: ["last_hidden_state", "pooler_output"] for name in TOWERS},
     "qwen3_vl": ["embeddings", "deepstack_0", "deepstack_1"],
 }
 """Of families whose outputs are not the embeddings alone."""

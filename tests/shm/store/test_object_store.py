@@ -57,8 +57,8 @@ def no_gc() -> Iterator[None]:
 def test_put_then_get(store: ObjectStoreWriter, reader: ObjectStoreReader) -> None:
     handle = store.put("a", record_of(3))
     assert store.find("a") == handle
-    assert store.is_cached("a")
-    assert not store.is_cached("b")
+    assert store.find("a")
+    assert not store.find("b")
     assert store.find("b") is None
     assert len(store) == 1
     record = reader.get(handle, tensors="numpy")
@@ -127,7 +127,7 @@ def test_a_record_that_cannot_be_replaced_stays() -> None:
         store.check_integrity()
         entry.give_back(handles[1])
         store.replace("a", codec.encode(record_of(2)))
-        assert not store.is_cached("b")
+        assert not store.find("b")
         store.check_integrity()
 
 
@@ -157,7 +157,7 @@ def test_refusals_change_nothing(store: ObjectStoreWriter) -> None:
     with pytest.raises(InvalidRequest):
         store.put("b", {"x": object()})
     assert store.stats() == before
-    assert not store.is_cached("b")
+    assert not store.find("b")
     store.check_integrity()
 
 
@@ -168,7 +168,7 @@ def test_eviction_takes_the_key_and_tells() -> None:
         for index in range(4):
             store.put(f"key {index}", record_of(index))
         assert seen == [0, "key 0"]
-        assert [store.is_cached(f"key {index}") for index in range(4)] == [False, True, True, True]
+        assert [store.find(f"key {index}") is not None for index in range(4)] == [False, True, True, True]
         store.put("key 0", record_of(0))  # it may come again
         store.check_integrity()
 
@@ -176,12 +176,12 @@ def test_eviction_takes_the_key_and_tells() -> None:
 def test_what_comes_back_outlives_what_nobody_knows(store: ObjectStoreWriter) -> None:
     for index in range(11):
         store.put(f"key {index}", record_of(index))
-    assert not store.is_cached("key 0")
+    assert not store.find("key 0")
     store.put("key 0", record_of(0))
     for index in range(11, 40):
         store.put(f"key {index}", record_of(index))
-    assert store.is_cached("key 0")
-    assert not store.is_cached("key 1")  # it went when that came back
+    assert store.find("key 0")
+    assert not store.find("key 1")  # it went when that came back
 
 
 def test_what_was_dropped_comes_as_a_newcomer(store: ObjectStoreWriter) -> None:
@@ -190,7 +190,7 @@ def test_what_was_dropped_comes_as_a_newcomer(store: ObjectStoreWriter) -> None:
     store.put("dropped", record_of(0))
     for index in range(10):
         store.put(f"key {index}", record_of(index))
-    assert not store.is_cached("dropped")
+    assert not store.find("dropped")
 
 
 def test_touch_pins_until_released(store: ObjectStoreWriter) -> None:
@@ -200,7 +200,7 @@ def test_touch_pins_until_released(store: ObjectStoreWriter) -> None:
     store.touch("unknown")
     for index in range(50):
         store.put(f"key {index}", record_of(index))
-    assert store.is_cached("kept")
+    assert store.find("kept")
     store.release_touches()
     store.release_touches()
     assert store.stats().pinned_bytes == 0
@@ -208,7 +208,7 @@ def test_touch_pins_until_released(store: ObjectStoreWriter) -> None:
         store.put(f"key {index}", record_of(index))
         store.touch(f"key {index}")  # a record that was hit is replaced by others that are hit
         store.release_touches()
-    assert not store.is_cached("kept")
+    assert not store.find("kept")
     store.check_integrity()
 
 
@@ -219,16 +219,16 @@ def test_all_touched_is_full(store: ObjectStoreWriter) -> None:
         store.touch(key)
     with pytest.raises(CacheFull):
         store.put("one more", record_of(1, 4000))
-    assert all(map(store.is_cached, keys))
+    assert all(map(store.find, keys))
     store.release_touches()
     store.put("one more", record_of(1, 4000))
     store.check_integrity()
 
 
-def test_is_cached_and_find_do_not_keep(store: ObjectStoreWriter) -> None:
+def test_find_does_not_keep(store: ObjectStoreWriter) -> None:
     store.put("first", record_of(0))
     evicted_after = 0
-    while store.is_cached("first") and store.find("first"):
+    while store.find("first"):
         store.put(f"key {evicted_after}", record_of(0))
         evicted_after += 1
     assert evicted_after <= 11
@@ -429,7 +429,7 @@ class StoreModel(RuleBasedStateMachine):
         assert len(self.store) == len(self.model)
         for key in self.KEYS:
             handle = self.store.find(key)
-            assert self.store.is_cached(key) == (handle is not None) == (key in self.model)
+            assert (handle is not None) == (key in self.model)
             assert self.reader.reader.look.find(key_digest(key)) == handle
             if handle is not None:
                 record = self.reader.get(handle, tensors="numpy")

@@ -368,7 +368,7 @@ class RecordStore(Closeable):
     # ---- processed items
 
     def find_item(self, mm_hash: str) -> tuple[Handle, int] | None:
-        """Return an item's place and number of embeddings; None if missing. Does not mark it as used."""
+        """Return an item's handle and number of embeddings; None if missing. Does not mark it as used."""
         handle = self._store.find(store_key(ITEMS_TENANT, mm_hash))
         if handle is None or isinstance(self._store, _NoStore):
             return None
@@ -376,10 +376,10 @@ class RecordStore(Closeable):
         return None if num_embeds is None else (handle, num_embeds)
 
     def has_item(self, mm_hash: str) -> bool:
-        return self._store.is_cached(store_key(ITEMS_TENANT, mm_hash))
+        return self._store.find(store_key(ITEMS_TENANT, mm_hash)) is not None
 
     def put_item(self, mm_hash: str, encoded: EncodedRecord, num_embeds: int) -> Handle | None:
-        """Keep a missing item; return its place, or None if there is no space for it now, or ever."""
+        """Keep a missing item; return its handle, or None if there is no space for it now, or ever."""
         if isinstance(self._store, _NoStore):
             return None
         name, about = store_key(ITEMS_TENANT, mm_hash), about_item(mm_hash, num_embeds, boot_ns())
@@ -411,7 +411,7 @@ class RecordStore(Closeable):
     def drop_item(self, mm_hash: str) -> None:
         """Drop an item; readers with a lease read on. A missing item changes nothing."""
         name = store_key(ITEMS_TENANT, mm_hash)
-        if self._store.is_cached(name):
+        if self._store.find(name) is not None:
             self._store.discard(name)
             self._forget(name)
 
@@ -481,7 +481,7 @@ class RecordStore(Closeable):
         """Raise `InvariantError` if tenants' books and the store disagree, or a tenant or share is over its limit."""
         self._store.check_integrity()
         listed = [key for books in self._tenant_to_books.values() for key in books.key_to_bytes]
-        if len(listed) != len(self._store) or not all(map(self._store.is_cached, listed)):
+        if len(listed) != len(self._store) or not all(map(self._store.find, listed)):
             raise InvariantError(f"{len(listed)} records of tenants, {len(self._store)} in the store")
         for tenant, books in self._tenant_to_books.items():
             if any(self._key_to_tenant.get(key) != tenant for key in books.key_to_bytes):
@@ -650,9 +650,6 @@ class _NoStore:
 
     def find(self, key: str) -> None:
         return None
-
-    def is_cached(self, key: str) -> bool:
-        return False
 
     def discard(self, key: str) -> None:
         pass

@@ -94,7 +94,7 @@ class StoreService(Closeable):
         readers: Readers of the ring by client.
         second_level: Fetches and saves by another process.
         nurseries: Segments into which clients write large records.
-        figures: Hits, misses and puts by client name.
+        client_figures: Hits, misses and puts by client name.
         slow: Puts slower than `slow_log_ms`.
         num_protocol_errors: Number of messages that violate the protocol.
         on_put: Called with the name of each put record, and whether it is kept.
@@ -113,7 +113,7 @@ class StoreService(Closeable):
         self.readers = EntryOwners[str]()
         self.nurseries = NurseryService(config, self.records, channel)
         self._has_checksums = config.ring_has_checksums
-        self.figures = ClientFigures(config.limits.max_client_names)
+        self.client_figures = ClientFigures(config.limits.max_client_names)
         self.num_protocol_errors = 0
         self.on_put: Callable[[str, bool], None] | None = None
         self._send = channel.try_send
@@ -225,7 +225,7 @@ class StoreService(Closeable):
         """Return the places of keys' records, counting each as a hit or a miss."""
         found = [self.records.get(message.tenant, key) for key in keys]
         num_misses = found.count(None)
-        self.figures.asked(message.client_id, len(found) - num_misses, num_misses)
+        self.client_figures.asked(message.client_id, len(found) - num_misses, num_misses)
         return found
 
     def _find(self, message: _Asking, keys: Sequence[str]) -> list[Handle | None]:
@@ -251,7 +251,7 @@ class StoreService(Closeable):
     def _claim_many(self, peer: bytes, message: received.ClaimRecords) -> None:
         tenant = message.tenant
         handles = [self.records.get(tenant, key) if self.records.has(tenant, key) else None for key in message.keys]
-        self.figures.asked(message.client_id, len(handles) - handles.count(None), 0)
+        self.client_figures.asked(message.client_id, len(handles) - handles.count(None), 0)
         records, payload = self._sender.places(message, handles)
         found = list[Handle | Inline | int | None](records)
         missing = [index for index, place in enumerate(records) if place is None]
@@ -266,7 +266,7 @@ class StoreService(Closeable):
             # Pending keys are asked for again, and count then.
             num_misses = sum(handles[index] is None and found[index] is not None for index in missing)
             self.records.count_misses(num_misses)
-            self.figures.asked(message.client_id, 0, num_misses)
+            self.client_figures.asked(message.client_id, 0, num_misses)
         answer = to_client.Claims(message.request_id, self.records.epoch, found)
         if not self._send(peer, answer, payload):
             self.cancel(message.client_id, message.request_id)
@@ -318,7 +318,7 @@ class StoreService(Closeable):
             took_s = self._clock() - started
             self._put_latency.add(took_s)
             self.slow.note("put", took_s, record.nbytes, nbytes=record.nbytes, client_id=message.client_id)
-            self.figures.put(message.client_id)
+            self.client_figures.put(message.client_id)
         if refusal is Refusal.OLD_EPOCH:
             # It is of no use to the waiters either: another client must compute it from the new weights.
             self._transfer(self.claims.drop(message.claim, message.client_id))
@@ -357,7 +357,7 @@ class StoreService(Closeable):
 
     def greet(self, peer: bytes, client_id: str, name: str) -> None:
         """Record a client's name; its requests over other connections are lost."""
-        self.figures.greet(client_id, name)
+        self.client_figures.greet(client_id, name)
         self._leave_others(peer, client_id)
 
     def _leave_others(self, peer: bytes, client_id: str) -> None:
@@ -372,20 +372,20 @@ class StoreService(Closeable):
     def end_client(self, client_id: str) -> None:
         """Pass on the claims of a disconnected client, and give it no more leases."""
         self.readers.leave(client_id)
-        self.figures.leave(client_id)
+        self.client_figures.leave(client_id)
         self.second_level.leave(client_id)
         self._transfer(self.claims.leave(client_id))
 
     def clients(self) -> set[str]:
         of_parts = (self.claims.clients(), self.readers.owners(), self.second_level.clients())
-        return set(self.figures.clients()).union(*of_parts)
+        return set(self.client_figures.clients()).union(*of_parts)
 
     def _register_reader(self, peer: bytes, message: received.RegisterReader) -> None:
         self._leave_others(peer, message.client_id)
         epoch, reader_id, incarnation = message.ring_epoch, message.reader_id, message.incarnation
         is_attached = self.readers.attach(message.client_id, epoch=epoch, reader_id=reader_id, incarnation=incarnation)
         if is_attached:
-            self.figures.attach(message.client_id, incarnation)
+            self.client_figures.attach(message.client_id, incarnation)
         else:
             log.info("reader refused", client_id=message.client_id, reader_id=reader_id)
         self._send(peer, to_client.ReaderRegistered(message.request_id, is_attached))
@@ -417,7 +417,7 @@ class StoreService(Closeable):
                 self.nurseries.adopt()
         if ring is not None:
             self.readers.ring = ring
-            ring.touch_logs.on_count, ring.touch_logs.on_end = self.figures.found, self.figures.ended
+            ring.touch_logs.on_count, ring.touch_logs.on_end = self.client_figures.found, self.client_figures.ended
             if num_records := len(self.records):
                 took_s = round(time.perf_counter() - began, 3)
                 log.info("records taken over", records=num_records, took_s=took_s)

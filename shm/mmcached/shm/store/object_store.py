@@ -152,6 +152,7 @@ class ObjectStoreWriter(Closeable):
         return self._slot_to_key[handle.slot]
 
     def find(self, key: str) -> Handle | None:
+        """Return the handle of a key's record, without counting a hit or keeping it from eviction."""
         return self._key_to_handle.get(key)
 
     def about(self, handle: Handle) -> bytes:
@@ -160,9 +161,6 @@ class ObjectStoreWriter(Closeable):
         if parsed is None:
             raise StaleHandle(f"slot {handle.slot} has no record")
         return parsed[1]
-
-    def is_cached(self, key: str) -> bool:
-        return key in self._key_to_handle
 
     def touch(self, key: str) -> None:
         """Count a hit of a record, and keep it from eviction until `release_touches`; ignores unknown keys."""
