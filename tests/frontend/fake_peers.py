@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from PIL import Image
 
+from mmcached.client.results import stats_from
 from mmcached.frontend.server import Frontend
 from mmcached.shm import ObjectStoreReader, ReaderEntry, RingReader, decode_record_frames, encode
 from mmcached.shm.files.lock_file import LockFile
@@ -269,7 +270,7 @@ class Bench(Closeable):
         for engine in self.engines:
             self._read_all_of(engine)
         self.client.send(to_frontend.GetStats(0))
-        stats = self.answer(to_client.Stats, after=after).stats
+        stats = stats_from(self.answer(to_client.Stats, after=after))
         for engine in self.engines:
             self._read_all_of(engine)
         return stats

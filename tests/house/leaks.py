@@ -14,8 +14,8 @@ What counts, and what does not:
   that nobody waited for is reaped without a word, because an orphan has no parent left to wait for it (and an unwaited
   `Popen` warns by itself, which is an error here).
 * Names `/dev/shm/mmc*` of this user that appeared meanwhile, but for the rings of other sessions and services on this
-  machine: their writer lives and does not descend from us, or it is dead and the run directory that their header names
-  is none of a temporary directory that this session has made.
+  machine: their writer lives and does not descend from us, or has another layout version; or it is dead and the run
+  directory that their header names is none of a temporary directory that this session has made.
 * Not the nurseries of a ring that was there before: a service that outlives the test opens and removes them.
 """
 
@@ -215,7 +215,8 @@ def _shm_names_of_others() -> frozenset[str]:
     found = set()
     for entry in list_segments():
         if entry.is_live:
-            is_of_others = entry.pid is not None and entry.pid not in ours
+            is_another_version = not entry.purpose
+            is_of_others = is_another_version or (entry.pid is not None and entry.pid not in ours)
         else:
             is_of_others = entry.run_dir != "" and not _directories.intersection(Path(entry.run_dir, "x").parents)
         if is_of_others:

@@ -17,12 +17,12 @@ from mmcached.client.arguments import (
     checked_rows,
 )
 from mmcached.client.clips import AudioLike, VideoLike, checked_clips, read_clips
-from mmcached.client.contact import Contact, MakeLink, Request
+from mmcached.client.contact import Contact, MakeLink
 from mmcached.client.links.shared_socket import Received
 from mmcached.client.media_files import ImageLike, read_images
 from mmcached.client.model_verbs import ModelVerbs
 from mmcached.client.piece_stream import PieceStream
-from mmcached.client.results import Generation, expect
+from mmcached.client.results import Generation, expect, stats_from
 from mmcached.client.store.fail_open import FailOpen
 from mmcached.client.store.hits import reading_of
 from mmcached.client.store.sessions import StoreSessions
@@ -30,7 +30,16 @@ from mmcached.client.store.verbs import StoreVerbs
 from mmcached.client.verb import Verb
 from mmcached.shm.store.codec import DEFAULT_LIBRARY, Library
 from mmcached.wire.messages.client import Flushed, Present, Probed, ProcessorInfo, Stats, Welcome
-from mmcached.wire.messages.frontend import Encode, Flush, Generate, GetProcessorInfo, GetStats, HaveRecords, Probe
+from mmcached.wire.messages.frontend import (
+    Encode,
+    Flush,
+    Generate,
+    GetProcessorInfo,
+    GetStats,
+    HaveRecords,
+    Probe,
+    Request,
+)
 from mmcached.wire.messages.parts import ClipOptions, EncoderForm, RowsWanted
 from mmcached.wire.paths import RunDir
 from mmcached.wire.sockets.frames import Frame
@@ -237,7 +246,7 @@ class Calls(StoreVerbs):
     def stats(self, *, timeout_s: float = 10.0) -> Verb[ServiceStats]:
         """Return the statistics of all roles since they started."""
         message, _ = yield from self._ask(GetStats(self.contact.next_id()), timeout_s)
-        return expect(message, Stats).stats
+        return stats_from(expect(message, Stats))
 
     def processor_info(self, *, timeout_s: float = 10.0) -> Verb[EncoderForm]:
         """Return the form of an item: the tensors that the encoder takes, and its output tensors.

@@ -30,24 +30,7 @@ from mmcached.client.store.sessions import StoreSessions
 from mmcached.client.verb import Verb
 from mmcached.wire.errors import DeadlineExceeded, MmcachedError, ServiceUnavailable, copy_of
 from mmcached.wire.messages.client import ToClient, Welcome
-from mmcached.wire.messages.frontend import (
-    Cancel,
-    ClaimRecord,
-    ClaimRecords,
-    DropRecord,
-    Encode,
-    Flush,
-    Generate,
-    GetProcessorInfo,
-    GetRecords,
-    GetStats,
-    HaveRecords,
-    OpenNursery,
-    Probe,
-    PutRecord,
-    RegisterReader,
-    TakeOrders,
-)
+from mmcached.wire.messages.frontend import Cancel, Request
 from mmcached.wire.paths import RunDir
 from mmcached.wire.sockets.frames import Frame
 
@@ -55,23 +38,6 @@ _LOG = logging.getLogger("mmcached.client")
 RETRY_INTERVAL_S = 1.0
 """Seconds after a failed contact until the next attempt."""
 
-Request = (
-    Generate
-    | Encode
-    | GetProcessorInfo
-    | GetStats
-    | Probe
-    | Flush
-    | RegisterReader
-    | OpenNursery
-    | GetRecords
-    | HaveRecords
-    | PutRecord
-    | ClaimRecord
-    | ClaimRecords
-    | DropRecord
-    | TakeOrders
-)
 MakeLink = Callable[..., Link[Any]]
 """`ThreadLink`, `LoopLink`, or a function with their arguments that makes one."""
 

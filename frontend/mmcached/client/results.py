@@ -6,48 +6,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import msgspec
+
 from mmcached.shm.store.codec import DEFAULT_LIBRARY, MAKERS, Library
 from mmcached.shm.store.tensor_bytes import TensorType
 from mmcached.wire.errors import RemoteProtocolError, error_from_wire
-from mmcached.wire.messages.client import (
-    Claims,
-    Encoded,
-    Failed,
-    Flushed,
-    Generated,
-    NurseryOpened,
-    Orders,
-    Present,
-    Probed,
-    ProcessorInfo,
-    ReaderRegistered,
-    Records,
-    Stats,
-    Stored,
-    ToClient,
-)
-from mmcached.wire.messages.parts import Rows, Tensor
+from mmcached.wire.messages.client import Encoded, Failed, Generated, Stats, ToClient
+from mmcached.wire.messages.parts import Message, Rows, Tensor
 from mmcached.wire.sockets.frames import Frame
+from mmcached.wire.stats import ServiceStats
 
 if TYPE_CHECKING:
     import torch
 
-AnswerT = TypeVar(
-    "AnswerT",
-    Generated,
-    Encoded,
-    Stats,
-    Probed,
-    ProcessorInfo,
-    Flushed,
-    ReaderRegistered,
-    NurseryOpened,
-    Records,
-    Claims,
-    Present,
-    Stored,
-    Orders,
-)
+AnswerT = TypeVar("AnswerT", bound=Message)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +92,14 @@ def expect(message: ToClient, kind: type[AnswerT]) -> AnswerT:
     if not isinstance(message, kind):
         raise RemoteProtocolError(f"expected {kind.__name__}, got {type(message).__name__}")
     return message
+
+
+def stats_from(message: Stats) -> ServiceStats:
+    """Return the statistics of an answer; raise RemoteProtocolError if a figure has the wrong type."""
+    try:
+        return msgspec.convert(message.stats, ServiceStats)
+    except msgspec.ValidationError as error:
+        raise RemoteProtocolError(str(error), "stats") from error
 
 
 def generation_from(message: Generated, payload: Sequence[Frame], saved: Sequence[memoryview] = ()) -> Generation:

@@ -29,6 +29,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, assert_never
 
+import msgspec
 import structlog
 
 from mmcached.frontend.caches.from_config import item_cache_from_config
@@ -74,25 +75,7 @@ log = structlog.get_logger("mmcached.frontend")
 CHECK_INTERVAL_S = 0.25
 """Seconds between checks of deaths and deadlines while requests are open, messages arrive, or records are read; at rest
 a death closes a connection, which is an event."""
-_UNBOUND = (
-    received.GetStats
-    | received.GetProcessorInfo
-    | received.Probe
-    | received.Flush
-    | received.HaveRecords
-    | received.DropRecord
-)
-"""Messages without a client id."""
 _OF_CONNECTION = received.EngineHello | received.EngineReady
-_UNANSWERED = (
-    received.TokensTaken
-    | received.Cancel
-    | received.DropClaim
-    | received.FetchesEnded
-    | received.SecondLevelFlushed
-    | received.AnotherHostFlushed
-    | received.ClientBye
-)
 
 
 class Frontend(Closeable):
@@ -246,15 +229,16 @@ class Frontend(Closeable):
                 self._clients.try_send(peer, to_client.Failed(request_id, error_to_wire(error)))
 
     def _handle_client(self, peer: bytes, message: received.FromClient, payload: list[Frame]) -> None:
-        if not isinstance(message, _UNBOUND):
+        if (client_id := getattr(message, "client_id", None)) is not None:
             try:
-                self._presence.bind(peer, message.client_id)
+                self._presence.bind(peer, client_id)
             except RemoteProtocolError as error:
                 self._refuse(peer, message, error)
                 return
+        if isinstance(message, received.StoreMessage):  # first: each earlier case would cost a put time
+            self.store.handle(peer, message, payload)
+            return
         match message:
-            case received.PutRecord():  # first: each earlier case would cost a put time
-                self.store.handle(peer, message, payload)
             case received.ClientHello():
                 self.store.greet(peer, message.client_id, message.name)
                 self._clients.try_send(peer, self._welcome())
@@ -273,21 +257,6 @@ class Frontend(Closeable):
                 self._tell_processor_info(peer, message.request_id)
             case received.Probe() | received.Flush():
                 self._ask_all(peer, message)
-            case (
-                received.RegisterReader()
-                | received.OpenNursery()
-                | received.GetRecords()
-                | received.HaveRecords()
-                | received.ClaimRecord()
-                | received.ClaimRecords()
-                | received.DropClaim()
-                | received.DropRecord()
-                | received.TakeOrders()
-                | received.FetchesEnded()
-                | received.SecondLevelFlushed()
-                | received.AnotherHostFlushed()
-            ):
-                self.store.handle(peer, message, payload)
             case _:
                 assert_never(message)
 
@@ -297,7 +266,7 @@ class Frontend(Closeable):
         log.warning("bad message from a client", peer=peer.hex(), reason=str(error))
         if message is None or isinstance(message, received.ClientHello):
             self._clients.try_send(peer, to_client.Failed(None, error_to_wire(error)))
-        elif not isinstance(message, _UNANSWERED):
+        elif not isinstance(message, received.Notice):
             self._clients.try_send(peer, to_client.Failed(message.request_id, error_to_wire(error)))
 
     def _tell_processor_info(self, peer: bytes, request_id: int) -> None:
@@ -476,7 +445,7 @@ class Frontend(Closeable):
             asked, self._asked_for_stats = self._asked_for_stats, []
             snapshots = {} if self._page is None else self._page.read()
             ready = sorted(connection.index for connection in self._connections.ready())
-            stats = service_stats(snapshots, self.stats(), ready)
+            stats = msgspec.to_builtins(service_stats(snapshots, self.stats(), ready))
             for peer, request_id in asked:
                 self._clients.try_send(peer, to_client.Stats(request_id, stats))
         for peer, answer in (*self._probes.take_finished(now), *self._flushes.take_finished(now)):

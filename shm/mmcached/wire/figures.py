@@ -5,7 +5,7 @@
         waiting: Annotated[Gauge, Metric("items_waiting")] = 0                  may fall
         ring: Annotated[RingStats, Ring("store", cache="store")] = RingStats()  a nested record: `ring.used_bytes`, ...
         video: Annotated[ItemStats, Of("video")] = ItemStats()                  a record of one modality
-        by_host: Annotated[dict[str, HostStats], By("host")] = {}               a record for each name: `host="..."`
+        by_host: Annotated[dict[str, HostStats], By("host")] = {}               a table: counters for each host
         wait: Annotated[Histogram, Metric("wait_seconds")] = Histogram()        as many words as a histogram has
 
 The records themselves are in `stats`.
@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from functools import cache
 from operator import attrgetter
-from typing import Annotated, NamedTuple, get_args, get_origin, get_type_hints
+from typing import Annotated, Generic, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -27,6 +27,12 @@ from mmcached.wire.slow_log import SlowLog
 _GAUGE = "gauge"
 Gauge = Annotated[int, _GAUGE]
 """A current value: starts at 0 when its role starts, and may fall."""
+OTHER = "other"
+"""The key of all keys beyond a table's limit."""
+MAX_KEYS = 63
+"""Keys of a table on the stats page, besides `OTHER`."""
+
+RecordT = TypeVar("RecordT", bound=msgspec.Struct)
 
 
 class Metric:
@@ -51,9 +57,23 @@ class Of(NamedTuple):
 
 
 class By(NamedTuple):
-    """The label with the name of each record of a dictionary."""
+    """The key of a table: a dictionary with a record of counters for each key.
+
+    Attributes:
+        label: Label with the key on the metrics page, as `client` or `tenant`.
+        title: Begin of the table's lines in `mmcached status`; the key follows. "": the label.
+    """
 
     label: str
+    title: str = ""
+
+
+class Table(NamedTuple):
+    """A table of a record: field `field` maps each key to a `record`."""
+
+    field: str
+    record: type[msgspec.Struct]
+    by: By
 
 
 class Figure(NamedTuple):
@@ -120,13 +140,50 @@ def samples(stats: msgspec.Struct) -> Iterator[tuple[Metric, bool, int]]:
         for metric in figure.metrics:
             if value or not metric.needs or attrgetter(metric.needs)(stats):
                 yield metric, figure.is_gauge, value
-    for field, label in _dictionaries(type(stats)):
-        for name, record in getattr(stats, field).items():
+    for table in tables(type(stats)):
+        for key, record in getattr(stats, table.field).items():
             for metric, is_gauge, value in samples(record):
-                yield Metric(metric.name, **{label: name}, **metric.labels), is_gauge, value
+                yield Metric(metric.name, **{table.by.label: key}, **metric.labels), is_gauge, value
 
 
 @cache
-def _dictionaries(record: type[msgspec.Struct]) -> tuple[tuple[str, str], ...]:
+def tables(record: type[msgspec.Struct]) -> tuple[Table, ...]:
+    """List a record's tables."""
     hints = get_type_hints(record, include_extras=True).items()
-    return tuple((field, each.label) for field, hint in hints for each in get_args(hint)[1:] if isinstance(each, By))
+    return tuple(
+        Table(field, get_args(get_args(hint)[0])[1], each)
+        for field, hint in hints
+        for each in get_args(hint)[1:]
+        if isinstance(each, By)
+    )
+
+
+class CountsByKey(Generic[RecordT]):
+    """The counters of one table.
+
+    Args:
+        record: Record of one key; all its figures are counters.
+        max_keys: Number of keys with counters of their own; later keys count as `OTHER`.
+    """
+
+    def __init__(self, record: type[RecordT], max_keys: int = MAX_KEYS) -> None:
+        self._record = record
+        self._max_keys = max_keys
+        self._key_to_counts: dict[str, dict[str, int]] = {}
+
+    def add(self, key: str, **counts: int) -> None:
+        """Add to counters of a key, named as the record's fields; zeros alone add no key."""
+        if not any(counts.values()):
+            return
+        own = self._key_to_counts.get(key) or self._counts_of_new(key)
+        for name, number in counts.items():
+            own[name] += number
+
+    def stats(self) -> dict[str, RecordT]:
+        """Return the record of each key that has been counted."""
+        return {key: self._record(**counts) for key, counts in self._key_to_counts.items()}
+
+    def _counts_of_new(self, key: str) -> dict[str, int]:
+        if len(self._key_to_counts.keys() - {OTHER}) >= self._max_keys:
+            key = OTHER
+        return self._key_to_counts.setdefault(key, dict.fromkeys(self._record.__struct_fields__, 0))

@@ -1,8 +1,9 @@
 """The statistics of each role since its start, with the metric of each figure.
 
 A field is a counter, which only rises, unless its type is `Gauge`. Its `Metric`s are its names on the metrics page;
-`METRICS` has the help text of each metric. The stats page, the metrics page and the status table follow from here, so a
-new figure is a field (and a line of `METRICS`) here, and the line that counts.
+`METRICS` has the help text of each metric. A field with `By` is a table, with counters for each key (client, tenant).
+The stats page, the metrics page, `info`, the status lines of tables and `client.stats()` follow from these records. So
+a new figure is a field (and a line of `METRICS`) here, and the line that counts.
 """
 
 from __future__ import annotations
@@ -136,8 +137,8 @@ class RoleName(msgspec.Struct, frozen=True, order=True):
                 return self.kind.replace("_", " ")
 
 
-class Stats(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Base of all statistics records."""
+class Stats(msgspec.Struct, frozen=True, kw_only=True):
+    """Base of all statistics records. A reader ignores figures that it does not know, and takes missing ones as 0."""
 
 
 def _of_modality(name: str) -> Metric:
@@ -281,13 +282,6 @@ class ClientStats(Stats, frozen=True):
     misses: Annotated[int, Metric("client_misses")] = 0
     puts: Annotated[int, Metric("client_puts")] = 0
 
-    def __add__(self, more: ClientStats) -> ClientStats:
-        return ClientStats(hits=self.hits + more.hits, misses=self.misses + more.misses, puts=self.puts + more.puts)
-
-
-OTHER_CLIENTS = "other"
-"""Replaces names beyond the limit."""
-
 
 class KVCacheStats(Stats, frozen=True):
     """KV prefix cache, in tokens: `queries` at admission, `hits` not recomputed."""
@@ -387,7 +381,7 @@ class FrontendStats(Stats, frozen=True):
     desyncs: Annotated[int, Metric("desync", side="sender")] = 0
     store: StoreStats = StoreStats()
     slow_log: SlowLog = SlowLog()
-    by_client: Annotated[dict[str, ClientStats], By("client")] = {}
+    by_client: Annotated[dict[str, ClientStats], By("client", "store,")] = {}
 
 
 Trouble = Literal["", "unreached", "late", "denied", "full", "refused"]

@@ -283,13 +283,16 @@ class EncoderCacheTable:
         return next((req, item) for req, held in references for item, found in held.items() if found is entry)
 
     def _release(self, entry: EncoderEntry) -> None:
+        """Remove a reference. With the last one an entry of the current epoch that no open step encodes becomes
+        evictable, if idle entries are kept; any other entry is dropped.
+        """
         entry.num_references -= 1
         if entry.num_references:
             return
         self.num_freeable_slots += entry.num_embeds
         if self._keeps_idle and not entry.is_old and entry.key not in self._reserved:
             self._evictable[entry.content] = entry
-        else:  # the entry is old, or was never encoded
+        else:
             self._reserved.pop(entry.key, None)
             self._drop(entry)
 

@@ -80,7 +80,7 @@ class StepBuilder:
     def add_running(self, request: Request) -> ScheduleOutcome:
         if request.kind == "encode":
             return self._add_items(request)
-        return self._add_chunk(request, request.num_computed_tokens, None)
+        return self._add_chunk(request, request.num_computed_tokens)
 
     def add_waiting(self, request: Request, admission: BlockAdmission) -> ScheduleOutcome:
         """Schedule the first chunk after the prefix hit, or the first items, of a request that holds nothing."""
@@ -94,7 +94,7 @@ class StepBuilder:
             hit, num_hit_tokens = self._kv.get_computed_blocks(request, num_usable)
         if not admission.is_room_for(request, hit):
             return ScheduleOutcome.KV_REFUSED
-        outcome = self._add_chunk(request, num_hit_tokens, hit)
+        outcome = self._add_chunk(request, num_hit_tokens, hit=hit)
         if outcome is ScheduleOutcome.SCHEDULED:
             admission.admitted(request)
             if not request.was_admitted:
@@ -106,7 +106,7 @@ class StepBuilder:
         freed, released = self._encoder.take_freed(), self._rows.take_released()
         return ScheduledStep(step_id, self._chunks, encode, self._emit, freed, released, self._rows.index.epoch)
 
-    def _add_chunk(self, request: Request, start: int, hit: KVCacheBlocks | None) -> ScheduleOutcome:
+    def _add_chunk(self, request: Request, start: int, *, hit: KVCacheBlocks | None = None) -> ScheduleOutcome:
         num_tokens = request.num_tokens
         end = min(num_tokens, start + min(self._token_budget, self._most_tokens))
         plan = None

@@ -4,7 +4,7 @@
       "ec_connector_module_path": "mmcached.integrations.vllm"}'
 
     versions          check of vLLM's version
-    connector         the class that vLLM makes in its scheduler and in each worker; catches all errors
+    connector         the class that vLLM makes in its scheduler and in each worker; catches errors of the store
     settings          user settings
     weights           detection of weight changes
     keys              the fingerprint of an encoder, and which items may be shared

@@ -1,10 +1,11 @@
-"""Connects vLLM's calls to the scheduler's or the worker's half, and catches all errors.
+"""Connects vLLM's calls to the scheduler's or the worker's half, and catches errors of the store.
 
     in the scheduler    MmcachedECConnector ──> SchedulerSide ──plan, with each step──┐
     in each worker      MmcachedECConnector ──> WorkerSide    <───────────────────────┘ ──report──> SchedulerSide
 
 An error that reached vLLM would end the engine. It is logged once per method, and the call returns as if the store were
-empty.
+empty. Two methods raise: `__init__`, so that an engine with a wrong setting does not start, and `build_connector_meta`,
+which only reads the scheduler half's own tables.
 """
 
 from __future__ import annotations

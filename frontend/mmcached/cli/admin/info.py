@@ -22,6 +22,7 @@ import typer
 from mmcached.cli.admin.printing import JsonOption, RunDirOption, directory_of, no_service, print_json, say
 from mmcached.cli.installed import installed_version
 from mmcached.cli.terminal_text import shown
+from mmcached.wire.figures import tables
 from mmcached.wire.latency import Histogram
 from mmcached.wire.paths import RunDir
 from mmcached.wire.stats import StoreStats
@@ -123,8 +124,9 @@ def service_facts(status: ServiceStatus) -> dict[Section, Facts]:
     of_frontend = {name: value for name, value in _figures(stats) if "." not in name}
     clients: Facts = {name: value for name, value in of_frontend.items() if name.startswith(_OF_CLIENTS)}
     clients["own_clients"] = status.own_clients
-    for name, client in sorted(stats.by_client.items()):
-        clients[f"client_{name}"] = ",".join(f"{field}={value}" for field, value in _figures(client))
+    for table in tables(type(stats)):
+        for key, record in sorted(getattr(stats, table.field).items()):
+            clients[f"{table.by.label}_{key}"] = ",".join(f"{field}={value}" for field, value in _figures(record))
     processor: Facts = dict(_figures(stats.processor))
     processor |= {f"stored_{name}": value for name, value in _figures(stats.items)}
     kv, encoder = Counter[str](), Counter[str]()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -21,6 +22,7 @@ from mmcached.cli.watch.shown_figures import (
     queries_and_hits,
     time_in_words,
 )
+from mmcached.wire.figures import tables
 from mmcached.wire.stats import ServiceStats
 
 
@@ -46,11 +48,11 @@ def show_status(status: ServiceStatus, console: Console) -> None:
         f"clients: {clients}; resends: {stats.resends}; desyncs: {stats.desyncs}",
         highlight=False,
     )
-    if len(stats.by_client) > 1:
-        for name, client in sorted(stats.by_client.items()):
-            console.print(
-                f"store, {name}: {client.hits:,} hits, {client.misses:,} misses, {client.puts:,} puts", highlight=False
-            )
+    for table in tables(type(stats)):
+        by_key: dict[str, msgspec.Struct] = getattr(stats, table.field)
+        for key, record in sorted(by_key.items()) if len(by_key) > 1 else ():
+            counts = ", ".join(f"{value:,} {name}" for name, value in msgspec.structs.asdict(record).items())
+            console.print(shown(f"{table.by.title or table.by.label} {key}: {counts}"), markup=False, highlight=False)
     if (ring := stats.store.ring).data_bytes:
         used = f"{ring.used_bytes:,} of {ring.data_bytes:,} B, {ring.chunks:,} records, {ring.leases:,} leases"
         console.print(f"store: {used}, {ring.evictions:,} evictions", highlight=False)

@@ -147,7 +147,7 @@ class StoreSession:
             found = self._take([look.find(digest) for digest in digests], held, reader, digests=digests)
             if self._is_blind:
                 return None
-            reader.count(
+            reader.report_lookups(
                 found if counts_hits and self._counts_hits else [], len(held) - len(found) if counts_misses else 0
             )
             # This reader's views would leave too little space to other records: copy instead.
@@ -215,7 +215,7 @@ class StoreSession:
                 place = look.find_generation(token.slot, token.generation)
             found = self._take([place], held, reader, is_beside=True)
             if counts:
-                reader.count(found if self._counts_hits else [], 1 - len(found))
+                reader.report_lookups(found if self._counts_hits else [], 1 - len(found))
             return True
 
         try:

@@ -80,7 +80,7 @@ class ClipRecords:
         self._put(tenant, key, {"slices": [list(each) for each in slices]}, epoch)
         place = self._records.find(tenant, key)
         if is_new and place is not None and self._second_level is not None:
-            self._second_level.was_put("", Wanted(store_key(tenant, key), tenant, key), place)
+            self._second_level.was_kept(Wanted(store_key(tenant, key), tenant, key), place)
 
     def drop(self, tenant: str, key_of_clip: str) -> None:
         """Forget the slices of a clip."""

@@ -100,6 +100,13 @@ class Nursery:
         """Return whether its client was granted a range of `size` bytes, which it may be populating."""
         return any(end - begin >= size for begin, end in self.granted)
 
+    def has_ready(self, num_places: int) -> bool:
+        """Return whether the client can put so many records of size `largest` after the next answer."""
+        usable = (self.prepared,) if self.is_waiting else (self.granted, self.prepared, self.prepared_cold)
+        if sum(_num_places(extents, self.largest) for extents in usable) >= num_places:
+            return True  # without joining ranges of two kinds, which takes most of the time
+        return _num_places(self.ready(), self.largest) >= num_places
+
     def ready(self) -> Extents:
         """Return the ranges that the client can use after the next answer."""
         if self.is_waiting:
@@ -234,8 +241,7 @@ class Nurseries:
         """Record the size of a put, and set how much space is to be ready for the next ones.
 
         Ready space is idle, so it is at most a quarter of the budget: half of that in equal parts, the other half by
-        bytes that
-        clients have put recently. A client with a larger record asks.
+        bytes that clients have put recently. A client with a larger record asks.
 
         Args:
             found_none: Whether no place was found for the record; one is then made ready.
@@ -247,16 +253,20 @@ class Nurseries:
         one.is_waiting = found_none and one.has_room(size)
         if found_none:
             one.pace = one.pace if one.is_waiting else min(MAX_DEPTH, 2 * one.pace)
-        demand = sum(each.demand for each in self._peer_to_nursery.values())
-        part = 1 / len(self._peer_to_nursery) + (one.demand + 1) / (demand + 1)
+        part = 2.0
+        if len(self._peer_to_nursery) > 1:
+            demand = sum(each.demand for each in self._peer_to_nursery.values())
+            part = 1 / len(self._peer_to_nursery) + (one.demand + 1) / (demand + 1)
         limit = one.max_ready_bytes = int(self.budget_bytes / 8 * part)
         if found_none:
             one.largest = min(size, self.max_record_bytes)
             one.depth = max(1, min(one.pace, limit // one.largest))
         else:
             one.largest = min(one.peak, max(limit, MIN_PLACED_BYTES), self.max_record_bytes)
-            num_ready = _num_places(one.ready(), one.largest)
-            one.depth = min(one.pace, num_ready + max(0, limit - one.ready_bytes) // one.largest)
+            one.depth = one.pace
+            if limit - one.ready_bytes < one.pace * one.largest:
+                num_ready = _num_places(one.ready(), one.largest)
+                one.depth = min(one.pace, num_ready + max(0, limit - one.ready_bytes) // one.largest)
 
     def came_inline(self, one: Nursery, size: int) -> None:
         """Record a put that travelled as frames because its client's nursery had no place for it."""
@@ -295,6 +305,11 @@ class Nurseries:
 
     # ---- free space
 
+    @property
+    def is_short(self) -> bool:
+        """Whether a nursery may have too little ready space; see `needy`."""
+        return bool(self._unready)
+
     def needy(self) -> list[Nursery]:
         """Prepare space for clients where there is some; return the nurseries for which records have to be removed."""
         for one in list(self._unready.values()):
@@ -304,12 +319,10 @@ class Nurseries:
 
     def prepare(self, one: Nursery) -> bool:
         """Prepare room out of what is free, and out of the budget; return whether it is enough."""
-        is_enough = _num_places(one.ready(), one.largest) >= one.depth
-        while not is_enough:
+        while not (is_enough := one.has_ready(one.depth)):
             spare = 0 if one.is_waiting else self.budget_bytes - self.held_bytes
-            if not (self._take_stretch(one, 0) or (spare and self._take_stretch(one, spare))):
+            if not ((one.free and self._take_stretch(one, 0)) or (spare and self._take_stretch(one, spare))):
                 break
-            is_enough = _num_places(one.ready(), one.largest) >= one.depth
         self._go_ahead(one)
         return is_enough
 
@@ -411,9 +424,11 @@ class Nurseries:
 
     def _go_ahead(self, one: Nursery) -> None:
         """Prepare cold room long before it is needed, while the budget lasts: as much as the nursery has in use."""
+        wanted = self.budget_bytes - self.held_bytes
+        if wanted < one.largest:
+            return
         ahead = one.ready_bytes
-        wanted = min(one.held_bytes - ahead, one.max_ready_bytes) - ahead
-        wanted = min(wanted, self.budget_bytes - self.held_bytes)
+        wanted = min(wanted, min(one.held_bytes - ahead, one.max_ready_bytes) - ahead)
         for begin, end in (*one.cold, (one.frontier, one.size)):
             size = min(wanted, end - begin) // one.largest * one.largest  # no bits of room, which are of no use
             if size > 0:

@@ -88,7 +88,7 @@ class NurseryService:
     @property
     def has_work(self) -> bool:
         """Whether `work` can do work now."""
-        return self._copy is not None or (not self.is_stuck and (self._is_short_of_slots or bool(self.books.needy())))
+        return self._copy is not None or (not self.is_stuck and (self._is_short_of_slots or self.books.is_short))
 
     def adopt(self) -> None:
         """Take over the nurseries of the records' new ring; their writers add no further records."""

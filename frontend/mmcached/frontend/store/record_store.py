@@ -70,7 +70,7 @@ class Refusal(StrEnum):
     NO_STORE = "the service keeps no records (store_gb = 0)"
     OLD_EPOCH = "it was computed before the last new epoch"
     TOO_LARGE = "it is larger than one record may be: at most {limit} bytes (store_max_object_mb)"
-    TENANT_QUOTA = "it is larger than its tenant's quota: {limit} bytes (store_tenant_quota_gb)"
+    BEYOND_TENANT_QUOTA = "it is larger than its tenant's quota: {limit} bytes (store_tenant_quota_gb)"
     FULL = "there is no room now: too much of the {limit} bytes is leased (store_gb)"
 
 
@@ -192,7 +192,7 @@ class RecordStore(Closeable):
     # ---- records
 
     def get(self, tenant: str, key: str, *, counts: bool = True) -> Handle | None:
-        """Return the place of a key's record, and mark it as used; None if the key has none.
+        """Return the handle of a key's record, and mark it as used; None if the key has none.
 
         Args:
             counts: Whether to count a query, and a hit or miss.
@@ -211,7 +211,7 @@ class RecordStore(Closeable):
         self._num_queries += number
 
     def has(self, tenant: str, key: str) -> bool:
-        """Return whether a key has a record."""
+        """Return whether a key has a record, without counting it or marking it as used."""
         return self._find(store_key(tenant, key)) is not None
 
     def num_rows(self, tenant: str, key: str) -> int:
@@ -268,7 +268,7 @@ class RecordStore(Closeable):
             return Refusal.NO_STORE
         limits = {
             Refusal.TOO_LARGE: self._max_object_bytes or ring.max_object_bytes,
-            Refusal.TENANT_QUOTA: self._quota_bytes,
+            Refusal.BEYOND_TENANT_QUOTA: self._quota_bytes,
             Refusal.FULL: self._share_bytes or ring.announcement.data_bytes,
         }
         return refusal.format(limit=limits.get(refusal))
@@ -450,7 +450,7 @@ class RecordStore(Closeable):
         return self._store.ring
 
     def find(self, tenant: str, key: str) -> Handle | None:
-        """Return the place of a key's record, without counting it or marking it as used."""
+        """Return the handle of a key's record, without counting it or marking it as used."""
         return self._find(store_key(tenant, key))
 
     def expires_at(self, handle: Handle) -> int:
@@ -532,7 +532,7 @@ class RecordStore(Closeable):
         about = about_record(tenant, key, boot_ns()) if in_ring else b""
         num_bytes = self._store.chunk_bytes(name, encoded, about)
         if self._quota_bytes is not None and num_bytes > self._quota_bytes:
-            return Refusal.TENANT_QUOTA
+            return Refusal.BEYOND_TENANT_QUOTA
         # The former record of the key does not count against the limits, and must not be the one evicted.
         was_in_ring = has_one and self._clients_books.has(name)
         former_bytes = self._discharge(tenant, name) if has_one else 0

@@ -117,25 +117,26 @@ class SecondLevel:
         """Park a request as `FetchTable.park`; False while it is not open."""
         return self.is_open and self.fetches.park(one, missing, claims=claims)
 
-    def was_put(self, client_id: str, wanted: Wanted, place: Handle | None) -> None:
-        """Record that a client has offered a record to the store.
+    def was_kept(self, wanted: Wanted, handle: Handle, *, is_fetched: bool = False) -> None:
+        """End the fetch of a record that the store has begun to keep, and order its save unless it was fetched."""
+        self._end_fetch(wanted, is_fetched=is_fetched)
+        if is_fetched or not self.is_on or self.is_apart or is_on_its_way(wanted.key):
+            self.claims.end(wanted.name)
+            return
+        if not self.saves:
+            self._saves_from = self._clock() + SAVES_WAIT_S
+        self.claims.will_be_saved(wanted.name)
+        self.saves.add(wanted.name, Save(wanted.tenant, wanted.key, handle, self._records.expires_at(handle)))
 
-        Args:
-            place: Place of the record, if the store has just begun to keep it.
-        """
-        is_fetched = self.is_peer(client_id)
+    def was_not_kept(self, wanted: Wanted, *, is_fetched: bool) -> None:
+        """End the fetch of a record that was put and refused, or whose key has kept its record."""
+        self._end_fetch(wanted, is_fetched=is_fetched)
+        self.claims.end(wanted.name)
+
+    def _end_fetch(self, wanted: Wanted, *, is_fetched: bool) -> None:
         if is_fetched:
             self._is_silent = False
         self.fetches.arrived(wanted.name, "hit" if is_fetched else "overtaken")
-        takes_saves = self.is_on and not self.is_apart
-        if not takes_saves or is_fetched or place is None or is_on_its_way(wanted.key):
-            self.claims.end(wanted.name)
-        else:
-            if not self.saves:
-                self._saves_from = self._clock() + SAVES_WAIT_S
-            self.claims.will_be_saved(wanted.name)
-            expires_at = self._records.expires_at(place)
-            self.saves.add(wanted.name, Save(wanted.tenant, wanted.key, place, expires_at))
 
     def leave(self, client_id: str, *, but_over: bytes | None = None) -> None:
         """Forget a client that has disconnected, or has connected anew over `but_over`."""

@@ -67,24 +67,8 @@ from mmcached.wire.stats import RingStats, StoreStats
 
 log = structlog.get_logger("mmcached.frontend")
 
-StoreMessage = (
-    received.RegisterReader
-    | received.OpenNursery
-    | received.GetRecords
-    | received.HaveRecords
-    | received.PutRecord
-    | received.ClaimRecord
-    | received.ClaimRecords
-    | received.DropClaim
-    | received.DropRecord
-    | received.TakeOrders
-    | received.FetchesEnded
-    | received.SecondLevelFlushed
-    | received.AnotherHostFlushed
-)
 _Asking = received.GetRecords | received.ClaimRecord
 _WRITING = received.PutRecord | received.ClaimRecord | received.ClaimRecords | received.DropRecord
-_UNANSWERED = received.DropClaim | received.FetchesEnded | received.SecondLevelFlushed | received.AnotherHostFlushed
 
 
 @contextlib.contextmanager
@@ -148,7 +132,7 @@ class StoreService(Closeable):
         """The address of the store's ring; None if no records are kept."""
         return self.records.ring.announcement
 
-    def handle(self, peer: bytes, message: StoreMessage, payload: Sequence[Frame]) -> None:
+    def handle(self, peer: bytes, message: received.StoreMessage, payload: Sequence[Frame]) -> None:
         """Serve one message of a client, or hold it.
 
         Errors of the message are answered or logged, and change nothing.
@@ -168,7 +152,7 @@ class StoreService(Closeable):
             if error is not None and one.client_id:
                 self._send(one.peer, to_client.Failed(one.request_id, error_to_wire(error)))
 
-    def _is_parked(self, peer: bytes, message: StoreMessage) -> bool:
+    def _is_parked(self, peer: bytes, message: received.StoreMessage) -> bool:
         """Fetch the missing records that a message asks for; return whether the message waits for them."""
         match message:
             case received.GetRecords(keys=keys, is_local=False) | received.ClaimRecords(keys=keys):
@@ -186,17 +170,17 @@ class StoreService(Closeable):
         parked = Parked(message.client_id, message.request_id, peer, go_on, waits_elsewhere)
         return bool(missing) and self.second_level.park(parked, missing, claims=claims)
 
-    def _serve_now(self, peer: bytes, message: StoreMessage, payload: Sequence[Frame]) -> None:
+    def _serve_now(self, peer: bytes, message: received.StoreMessage, payload: Sequence[Frame]) -> None:
         try:
             self._serve(peer, message, payload)
         except MmcachedError as error:
             if isinstance(error, RemoteProtocolError):
                 self.num_protocol_errors += 1
             log.info("store request refused", message=type(message).__name__, code=error.code, reason=str(error))
-            if not isinstance(message, _UNANSWERED):
+            if not isinstance(message, received.StoreNotice):
                 self._send(peer, to_client.Failed(message.request_id, error_to_wire(error)))
 
-    def _serve(self, peer: bytes, message: StoreMessage, payload: Sequence[Frame]) -> None:
+    def _serve(self, peer: bytes, message: received.StoreMessage, payload: Sequence[Frame]) -> None:
         if isinstance(message, _WRITING) and message.tenant == ITEMS_TENANT:
             reason = "another name: the service keeps its processed items under this one"
             raise InvalidRequest("tenant", message.tenant, reason)
@@ -346,8 +330,12 @@ class StoreService(Closeable):
         if self.on_put is not None:
             self.on_put(name, refusal is None)
         if self.second_level.is_on:
-            place = self.records.find(message.tenant, message.key) if refusal is None and is_new else None
-            self.second_level.was_put(message.client_id, Wanted(name, message.tenant, message.key), place)
+            wanted = Wanted(name, message.tenant, message.key)
+            is_begun = refusal is None and is_new
+            if is_begun and (handle := self.records.find(message.tenant, message.key)) is not None:
+                self.second_level.was_kept(wanted, handle, is_fetched=is_fetched)
+            else:
+                self.second_level.was_not_kept(wanted, is_fetched=is_fetched)
         existed = "" if is_new else to_client.EXISTED
         return refusal is None, existed if refusal is None else self.records.text_of(refusal)
 

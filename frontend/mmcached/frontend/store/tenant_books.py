@@ -10,7 +10,8 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from itertools import chain
 
-UNUSED_SHARE = 4
+MAX_UNUSED_SHARE = 0.25
+"""Share of the quota beyond which records that were never asked for go first."""
 
 
 class TenantBooks:
@@ -60,7 +61,7 @@ class TenantBooks:
 
     def in_order(self, quota: int, new_bytes: int) -> Iterator[tuple[str, int]]:
         """Yield keys and sizes in eviction order; see `first_to_go`."""
-        is_much = self._num_unused_bytes + new_bytes > quota // UNUSED_SHARE
+        is_much = self._num_unused_bytes + new_bytes > MAX_UNUSED_SHARE * quota
         first, second = (self.unused, self.used) if is_much else (self.used, self.unused)
         return chain(first.items(), second.items())
 

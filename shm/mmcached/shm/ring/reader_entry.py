@@ -151,7 +151,7 @@ class ReaderEntry(Closeable):
         words = self._open_control().words
         return words[TAKEN_BYTES_WORD] - words[RETURNED_BYTES_WORD]
 
-    def count(self, hits: list[Handle], num_misses: int) -> None:
+    def report_lookups(self, hits: list[Handle], num_misses: int) -> None:
         """Report hits and the number of misses to the writer, for the order of eviction; the writer may miss a hit."""
         words, first = self._open_control().words, self._first_touch_word
         num_touches = words[TOUCHES_WORD]

@@ -13,6 +13,9 @@
     retired    not found any more; a process that knows its generation may take a lease, so a lease can be handed on
     sealed     no lease can be taken
 
+A discarded or evicted record is retired, sealed and erased in one call. While it is leased it cannot be sealed: it
+stays retired, and is sealed and erased when its last lease has ended.
+
 A generation is never used twice, so a process that has read the same valid word 0 twice knows that nothing changed in
 between. The bytes stay until the slot is erased: lease holders may still read. So each record that a dead writer leaves
 is complete, or its word 0 is 0.

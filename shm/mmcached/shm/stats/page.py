@@ -29,11 +29,9 @@ from typing import Self
 import msgspec
 
 from mmcached.shm.files import locks
-from mmcached.shm.stats.client_rows import ClientRowsWriter, read_clients
 from mmcached.shm.stats.layout import (
     ALL_ROLES,
     ATTACHED,
-    CLIENTS_SLOT,
     FIELDS,
     FIRST_FIELD,
     HEARTBEAT,
@@ -42,14 +40,16 @@ from mmcached.shm.stats.layout import (
     PID,
     SLOT_BYTES,
     SLOT_WORDS,
+    TABLES,
     check_header,
     first_word,
     pack_header,
     slot_of,
 )
+from mmcached.shm.stats.table import TableWriter, read_table
 from mmcached.wire.closeable import Closeable
 from mmcached.wire.errors import InvariantError, SegmentError
-from mmcached.wire.stats import FrontendStats, RoleName, Stats
+from mmcached.wire.stats import RoleName, Stats
 
 Clock = Callable[[], int]
 """Returns nanoseconds of CLOCK_MONOTONIC."""
@@ -142,7 +142,7 @@ class StatsPageWriter(_MappedPage):
     def __init__(self, path: Path, role: RoleName, *, clock: Clock = time.monotonic_ns) -> None:
         self.role = role
         self._fields = FIELDS[role.kind]
-        self._clients: ClientRowsWriter | None = None
+        self._tables: list[TableWriter] = []
         self._clock = clock
         slot = slot_of(role)
         super().__init__(path, os.O_RDWR, mmap.PROT_READ | mmap.PROT_WRITE)
@@ -150,11 +150,11 @@ class StatsPageWriter(_MappedPage):
             self.close()
             raise SegmentError(f"{path}: another living process writes the figures of {role}; stop it first")
         first = first_word(slot)
-        clients = first_word(CLIENTS_SLOT)
         with self._words as page:
             self._words = page[first : first + SLOT_WORDS]
-            if role.kind == "frontend":
-                self._clients = ClientRowsWriter(page[clients : clients + SLOT_WORDS])
+            self._tables = [
+                TableWriter(page[table.first : table.first + table.num_words], table) for table in TABLES.get(role, ())
+            ]
         self._base = [0] * len(self._fields.names)
         self._last = (0,) * len(self._fields.names)
         self._attach()
@@ -167,8 +167,8 @@ class StatsPageWriter(_MappedPage):
                 if value != last:
                     self._store(index, value, last)
             self._last = values
-        if self._clients is not None and isinstance(stats, FrontendStats):
-            self._clients.publish(stats.by_client)
+        for table in self._tables:
+            table.publish(stats)
         self._words[HEARTBEAT] = self._clock()
 
     def beat(self) -> None:
@@ -186,8 +186,8 @@ class StatsPageWriter(_MappedPage):
                 raise InvariantError(f"{self.role}: {name} is {word} in the page, {base} + {value} here")
 
     def close(self) -> None:
-        if self._clients is not None:
-            self._clients.close()
+        for table in self._tables:
+            table.close()
         super().close()
 
     def _attach(self) -> None:
@@ -228,10 +228,9 @@ class StatsPageReader(_MappedPage):
     def _snapshot(self, role: RoleName, slot: int, words: memoryview[int]) -> RoleSnapshot:
         fields = FIELDS[role.kind]
         stats = fields.build(words[FIRST_FIELD : FIRST_FIELD + len(fields.names)].tolist())
-        if isinstance(stats, FrontendStats):
-            first = first_word(CLIENTS_SLOT)
-            with self._words[first : first + SLOT_WORDS] as clients:
-                stats = msgspec.structs.replace(stats, by_client=read_clients(clients))
+        for table in TABLES.get(role, ()):
+            with self._words[table.first : table.first + table.num_words] as own:
+                stats = msgspec.structs.replace(stats, **{table.field: read_table(own, table)})
         now = self._clock()
         return RoleSnapshot(
             pid=words[PID],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -26,7 +26,6 @@ from mmcached.wire.messages.parts import (
     Text,
     TokenId,
 )
-from mmcached.wire.stats import ServiceStats
 from mmcached.wire.vocabulary import Modality
 
 
@@ -112,8 +111,15 @@ class Encoded(Message, frozen=True):
 
 
 class Stats(Message, frozen=True):
+    """Answer to `GetStats`.
+
+    Attributes:
+        stats: The fields of `mmcached.wire.stats.ServiceStats` by name, nested alike. A new figure changes no message:
+            receivers ignore names that they do not know, and take missing figures as 0.
+    """
+
     request_id: Count
-    stats: ServiceStats
+    stats: dict[str, Any]
 
 
 class ProcessorInfo(Message, frozen=True):

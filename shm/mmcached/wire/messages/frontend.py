@@ -332,31 +332,26 @@ class ClientBye(Message, frozen=True):
     client_id: ClientId
 
 
-FromClient = (
-    ClientHello
-    | Generate
-    | Encode
-    | TokensTaken
-    | Cancel
-    | GetStats
-    | GetProcessorInfo
-    | Probe
-    | Flush
-    | RegisterReader
-    | OpenNursery
+StoreRequest = (
+    PutRecord  # first: it is the most frequent message, and unions are searched in their order
     | GetRecords
     | HaveRecords
-    | PutRecord
     | ClaimRecord
     | ClaimRecords
-    | DropClaim
     | DropRecord
+    | RegisterReader
+    | OpenNursery
     | TakeOrders
-    | FetchesEnded
-    | SecondLevelFlushed
-    | AnotherHostFlushed
-    | ClientBye
 )
+"""Requests to the store."""
+Request = StoreRequest | Generate | Encode | GetProcessorInfo | GetStats | Probe | Flush
+"""Messages that have one answer each, under their `request_id`."""
+StoreNotice = DropClaim | FetchesEnded | SecondLevelFlushed | AnotherHostFlushed
+"""Messages to the store without an answer."""
+Notice = StoreNotice | TokensTaken | Cancel | ClientBye
+"""Messages without an answer."""
+StoreMessage = StoreRequest | StoreNotice
+FromClient = ClientHello | Request | Notice
 
 # ---- from engines
 

@@ -1,4 +1,4 @@
-"""Figures by the names of clients: counters go on with the next frontend, and a name keeps its row."""
+"""Tables of the stats page: counters go on with the next process of the role, and a key keeps its row."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from mmcached.shm.stats.layout import TABLES, Fields
 from mmcached.shm.stats.page import StatsPage, StatsPageReader, StatsPageWriter
-from mmcached.wire.stats import ClientStats, FrontendStats, RoleName
+from mmcached.wire.stats import ClientStats, FrontendStats, RoleName, Stats
 
 FRONTEND = RoleName("frontend")
 Figures = dict[str, tuple[int, int, int]]
@@ -35,9 +36,22 @@ def shown(path: Path) -> Figures:
 
 
 def test_what_is_published_is_read(path: Path) -> None:
-    longest = "x" * 32
+    longest = "x" * 30 + "ä"
     publish(path, {}, {"vllm": (1, 0, 0)}, {"vllm": (1 << 40, 2, 3), longest: (0, 0, 1)})
     assert shown(path) == {"vllm": (1 << 40, 2, 3), longest: (0, 0, 1)}
+
+
+def test_a_record_may_have_one_figure() -> None:
+    class OneFigure(Stats, frozen=True):
+        hits: int = 0
+
+    assert Fields(OneFigure).values(OneFigure(hits=3)) == (3,)
+
+
+@pytest.mark.parametrize("key", ["x" * 31 + "ä", ""])
+def test_a_key_that_fits_no_row_is_the_others(path: Path, key: str) -> None:
+    publish(path, {"a": (1, 0, 0), key: (1, 2, 3)})
+    assert shown(path) == {"a": (1, 0, 0), "other": (1, 2, 3)}
 
 
 def test_counters_go_on_with_the_next_frontend(path: Path) -> None:
@@ -48,17 +62,18 @@ def test_counters_go_on_with_the_next_frontend(path: Path) -> None:
     assert shown(path) == {"a": (1, 2, 3), "b": (5, 1, 1), "c": (2, 1, 1)}
 
 
-def test_names_for_which_no_row_is_left_are_the_others(path: Path) -> None:
+def test_keys_for_which_no_row_is_left_are_the_others(path: Path) -> None:
     first = {f"name-{number}": (1, 0, 0) for number in range(63)}
     publish(path, first | {"other": (7, 0, 0)})
     publish(path, {"late": (1, 0, 0)}, {"late": (1, 0, 0), "later": (2, 0, 0), "other": (4, 0, 0), "name-9": (1, 0, 0)})
     assert shown(path) == first | {"name-9": (2, 0, 0), "other": (14, 0, 0)}
 
 
-def test_a_name_that_was_not_written_to_its_end_is_nobodys(path: Path) -> None:
+def test_a_key_that_was_not_written_to_its_end_is_ignored(path: Path) -> None:
     publish(path, {"a": (1, 0, 0)})
-    with path.open("r+b") as page:  # the last slot; row 0: the others, row 1: "a"
-        page.seek(-4096 + 2 * 64 + 8, 2)
+    with path.open("r+b") as page:  # row 0: the others, row 1: "a"
+        table = TABLES[FRONTEND][0]
+        page.seek(8 * (table.first + 2 * table.row_words + 1))
         page.write(b"of-a-dead-frontend")
     publish(path, {"b": (2, 0, 0)})
     assert shown(path) == {"a": (1, 0, 0), "b": (2, 0, 0)}
