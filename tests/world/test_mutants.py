@@ -11,7 +11,8 @@ from tests.world.knobs import knobs_of
 from tests.world.mutants import MUTANTS
 from tests.world.world import play
 
-SEEDS = (712, 149, 123, 109, 11, 242, 17, 75, 183, 245, 240, 53, 461, 4, 10, 16)
+SEEDS = (4, 240, 123, 149, 10, 75, 11, 712, 245, 109, 16, 53, 183, 17, 461, 242)
+"""The cheapest worlds first."""
 
 NOTICED = (AssertionError, MmcachedError, ValueError)
 """Wrong answers, a world that does not end, and books or workers that find it themselves."""
