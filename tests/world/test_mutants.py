@@ -11,8 +11,8 @@ from tests.world.knobs import knobs_of
 from tests.world.mutants import MUTANTS
 from tests.world.world import play
 
-SEEDS = (4, 240, 123, 149, 10, 75, 11, 712, 245, 109, 16, 53, 183, 17, 461, 242)
-"""The cheapest worlds first."""
+SEEDS = (4, 183, 75, 240, 712, 149, 10, 53, 109, 11, 461, 123, 245, 16, 17, 242)
+"""Those first in which most mutants are noticed soon."""
 
 NOTICED = (AssertionError, MmcachedError, ValueError)
 """Wrong answers, a world that does not end, and books or workers that find it themselves."""
