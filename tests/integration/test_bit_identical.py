@@ -87,17 +87,14 @@ def play_twice(config: ServiceConfig, seed: int, run_dir: Path) -> ServiceStats:
 
 
 def is_short(mode: str, world_size: int, pool: str, steps: str) -> bool:
-    """Return whether it is played outside the soak too: each mode under each pressure with one worker or two by turns.
+    """Return whether it is played outside the soak too: shm under each pressure, the other modes under the hardest.
 
-    Modes that share something between processes: with four under the hardest, too; the others: under two pressures.
+    With one worker or two by turns; with four, which share the ring, once.
     """
     is_hardest = (pool, steps) == ("preempting", "chunked")
-    if mode in ("off", "processor_only") and not is_hardest and (pool, steps) != ("roomy", "one step"):
-        return False
-    if world_size == 4:
-        return is_hardest and mode in ("lru", "shm")
-    turn = list(MODES).index(mode) + list(POOLS).index(pool) + list(STEPS).index(steps)
-    return world_size == 1 + turn % 2
+    if world_size == 4 or not is_hardest:
+        return mode == "shm" and (is_hardest or world_size == 1 + (pool == "preempting"))
+    return world_size == 1 + list(MODES).index(mode) % 2
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,6 @@ from tests.integration.processes import (
     stats_of,
 )
 from tests.integration.test_lifecycle import kill_a_client
-from tests.integration.test_modes import play_in
 from tests.integration.test_watching import Key, counters, get
 from tests.integration.workloads import photo
 
@@ -159,10 +158,9 @@ def test_kill_of_each_role(run_dir: Path, tmp_path: Path, mode: str, roles: list
 
 
 def test_without_a_ring(run_dir: Path, tmp_path: Path, wanted: list[list[int]]) -> None:
-    """A workload, a client that is killed and an engine that is, in one service: each start takes seconds."""
+    """A client that is killed and an engine that is, in one service: each start takes seconds."""
     config = small_config(world_size=1, mm_processor_cache_type="lru", restart_backoff_s=0.05)
     with ChildService(run_dir / "s", config, tmp_path / "config.json") as service:
-        play_in(service.run_dir, "lru")
         kill_a_client(service.run_dir, mode="lru")
         kill_in_turn(service, "lru", ["engine"], wanted)
 

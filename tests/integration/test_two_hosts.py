@@ -6,8 +6,6 @@ ready. Skipped where there is no redis-server.
 
 from __future__ import annotations
 
-import os
-import signal
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -29,11 +27,9 @@ from mmcached.wire.limits import LimitsConfig
 from mmcached.wire.paths import RunDir
 from tests.clips.files import video_and_longer
 from tests.integration.local_service import LocalService
-from tests.integration.processes import DEADLINE_S, descendants, eventually, small_config
+from tests.integration.processes import DEADLINE_S, eventually, small_config
 from tests.integration.test_encode_once import encoded
 from tests.integration.workloads import assert_same, photo
-from tests.second_level.frontends import FrontendThread
-from tests.second_level.hostile import Stand, cut_after, passing_on
 from tests.second_level.servers import Server, find_program, short_folder
 
 PATIENT = LimitsConfig(l2_timeout_ms=20_000, l2_claim_wait_ms=60_000, min_shared_encode_ms=0)
@@ -285,154 +281,4 @@ def test_a_server_that_fails_costs_nothing_but_hits(hosts: Hosts, server: Server
         assert bob.get(f"{fault} of nobody") is None
     finally:
         end(server)
-    hosts.check()
-
-
-@contextmanager
-def store_host(run_dir: Path, url: str) -> Iterator[Client]:
-    """Run a store and its second level in threads."""
-    config = small_config(world_size=0, store_l2=url, limits=SHORT)
-    records = SharedRecords(make_backend(url), max_bytes=1 << 28, ttl_s=60.0)
-    with (
-        FrontendThread(run_dir, config) as frontend,
-        SecondLevel(frontend.directory, config, records) as level,
-        Client(run_dir) as client,
-    ):
-        level.start()
-        frontend.await_level()
-        yield client
-
-
-@contextmanager
-def store_hosts(run_dir: Path, *urls: str) -> Iterator[Pair]:
-    """Run a store for each of two URLs, in threads, and yield them once they are together."""
-    with ExitStack() as stack:
-        named = zip("ab", urls, strict=True)
-        hosts = Pair([stack.enter_context(store_host(run_dir / name, url)) for name, url in named])
-        eventually(hosts.are_together, bool, "both hosts")
-        yield hosts
-
-
-def test_a_server_that_is_killed_is_found_again(run_dir: Path, own_server: Server) -> None:
-    with store_hosts(run_dir, own_server.url, own_server.url) as hosts:
-        own_server.kill()
-        for index in range(3):
-            hosts.ask(f"killed {index}")
-        own_server.start()
-        eventually(hosts.are_together, bool, "one host finds what the other has put")
-
-
-def test_a_connection_that_breaks_in_the_middle_of_a_record_is_a_miss(run_dir: Path, server: Server) -> None:
-    with (
-        short_folder() as folder,
-        Stand(folder / "proxy", passing_on(server.socket, cut_after(250_000))) as proxy,
-        store_hosts(run_dir, server.url, proxy.url) as hosts,
-    ):
-        keys = [f"cut {index}" for index in range(10)]
-        for key in keys:
-            hosts.clients[0].put(key, record(key))
-        eventually(hosts.are_together, bool, "both hosts")
-        for key in keys:
-            hosts.ask(key)
-        assert 0 < len(hosts.computed) < len(keys), "some came whole, some did not"
-        eventually(hosts.are_together, bool, "one host finds what the other has put")
-
-
-def second_level_pid(service: ChildService) -> int | None:
-    """Return the process of a service's second level."""
-    for pid in descendants(service.process.pid):
-        try:
-            if b"second-level" in Path(f"/proc/{pid}/cmdline").read_bytes():
-                return pid
-        except FileNotFoundError:
-            continue
-    return None
-
-
-def test_the_process_of_the_second_level_may_be_killed(hosts: Hosts) -> None:
-    pids = [second_level_pid(service) for service in hosts.services]
-    for pid in pids:
-        assert pid is not None
-        os.kill(pid, signal.SIGKILL)
-    hosts.ask("while it is away")
-    hosts.check()
-    assert not {second_level_pid(service) for service in hosts.services} & set(pids)
-
-
-def kill_nothing(hosts: Hosts) -> None:
-    """Leave both services alone."""
-
-
-def kill_second_levels(hosts: Hosts) -> None:
-    for service in hosts.services:
-        pid = second_level_pid(service)
-        if pid is not None:
-            os.kill(pid, signal.SIGKILL)
-
-
-@pytest.mark.parametrize("kill", [kill_nothing, kill_second_levels])
-def test_once_each_host_was_flushed_nothing_of_its_former_weights_is_served(
-    hosts: Hosts, kill: Callable[[Hosts], object]
-) -> None:
-    """The second host computes with its former weights after the first one was flushed."""
-    ann, bob = hosts.clients
-    keys = [f"{kill.__name__} {index}" for index in range(4)]
-    ann.put(keys[0], {"of": "ann, before"})
-    bob.put(keys[1], {"of": "bob, before"})
-    eventually(hosts.are_together, bool, "both hosts")
-    eventually(lambda: bob.get(keys[0], timeout_s=1.0), lambda hit: hit is not None, "a fetch")
-    ann.invalidate()
-    kill(hosts)
-    for key in keys[2:]:
-        assert bob.get_or_compute(key, lambda: {"of": "bob, before"})["of"] == "bob, before"
-    kill(hosts)
-    meanwhile = [ann.get_or_compute(key, lambda: {"of": "ann"})["of"] for key in keys]
-    bob.invalidate()
-    found = [client.get_or_compute(key, lambda: {"of": "new"})["of"] for client in (ann, bob, ann) for key in keys]
-    assert {"bob, before", "ann, before"}.isdisjoint(found)
-    assert meanwhile == ["ann"] * 4, "nor does a host with new weights serve those of old ones meanwhile"
-    hosts.check()
-    bob.put("shared again", {"of": "bob"})
-    eventually(lambda: ann.get("shared again", timeout_s=1.0), lambda hit: hit is not None, "the other way too")
-
-
-def test_a_server_back_from_a_snapshot_serves_nothing_that_was_flushed(run_dir: Path, own_server: Server) -> None:
-    with store_hosts(run_dir, own_server.url, own_server.url) as hosts:
-        ann, bob = hosts.clients
-        ann.put("old", record("old"))
-        eventually(lambda: bob.get("old", timeout_s=1.0), lambda hit: hit is not None, "a save")
-        with own_server.client() as client:
-            client.save()
-        ann.flush()
-        bob.flush()
-        own_server.kill()
-        own_server.start()
-        with own_server.client() as client:
-            assert client.keys("*record*"), "the snapshot has the record"
-        eventually(hosts.are_together, bool, "both hosts")
-        assert [ann.get("old"), bob.get("old")] == [None, None]
-
-
-def test_a_host_forgets_what_it_has_fetched_when_another_one_is_flushed(hosts: Hosts) -> None:
-    ann, bob = hosts.clients
-    ann.put("of ann", record("of ann"))
-    bob.put("of bob", record("of bob"))
-    eventually(hosts.are_together, bool, "both hosts")
-    eventually(lambda: bob.get("of ann", timeout_s=1.0), lambda hit: hit is not None, "a fetch")
-    ann.flush()
-    assert bob.get("asked so that the flush is noticed") is None
-    eventually(lambda: bob.get("of ann", local=True), lambda hit: hit is None, "forgotten")
-    assert bob.get("of bob") is not None, "what it has computed itself it keeps until its own flush"
-    bob.flush()
-    hosts.check()
-
-
-def test_a_flush_on_one_host_is_one_of_the_second_level(hosts: Hosts) -> None:
-    ann, bob = hosts.clients
-    ann.put("old", record("old"))
-    eventually(hosts.are_together, bool, "both hosts")
-    ann.flush()
-    assert ann.get("old") is None
-    bob.flush()
-    assert bob.get("old") is None
     hosts.check()

@@ -13,11 +13,12 @@ from pathlib import Path
 
 import pytest
 
+from mmcached.cli.serve.child_service import ChildService
 from mmcached.wire.errors import SecondLevelNotFlushed
 from mmcached.wire.limits import LimitsConfig
-from tests.integration.processes import DEADLINE_S
+from tests.integration.processes import DEADLINE_S, descendants
 from tests.integration.test_sidecar import Child
-from tests.integration.test_two_hosts import FAULTS, Hosts, second_level_pid
+from tests.integration.test_two_hosts import FAULTS, Hosts
 from tests.second_level.servers import Server, find_program, short_folder
 
 pytestmark = pytest.mark.soak
@@ -25,6 +26,17 @@ pytestmark = pytest.mark.soak
 NUM_CLIENTS = 32
 STORM_S = 60.0
 AS_USUAL = LimitsConfig(flush_interval_s=0.0)
+
+
+def second_level_pid(service: ChildService) -> int | None:
+    """Return the process of a service's second level."""
+    for pid in descendants(service.process.pid):
+        try:
+            if b"second-level" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                return pid
+        except FileNotFoundError:
+            continue
+    return None
 
 
 def kill(server: Server) -> None:

@@ -1,4 +1,4 @@
-"""P1's end of the mirrored cache, with items; `tests/pairs/test_mirror.py` has it face the sender."""
+"""P1's end of the mirrored cache, with items; `test_pairs` has it face the sender."""
 
 from __future__ import annotations
 

@@ -1,15 +1,10 @@
-"""TensorPrefixIndex: random schedules beside a plain worker, then case by case."""
+"""TensorPrefixIndex: case by case. Random schedules are those of `tests.world`."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from mmcached.cache.hashing.block_hash import extend_block_hashes
 from mmcached.engine import Request, RequestStatus
@@ -17,44 +12,6 @@ from mmcached.engine.hidden_states.listed_rows import Report
 from mmcached.engine.hidden_states.tensor_prefix_index import NewBlockHashes, TensorPrefixIndex
 from mmcached.wire.errors import ConfigError, LocalProtocolError, RemoteProtocolError
 from mmcached.wire.messages.parts import RowsWanted
-from tests.engine.prefix_world import ACTIONS, NUMBERS, Setting, World, lead
-from tests.house.drawing import examples
-
-SETTINGS = st.builds(Setting, st.integers(1, 4), st.sampled_from([1000, 1000, 3]))
-EVERYWHERE = [
-    *ACTIONS,
-    *("hit", "hit within a block", "hit on what is only reserved"),
-]
-
-
-class IndexBesideWorker(RuleBasedStateMachine):
-    @initialize(setting=SETTINGS)
-    def start(self, setting: Setting) -> None:
-        self.world = World(setting)
-
-    @rule(action=st.sampled_from(list(ACTIONS)), number=st.integers(0, NUMBERS - 1))
-    def act(self, action: str, number: int) -> None:
-        self.world.do(action, number)
-
-
-IndexBesideWorker.TestCase.settings = settings(max_examples=examples(40), stateful_step_count=40)
-TestIndexBesideWorker = IndexBesideWorker.TestCase
-
-
-def test_long_histories_reach_everything() -> None:
-    seen: Counter[str] = Counter()
-    for seed in range(25):
-        seen += lead(seed, 300)
-    assert {what: seen[what] for what in EVERYWHERE if seen[what] < 5} == {}
-
-
-@pytest.mark.soak
-def test_histories_for_minutes(draw_seeds: Callable[[int], range]) -> None:
-    for seed in draw_seeds(5000):
-        lead(seed, 300)
-
-
-# ---- cases that the worlds do not reach, or do not compare
 
 BLOCK = 4
 HIDDEN = ("hidden_states",)

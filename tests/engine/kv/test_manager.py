@@ -1,14 +1,4 @@
-"""Looking into the manager's books, and the check of these. What its methods do is tested in modules of their own:
-
-test_prefill     one group, the figures of vLLM's tests     test_steps      reserve, commit, publish, withdraw
-test_slots       the token axis                             test_sharing    who counts on a step
-test_refusals    what is refused                            test_fences     until when a step's blocks are in use
-test_groups      hits of several groups                     test_epochs     everything is forgotten at once
-test_windows     one sliding window                         test_memo       who is refused asks again
-test_hash_cases  who shares with whom
-
-The rest of what the published class promises is tested in `tests/compat/kv_cache_manager`.
-"""
+"""The manager's holders, statistics and the check of its books; its methods are compared in `test_differential`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""P1's end by itself; `tests/pairs/test_mirror.py` has it face the mirror."""
+"""P1's end by itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""P0's mirror by itself; `tests/pairs/test_mirror.py` has it face the engine's frames."""
+"""P0's mirror by itself."""
 
 from __future__ import annotations
 

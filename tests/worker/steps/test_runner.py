@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 import msgspec
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from mmcached.wire.config import ModelConfig, ServiceConfig
 from mmcached.wire.errors import InvariantError
@@ -19,10 +16,9 @@ from mmcached.wire.messages.parts import Inline, RequestRows
 from mmcached.wire.messages.worker import EmbedSpan, EmitEmbedding, EncodeItem, StepPlan
 from mmcached.wire.sockets.frames import Frame
 from mmcached.wire.stats import EncodedOfModality
-from mmcached.wire.vocabulary import END_TOKEN_ID, TOKEN_IDS
+from mmcached.wire.vocabulary import TOKEN_IDS
 from mmcached.worker.steps.runner import ModelRunner
 from mmcached.worker.steps.stopwatch import Stopwatch
-from tests.house.drawing import examples
 from tests.worker.oracle import (
     Image,
     IntArray,
@@ -53,6 +49,12 @@ IMAGES = [random_image(np.random.default_rng(seed), grid, 2) for seed, grid in e
 _RNG = np.random.default_rng(3)
 ITEMS: list[Item] = [*IMAGES, random_video(_RNG, (1, 4), 2), random_sound(_RNG, 5, 3)]
 CPU = torch.device("cpu")
+DEVICES = [
+    CPU,
+    pytest.param(
+        torch.device("cuda"), marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+    ),
+]
 
 
 def make_runner(rank: int = 0, config: ServiceConfig = CONFIG, device: torch.device = CPU) -> ModelRunner:
@@ -116,9 +118,10 @@ def test_sampled_tokens_and_hidden_rows_equal_the_oracle() -> None:
     assert np.array_equal(tensor_of(rows, payload), expected)
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("item", [IMAGES[0], random_video(_RNG, (3, 2), 2), random_sound(_RNG, 6, 3)])
-def test_items_are_encoded_kept_emitted_and_placed(item: Item) -> None:
-    runner = make_runner()
+def test_items_are_encoded_kept_emitted_and_placed(item: Item, device: torch.device) -> None:
+    runner = make_runner(device=device)
     embeddings = ORACLE.encode(item)
     frames = inline_frames(item)
     output, payload = run(runner, plan(1, encode=[inline_item("k", item)], emit=[EmitEmbedding(5, 2, "k")]), frames)
@@ -438,121 +441,6 @@ def test_clear_forgets_kv_items_and_rows() -> None:
     assert (stats.encoder_entries, stats.encoder_bytes, stats.prefix_bytes) == (0, 0, 0)
     assert stats.tokens_computed == 8
     assert run_failing(runner, plan(2, chunk(1, [1], [1, 2, 3], computed=8))).error.code == "invariant_error"
-
-
-# ---- everything at once, against the oracle
-
-
-@dataclass
-class Conversation:
-    """A request in the test's own books."""
-
-    request_id: int
-    prompt: list[int]
-    replaced: dict[int, tuple[int, int]]
-    """position -> (image, embedding)."""
-    max_tokens: int
-    tokens: list[int] = field(default_factory=list)
-    computed: int = 0
-    blocks: list[int] = field(default_factory=list)
-    rows: list[IntArray] = field(default_factory=list)
-
-    @property
-    def known(self) -> list[int]:
-        return [*self.prompt, *self.tokens]
-
-    @property
-    def is_done(self) -> bool:
-        return len(self.tokens) == self.max_tokens or END_TOKEN_ID in self.tokens
-
-    def spans(self, start: int, end: int) -> list[EmbedSpan]:
-        """One span per embedding: how long they are must not matter."""
-        return [
-            EmbedSpan(f"item {item}", position - start, row, 1)
-            for position, (item, row) in self.replaced.items()
-            if start <= position < end
-        ]
-
-
-def make_conversation(request_id: int, rng: np.random.Generator) -> Conversation:
-    prompt, replaced = [256], {}
-    for _ in range(int(rng.integers(0, 3))):
-        item = int(rng.integers(0, len(ITEMS)))
-        for row in range(num_embeds_of(ITEMS[item])):
-            replaced[len(prompt)] = (item, row)
-            prompt.append(TOKEN_IDS[modality_of(ITEMS[item])])
-        prompt += rng.integers(97, 100, int(rng.integers(0, 5))).tolist()
-    prompt += [97] * int(rng.integers(1, 4))
-    return Conversation(request_id, prompt, replaced, int(rng.integers(1, 6)))
-
-
-def play(seed: int, device: torch.device = CPU) -> None:
-    """Run some conversations with random chunks, batches, preemptions and block tables, and compare all of it."""
-    rng = np.random.default_rng(seed)
-    runners = [make_runner(rank, device=device) for rank in (0, 1)]
-    conversations = [make_conversation(index, rng) for index in range(int(rng.integers(1, 5)))]
-    free = rng.permutation(np.arange(1, CONFIG.num_kv_blocks)).tolist()
-    encoded: set[int] = set()
-    step = 0
-    while not all(conversation.is_done for conversation in conversations):
-        step += 1
-        chunks, items, frames, running = [], [], list[Frame](), []
-        for index in rng.permutation(len(conversations)).tolist():
-            request = conversations[index]
-            if request.is_done or rng.random() < 0.2:
-                continue
-            if request.computed and rng.random() < 0.1:  # preempted: all of it is lost
-                free += request.blocks
-                rng.shuffle(free)
-                request.blocks, request.computed, request.rows = [], 0, []
-            missing = len(request.known) - request.computed
-            count = missing if rng.random() < 0.5 else int(rng.integers(1, missing + 1))
-            end = request.computed + count
-            while len(request.blocks) * CONFIG.block_size < end:
-                request.blocks.append(free.pop())
-            for number in {number for number, _ in request.replaced.values()} - encoded:
-                encoded.add(number)
-                items.append(inline_item(f"item {number}", ITEMS[number], len(frames)))
-                frames += inline_frames(ITEMS[number])
-            chunks.append(
-                chunk(
-                    index,
-                    request.known[request.computed : end],
-                    request.blocks,
-                    computed=request.computed,
-                    spans=request.spans(request.computed, end),
-                    sample=end == len(request.known),
-                    hidden=True,
-                )
-            )
-            running.append((request, end))
-        outputs = [run(runner, plan(step, *chunks, encode=items), frames) for runner in runners]
-        (output, payload), (other, _) = outputs
-        assert output.digest == other.digest
-        for (request, end), rows in zip(running, output.rows, strict=True):
-            assert (rows.request_id, rows.rows.first) == (request.request_id, request.computed)
-            request.rows.append(tensor_of(rows, payload))
-            request.computed = end
-        for sampled in output.sampled:
-            conversations[sampled.request_id].tokens.append(sampled.token_id)
-    embeddings = [ORACLE.encode(item) for item in ITEMS]
-    for request in conversations:
-        replaced = {position: embeddings[item][row] for position, (item, row) in request.replaced.items()}
-        tokens, expected = ORACLE.reference_generate(request.prompt, replaced, request.max_tokens)
-        assert request.tokens == tokens
-        assert np.array_equal(np.concatenate(request.rows), expected)
-
-
-@settings(max_examples=examples(25))
-@given(st.integers(0, 2**32))
-def test_any_schedule_gives_what_a_whole_recomputation_gives(seed: int) -> None:
-    play(seed)
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-@pytest.mark.parametrize("seed", range(5))
-def test_cuda_gives_the_same_bits(seed: int) -> None:
-    play(seed, torch.device("cuda"))
 
 
 # ---- errors that are not ours

@@ -99,3 +99,11 @@ def test_the_checker_sees_each_map_that_is_wrong() -> None:
         breaking(blocks)
         with pytest.raises(InvariantError):
             blocks.check_integrity()
+
+
+def test_clearing_forgets_every_key_and_a_copy_counts_with_its_first() -> None:
+    blocks = held_blocks(4)
+    blocks.add([1, 2, 3], [b"same", b"other", b"same"])
+    before = blocks.num_forgotten
+    blocks.clear()
+    assert (len(blocks), blocks.num_forgotten - before) == (0, 2)

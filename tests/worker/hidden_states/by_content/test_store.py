@@ -29,59 +29,7 @@ from tests.worker.hidden_states.by_content.cases import (
     write,
 )
 
-# ---- hits
-
-
-def test_rows_of_a_block_that_goes_on_otherwise_are_taken_over_by_writing_them_again() -> None:
-    """Six tokens in common, blocks of four: the rows that two sequences share of a block are read and written again."""
-    store = make_store()
-    write(store, chunk_of(0, "abcdefgh"))
-    store.attach(1, names_of("abcdefgh"))
-    with store.read([RowSpan(1, 4, 6)], ["hidden_states"]) as shared:
-        chunk = RowChunk(2, 4, 4, 0, names_of("abcdefxy"))
-        rows = torch.cat([shared.get("hidden_states", 0), hidden_of(chunk, 50)[2:]])
-        assert store.write([chunk], {"hidden_states": rows}) == []
-    store.commit()
-    assert hidden(store, 2, 0, 8) == [0, 1, 2, 3, 4, 5, 56, 57]
-    assert hidden(store, 1, 0, 8) == list(range(8))
-
-
-def test_a_span_that_lacks_rows_does_not_disturb_the_others() -> None:
-    store = make_store()
-    write(store, chunk_of(0, "abcdef"), chunk_of(1, "xyz"))
-    spans = [RowSpan(0, 1, 5), RowSpan(1, 0, 9), RowSpan(1, 2, 3), RowSpan(7, 0, 1)]
-    with store.read(spans, ["hidden_states"]) as rows:
-        assert [None if part is None else part[:, 0].tolist() for part in rows.all("hidden_states")] == [
-            [1, 2, 3, 4],
-            None,
-            [2],
-            None,
-        ]
-        assert [(lacking.span, lacking.first) for lacking in rows.missing()] == [(1, 3), (3, 0)]
-    assert (store.stats().read, store.stats().missing) == (5, 10)
-
-
 # ---- keys
-
-
-def test_a_key_that_comes_late_has_no_rows_before() -> None:
-    store = make_store(num_blocks=50)
-    write(store, chunk_of(0, "abcdefgh"))
-    late = chunk_of(0, "abcdefghijkl", 8, 12)
-    assert errors(store.write([late], {"codes": torch.zeros(4, 2, 2, dtype=torch.int64)})) == {
-        "codes": "key = 'codes': has not been declared"
-    }
-    store.commit()
-    store.declare(CODES)
-    codes = torch.arange(16).reshape(4, 2, 2)
-    assert store.write([late], {"hidden_states": hidden_of(late), "codes": codes}) == []
-    store.commit()
-    names = names_of("abcdefghijkl")
-    assert store.usable_prefix(names, 12, ["hidden_states"]) == 12
-    assert store.usable_prefix(names, 12, ["hidden_states", "codes"]) == 0
-    assert missing(store, 0, 0, 12, "codes") == (0, 8)
-    with store.read([RowSpan(0, 8, 12)], ["codes"]) as rows:
-        assert torch.equal(rows.get("codes", 0), codes)
 
 
 @pytest.mark.parametrize(
