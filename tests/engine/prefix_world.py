@@ -20,6 +20,7 @@ from mmcached.cache.hashing.block_hash import extend_block_hashes
 from mmcached.engine import Request, RequestStatus
 from mmcached.engine.hidden_states.tensor_prefix_index import NewBlockHashes, TensorPrefixIndex
 from mmcached.wire.messages.parts import RowsWanted
+from tests.engine.integrity import check_index
 
 NUMBERS = 1 << 30
 KEYS = ("hidden_states", "codes")
@@ -90,7 +91,7 @@ class World:
         self.check()
 
     def check(self) -> None:
-        self.index.check_integrity()
+        check_index(self.index)
         assert self.index.holders() == set(self.running)
         if self.is_roomy:
             assert self.index.stats().blocks == len(self.listed)

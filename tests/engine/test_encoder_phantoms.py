@@ -15,6 +15,7 @@ from mmcached.engine.encoder.encoder_budget import EncoderCacheScope
 from mmcached.engine.encoder.encoder_cache_table import EncoderCacheTable
 from tests.engine.builders import encode
 from tests.engine.encoder_mutants import KeepsWhatWasGivenUp, ListsWhatIsNotEncoded, LosesWhatOthersWaitFor
+from tests.engine.integrity import check_encoder
 
 SIZE = 20
 REQUESTS = {"R": encode(1, ("image", 6)), "W": encode(2, ("image", 6)), "X": encode(3, ("another", 2))}
@@ -65,7 +66,7 @@ def play(table: EncoderCacheTable, history: str) -> None:
             if action == "run" and not all(held.issuperset(reads.values()) for held in ranks):
                 raise MissedByRankError(reads)
             (table.commit if action == "run" else table.withdraw)(step_id)
-            table.check_integrity()
+            check_encoder(table)
             if action == "run":
                 assert all(table.ready_keys() <= held for held in ranks)
             else:

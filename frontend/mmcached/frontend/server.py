@@ -231,8 +231,7 @@ class Frontend(Closeable):
 
     def check_integrity(self) -> None:
         """Raise `InvariantError` if a part contradicts itself."""
-        for part in (self.requests, self.store, self._presence):
-            part.check_integrity()
+        self.requests.check_integrity()
 
     # ---- clients
 

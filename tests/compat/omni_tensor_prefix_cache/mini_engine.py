@@ -23,6 +23,7 @@ from mmcached.compat.omni_tensor_prefix_cache import InputBatch, MissingPrefix, 
 from mmcached.wire.errors import InvalidRequest
 from mmcached.worker import OmniTensorPrefixCache
 from mmcached.worker.hidden_states.device_copy import TransferFor, transfer_for
+from tests.compat.integrity import check_tensor_cache
 from tests.compat.omni_tensor_prefix_cache.plain_cache import Found, PlainCache, Row
 
 NUM_BLOCKS, BLOCK, WIDTH = 9, 4, 2
@@ -345,7 +346,7 @@ class MiniEngine:
                 self.running.remove(request)
                 self.release(request)
                 self.finished.append(request)
-        self.cache.check_integrity()
+        check_tensor_cache(self.cache)
 
     def batch(self, requests: Sequence[Running]) -> InputBatch:
         order = list(range(len(requests)))

@@ -18,6 +18,7 @@ from mmcached.engine import KVCacheBlocks, KVCacheManager, Request
 from mmcached.wire.errors import LocalProtocolError
 from tests.engine.builders import generate
 from tests.engine.kv.dice import Dice
+from tests.engine.kv.integrity import check_kv
 from tests.models.kv_model import NULL, Content, Group, content_of
 
 MAX_ALIVE = 5
@@ -140,7 +141,7 @@ class BareEngine:
             self.reset()
         elif action == "epoch":
             self.new_epoch()
-        self.manager.check_integrity()
+        check_kv(self.manager)
 
     def _do_to(self, request: Request, action: str, dice: Dice) -> None:
         match action:

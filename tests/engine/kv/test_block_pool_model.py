@@ -17,6 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from mmcached.engine.kv.pool.block_pool import NULL_BLOCK_ID, BlockPool
 from mmcached.wire.errors import InvariantError, LocalProtocolError
+from tests.engine.kv.integrity import check_pool
 from tests.engine.kv.naive_pool import NaivePool
 from tests.house.drawing import examples
 
@@ -132,7 +133,7 @@ class Pair:
     def check(self) -> None:
         """Compare all that can be asked."""
         pool, model, all_ids = self.pool, self.model, range(NUM_BLOCKS)
-        pool.check_integrity(self.tables)
+        check_pool(pool, self.tables)
         assert pool.free_order() == model.free
         assert (pool.num_free, pool.num_held) == (len(model.free), NUM_BLOCKS - 1 - len(model.free))
         assert [pool.ref_cnt(block_id) for block_id in all_ids] == [model.refs[block_id] for block_id in all_ids]

@@ -42,7 +42,6 @@ def test_a_new_epoch_forgets_all_at_once_and_takes_nothing_from_holders() -> Non
     admit(manager, held)
     assert num_hit_tokens(manager, with_tail(0, 40)) == 80
     assert manager.new_epoch() == first + 1
-    manager.check_integrity()
 
 
 def test_a_new_epoch_while_a_step_is_open() -> None:
@@ -56,7 +55,6 @@ def test_a_new_epoch_while_a_step_is_open() -> None:
     manager.commit(0)
     assert manager.block_pool.num_published == 3
     assert ids(manager.get_computed_blocks(with_tail(3, 5))[0]) == manager.get_block_ids(2)[0][:3]
-    manager.check_integrity()
 
 
 def test_sharers_still_count_on_their_writer_after_a_new_epoch() -> None:
@@ -69,4 +67,3 @@ def test_sharers_still_count_on_their_writer_after_a_new_epoch() -> None:
     with pytest.raises(LocalProtocolError):
         manager.free(writer)
     assert manager.withdraw(0) == [1]
-    manager.check_integrity()

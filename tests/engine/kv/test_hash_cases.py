@@ -15,6 +15,7 @@ from mmcached.cache.hashing.block_keys import LoraKey, MultiModalKey
 from mmcached.engine import KVCacheManager, Request
 from tests.engine.builders import generate, image
 from tests.engine.kv.builders import COMMON, Spec, admit, manager_of, num_hit_tokens, run
+from tests.engine.kv.integrity import check_kv
 
 
 def append(request: Request, *token_ids: int) -> None:
@@ -171,7 +172,7 @@ def test_the_next_token_decides_which_block_is_found(is_in_steps: bool) -> None:
         if is_in_steps:
             manager.commit(step_id)
         request.num_computed_tokens += num_tokens
-        manager.check_integrity()
+        check_kv(manager)
 
     compute(0, 4)
     assert num_hit_tokens(manager, generate(1, [0, 1, 2, 3, 5, 6])) == 2
@@ -213,4 +214,4 @@ def admit_slowly(manager: KVCacheManager, request: Request) -> None:
         if step % 6 == 5:
             manager.free(request)
             request.num_computed_tokens = 0
-    manager.check_integrity()
+    check_kv(manager)

@@ -7,6 +7,7 @@ import pytest
 from mmcached.engine import SharedEncoderCacheManager
 from scripts.bench import scheduler
 from scripts.bench.sides import Ours
+from tests.engine.integrity import check_encoder
 
 
 class Watched(Ours):
@@ -35,7 +36,7 @@ def test_every_item_of_a_sample_is_a_miss_that_evicts_or_a_hit(path: str, *, is_
     assert after.evictions - before.evictions == (0 if is_hit else scheduler.NUM_ITEMS)
     assert len(manager.freeable) == 50
     assert len(manager.lingering_keys()) <= 1, "nobody tells what was evicted"
-    manager.check_integrity()
+    check_encoder(manager)
 
 
 def test_every_bound_is_about_a_row(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,6 +23,7 @@ from mmcached.wire.vocabulary import END_TOKEN_ID, TOKEN_IDS
 from mmcached.worker.steps.runner import ModelRunner
 from mmcached.worker.steps.stopwatch import Stopwatch
 from tests.house.drawing import examples
+from tests.worker.integrity import check_runner
 from tests.worker.oracle import (
     Image,
     IntArray,
@@ -62,7 +63,7 @@ def make_runner(rank: int = 0, config: ServiceConfig = CONFIG, device: torch.dev
 def run(runner: ModelRunner, step: StepPlan, frames: Sequence[Frame] = ()) -> tuple[StepOutput, list[Frame]]:
     answer, payload = runner.execute(step, frames)
     assert isinstance(answer, StepOutput), answer
-    runner.check_integrity()
+    check_runner(runner)
     return answer, payload
 
 
@@ -70,7 +71,7 @@ def run_failing(runner: ModelRunner, step: StepPlan, frames: Sequence[Frame] = (
     answer, payload = runner.execute(step, frames)
     assert isinstance(answer, StepFailed)
     assert payload == []
-    runner.check_integrity()
+    check_runner(runner)
     return answer
 
 

@@ -28,7 +28,6 @@ from mmcached.cache.hashing.block_hash import block_hasher
 from mmcached.engine.kv.blocks import KVCacheBlocks
 from mmcached.engine.kv.config import KVCacheConfig
 from mmcached.engine.kv.events import PublishedLog
-from mmcached.engine.kv.integrity import check_integrity
 from mmcached.engine.kv.lookup.coordinator import Coordinator
 from mmcached.engine.kv.lookup.lookups import PrefixLookups
 from mmcached.engine.kv.pool.block_pool import NULL_BLOCK_ID, BlockPool
@@ -347,9 +346,6 @@ class KVCache:
             blocks_cached=pool.num_published,
             blocks_total=pool.num_blocks - 1,
         )
-
-    def check_integrity(self) -> None:
-        check_integrity(self.block_pool, self._steps, self._groups, self._held)
 
     # ---- internals
 

@@ -76,8 +76,3 @@ class Caches:
 
     def holders(self) -> set[int]:
         return self.kv.holders() | self.encoder.holders() | self.prefix_index.holders()
-
-    def check_integrity(self) -> None:
-        self.kv.check_integrity()
-        self.encoder.check_integrity()
-        self.prefix_index.check_integrity()

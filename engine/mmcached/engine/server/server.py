@@ -255,10 +255,6 @@ class EngineServer(Closeable):
     def _publish(self) -> None:
         self._page.publish(self.stats)
 
-    def check_integrity(self) -> None:
-        self._scheduler.check_integrity()
-        self._requests.check_integrity()
-
 
 def main(run_dir: Path, engine_index: int) -> int:
     """Run one engine of a run directory until SIGTERM; return the exit status, 1 after an error (see the log)."""

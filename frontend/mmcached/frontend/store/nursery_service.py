@@ -348,15 +348,6 @@ class NurseryService:
         os.close(fd)
         return fd < resource.getrlimit(resource.RLIMIT_NOFILE)[0] - self._reserved_descriptors
 
-    def check_integrity(self) -> None:
-        """Raise InvariantError if the books of the nurseries contradict each other or the ring."""
-        self.books.check_integrity()
-        ring = self._records.ring
-        if not isinstance(ring, NoRing):
-            ours = {slot: place for one in self.books for slot, place in one.records.items()}
-            if ours != dict(ring.placed.places()):
-                raise InvariantError("the nurseries and the ring do not have the same records")
-
 
 def _place_of(record: PlacedRecord) -> Placed:
     return Placed(record.nursery, record.offset, record.size)

@@ -193,30 +193,6 @@ class BlockPool:
         """Return all free blocks in the order in which they would be handed out."""
         return [*reversed(self._free_unpublished), *self._free_published.order()]
 
-    def check_integrity(self, tables: Iterable[Sequence[int]]) -> None:
-        """Raise `InvariantError`, with the place, if the pool contradicts itself or the block tables."""
-        held = Counter(block_id for table in tables for block_id in filter(None, table))
-        for block_id, ref_count in enumerate(self._ref_counts):
-            if ref_count != held[block_id]:
-                raise InvariantError(f"block {block_id}: {ref_count} references, in {held[block_id]} table(s)")
-        free, published = self.free_order(), self._free_published.order()
-        if not self._num_free == len(free) == len(set(free)) or len(published) != len(self._free_published):
-            raise InvariantError(
-                f"{self._num_free} blocks are free: {len(free)} in order, {len(set(free))} different ones, of which "
-                f"{len(published)} published, {len(self._free_published)} by the policy's count"
-            )
-        usable = set(range(NULL_BLOCK_ID + 1, self.num_blocks))
-        if not held.keys().isdisjoint(free) or held.keys() | set(free) != usable:
-            raise InvariantError(
-                f"blocks {sorted(held.keys() & set(free))} are free and held, "
-                f"blocks {sorted((held.keys() | set(free)) ^ usable)} neither, or do not exist"
-            )
-        if misplaced := {block_id for block_id in free if self.block_key(block_id) is not None} ^ set(published):
-            raise InvariantError(f"blocks {sorted(misplaced)} are free in the wrong tier")
-        if self.block_key(NULL_BLOCK_ID) is not None:
-            raise InvariantError("the null block is published")
-        self._published.check_integrity()
-
     def _forget(self, block_ids: list[int]) -> None:
         """Unpublish published blocks, and notify the log and the observers."""
         if self.on_unpublished is not None:
