@@ -115,7 +115,7 @@ class Frontend(Closeable):
     ) -> None:
         self._config = config
         self._clock = clock
-        self._share = TurnShare.of(config.limits)
+        self._share = TurnShare()
         self._guard = Guard()
         self._num_protocol_errors = 0
         self._is_draining = False

@@ -22,7 +22,7 @@ from mmcached.wire.messages import frontend as from_engine
 from mmcached.wire.messages import worker as to_worker
 from mmcached.wire.messages.parts import Feature, Inline, StoredItem
 from mmcached.wire.paths import RunDir
-from mmcached.wire.process.turns import REST_S
+from mmcached.wire.process.turns import REST_S, TurnShare
 from mmcached.wire.stats import EngineStats, RoleName
 from tests.clock import Clock, Sleeper
 from tests.engine.fake_peers import DEADLINE_S, Bench
@@ -369,7 +369,7 @@ def test_a_flood_gets_its_share_of_a_turn_and_hides_no_deadline(
 ) -> None:
     bench.add(1)
     bench.plan(0)
-    share = CONFIG.limits.messages_per_turn
+    share = TurnShare().num_messages
     for token in range(4 * share):
         bench.send(to_engine.FlushEngine(token))
     num_served = [0]  # in each turn

@@ -65,7 +65,7 @@ class OpenRequests:
         self._records = records
         self._latency = latency
         self._publish = publish
-        self._poisonous = PoisonousRequests(config.restart_window_s, clock=clock)
+        self._poisonous = PoisonousRequests(clock=clock)
         self._requests: dict[int, Request] = {}
 
     def __len__(self) -> int:

@@ -88,7 +88,7 @@ class EngineServer(Closeable):
         self._scheduler = Scheduler(config)
         self._items = ItemFrames(config)
         self._records = HeldRecords(partial(contact, run_dir.path))
-        self._share = TurnShare.of(config.limits)
+        self._share = TurnShare()
         self._rest_s = longest_rest_s(config.limits)
         self._guard = Guard(ends=(InvariantError,))
         with ExitStack() as stack:
