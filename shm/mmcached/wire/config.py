@@ -135,8 +135,6 @@ class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     # algorithms the same everywhere
     prefix_caching_hash_algo: Literal["sha256", "blake3", "xxh3", "builtin"] = "sha256"
     prefix_caching_hash_seed: str = ""
-    # eviction order of cached prefixes: least recently used first, or prefixes without a second hit first
-    kv_eviction_policy: Literal["lru", "segmented_lru"] = "lru"
     block_size: int = 16
     num_kv_blocks: int = 2048
     max_num_seqs: int = 16

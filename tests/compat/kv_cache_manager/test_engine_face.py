@@ -63,9 +63,8 @@ def test_free_blocks_lose_their_content_and_are_handed_out_next() -> None:
     assert num_hit_tokens(manager, generate(1, range(12))) == 0
 
 
-@pytest.mark.parametrize("policy", ["lru", "segmented_lru"])
-def test_blocks_of_all_groups_go_from_that_token_on(policy: str) -> None:
-    manager = manager_of(60, 8, (2, 8), eviction_policy=policy)
+def test_blocks_of_all_groups_go_from_that_token_on() -> None:
+    manager = manager_of(60, 8, (2, 8))
     request = generate(0, range(33))
     admit_to_groups(manager, request)
     assert manager.evict_blocks([manager.get_block_ids(0)[1][9]]) == [0]  # tokens 18 and 19
@@ -160,9 +159,8 @@ def test_a_table_is_written_into_the_row_of_a_batch(dtype: type) -> None:
 # ---- saved and restored
 
 
-@pytest.mark.parametrize("policy", ["lru", "segmented_lru"])
-def test_a_manager_goes_on_where_it_was_saved(policy: str) -> None:
-    manager = manager_of(40, 8, (4, 9), enable_kv_cache_events=True, log_stats=True, eviction_policy=policy)
+def test_a_manager_goes_on_where_it_was_saved() -> None:
+    manager = manager_of(40, 8, (4, 9), enable_kv_cache_events=True, log_stats=True)
     first, second = generate(0, range(30)), generate(1, range(40))
     admit_to_groups(manager, first)
     manager.begin_step(1)

@@ -165,7 +165,6 @@ WRONG: list[tuple[Callable[[], object], str, object, str]] = [
     (lambda: manager_of(11, max_model_len=0), "max_model_len", 0, "at least 1"),
     (lambda: manager_of(11, num_hash_lookahead_tokens=-1), "num_hash_lookahead_tokens", -1, "at least 0"),
     (lambda: manager_of(11, caching_hash_algo="md5"), "prefix_caching_hash_algo", "md5", "sha256"),
-    (lambda: manager_of(11, eviction_policy="random"), "kv_eviction_policy", "random", "lru"),
 ]
 
 

@@ -203,6 +203,6 @@ def test_what_is_remembered_is_bounded() -> None:
     assert len(poisonous) == MAX_KEPT
     with pytest.raises(PoisonousRequest):
         poisonous.check(generate(MAX_KEPT + 6, 10))
-    clock.now += 30.0
+    clock.now += RESTART_WINDOW_S
     poisonous.check(generate(MAX_KEPT + 6, 10))
     assert len(poisonous) == MAX_KEPT - 1

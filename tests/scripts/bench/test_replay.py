@@ -16,7 +16,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from scripts.bench.replay import OURS, Panel, Replay, belady, ideal_lru, num_counted, svg
+from scripts.bench.replay import Panel, Replay, belady, ideal_lru, num_counted, svg
 from scripts.bench.traces import BLOCK_TOKENS, Prompt, read_trace, with_scans
 from tests.house import REPOSITORY
 
@@ -167,16 +167,15 @@ def test_a_block_behind_one_that_is_gone_is_not_found() -> None:
 def test_lru_of_the_manager_is_exact_if_nothing_is_held(paths: list[str], num_blocks: int) -> None:
     prompts = chain(*paths)
     num_tail_blocks = 1  # of the one that runs: never published
-    found = Replay(prompts).run(num_blocks + num_tail_blocks, "lru", num_running=1)
+    found = Replay(prompts).run(num_blocks + num_tail_blocks, num_running=1)
     assert found == ideal_lru(prompts, num_blocks)
 
 
-@pytest.mark.parametrize("policy", OURS.values())
 @pytest.mark.parametrize("num_running", [1, 4, 1000])
-def test_the_manager_finds_at_most_what_belady_does_and_in_the_end_everything(policy: str, num_running: int) -> None:
+def test_the_manager_finds_at_most_what_belady_does_and_in_the_end_everything(num_running: int) -> None:
     prompts = conversations(300)
     replay = Replay(prompts)
-    found = [replay.run(size, policy, num_running=num_running) for size in (70, 200, 400, EVERYTHING)]
+    found = [replay.run(size, num_running=num_running) for size in (70, 200, 400, EVERYTHING)]
     most = [belady(prompts, size) for size in (70, 200, 400, EVERYTHING)]
     assert all(ours <= theirs for ours, theirs in zip(found, most, strict=True))
     assert 0 < found[0] < found[-1] == most[-1] == ideal_lru(prompts, EVERYTHING)
@@ -186,26 +185,19 @@ def test_running_requests_leave_less_to_the_cache() -> None:
     prompts = chain(*("ax", "bx", "cx", "dx") * 2)
     replay = Replay(prompts)
     # 8 full blocks, and one tail that is not: with three requests at a time there are three tails.
-    assert [replay.run(9, "lru", num_running=number) for number in (1, 3)] == [8, 0]
+    assert [replay.run(9, num_running=number) for number in (1, 3)] == [8, 0]
 
 
 def test_what_is_not_counted_is_played_all_the_same() -> None:
     prompts = chain("ab", "abc", "abc")
     prompts[1] = replace(prompts[1], is_counted=False)
-    found = (Replay(prompts).run(99, "lru", num_running=1), ideal_lru(prompts, 99), belady(prompts, 99))
+    found = (Replay(prompts).run(99, num_running=1), ideal_lru(prompts, 99), belady(prompts, 99))
     assert found == (3, 3, 3)
 
 
 def test_a_prompt_larger_than_the_pool_is_turned_away() -> None:
     replay = Replay(chain("ab", "abcdefgh", "ab"))
-    assert replay.run(5, "lru", num_running=1) == 2
-
-
-def test_scans_cost_segmented_lru_less() -> None:
-    mixed = with_scans(conversations(600), every=10, num_scans=2, num_blocks=200)
-    replay = Replay(mixed)
-    lru, segmented = (replay.run(600, policy, num_running=1) for policy in ("lru", "segmented_lru"))
-    assert segmented > 1.2 * lru
+    assert replay.run(5, num_running=1) == 2
 
 
 # ---- the script
@@ -223,11 +215,11 @@ def test_the_script_prints_rows_and_draws(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     rows = json.loads(done.stdout)
     assert {"name", "params", "ours", "unit", "peer", "peer_value", "ratio"} == set(rows[0])
-    assert {row["peer"] for row in rows} == {"infinite", "Belady", "ideal LRU", "LRU"}
+    assert {row["peer"] for row in rows} == {"infinite", "Belady", "ideal LRU"}
     assert all(row["ours"] <= row["peer_value"] + 1e-9 for row in rows if row["peer"] in ("infinite", "Belady"))
     assert {row["params"].split(", ")[0] for row in rows} == {"as recorded", "steady scan", "scan bursts"}
     names = [each.text for each in ElementTree.parse(plot).iter("{http://www.w3.org/2000/svg}text")]
-    assert names.count("segmented LRU") == 6
+    assert names.count("ideal LRU") == 6
     assert run(trace, "--quick").stdout.count("hit rate in %") == 3
 
 

@@ -35,7 +35,6 @@ TEXTS = {
     "enable_prefix_caching": "cache the KV blocks of prefixes",
     "prefix_caching_hash_algo": "digest of KV blocks: sha256, blake3, xxh3 (not collision-proof), builtin (is sha256)",
     "prefix_caching_hash_seed": "engines with the same seed have the same keys",
-    "kv_eviction_policy": "lru, or segmented_lru: prefixes without a second hit are evicted first",
     "block_size": "tokens per KV block",
     "num_kv_blocks": "KV blocks, including the null block",
     "max_num_seqs": "running requests at a time",
