@@ -1,4 +1,4 @@
-"""Runs the simulation: `python -m scripts.simulate_fleet [--max-hosts 1000] [--json] [--html FILE]`, the page's fleets.
+"""Runs the simulation: `python -m scripts.simulate_fleet [--max-hosts 1000] [--json]`, the page's fleets.
 
 A fleet of one's own: `--hosts 20 --affinity 0.5 …`; a recorded service: `--trace FILE`.
 """
@@ -15,7 +15,7 @@ from pathlib import Path
 from scripts.bench.traces import read_trace
 from scripts.simulate_fleet.cases import BASE, FIRST_GIB, FIRST_LEVELS, HOSTS, SECOND_GIB, Case, cases, rules
 from scripts.simulate_fleet.levels import play
-from scripts.simulate_fleet.report import Row, page, rows_of, rule_lines, table_lines
+from scripts.simulate_fleet.report import Row, rows_of, rule_lines, table_lines
 from scripts.simulate_fleet.requests import Load, recorded
 
 
@@ -25,7 +25,6 @@ def main() -> None:
     parser.add_argument("--encode-s", type=float, default=0.1, help="encoder time of a picture")
     parser.add_argument("--max-hosts", type=int, default=HOSTS[-1], help="1000 hosts take a minute or two, and 2 GiB")
     parser.add_argument("--json", action="store_true", help="print the rows instead of the tables")
-    parser.add_argument("--html", type=Path, metavar="FILE", help="write a page with charts")
     parser.add_argument(
         "--trace", type=Path, metavar="FILE", help="instead: of a recorded service, in the Mooncake format"
     )
@@ -47,10 +46,6 @@ def main() -> None:
         is_page = yours is None
         every = cases(arguments.max_hosts) if yours is None else [yours]
         rows = [row for case in every for row in rows_of(case, case.outcomes(seed), seed, encode_s)]
-    if arguments.html is not None and not is_page:
-        parser.error("--html draws the page's fleets, and no other")
-    if arguments.html is not None:
-        arguments.html.write_text(page(rows, f"simulated; seed {seed}, {encode_s} s of encoder time a picture"))
     if arguments.json:
         json.dump([asdict(row) for row in rows], sys.stdout, indent=1)
         return

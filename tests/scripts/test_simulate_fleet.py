@@ -15,7 +15,7 @@ from scripts.bench.policies import Lru
 from scripts.simulate_fleet import __main__ as command
 from scripts.simulate_fleet.cases import BASE, Case, rules
 from scripts.simulate_fleet.levels import GIB, RECORD_BYTES, play
-from scripts.simulate_fleet.report import page, rows_of, rule_lines, table_lines
+from scripts.simulate_fleet.report import rows_of, rule_lines, table_lines
 from scripts.simulate_fleet.requests import Load, Requests, draw, popularity
 from tests.house import REPOSITORY
 
@@ -107,16 +107,6 @@ def test_the_same_seed_draws_the_same() -> None:
     assert np.array_equal(first.hosts, again.hosts)
     assert not np.array_equal(first.keys[:100], other.keys[:100])
     assert len(first.keys) == pytest.approx(5_000, rel=0.05)
-
-
-def test_the_charts_need_nothing_else() -> None:
-    load = Load(hosts=2, pictures=1_000)
-    outcomes = play(draw(load, 5_000, 1), 2, 1.0, (256.0,))
-    rows = [row for varied in ("hosts", "affinity") for row in rows_of(Case(varied, "2 hosts", load), outcomes, 1, 0.1)]
-    text = page(rows, "made for a <test>")
-    assert text.count("<svg") == 3
-    assert "made for a &lt;test&gt;" in text
-    assert "http" not in text
 
 
 def test_a_fleet_of_ones_own_is_the_pages_but_for_what_is_said(
