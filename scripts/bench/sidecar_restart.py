@@ -86,7 +86,6 @@ def _service() -> Iterator[tuple[Path, Path]]:
         store_gb=1 + 1 / 16,
         store_num_slots=2 * NUM_RECORDS,
         max_restarts=1000,
-        restart_backoff_max_s=0.2,
         log_level="info",
     )
     with tempfile.TemporaryDirectory(prefix="mmc-") as folder:

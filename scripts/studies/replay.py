@@ -1,4 +1,4 @@
-"""Replays a recorded service: the share of its prompts that a KV cache finds, by pool size and eviction policy.
+"""Replays a recorded service: the share of its prompts that a KV cache finds, by pool size.
 
 hit rate        share of all prompt blocks that a lookup finds, in percent. A prompt's last block counts as asked for
                 and is never found (the last token is always computed), so even what holds everything stays below the
@@ -6,7 +6,7 @@ hit rate        share of all prompt blocks that a lookup finds, in percent. A pr
 infinite        everything that ever came is still there
 Belady          knows the future; no policy finds more
 ideal LRU       exact LRU over blocks; nothing is held for running requests
-LRU, segmented  the real manager with its eviction policies, with requests that run
+LRU             the real manager, with requests that run
 
 as recorded     the trace alone
 steady scan     after every 10 prompts a one-off one of 250 blocks (128k tokens), which is half of all blocks if prompts
@@ -65,7 +65,6 @@ SIZES = (1_000, 2_000, 5_000, 10_000, 20_000, 30_000, 50_000, 100_000)
 QUICK_SIZES = (2_000, 20_000)
 NUM_RUNNING = (1, 32)  # one at a time: freed at once
 SCAN_BLOCKS = 250
-OURS = {"LRU": "lru", "segmented LRU": "segmented_lru"}
 PEERS = ("infinite", "Belady", "ideal LRU")
 
 TRAFFIC: dict[str, Callable[[list[Prompt]], list[Prompt]]] = {
@@ -117,22 +116,18 @@ def curves_of(traffic: str, prompts: list[Prompt], sizes: Sequence[int], all_run
     }
     curves = []
     for num_running in all_running:
-        ours = {
-            name: [percent * replay.run(size, policy, num_running=num_running) for size in sizes]
-            for name, policy in OURS.items()
-        }
-        curves.append(Curves(traffic, num_running, sizes, {**peers, **ours}))
+        ours = [percent * replay.run(size, num_running=num_running) for size in sizes]
+        curves.append(Curves(traffic, num_running, sizes, {**peers, "LRU": ours}))
     return curves
 
 
 def rows(measured: Sequence[Curves]) -> list[Row]:
-    """Return each of ours beside each peer, and beside our LRU."""
-    pairs = [(name, peer) for name in OURS for peer in (*PEERS, "LRU") if name != peer]
+    """Return our manager beside each peer."""
     return [
         Row(
-            name=f"hit rate, {name}",
+            name="hit rate, LRU",
             params=f"{curves.title}, {size:,} blocks",
-            ours=(ours := curves.rates[name][index]),
+            ours=(ours := curves.rates["LRU"][index]),
             unit="%",
             peer=peer,
             peer_value=(theirs := curves.rates[peer][index]),
@@ -140,20 +135,17 @@ def rows(measured: Sequence[Curves]) -> list[Row]:
         )
         for curves in measured
         for index, size in enumerate(curves.sizes)
-        for name, peer in pairs
+        for peer in PEERS
     ]
 
 
 def print_tables(measured: Sequence[Curves]) -> None:
     for curves in measured:
-        columns = ("blocks", "tokens", *curves.rates, "gain over LRU", "of what Belady gains")
+        columns = ("blocks", "tokens", *curves.rates)
         lines = []
         for index, size in enumerate(curves.sizes):
-            rates = {name: each[index] for name, each in curves.rates.items()}
-            gain, room = rates["segmented LRU"] - rates["LRU"], rates["Belady"] - rates["LRU"]
-            share = f"{gain / room:.0%}" if room > 1 else ""  # of nothing, any share is noise
-            figures = (f"{rate:.2f}" for rate in rates.values())
-            lines.append((f"{size:,}", f"{size * BLOCK_TOKENS / 1e6:,.1f}M", *figures, f"{gain:+.2f}", share))
+            figures = (f"{each[index]:.2f}" for each in curves.rates.values())
+            lines.append((f"{size:,}", f"{size * BLOCK_TOKENS / 1e6:,.1f}M", *figures))
         print_table(f"hit rate in %: {curves.title}", [f"{column}>" for column in columns], lines)
 
 
@@ -236,14 +228,14 @@ class Replay:
             Request(number, "generate", prompt.block_ids, (), max_tokens=1) for number, prompt in enumerate(prompts)
         ]
 
-    def run(self, num_blocks: int, eviction_policy: str, *, num_running: int) -> int:
+    def run(self, num_blocks: int, *, num_running: int) -> int:
         """Return how many blocks of the counted prompts a new manager finds.
 
         Args:
             num_blocks: of the pool, the null block not included.
         """
         config = KVCacheConfig.of_one_group(num_blocks + 1, block_size=1)
-        manager = KVCacheManager(config, max_model_len=num_blocks, eviction_policy=eviction_policy)
+        manager = KVCacheManager(config, max_model_len=num_blocks)
         running: deque[Request] = deque()
         found = 0
         for prompt, request in zip(self.prompts, self._requests, strict=True):
@@ -262,12 +254,11 @@ class Replay:
                 found += num_hit
         for request in running:
             manager.free(request)
-        manager.check_integrity()
         return found
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="hit rate of a recorded service by pool size and eviction policy")
+    parser = argparse.ArgumentParser(description="hit rate of a recorded service by pool size")
     parser.add_argument("trace", type=Path, help="a file in the Mooncake format")
     parser.add_argument("--json", action="store_true", help="print a list of rows instead of tables")
     parser.add_argument("--quick", action="store_true", help="two sizes, 32 requests at a time")

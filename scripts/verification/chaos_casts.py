@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
-from mmcached.shm import ReaderEntry, RingWriter
+from mmcached.shm import ReaderEntry
 from mmcached.shm.ring.leases import LeaseTable
 from mmcached.shm.ring.lookup import Lookup
 from mmcached.shm.ring.nursery_table import NurseryTable
@@ -22,6 +22,7 @@ from scripts.verification.chaos_layers import run_layer
 from scripts.verification.chaos_roles import Role
 from scripts.verification.chaos_store import run_client, run_store
 from scripts.verification.mutants import Mutant
+from tests.shm import integrity
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,7 @@ def _patched(*patches: tuple[type, str, Callable[..., Any]]) -> Callable[[], Abs
 
     def enter() -> ExitStack:
         stack = ExitStack()
-        for owner, name, instead in (*patches, (RingWriter, "check_integrity", _nothing)):
+        for owner, name, instead in (*patches, (integrity, "check_ring", _nothing)):
             stack.enter_context(mock.patch.object(owner, name, instead))
         return stack
 

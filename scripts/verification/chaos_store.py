@@ -60,6 +60,7 @@ from scripts.verification.chaos_roles import (
     new_stamp,
     open_socket,
 )
+from tests.frontend.integrity import check_nursery_service, check_records
 
 RING_BYTES = 1 << 20
 CONFIG = ServiceConfig(store_gb=1 / 64, limits=LimitsConfig(max_nurseries=4))
@@ -139,9 +140,8 @@ class StoreWriter:
         self._records.poll_hits()
         self.role.count(Count.DEATHS, len(self.ring.poll_deaths()))
         self._nurseries.check()
-        self.ring.check_integrity()
-        self._records.check_integrity()
-        self._nurseries.check_integrity()
+        check_records(self._records)
+        check_nursery_service(self._nurseries)
         books = self._nurseries.books
         assert nurseries_of(self.ring.announcement) == sorted(one.nursery for one in books)
         self.role.board.set(self.role.life, Count.DRAINED, sum(one.peer is None for one in books))

@@ -17,6 +17,7 @@ from mmcached.engine.encoder.encoder_cache_table import EncoderCacheTable
 from mmcached.engine.steps.request import ScheduledItem
 from mmcached.wire.errors import InvalidRequest, LocalProtocolError
 from tests.engine.builders import encode
+from tests.engine.integrity import check_encoder
 from tests.engine.naive_encoder_book import Key, NaiveEncoderBook, OtherSizeError
 
 CACHE_SIZE = 14
@@ -283,7 +284,7 @@ class Pair:
     def compare(self) -> None:
         """Ask the book everything, and the model."""
         book, model = self.book, self.model
-        book.check_integrity()
+        check_encoder(book)
         assert (book.cache_size, book.epoch) == (CACHE_SIZE, model.epoch)
         assert (book.num_free_slots, book.num_freeable_slots) == (model.num_free, model.num_freeable)
         assert 0 <= book.num_free_slots <= book.num_freeable_slots <= CACHE_SIZE

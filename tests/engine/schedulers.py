@@ -7,6 +7,7 @@ from typing import Any
 
 from mmcached.engine import Request, ScheduledStep, Scheduler
 from tests.engine.builders import small_config
+from tests.engine.integrity import check_scheduler
 
 
 def scheduler_with(requests: Iterable[Request] = (), **config: Any) -> Scheduler:
@@ -19,5 +20,5 @@ def scheduler_with(requests: Iterable[Request] = (), **config: Any) -> Scheduler
 def schedule(scheduler: Scheduler) -> ScheduledStep:
     step = scheduler.schedule()
     assert step is not None
-    scheduler.check_integrity()
+    check_scheduler(scheduler)
     return step

@@ -13,6 +13,7 @@ from mmcached.wire.errors import InvalidRequest, RemoteProtocolError
 from mmcached.wire.messages.engine import RowsMissing
 from mmcached.wire.messages.parts import RowsWanted
 from tests.engine.builders import generate
+from tests.engine.integrity import check_scheduler
 from tests.engine.schedulers import schedule, scheduler_with
 
 KEY, INNER = "hidden_states", "hidden_states.layer_0"
@@ -59,7 +60,7 @@ def commit(
 ) -> list[int]:
     sampled = {chunk.request.request_id: 5 for chunk in step.chunks if chunk.sample}
     finished = scheduler.commit(step, sampled, report, list(missing))
-    scheduler.check_integrity()
+    check_scheduler(scheduler)
     return [request.request_id for request in finished]
 
 
@@ -232,7 +233,6 @@ def test_nothing_of_a_withdrawn_step_is_found_and_what_is_gone_is_believed() -> 
     step = schedule(scheduler)
     gone = store.names[1][0]
     scheduler.withdraw(step, {**store.run(step), gone: {}})
-    scheduler.check_integrity()
     assert scheduler.tensor_prefix_index.stats().blocks == 1, "of the two that were listed"
     scheduler.add_request(wants(3))
     step = schedule(scheduler)
@@ -246,7 +246,6 @@ def test_a_new_epoch_makes_everything_unreachable_and_requests_go_on(is_in_fligh
     run(scheduler, store)
     step = schedule(scheduler) if is_in_flight else None
     scheduler.new_epoch()
-    scheduler.check_integrity()
     if step is not None:
         assert step.row_epoch == 0
         commit(scheduler, step, store.run(step))

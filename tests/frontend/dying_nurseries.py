@@ -32,6 +32,7 @@ from mmcached.wire.messages.frontend import DropRecord, GetRecords, OpenNursery,
 from mmcached.wire.process.turns import Guard
 from mmcached.wire.stats import RingStats
 from tests.client.store.at_once import AtOnce
+from tests.frontend.integrity import check_store
 
 CONFIG = ServiceConfig(mm_processor_cache_gb=0, store_gb=1 / 64, store_num_slots=64, keep_cache=True)
 NBYTES = 500_000
@@ -116,7 +117,7 @@ class Store:
         self._peers.number += 1
         self._nursery = None
         self.service.check(time.monotonic())
-        self.service.check_integrity()
+        check_store(self.service)
 
     def flush(self) -> None:
         self.service.flush(is_new_epoch=True)
@@ -124,7 +125,7 @@ class Store:
     def stats(self) -> RingStats:
         self.ring.poll_deaths()
         self.service.check(time.monotonic())
-        self.service.check_integrity()
+        check_store(self.service)
         return self.ring.stats()
 
     def files(self) -> list[tuple[int, int]]:

@@ -18,6 +18,7 @@ from mmcached.shm import RingWriter, adopt_ring, encode
 from mmcached.shm.segment.mapped import layout_of
 from mmcached.wire.handle import RingAnnouncement
 from mmcached.wire.stats import RingStats
+from tests.frontend.integrity import check_records
 
 DATA_BYTES = 1 << 14
 NUM_SLOTS = 16
@@ -39,7 +40,7 @@ class Keeper:
         """Go on with a ring; return its epoch."""
         names = msgspec.convert(announcement, RingAnnouncement)
         self.store.adopt(adopt_ring(names, layout_of(names), max_object_bytes=DATA_BYTES))
-        self.store.check_integrity()
+        check_records(self.store)
         return self.store.epoch
 
     def attach(self, reader_id: int, incarnation: int) -> bool:
@@ -63,7 +64,7 @@ class Keeper:
 
     def stats(self) -> RingStats:
         self.ring().poll_deaths()
-        self.store.check_integrity()
+        check_records(self.store)
         return self.ring().stats()
 
     def ring(self) -> RingWriter:

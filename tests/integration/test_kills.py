@@ -61,8 +61,7 @@ def test_whatever_dies_answers_are_right_or_may_be_asked_again(
     settings = config(
         data_parallel_size=NUM_ENGINES,
         world_size=NUM_WORKERS,
-        restart_backoff_s=0.02,
-        restart_backoff_max_s=0.1,
+        restart_backoff_s=0.004,
         max_restarts=100_000,
         limits=LimitsConfig(max_deaths_per_request=100),  # by chance the same request may be in many deaths
         **MODES[mode],

@@ -4,12 +4,22 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
+import zmq
+
 from mmcached.cache.hashing.block_hash import DIGEST_BYTES, extend_block_hashes
 from mmcached.client import Client
-from mmcached.client.kv_events.subscriber import KVEventSubscriber
 from mmcached.engine import Request
 from mmcached.wire.kv_events_config import KVEventsConfig
-from mmcached.wire.messages.kv_events import BlockRemoved, BlockStored, KVEvent, salt_name
+from mmcached.wire.messages.kv_events import (
+    END_OF_REPLAY,
+    NUMBER_BYTES,
+    BlockRemoved,
+    BlockStored,
+    KVEvent,
+    KVEventBatch,
+    salt_name,
+)
 from mmcached.wire.paths import RunDir
 from mmcached.wire.vocabulary import BEGIN_TOKEN_ID
 from tests.engine.kv.event_reader import Reader, digests_of
@@ -24,19 +34,25 @@ TURNS = [SYSTEM + turn for turn in ("Who are you?", "Who are you? I ask again.",
 
 
 class Router:
-    """A reader of events that foretells hits."""
+    """A reader of events that foretells hits; it asks for all batches that it has not read."""
 
-    def __init__(self, subscriber: KVEventSubscriber) -> None:
-        self.subscriber = subscriber
+    def __init__(self, socket: zmq.Socket[bytes]) -> None:
+        self.socket = socket
         self.reader = Reader()
         self.events: list[KVEvent] = []
+        self.next_number = 0
 
     def listen(self) -> set[tuple[int | None, object]]:
-        for received in self.subscriber.batches(timeout_s=0.0):
-            if received.must_forget:
-                self.reader.known.clear()
-            self.reader.apply(received.events)
-            self.events += received.events
+        self.socket.send_multipart([b"", self.next_number.to_bytes(NUMBER_BYTES, "big")])
+        while True:
+            assert self.socket.poll(60_000), "a replay does not end"
+            _, _, number, payload = self.socket.recv_multipart()
+            if number == END_OF_REPLAY:
+                break
+            self.next_number = int.from_bytes(number, "big") + 1
+            batch = msgspec.msgpack.decode(payload, type=KVEventBatch)
+            self.reader.apply(batch.events)
+            self.events += batch.events
         return {*self.reader.known}
 
     def foretell(self, prompt: str, tenant: str) -> int:
@@ -69,11 +85,13 @@ def test_who_listens_knows_what_the_engine_will_hit(run_dir: Path) -> None:
     tenants = ["", TENANT]
     with (
         LocalService(run_dir, config) as service,
-        KVEventSubscriber.of_service(run_dir) as subscriber,
+        zmq.Context() as context,
+        context.socket(zmq.DEALER) as socket,
         Client(run_dir) as plain,
         Client(run_dir, tenant=TENANT) as salted,
     ):
-        router = Router(subscriber)
+        socket.connect(config.kv_events.addresses(run_dir)[1])
+        router = Router(socket)
         hits = []
         for turn in [*TURNS, *reversed(TURNS)]:
             for client, tenant in zip((plain, salted), tenants, strict=True):
@@ -91,8 +109,6 @@ def test_who_listens_knows_what_the_engine_will_hit(run_dir: Path) -> None:
         assert any(isinstance(event, BlockRemoved) for event in router.events)
         for event in stored:
             assert digests_of(event, {salt_name(TENANT): TENANT}) == event.block_hashes
-        assert subscriber.num_lost_track == 0
-
         assert router.reader.known
         plain.flush()
         eventually(router.listen, lambda known: known == set(), "a flush is told")

@@ -22,6 +22,7 @@ from mmcached.client.results import Piece
 from mmcached.wire.config import ModelConfig, ServiceConfig
 from mmcached.wire.errors import InvalidRequest
 from mmcached.wire.stats import ServiceStats
+from tests.engine.integrity import check_scheduler
 from tests.integration.local_service import LocalService
 from tests.integration.processes import DEADLINE_S, eventually, leases_of, small_config, stats_of
 from tests.integration.workloads import photo
@@ -136,7 +137,7 @@ def at_rest(run_dir: Path) -> ServiceStats:
 
 def assert_nothing_kept(service: LocalService) -> None:
     at_rest(service.run_dir)
-    service.engine.check_integrity()
+    check_scheduler(service.engine._scheduler)
     service.frontend.check_integrity()
 
 

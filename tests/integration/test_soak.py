@@ -53,9 +53,7 @@ def test_matrix_with_real_processes(
 @pytest.mark.parametrize("mode", ["shm", "lru"])
 def test_fifty_random_kills(run_dir: Path, tmp_path: Path, mode: str, draw_seeds: Callable[[int], range]) -> None:
     rng = random.Random(draw_seeds(1)[0])
-    config = small_config(
-        mm_processor_cache_type=mode, restart_backoff_s=0.02, restart_backoff_max_s=0.1, max_restarts=1000
-    )
+    config = small_config(mm_processor_cache_type=mode, restart_backoff_s=0.004, max_restarts=1000)
     with ChildService(run_dir / "s", config, tmp_path / "config.json") as service:
         with Client(service.run_dir) as client:
             wanted = answers(client)

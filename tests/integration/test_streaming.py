@@ -18,6 +18,7 @@ from mmcached.client.results import Piece
 from mmcached.frontend.requests.admission import Admission
 from mmcached.wire.errors import MmcachedError, ServiceUnavailable
 from mmcached.wire.stats import ServiceStats
+from tests.engine.integrity import check_scheduler
 from tests.integration.local_service import LocalService
 from tests.integration.processes import DEADLINE_S, eventually, leases_of, small_config
 from tests.integration.workloads import photo
@@ -71,7 +72,7 @@ def at_rest(service: LocalService) -> ServiceStats:
             ),
             "requests and leases return to 0",
         )
-    service.engine.check_integrity()
+    check_scheduler(service.engine._scheduler)
     service.frontend.check_integrity()
     return stats
 

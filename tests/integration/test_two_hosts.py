@@ -173,7 +173,6 @@ class Hosts(Pair):
             store_l2=url,
             limits=limits,
             restart_backoff_s=0.05,
-            restart_backoff_max_s=0.5,
             max_restarts=1000,
         )
         self.services = [

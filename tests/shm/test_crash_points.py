@@ -20,6 +20,7 @@ from mmcached.wire.errors import ConfigError, LayoutMismatch, SegmentError
 from mmcached.wire.handle import RingAnnouncement
 from tests.shm.crash_child import EPOCH, LAYOUT, record_of
 from tests.shm.crash_parties import Party, Survivor
+from tests.shm.integrity import check_ring
 from tests.shm.processes import DEADLINE_S, Died
 from tests.shm.rings import Taking, attached, make_ring, reading
 
@@ -106,7 +107,7 @@ def test_a_writer_that_dies_anywhere_harms_no_reader_and_its_successor_goes_on(l
         assert ring.attach(reader.entry.reader_id, reader.entry.incarnation)
         reader.receive(99, handle)
         assert ring.stats().leases == 0
-        ring.check_integrity()
+        check_ring(ring)
         reader.close()
     for survivor in survivors:
         survivor.check()  # last: on its old mapping, after all of that
@@ -187,7 +188,7 @@ def test_a_reader_that_dies_anywhere_costs_nobody_anything(label: Label) -> None
         successor.receive(KEPT, kept)
         survivor.give_all_back()
         assert ring.stats().leases == 0
-        ring.check_integrity()
+        check_ring(ring)
         survivor.close()
         successor.close()
     sweep()
@@ -221,7 +222,7 @@ def test_a_reader_that_dies_with_a_lease_that_it_took_by_itself_costs_nobody_any
             assert ring.stats().leases == 1
             successor.give_back(found)
             assert ring.stats().leases == 0
-        ring.check_integrity()
+        check_ring(ring)
 
 
 # ---- the points themselves

@@ -53,7 +53,7 @@ ERROR = error_to_wire(CacheMiss(["a", "b"]))
 
 
 def config_with(name: str, value: object) -> ServiceConfig:
-    """Return the configuration with one setting, named as `limits.turn_s` or `block_size`, changed."""
+    """Return the configuration with one setting, named as `limits.image_cpu_s` or `block_size`, changed."""
     section, _, field = name.rpartition(".")
     fields: dict[str, Any] = {"kv_events": {"enable_kv_cache_events": True}}
     fields.setdefault(section, {})[field] = value

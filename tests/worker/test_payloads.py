@@ -31,7 +31,6 @@ def test_an_item_in_the_store_is_read_in_place_under_a_lease_that_ends_with_its_
         assert store.num_leases == 1
         del row
         assert store.num_leases == 0
-        store.ring.check_integrity()
 
 
 def test_views_that_only_a_cycle_holds_are_ended() -> None:

@@ -23,6 +23,7 @@ from mmcached.wire.messages.engine import ItemSaved
 from mmcached.wire.messages.parts import SavedRows, StoredOutput, TensorForm
 from mmcached.wire.messages.worker import EmitEmbedding, EncodeItem, StepPlan
 from mmcached.wire.stats import EncodedOfModality
+from mmcached.worker import stored_outputs
 from mmcached.worker.encoders.encoder import Measured
 from mmcached.worker.payloads import StoreContact
 from mmcached.worker.steps.runner import ModelRunner
@@ -158,9 +159,10 @@ def test_a_large_output_is_saved_and_named_instead_of_returned(store: Store) -> 
 @pytest.mark.parametrize(
     "why", ["it is small", "there is no room for it", "nobody takes keys", "a rank behind the first"]
 )
-def test_an_output_that_is_not_named(store: Store, why: str) -> None:
+def test_an_output_that_is_not_named(store: Store, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
     limits = {"max_inline_output_kb": 64 if why == "it is small" else 0}
-    limits |= {"max_unsaved_mb": 0} if why == "there is no room for it" else {}
+    if why == "there is no room for it":
+        monkeypatch.setattr(stored_outputs, "MAX_UNSAVED_BYTES", 0)
     rank = int(why == "a rank behind the first")
     with runner_with_store(rank, 1 + rank, **limits) as runner:
         emit = EmitEmbedding(1, 0, "a") if why == "nobody takes keys" else named()

@@ -18,6 +18,8 @@ from mmcached.engine.encoder.encoder_budget import service_encoder_budget
 from mmcached.engine.encoder.worker_check import check_encoder_caches
 from mmcached.engine.scheduling.step import ScheduledStep
 from mmcached.wire.config import ServiceConfig
+from tests.engine.integrity import check_scheduler
+from tests.worker.integrity import check_runner
 from tests.world.rank import Rank
 
 ALL_ROWS_EVERY = 4
@@ -70,15 +72,15 @@ class Audit:
         requests = step.requests()
         assert len(requests) == 1 or not any(request.alone_until for request in requests), "a suspect is not alone"
         assert 0 <= book.num_free_slots <= book.num_freeable_slots <= book.cache_size
-        self._scheduler.check_integrity()
+        check_scheduler(self._scheduler)
         self._check_tables()
 
     def check_rest(self, ranks: Sequence[Rank]) -> None:
         """Check everything, with no step in flight."""
         scheduler = self._scheduler
-        scheduler.check_integrity()
+        check_scheduler(scheduler)
         for rank in ranks:
-            rank.runner.check_integrity()
+            check_runner(rank.runner)
         self._check_encoder(ranks)
         self._check_tables()
         self._check_rows(ranks[0])

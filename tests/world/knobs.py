@@ -42,7 +42,6 @@ class Knobs:
     long_prefill: int
     watermark: float
     policy: Literal["fcfs", "priority"]
-    eviction: Literal["lru", "segmented_lru"]
     has_prefix_caching: bool
     encoder_scope: Literal["shared", "request"]
     encoder_budget: int
@@ -91,7 +90,6 @@ class Knobs:
             long_prefill_token_threshold=self.long_prefill,
             kv_watermark=self.watermark,
             scheduling_policy=self.policy,
-            kv_eviction_policy=self.eviction,
             enable_prefix_caching=self.has_prefix_caching,
             encoder_cache_scope=self.encoder_scope,
             max_num_encoder_input_tokens=self.encoder_budget,
@@ -117,7 +115,6 @@ def knobs_of(seed: int) -> Knobs:
         long_prefill=rng.choice((0, 0, 0, 4)),
         watermark=rng.choice((0.0, 0.01, 0.1)),
         policy=rng.choice(("fcfs", "priority")),
-        eviction=rng.choice(("lru", "lru", "segmented_lru")),
         has_prefix_caching=rng.random() < 0.92,
         encoder_scope=rng.choice(("shared", "shared", "request")),
         encoder_budget=rng.choice((0, 8, 40)),

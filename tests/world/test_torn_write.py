@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from mmcached.worker.hidden_states import KeySpec, RowChunk, RowSpan, TensorPrefixStore
+from tests.worker.integrity import check_prefix_store
 
 
 class Torn(dict[str, torch.Tensor]):
@@ -36,11 +37,11 @@ def test_a_block_that_got_its_name_in_a_torn_write_can_be_written_again(is_block
     with pytest.raises(OSError, match="torn"):
         store.write(step, Torn({key: rows(90, 4 - first) for key in "ab"}))
     store.withdraw()
-    store.check_integrity()
+    check_prefix_store(store)
     store.commit()
     assert store.usable_prefix(names, 4, ["a", "b"]) == first
     store.write([RowChunk(1, first, 4 - first, 2, [])], {key: rows(first, 4 - first) for key in "ab"})
     assert store.commit() == {names[1]: {"a": 2, "b": 2}}
-    store.check_integrity()
+    check_prefix_store(store)
     with store.read([RowSpan(1, 0, 4)], ["a", "b"]) as found:
         assert found.get("a", 0).tolist() == found.get("b", 0).tolist() == rows(0, 4).tolist()

@@ -82,7 +82,6 @@ class KVCacheManager(KVCache):
         enable_kv_cache_events: bool = False,
         *,
         num_hash_lookahead_tokens: int = 0,
-        eviction_policy: str = "lru",
         hash_seed: str = "",
     ) -> None:
         super().__init__(
@@ -93,7 +92,6 @@ class KVCacheManager(KVCache):
             use_eagle,
             enable_kv_cache_events,
             num_hash_lookahead_tokens=num_hash_lookahead_tokens,
-            eviction_policy=eviction_policy,
             hash_seed=hash_seed,
         )
         self._interval_counts = IntervalCounts() if log_stats else None

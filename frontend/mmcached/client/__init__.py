@@ -17,7 +17,6 @@
     store/                      calls on the store, without sockets
     device/                     copies records out of shared memory onto a CUDA device; imports torch
     links/                      sockets of both clients, and fork handlers
-    kv_events/                  changes of an engine's prefix cache, for routers
 
 Importing it does not import torch; a call that returns tensors does, and returns numpy arrays where torch is not
 installed.
@@ -56,7 +55,6 @@ from mmcached.wire.messages.parts import RowsWanted
 
 if TYPE_CHECKING:
     from mmcached.client.asynchronous import AsyncClient
-    from mmcached.client.kv_events.subscriber import KVEventSubscriber
 
 __all__ = [
     "AsyncClient",
@@ -79,7 +77,6 @@ __all__ = [
     "ImageLike",
     "ImageTooLarge",
     "InvalidRequest",
-    "KVEventSubscriber",
     "MmcachedError",
     "PeerGone",
     "Pending",
@@ -95,11 +92,8 @@ __all__ = [
 ]
 
 
-_LATE = {"AsyncClient": "asynchronous", "KVEventSubscriber": "kv_events.subscriber"}
-
-
 def __getattr__(name: str) -> Any:
-    """Import the modules that need asyncio or ZeroMQ on first use: together they take as long as all the rest."""
-    if name in _LATE:
-        return getattr(import_module(f"{__name__}.{_LATE[name]}"), name)
+    """Import the client that needs asyncio on first use: asyncio takes as long as all the rest."""
+    if name == "AsyncClient":
+        return import_module(f"{__name__}.asynchronous").AsyncClient
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

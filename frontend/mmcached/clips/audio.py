@@ -119,7 +119,7 @@ class Sound:
         if stream.format not in _FORMATS:
             raise CorruptClip(_FIELD, stream.format, f"is not one of {', '.join(_FORMATS)}")
         if stream.channels > settings.max_channels:
-            limit = f"at most {settings.max_channels} channels (limits.max_audio_channels)"
+            limit = f"at most {settings.max_channels} channels"
             raise ClipTooLarge(_FIELD, f"{stream.channels} channels", limit)
         if not _MIN_RATE <= stream.samplerate <= _MAX_RATE:
             limit = f"must be {_MIN_RATE} to {_MAX_RATE}"

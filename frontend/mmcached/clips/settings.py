@@ -9,6 +9,9 @@ import msgspec
 from mmcached.clips.frame_sizes import Sizes
 from mmcached.wire.config import MIB, ServiceConfig
 
+MAX_STREAMS = 16
+MAX_CHANNELS = 8
+
 
 class ClipSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Limits of one clip, and the form of its slices.
@@ -38,10 +41,10 @@ class ClipSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_s: float
     max_frames: int
     max_frame_pixels: int
-    max_streams: int
-    max_channels: int
     cpu_s: float
     memory_bytes: int
+    max_streams: int = MAX_STREAMS
+    max_channels: int = MAX_CHANNELS
 
     @property
     def side(self) -> int:
@@ -75,8 +78,6 @@ class ClipSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             max_s=limits.max_clip_s,
             max_frames=limits.max_clip_frames,
             max_frame_pixels=limits.max_frame_pixels,
-            max_streams=limits.max_clip_streams,
-            max_channels=limits.max_audio_channels,
             cpu_s=limits.clip_cpu_s,
             memory_bytes=limits.clip_memory_mb * MIB,
         )

@@ -320,7 +320,7 @@ def _opened(data: Contents, settings: ClipSettings, how: list[int], *, with_edit
     if capture.isOpened():
         return capture
     if _open_with(data, _MANY_STREAMS, how, options).isOpened():
-        limit = f"at most {settings.max_streams} streams (limits.max_clip_streams)"
+        limit = f"at most {settings.max_streams} streams"
         raise ClipTooLarge(_FIELD, f"more than {settings.max_streams} streams", limit)
     raise CorruptClip(_FIELD, f"{len(data)} bytes", "cannot be opened as a video")
 

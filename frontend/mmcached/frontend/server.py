@@ -98,7 +98,7 @@ class Frontend(Closeable):
     ) -> None:
         self._config = config
         self._clock = clock
-        self._share = TurnShare.of(config.limits)
+        self._share = TurnShare()
         self._guard = Guard()
         self._num_protocol_errors = 0
         self._is_draining = False
@@ -214,8 +214,7 @@ class Frontend(Closeable):
 
     def check_integrity(self) -> None:
         """Raise `InvariantError` if a part contradicts itself."""
-        for part in (self.requests, self.store, self._presence):
-            part.check_integrity()
+        self.requests.check_integrity()
 
     # ---- clients
 

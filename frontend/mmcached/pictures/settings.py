@@ -23,11 +23,11 @@ class PictureSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     patch_size: int
     max_patches: int
     max_pixels: int
-    max_aspect_ratio: int
-    max_jpeg_scans: int
-    max_parts: int
     cpu_s: float
     memory_bytes: int
+    max_aspect_ratio: int = 200
+    max_jpeg_scans: int = 100
+    max_parts: int = 32_768
     processor_folder: str = ""
 
     @classmethod
@@ -37,9 +37,6 @@ class PictureSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
             patch_size=config.model.patch_size,
             max_patches=config.model.max_patches_per_image,
             max_pixels=config.max_image_pixels,
-            max_aspect_ratio=limits.max_image_aspect_ratio,
-            max_jpeg_scans=limits.max_jpeg_scans,
-            max_parts=limits.max_image_parts,
             cpu_s=limits.image_cpu_s,
             memory_bytes=limits.image_memory_mb * MIB,
             processor_folder=config.encoder.path if config.encoder.kind == "hf" else "",

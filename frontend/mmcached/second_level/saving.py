@@ -29,7 +29,7 @@ from mmcached.shm.ring.slot_table import boot_ns
 from mmcached.wire.closeable import Closeable
 from mmcached.wire.config import MIB
 from mmcached.wire.errors import MmcachedError
-from mmcached.wire.limits import LimitsConfig
+from mmcached.wire.limits import MAX_SAVE_AGE_S, MAX_WAITING_SAVES, LimitsConfig
 from mmcached.wire.messages.parts import Save
 
 log = logging.getLogger("mmcached.second_level")
@@ -95,7 +95,7 @@ class Saving(Closeable):
                 self._queue.append(_Task(name, each, now, self._records.epoch, self._life))
                 self._num_bytes += each.place.nbytes
             # The oldest would be the first to become too old.
-            while len(self._queue) > limits.max_l2_waiting or self._num_bytes > limits.max_l2_waiting_mb * MIB:
+            while len(self._queue) > MAX_WAITING_SAVES or self._num_bytes > limits.max_l2_waiting_mb * MIB:
                 lost.append(self._queue.popleft().order)
                 self._num_bytes -= lost[-1].place.nbytes
             self._changed.notify_all()
@@ -156,7 +156,7 @@ class Saving(Closeable):
         now = time.monotonic()
         deadline = now + PUT_S
         try:
-            is_kept = now - task.arrived <= self._limits.l2_save_age_s and self._write(task, name, deadline)
+            is_kept = now - task.arrived <= MAX_SAVE_AGE_S and self._write(task, name, deadline)
             self._counts.add(**{"puts_kept" if is_kept else "puts_dropped": 1})
         except BackendError as error:
             self._counts.add(puts_failed=1)

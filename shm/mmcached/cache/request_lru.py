@@ -27,8 +27,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from mmcached.wire.errors import InvariantError
-
 V = TypeVar("V")
 
 
@@ -101,12 +99,6 @@ class RequestLRU(Generic[V]):
     def contents(self) -> list[tuple[str, int]]:
         """Return `(key, bytes)` of all entries, the oldest first, for comparing both ends."""
         return [(key, entry.nbytes) for key, entry in self._entries.items()]
-
-    def check_integrity(self) -> None:
-        """Raise InvariantError if the sizes do not sum up to the usage, or exceed the capacity."""
-        total = sum(entry.nbytes for entry in self._entries.values())
-        if total != self.usage or total > max(self.capacity, 0):
-            raise InvariantError(f"LRU cache: sizes sum to {total}, usage {self.usage}, capacity {self.capacity}")
 
     def _put(self, key: str, entry: Entry[V]) -> None:
         """Make an entry the youngest, evicting the oldest; one larger than the capacity only drops the old value."""

@@ -28,6 +28,8 @@ KIB = 1 << 10
 
 MIN_NURSERY_BYTES = 4 * MIB
 """Smallest size of all nurseries together; a smaller one could not hold large records."""
+RESTART_WINDOW_S = 60.0
+"""Time in which the deaths of a role are counted for `max_restarts`."""
 MAX_ENGINES = 8
 """The largest number of engines of one service."""
 
@@ -133,8 +135,6 @@ class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     # algorithms the same everywhere
     prefix_caching_hash_algo: Literal["sha256", "blake3", "xxh3", "builtin"] = "sha256"
     prefix_caching_hash_seed: str = ""
-    # eviction order of cached prefixes: least recently used first, or prefixes without a second hit first
-    kv_eviction_policy: Literal["lru", "segmented_lru"] = "lru"
     block_size: int = 16
     num_kv_blocks: int = 2048
     max_num_seqs: int = 16
@@ -179,12 +179,10 @@ class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     drain_timeout_s: float = 25.0
     probe_timeout_s: float = 1.0
 
-    # restarts of a dead role: the supervisor waits `backoff`, twice as long each time, up to the maximum; gives up
-    # after `max_restarts` within the window
+    # restarts of a dead role: the supervisor waits `restart_backoff_s`, twice as long each time, up to 25 times
+    # as long; gives up after `max_restarts` within a minute
     max_restarts: int = 5
-    restart_window_s: float = 60.0
     restart_backoff_s: float = 0.2
-    restart_backoff_max_s: float = 5.0
 
     # monitoring: HTTP at a socket in the run directory, and at a TCP port if one is given; 0 takes a free port
     http_host: str = "127.0.0.1"
@@ -394,7 +392,7 @@ _RANGES: Mapping[str, tuple[float, float]] = {
     "_api_process_count": (1, 4096),
     "kv_watermark": (0.0, 0.5),
     **{f"{phase}_timeout_s": (0.001, 86_400.0) for phase in ("request", "step", "start", "drain", "probe")},
-    **{f"restart_{span}_s": (0.001, 86_400.0) for span in ("window", "backoff", "backoff_max")},
+    "restart_backoff_s": (0.001, 86_400.0),
     **{f"model.{size}": (1, 4096) for size in ("hidden_size", "num_layers", "num_heads", "patch_size")},
     **{f"model.{size}": (1, 4096) for size in ("encoder_width", "encoder_layers", "max_patches_per_image")},
     **{f"model.{size}": (1, 4096) for size in ("audio_frame", "audio_window")},

@@ -16,11 +16,18 @@ import msgspec
 
 from mmcached.wire.errors import ConfigError
 
+RESERVED_DESCRIPTORS = 64
+"""The last descriptor numbers of a process, which peers' connections and nurseries leave free."""
+
+MAX_WAITING_SAVES = 1024
+"""Records that wait to be saved in the second level; beyond it the oldest are not saved there."""
+MAX_SAVE_AGE_S = 30.0
+"""The longest time that a record waits to be saved there."""
+
 
 class LimitsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     # connections
     max_clients: int = 1024
-    reserved_descriptors: int = 64
     max_client_names: int = 16
 
     # messages
@@ -37,15 +44,7 @@ class LimitsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_nurseries: int = 256
     flush_interval_s: float = 0.5
 
-    # turns of a loop
-    messages_per_turn: int = 64
-    turn_s: float = 0.005
-    log_lines_per_peer: int = 10
-
     # pictures
-    max_image_aspect_ratio: int = 200
-    max_jpeg_scans: int = 100
-    max_image_parts: int = 32_768
     max_decoding_pixels: int = 128_000_000
     image_cpu_s: float = 10.0
     image_memory_mb: int = 1280
@@ -57,8 +56,6 @@ class LimitsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_clip_s: float = 3600.0
     max_clip_frames: int = 768
     max_frame_pixels: int = 8_847_360
-    max_clip_streams: int = 16
-    max_audio_channels: int = 8
     max_clip_slices_mb: int = 512
     max_clip_items_mb: int = 2048
     clip_cpu_s: float = 60.0
@@ -69,7 +66,6 @@ class LimitsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     # encoder outputs
     max_pinned_mb: int = 2048
-    max_unsaved_mb: int = 256
     output_wait_s: float = 2.0
     max_inline_output_kb: int = 64
     min_shared_encode_ms: float = 2.0
@@ -79,9 +75,7 @@ class LimitsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     l2_timeout_ms: int = 50
     l2_claim_wait_ms: int = 2000
     max_l2_record_mb: int = 256
-    max_l2_waiting: int = 1024
     max_l2_waiting_mb: int = 512
-    l2_save_age_s: float = 30.0
 
     # roles
     max_deaths_per_request: int = 2
@@ -104,9 +98,6 @@ LIMITS: Mapping[str, Limit] = MappingProxyType(
     {
         # ---- connections
         "limits.max_clients": Limit(1, 1 << 16, "clients", "client connections at a time", "`ServiceUnavailable`"),
-        "limits.reserved_descriptors": Limit(
-            16, 1 << 16, "descriptors", "file descriptors that client connections leave free", "`ServiceUnavailable`"
-        ),
         "limits.max_client_names": Limit(
             1, 63, "names", "names of clients with figures of their own", 'counted as "other"'
         ),
@@ -148,28 +139,7 @@ LIMITS: Mapping[str, Limit] = MappingProxyType(
             "records of gone clients are evicted; otherwise puts travel inline",
         ),
         "limits.flush_interval_s": Limit(0, 86_400, "s", "time from one flush to the next", "waits; one answers all"),
-        # ---- turns of a loop
-        "limits.messages_per_turn": Limit(
-            1, 1 << 16, "messages", "messages of one source (clients, engines, workers) in a turn", "waits a turn"
-        ),
-        "limits.turn_s": Limit(
-            0.0001, 10, "s", "time of one source (clients, engines, workers) in a turn", "waits a turn"
-        ),
-        "limits.log_lines_per_peer": Limit(
-            1,
-            1 << 16,
-            "lines",
-            "log lines of one kind that one peer causes in ten seconds",
-            "counted; the next line gives the number",
-        ),
         # ---- pictures
-        "limits.max_image_aspect_ratio": Limit(
-            1, 1 << 20, "", "longer side ÷ shorter side of one image", "`ImageTooLarge`"
-        ),
-        "limits.max_jpeg_scans": Limit(1, 1 << 20, "scans", "scans of a JPEG file", "`ImageTooLarge`"),
-        "limits.max_image_parts": Limit(
-            16, 1 << 24, "parts", "chunks of a PNG file, segments of a JPEG file", "`ImageTooLarge`"
-        ),
         "limits.max_decoding_pixels": Limit(
             1, 1 << 34, "pixels", "pixels being decoded at a time, all clients together", "waits"
         ),
@@ -190,8 +160,6 @@ LIMITS: Mapping[str, Limit] = MappingProxyType(
         ),
         "limits.max_clip_frames": Limit(1, 1 << 16, "frames", "frames taken from one video", "`ClipTooLarge`"),
         "limits.max_frame_pixels": Limit(1, 1 << 32, "pixels", "width × height of a video", "`ClipTooLarge`"),
-        "limits.max_clip_streams": Limit(1, 1 << 16, "streams", "streams of one file", "`ClipTooLarge`"),
-        "limits.max_audio_channels": Limit(1, 1024, "channels", "channels of a sound", "`ClipTooLarge`"),
         "limits.max_clip_slices_mb": Limit(
             1, 1 << 20, "MiB", "encoder input made of one clip, all slices together", "`ClipTooLarge`"
         ),
@@ -215,9 +183,6 @@ LIMITS: Mapping[str, Limit] = MappingProxyType(
             "MiB",
             "shared memory of a ring that one CUDA worker pins, where it reads repeatedly; 0: none",
             "copied through other memory",
-        ),
-        "limits.max_unsaved_mb": Limit(
-            0, 1 << 20, "MiB", "encoder outputs or rows of one worker that wait to be saved in the store", "not saved"
         ),
         "limits.output_wait_s": Limit(
             0,
@@ -259,11 +224,9 @@ LIMITS: Mapping[str, Limit] = MappingProxyType(
         "limits.max_l2_record_mb": Limit(
             0, 1 << 16, "MiB", "size of one record of the second level", "not saved there"
         ),
-        "limits.max_l2_waiting": Limit(
-            0, 1 << 20, "records", "records that wait to be saved in the second level", "not saved there"
+        "limits.max_l2_waiting_mb": Limit(
+            0, 1 << 20, "MiB", "records that wait to be saved in the second level", "not saved there"
         ),
-        "limits.max_l2_waiting_mb": Limit(0, 1 << 20, "MiB", "the same in bytes", "not saved there"),
-        "limits.l2_save_age_s": Limit(0, 86_400, "s", "time that a record waits to be saved there", "not saved there"),
         # ---- roles
         "limits.max_deaths_per_request": Limit(
             1, 100, "deaths", "worker deaths in steps with a request, the last one with it alone", "`PoisonousRequest`"

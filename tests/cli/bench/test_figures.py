@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import io
-from html.parser import HTMLParser
 
 import pytest
 from rich.console import Console
 
 from mmcached.cli.bench.command import parse_clients, parse_sizes
 from mmcached.cli.bench.figures import SIZES, Figure, Kind, figure, size_text, time_text
-from mmcached.cli.bench.page import page
-from mmcached.cli.bench.table import rows, tables, verdict
+from mmcached.cli.bench.table import tables, verdict
 from mmcached.wire.errors import ConfigError
 
 FIGURES = [
@@ -22,44 +20,10 @@ FIGURES = [
 ]
 
 
-class Page(HTMLParser):
-    """What a browser would load, and what it would show."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.loaded: list[str] = []
-        self.cells: list[str] = []
-        self.feed(text)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.loaded += [f"{tag} {name}" for name, _ in attrs if name in ("src", "href")]
-        if tag in ("script", "link", "img", "iframe"):
-            self.loaded.append(tag)
-        if tag not in ("meta", "br"):
-            self.open.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        if self.open[-1:] == ["td"]:
-            self.cells.append(data)
-
-
 def test_a_figure_is_of_all_calls_of_all_clients() -> None:
     found = figure(Kind.VIEW, 4096, [[10.0, 20.0], [30.0, 30.0]])
     assert (found.num_clients, found.num_calls, found.p50_us) == (2, 4, 25.0)
     assert found.calls_per_s == pytest.approx(2e6 / 30 + 1e6 / 30)
-
-
-def test_a_page_needs_nothing_beside_it_and_has_every_figure() -> None:
-    shown = Page(page(FIGURES, "<host>", "today"))
-    assert shown.open == []
-    assert shown.loaded == []
-    expected = [cell for num_clients in (1, 4) for line in rows(FIGURES, num_clients) for cell in line]
-    assert shown.cells == expected
-    assert "16 µs / 48 µs" in expected
 
 
 def test_the_tables_fit_into_80_columns() -> None:

@@ -14,10 +14,9 @@ import structlog
 from mmcached.cli.logs.limit import MAX_PEERS, WINDOW_S, LogLimit
 from mmcached.cli.logs.lines import set_up_logging
 from mmcached.wire.config import ServiceConfig
-from mmcached.wire.limits import LimitsConfig
 from tests.clock import Clock
 
-CONFIG = ServiceConfig(log_format="json", limits=LimitsConfig(log_lines_per_peer=3))
+CONFIG = ServiceConfig(log_format="json")
 
 
 @pytest.fixture
@@ -43,7 +42,7 @@ def test_a_peer_that_floods_gets_its_lines_and_no_more_and_another_has_its_own(s
     log.warning("bad message", peer="b")
     log.warning("engine lost", peer="a")
     assert [(line["event"], line["peer"]) for line in lines(stream)] == [
-        *[("bad message", "a")] * 3,
+        *[("bad message", "a")] * 10,
         ("bad message", "b"),
         ("engine lost", "a"),
     ]
@@ -52,7 +51,7 @@ def test_a_peer_that_floods_gets_its_lines_and_no_more_and_another_has_its_own(s
 def test_lines_of_the_standard_library_are_bounded_too(stream: io.StringIO) -> None:
     for number in range(100):
         logging.getLogger("mmcached.worker").warning("worker %d dropped a message: %s", 0, number)
-    assert [line["event"] for line in lines(stream)] == [f"worker 0 dropped a message: {n}" for n in range(3)]
+    assert [line["event"] for line in lines(stream)] == [f"worker 0 dropped a message: {n}" for n in range(10)]
 
 
 def test_the_next_line_says_how_many_were_left_out() -> None:

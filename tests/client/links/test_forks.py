@@ -12,6 +12,7 @@ from mmcached.wire.process.death import environment_for_children
 from tests.client import fork_child
 from tests.client.records import numbers
 from tests.client.services import StoreService
+from tests.frontend.integrity import check_store
 from tests.integration.processes import DEADLINE_S, eventually
 
 CHILD = Path(fork_child.__file__)
@@ -41,4 +42,4 @@ def test_fork_leaves_the_parents_leases_alone_and_the_child_connects_anew(run_di
             print(file=process.stdin, flush=True)
             assert json.loads(process.stdout.readline()) == [[True], byte, [True]]
             assert process.wait(DEADLINE_S) == 0
-        service.call(service.desk.check_integrity)
+        service.call(lambda: check_store(service.desk))

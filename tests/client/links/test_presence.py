@@ -7,11 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from mmcached.client import KVEventSubscriber
 from mmcached.client.links.presence import KEEP_INTERVAL_S, Presence
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import ConfigError
-from mmcached.wire.kv_events_config import KVEventsConfig
 from mmcached.wire.messages.client import Stats
 from mmcached.wire.paths import RunDir
 from tests.client.blocking import Make
@@ -24,7 +22,7 @@ def foreign_dir(request: pytest.FixtureRequest, run_dir: Path) -> Path:
     path = run_dir / "d"
     directory = RunDir(path)
     directory.create()
-    ServiceConfig(kv_events=KVEventsConfig(enable_kv_cache_events=True)).save(directory.config)
+    ServiceConfig().save(directory.config)
     match request.param:
         case "open":
             path.chmod(0o711)
@@ -43,8 +41,6 @@ def test_nothing_is_said_in_a_directory_of_others(foreign_dir: Path, make: Make)
     """However forgiving the client is: this is no dead service, and no miss."""
     with pytest.raises(ConfigError, match="run_dir"), make(foreign_dir, fail_open=True):
         pass
-    with pytest.raises(ConfigError, match="run_dir"):
-        KVEventSubscriber.of_service(foreign_dir)
     assert list((foreign_dir / "clients").iterdir()) == [], "no lock was made there"
 
 

@@ -18,6 +18,7 @@ from mmcached.client import Client
 from mmcached.wire.messages.frontend import RegisterReader
 from mmcached.wire.process.death import environment_for_children
 from tests.client.services import StoreService
+from tests.frontend.integrity import check_store
 from tests.integration.processes import DEADLINE_S, eventually
 
 NBYTES = 1 << 20
@@ -127,7 +128,7 @@ def test_it_stays_when_the_parent_drops_its_view(
     assert service.count(RegisterReader) == registered
     del array
     no_leases(service)
-    service.call(service.desk.check_integrity)
+    service.call(lambda: check_store(service.desk))
 
 
 def test_it_stays_when_the_parent_has_closed_its_client(service: StoreService, run_dir: Path, held: list[Any]) -> None:
@@ -326,7 +327,7 @@ def test_many_children_leave_nothing(service: StoreService, run_dir: Path) -> No
         print(file=send, flush=True)
         assert answers.readline() == "dropped\n"
         no_leases(service)
-    service.call(service.desk.check_integrity)
+    service.call(lambda: check_store(service.desk))
 
 
 def test_one_view_that_stays_costs_one_session_however_many_children_there_are(

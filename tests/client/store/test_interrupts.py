@@ -14,6 +14,7 @@ from mmcached.client import Client, Hit
 from mmcached.client.store.session import StoreSession
 from tests.client.records import is_equal, numbers
 from tests.client.services import StoreService
+from tests.frontend.integrity import check_store
 
 NUM_KEYS = 150
 NUM_INTERRUPTS = 300
@@ -104,7 +105,7 @@ def test_interrupted_at_any_moment_no_lease_is_lost(
     assert is_equal(hit.record, numbers(0))
     assert service.leases == 0
     assert taken_bytes(filled) == 0
-    service.call(service.desk.check_integrity)
+    service.call(lambda: check_store(service.desk))
 
 
 @pytest.mark.usefixtures("service")

@@ -17,6 +17,7 @@ from mmcached.shm import ReaderEntry, RingReader, RingWriter
 from mmcached.shm.store.tensor_bytes import Bytes1D
 from mmcached.wire.errors import LocalProtocolError
 from tests.client.fork_child import in_child
+from tests.shm.integrity import check_ring
 from tests.shm.rings import make_ring, put
 
 
@@ -64,7 +65,7 @@ def leased(kind: type[ReaderEntry] = ReaderEntry) -> Iterator[Leased]:
         made = Leased(ring, kind)
         yield made
         made.mapping.close()
-        ring.check_integrity()
+        check_ring(ring)
 
 
 def test_a_return_in_the_middle_of_a_return_is_not_lost() -> None:

@@ -36,6 +36,7 @@ from tests.client.fork_child import in_child
 from tests.client.records import is_equal, numbers
 from tests.client.services import StoreService
 from tests.client.store.at_once import AtOnce
+from tests.frontend.integrity import check_store
 from tests.house import REPOSITORY
 from tests.integration.processes import eventually
 
@@ -48,7 +49,7 @@ BUDGET = 16 << 20
 def service(run_dir: Path) -> Iterator[StoreService]:
     with StoreService(run_dir, store_gb=STORE_GB, store_max_object_mb=8) as running:
         yield running
-        running.call(running.desk.check_integrity)
+        running.call(lambda: check_store(running.desk))
 
 
 @pytest.fixture(autouse=True)

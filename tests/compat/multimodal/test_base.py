@@ -11,6 +11,7 @@ from mmcached.cache import BaseMultiModalReceiverCache, LRUCache, MultiModalFeat
 from mmcached.compat.multimodal.base import ReceiverInput
 from mmcached.compat.multimodal.features import PlaceholderRange, ShmItem
 from mmcached.wire.errors import CacheMiss
+from tests.compat.integrity import check_lru
 from tests.compat.multimodal.contracts import RECEIVER_CACHE_PROMISES, ReceiverPromise
 
 
@@ -41,9 +42,6 @@ class PlainReceiver(BaseMultiModalReceiverCache):
     def clear_cache(self) -> None:
         self.cache.clear()
 
-    def check_integrity(self) -> None:
-        self.cache.check_integrity()
-
 
 class FedPlainly:
     """Items travel as they are, and are named by None."""
@@ -55,7 +53,7 @@ class FedPlainly:
         return [item for _, item in request]
 
     def check_rest(self) -> None:
-        self.cache.check_integrity()
+        check_lru(self.cache.cache)
 
 
 @pytest.mark.parametrize("promise", RECEIVER_CACHE_PROMISES, ids=lambda promise: promise.__name__)

@@ -85,7 +85,6 @@ def test_nothing_of_the_former_tenant_is_left_whatever_is_raised_wherever(
     assert set(rows) | set(lacking) == {"hidden_states", *KEYS}
     assert set(lacking.values()) == {(0, 4)}
     assert fails in lacking
-    cache.check_integrity()
 
 
 def test_a_device_that_cannot_be_read_leaves_nothing_of_the_former_tenant() -> None:

@@ -97,4 +97,3 @@ def test_forgotten_slots_are_missing_for_every_key() -> None:
     cache.clear()
     assert cache.stats().written_bytes == 0
     assert cache.mm_cache_keys == {"foo"}
-    cache.check_integrity()

@@ -56,4 +56,3 @@ def test_an_item_gives_back_what_it_took_though_it_has_changed_since() -> None:
     request.features = encode(1, ("a", 9)).features
     book.free(request)
     assert book.num_free_slots == 10
-    book.check_integrity()

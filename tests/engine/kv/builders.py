@@ -13,6 +13,7 @@ from mmcached.cache.hashing.block_hash import extend_block_hashes
 from mmcached.engine import KVCacheBlocks, KVCacheManager, Request
 from mmcached.engine.kv.config import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, SlidingWindowSpec
 from tests.engine.builders import generate
+from tests.engine.kv.integrity import check_kv
 
 BLOCK = 16
 COMMON = [i for i in range(3) for _ in range(BLOCK)]  # 48 tokens, block i filled with token i
@@ -70,7 +71,7 @@ def admit_to_groups(manager: KVCacheManager, request: Request) -> tuple[Tables, 
     hit, num_hit_tokens = manager.get_computed_blocks(request)
     new = manager.allocate_slots(request, request.num_tokens - num_hit_tokens, num_hit_tokens, hit)
     request.num_computed_tokens = request.num_tokens
-    manager.check_integrity()
+    check_kv(manager)
     return tables(hit), tables(new)
 
 
@@ -78,7 +79,7 @@ def run(manager: KVCacheManager, request: Request, num_tokens: int) -> Table:
     """Compute that many more tokens of a running request; return the new ids of its only group."""
     new = ids(manager.allocate_slots(request, num_tokens))
     request.num_computed_tokens += num_tokens
-    manager.check_integrity()
+    check_kv(manager)
     return new
 
 
@@ -86,7 +87,7 @@ def schedule(manager: KVCacheManager, request: Request, num_tokens: int | None =
     """Look a request up and give it slots for so many tokens, or all, without letting them be computed."""
     hit, num_hit = manager.get_computed_blocks(request)
     new = manager.allocate_slots(request, num_tokens or request.num_tokens - num_hit, num_hit, hit)
-    manager.check_integrity()
+    check_kv(manager)
     return ids(hit), ids(new)
 
 

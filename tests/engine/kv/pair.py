@@ -23,6 +23,7 @@ from mmcached.wire.vocabulary import IMAGE_TOKEN_ID
 from tests.engine.builders import generate, image
 from tests.engine.kv.builders import manager_of
 from tests.engine.kv.dice import Dice
+from tests.engine.kv.integrity import check_kv
 from tests.models.kv_model import NULL, Group, KVModel
 
 MAX_ALIVE = 6
@@ -332,7 +333,7 @@ class Pair:
 
     def _compare(self) -> None:
         manager, model, pool = self.manager, self.model, self.manager.block_pool
-        manager.check_integrity()
+        check_kv(manager)
         block_ids = range(1, model.num_blocks)
         assert pool.free_order() == model.free_order
         assert {each: list(manager.get_block_ids(each)) for each in manager.holders()} == model.tables

@@ -89,4 +89,3 @@ def test_what_was_handed_out_can_be_changed_without_harm() -> None:
         taken[0].clear()
     assert manager.get_block_ids(0) == ([1, 2, 3, 4],)
     assert num_hit_tokens(manager, with_tail(1, 7)) == 48
-    manager.check_integrity()

@@ -57,4 +57,3 @@ def test_a_hit_is_as_long_as_its_caller_can_use(at_most: int, num_hit: int) -> N
     assert (num_tokens, list(hit.ids[0])) == (num_hit, [1, 2, 3][: num_hit // BLOCK])
     assert manager.allocate_slots(request, request.num_tokens - num_hit, num_hit, hit) is not None
     assert manager.get_block_ids(1)[0][: num_hit // BLOCK] == list(hit.ids[0])
-    manager.check_integrity()

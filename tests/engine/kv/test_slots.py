@@ -24,7 +24,6 @@ def test_what_has_no_slots_cannot_have_arrived(num_slots: int, num_tokens: int) 
     with pytest.raises(LocalProtocolError, match="0"):
         manager.cache_blocks(request, num_tokens)
     assert manager.block_pool.num_published == 0
-    manager.check_integrity()
 
 
 def test_without_caching_nothing_is_published_whoever_asks() -> None:

@@ -14,6 +14,7 @@ from mmcached.wire.errors import ConfigError, InvalidRequest, LocalProtocolError
 from mmcached.wire.messages.worker import EmbedSpan
 from mmcached.wire.vocabulary import END_TOKEN_ID
 from tests.engine.builders import encode, generate, image
+from tests.engine.integrity import check_scheduler
 from tests.engine.schedulers import schedule, scheduler_with
 
 
@@ -21,7 +22,7 @@ def commit(scheduler: Scheduler, step: ScheduledStep, token_id: int = 5) -> list
     """End a step, with one token for all; return the ids of the finished requests."""
     sampled = {chunk.request.request_id: token_id for chunk in step.chunks if chunk.sample}
     finished = scheduler.commit(step, sampled)
-    scheduler.check_integrity()
+    check_scheduler(scheduler)
     return [request.request_id for request in finished]
 
 
@@ -485,7 +486,6 @@ def test_a_withdrawn_step_leaves_nothing_and_is_done_again() -> None:
     step = schedule(scheduler)
     assert encoded(step) == ["a", "b"]
     scheduler.withdraw(step)
-    scheduler.check_integrity()
     assert (scheduler.num_running, scheduler.num_waiting) == (0, 3)
     assert scheduler.kv_cache_manager.stats().blocks_cached == 0
     again = schedule(scheduler)
@@ -514,7 +514,6 @@ def test_aborting_waits_for_the_step_that_writes_the_blocks() -> None:
     for request_id in (0, 2, 77):
         scheduler.abort(request_id)
         scheduler.abort(request_id)
-    scheduler.check_integrity()
     assert scheduler.kv_cache_manager.stats().blocks_used == used
     assert (scheduler.num_running, scheduler.num_waiting) == (2, 1)
     assert commit(scheduler, step) == []
@@ -533,7 +532,6 @@ def test_aborted_requests_end_with_a_withdrawn_step() -> None:
     scheduler.abort(0)
     scheduler.abort(2)
     scheduler.withdraw(step)
-    scheduler.check_integrity()
     assert (scheduler.num_running, scheduler.num_waiting) == (0, 1)
     assert tokens(schedule(scheduler)) == {1: 40}
 
@@ -546,7 +544,6 @@ def test_reset_forgets_everything_but_the_requests(is_in_flight: bool) -> None:
     run(scheduler)
     step = schedule(scheduler) if is_in_flight else None
     scheduler.reset()
-    scheduler.check_integrity()
     if step is not None:
         with pytest.raises(LocalProtocolError):
             scheduler.commit(step, {0: 5, 1: 5})

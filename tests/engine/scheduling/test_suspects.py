@@ -10,6 +10,7 @@ from mmcached.engine import ScheduledStep, Scheduler
 from mmcached.wire.errors import CorruptImage, MmcachedError, PoisonousRequest
 from mmcached.wire.limits import LimitsConfig
 from tests.engine.builders import encode, generate, image
+from tests.engine.integrity import check_scheduler
 from tests.engine.schedulers import schedule, scheduler_with
 
 FAILURE = CorruptImage("images[0]", "x", "no image")
@@ -18,20 +19,20 @@ FAILURE = CorruptImage("images[0]", "x", "no image")
 def commit(scheduler: Scheduler, step: ScheduledStep) -> list[int]:
     sampled = {chunk.request.request_id: 5 for chunk in step.chunks if chunk.sample}
     ended = scheduler.commit(step, sampled)
-    scheduler.check_integrity()
+    check_scheduler(scheduler)
     return [request.request_id for request in ended]
 
 
 def die(scheduler: Scheduler, step: ScheduledStep) -> None:
     scheduler.reset()
     scheduler.blame_death(step)
-    scheduler.check_integrity()
+    check_scheduler(scheduler)
 
 
 def fail(scheduler: Scheduler, step: ScheduledStep) -> None:
     scheduler.withdraw(step)
     scheduler.blame_failure(step, FAILURE)
-    scheduler.check_integrity()
+    check_scheduler(scheduler)
 
 
 class Outcome:
@@ -200,6 +201,5 @@ def test_a_suspect_that_is_aborted_leaves_nothing() -> None:
     die(scheduler, schedule(scheduler))
     for request_id in (0, 1):
         scheduler.abort(request_id)
-    scheduler.check_integrity()
     assert not scheduler.has_work()
     assert len(scheduler.suspects) == 0

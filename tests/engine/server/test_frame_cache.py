@@ -29,7 +29,6 @@ def test_frames_come_once() -> None:
     assert cache.ingest(1, [came("a"), named("a")]) == [frames, frames]
     assert cache.ingest(2, [named("a")]) == [frames]
     assert cache.contents() == [("a", 100)]
-    cache.check_integrity()
 
 
 def test_frames_of_a_real_item_are_within_the_size_that_travels() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from mmcached.engine.server.poisonous_requests import MAX_KEPT, PoisonousRequests
-from mmcached.wire.config import ServiceConfig
+from mmcached.wire.config import RESTART_WINDOW_S, ServiceConfig
 from mmcached.wire.errors import CorruptImage, PoisonousRequest, error_from_wire, error_to_wire
 from mmcached.wire.messages import engine as to_engine
 from mmcached.wire.messages import frontend as from_engine
@@ -18,7 +18,7 @@ from tests.clock import Clock
 from tests.engine.builders import generate
 from tests.engine.fake_peers import Bench
 
-CONFIG = ServiceConfig(max_model_len=64, num_kv_blocks=32, step_timeout_s=10.0, restart_window_s=30.0)
+CONFIG = ServiceConfig(max_model_len=64, num_kv_blocks=32, step_timeout_s=10.0)
 
 
 @pytest.fixture
@@ -117,7 +117,6 @@ def test_the_one_that_kills_fails_and_the_others_are_answered(bench: Bench, dyin
     stats = bench.engine.stats()
     assert (stats.deaths_in_steps, stats.poisonous_requests, stats.steps_failed) == (2, 1, 0)
     assert bench.leases == 0
-    bench.engine.check_integrity()
 
 
 def test_the_same_request_is_refused_for_as_long_as_deaths_count(bench: Bench, clock: Clock) -> None:
@@ -133,7 +132,7 @@ def test_the_same_request_is_refused_for_as_long_as_deaths_count(bench: Bench, c
     assert ranks.plans[-1] == [3], "another one is computed"
     bench.answer(plans)
     bench.expect(from_engine.RequestGenerated)
-    clock.now += CONFIG.restart_window_s
+    clock.now += RESTART_WINDOW_S
     bench.add(4)
     ranks.take_plans()
     assert ranks.plans[-1] == [4], "perhaps it was the weather"
@@ -198,12 +197,12 @@ def test_one_bad_item_fails_its_request_and_not_those_beside_it(bench: Bench) ->
 
 def test_what_is_remembered_is_bounded() -> None:
     clock = Clock()
-    poisonous = PoisonousRequests(30.0, clock=clock)
+    poisonous = PoisonousRequests(clock=clock)
     for number in range(MAX_KEPT + 7):
         poisonous.add(generate(number, 10), PoisonousRequest(2, 2))
     assert len(poisonous) == MAX_KEPT
     with pytest.raises(PoisonousRequest):
         poisonous.check(generate(MAX_KEPT + 6, 10))
-    clock.now += 30.0
+    clock.now += RESTART_WINDOW_S
     poisonous.check(generate(MAX_KEPT + 6, 10))
     assert len(poisonous) == MAX_KEPT - 1

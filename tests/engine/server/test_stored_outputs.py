@@ -18,6 +18,7 @@ from mmcached.wire.messages import worker as to_worker
 from mmcached.wire.messages.parts import Feature, Inline, StoredOutput, Tensor
 from tests.clock import Clock
 from tests.engine.fake_peers import Bench, FakeStore
+from tests.engine.integrity import check_scheduler
 
 CONFIG = ServiceConfig(max_model_len=64, num_kv_blocks=32, step_timeout_s=10.0)
 HASH = "m" * 64
@@ -30,7 +31,7 @@ def bench(run_dir: Path) -> Iterator[Bench]:
         bench.store.outputs[KEY] = "token"
         bench.connect()
         yield bench
-        bench.engine.check_integrity()
+        check_scheduler(bench.engine._scheduler)
 
 
 @pytest.fixture

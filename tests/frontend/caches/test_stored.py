@@ -12,7 +12,6 @@ from mmcached.frontend.store.record_store import RecordStore
 from mmcached.shm import ObjectStoreReader, RingReader, RingWriter, adopt_ring, encode
 from mmcached.shm.segment.mapped import layout_of
 from mmcached.wire.config import GIB, ServiceConfig
-from mmcached.wire.errors import InvariantError
 from mmcached.wire.handle import Handle
 from mmcached.wire.stats import RingStats
 from tests.frontend.caches.items import an_item, send
@@ -128,7 +127,6 @@ def test_clients_cannot_press_items_out_beyond_their_share() -> None:
         record = an_item(0, LARGE).encoded
         for number in range(100):
             assert store.put("tenant", str(number), record, epoch=store.epoch) is None
-            store.check_integrity()
         assert cache.missing(items) == []
         assert len(store) - store.num_items == RING_BYTES // (LARGE + KIB)
         assert not store.has("tenant", "0"), "the clients' own go"
@@ -150,7 +148,6 @@ def test_what_clients_have_leased_of_their_share_stays_and_a_put_is_refused() ->
                 assert number < 100, "the share of the items is not theirs"
             assert number == RING_BYTES // (LARGE + KIB)
             assert all(store.has("", str(each)) for each in range(number))
-            store.check_integrity()
 
 
 def test_an_item_is_not_evicted_between_its_put_and_its_engines_lease_whatever_clients_put() -> None:
@@ -182,13 +179,6 @@ def test_what_the_ring_evicts_is_missing(cache: StoredItemCache, store: RecordSt
     assert len(cache.missing(keys)) == 200 - len(store)
 
 
-def test_integrity_is_really_checked(cache: StoredItemCache, store: RecordStore) -> None:
-    send(cache, "1", nbytes=KIB)
-    store.put_item("1", an_item(1, LARGE).encoded, 2)
-    with pytest.raises(InvariantError, match="kept here too"):
-        cache.check_integrity()
-
-
 def test_a_successor_hits_what_its_predecessor_has_kept(cache: StoredItemCache, store: RecordStore) -> None:
     places = {key: place_of(cache, key) for key in ("7", "8")}
     place_of(cache, "9", nbytes=2 * KIB)
@@ -205,8 +195,6 @@ def test_a_successor_hits_what_its_predecessor_has_kept(cache: StoredItemCache, 
         assert [item.num_embeds for item in items] == [an_item(7, LARGE).num_embeds, an_item(8, LARGE).num_embeds]
         assert not successor.has_item("probe")
         cache.release(items)
-        cache.check_integrity()
-        successor.check_integrity()
 
 
 def test_items_outlive_a_flush_of_no_one_but_themselves(cache: StoredItemCache, store: RecordStore) -> None:
@@ -216,4 +204,3 @@ def test_items_outlive_a_flush_of_no_one_but_themselves(cache: StoredItemCache, 
     place_of(cache, "1")
     store.clear()
     assert cache.missing(["1"]) == ["1"]
-    store.check_integrity()

@@ -150,7 +150,7 @@ def test_a_fingerprint_names_what_decides_and_the_decoder() -> None:
         fingerprint("audio"),
         fingerprint("audio", ModelConfig(patch_size=2, audio_frame=5, audio_window=5)),
         fingerprint("audio", ModelConfig(patch_size=2, audio_frame=4, audio_window=6)),
-        fingerprint("audio", max_audio_channels=1),
+        fingerprint("audio", max_clip_s=1.0),
     ]
     assert len({*videos, *sounds}) == 8
     assert videos[0].startswith("mmcached video 1; patch 2")

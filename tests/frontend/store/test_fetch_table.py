@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from mmcached.frontend.store.fetch_table import FetchTable, Parked, Wanted
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.limits import LimitsConfig
+from tests.frontend.integrity import check_fetches
 from tests.house.drawing import examples
 
 TIMEOUT_S, CLAIM_WAIT_S = 4, 16
@@ -109,7 +110,7 @@ class FetchesModel(RuleBasedStateMachine):
 
     @invariant()
     def agrees(self) -> None:
-        self.table.check_integrity()
+        check_fetches(self.table)
         assert self.table.num_parked == len(self.parked)
         assert self.table.num_parked <= CONFIG.max_num_requests
         assert all(times == 1 for times in self.num_went_on.values())

@@ -9,6 +9,7 @@ import pytest
 from mmcached.frontend.store.nurseries import KEPT_RATIO, Nurseries, Nursery
 from mmcached.shm.ring.nursery_table import Placed
 from mmcached.wire.errors import InvariantError, StaleHandle
+from tests.frontend.integrity import check_nurseries
 
 KIB = 1 << 10
 BUDGET = 4096 * KIB
@@ -40,7 +41,7 @@ class Client:
             return False
         one = self.books.take(self.peer, self.number, offset, size)
         self.books.keep(one, slot, Placed(self.number, offset, size))
-        self.books.check_integrity()
+        check_nurseries(self.books)
         return True
 
 
@@ -60,7 +61,7 @@ def make_room(books: Nurseries) -> int:
                 break
         else:
             break
-        books.check_integrity()
+        check_nurseries(books)
     return num_gone
 
 
@@ -229,5 +230,4 @@ def test_records_of_all_sizes_and_clients_that_come_and_go() -> None:
             elif one.records and rng.random() < 0.1:
                 dropped = rng.choice(list(one.records))
                 books.freed(dropped, one.records[dropped])
-        books.check_integrity()
         assert books.held_bytes <= BUDGET

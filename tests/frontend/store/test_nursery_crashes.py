@@ -23,6 +23,7 @@ from mmcached.shm.segment.nursery_files import nurseries_of
 from mmcached.wire.handle import Handle, RingAnnouncement
 from tests.client.store.at_once import AtOnce
 from tests.frontend.dying_nurseries import Store
+from tests.frontend.integrity import check_store
 from tests.shm.processes import Child, Died
 from tests.shm.seekers import Seeker
 
@@ -158,7 +159,7 @@ def succeed(undo: ExitStack, home: Path, witness: Witness) -> Store:
     store = Store(home)
     undo.callback(store.close)
     assert store.announcement() == witness.announcement
-    store.service.check_integrity()
+    check_store(store.service)
     return store
 
 

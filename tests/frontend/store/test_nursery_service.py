@@ -267,7 +267,6 @@ def test_what_expires_in_its_own_put_keeps_its_place_while_it_is_read(layer: Lay
     granted = [] if stored.grants is None else stored.grants.places + stored.grants.cold_places
     assert not any(begin < place.offset + place.nbytes and place.offset < end for begin, end in granted)
     assert not is_kept(layer, "k")
-    store.check_integrity()
     reader.entry.give_back(held[0])
     store.check(clock.now)
     assert store.stats().ring.used_bytes == 0

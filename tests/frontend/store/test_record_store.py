@@ -23,6 +23,7 @@ from mmcached.wire.config import GIB, MIB, ServiceConfig
 from mmcached.wire.errors import StaleHandle
 from mmcached.wire.handle import Handle
 from tests.clock import boot_clock
+from tests.frontend.integrity import check_records
 from tests.house.drawing import examples
 from tests.shm.rings import Taking, attached, make_ring, reading
 
@@ -75,7 +76,6 @@ def test_a_record_without_its_names_is_not_adopted() -> None:
         former.put_encoded(key, encoded(1), about)
     with RecordStore(first_epoch=EPOCH) as tier:
         tier.adopt(ring)
-        tier.check_integrity()
         assert (tier.has("a", "k"), tier.has("b", "k")) == (True, False)
 
 
@@ -85,7 +85,6 @@ def test_put_then_get(tier: RecordStore) -> None:
     assert value_of(tier, "b") is None
     assert (tier.has("", "a"), tier.has("", "b")) == (True, False)
     assert (tier.num_queries, tier.num_hits, tier.num_puts) == (2, 1, 1)
-    tier.check_integrity()
 
 
 def test_the_first_writer_wins(tier: RecordStore) -> None:
@@ -105,7 +104,6 @@ def test_the_last_writer_wins_if_it_says_so(tier: RecordStore) -> None:
         assert tier.put("", "a", refused, epoch=epoch, overwrites=True) is not None
         assert value_of(tier, "a") == 2
     assert (len(tier), tier.num_puts, tier.num_refusals) == (1, 3, 2)
-    tier.check_integrity()
 
 
 def test_a_record_that_was_fetched_and_replaced_is_this_hosts(tier: RecordStore) -> None:
@@ -130,7 +128,6 @@ def test_a_record_expires_for_all_that_is_asked(tier: RecordStore, monkeypatch: 
     clock.now += 100
     assert value_of(tier, "put", "t") == 3
     assert (len(tier), tier.num_expired) == (2, 5)
-    tier.check_integrity()
 
 
 def test_who_overwrites_says_anew_when_it_expires(tier: RecordStore, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,7 +151,6 @@ def test_the_room_of_expired_records_is_given_back_in_bounded_steps(monkeypatch:
         for _ in range(4):
             tier.drop_expired()
             left.append((len(tier), tier.num_expired))
-            tier.check_integrity()
         assert left == [(5, 3), (2, 6), (1, 7), (1, 7)]
         assert tier.ring.stats().used_bytes == CHUNK
 
@@ -172,7 +168,6 @@ def test_a_record_is_replaced_within_its_tenants_quota() -> None:
         assert value_of(tier, "b", "t") == 3
         assert tier.put("t", "b", encoded(5, 2 * CHUNK), epoch=EPOCH, overwrites=True) is None
         assert (len(tier), value_of(tier, "b", "t")) == (1, 5)
-        tier.check_integrity()
 
 
 def test_tenants_do_not_see_each_other(tier: RecordStore) -> None:
@@ -182,7 +177,6 @@ def test_tenants_do_not_see_each_other(tier: RecordStore) -> None:
     assert [value_of(tier, "a", tenant) for tenant in ("one", "two")] == [1, 2]
     assert tier.drop("one", "a")
     assert [tier.has(tenant, "a") for tenant in ("one", "two")] == [False, True]
-    tier.check_integrity()
 
 
 def test_the_shared_index_shows_what_is_there(tier: RecordStore) -> None:
@@ -214,7 +208,6 @@ def test_what_is_refused_says_why_and_changes_nothing(tier: RecordStore) -> None
             entry.give_back(handle)
     assert tier.put("", "b", encoded(2), epoch=EPOCH) is None
     assert tier.num_refusals == 4
-    tier.check_integrity()
 
 
 def test_what_was_got_of_late_has_another_chance(tier: RecordStore) -> None:
@@ -224,7 +217,6 @@ def test_what_was_got_of_late_has_another_chance(tier: RecordStore) -> None:
         tier.put("", f"cold {index}", encoded(2), epoch=EPOCH)
     assert tier.has("", "hot")
     assert not tier.has("", "cold 0")
-    tier.check_integrity()
 
 
 @pytest.mark.parametrize("quota", [None, MIB])
@@ -239,7 +231,6 @@ def test_a_clip_as_large_as_the_store_leaves_what_is_used(quota: int | None) -> 
             tier.put("", f"slice {index}", encoded(index, 60_000), epoch=EPOCH)
             tier.put("", f"name {index}", encoded(index, 100), epoch=EPOCH)
         assert sum(tier.has("", key) for key in own) > (50 if quota is None else 40)
-        tier.check_integrity()
 
 
 def test_over_its_quota_a_tenant_loses_its_own_oldest() -> None:
@@ -256,7 +247,6 @@ def test_over_its_quota_a_tenant_loses_its_own_oldest() -> None:
         assert tier.num_quota_evictions == 4
         assert tier.put("t", "f", encoded(1, 3 * CHUNK), epoch=EPOCH) is Refusal.BEYOND_TENANT_QUOTA
         assert tier.has("t", "e"), "what never fits costs nothing"
-        tier.check_integrity()
 
 
 def test_what_is_too_large_costs_its_tenant_nothing() -> None:
@@ -286,7 +276,6 @@ def test_clear_keeps_the_epoch(tier: RecordStore) -> None:
     tier.clear()
     assert not tier.has("", "a")
     assert tier.put("", "a", encoded(2), epoch=EPOCH) is None
-    tier.check_integrity()
 
 
 def test_without_a_ring_nothing_is_kept() -> None:
@@ -297,7 +286,6 @@ def test_without_a_ring_nothing_is_kept() -> None:
         assert not tier.drop("", "a")
         tier.begin_epoch()
         assert tier.ring.stats().data_bytes == 0
-        tier.check_integrity()
 
 
 def test_the_configuration_decides_sizes_and_quotas() -> None:
@@ -462,7 +450,7 @@ class TierModel(RuleBasedStateMachine):
 
     @invariant()
     def agrees(self) -> None:
-        self.tier.check_integrity()
+        check_records(self.tier)
         names = {(tenant, key) for tenant in self.TENANTS for key in self.KEYS if self.tier.has(tenant, key)}
         assert names == self.model.keys()
 

@@ -10,6 +10,7 @@ import pytest
 
 from mmcached.cache.store_keys import store_key
 from mmcached.frontend.server import CHECK_INTERVAL_S
+from mmcached.frontend.store import save_queue
 from mmcached.frontend.store.second_level import FLUSH_AGAIN_S, FLUSH_TIMEOUT_S, SAVES_WAIT_S
 from mmcached.wire.config import GIB, KIB, ServiceConfig
 from mmcached.wire.errors import MmcachedError, SecondLevelNotFlushed, error_from_wire
@@ -29,7 +30,7 @@ CONFIG = ServiceConfig(
     store_num_slots=64,
     max_num_requests=4,
     store_l2="redis://nowhere",
-    limits=LimitsConfig(max_l2_waiting=3, l2_save_age_s=30.0, max_requests_per_client=3, flush_interval_s=0.0),
+    limits=LimitsConfig(max_requests_per_client=3, flush_interval_s=0.0),
 )
 
 
@@ -413,7 +414,10 @@ def test_a_record_that_is_dropped_is_not_saved(
     assert [save.key for save in level.saves(clock)] == ["c"]
 
 
-def test_without_the_process_the_latest_wait_to_be_saved(bench: Bench, clock: Clock) -> None:
+def test_without_the_process_the_latest_wait_to_be_saved(
+    bench: Bench, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(save_queue, "MAX_WAITING_SAVES", 3)
     ann = bench.connect_client()
     for index in range(5):
         ann.put(f"{index}", record_of(1))

@@ -39,6 +39,7 @@ from mmcached.wire.sockets.frames import Frame
 from mmcached.wire.stats import StoreStats
 from tests.clock import Clock
 from tests.frontend.fake_peers import DEADLINE_S, Bench, FakeClient
+from tests.frontend.integrity import check_store
 from tests.house import REPOSITORY
 
 STORE_BYTES = 64 * KIB
@@ -559,7 +560,7 @@ def sender() -> Sender:
 def desk(sender: Sender, clock: Clock) -> Iterator[StoreService]:
     with StoreService(CONFIG, channel=sender, clock=clock) as desk:
         yield desk
-        desk.check_integrity()
+        check_store(desk)
 
 
 ANN, BOB, EVE = (letter * 32 for letter in "abe")

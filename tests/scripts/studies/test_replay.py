@@ -14,7 +14,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from scripts.studies.replay import Replay, belady, ideal_lru
-from scripts.studies.traces import BLOCK_TOKENS, Prompt, with_scans
+from scripts.studies.traces import BLOCK_TOKENS, Prompt
 from tests.house import REPOSITORY
 
 
@@ -94,15 +94,8 @@ def test_belady_finds_the_most_that_can_be_found(paths: list[str], num_blocks: i
 def test_lru_of_the_manager_is_exact_if_nothing_is_held(paths: list[str], num_blocks: int) -> None:
     prompts = chain(*paths)
     num_tail_blocks = 1  # of the one that runs: never published
-    found = Replay(prompts).run(num_blocks + num_tail_blocks, "lru", num_running=1)
+    found = Replay(prompts).run(num_blocks + num_tail_blocks, num_running=1)
     assert found == ideal_lru(prompts, num_blocks)
-
-
-def test_scans_cost_segmented_lru_less() -> None:
-    mixed = with_scans(conversations(600), every=10, num_scans=2, num_blocks=200)
-    replay = Replay(mixed)
-    lru, segmented = (replay.run(600, policy, num_running=1) for policy in ("lru", "segmented_lru"))
-    assert segmented > 1.2 * lru
 
 
 # ---- the script

@@ -18,6 +18,7 @@ from mmcached.shm.segment.mapped import layout_of, open_control
 from mmcached.wire.errors import LayoutMismatch, SegmentError
 from mmcached.wire.handle import Handle, RingAnnouncement
 from tests.clock import boot_clock
+from tests.shm.integrity import check_objects
 from tests.shm.rings import make_ring, overwritten
 from tests.shm.seekers import Seeker
 
@@ -57,7 +58,7 @@ def die(store: ObjectStoreWriter) -> RingAnnouncement:
 def adopt(undo: ExitStack, announcement: RingAnnouncement) -> ObjectStoreWriter:
     ring = adopt_ring(announcement, layout_of(announcement), max_object_bytes=NBYTES)
     store = undo.enter_context(ObjectStoreWriter(ring))
-    store.check_integrity()
+    check_objects(store)
     return store
 
 
@@ -78,7 +79,7 @@ def test_all_that_was_committed_is_there_again_and_readers_go_on_all_the_time(un
     assert successor.ring.attach(seeker.entry.reader_id, seeker.entry.incarnation), "its hello is repeated"
     for value in range(30, 90):  # generations go on, and what is leased stays
         assert put(successor, str(value), value).generation > max(handle.generation for handle in kept.values())
-        successor.check_integrity()
+        check_objects(successor)
     assert seeker.value(held) == 29
     seeker.entry.give_back(held)
     assert successor.stats().leases == 0
@@ -201,7 +202,7 @@ def test_the_index_shows_what_is_there_whatever_it_showed(undo: ExitStack, damag
     assert [seeker.look(key) for key in successor.adopted] == [int(key) for key in successor.adopted]
     for value in range(8, 40):
         put(successor, str(value), value)
-        successor.check_integrity()
+        check_objects(successor)
 
 
 # ---- what is not adopted
@@ -343,7 +344,7 @@ def test_of_a_reader_that_counts_what_cannot_be_all_records_stay_until_it_ends(
     assert liar.value(held) == 0
     liar.close()
     ring.poll_deaths()
-    store.check_integrity()
+    check_objects(store)
     for value in range(100, 130):
         put(store, str(value), value)
     assert [honest.look(str(value)) for value in (0, 2, 3, 129)] == [None, None, None, 129]

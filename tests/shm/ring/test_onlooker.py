@@ -41,7 +41,6 @@ def test_what_lies_there_and_who_holds_it() -> None:
             entry.give_back(first)
             entry.give_back(first)
         assert onlooker.attached() == [], "who has ended holds nothing"
-        ring.check_integrity()
 
 
 def test_it_reads_no_further_than_the_ring_whatever_the_table_says() -> None:

@@ -7,12 +7,11 @@ import logging
 import pytest
 
 from mmcached.wire.errors import PeerGone
-from mmcached.wire.limits import LimitsConfig
 from mmcached.wire.process.turns import Guard, TurnShare
 
 
 def test_share_ends_by_number() -> None:
-    assert len(list(TurnShare.of(LimitsConfig(messages_per_turn=7, turn_s=10.0)))) == 7
+    assert len(list(TurnShare(7, 10.0))) == 7
 
 
 def test_share_ends_by_time_but_never_before_the_first_message() -> None:

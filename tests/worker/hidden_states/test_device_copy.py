@@ -17,6 +17,7 @@ from mmcached.worker.hidden_states.device_copy import PADDING, CudaTransfer, Pac
 from tests.worker.hidden_states.by_content.cases import names_of
 from tests.worker.hidden_states.by_content.journeys import LARGE, Journey
 from tests.worker.hidden_states.by_content.pair import lead
+from tests.worker.integrity import check_prefix_store
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 
@@ -137,7 +138,7 @@ class Steps:
                     found = rows.get(key, request)
                     assert found[:, 0].tolist() == expected
                     assert torch.equal(found, found[:, :1].expand_as(found))
-        self.store.check_integrity()
+        check_prefix_store(self.store)
 
 
 def names_of_block(request: int, end: int) -> list[bytes]:

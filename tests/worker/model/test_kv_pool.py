@@ -52,19 +52,6 @@ def test_a_slot_is_readable_from_marking_to_withdrawal() -> None:
     assert pool.stats().slots_computed == 0
 
 
-def test_integrity_sees_a_written_null_block() -> None:
-    pool = make_pool()
-    pool.check_integrity()
-    row = torch.ones((1, 2), dtype=torch.float64)
-    pool.write(0, torch.tensor([1]), row, row)
-    with pytest.raises(InvariantError, match="null block"):
-        pool.check_integrity()
-    other = make_pool()
-    other.mark_computed(torch.tensor([2]))
-    with pytest.raises(InvariantError, match="null block"):
-        other.check_integrity()
-
-
 def test_a_pool_takes_the_memory_of_what_was_written() -> None:
     before = resident_bytes()
     pool = KVPool(num_layers=2, num_blocks=4096, block_size=16, hidden_size=64, device=torch.device("cpu"))

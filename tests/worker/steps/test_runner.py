@@ -19,6 +19,7 @@ from mmcached.wire.stats import EncodedOfModality
 from mmcached.wire.vocabulary import TOKEN_IDS
 from mmcached.worker.steps.runner import ModelRunner
 from mmcached.worker.steps.stopwatch import Stopwatch
+from tests.worker.integrity import check_runner
 from tests.worker.oracle import (
     Image,
     IntArray,
@@ -64,7 +65,7 @@ def make_runner(rank: int = 0, config: ServiceConfig = CONFIG, device: torch.dev
 def run(runner: ModelRunner, step: StepPlan, frames: Sequence[Frame] = ()) -> tuple[StepOutput, list[Frame]]:
     answer, payload = runner.execute(step, frames)
     assert isinstance(answer, StepOutput), answer
-    runner.check_integrity()
+    check_runner(runner)
     return answer, payload
 
 
@@ -72,7 +73,7 @@ def run_failing(runner: ModelRunner, step: StepPlan, frames: Sequence[Frame] = (
     answer, payload = runner.execute(step, frames)
     assert isinstance(answer, StepFailed)
     assert payload == []
-    runner.check_integrity()
+    check_runner(runner)
     return answer
 
 

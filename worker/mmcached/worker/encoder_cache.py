@@ -63,15 +63,6 @@ class EncoderCache:
         self._records.clear()
         self._nbytes = 0
 
-    def check_integrity(self) -> None:
-        counted = sum(_nbytes(record) for record in self._records.values())
-        if counted != self._nbytes:
-            raise InvariantError(f"{counted} bytes are held, {self._nbytes} are counted")
-        for key, record in self._records.items():
-            for name, tensor in record.items():
-                if tensor.untyped_storage().nbytes() != tensor.nbytes:
-                    raise InvariantError(f"{name!r} of {key!r} is a view into a larger storage", key=key)
-
 
 def _nbytes(record: Mapping[str, torch.Tensor]) -> int:
     return sum(tensor.nbytes for tensor in record.values())

@@ -60,12 +60,15 @@ def own_share(items: Sequence[EncodeItem], rank: int, world_size: int, turn: int
     return sorted(shares[rank])
 
 
+MAX_UNSAVED_BYTES = 256 << 20
+"""Encoder outputs or rows of one worker that wait to be saved; more are not saved."""
+
+
 class StoredOutputs(Closeable):
     """Encoder outputs in the store, as one worker uses them. Close `store` first, which ends saver calls."""
 
     def __init__(self, config: ServiceConfig, store: StoreContact, fingerprint: str, device: Device) -> None:
         self._device = device
-        self._max_bytes = config.limits.max_unsaved_mb << 20
         self._max_inline_bytes = config.limits.max_inline_output_kb << 10
         self._wait_s = max(config.limits.output_wait_s, 0.001)
         self._min_shared_s = config.limits.min_shared_encode_ms / 1000
@@ -151,4 +154,4 @@ class StoredOutputs(Closeable):
         return dict(zip(output, self._device.begin_copy(list(output.values()))(), strict=True))
 
     def _make_saver(self) -> Saver:
-        return Saver(self._store.client(), max_bytes=self._max_bytes, timeout_s=CALL_S)
+        return Saver(self._store.client(), max_bytes=MAX_UNSAVED_BYTES, timeout_s=CALL_S)

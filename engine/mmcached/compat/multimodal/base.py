@@ -68,10 +68,6 @@ class BaseMultiModalCache(ABC, Generic[InT, OutT], Closeable):
     def clear_cache(self) -> None:
         """Remove every entry, and restart the counts of `make_stats`."""
 
-    @abstractmethod
-    def check_integrity(self) -> None:
-        """Raise InvariantError if the cache's state is inconsistent."""
-
     def close(self) -> None:
         """Release the cache's content; a second call changes nothing."""
 

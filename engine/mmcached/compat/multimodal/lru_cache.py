@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, KeysView, Mapping
 from types import MappingProxyType
 from typing import Generic, NamedTuple, TypeVar, overload
 
-from mmcached.wire.errors import CacheFull, InvariantError, ItemTooLarge
+from mmcached.wire.errors import CacheFull, ItemTooLarge
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -218,15 +218,6 @@ class LRUCache(Generic[K, V]):
         difference = info - self._last_info
         self._last_info = info
         return difference
-
-    def check_integrity(self) -> None:
-        if self._values.keys() != self._sizes.keys() or not self._pinned <= self._values.keys():
-            raise InvariantError("LRU cache: values, sizes and pins do not name the same keys")
-        if sum(self._sizes.values()) != self._usage or self._usage > max(self._capacity, 0):
-            total = sum(self._sizes.values())
-            raise InvariantError(f"LRU cache: sizes sum to {total}, usage {self._usage}, capacity {self._capacity}")
-        if not self._num_hits <= self._num_queries:
-            raise InvariantError(f"LRU cache: {self._num_hits} hits of {self._num_queries} queries")
 
     # ---- helpers
 

@@ -8,7 +8,6 @@
 from __future__ import annotations
 
 from mmcached.compat.multimodal.lru_cache import CacheInfo
-from mmcached.wire.errors import InvariantError
 from mmcached.wire.stats import ProcessorCacheStats
 
 
@@ -51,11 +50,6 @@ class QueryCounter:
     def clear(self) -> None:
         """Restart the counts of `make_stats`; `stats` continues."""
         self._at_clear = self._at_delta = self._info()
-
-    def check_integrity(self) -> None:
-        info = self._info()
-        if not 0 <= info.hits <= info.total:
-            raise InvariantError(f"processor cache: {info.hits} hits of {info.total} queries")
 
     def _info(self) -> CacheInfo:
         return CacheInfo(self._hits, self._hits + self._items_processed)

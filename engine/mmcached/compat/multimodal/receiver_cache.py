@@ -68,9 +68,6 @@ class MultiModalReceiverCache(BaseMultiModalReceiverCache):
         """Return `(key, bytes)` of all entries, the oldest first."""
         return self._lru.contents()
 
-    def check_integrity(self) -> None:
-        self._lru.check_integrity()
-
     def close(self) -> None:
         self._lru.clear()
 

@@ -15,7 +15,7 @@ from typing import Generic, TypeVar
 
 from mmcached.shm import ObjectStoreWriter
 from mmcached.shm.store.codec import EncodedRecord
-from mmcached.wire.errors import CacheFull, InvariantError, ItemTooLarge
+from mmcached.wire.errors import CacheFull, ItemTooLarge
 from mmcached.wire.handle import Handle
 
 N = TypeVar("N")
@@ -93,13 +93,6 @@ class RingItems(Generic[N]):
 
     def handles(self) -> Iterator[Handle]:
         return iter(self._notes)
-
-    def check_integrity(self) -> None:
-        """Raise InvariantError if a note has lost its chunk, or the store is inconsistent."""
-        self._store.check_integrity()
-        lost = [handle for handle in self._notes if not self._store.ring.is_current(handle)]
-        if lost:
-            raise InvariantError(f"ring items: notes on {len(lost)} chunks that the ring does not have: {lost[:3]}")
 
     def close(self) -> None:
         """End the touches and detach from the store, which stays open and keeps its records."""

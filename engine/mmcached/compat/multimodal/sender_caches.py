@@ -109,10 +109,6 @@ class LruProcessorCache(BaseMultiModalProcessorCache, Generic[V]):
         """Return `(key, bytes)` of all entries, the oldest first."""
         return self._lru.contents()
 
-    def check_integrity(self) -> None:
-        self._lru.check_integrity()
-        self._counter.check_integrity()
-
     def close(self) -> None:
         self._lru.clear()
 

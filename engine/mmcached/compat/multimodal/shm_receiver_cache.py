@@ -20,7 +20,7 @@ from mmcached.compat.multimodal.base import BaseMultiModalReceiverCache, Receive
 from mmcached.compat.multimodal.items import MultiModalKwargsItem
 from mmcached.shm import ObjectStoreReader, ReaderEntry, RingReader
 from mmcached.wire.config import ServiceConfig
-from mmcached.wire.errors import CacheMiss, InvariantError, StaleHandle
+from mmcached.wire.errors import CacheMiss, StaleHandle
 from mmcached.wire.handle import Handle, RingAnnouncement
 
 
@@ -91,10 +91,6 @@ class ShmObjectStoreReceiverCache(BaseMultiModalReceiverCache):
     def num_held(self) -> int:
         """Leases under which items are read."""
         return len(self._returns)
-
-    def check_integrity(self) -> None:
-        if not self._is_closed and (self._entry.taken_bytes > 0) != (self.num_held > 0):
-            raise InvariantError(f"{self._entry.taken_bytes} bytes are under {self.num_held} leases")
 
     def _read(self, handle: Handle) -> MultiModalKwargsItem:
         """Take a lease, and return the item in place; raise StaleHandle if it is gone."""

@@ -35,7 +35,7 @@ from mmcached.frontend.caches.stored import SMALL_SHARE
 from mmcached.shm import ObjectStoreWriter
 from mmcached.shm.store.codec import Record, encode
 from mmcached.wire.config import ServiceConfig
-from mmcached.wire.errors import CacheFull, CacheMiss, InvariantError, ItemTooLarge, StaleHandle
+from mmcached.wire.errors import CacheFull, CacheMiss, ItemTooLarge, StaleHandle
 from mmcached.wire.handle import Handle
 from mmcached.wire.stats import ProcessorCacheStats
 
@@ -146,14 +146,6 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache):
     def stats(self) -> ProcessorCacheStats:
         """Return the counts since the start; `clear_cache` does not reset them."""
         return self._counter.stats
-
-    def check_integrity(self) -> None:
-        self._items.check_integrity()
-        twice = [mm_hash for mm_hash in self._small if mm_hash in self._items]
-        if twice:
-            raise InvariantError(f"sender cache: {twice[:3]} lie in the ring and are kept here too")
-        self._small.check_integrity()
-        self._counter.check_integrity()
 
     def close(self) -> None:
         """End the touches and detach from the store, which stays open and keeps its records."""

@@ -340,12 +340,6 @@ class OmniTensorPrefixCache:
             self._staging.rows.num_rows,
         )
 
-    def check_integrity(self) -> None:
-        """Raise InvariantError if a row is in no place, staged for two slots, or delivered without a query."""
-        self._pending.check_integrity()
-        self._staging.check_integrity()
-        self._merger.check_integrity()
-
     # ---- inside
 
     def _make_arena(self, spec: KeySpec) -> RowArena:

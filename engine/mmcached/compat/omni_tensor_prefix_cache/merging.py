@@ -13,7 +13,7 @@ import torch
 
 from mmcached.compat.omni_tensor_prefix_cache.engine_batch import EngineBatch, Step, num_computed
 from mmcached.compat.omni_tensor_prefix_cache.slots import BlockTable
-from mmcached.wire.errors import InvariantError, MissingRows
+from mmcached.wire.errors import MissingRows
 from mmcached.worker.hidden_states.pending_rows import PendingRows
 from mmcached.worker.hidden_states.row_arena import RowArena, first_missing
 
@@ -122,10 +122,6 @@ class Merger:
             if len(own):
                 out[len(slots) :] = own
         return merged
-
-    def check_integrity(self) -> None:
-        if self.row_hits > self.row_queries:
-            raise InvariantError(f"{self.row_hits} rows were delivered, {self.row_queries} asked for")
 
 
 _NO_ROWS = torch.empty(0)

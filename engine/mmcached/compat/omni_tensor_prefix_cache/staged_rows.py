@@ -19,7 +19,6 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from mmcached.wire.errors import InvariantError
 from mmcached.worker.hidden_states.pending_rows import PendingRows
 from mmcached.worker.hidden_states.row_arena import RowArena
 
@@ -130,14 +129,3 @@ class StagedRows:
     def clear(self) -> None:
         self._of_key.clear()
         self._of_request.clear()
-
-    def check_integrity(self) -> None:
-        """Raise InvariantError if two slots have the same row, or more rows are kept than allowed."""
-        for key, staged in self._of_key.items():
-            numbers = staged.number[staged.number >= 0]
-            if len(staged.rows) > max(staged.num_rows, self._num_slots):
-                raise InvariantError(f"{key!r}: there is memory for {len(staged.rows)} staged rows")
-            if len(np.unique(numbers)) != len(numbers) or (len(numbers) and numbers.max() >= staged.num_rows):
-                raise InvariantError(f"{key!r}: {len(numbers)} slots have the same of {staged.num_rows} staged rows")
-        if len(self._of_request) > self._num_slots:
-            raise InvariantError(f"{len(self._of_request)} requests have staged rows for {self._num_slots} slots")

@@ -19,7 +19,7 @@ from mmcached.compat.omni_tensor_prefix_cache.engine_batch import EngineBatch, S
 from mmcached.compat.omni_tensor_prefix_cache.output_keys import OutputKeys
 from mmcached.compat.omni_tensor_prefix_cache.slots import BlockTable
 from mmcached.compat.omni_tensor_prefix_cache.staged_rows import StagedRows
-from mmcached.wire.errors import InvalidRequest, InvariantError
+from mmcached.wire.errors import InvalidRequest
 from mmcached.worker.hidden_states.pending_rows import PendingRows
 
 
@@ -92,12 +92,6 @@ class Staging:
     def clear(self) -> None:
         self.rows.clear()
         self._ends.clear()
-
-    def check_integrity(self) -> None:
-        """Raise InvariantError if more ends are kept than there are slots, or the staged rows are inconsistent."""
-        self.rows.check_integrity()
-        if len(self._ends) > self._num_slots:
-            raise InvariantError(f"{len(self._ends)} requests are known for {self._num_slots} slots")
 
     def _go_on(self, req_id: str, end: int) -> None:
         """Record the end of a request's rows, for at most as many requests as there are slots."""

@@ -24,10 +24,10 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Mapping
 
-from mmcached.engine.encoder.encoder_entry import EncoderEntry, all_entries, check_entries
+from mmcached.engine.encoder.encoder_entry import EncoderEntry, all_entries
 from mmcached.engine.steps.request import Request, ScheduledItem
 from mmcached.engine.steps.step_log import StepLog
-from mmcached.wire.errors import InvalidRequest, InvariantError, LocalProtocolError
+from mmcached.wire.errors import InvalidRequest, LocalProtocolError
 from mmcached.wire.stats import EncoderCacheStats
 
 
@@ -230,18 +230,6 @@ class EncoderCacheTable:
             embeds_total=self.cache_size,
             evictions=self._num_evicted,
         )
-
-    def check_integrity(self) -> None:
-        num_free, num_freeable = self.num_free_slots, self.num_freeable_slots
-        num_used = sum(entry.num_embeds for entry in self._all_entries())
-        num_evictable = sum(entry.num_embeds for entry in self._evictable.values())
-        if num_free + num_used != self.cache_size or num_free < 0:
-            raise InvariantError(f"{num_free} free + {num_used} used are not {self.cache_size}")
-        if num_freeable != num_free + num_evictable:
-            raise InvariantError(f"{num_freeable} freeable: not {num_free} free + {num_evictable} idle")
-        if self._reserved and not self._step.is_open:
-            raise InvariantError(f"reserved {list(self._reserved)} without a step")
-        check_entries(self._entries, self._evictable, self._held, [entry for entry, *_ in self._reserved.values()])
 
     # ---- the table
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from itertools import islice, takewhile
 
 from mmcached.cache.hashing.block_hash import DIGEST_BYTES
-from mmcached.wire.errors import InvariantError, RemoteProtocolError
+from mmcached.wire.errors import RemoteProtocolError
 
 Report = Mapping[bytes, Mapping[str, int]]
 """Block hash -> key -> rows from the block's beginning on; {} if the block was evicted."""
@@ -74,18 +74,6 @@ class ListedRows:
     def clear(self) -> None:
         self.rows.clear()
         self._full.clear()
-
-    def check_integrity(self) -> None:
-        if len(self.rows) > self._max_blocks:
-            raise InvariantError(f"{len(self.rows)} blocks are listed, at most {self._max_blocks} allowed")
-        for block_hash, rows in self.rows.items():
-            if not rows or not all(0 < num <= self._block_size for num in rows.values()):
-                raise InvariantError(f"block {block_hash.hex()} is listed with {dict(rows)} rows of {self._block_size}")
-
-        for key, full in self._full.items():
-            listed = {block_hash for block_hash, rows in self.rows.items() if rows.get(key, 0) == self._block_size}
-            if full != listed:
-                raise InvariantError(f"{len(full ^ listed)} blocks are full of {key!r} in only one of two tables")
 
     def _set(self, block_hash: bytes, rows: Mapping[str, int]) -> None:
         self._forget(block_hash)

@@ -25,7 +25,7 @@ from operator import itemgetter
 from mmcached.engine.hidden_states.listed_rows import ListedRows, Report
 from mmcached.engine.steps.request import Request
 from mmcached.engine.steps.step_log import StepLog
-from mmcached.wire.errors import ConfigError, InvariantError, LocalProtocolError
+from mmcached.wire.errors import ConfigError, LocalProtocolError
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,13 +236,6 @@ class TensorPrefixIndex:
             hit_rows=self._hit_rows,
             dropped=self.listed.num_dropped,
         )
-
-    def check_integrity(self) -> None:
-        self.listed.check_integrity()
-        if (self._reserved or self._taking_part) and not self._step.is_open:
-            raise InvariantError("rows are reserved without a step")
-        if not self._taking_part <= self._tracked.keys():
-            raise InvariantError("a step is being built for a request that is not tracked")
 
     # ---- internals
 

@@ -28,11 +28,9 @@ from mmcached.cache.hashing.block_hash import block_hasher
 from mmcached.engine.kv.blocks import KVCacheBlocks
 from mmcached.engine.kv.config import KVCacheConfig
 from mmcached.engine.kv.events import PublishedLog
-from mmcached.engine.kv.integrity import check_integrity
 from mmcached.engine.kv.lookup.coordinator import Coordinator
 from mmcached.engine.kv.lookup.lookups import PrefixLookups
 from mmcached.engine.kv.pool.block_pool import NULL_BLOCK_ID, BlockPool
-from mmcached.engine.kv.pool.eviction_policies import make_eviction_order
 from mmcached.engine.kv.publisher import Publisher
 from mmcached.engine.kv.request_blocks import UNLIMITED
 from mmcached.engine.kv.request_hashes import RequestHashes
@@ -56,8 +54,6 @@ class KVCache:
             recomputed. Unnecessary, and ignored, with hash lookahead.
         enable_kv_cache_events: whether `take_events` returns events.
         num_hash_lookahead_tokens: tokens after a block that its hash also covers.
-        eviction_policy: "lru", or "segmented_lru", which protects content that was requested again
-            (`eviction_policies`).
         hash_seed: seed of the block hashes; equal seeds make equal hashes, with any algorithm.
 
     Attributes:
@@ -66,7 +62,7 @@ class KVCache:
         epoch: number of calls of `new_epoch`.
 
     Raises:
-        ConfigError: a size, the algorithm or the policy is invalid.
+        ConfigError: a size or the algorithm is invalid.
     """
 
     def __init__(  # noqa: PLR0917 (vLLM's signature)
@@ -79,7 +75,6 @@ class KVCache:
         enable_kv_cache_events: bool = False,
         *,
         num_hash_lookahead_tokens: int = 0,
-        eviction_policy: str = "lru",
         hash_seed: str = "",
     ) -> None:
         if max_model_len < 1:
@@ -98,7 +93,7 @@ class KVCache:
         self._hashes = RequestHashes(hasher, config.hash_block_size, num_hash_lookahead_tokens)
         self.req_to_block_hashes = self._hashes.by_request
         self._log = PublishedLog(config, self._hashes) if enable_kv_cache_events else None
-        pool = self.block_pool = BlockPool(pool_size, make_eviction_order(eviction_policy, pool_size), log=self._log)
+        pool = self.block_pool = BlockPool(pool_size, log=self._log)
         steps = self._steps = Steps()
         self.coordinator = Coordinator(config, pool, steps, int(use_eagle and not num_hash_lookahead_tokens))
         self._groups = self.coordinator.groups
@@ -347,9 +342,6 @@ class KVCache:
             blocks_cached=pool.num_published,
             blocks_total=pool.num_blocks - 1,
         )
-
-    def check_integrity(self) -> None:
-        check_integrity(self.block_pool, self._steps, self._groups, self._held)
 
     # ---- internals
 

@@ -28,7 +28,6 @@ class Caches:
             config.enable_prefix_caching,
             config.prefix_caching_hash_algo,
             enable_kv_cache_events=config.kv_events.enable_kv_cache_events or config.routes_by_content,
-            eviction_policy=config.kv_eviction_policy,
             hash_seed=config.prefix_caching_hash_seed,
         )
         self.encoder = make_encoder_cache_manager(config.encoder_cache_scope, self.encoder_budget.cache_size)
@@ -76,8 +75,3 @@ class Caches:
 
     def holders(self) -> set[int]:
         return self.kv.holders() | self.encoder.holders() | self.prefix_index.holders()
-
-    def check_integrity(self) -> None:
-        self.kv.check_integrity()
-        self.encoder.check_integrity()
-        self.prefix_index.check_integrity()

@@ -237,22 +237,6 @@ class Scheduler:
 
     # ---- inspection
 
-    def check_integrity(self) -> None:
-        self.caches.check_integrity()
-        queued = [*self._running, *self._waiting]
-        if len(queued) != len(self._requests) or {request.request_id for request in queued} != self._requests.keys():
-            raise InvariantError("a request is queued twice, or not at all")
-        for request in self._waiting:
-            if request.num_computed_tokens or request.status is not RequestStatus.WAITING:
-                raise InvariantError(f"{request} waits, but has been computed or has ended")
-        for request in self._running:
-            table = self.kv_cache_manager.block_table(request.request_id)
-            if len(table) * self._config.block_size < request.num_computed_tokens:
-                raise InvariantError(f"{request} has {len(table)} block(s) only")
-        self.suspects.check_integrity(queued)
-        if not self.caches.holders() <= {request.request_id for request in self._running}:
-            raise InvariantError("a request that is not running holds blocks, encoder outputs or rows")
-
     # ---- building a step
 
     def _try_step(self, alone: Request | None) -> ScheduledStep | None:

@@ -10,11 +10,10 @@ computed alone for good, so that it ends. Invariant: exactly the suspects have a
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from mmcached.engine.scheduling.request_queue import RequestQueue
 from mmcached.engine.steps.request import Request
-from mmcached.wire.errors import InvariantError
 
 MAX_PROGRESS = 1 << 62
 """Value of `alone_until` for a request that is always computed alone."""
@@ -68,8 +67,3 @@ class Suspects:
         if not self._requests:
             return list(queue)
         return [request for request in queue if not request.alone_until]
-
-    def check_integrity(self, unfinished: Iterable[Request]) -> None:
-        alone = {request.request_id for request in unfinished if request.alone_until}
-        if alone != {request.request_id for request in self._requests}:
-            raise InvariantError(f"requests {sorted(alone)} are computed alone, suspects are {list(self._requests)}")

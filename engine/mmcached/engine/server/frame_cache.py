@@ -77,6 +77,3 @@ class FrameCache:
 
     def contents(self) -> list[tuple[str, int]]:
         return self._lru.contents()
-
-    def check_integrity(self) -> None:
-        self._lru.check_integrity()

@@ -24,7 +24,6 @@ from mmcached.engine.steps.request import Request
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import (
     CacheMiss,
-    InvariantError,
     MmcachedError,
     PoisonousRequest,
     RequestAborted,
@@ -66,7 +65,7 @@ class OpenRequests:
         self._records = records
         self._latency = latency
         self._publish = publish
-        self._poisonous = PoisonousRequests(config.restart_window_s, clock=clock)
+        self._poisonous = PoisonousRequests(clock=clock)
         self._requests: dict[int, Request] = {}
 
     def __len__(self) -> int:
@@ -157,10 +156,6 @@ class OpenRequests:
                 if is_stored and feature.mm_hash in mm_hashes and request.request_id in self._requests:
                     lost[request.request_id] = request, feature
         return list(lost.values())
-
-    def check_integrity(self) -> None:
-        if len(self.results) != len(self._requests):
-            raise InvariantError(f"results of {len(self.results)} requests, of which {len(self._requests)} are open")
 
     def _check_room(self) -> None:
         limit = self._max_num

@@ -1,6 +1,6 @@
 """Poisonous requests: requests that have killed workers; equal requests are refused for a while.
 
-They are remembered for the supervisor's restart window, within which a role that dies too often is given up. Requests
+They are remembered for `RESTART_WINDOW_S`, within which a role that dies too often is given up. Requests
 of equal kind, tenant, tokens and items are equal. Invariant: at most `MAX_KEPT`, the latest.
 """
 
@@ -10,16 +10,16 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable
 
 from mmcached.engine.steps.request import Request
+from mmcached.wire.config import RESTART_WINDOW_S
 from mmcached.wire.errors import PoisonousRequest
 
 MAX_KEPT = 256
 
 
 class PoisonousRequests:
-    """Poisonous requests of one engine, each remembered for `window_s` seconds of the monotonic clock."""
+    """Poisonous requests of one engine, by a monotonic clock."""
 
-    def __init__(self, window_s: float, *, clock: Callable[[], float]) -> None:
-        self._window_s = window_s
+    def __init__(self, *, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._kept: OrderedDict[Hashable, tuple[float, PoisonousRequest]] = OrderedDict()
 
@@ -28,7 +28,7 @@ class PoisonousRequests:
 
     def add(self, request: Request, error: PoisonousRequest) -> None:
         key = _key(request)
-        self._kept[key] = self._clock() + self._window_s, error
+        self._kept[key] = self._clock() + RESTART_WINDOW_S, error
         self._kept.move_to_end(key)
         if len(self._kept) > MAX_KEPT:
             self._kept.popitem(last=False)

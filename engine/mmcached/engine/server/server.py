@@ -88,7 +88,7 @@ class EngineServer(Closeable):
         self._scheduler = Scheduler(config)
         self._items = ItemFrames(config)
         self._records = HeldRecords(partial(contact, run_dir.path))
-        self._share = TurnShare.of(config.limits)
+        self._share = TurnShare()
         self._rest_s = longest_rest_s(config.limits)
         self._guard = Guard(ends=(InvariantError,))
         with ExitStack() as stack:
@@ -254,10 +254,6 @@ class EngineServer(Closeable):
 
     def _publish(self) -> None:
         self._page.publish(self.stats)
-
-    def check_integrity(self) -> None:
-        self._scheduler.check_integrity()
-        self._requests.check_integrity()
 
 
 def main(run_dir: Path, engine_index: int) -> int:

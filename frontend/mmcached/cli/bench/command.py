@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from datetime import UTC, datetime
-from pathlib import Path
 from typing import Annotated
 
 import msgspec
@@ -14,37 +12,28 @@ import typer
 from mmcached.cli.bench.figures import KIB, MIB, OF_REDIS, SIZES, Figure, size_text, this_host
 from mmcached.cli.config.units import in_unit_of
 from mmcached.cli.installed import installed_version
-from mmcached.cli.terminal_text import shown
 from mmcached.wire.errors import ConfigError
 
-PAGE = Path("mmcached-bench.html")
 MAX_CLIENTS = 256
 MAX_RECORD_BYTES = 1024 * MIB
 _SIZES = ",".join(size_text(each).replace(" ", "") for each in SIZES)
 
 
 def bench(
-    page: Annotated[Path, typer.Option("--page", metavar="FILE", help="The page to write.")] = PAGE,
     sizes: Annotated[str, typer.Option("--sizes", metavar="SIZES", help="Record sizes: `4KiB,1MiB`.")] = _SIZES,
     clients: Annotated[str, typer.Option("--clients", metavar="NUMBERS", help="Numbers of clients: `1,4`.")] = "1,4",
     seconds: Annotated[float, typer.Option("--seconds", min=0.1, max=3600, help="How long to measure.")] = 60.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
 ) -> None:
-    """Measure the store on this host. Compares it with Redis and a copy of memory; writes a page with plots."""
+    """Measure the store on this host. Compares it with Redis and a copy of memory."""
     chosen_sizes, chosen_clients = parse_sizes(sizes), parse_clients(clients)
-    if not page.absolute().parent.is_dir():
-        raise ConfigError("page", str(page), "its directory does not exist")
     from mmcached.cli.bench.run import measure
 
     figures = measure(chosen_sizes, chosen_clients, seconds)
-    now = datetime.now(UTC).isoformat(timespec="minutes")
-    from mmcached.cli.bench.page import page as page_of
-
-    page.write_text(page_of(figures, this_host(), f"mmcached {installed_version()}, {now}"), encoding="utf-8")
     if as_json:
         sys.stdout.buffer.write(msgspec.json.format(msgspec.json.encode(figures), indent=1) + b"\n")
     else:
-        _print(figures, page)
+        _print(figures)
 
 
 def parse_sizes(text: str) -> list[int]:
@@ -69,7 +58,7 @@ def parse_clients(text: str) -> list[int]:
     return sorted(found)
 
 
-def _print(figures: Sequence[Figure], page: Path) -> None:
+def _print(figures: Sequence[Figure]) -> None:
     from rich.console import Console
 
     from mmcached.cli.bench.table import tables, verdict
@@ -80,4 +69,4 @@ def _print(figures: Sequence[Figure], page: Path) -> None:
     console.print(verdict(figures), highlight=False)
     if not {each.kind for each in figures} & set(OF_REDIS):
         console.print("without Redis: redis-server is not installed", highlight=False)
-    console.print(f"page: {shown(str(page))}", highlight=False, markup=False, soft_wrap=True)
+    console.print(f"{this_host()}; mmcached {installed_version()}", highlight=False, markup=False)

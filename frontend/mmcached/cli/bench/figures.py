@@ -22,11 +22,16 @@ class Kind(StrEnum):
     """A kind of call; its value is the display name."""
 
     VIEW = "hit, in place"
+    """`client.get(key, view=True)`."""
     OWNED = "hit, a copy"
     PUT = "put"
+    """`client.put` of a new key until it is answered."""
     COMPUTE = "get_or_compute, new"
+    """`client.get_or_compute` of a new key, whose computation takes no time."""
     MEMCPY = "memcpy"
+    """One copy of that many bytes within a process."""
     REDIS_GET = "Redis GET"
+    """GET over a unix socket into an existing buffer, without decoding."""
     REDIS_SET = "Redis SET"
 
 
@@ -34,15 +39,6 @@ OURS = (Kind.VIEW, Kind.OWNED, Kind.PUT, Kind.COMPUTE)
 OF_REDIS = (Kind.REDIS_GET, Kind.REDIS_SET)
 READS = (Kind.VIEW, Kind.OWNED, Kind.REDIS_GET)
 """Kinds that read one record repeatedly; each call of the others makes a new one."""
-MEANINGS = {
-    Kind.VIEW: "`client.get(key, view=True)`: looked up, leased and read in place in shared memory",
-    Kind.OWNED: "`client.get(key)`: the client's own copy",
-    Kind.PUT: "`client.put` of a new key until it is answered: from then on every client can read it",
-    Kind.COMPUTE: "`client.get_or_compute` of a new key, whose computation takes no time",
-    Kind.MEMCPY: "one copy of that many bytes within a process: the minimal cost of moving the bytes",
-    Kind.REDIS_GET: "GET over a unix socket into an existing buffer, without decoding",
-    Kind.REDIS_SET: "SET over a unix socket",
-}
 
 
 @dataclass(frozen=True, slots=True)

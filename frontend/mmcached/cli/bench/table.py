@@ -1,4 +1,4 @@
-"""The figures as tables: on the page a row for each size, on a terminal, in 80 columns, a row for each kind."""
+"""The figures as tables of 80 columns, with a row for each kind of call."""
 
 from __future__ import annotations
 
@@ -16,16 +16,6 @@ def kinds_of(figures: Sequence[Figure]) -> list[Kind]:
 
 def clients_text(num_clients: int) -> str:
     return f"{num_clients} client{'s' * (num_clients > 1)}"
-
-
-def rows(figures: Sequence[Figure], num_clients: int) -> list[list[str]]:
-    """Return a row for each size: the size, then `p50 / p99` of each kind."""
-    lines = []
-    for num_bytes in sorted({each.num_bytes for each in figures}):
-        found = [find(figures, kind, num_clients, num_bytes) for kind in kinds_of(figures)]
-        cells = ["-" if each is None else f"{time_text(each.p50_us)} / {time_text(each.p99_us)}" for each in found]
-        lines.append([size_text(num_bytes), *cells])
-    return lines
 
 
 def tables(figures: Sequence[Figure]) -> list[Table]:

@@ -10,6 +10,7 @@ from mmcached.cli.doctor.finding import Finding, Host, mib
 from mmcached.cli.doctor.memory import grow
 from mmcached.shm.segment.headroom import memory_headroom
 from mmcached.wire.config import MIN_NURSERY_BYTES
+from mmcached.wire.limits import RESERVED_DESCRIPTORS
 
 _INLINE = "large puts go through the socket, and the service copies them"
 
@@ -51,7 +52,7 @@ def _has_descriptor(host: Host, pid: int | None) -> bool:
         num_open = len(os.listdir(host.root / f"proc/{pid}/fd"))
     except OSError:
         return True
-    return limit is None or num_open < int(limit[1]) - host.config.limits.reserved_descriptors
+    return limit is None or num_open < int(limit[1]) - RESERVED_DESCRIPTORS
 
 
 def _free_bytes(host: Host) -> int:

@@ -11,6 +11,7 @@ from importlib.util import find_spec
 
 from mmcached.cli.doctor.finding import Finding, Host, mib
 from mmcached.wire.extras import how_to_install
+from mmcached.wire.limits import RESERVED_DESCRIPTORS
 
 TORCH_TIMEOUT_S = 120.0
 _ASK_TORCH = "import torch; n = torch.cuda.device_count(); print(n, *(torch.cuda.get_device_name(i) for i in range(n)))"
@@ -22,13 +23,15 @@ def open_files(host: Host) -> Finding:
     Roles raise their soft limit to the hard one.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    reserved, num_clients = host.config.limits.reserved_descriptors, host.config.store_max_clients
+    num_clients = host.config.store_max_clients
     num_nurseries = host.config.limits.max_nurseries if host.config.store_nursery_bytes else 0
-    needed = num_clients + num_nurseries + reserved
+    needed = num_clients + num_nurseries + RESERVED_DESCRIPTORS
     fact = f"{'no limit' if hard == resource.RLIM_INFINITY else hard} (soft {soft}, which is raised)"
     fix = f"ulimit -Hn {needed}; systemd: LimitNOFILE={needed}; docker run --ulimit nofile={needed}"
-    if hard != resource.RLIM_INFINITY and hard <= 2 * reserved:
-        return Finding("problem", f"{fact}: a frontend keeps {reserved} free and has hardly one for clients", fix)
+    if hard != resource.RLIM_INFINITY and hard <= 2 * RESERVED_DESCRIPTORS:
+        return Finding(
+            "problem", f"{fact}: a frontend keeps {RESERVED_DESCRIPTORS} free and has hardly one for clients", fix
+        )
     if hard != resource.RLIM_INFINITY and hard < needed:
         return Finding("warning", f"{fact}; {num_clients} clients and {num_nurseries} nurseries need {needed}", fix)
     return Finding("ok", fact)

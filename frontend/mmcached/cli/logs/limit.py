@@ -16,6 +16,8 @@ from typing import Any
 import structlog
 
 WINDOW_S = 10.0
+MAX_LINES = 10
+"""Lines of one kind and peer in a window."""
 MAX_PEERS = 16
 """Peers with a count of their own, for each kind of line and window."""
 MAX_KINDS = 1024

@@ -30,7 +30,7 @@ import structlog
 if _is_rich_hidden:
     del sys.modules["rich"]
 
-from mmcached.cli.logs.limit import LogLimit
+from mmcached.cli.logs.limit import MAX_LINES, LogLimit
 from mmcached.cli.terminal_text import shown_lines
 from mmcached.wire.config import ServiceConfig
 
@@ -53,7 +53,7 @@ def set_up_logging(role: str, config: ServiceConfig, *, stream: TextIO | None = 
         stream: stderr by default; decides `log_format = "auto"` by whether it is a terminal.
     """
     stream = stream or sys.stderr
-    limit = LogLimit(config.limits.log_lines_per_peer)
+    limit = LogLimit(MAX_LINES)
     is_console = config.log_format == "console" or (config.log_format == "auto" and stream.isatty())
     shared: list[Any] = [
         structlog.contextvars.merge_contextvars,

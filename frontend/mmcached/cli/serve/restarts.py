@@ -14,7 +14,10 @@ from __future__ import annotations
 
 import sys
 
-from mmcached.wire.config import ServiceConfig
+from mmcached.wire.config import RESTART_WINDOW_S, ServiceConfig
+
+MAX_BACKOFFS = 25
+"""The longest wait before a restart, in `restart_backoff_s`."""
 
 
 class RestartPolicy:
@@ -30,9 +33,9 @@ class RestartPolicy:
         """Return the policy of a role; without `gives_up` it is restarted forever."""
         return cls(
             max_restarts=config.max_restarts if gives_up else sys.maxsize,
-            window_s=config.restart_window_s,
+            window_s=RESTART_WINDOW_S,
             backoff_s=config.restart_backoff_s,
-            backoff_max_s=config.restart_backoff_max_s,
+            backoff_max_s=MAX_BACKOFFS * config.restart_backoff_s,
         )
 
     def died(self, now: float) -> float | None:

@@ -48,6 +48,7 @@ from mmcached.cli.watch.service_status import (
 from mmcached.cli.watch.store_readers import store_readers
 from mmcached.shm.stats.page import StatsPageReader
 from mmcached.wire.errors import ConfigError, InvariantError, MmcachedError, ServiceUnavailable
+from mmcached.wire.limits import RESERVED_DESCRIPTORS
 from mmcached.wire.paths import RunDir
 from mmcached.wire.sockets.unix_sockets import NamedListener
 
@@ -103,7 +104,7 @@ class AdminServer:
                 listeners.append(listener)
                 host, port = listener.getsockname()[:2]
                 self.url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-            running = _Running(self._endpoints, listeners, _num_connections(config.limits.reserved_descriptors))
+            running = _Running(self._endpoints, listeners, _num_connections(RESERVED_DESCRIPTORS))
             stack.callback(running.stop)
             running.start()
             self._closing = stack.pop_all()

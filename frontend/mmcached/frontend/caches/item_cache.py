@@ -126,6 +126,3 @@ class ItemCache:
             inline_items=self._num_inline,
             inline_fallbacks=self._num_fallbacks,
         )
-
-    def check_integrity(self) -> None:
-        """Raise InvariantError when the cache contradicts itself."""

@@ -47,9 +47,6 @@ class LocalItemCache(ItemCache):
     def clear(self) -> None:
         self._lru.clear()
 
-    def check_integrity(self) -> None:
-        self._lru.check_integrity()
-
     def _entry(self, item: Processed) -> Entry[Processed]:
         """Return the entry of a new item, and count the item."""
         self._num_new += 1

@@ -102,6 +102,3 @@ class MirroredItemCache(ItemCache):
     def contents(self) -> list[tuple[str, int]]:
         """Return `(key, bytes)` of all entries, the oldest first."""
         return self._lru.contents()
-
-    def check_integrity(self) -> None:
-        self._lru.check_integrity()

@@ -23,7 +23,6 @@ from mmcached.frontend.caches.item_cache import ItemCache, OutgoingItem
 from mmcached.frontend.connections.rings import NoRing
 from mmcached.frontend.store.record_store import RecordStore
 from mmcached.wire.config import ServiceConfig
-from mmcached.wire.errors import InvariantError
 from mmcached.wire.handle import Handle
 
 if TYPE_CHECKING:
@@ -74,12 +73,6 @@ class StoredItemCache(ItemCache):
     def clear(self) -> None:
         self._records.drop_items()
         self._small.clear()
-
-    def check_integrity(self) -> None:
-        self._small.check_integrity()
-        twice = [key for key, _ in self._small.contents() if self._records.has_item(key)]
-        if twice:
-            raise InvariantError(f"item cache: {twice[:3]} lie in the store and are kept here too")
 
     def _find(self, key: str) -> Entry[Processed] | OutgoingItem | None:
         """Return an item that is kept here, or is in the store, where it is pinned."""

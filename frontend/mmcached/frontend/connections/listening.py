@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from mmcached.wire.config import GIB, MIB, ServiceConfig
 from mmcached.wire.errors import ServiceUnavailable, error_to_wire
+from mmcached.wire.limits import RESERVED_DESCRIPTORS
 from mmcached.wire.messages.client import Failed
 from mmcached.wire.messages.engine import Refused
 from mmcached.wire.messages.frontend import FromClient, FromEngine
@@ -33,7 +34,7 @@ def listen_for_clients(run_dir: RunDir, config: ServiceConfig, clock: Callable[[
     limits, of_message = config.limits, message_limits(config)
     bounds = Bounds(
         max_connections=limits.max_clients,
-        reserved_descriptors=limits.reserved_descriptors,
+        reserved_descriptors=RESERVED_DESCRIPTORS,
         max_frames=of_message.max_frames,
         max_message_bytes=of_message.max_bytes,
         max_body_bytes=of_message.max_body_bytes,
@@ -54,7 +55,7 @@ def listen_for_engines(run_dir: RunDir, config: ServiceConfig, clock: Callable[[
     """Bind the socket for engines; raise OSError if that fails."""
     bounds = Bounds(
         max_connections=MAX_ENGINES,
-        reserved_descriptors=config.limits.reserved_descriptors // 2,  # engines may use part of the clients' reserve
+        reserved_descriptors=RESERVED_DESCRIPTORS // 2,  # engines may use part of the clients' reserve
         max_frames=1 << 20,
         max_message_bytes=4 * GIB,
         max_body_bytes=256 * MIB,

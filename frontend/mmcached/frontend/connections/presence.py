@@ -16,7 +16,7 @@ from collections.abc import Iterable
 import structlog
 
 from mmcached.shm.files.lock_file import is_held, remove_if_free
-from mmcached.wire.errors import InvariantError, RemoteProtocolError
+from mmcached.wire.errors import RemoteProtocolError
 from mmcached.wire.messages.frontend import FromClient
 from mmcached.wire.paths import RunDir
 from mmcached.wire.sockets.listener import Listener
@@ -92,8 +92,3 @@ class ClientPresence:
     def _living_peer(self, client_id: str) -> bytes | None:
         peer = self._client_to_peer.get(client_id)
         return peer if peer is not None and self._channel.is_connected(peer) else None
-
-    def check_integrity(self) -> None:
-        """Raise `InvariantError` unless connections and clients are one to one."""
-        if {peer: client_id for client_id, peer in self._client_to_peer.items()} != self._peer_to_client:
-            raise InvariantError("connections and clients are not one to one")

@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mmcached.cache.checkpoints.checkpoint import checkpoint_of
+from mmcached.clips.settings import MAX_CHANNELS, MAX_STREAMS
 from mmcached.clips.versions import EXTRAS, decoder_of
 from mmcached.frontend.processing.checkpoint_slices import CheckpointSlices
 from mmcached.frontend.processing.processor import Processed, cut_patches
@@ -122,9 +123,9 @@ class SliceProcessor:
         if modality == "video":
             most = f"{limits.max_frame_pixels} pixels, {limits.max_clip_frames} frames"
         else:
-            most = f"{limits.max_audio_channels} channels"
+            most = f"{MAX_CHANNELS} channels"
         # What one service refuses, another one's cache must not answer.
-        most += f", {limits.max_clip_s} s, {limits.max_clip_streams} streams, {limits.max_clip_mb} MiB"
+        most += f", {limits.max_clip_s} s, {MAX_STREAMS} streams, {limits.max_clip_mb} MiB"
         return f"mmcached {modality} {_VERSION}; {settings}; {most}; {decoder}"
 
     def _settings(self, modality: Modality) -> str:

@@ -23,7 +23,6 @@ from math import inf
 from typing import NamedTuple
 
 from mmcached.wire.config import ServiceConfig
-from mmcached.wire.errors import InvariantError
 from mmcached.wire.messages.parts import Fetch
 
 MAX_FETCHES = 8192
@@ -230,16 +229,6 @@ class FetchTable:
             self._end(name, "failed")
         self._own_until.clear()
         self._number_to_late.clear()
-
-    def check_integrity(self) -> None:
-        """Raise `InvariantError` if a parked request has no open fetch, or a fetch is in two states."""
-        fetches = self._asked | self._elsewhere
-        if len(fetches) != len(self._asked) + len(self._elsewhere) or len(fetches) != len(self._number_to_name):
-            raise InvariantError(f"{len(fetches)} fetches, {len(self._number_to_name)} numbers")
-        if lost := [one.request_id for one in self._parked if not one.names or not one.names <= fetches.keys()]:
-            raise InvariantError(f"parked, but nothing is fetched for them: {lost}")
-        if not self._to_order.keys() <= self._asked.keys():
-            raise InvariantError("a fetch is to be ordered that is not asked for")
 
     # ---- internals
 

@@ -361,25 +361,6 @@ class Nurseries:
 
     # ---- integrity and internals
 
-    def check_integrity(self) -> None:
-        """Raise InvariantError if the sets of a nursery overlap, or leave its used part."""
-        for one in self._nurseries.values():
-            stretches = [
-                stretch
-                for kind in (one.granted, one.prepared, one.prepared_cold, one.free, one.cold)
-                for stretch in kind
-            ]
-            stretches += [(place.offset, place.offset + place.size) for place in one.records.values()]
-            end = 0
-            for begin, stop in sorted(stretches):
-                if begin < end:
-                    raise InvariantError(f"byte {begin} of nursery {one.nursery} has two owners")
-                end = stop
-            if end > one.frontier or one.frontier > one.size:
-                raise InvariantError(f"nursery {one.nursery} ends at {end}, its frontier is {one.frontier}")
-        if any(one.peer != peer for peer, one in self._peer_to_nursery.items()):
-            raise InvariantError("a connection has a nursery of another")
-
     def _empty(self, one: Nursery) -> list[tuple[int, int]]:
         one.granted, one.prepared, one.prepared_cold, one.free = Extents(), Extents(), Extents(), Extents()
         one.cold = Extents([(0, one.frontier)])

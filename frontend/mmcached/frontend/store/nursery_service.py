@@ -32,6 +32,7 @@ from mmcached.shm.store.tensor_bytes import Bytes1D
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import InvariantError, RemoteProtocolError, ServiceUnavailable, StaleHandle
 from mmcached.wire.handle import Handle
+from mmcached.wire.limits import RESERVED_DESCRIPTORS
 from mmcached.wire.messages.parts import MIN_PLACED_BYTES, Grants, NurseryPlace
 
 SLICE_BYTES = 1 << 20
@@ -65,7 +66,6 @@ class NurseryService:
         self._records = records
         self._channel = channel
         self._max_nurseries = config.limits.max_nurseries
-        self._reserved_descriptors = config.limits.reserved_descriptors
         self._size = round_up(config.store_nursery_bytes, PAGE_BYTES)
         self._has_checksums = config.ring_has_checksums
         self.books = Nurseries(config.store_nursery_bytes)
@@ -346,16 +346,7 @@ class NurseryService:
         """Return whether one more descriptor leaves the reserve untouched."""
         fd = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
         os.close(fd)
-        return fd < resource.getrlimit(resource.RLIMIT_NOFILE)[0] - self._reserved_descriptors
-
-    def check_integrity(self) -> None:
-        """Raise InvariantError if the books of the nurseries contradict each other or the ring."""
-        self.books.check_integrity()
-        ring = self._records.ring
-        if not isinstance(ring, NoRing):
-            ours = {slot: place for one in self.books for slot, place in one.records.items()}
-            if ours != dict(ring.placed.places()):
-                raise InvariantError("the nurseries and the ring do not have the same records")
+        return fd < resource.getrlimit(resource.RLIMIT_NOFILE)[0] - RESERVED_DESCRIPTORS
 
 
 def _place_of(record: PlacedRecord) -> Placed:

@@ -51,7 +51,6 @@ from mmcached.wire.closeable import Closeable
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import (
     CacheFull,
-    InvariantError,
     ItemTooLarge,
     LocalProtocolError,
     RemoteProtocolError,
@@ -477,28 +476,6 @@ class RecordStore(Closeable):
 
     # ---- integrity and end
 
-    def check_integrity(self) -> None:
-        """Raise `InvariantError` if tenants' books and the store disagree, or a tenant or share is over its limit."""
-        self._store.check_integrity()
-        listed = [key for books in self._tenant_to_books.values() for key in books.key_to_bytes]
-        if len(listed) != len(self._store) or not all(map(self._store.find, listed)):
-            raise InvariantError(f"{len(listed)} records of tenants, {len(self._store)} in the store")
-        for tenant, books in self._tenant_to_books.items():
-            if any(self._key_to_tenant.get(key) != tenant for key in books.key_to_bytes):
-                raise InvariantError(f"tenant {tenant!r} is charged for a record of another")
-            sizes = books.key_to_bytes
-            if not sizes or books.num_bytes != sum(sizes.values()):
-                raise InvariantError(f"tenant {tenant!r}: {books.num_bytes} bytes in {len(sizes)} records")
-            if self._quota_bytes is not None and tenant != ITEMS_TENANT and books.num_bytes > self._quota_bytes:
-                raise InvariantError(f"tenant {tenant!r} takes {books.num_bytes} bytes of {self._quota_bytes}")
-        if self._share_bytes is not None:
-            of_clients = {name for name, tenant in self._key_to_tenant.items() if tenant != ITEMS_TENANT}
-            in_ring = {name for name in of_clients if not self._lies_in_nursery(name)}
-            num_bytes, charged = self._clients_books.num_bytes, self._clients_books.key_to_bytes.keys()
-            # A record being copied into the ring is charged before it lies there.
-            if not in_ring <= charged <= of_clients or num_bytes > self._share_bytes:
-                raise InvariantError(f"the clients take {num_bytes} bytes of {self._share_bytes}")
-
     def close(self) -> None:
         self._store.close()
         self._tenant_to_books.clear()
@@ -662,9 +639,6 @@ class _NoStore:
 
     def __len__(self) -> int:
         return 0
-
-    def check_integrity(self) -> None:
-        pass
 
     def close(self) -> None:
         pass

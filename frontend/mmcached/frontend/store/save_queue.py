@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from mmcached.wire.config import MIB
-from mmcached.wire.limits import LimitsConfig
+from mmcached.wire.limits import MAX_SAVE_AGE_S, MAX_WAITING_SAVES, LimitsConfig
 from mmcached.wire.messages.parts import Save
 
 
@@ -38,10 +38,8 @@ class SaveQueue:
         *,
         on_lost: Callable[[str], object] = lambda name: None,
     ) -> None:
-        self._max_waiting = limits.max_l2_waiting
         self._max_bytes = limits.max_l2_waiting_mb * MIB
         self._max_record_bytes = limits.max_l2_record_mb * MIB
-        self._max_age_s = limits.l2_save_age_s
         self._clock = clock
         self._on_lost = on_lost
         self._waiting: dict[str, _Waiting] = {}
@@ -60,12 +58,12 @@ class SaveQueue:
         self._remove(name)
         self._waiting[name] = _Waiting(save, self._clock())
         self._num_bytes += save.place.nbytes
-        while len(self._waiting) > self._max_waiting or self._num_bytes > self._max_bytes:
+        while len(self._waiting) > MAX_WAITING_SAVES or self._num_bytes > self._max_bytes:
             self._drop_first()
 
     def take(self, limit: int) -> dict[str, Save]:
         """Return and remove up to `limit` records, the oldest first, by name; drop records that are too old."""
-        oldest = self._clock() - self._max_age_s
+        oldest = self._clock() - MAX_SAVE_AGE_S
         while self._waiting and next(iter(self._waiting.values())).since < oldest:
             self._drop_first()
         saves: dict[str, Save] = {}

@@ -463,13 +463,6 @@ class StoreService(Closeable):
             fetches=self.second_level.stats(),
         )
 
-    def check_integrity(self) -> None:
-        """Raise `InvariantError` if records or claims contradict themselves."""
-        self.records.check_integrity()
-        self.nurseries.check_integrity()
-        self.claims.check_integrity()
-        self.second_level.fetches.check_integrity()
-
     def close(self) -> None:
         """Fail all waiting requests, and remove the ring. A second call changes nothing."""
         for waiter in self.claims.take_all():

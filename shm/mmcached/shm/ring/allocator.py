@@ -227,39 +227,6 @@ class RingAllocator:
     def used_bytes(self) -> int:
         return self._used_bytes
 
-    def check_integrity(self) -> None:
-        """Raise InvariantError if an invariant of the module docstring does not hold."""
-        before = self._edge
-        used_bytes = probation_bytes = num_chunks = 0
-        for chunk in self._edge.others():
-            extent = chunk.extent
-            if extent.offset < before.end or extent.size <= 0 or chunk.prev is not before:
-                raise InvariantError(f"chunk {extent} begins before the end of {before.extent}, or is not linked to it")
-            if self._slot_to_chunk.get(extent.slot) is not chunk:
-                raise InvariantError(f"slot {extent.slot} does not lead to its chunk")
-            if not 0 <= chunk.hits <= MAX_HITS or (chunk.is_on_probation and chunk.is_untested):
-                raise InvariantError(f"{extent} has {chunk.hits} hits, or is on probation and proven")
-            used_bytes += extent.size
-            probation_bytes += extent.size * chunk.is_on_probation
-            num_chunks += 1
-            before = chunk
-        if before.end > self.capacity:
-            raise InvariantError(f"chunk {before.extent} ends beyond {self.capacity}")
-        if (used_bytes, probation_bytes) != (self._used_bytes, self._probation_bytes):
-            raise InvariantError(
-                f"{used_bytes} bytes are used, {probation_bytes} of them on probation; "
-                f"the books say {self._used_bytes} and {self._probation_bytes}"
-            )
-        if num_chunks != len(self._slot_to_chunk):
-            raise InvariantError(f"{num_chunks} chunks are linked, {len(self._slot_to_chunk)} have a slot")
-        for hand in set(self._hands) - {self._edge}:
-            if self._slot_to_chunk.get(hand.extent.slot) is not hand:
-                raise InvariantError(f"a hand is behind {hand.extent}, which is gone")
-        if sorted([*self._slot_to_chunk, *self._freed_slots]) != list(range(self._next_slot)):
-            raise InvariantError("a slot id is both free and taken, or neither")
-        if self._next_slot > self.num_slots:
-            raise InvariantError(f"{self._next_slot} slots were taken, of {self.num_slots}")
-
     def _places(self, hand: int, size: int, row: list[Chunk], *, has_slot: bool) -> Iterator[Place]:
         """Yield the places for `size` bytes in a hand's order, once around or until one has no victims.
 

@@ -15,7 +15,7 @@ from operator import itemgetter
 
 from mmcached.shm.ring.allocator import Extent, Plan, RingAllocator
 from mmcached.shm.segment.layout import chunk_bytes
-from mmcached.wire.errors import InvariantError, LocalProtocolError, StaleHandle
+from mmcached.wire.errors import LocalProtocolError, StaleHandle
 from mmcached.wire.handle import Handle
 
 
@@ -165,21 +165,6 @@ class ChunkTable:
         """Return the bytes that no claim can get now; the cost grows with the kept chunks, not with the ring."""
         kept = {slot for slot, pins in self._pins.items() if pins}.union(self._leased_slots(), self._claimed)
         return sum(self._allocator.extent(slot).size for slot in kept if self._allocator.has(slot))
-
-    def check_integrity(self) -> None:
-        """Raise InvariantError if the books contradict each other."""
-        self._allocator.check_integrity()
-        slots = set(self._allocator.slots())
-        if not self._slot_to_handle.keys() | self._claimed.keys() <= slots:
-            raise InvariantError("a chunk or a claim has no room in the ring")
-        if self._slot_to_handle.keys() & self._claimed.keys():
-            raise InvariantError("a slot is both claimed and committed")
-        if not {slot for slot, pins in self._pins.items() if pins} <= self._slot_to_handle.keys():
-            raise InvariantError("a pin is on a slot without a chunk")
-        for slot, handle in self._slot_to_handle.items():
-            extent = self._allocator.extent(slot)
-            if handle.slot != slot or extent.offset != handle.offset or extent.size < chunk_bytes(handle.nbytes):
-                raise InvariantError(f"{handle} is said to lie in {extent}")
 
     def is_kept(self, slot: int) -> bool:
         """Return whether a slot is claimed, pinned or leased."""

@@ -35,7 +35,7 @@ from mmcached.shm.crash_points import crash_point
 from mmcached.shm.ring.slot_table import KeyDigest
 from mmcached.shm.segment.layout import SLOT_BITS
 from mmcached.shm.segment.words import require_word_store
-from mmcached.wire.errors import CacheFull, InvariantError, LocalProtocolError
+from mmcached.wire.errors import CacheFull, LocalProtocolError
 
 _TWO_WORDS = struct.Struct("<QQ")
 _SLOT_MASK = (1 << SLOT_BITS) - 1
@@ -153,17 +153,6 @@ class KeyIndexWriter:
                 hole = place
         self._set(hole, 0)
         self._num_keys -= 1
-
-    def check_integrity(self) -> None:
-        """Raise InvariantError if a word cannot be found from its home, or the count is wrong."""
-        taken = [place for place in range(len(self._words)) if self._words[place]]
-        if len(taken) != self._num_keys:
-            raise InvariantError(f"the index holds {len(taken)} words for {self._num_keys} keys")
-        for place in taken:
-            home = (self._words[place] >> SLOT_BITS) & self._mask
-            run = ((home + step) & self._mask for step in range((place - home) & self._mask))
-            if not all(self._words[before] for before in run):
-                raise InvariantError(f"word {place} of the index is cut off from its home {home}")
 
     def _find(self, mark: int) -> int | None:
         place = (mark >> SLOT_BITS) & self._mask

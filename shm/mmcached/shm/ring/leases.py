@@ -32,7 +32,6 @@ import numpy as np
 import numpy.typing as npt
 
 from mmcached.shm.segment.layout import MAX_COUNT
-from mmcached.wire.errors import InvariantError
 
 Counts = npt.NDArray[np.uint64]
 Outstanding = npt.NDArray[np.int64]
@@ -211,14 +210,6 @@ class LeaseTable:
         if self._next_look >= len(reader_ids):
             self._next_look = self._next_slot = 0
         return found
-
-    def check_integrity(self) -> None:
-        """Raise InvariantError if a reader gave back more leases than it took, or its counts are impossible."""
-        all_slots = slice(0, self._counts.shape[1])
-        for reader_id, books in self._readers.items():
-            overrun = None if self.is_frozen(reader_id) else self._judge(books.seen, reader_id, all_slots)[0]
-            if books.is_fenced or overrun:
-                raise InvariantError(f"reader {reader_id} has given back more leases than it was given: {overrun}")
 
     def _begin(self, reader_id: int, incarnation: int, seen: Counts) -> _Reader:
         books = self._readers[reader_id] = _Reader(incarnation, seen)

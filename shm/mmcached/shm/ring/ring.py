@@ -61,7 +61,6 @@ from mmcached.wire.closeable import Closeable
 from mmcached.wire.errors import (
     CacheFull,
     InvalidRequest,
-    InvariantError,
     ItemTooLarge,
     LocalProtocolError,
     StaleHandle,
@@ -528,18 +527,6 @@ class RingWriter(Closeable):
     def wait_populated(self, timeout_s: float) -> bool:
         """Wait until all pages of the ring are populated; return False on failure or timeout."""
         return self._check_open().wait_populated(timeout_s)
-
-    def check_integrity(self) -> None:
-        """Raise InvariantError if books and slots contradict each other, or a reader gave back too much."""
-        self._check_open()
-        self._chunks.check_integrity()
-        self.placed.check_integrity()
-        self._leases.check_integrity()
-        for handle in (*self._chunks, *self.placed):
-            found, is_valid = read_slot(self._tables.slots, handle.slot)
-            is_same = found[:3] == (handle.generation, handle.offset, handle.nbytes)
-            if not is_valid or not is_same or found.nursery != handle.nursery:
-                raise InvariantError(f"slot {handle.slot} shows {found}, valid: {is_valid}; it holds {handle}")
 
     def close(self) -> None:
         """Unlink both objects, unless the ring outlives its writer. Attached readers keep their mappings.

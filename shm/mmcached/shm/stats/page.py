@@ -48,7 +48,7 @@ from mmcached.shm.stats.layout import (
 )
 from mmcached.shm.stats.table import TableWriter, read_table
 from mmcached.wire.closeable import Closeable
-from mmcached.wire.errors import InvariantError, SegmentError
+from mmcached.wire.errors import SegmentError
 from mmcached.wire.stats import RoleName, Stats
 
 Clock = Callable[[], int]
@@ -174,16 +174,6 @@ class StatsPageWriter(_MappedPage):
     def beat(self) -> None:
         """Store the heartbeat, without new figures."""
         self._words[HEARTBEAT] = self._clock()
-
-    def check_integrity(self) -> None:
-        """Raise InvariantError if the slot does not hold the values that this writer has stored."""
-        if self._words[PID] != os.getpid():
-            raise InvariantError(f"the slot of {self.role} holds pid {self._words[PID]}, not ours")
-        for name, base, value, word in zip(
-            self._fields.names, self._base, self._last, self._words[FIRST_FIELD:], strict=False
-        ):
-            if word != base + value:
-                raise InvariantError(f"{self.role}: {name} is {word} in the page, {base} + {value} here")
 
     def close(self) -> None:
         for table in self._tables:

@@ -25,7 +25,7 @@ from mmcached.shm.segment.layout import chunk_bytes
 from mmcached.shm.store.codec import EncodedRecord, Record, encode
 from mmcached.shm.store.record_note import note_bytes, pack_note, parse_note
 from mmcached.wire.closeable import Closeable
-from mmcached.wire.errors import InvariantError, LocalProtocolError, StaleHandle
+from mmcached.wire.errors import LocalProtocolError, StaleHandle
 from mmcached.wire.handle import Handle
 from mmcached.wire.stats import RingStats
 
@@ -211,23 +211,6 @@ class ObjectStoreWriter(Closeable):
 
     def stats(self) -> RingStats:
         return self.ring.stats()
-
-    def check_integrity(self) -> None:
-        """Raise InvariantError if the index and the ring disagree, or the ring is inconsistent."""
-        self.ring.check_integrity()
-        if {handle.slot: key for key, handle in self._key_to_handle.items()} != self._slot_to_key:
-            raise InvariantError("keys and slots differ")
-        if len(self._slot_to_key) != self.ring.stats().chunks:
-            raise InvariantError(f"{len(self._slot_to_key)} keys, {self.ring.stats().chunks} chunks")
-        for key, handle in self._key_to_handle.items():
-            if not self.ring.is_current(handle):
-                raise InvariantError(f"key {key!r} has lost its chunk")
-        if not self._touched <= self._key_to_handle.keys():
-            raise InvariantError("a key is touched that is not stored")
-        if self.ring.index is not None:
-            self.ring.index.check_integrity()
-            if len(self.ring.index) != len(self._key_to_handle):
-                raise InvariantError(f"{len(self._key_to_handle)} keys, the index shows {len(self.ring.index)}")
 
     def close(self) -> None:
         self._key_to_handle.clear()

@@ -18,7 +18,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import ParamSpec, Self
+from typing import ParamSpec
 
 from mmcached.wire.errors import InvariantError
 from mmcached.wire.limits import LimitsConfig
@@ -46,12 +46,8 @@ class TurnShare:
     [0, 1, 2]
     """
 
-    num_messages: int
-    seconds: float
-
-    @classmethod
-    def of(cls, limits: LimitsConfig) -> Self:
-        return cls(limits.messages_per_turn, limits.turn_s)
+    num_messages: int = 64
+    seconds: float = 0.005
 
     def __iter__(self) -> Iterator[None]:
         end = time.monotonic() + self.seconds

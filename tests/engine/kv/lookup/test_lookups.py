@@ -12,6 +12,7 @@ import pytest
 from mmcached.engine import KVCacheManager, Request
 from tests.engine.builders import generate
 from tests.engine.kv.builders import Spec, books, manager_of, plant, tables
+from tests.engine.kv.integrity import check_kv
 
 NUM_TOKENS = 33
 HIT = "TTTFFFFF"
@@ -30,7 +31,7 @@ def blocked(*specs: Spec) -> tuple[KVCacheManager, Request]:
 def admits(manager: KVCacheManager, request: Request) -> bool:
     hit, num_hit = manager.get_computed_blocks(request)
     is_admitted = manager.allocate_slots(request, request.num_tokens - num_hit, num_hit, hit) is not None
-    manager.check_integrity()
+    check_kv(manager)
     return is_admitted
 
 

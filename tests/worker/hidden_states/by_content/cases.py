@@ -10,6 +10,7 @@ import torch
 
 from mmcached.wire.errors import MissingRows
 from mmcached.worker.hidden_states import KeySpec, Refusal, RowChunk, RowSpan, TensorPrefixStore
+from tests.worker.integrity import check_prefix_store
 
 BLOCK, WIDTH = 4, 3
 HIDDEN = KeySpec("hidden_states", (WIDTH,), torch.float32)
@@ -44,7 +45,7 @@ def write(store: TensorPrefixStore, *chunks: RowChunk, base: float = 0) -> None:
     rows = torch.cat([hidden_of(chunk, base) for chunk in chunks])
     assert store.write(chunks, {"hidden_states": rows}) == []
     store.commit()
-    store.check_integrity()
+    check_prefix_store(store)
 
 
 def hidden(store: TensorPrefixStore, request_id: int, first: int, end: int) -> list[float]:

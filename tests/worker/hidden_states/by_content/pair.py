@@ -24,6 +24,7 @@ from mmcached.wire.errors import MissingRows
 from mmcached.worker.hidden_states import KeySpec, Refusal, RowChunk, RowSpan, RowsRead
 from tests.worker.hidden_states.by_content.journeys import DIRECT, Journey
 from tests.worker.hidden_states.by_content.plain_store import PlainStore
+from tests.worker.integrity import check_prefix_store
 
 NUMBERS = 1 << 30
 _NOISE = 1 << 16
@@ -113,7 +114,7 @@ class Pair:
         self.compare()
 
     def compare(self) -> None:
-        self.store.check_integrity()
+        check_prefix_store(self.store)
         stats, plain = self.store.stats(), self.plain
         assert (stats.blocks, stats.sealed_blocks) == (len(plain.blocks), len(plain.sealed))
         assert (stats.evictable_blocks, stats.evictions) == (len(plain.evictable), plain.num_evictions)
@@ -134,7 +135,7 @@ class Pair:
             if not self.store.stats().in_flight_nbytes:
                 break
         assert self.store.stats().in_flight_nbytes == 0
-        self.store.check_integrity()
+        check_prefix_store(self.store)
 
     # ---- requests
 

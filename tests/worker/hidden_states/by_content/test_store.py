@@ -127,7 +127,6 @@ def test_a_chunk_that_cannot_be_is_refused_and_the_others_are_kept() -> None:
     refusals = store.write(chunks, {"hidden_states": rows})
     assert [(refusal.key, refusal.request_id) for refusal in refusals] == [("", 2), ("", 3), ("", 0), ("", 1)]
     store.commit()
-    store.check_integrity()
     assert hidden(store, 4, 0, 2) == [3, 4]
     assert hidden(store, 0, 0, 8) == list(range(8))
     assert missing(store, 1, 8, 9) == (8, 9)
@@ -156,7 +155,6 @@ def test_nothing_is_nothing() -> None:
     assert store.commit() == {}
     with store.read([], ["hidden_states"]) as rows:
         assert rows.all("hidden_states") == []
-    store.check_integrity()
 
 
 # ---- reading
@@ -266,7 +264,6 @@ def test_positions_beyond_the_limit_are_refused_before_anything_grows_with_them(
         with pytest.raises(InvalidRequest, match=r"request 5: must be 0 <= first < end <= 8"):
             store.read([RowSpan(0, 0, 8), RowSpan(5, first, end)], ["hidden_states"])
     store.commit()
-    store.check_integrity()
 
 
 @pytest.mark.parametrize(
@@ -317,7 +314,6 @@ def test_a_hit_behind_a_block_that_is_completed_in_the_same_step(begun: int, pac
     report = store.commit()
     assert [report[name] for name in names_of("abcdefgh")] == [{"hidden_states": 4}] * 2
     assert store.usable_prefix(names_of("abcdefgh"), 8, ["hidden_states"]) == 8
-    store.check_integrity()
 
 
 def test_a_guess_is_not_found_under_a_name_after_a_write_that_has_failed() -> None:
@@ -333,7 +329,6 @@ def test_a_guess_is_not_found_under_a_name_after_a_write_that_has_failed() -> No
     store.commit()
     assert store.usable_prefix(names_of("abcd"), 4, ["hidden_states"]) == 3
     assert store.usable_prefix(names_of("abcd"), 4, ["other"]) == 3
-    store.check_integrity()
 
 
 def test_a_chunk_without_rows_moves_no_rows_of_others() -> None:

@@ -188,29 +188,6 @@ class PendingRows:
         for arena in list(self._of_arena):
             self.drop_arena(arena)
 
-    def check_integrity(self) -> None:
-        """Raise `InvariantError` if a written row is in no arena or copy, or bytes are counted wrongly."""
-        for arena, sources in self._of_arena.items():
-            pending = np.flatnonzero(sources.source)
-            known = [
-                sources.of(flight.number, part.indexes)
-                for flight in self._flights
-                for part in flight.parts
-                if part.sources is sources
-            ]
-            if (
-                not arena.are_written(pending).all()
-                or sum(map(len, known)) != len(pending)
-                or sources.noted is not None
-            ):
-                raise InvariantError(
-                    f"{arena.spec.name}: {len(pending)} rows are pending, not all of them are under way"
-                )
-        nbytes = sum(flight.copy.nbytes for flight in self._flights)
-        if nbytes != self.in_flight_nbytes or (nbytes > self.byte_limit and len(self._flights) > 1):
-            counted = f"{self.in_flight_nbytes} are counted, {self.byte_limit} allowed"
-            raise InvariantError(f"{nbytes} bytes are under way in {len(self._flights)} copies, {counted}")
-
     # ---- internals
 
     def _send(self) -> None:

@@ -77,12 +77,6 @@ class KVPool:
     def stats(self) -> KVPoolStats:
         return KVPoolStats(int(self._computed.sum()), len(self._computed), self._data.nbytes)
 
-    def check_integrity(self) -> None:
-        if bool(self._computed[: self.block_size].any()):
-            raise InvariantError("a slot of the null block is marked computed")
-        if bool(self._data[:, :, 0].any()):
-            raise InvariantError("the null block has been written")
-
 
 def _zeros(shape: tuple[int, ...], device: torch.device) -> torch.Tensor:
     """Return float64 zeros; on the CPU without writing them, unlike `torch.zeros`, which maps every page at once."""

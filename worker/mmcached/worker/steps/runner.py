@@ -146,12 +146,6 @@ class ModelRunner(Closeable):
     def close(self) -> None:
         self._items.close()
 
-    def check_integrity(self) -> None:
-        self._pool.check_integrity()
-        self.encoder_cache.check_integrity()
-        if self.prefix_store is not None:
-            self.prefix_store.check_integrity()
-
     def _attempt(self, plan: StepPlan, frames: Sequence[Frame], made: StepResult) -> tuple[ErrorInfo | None, bytes]:
         """Execute a plan into `made`; on an error withdraw it and return the error. No view outlives the call."""
         # Even if the step fails: the engine names a freed key once.

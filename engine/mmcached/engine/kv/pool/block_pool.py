@@ -4,10 +4,10 @@
           ^                    |                       |                  |
           +------- free -------+                       +------free--> free, published
           ^                                                               |
-          +--------------- evict (get, in the policy's order) ------------+
+          +--------------- evict (get, least recently freed) ------------+
 
 Free blocks are handed out in two tiers: first unpublished blocks, last freed first (for locality, and to spare the
-cache); then published blocks in the order of the eviction policy. Block 0 is the null block, a placeholder in tables:
+cache); then published blocks, least recently freed first. Block 0 is the null block, a placeholder in tables:
 it is never handed out, published or referenced.
 
 >>> pool = BlockPool(5)
@@ -29,7 +29,7 @@ from collections.abc import Callable, Iterable, Sequence
 from operator import length_hint
 from typing import Protocol
 
-from mmcached.engine.kv.pool.eviction import EvictionOrder, LruOrder
+from mmcached.engine.kv.pool.eviction import LruOrder
 from mmcached.engine.kv.pool.published import PublishedBlocks
 from mmcached.wire.errors import InvariantError, LocalProtocolError
 
@@ -54,14 +54,13 @@ class BlockPool:
         on_unpublished: called with blocks that have lost their content; may be None.
     """
 
-    def __init__(self, num_blocks: int, policy: EvictionOrder | None = None, *, log: ChangeLog | None = None) -> None:
+    def __init__(self, num_blocks: int, *, log: ChangeLog | None = None) -> None:
         self.num_blocks = num_blocks
         self._ref_counts = [0] * num_blocks
         self._num_free = num_blocks - 1
         self._free_unpublished = list(range(num_blocks - 1, NULL_BLOCK_ID, -1))  # handed out from its end
-        self._free_published: EvictionOrder = LruOrder() if policy is None else policy
+        self._free_published = LruOrder()
         self._published = PublishedBlocks(self._ref_counts)
-        self._observer = self._free_published.observer
         self._log = log
         self.find = self._published.find
         self.find_prefix = self._published.find_prefix
@@ -134,11 +133,6 @@ class BlockPool:
                 raise InvariantError(f"of the free blocks {revived}, not all are published: they cannot be shared")
             self._num_free -= len(revived)
             self._free_published.remove(revived)
-        if self._observer is not None:
-            # Blocks reserved by the open step are shared before they are published; these are no hits.
-            found = [block_id for block_id in block_ids if key_of[block_id] is not None]
-            if found:
-                self._observer.hit(found)
 
     def free_blocks(self, block_ids: Sequence[int]) -> None:
         """Drop one reference per block. Blocks listed first are reused or evicted first; the null block is skipped.
@@ -166,10 +160,7 @@ class BlockPool:
             InvariantError: a block is not held or already published, or there is not one key per block; nothing has
                 changed.
         """
-        copies = self._published.add(block_ids, keys)
-        if self._observer is not None and block_ids:
-            self._observer.stored(block_ids, keys)
-        return copies
+        return self._published.add(block_ids, keys)
 
     def unpublish(self, block_ids: Iterable[int]) -> None:
         """Drop the content of blocks; skips blocks without content. Free blocks among them are handed out next."""
@@ -193,41 +184,14 @@ class BlockPool:
         """Return all free blocks in the order in which they would be handed out."""
         return [*reversed(self._free_unpublished), *self._free_published.order()]
 
-    def check_integrity(self, tables: Iterable[Sequence[int]]) -> None:
-        """Raise `InvariantError`, with the place, if the pool contradicts itself or the block tables."""
-        held = Counter(block_id for table in tables for block_id in filter(None, table))
-        for block_id, ref_count in enumerate(self._ref_counts):
-            if ref_count != held[block_id]:
-                raise InvariantError(f"block {block_id}: {ref_count} references, in {held[block_id]} table(s)")
-        free, published = self.free_order(), self._free_published.order()
-        if not self._num_free == len(free) == len(set(free)) or len(published) != len(self._free_published):
-            raise InvariantError(
-                f"{self._num_free} blocks are free: {len(free)} in order, {len(set(free))} different ones, of which "
-                f"{len(published)} published, {len(self._free_published)} by the policy's count"
-            )
-        usable = set(range(NULL_BLOCK_ID + 1, self.num_blocks))
-        if not held.keys().isdisjoint(free) or held.keys() | set(free) != usable:
-            raise InvariantError(
-                f"blocks {sorted(held.keys() & set(free))} are free and held, "
-                f"blocks {sorted((held.keys() | set(free)) ^ usable)} neither, or do not exist"
-            )
-        if misplaced := {block_id for block_id in free if self.block_key(block_id) is not None} ^ set(published):
-            raise InvariantError(f"blocks {sorted(misplaced)} are free in the wrong tier")
-        if self.block_key(NULL_BLOCK_ID) is not None:
-            raise InvariantError("the null block is published")
-        self._published.check_integrity()
-
     def _forget(self, block_ids: list[int]) -> None:
-        """Unpublish published blocks, and notify the log and the observers."""
+        """Unpublish published blocks, and notify the log and `on_unpublished`."""
         if self.on_unpublished is not None:
             self.on_unpublished(block_ids)
-        if self._log is None and self._observer is None:
+        if self._log is None:
             self._published.remove(block_ids)
         elif gone := self._published.remove_and_return_keys(block_ids):
-            if self._observer is not None:
-                self._observer.forgotten(gone)
-            if self._log is not None:
-                self._log.removed(gone)
+            self._log.removed(gone)
 
     def _free_mixed(self, block_ids: Sequence[int], num_done: int) -> None:
         """Continue `free_blocks` after `num_done` blocks that were published and had a single reference."""

@@ -1,8 +1,7 @@
-"""Eviction order of free published blocks: the protocol, and exact LRU.
+"""Eviction order of free published blocks: exact LRU.
 
 The pool adds every published block whose last reference was dropped, and removes it once: by `take` when no unpublished
-block is free, or by `remove` when a request shares it again. A policy that uses more than age has an observer, which is
-told of published, found and forgotten content; without an observer the pool skips these calls.
+block is free, or by `remove` when a request shares it again.
 
 Invariant: a block that was added and neither removed nor taken since is in `order()` exactly once; no other block is.
 """
@@ -10,59 +9,8 @@ Invariant: a block that was added and neither removed nor taken since is in `ord
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
 _TOLERATED_WASTE = 1024  # entries; below that, dropping them is not worth a call
-
-
-class ContentObserver(Protocol):
-    """Observer of block content. Calls come in bulk, with at least one block or key.
-
-    Sequence for one block: `stored`, then `hit` any number of times; `add` when its last reference is dropped; then
-    either `remove` and `hit` (in this order), after which it continues as before, or `take` and, if no other block
-    holds the same content, `forgotten`. `clear` ends the sequence for every block, also for held blocks.
-    """
-
-    def stored(self, block_ids: Sequence[int], keys: Sequence[bytes]) -> None:
-        """Note that held blocks were published under these keys, in pairs, copies of older content included."""
-        ...
-
-    def hit(self, block_ids: Sequence[int]) -> None:
-        """Note that a request has found these published blocks and shares them from now on."""
-        ...
-
-    def forgotten(self, keys: Sequence[bytes]) -> None:
-        """Note that no block holds these contents any longer. Follows the `take` that evicted them."""
-        ...
-
-
-class EvictionOrder(Protocol):
-    """Order of the free published blocks of one pool. Operations take amortized O(1) per block."""
-
-    @property
-    def observer(self) -> ContentObserver | None:
-        """The observer of content, usually the order itself; None for no observer. Read once."""
-        ...
-
-    def __len__(self) -> int: ...
-
-    def add(self, block_ids: Sequence[int]) -> None:
-        """Add blocks that are not in the order; other things equal, the first of them is evicted first."""
-        ...
-
-    def remove(self, block_ids: Sequence[int]) -> None: ...
-
-    def take(self, num_blocks: int) -> list[int]:
-        """Remove and return the first `num_blocks` of `order()`, 1 to `len(self)`."""
-        ...
-
-    def order(self) -> list[int]:
-        """Return the blocks in the order in which `take` would return them. Changes nothing; for checks."""
-        ...
-
-    def clear(self) -> None:
-        """Remove all blocks and forget all content."""
-        ...
 
 
 class LruOrder:
@@ -78,8 +26,6 @@ class LruOrder:
     a fixed multiple of the largest number of live entries, at amortized constant cost. The call that drops them takes
     about 40 ns per entry, 8 ms in a pool of 100,000 blocks, once per 100,000 hits.
     """
-
-    observer = None
 
     def __init__(self) -> None:
         self._entries: list[int] = []

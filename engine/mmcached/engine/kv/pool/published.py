@@ -98,15 +98,6 @@ class PublishedBlocks:
         self._num_copies = 0
         self.key_of[:] = [None] * len(self.key_of)
 
-    def check_integrity(self) -> None:
-        if not self._copies.keys() <= self._first.keys() or {} in self._copies.values():
-            raise InvariantError("a key has copies, but no first block, or an empty list of them")
-        by_key = {(block_id, key) for key, block_id in self._first.items()}
-        by_key |= {(block_id, key) for key, copies in self._copies.items() for block_id in copies}
-        by_block = {(block_id, key) for block_id, key in enumerate(self.key_of) if key is not None}
-        if by_key != by_block or len(by_key) != len(self):
-            raise InvariantError(f"keys and blocks disagree on what is published: {by_key ^ by_block}")
-
     def _add_copies(self, block_ids: Sequence[int], keys: Sequence[bytes], first: Sequence[int]) -> list[int]:
         copies = [index for index, block_id in enumerate(block_ids) if first[index] != block_id]
         for index in copies:

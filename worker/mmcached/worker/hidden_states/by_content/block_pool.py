@@ -9,7 +9,6 @@ Invariant: a block is free, or it has a hash or a holder; at most `capacity` blo
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping
 
 import numpy as np
 
@@ -138,21 +137,3 @@ class BlockPool:
         self._free = list(range(len(self._refs) - 1, -1, -1))
         self.hashes = [None] * len(self._refs)
         self.is_sealed[:] = False
-
-    def check_integrity(self, refs: Mapping[int, int]) -> None:
-        """Raise `InvariantError` if the pool contradicts itself, or `refs`, the number of holders by block."""
-        free, evictable = set(self._free), set(self._evictable)
-        for block_id, num_holders in enumerate(self._refs):
-            block_hash = self.hashes[block_id]
-            if num_holders != refs.get(block_id, 0):
-                raise InvariantError(f"block {block_id} counts {num_holders} holder(s), not {refs.get(block_id, 0)}")
-            where = (block_id in free, block_id in evictable)
-            if where != (not num_holders and block_hash is None, not num_holders and block_hash is not None):
-                raise InvariantError(f"block {block_id} with {num_holders} holder(s) is in the wrong list")
-            is_found = block_hash is not None and self._block_of[block_hash] == block_id
-            if bool(self.is_sealed[block_id]) != (block_hash is not None) or (block_hash is not None and not is_found):
-                raise InvariantError(f"block {block_id} has hash {block_hash!r}, but is not found by it")
-        if len(free) != len(self._free) or len(self._block_of) != sum(each is not None for each in self.hashes):
-            raise InvariantError("a block is free twice, or a hash has no block")
-        if self.num_used > self.capacity:
-            raise InvariantError(f"{self.num_used} blocks are in use, the budget allows {self.capacity}")

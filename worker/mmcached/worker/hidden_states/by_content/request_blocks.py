@@ -10,10 +10,9 @@ Invariant: each request holds a prefix of its sequence; the sealed blocks in the
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 
-from mmcached.wire.errors import InvalidRequest, InvariantError
+from mmcached.wire.errors import InvalidRequest
 from mmcached.worker.hidden_states.by_content.block_pool import BlockPool
 from mmcached.worker.integers import as_integer
 
@@ -136,18 +135,6 @@ class RequestBlocks:
     def clear(self) -> None:
         for request_id in list(self.of_request):
             self.release(request_id)
-
-    def check_integrity(self) -> None:
-        chains = self.of_request.values()
-        self._pool.check_integrity(Counter(each for chain in chains for each in chain.block_ids if each != ABSENT))
-        for request_id, chain in self.of_request.items():
-            num_held = sum(block_id != ABSENT for block_id in chain.block_ids)
-            if ABSENT in chain.block_ids[:num_held]:
-                raise InvariantError(f"request {request_id} holds a block without the one before: {chain.block_ids}")
-            for number, block_id in enumerate(chain.block_ids[:num_held]):
-                block_hash = chain.hashes[number] if number < len(chain.hashes) else None
-                if self._pool.hashes[block_id] != block_hash:
-                    raise InvariantError(f"block {number} of request {request_id} is block {block_id} of another hash")
 
     def _find(self, chain: Chain, number: int) -> bool:
         """Hold a sealed block and all before it; return whether all were found."""

@@ -280,10 +280,6 @@ class TensorPrefixStore:
             pinned_nbytes=self._pending.pinned_nbytes,
         )
 
-    def check_integrity(self) -> None:
-        self._requests.check_integrity()
-        self._pending.check_integrity()
-
     # ---- internals
 
     def _refuse(self, spans: Sequence[RowSpan]) -> NoReturn:

@@ -1,0 +1,77 @@
+"""Checks that the store's tables agree with each other: records, tenants, nurseries, claims, fetches."""
+
+from __future__ import annotations
+
+from mmcached.cache.store_keys import ITEMS_TENANT
+from mmcached.frontend.store.claim_table import ClaimTable
+from mmcached.frontend.store.fetch_table import FetchTable
+from mmcached.frontend.store.nurseries import Nurseries
+from mmcached.frontend.store.nursery_service import NurseryService
+from mmcached.frontend.store.record_store import RecordStore
+from mmcached.frontend.store.store_service import StoreService
+from mmcached.shm.ring.ring import RingWriter
+from mmcached.shm.store.object_store import ObjectStoreWriter
+from tests.shm.integrity import check_objects
+
+
+def check_records(records: RecordStore) -> None:
+    """Check that every record is charged to its tenant, and that no tenant or share is over its limit."""
+    if isinstance(records._store, ObjectStoreWriter):
+        check_objects(records._store)
+    listed = [key for books in records._tenant_to_books.values() for key in books.key_to_bytes]
+    assert len(listed) == len(records._store)
+    assert all(map(records._store.is_cached, listed))
+    for tenant, books in records._tenant_to_books.items():
+        assert all(records._key_to_tenant.get(key) == tenant for key in books.key_to_bytes)
+        assert books.key_to_bytes
+        assert books.num_bytes == sum(books.key_to_bytes.values())
+        assert records._quota_bytes is None or tenant == ITEMS_TENANT or books.num_bytes <= records._quota_bytes
+    if records._share_bytes is not None:
+        of_clients = {name for name, tenant in records._key_to_tenant.items() if tenant != ITEMS_TENANT}
+        in_ring = {name for name in of_clients if not records._lies_in_nursery(name)}
+        charged = records._clients_books.key_to_bytes.keys()
+        # A record being copied into the ring is charged before it lies there.
+        assert in_ring <= charged <= of_clients
+        assert records._clients_books.num_bytes <= records._share_bytes
+
+
+def check_nurseries(books: Nurseries) -> None:
+    """Check that no byte of a nursery has two owners."""
+    for one in books:
+        kinds = (one.granted, one.prepared, one.prepared_cold, one.free, one.cold)
+        stretches = [stretch for kind in kinds for stretch in kind]
+        stretches += [(place.offset, place.offset + place.size) for place in one.records.values()]
+        end = 0
+        for begin, stop in sorted(stretches):
+            assert begin >= end, f"byte {begin} of nursery {one.nursery} has two owners"
+            end = stop
+        assert end <= one.frontier <= one.size
+    assert all(one.peer == peer for peer, one in books._peer_to_nursery.items())
+
+
+def check_nursery_service(service: NurseryService) -> None:
+    check_nurseries(service.books)
+    ring = service._records.ring
+    if isinstance(ring, RingWriter):
+        ours = {slot: place for one in service.books for slot, place in one.records.items()}
+        assert ours == dict(ring.placed.places())
+
+
+def check_claims(table: ClaimTable) -> None:
+    assert all(name == claim.name for name, claim in table._claims.items())
+    requests = [waiter.request for waiter in table._waiters()]
+    assert len(set(requests)) == len(requests), "a request waits twice"
+
+
+def check_fetches(table: FetchTable) -> None:
+    fetches = table._asked | table._elsewhere
+    assert len(fetches) == len(table._asked) + len(table._elsewhere) == len(table._number_to_name)
+    assert all(parked.names and parked.names <= fetches.keys() for parked in table._parked)
+    assert table._to_order.keys() <= table._asked.keys()
+
+
+def check_store(store: StoreService) -> None:
+    check_records(store.records)
+    check_nursery_service(store.nurseries)
+    check_claims(store.claims)
+    check_fetches(store.second_level.fetches)
