@@ -1,6 +1,6 @@
-"""Keeps whole items in the frontend (mode `processor_only`): saves the processing, not the sending.
+"""Whole items kept in the frontend (mode `processor_only`): saves the processing, not the sending.
 
-Engines keep nothing, so there may be any number of frontends and engines.
+Engines keep no items, so any number of frontends and engines may be combined.
 """
 
 from __future__ import annotations
