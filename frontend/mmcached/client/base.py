@@ -111,7 +111,6 @@ class BaseClient(ABC):
 
 
 def _traced(tracer_provider: Any) -> Callable[..., Calls]:
-    """Return a factory of calls with spans."""
     if not callable(getattr(tracer_provider, "get_tracer", None)):
         limit = "a TracerProvider of OpenTelemetry, as opentelemetry.trace.get_tracer_provider() returns"
         raise invalid("tracer_provider", tracer_provider, limit)

@@ -102,7 +102,6 @@ class Clip:
 
 
 def checked_clips(videos: Sequence[VideoLike], audios: Sequence[AudioLike]) -> list[ClipOptions]:
-    """Check clips, and return their options with defaults filled in, videos first."""
     check_sequence("videos", videos)
     check_sequence("audios", audios)
     if not (videos or audios):

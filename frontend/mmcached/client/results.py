@@ -197,7 +197,6 @@ def _owned_tensor(tensor: Tensor, payload: Sequence[Frame], library: Library = D
 
 
 def _checked(tensor: Tensor, payload: Sequence[Frame]) -> tuple[TensorType, memoryview]:
-    """Return the type and the bytes of a tensor in a message."""
     if tensor.frame >= len(payload):
         raise RemoteProtocolError(f"frame {tensor.frame} of {len(payload)}", "tensor.frame")
     kind = TensorType.checked(tensor.dtype, list(tensor.shape), "tensor")

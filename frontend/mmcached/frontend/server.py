@@ -230,7 +230,6 @@ class Frontend(Closeable):
         self._closing.close()
 
     def check_integrity(self) -> None:
-        """Raise `InvariantError` if a part contradicts itself."""
         for part in (self.requests, self.store, self._presence):
             part.check_integrity()
 
@@ -307,7 +306,6 @@ class Frontend(Closeable):
             self._clients.try_send(peer, to_client.Failed(request_id, error_to_wire(error)))
 
     def _ask_all(self, peer: bytes, message: received.Probe | received.Flush) -> None:
-        """Start a probe or flush of all engines, or answer with the error."""
         now = self._clock()
         try:
             match message:
@@ -468,7 +466,6 @@ class Frontend(Closeable):
         )
 
     def _answer_finished(self, now: float) -> None:
-        """Answer requests for statistics, and probes and flushes that have finished or timed out."""
         if self._asked_for_stats:
             asked, self._asked_for_stats = self._asked_for_stats, []
             snapshots = {} if self._page is None else self._page.read()

@@ -103,7 +103,6 @@ class RequestLRU(Generic[V]):
         return [(key, entry.nbytes) for key, entry in self._entries.items()]
 
     def check_integrity(self) -> None:
-        """Raise InvariantError if the sizes do not sum up to the usage, or exceed the capacity."""
         total = sum(entry.nbytes for entry in self._entries.values())
         if total != self.usage or total > max(self.capacity, 0):
             raise InvariantError(f"LRU cache: sizes sum to {total}, usage {self.usage}, capacity {self.capacity}")

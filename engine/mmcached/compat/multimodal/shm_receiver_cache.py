@@ -97,7 +97,6 @@ class ShmObjectStoreReceiverCache(BaseMultiModalReceiverCache):
             raise InvariantError(f"{self._entry.taken_bytes} bytes are under {self.num_held} leases")
 
     def _read(self, handle: Handle) -> MultiModalKwargsItem:
-        """Take a lease, and return the item in place; raise StaleHandle if it is gone."""
         self._reader.check_place(handle)
         holder = self._reader.holder(handle)
         lease = self._returns.bind(holder, handle)

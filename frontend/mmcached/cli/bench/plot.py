@@ -53,7 +53,6 @@ def chart(
 
 
 def _scale(values: Sequence[float], start: float, end: float) -> Callable[[float], float]:
-    """Return a function from a value to a coordinate between `start` and `end`, by its logarithm."""
     low, high = math.log(min(values)), math.log(max(values))
     span = high - low or 1.0
     return lambda value: start + (math.log(value) - low) / span * (end - start)

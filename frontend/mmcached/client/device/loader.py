@@ -110,7 +110,6 @@ class _Run(NamedTuple):
 
 
 def _runs(tensors: Sequence[torch.Tensor]) -> Iterator[_Run]:
-    """Yield the runs of the tensors in shared memory."""
     run: _Run | None = None
     for index in sorted(range(len(tensors)), key=lambda index: tensors[index].data_ptr()):
         tensor = tensors[index]
@@ -144,6 +143,5 @@ def bytes_in(pages: Pages, begin: int, end: int) -> torch.Tensor:
 
 
 def _tensor_in(copied: torch.Tensor, tensor: torch.Tensor, run: _Run) -> torch.Tensor:
-    """Return the copy of one tensor of a run."""
     begin = tensor.data_ptr() - run.pages.address - run.begin
     return copied[begin : begin + tensor.nbytes].view(tensor.dtype).view(tensor.shape)

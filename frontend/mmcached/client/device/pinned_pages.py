@@ -118,7 +118,6 @@ class PinnedPages:
         return sum(len(known.pinned) for known in list(self._known.values()))
 
     def _pin_next(self) -> None:
-        """Pin the lowest of the wanted pieces."""
         with self._lock:
             if not self._wanted:
                 return
@@ -141,7 +140,6 @@ class PinnedPages:
         self._runtime.unpin(address + begin)  # closed meanwhile
 
     def _forget(self, address: int) -> None:
-        """Unpin the pieces of the pages at an address."""
         with self._lock:
             known = self._known.pop(address, _Known())
         for piece in known.pinned:

@@ -67,7 +67,6 @@ class BatchOrder:
         self._told: deque[ReceivedBatch] = deque()
 
     def take(self) -> ReceivedBatch | None:
-        """Return and remove the next batch in order; None without one."""
         return self._told.popleft() if self._told else None
 
     def live(self, number: int, batch: KVEventBatch | None) -> None:
@@ -82,7 +81,6 @@ class BatchOrder:
         self._tell_held()
 
     def asked(self) -> None:
-        """Record that `ask_from` was asked."""
         self.ask_from, self.is_asking = None, True
         self._newest_when_asked = self._newest_live
 

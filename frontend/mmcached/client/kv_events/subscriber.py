@@ -204,7 +204,6 @@ class KVEventSubscriber(Closeable):
                 self.num_unreadable += 1
 
     def _messages(self, socket: zmq.Socket[bytes] | None) -> Iterator[list[bytes]]:
-        """Yield up to `MESSAGES_AT_ONCE` received messages of a socket."""
         if socket is None:
             return
         for _ in range(MESSAGES_AT_ONCE):

@@ -93,7 +93,6 @@ class StoreSession:
             return self._reader
 
     def is_announced(self, ring: RingAnnouncement | None) -> bool:
-        """Return whether this is the session of `ring`, and its reader needs no announcement."""
         return self._is_announced and self.ring == ring and not self._returns.is_shared
 
     @property
@@ -402,7 +401,6 @@ class StoreSession:
     def _take_again(
         self, digest: KeyDigest, held: list[Held | Inline | None], index: int, reader: ReaderEntry
     ) -> list[Handle]:
-        """Look a key up and take a lease, until that succeeds or the key has no record."""
         mapping = self._store.reader
         for _ in range(MAX_LOOKS):
             place = mapping.look.find(digest)

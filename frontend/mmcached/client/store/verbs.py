@@ -285,7 +285,6 @@ class StoreVerbs(StoreReads):
         return result
 
     def _drop(self, key: str, deadline: Deadline, tenant: str) -> Verb[bool]:
-        """Return whether the key had a record."""
         session = yield from self._in_contact(deadline)
         if session.ring is None:
             return False

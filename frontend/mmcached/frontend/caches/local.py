@@ -51,7 +51,6 @@ class LocalItemCache(ItemCache):
         self._lru.check_integrity()
 
     def _entry(self, item: Processed) -> Entry[Processed]:
-        """Return the entry of a new item, and count the item."""
         self._num_new += 1
         self._num_fallbacks += item.encoded.nbytes > self._lru.capacity
         return Entry(item.encoded.nbytes, item)

@@ -106,7 +106,6 @@ class StoredItemCache(ItemCache):
         return OutgoingItem.inline(key, found.value)
 
     def _place(self, key: str, item: Processed, *, is_pinned: bool) -> OutgoingItem:
-        """Keep a new item in the store or here, if there is room, and count it."""
         self._num_new += 1
         nbytes = item.encoded.nbytes
         if nbytes < self._inline_below_bytes:
@@ -128,6 +127,5 @@ class StoredItemCache(ItemCache):
 
 
 def _handles(items: Sequence[OutgoingItem]) -> Iterator[Handle]:
-    """Yield the place of each item in the store, once."""
     places = {item.mm_hash: item.payload for item in items}
     return (place for place in places.values() if isinstance(place, Handle))

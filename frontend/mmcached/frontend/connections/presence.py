@@ -6,7 +6,7 @@
 
 So no other connection can cancel, end or send requests for a connected client. A disconnected client has no requests to
 protect: a client that connects anew, or to a new frontend, is bound by its first message. A client lives as long as its
-lock is held. Does not know requests.
+lock is held.
 """
 
 from __future__ import annotations
@@ -93,6 +93,5 @@ class ClientPresence:
         return peer if peer is not None and self._channel.is_connected(peer) else None
 
     def check_integrity(self) -> None:
-        """Raise `InvariantError` unless connections and clients are one to one."""
         if {peer: client_id for client_id, peer in self._client_to_peer.items()} != self._peer_to_client:
             raise InvariantError("connections and clients are not one to one")

@@ -150,7 +150,6 @@ class EngineConnections:
         log.info("engine ready", engine=connection.index, workers=message.num_workers)
 
     def cache_changed(self, connection: EngineConnection, message: received.CacheChanged) -> None:
-        """Record a change of an engine's caches."""
         try:
             connection.held.take(message)
         except RemoteProtocolError as error:

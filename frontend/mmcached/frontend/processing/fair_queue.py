@@ -47,7 +47,6 @@ class FairQueue(Generic[T]):
         return entry
 
     def discard(self, entry: T) -> bool:
-        """Remove an entry; return whether it was queued."""
         clients = self._clients_of.pop(entry, None)
         for client in clients or ():
             entries = self._of_client[client]

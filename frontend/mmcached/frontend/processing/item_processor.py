@@ -88,7 +88,6 @@ class Processing:
         return self._processor.item(made)
 
     def slice_item(self, decoded: DecodedSlice, modality: Modality, tenant: str) -> tuple[str, Processed]:
-        """Return the content key of a decoded slice, and its item."""
         key = self._hasher.hash_kwargs(
             modality=modality, fingerprint=self.fingerprints[modality], tenant=tenant, content=dict(decoded.arrays)
         )

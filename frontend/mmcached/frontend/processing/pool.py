@@ -154,7 +154,6 @@ class WorkPool:
             del done  # or a thread without work would keep its last outcome
 
     def _do_next(self) -> Done | None:
-        """Wait for a job and do it; return None at the end."""
         with self._changed:
             self._changed.wait_for(lambda: self._queue or self._is_closed)
             if self._is_closed:

@@ -90,7 +90,6 @@ class SingleFlight(Generic[T]):
         return is_new
 
     def has_joined(self, request: int, key: str) -> bool:
-        """Return whether a request waits for a key, or has its outcome."""
         return key in self._keys_of.get(request, ())
 
     def landed(self) -> list[tuple[str, T]]:
@@ -166,7 +165,6 @@ class SingleFlight(Generic[T]):
         return again
 
     def check_integrity(self) -> None:
-        """Raise `InvariantError` if the two maps disagree, or landed work has no waiting request."""
         waits = {(request, key) for request, keys in self._keys_of.items() for key in keys}
         if waits != {(request, key) for key, flight in self._flights.items() for request in flight.waiters}:
             raise InvariantError("requests and flights disagree on who waits for what")

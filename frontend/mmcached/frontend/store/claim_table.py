@@ -223,7 +223,6 @@ class ClaimTable:
         return waiters
 
     def check_integrity(self) -> None:
-        """Raise `InvariantError` if a claim is filed under another key, or a request waits twice."""
         if any(name != claim.name for name, claim in self._claims.items()):
             raise InvariantError("a claim is filed under another key")
         requests = [one.request for one in self._waiters()]
@@ -239,7 +238,6 @@ class ClaimTable:
         return (one for claim in self._claims.values() for one in claim.waiters)
 
     def _own_claim(self, token: int, client_id: str) -> _Claim | None:
-        """Return the claim of a token; None if it has ended."""
         claim = next((claim for claim in self._claims.values() if claim.token == token), None)
         if claim is not None and claim.owner.client_id != client_id:
             raise RemoteProtocolError("this token is another client's", "claim")

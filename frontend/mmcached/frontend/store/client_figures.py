@@ -4,7 +4,7 @@
                    └── its entry of the ring ──the ring has read its counts──> counted; kept while the name is unknown
 
 Names beyond `max_names` count as `OTHER_CLIENTS`; so do the counts of an entry whose reader dies before its client is
-known, after a restart of the frontend. Does not know records. Invariant: each count is added to one name, for good.
+known, after a restart of the frontend. Invariant: each count is added to one name, for good.
 """
 
 from __future__ import annotations
@@ -32,7 +32,6 @@ class ClientFigures:
         self._by_name: dict[str, ClientStats] = {}
 
     def greet(self, client_id: str, name: str) -> None:
-        """Record a client's name."""
         self._client_to_name[client_id] = name
 
     def leave(self, client_id: str) -> None:
@@ -43,7 +42,6 @@ class ClientFigures:
         return self._client_to_name.keys()
 
     def attach(self, client_id: str, incarnation: int) -> None:
-        """Assign the entry of this incarnation to a client."""
         name = self._client_to_name.get(client_id, ANY_CLIENT)
         self._incarnation_to_name[incarnation] = name
         self._add(name, self._nobodys.pop(incarnation, ClientStats()))
@@ -60,7 +58,6 @@ class ClientFigures:
         self._count(client_id, ClientStats(hits=num_hits, misses=num_misses))
 
     def put(self, client_id: str) -> None:
-        """Count a put of a client that was kept."""
         self._count(client_id, _ONE_PUT)
 
     def found(self, incarnation: int, num_hits: int, num_misses: int) -> None:

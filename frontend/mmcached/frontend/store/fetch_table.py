@@ -102,12 +102,10 @@ class FetchTable:
 
     @property
     def has_orders(self) -> bool:
-        """Whether a fetch has not been ordered yet."""
         return bool(self._to_order)
 
     @property
     def next_deadline(self) -> float:
-        """The time at which the next fetch ends."""
         if not self._asked and not self._elsewhere:
             return inf
         first = (next(iter(fetches.values()), None) for fetches in (self._asked, self._elsewhere))
@@ -170,7 +168,6 @@ class FetchTable:
     # ---- fetches
 
     def take_orders(self, store_epoch: int, limit: int) -> list[Fetch]:
-        """Return up to `limit` fetches that have not been ordered yet."""
         now, orders = self._clock(), []
         for name in list(islice(self._to_order, limit)):
             del self._to_order[name]
@@ -232,7 +229,6 @@ class FetchTable:
         self._number_to_late.clear()
 
     def check_integrity(self) -> None:
-        """Raise `InvariantError` if a parked request has no open fetch, or a fetch is in two states."""
         fetches = self._asked | self._elsewhere
         if len(fetches) != len(self._asked) + len(self._elsewhere) or len(fetches) != len(self._number_to_name):
             raise InvariantError(f"{len(fetches)} fetches, {len(self._number_to_name)} numbers")

@@ -16,8 +16,7 @@ the ring: `nursery_service` chooses which of them are evicted.
 A new epoch makes all results of the old weights unreachable. Epochs are numbered from a clock, so that an epoch of a
 former frontend is never taken for the current one, unless its records were adopted with it.
 
-Does not know clients, leases or sockets. Invariants: a tenant's records stay within its quota, the clients' records and
-the items within their shares.
+Invariants: a tenant's records stay within its quota, the clients' records and the items within their shares.
 """
 
 from __future__ import annotations
@@ -210,7 +209,6 @@ class RecordStore(Closeable):
         self._num_queries += number
 
     def has(self, tenant: str, key: str) -> bool:
-        """Return whether a key has a record."""
         return self._find(store_key(tenant, key)) is not None
 
     def num_rows(self, tenant: str, key: str) -> int:
@@ -342,7 +340,6 @@ class RecordStore(Closeable):
         return handle is not None and handle.nursery > 0
 
     def drop(self, tenant: str, key: str) -> bool:
-        """Drop the record of a key; return whether it had one."""
         name = store_key(tenant, key)
         if self._find(name) is None:
             return False
@@ -397,7 +394,6 @@ class RecordStore(Closeable):
 
     @property
     def item_bytes(self) -> int:
-        """Bytes of the items in the ring."""
         return self._item_books.num_bytes
 
     def touch_item(self, mm_hash: str, handle: Handle) -> None:
@@ -413,7 +409,6 @@ class RecordStore(Closeable):
             self._forget(name)
 
     def drop_items(self) -> None:
-        """Drop all items; readers with a lease read on."""
         for name in self._item_books.key_to_bytes:
             self._store.discard(name)
             self._forget(name)
@@ -475,7 +470,6 @@ class RecordStore(Closeable):
     # ---- integrity and end
 
     def check_integrity(self) -> None:
-        """Raise `InvariantError` if tenants' books and the store disagree, or a tenant or share is over its limit."""
         self._store.check_integrity()
         listed = [key for books in self._tenant_to_books.values() for key in books.key_to_bytes]
         if len(listed) != len(self._store) or not all(map(self._store.is_cached, listed)):
@@ -575,7 +569,6 @@ class RecordStore(Closeable):
             self._clients_books.add(name, num_bytes)
 
     def _discharge(self, tenant: str, name: str) -> int:
-        """Remove a record from the books; return its bytes."""
         if self._clients_books.has(name):
             self._clients_books.remove(name)
         return self._tenant_to_books[tenant].remove(name)

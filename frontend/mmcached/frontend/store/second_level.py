@@ -105,7 +105,6 @@ class SecondLevel:
         return bool(self._peer) and not (self._is_silent or self.is_flushing or self.is_apart)
 
     def is_peer(self, client_id: str) -> bool:
-        """Return whether a client is the process of the second level."""
         return self._client_id == client_id
 
     def clients(self) -> set[str]:
@@ -221,7 +220,6 @@ class SecondLevel:
 
     @property
     def _flush_step(self) -> str:
-        """The step for which an unconfirmed flush waits."""
         if not self._peer:
             return "its process has not been there"
         if self._flush_from == inf:

@@ -145,7 +145,6 @@ class StoreService(Closeable):
 
     @property
     def announcement(self) -> RingAnnouncement | None:
-        """The address of the store's ring; None if no records are kept."""
         return self.records.ring.announcement
 
     def handle(self, peer: bytes, message: StoreMessage, payload: Sequence[Frame]) -> None:
@@ -476,7 +475,6 @@ class StoreService(Closeable):
         )
 
     def check_integrity(self) -> None:
-        """Raise `InvariantError` if records or claims contradict themselves."""
         self.records.check_integrity()
         self.nurseries.check_integrity()
         self.claims.check_integrity()
@@ -496,7 +494,6 @@ class StoreService(Closeable):
 
 
 def _of_all(records: RecordStore, nurseries: NurseryService) -> RingStats:
-    """Return statistics of the ring and its nurseries; evictions from the clients' share are included."""
     stats = records.ring.stats()
     data_bytes = stats.data_bytes + (nurseries.books.budget_bytes if stats.data_bytes else 0)
     return msgspec.structs.replace(

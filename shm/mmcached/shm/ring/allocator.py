@@ -228,7 +228,6 @@ class RingAllocator:
         return self._used_bytes
 
     def check_integrity(self) -> None:
-        """Raise InvariantError if an invariant of the module docstring does not hold."""
         before = self._edge
         used_bytes = probation_bytes = num_chunks = 0
         for chunk in self._edge.others():
@@ -320,7 +319,6 @@ class RingAllocator:
         self._probation_bytes -= chunk.extent.size
 
     def _remove(self, slot: int) -> Chunk:
-        """Remove a chunk from all books, and return it."""
         chunk = self._slot_to_chunk.pop(slot)
         self._hands = [hand.prev if hand is chunk else hand for hand in self._hands]
         chunk.unlink()

@@ -128,7 +128,6 @@ class ChunkTable:
         return self._slot_to_handle.get(handle.slot) == handle
 
     def current(self, slot: int) -> Handle | None:
-        """Return the handle of a slot's current chunk, or None."""
         return self._slot_to_handle.get(slot)
 
     def check_current(self, handle: Handle) -> None:
@@ -167,7 +166,6 @@ class ChunkTable:
         return sum(self._allocator.extent(slot).size for slot in kept if self._allocator.has(slot))
 
     def check_integrity(self) -> None:
-        """Raise InvariantError if the books contradict each other."""
         self._allocator.check_integrity()
         slots = set(self._allocator.slots())
         if not self._slot_to_handle.keys() | self._claimed.keys() <= slots:

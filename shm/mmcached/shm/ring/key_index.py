@@ -155,7 +155,6 @@ class KeyIndexWriter:
         self._num_keys -= 1
 
     def check_integrity(self) -> None:
-        """Raise InvariantError if a word cannot be found from its home, or the count is wrong."""
         taken = [place for place in range(len(self._words)) if self._words[place]]
         if len(taken) != self._num_keys:
             raise InvariantError(f"the index holds {len(taken)} words for {self._num_keys} keys")

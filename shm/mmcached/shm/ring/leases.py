@@ -138,7 +138,6 @@ class LeaseTable:
         return not books.is_fenced
 
     def void(self, reader_id: int) -> None:
-        """Forget a dead reader and its leases."""
         self._readers.pop(reader_id, None)
         self._live.pop(reader_id, None)
         self._asked = None
@@ -213,7 +212,6 @@ class LeaseTable:
         return found
 
     def check_integrity(self) -> None:
-        """Raise InvariantError if a reader gave back more leases than it took, or its counts are impossible."""
         all_slots = slice(0, self._counts.shape[1])
         for reader_id, books in self._readers.items():
             overrun = None if self.is_frozen(reader_id) else self._judge(books.seen, reader_id, all_slots)[0]

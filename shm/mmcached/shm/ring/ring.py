@@ -487,7 +487,6 @@ class RingWriter(Closeable):
         return self._leases.fenced_readers()
 
     def fenced_pids(self) -> list[int]:
-        """Return the pids of the fenced readers, as their entries state them."""
         segment = self._check_open()
         words, layout = segment.control.words, segment.control.layout
         return [words[layout.incarnation_word(reader_id) + PID_WORD] for reader_id in self._leases.fenced_readers()]
@@ -530,7 +529,6 @@ class RingWriter(Closeable):
         return self._check_open().wait_populated(timeout_s)
 
     def check_integrity(self) -> None:
-        """Raise InvariantError if books and slots contradict each other, or a reader gave back too much."""
         self._check_open()
         self._chunks.check_integrity()
         self.placed.check_integrity()
@@ -591,7 +589,6 @@ class RingWriter(Closeable):
         return Handle(names.ring_id, names.epoch, slot, record.generation, *place, self._tenant, record.nursery)
 
     def _books(self, handle: Handle) -> ChunkTable | NurseryTable:
-        """Return the table that has the state of a handle's slot."""
         return self._chunks if handle.slot < self._chunks.num_slots else self.placed
 
     def _current(self, slot: int) -> Handle | None:

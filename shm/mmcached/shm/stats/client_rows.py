@@ -64,7 +64,6 @@ class ClientRowsWriter:
         self._words.release()
 
     def _with_row(self, name: str) -> str:
-        """Return the name itself, or `OTHER_CLIENTS` if no row is left for it."""
         if name not in self._name_to_row:
             row = len(self._name_to_row)
             if row == _NUM_ROWS:
@@ -80,7 +79,6 @@ class ClientRowsWriter:
 
 
 def _names(words: memoryview[int]) -> list[str]:
-    """Return the names of the rows, in their order."""
     names = []
     for first in range(0, SLOT_WORDS, _ROW_WORDS):
         if not words[first]:

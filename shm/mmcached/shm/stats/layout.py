@@ -1,8 +1,7 @@
 """Layout of the stats page: the meaning of each word of the file, and the conversion of records to words and back.
 
-Knows nothing of files, locks or processes. The fields are those of the records of `mmcached.wire.stats`, flattened with
-dotted names (`kv.queries`); a histogram has a word for each bucket, and its sum. All words are 8 bytes, aligned, in the
-order of this machine.
+The fields are those of the records of `mmcached.wire.stats`, flattened with dotted names (`kv.queries`); a histogram
+has a word for each bucket, and its sum. All words are 8 bytes, aligned, in the order of this machine.
 
     ┌──────────────────────────┐ 0      magic; layout version and number of slots (u32 each);
     │ header                   │        digest of all names and kinds of fields (16 bytes)

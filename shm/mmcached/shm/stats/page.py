@@ -1,6 +1,6 @@
 """The stats page: one file of the run directory in which each role writes its figures, and which all roles read.
 
-Knows nothing of caches. No process waits for another: a role that hangs, or was killed, leaves its last figures here.
+No process waits for another: a role that hangs, or was killed, leaves its last figures here.
 
 **Created atomically.** A page is created at each start of a service, under another name, and renamed.
 
@@ -176,7 +176,6 @@ class StatsPageWriter(_MappedPage):
         self._words[HEARTBEAT] = self._clock()
 
     def check_integrity(self) -> None:
-        """Raise InvariantError if the slot does not hold the values that this writer has stored."""
         if self._words[PID] != os.getpid():
             raise InvariantError(f"the slot of {self.role} holds pid {self._words[PID]}, not ours")
         for name, base, value, word in zip(

@@ -215,7 +215,6 @@ class ObjectStoreWriter(Closeable):
         return self.ring.stats()
 
     def check_integrity(self) -> None:
-        """Raise InvariantError if the index and the ring disagree, or the ring is inconsistent."""
         self.ring.check_integrity()
         if {handle.slot: key for key, handle in self._key_to_handle.items()} != self._slot_to_key:
             raise InvariantError("keys and slots differ")
@@ -262,7 +261,6 @@ class ObjectStoreWriter(Closeable):
         self._slot_to_key[handle.slot] = key
 
     def _show_instead(self, key: str, former: Handle, handle: Handle) -> None:
-        """Show a valid record under a key in place of the former one, and forget that one."""
         del self._slot_to_key[former.slot]
         self._touched.discard(key)
         crash_point("replace.before_index")

@@ -178,7 +178,6 @@ class PendingRows:
                         part.indexes.append(targets)
 
     def drop_arena(self, arena: RowArena) -> None:
-        """Cancel the pending rows of an arena that will not be read again."""
         sources = self._of_arena.pop(arena, None)
         if sources is not None:
             sources.clear()
@@ -189,7 +188,6 @@ class PendingRows:
             self.drop_arena(arena)
 
     def check_integrity(self) -> None:
-        """Raise `InvariantError` if a written row is in no arena or copy, or bytes are counted wrongly."""
         for arena, sources in self._of_arena.items():
             pending = np.flatnonzero(sources.source)
             known = [

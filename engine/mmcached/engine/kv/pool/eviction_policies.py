@@ -15,7 +15,6 @@ _ORDERS: dict[str, Callable[[int], EvictionOrder]] = {
 
 
 def make_eviction_order(policy: str, num_blocks: int) -> EvictionOrder:
-    """Return an empty eviction order for a pool of `num_blocks` blocks; raises `ConfigError` for an unknown policy."""
     if policy not in _ORDERS:
         raise ConfigError("kv_eviction_policy", policy, f"must be one of {', '.join(_ORDERS)}")
     return _ORDERS[policy](num_blocks)

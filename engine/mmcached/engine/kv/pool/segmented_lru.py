@@ -109,7 +109,6 @@ class SegmentedLruOrder:
         self._forgotten.add(keys)
 
     def _split(self, block_ids: Sequence[int]) -> tuple[Sequence[int], Sequence[int]]:
-        """Split blocks into those for probation and those to be protected, each in the given order."""
         wanted = self._wanted
         if wanted.isdisjoint(block_ids):
             return block_ids, ()
