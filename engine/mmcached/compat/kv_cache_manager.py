@@ -238,7 +238,6 @@ class KVCacheManager(KVCache):
         ]
 
     def create_empty_block_list(self) -> KVCacheBlocks:
-        """Return an empty block list for each group."""
         return self._empty.new_empty()
 
     @property

@@ -26,5 +26,4 @@ _VARIABLES = re.compile(
 
 
 def computing_variables(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Return the set environment variables that choose how outputs are computed."""
     return {name: environment[name] for name in sorted(environment) if _VARIABLES.fullmatch(name)}

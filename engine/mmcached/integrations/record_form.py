@@ -34,7 +34,6 @@ class PartForm:
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> PartForm:
-        """Return the form of a tensor of at least one dimension."""
         return cls(tuple(tensor.shape[1:]), tensor.dtype, tensor.shape[0])
 
     def check(self, tensor: object) -> str | None:

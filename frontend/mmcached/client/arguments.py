@@ -84,7 +84,6 @@ def checked_tenant(tenant: Any) -> str:
 
 
 def checked_int(field: str, value: Any, least: int, most: int) -> int:
-    """Return an integer from `least` to `most`."""
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
         raise invalid(field, value, f"an integer from {least} to {most}")
     number = int(value)
@@ -95,7 +94,6 @@ def checked_int(field: str, value: Any, least: int, most: int) -> int:
 
 
 def checked_timeout(field: str, value: Any) -> float:
-    """Return a timeout in seconds."""
     limit = f"a number of seconds above 0 and at most {MAX_TIMEOUT_S:.0f}"
     return checked_real(field, value, lambda seconds: 0 < seconds <= MAX_TIMEOUT_S, limit)
 
@@ -204,7 +202,6 @@ def checked_keys(keys: Any, field: str = "keys") -> list[str]:
 
 
 def checked_key(key: Any) -> str:
-    """Return one key as a plain string."""
     if type(key) is str and len(key) <= MAX_NAME_CHARACTERS and key.isascii():  # fast path of nearly all keys
         return key
     name = key if type(key) is str else text_of(key)
@@ -273,7 +270,6 @@ def _is_name(text: str) -> bool:
 
 
 def _is_sequence(value: Any) -> bool:
-    """Return whether it is a sequence of items; text and bytes are not."""
     if isinstance(value, list | tuple):  # fast path: the check below takes longer
         return True
     return isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray | memoryview)

@@ -31,7 +31,6 @@ T = TypeVar("T")
 def _awaitable(
     call: Callable[Concatenate[Calls, P], Call[T]],
 ) -> Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, T]]:
-    """Return a coroutine method that drives the verb of a call."""
     name = call.__name__
 
     @driver_of(call)
@@ -44,7 +43,6 @@ def _awaitable(
 def _awaitable_stream(
     call: Callable[Concatenate[Calls, P], PieceStream],
 ) -> Callable[Concatenate[AsyncClient, P], AsyncGenerator[Piece]]:
-    """Return a method whose pieces are iterated over with `async for`."""
     name = call.__name__
 
     @driver_of(call, AsyncGenerator[Piece])

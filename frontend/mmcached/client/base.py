@@ -4,8 +4,7 @@
 
 A call keeps the client id that it began with, so its claims and leases are never sent under another id; in a forked
 child, or over a broken connection, the rest of the call fails with `RequestAborted`, which is retryable. Every call of
-a
-closed client fails with `ClientClosed`.
+a closed client fails with `ClientClosed`.
 """
 
 from __future__ import annotations
@@ -112,7 +111,6 @@ class BaseClient(ABC):
 
 
 def _traced(tracer_provider: Any) -> Callable[..., Calls]:
-    """Return a factory of calls with spans."""
     if not callable(getattr(tracer_provider, "get_tracer", None)):
         limit = "a TracerProvider of OpenTelemetry, as opentelemetry.trace.get_tracer_provider() returns"
         raise invalid("tracer_provider", tracer_provider, limit)

@@ -86,7 +86,6 @@ class Contact:
 
     @property
     def is_closed(self) -> bool:
-        """Whether `close` was called."""
         return self._why_closed is not None
 
     @property

@@ -1,9 +1,7 @@
 """Verbs of the model: the order of their requests, and the lookup of their large results.
 
-    known outputs ──the store's ring──> no message     the rest: requested, named in the answer, found in the ring
-    generate      ──the answer names rows──> found there   evicted meanwhile: requested again, and comes inline
-
-Does not know callers' arguments, sockets or event loops.
+known outputs ──the store's ring──> no message     the rest: requested, named in the answer, found in the ring
+generate      ──the answer names rows──> found there   evicted meanwhile: requested again, and comes inline
 """
 
 from __future__ import annotations
@@ -161,7 +159,6 @@ class ModelVerbs:
 
 
 def _part_of(request: Encode, indices: Sequence[int], num_files: int) -> Encode:
-    """Return a request for some of its files."""
     num_images = num_files - len(request.clips)
     image_ids = [request.image_ids[index] for index in indices if index < num_images] if request.image_ids else []
     clips = [request.clips[index - num_images] for index in indices if index >= num_images]

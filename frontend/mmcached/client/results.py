@@ -49,8 +49,7 @@ class Generation:
         num_prompt_tokens: Prompt tokens after each image was replaced by its placeholders.
         num_cached_tokens: Prompt tokens that came from the prefix cache.
         rows: Requested rows, by key. For a stream with delivery "delta" only rows that no `RowRange` has brought: at
-            least
-            the row that gave the last token.
+            least the row that gave the last token.
     """
 
     tokens: list[int]
@@ -64,8 +63,7 @@ class Generation:
         """The last layer's rows, or None.
 
         Shape `(num_prompt_tokens + len(tokens) - 1, hidden_size)` if all were requested and none was streamed. The last
-        token
-        has no row: it was never computed.
+        token has no row: it was never computed.
         """
         found = self.rows.get("hidden_states")
         return None if found is None else found.tensor
@@ -179,7 +177,6 @@ def _owned_tensor(tensor: Tensor, payload: Sequence[Frame], library: Library = D
 
 
 def _checked(tensor: Tensor, payload: Sequence[Frame]) -> tuple[TensorType, memoryview]:
-    """Return the type and the bytes of a tensor in a message."""
     if tensor.frame >= len(payload):
         raise RemoteProtocolError(f"frame {tensor.frame} of {len(payload)}", "tensor.frame")
     kind = TensorType.checked(tensor.dtype, list(tensor.shape), "tensor")

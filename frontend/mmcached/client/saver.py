@@ -95,7 +95,6 @@ class Saver(Closeable):
 
     @property
     def waiting_bytes(self) -> int:
-        """Bytes of the records that wait, or are being put."""
         return self._num_bytes
 
     def save(

@@ -1,4 +1,4 @@
-"""Received pieces of one streamed generation that were not taken yet. Does not know sockets, threads or loops.
+"""Received pieces of one streamed generation that were not taken yet.
 
     open --(put: tokens, put_rows: rows)--> open --(answered)--> done: the remaining pieces, then the generation
                                              |
@@ -168,7 +168,6 @@ class TokenStream:
 
 
 def _put(pieces: dict[str, RowPieces], rows: Rows, payload: Sequence[Frame]) -> None:
-    """Add rows that continue the received ones."""
     if rows.key not in pieces:
         raise RemoteProtocolError(f"rows of {rows.key!r}, wanted are {list(pieces)}", "rows.key")
     try:

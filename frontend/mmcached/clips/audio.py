@@ -147,7 +147,6 @@ class Sound:
         self._kept = np.zeros(0, np.float32)  # samples before it
 
     def _samples(self, first: int, behind: int) -> npt.NDArray[np.float32]:
-        """Return samples of the file, with all channels averaged."""
         if first < self._next - len(self._kept):
             self._stream.close()
             self._begin()

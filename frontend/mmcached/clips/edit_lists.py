@@ -102,7 +102,6 @@ def _number(data: Contents, kind: str, place: int) -> int:
 
 
 def _found(data: Contents, box: _Box, *names: bytes) -> _Box | None:
-    """Return the first nested box with these names."""
     for name in names:
         inner = next(_boxes(data, box, name), None)
         if inner is None:
@@ -112,7 +111,6 @@ def _found(data: Contents, box: _Box, *names: bytes) -> _Box | None:
 
 
 def _boxes(data: Contents, box: _Box, name: bytes) -> Iterator[_Box]:
-    """Yield the boxes of this name directly in a box."""
     place = box.begin
     while place + 8 <= box.end:
         size, found = struct.unpack_from(">I4s", data, place)

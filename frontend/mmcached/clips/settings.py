@@ -53,7 +53,6 @@ class ClipSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     @property
     def max_scaled_pixels(self) -> int:
-        """The most pixels of a scaled frame."""
         return self.patch_size**2 * self.max_patches if self.sizes is None else self.sizes.max_pixels
 
     @classmethod
@@ -66,7 +65,6 @@ class ClipSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         num_frames: int = 2,
         window_samples: int | None = None,
     ) -> ClipSettings:
-        """Return the settings of a service; a checkpoint's encoder has its own sizes and windows."""
         model, limits = config.model, config.limits
         return cls(
             modality=modality,

@@ -192,7 +192,6 @@ class Video:
     # ---- frames
 
     def _frame(self, number: int, size: tuple[int, int]) -> npt.NDArray[np.uint8]:
-        """Return a frame, or its replacement."""
         if self._shown is None or number not in self._shown[0]:
             frame = self._found(number, size)
             self._shown = range(min(number, self._place), max(number, self._place) + 1), frame

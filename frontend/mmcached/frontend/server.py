@@ -275,7 +275,6 @@ class Frontend(Closeable):
             self._clients.try_send(peer, to_client.Failed(request_id, error_to_wire(error)))
 
     def _ask_all(self, peer: bytes, message: received.Probe | received.Flush) -> None:
-        """Start a probe or flush of all engines, or answer with the error."""
         now = self._clock()
         try:
             match message:
@@ -311,9 +310,7 @@ class Frontend(Closeable):
         )
 
     def _tell_of_encoder(self, *, is_another: bool) -> None:
-        """Announce the encoder to the clients, which look up its outputs themselves; drop all content if it has
-        changed.
-        """
+        """Announce the encoder to the clients, which look up its outputs themselves; a new one drops all content."""
         if is_another:
             log.warning("the encoder is another than before: everything that it may have made is forgotten")
             self._forget(is_new_epoch=True)
@@ -324,8 +321,7 @@ class Frontend(Closeable):
         """End the requests of clients without a lock.
 
         A connected client has lost its lock file to a cleanup job: it gets an error and is disconnected, and makes a
-        new lock
-        when it reconnects.
+        new lock when it reconnects.
         """
         for client_id, peer in self._presence.look(self.requests.clients() | self.store.clients()):
             if peer is not None:
@@ -439,7 +435,6 @@ class Frontend(Closeable):
         )
 
     def _answer_finished(self, now: float) -> None:
-        """Answer requests for statistics, and probes and flushes that have finished or timed out."""
         if self._asked_for_stats:
             asked, self._asked_for_stats = self._asked_for_stats, []
             snapshots = {} if self._page is None else self._page.read()

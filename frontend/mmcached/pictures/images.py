@@ -69,7 +69,6 @@ _DRAFT_GAP = 2
 
 
 def as_it_is(size: Size) -> Size:
-    """Return the size unchanged."""
     return size
 
 
@@ -186,7 +185,6 @@ def _to_rgb(image: Image.Image, field: str) -> Image.Image:
 
 
 def _conversion(image: Image.Image, field: str) -> Callable[[Image.Image], Image.Image] | None:
-    """Return the conversion of a strip to RGB; None if the image is RGB."""
     if image.mode.startswith("I;16"):
         return _high_bytes
     if image.has_transparency_data:

@@ -33,7 +33,6 @@ class DecoderLoop:
         self._decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(hears)
 
     def make(self, message: Any) -> msgspec.Struct | None:
-        """Return the answer to a message; None without one."""
         raise NotImplementedError
 
     def run(self) -> None:
@@ -59,7 +58,6 @@ class DecoderLoop:
         return self._decoder.decode(packet)
 
     def write_made(self, data: bytes | memoryview, place: int = 0) -> None:
-        """Write bytes to the descriptor that the frontend reads."""
         write_all(self._made, data, place)
 
     def _answer(self, message: Any) -> msgspec.Struct | None:

@@ -119,7 +119,6 @@ class Fetching(Closeable):
             self._changed.wait_for(lambda: not self._num_putting, CALL_S)
 
     def order(self, fetches: Sequence[Fetch], now: float) -> None:
-        """Add orders that arrived at `now`."""
         with self._changed:
             for each in fetches:
                 deadline, give_up = now + each.timeout_ms / 1000, now + self._max_wait_s
@@ -179,7 +178,6 @@ class Fetching(Closeable):
                 log.warning("a record of the second level is of no use: %s", record.reason)
 
     def _put(self, task: Task, found: Found) -> Outcome:
-        """Put a found record into the store of this host."""
         order = task.order
         self._counts.add(bytes_read=found.nbytes)
         with self._changed:

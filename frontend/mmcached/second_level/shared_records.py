@@ -122,7 +122,6 @@ class SharedRecords(Closeable):
         self._flawed: set[str] = set()
 
     def get_many(self, names: Sequence[str], *, deadline: float) -> list[Found | Missed]:
-        """Return for each name its record, or why there is none."""
         epoch, values = self._of_own_epoch(lambda: self._values(names, deadline), deadline)
         return [self._look(name, epoch, value, deadline) for name, value in zip(names, values, strict=True)]
 
@@ -183,7 +182,7 @@ class SharedRecords(Closeable):
         return 0 < self.epoch < self._newest
 
     def flush(self, *, deadline: float) -> None:
-        """Begin an epoch, or join the one that another host has begun since the last flush here.
+        """Begin an epoch, or join an epoch that another host has begun since the last flush here.
 
         Afterwards this host finds no record saved before, and no flushed host finds a record that this one saved
         before.

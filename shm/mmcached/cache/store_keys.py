@@ -70,7 +70,6 @@ def about_record(tenant: str, key: str, put_at: int) -> bytes:
 
 
 def parse_about(about: bytes) -> About | None:
-    """Return the content of a note made by `about_record`; None if the bytes are invalid."""
     if len(about) < _ABOUT.size:
         return None
     put_at, tenant_bytes = _ABOUT.unpack_from(about)
@@ -105,7 +104,6 @@ def is_on_its_way(key: str) -> bool:
 
 
 def output_key(fingerprint: str, mm_hash: str) -> str:
-    """Return the key of the encoder output of an unnamed item, for an encoder's fingerprint."""
     return f"encoder/{fingerprint}/{mm_hash}"
 
 

@@ -16,7 +16,6 @@ def how_to_install(*extras: str) -> str:
 
 
 def package_versions(packages: Iterable[str]) -> dict[str, str | None]:
-    """Return the version of each package; None if it is not installed."""
     return {package: _version(package) for package in packages}
 
 

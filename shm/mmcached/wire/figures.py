@@ -124,7 +124,6 @@ def _resolved(metric: Metric, prefix: str, words: Mapping[str, str]) -> Metric:
 
 
 def histograms(stats: msgspec.Struct) -> Iterator[tuple[Metric, Histogram]]:
-    """Yield each metric of a record's histograms, with its value."""
     for figure in figures(type(stats)):
         if figure.block is Histogram:
             for metric in figure.metrics:

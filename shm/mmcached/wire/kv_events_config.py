@@ -61,7 +61,6 @@ def _is_of_one(endpoint: str) -> bool:
 
 
 def _of_engine(endpoint: str, index: int) -> str:
-    """Return the address of an engine, where engine 0 has this endpoint."""
     if not index or not _is_of_one(endpoint):
         return endpoint
     host, _, port = endpoint.rpartition(":")

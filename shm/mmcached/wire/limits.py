@@ -276,7 +276,6 @@ def check_range(field: str, value: float, low: float, high: float) -> None:
 
 
 def table_lines(defaults: Mapping[str, float]) -> Iterator[str]:
-    """Yield the lines of the Markdown table in `docs/limits.md`."""
     yield "| setting | default | range | bounds | beyond it |"
     yield "|---|---|---|---|---|"
     for name, limit in LIMITS.items():

@@ -68,7 +68,6 @@ class RowPieces:
         return self._frames[0] if self._frames else b""
 
     def hand_on(self) -> None:
-        """Drop the rows, after they were handed on."""
         self._frames = []
         self.first = self.end
         self.num_bytes = 0

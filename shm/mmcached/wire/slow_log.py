@@ -57,7 +57,6 @@ class SlowLog(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, calls: Iterable[SlowCall]) -> Self:
-        """Return a slow log of the newest of these calls."""
         return cls(tuple(sorted(calls, key=lambda call: call.ended_ms, reverse=True)[:NUM_ROWS]))
 
     def words(self) -> tuple[int, ...]:
@@ -82,7 +81,6 @@ class SlowCalls:
         self.last: deque[SlowCall] = deque(maxlen=NUM_ROWS)
 
     def note(self, what: What, took_s: float, number: int, **about: Any) -> None:
-        """Log and keep a call if it was slow."""
         if self._slow_s and took_s > self._slow_s:
             self.last.append(SlowCall(round(self._now() * 1000), what, round(took_s * NS), number))
             self._tell(f"slow {what}", took_ms=round(took_s * 1000, 3), **about)

@@ -64,7 +64,6 @@ class RequestSpan:
         self._phase_ns = now_ns
 
     def end(self, error: str = "") -> None:
-        """End the span of the request; `error` is the code of the error that has ended it."""
         if error:
             set_error(self._span, error)
         self._span.end()

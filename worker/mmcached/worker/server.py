@@ -218,7 +218,6 @@ class WorkerServer:
         self._send(WorkerAttached(self._hello.worker_epoch, self._engine, nbytes, fingerprint, form), [])
 
     def _wait_s(self, rest_s: float) -> float:
-        """Return the time until the next hello is due, at most `rest_s`."""
         return rest_s if self._engine is not None else max(0.0, min(rest_s, self._next_hello_s - self._clock()))
 
     def _say_hello_if_due(self) -> None:

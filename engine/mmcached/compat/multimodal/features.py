@@ -1,10 +1,8 @@
 """Places of items in a prompt: the tokens that replace a marker (P0 only), and the features that P0 sends to P1.
 
-    prompt      7 12 IMG 9          one marker per image
-    update      IMG -> 3 x IMG      P0 keeps it beside the item
-    expanded    7 12 IMG IMG IMG 9  placeholders at PlaceholderRange(offset=2, length=3)
-
-Knows nothing of text or tokenisers.
+prompt      7 12 IMG 9          one marker per image
+update      IMG -> 3 x IMG      P0 keeps it beside the item
+expanded    7 12 IMG IMG IMG 9  placeholders at PlaceholderRange(offset=2, length=3)
 """
 
 from __future__ import annotations
@@ -62,5 +60,4 @@ class MultiModalFeatureSpec:
 
     @property
     def cache_key(self) -> str:
-        """The key of the processed item in caches."""
         return self.mm_hash or self.identifier

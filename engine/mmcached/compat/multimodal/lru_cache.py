@@ -203,7 +203,6 @@ class LRUCache(Generic[K, V]):
 
     @property
     def order(self) -> KeysView[K]:
-        """A view of the keys, oldest first."""
         return self._values.keys()
 
     @property

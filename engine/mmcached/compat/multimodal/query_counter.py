@@ -29,14 +29,12 @@ class QueryCounter:
     def count(
         self, *, hits: int = 0, items_processed: int = 0, inline_items: int = 0, inline_fallbacks: int = 0
     ) -> None:
-        """Count queries, as `hits` without processing and as `items_processed`, and how their items were sent."""
         self._hits += hits
         self._items_processed += items_processed
         self._inline_items += inline_items
         self._inline_fallbacks += inline_fallbacks
 
     def count_hit(self) -> None:
-        """Count one hit, the most frequent case."""
         self._hits += 1
 
     def make_stats(self, *, delta: bool = False) -> CacheInfo:

@@ -4,8 +4,8 @@ The ring decides which records are cached, and evicts; its slots limit the notes
 another object, such as a cache that was closed; it counts as absent. Notes that can be packed are stored in the ring
 too, so that they are restored from an adopted ring.
 
-Invariant: every note belongs to a chunk that the ring has. Knows nothing of the content of records or notes, or of
-leases. Not thread-safe: it belongs to the thread that owns the ring.
+Invariant: every note belongs to a chunk that the ring has. Not thread-safe: it belongs to the thread that owns the
+ring.
 """
 
 from __future__ import annotations

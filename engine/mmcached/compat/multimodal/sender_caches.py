@@ -113,7 +113,6 @@ class LruProcessorCache(BaseMultiModalProcessorCache, Generic[V]):
         self._lru.clear()
 
     def _new(self, item: MultiModalKwargsItem, prompt_updates: Sequence[ResolvedPromptUpdate]) -> Entry[V]:
-        """Return the entry of a new item, and count the item."""
         nbytes = MultiModalCache.get_item_size(item)
         self._counter.count(items_processed=1, inline_items=1, inline_fallbacks=int(nbytes > self._lru.capacity))
         return Entry(nbytes, self._value_of(item, prompt_updates))

@@ -93,7 +93,6 @@ class ShmObjectStoreReceiverCache(BaseMultiModalReceiverCache):
         return len(self._returns)
 
     def _read(self, handle: Handle) -> MultiModalKwargsItem:
-        """Take a lease, and return the item in place; raise StaleHandle if it is gone."""
         self._reader.check_place(handle)
         holder = self._reader.holder(handle)
         lease = self._returns.bind(holder, handle)

@@ -153,7 +153,6 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache):
         self._small.clear()
 
     def _keep(self, mm_hash: str, item: MultiModalKwargsItem, prompt_updates: Sequence[ResolvedPromptUpdate]) -> None:
-        """Keep a small item here, if it fits beside the pinned ones."""
         with contextlib.suppress(CacheFull):
             self._small.put_if_fits(mm_hash, MultiModalProcessorCacheItem(item, tuple(prompt_updates)))
 

@@ -1,6 +1,6 @@
 """The methods of vllm-omni's tensor prefix cache, over rows by KV slot.
 
-Knows nothing of models, engines or devices beyond its arguments. The order of one step's calls:
+The order of one step's calls:
 
     commit_deferred_mm_outputs(finished)
     reset_prefix_cached_new_req_ids()               the step begins
@@ -366,7 +366,6 @@ def _as_outputs(outputs: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _raise_first(errors: list[InvalidRequest]) -> None:
-    """Raise the first error, if there is one, with notes of the others."""
     for other in errors[1:]:
         errors[0].add_note(str(other))
     if errors:

@@ -1,6 +1,6 @@
 """Reads the requests of a step, from `InputBatch` or an engine's own batch object, into `Step`.
 
-Knows nothing of tensors to be cached. It reads these fields, named as in vLLM's batch:
+Reads these fields, named as in vLLM's batch:
 
     req_ids                      the order of all results
     req_id_to_index              row in everything below

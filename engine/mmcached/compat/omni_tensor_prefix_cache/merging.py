@@ -1,6 +1,6 @@
 """Joins the cached rows of each hit's prefix with its rows of the step.
 
-Knows nothing of keys or of when rows are written. Every result is a copy of its own.
+Every result is a copy of its own.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Decides which of a step's outputs are per-token rows, and keeps the memory (arena) of each.
 
-Knows nothing of requests. A tensor `(tokens, width)` of a step may be rows; but a constant can have that shape too, in
-a step that happens to have as many tokens. So an output is, by its name:
+A tensor `(tokens, width)` of a step may be rows; but a constant can have that shape too, in a step that happens to have
+as many tokens. So an output is, by its name:
 
     known        it was declared, or named as deferred, or has had two different lengths, each that of its step
     undecided    it has had one such length: its rows are kept, but not delivered
@@ -48,12 +48,10 @@ class OutputKeys:
 
     @property
     def undecided(self) -> dict[str, RowArena]:
-        """Arenas of the undecided keys."""
         return {key: seen.arena for key, seen in self._undecided.items()}
 
     @property
     def arenas(self) -> Collection[RowArena]:
-        """All arenas, of known and of undecided keys."""
         known = self.known.values()
         return [*known, *self.undecided.values()] if self._undecided else known
 

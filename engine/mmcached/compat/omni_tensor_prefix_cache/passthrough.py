@@ -7,7 +7,7 @@
     dict                                    a dict by these rules; None and empty dicts are left out
     anything else                           the object itself
 
-Knows nothing of caching. Source: vllm-omni 0.22, sections of `get_merged_multimodal_states`; every copy is on the CPU.
+Source: vllm-omni 0.22, sections of `get_merged_multimodal_states`; every copy is on the CPU.
 """
 
 from __future__ import annotations

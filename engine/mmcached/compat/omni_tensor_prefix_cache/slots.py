@@ -1,8 +1,6 @@
 """KV slots: checks a step's slot mapping, and converts positions to slots.
 
-    slot = block_id * block_size + offset
-
-Knows nothing of rows.
+slot = block_id * block_size + offset
 """
 
 from __future__ import annotations

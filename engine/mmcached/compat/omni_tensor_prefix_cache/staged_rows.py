@@ -6,9 +6,8 @@
     rows      copies of a key's staged rows of all steps, one after the other, on their device
     number    (num_slots,) number of the row of each slot; -1: no staged row
 
-Knows nothing of positions or of prefixes. Invariant: a slot has at most one staged row, the last one, and only while
-the slot has not been written since. For each key at most as many rows are staged as there are slots, plus those of one
-step.
+Invariant: a slot has at most one staged row, the last one, and only while the slot has not been written since. For each
+key at most as many rows are staged as there are slots, plus those of one step.
 """
 
 from __future__ import annotations
@@ -121,7 +120,6 @@ class StagedRows:
             staged.number[slots[is_own]] = -1
 
     def forget(self, slots: np.ndarray) -> None:
-        """Drop the staged rows of `slots`."""
         for staged in self._of_key.values():
             if staged.num_rows:
                 staged.number[slots] = -1

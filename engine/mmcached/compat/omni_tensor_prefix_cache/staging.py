@@ -1,7 +1,6 @@
 """Checks the rows that a step stages for deferred keys, and finds the slots of the accepted rows.
 
-Knows nothing of prefixes or of delivery. It raises an error if an engine passes the number of tokens computed after the
-step, or another request's number:
+Raises an error if an engine passes the number of tokens computed after the step, or another request's number:
 
     where the step's slots are known      they must be those of these positions
     else, a request's first position      must be at or before the end of its last rows; behind it only for a hit
@@ -116,7 +115,6 @@ class Staging:
 
 
 def _compare(req_id: str, first: int, slots: np.ndarray, written: np.ndarray) -> None:
-    """Compare the slots of a request's positions with those that the step has written."""
     differ = slots != written
     if differ.any():
         at = int(differ.argmax())

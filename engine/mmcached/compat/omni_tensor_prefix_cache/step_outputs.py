@@ -2,8 +2,6 @@
 
 An engine refills its tensors at every step, and torch does not see each of these writes: an entry is valid for one
 step, and for one use.
-
-Knows nothing of the meaning of the rows.
 """
 
 from __future__ import annotations

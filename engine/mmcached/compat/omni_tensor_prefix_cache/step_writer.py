@@ -1,7 +1,7 @@
 """Writes the outputs of steps to the rows of their slots.
 
-Knows nothing of requests. Invariant: after a step has written its slots, each key has there the step's rows or no rows.
-Rows of another call in the same step stay if this call has no hidden states or no outputs.
+Invariant: after a step has written its slots, each key has there the step's rows or no rows. Rows of another call in
+the same step stay if this call has no hidden states or no outputs.
 """
 
 from __future__ import annotations
@@ -120,7 +120,6 @@ class StepWriter:
         return errors
 
     def _put(self, arena: RowArena, rows: torch.Tensor, slots: np.ndarray) -> None:
-        """Write the first of `rows` to `slots`."""
         if rows.shape[0] != len(slots):  # no new view otherwise: each takes as long as to write a row
             rows = rows[: len(slots)]
         if self._pending.put(arena, rows, slots):

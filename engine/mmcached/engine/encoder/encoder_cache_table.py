@@ -234,7 +234,6 @@ class EncoderCacheTable:
     # ---- the table
 
     def _key(self, content: str) -> str:
-        """Return the key of a content in this epoch, unique over contents and epochs."""
         return f"{content}@{self.epoch}" if self.epoch or "@" in content else content
 
     def _entry(self, request: Request, input_id: int) -> EncoderEntry | None:

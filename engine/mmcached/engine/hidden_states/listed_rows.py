@@ -40,7 +40,6 @@ class ListedRows:
         return self.rows.get(block_hash, _NONE).get(key, 0)
 
     def num_full(self, block_hashes: Sequence[bytes], key: str, num_blocks: int) -> int:
-        """Return the number of leading blocks, of `num_blocks`, that have all rows of a key."""
         full = self._full.get(key, _NO_HASHES)
         return sum(1 for _ in takewhile(full.__contains__, islice(block_hashes, num_blocks)))
 
@@ -57,12 +56,10 @@ class ListedRows:
                 raise RemoteProtocolError(f"{rows!r:.80}: numbers of rows by key, 0 … {self._block_size}", "report")
 
     def apply_report(self, report: Report) -> None:
-        """Apply a report that was checked."""
         for block_hash, rows in report.items():
             self._set(block_hash, rows)
 
     def apply_losses(self, report: Report) -> None:
-        """Apply only the losses in a report that was checked."""
         for block_hash, rows in report.items():
             if block_hash in self.rows:
                 self._set(block_hash, {key: min(num, rows.get(key, 0)) for key, num in self.rows[block_hash].items()})

@@ -240,7 +240,6 @@ class TensorPrefixIndex:
     # ---- internals
 
     def _num_rows(self, request: Request, num_tokens: int, key: str) -> int:
-        """Return the number of leading rows of a key, of `num_tokens`, that are listed or reserved."""
         block_size, listed, hashes = self.block_size, self.listed, request.block_hashes
         num_blocks = -(-num_tokens // block_size)
         for index in range(listed.num_full(hashes, key, num_blocks), num_blocks):

@@ -183,7 +183,6 @@ def _part(run: _Run, start: int, stop: int) -> _Run:
 
 
 def _digests(keys: Sequence[bytes], group: int) -> list[BlockHash]:
-    """Return a group's content keys without the group tag."""
     return [key[:DIGEST_BYTES] for key in keys] if group else [*keys]
 
 

@@ -330,7 +330,6 @@ class KVCache:
         return set(self._held)
 
     def take_events(self) -> list[KVEvent]:
-        """Return and clear the KV events; empty if events are off."""
         return self._log.take_events() if self._log is not None else []
 
     def stats(self) -> KVCacheStats:
@@ -352,7 +351,6 @@ class KVCache:
     def _admit(
         self, request: Request, hit: KVCacheBlocks, start: KVCacheBlocks, num_hit_tokens: int, num_slots: int
     ) -> KVCacheBlocks | None:
-        """Admit a new request whose tables begin with `start`, the part of its hit that it uses."""
         missing = self._tables.num_missing(start, num_slots)
         if not self._lookups.fits(request, start, sum(missing)):
             self._lookups.note_refused(request, hit)

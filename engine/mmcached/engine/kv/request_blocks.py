@@ -113,7 +113,6 @@ class RequestBlocks:
 
 
 def num_missing(block_sizes: Sequence[int], tables: Sequence[Sequence[int]], num_slots: int) -> list[int]:
-    """Return the number of blocks that each group's table lacks for `num_slots` slots."""
     if len(tables) == 1:
         return [max(0, -(-num_slots // block_sizes[0]) - len(tables[0]))]
     return [max(0, -(-num_slots // size) - len(table)) for size, table in zip(block_sizes, tables, strict=True)]

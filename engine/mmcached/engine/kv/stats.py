@@ -1,6 +1,6 @@
-"""Counts what admissions asked for and found.
+"""Counts the prefix-cache lookups of admitted requests, in tokens.
 
-Counted once per admission, in tokens: a request that is refused and asks again is counted when it gets in.
+A request that is refused and asks again is counted once, when it is admitted.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ class AdmissionCounts:
         self.queries = self.hits = 0
 
     def record(self, request: Request, num_hit_tokens: int) -> None:
-        """Count the lookup of a request that gets in."""
         if not request.was_admitted and not request.num_preemptions:
             self.queries += request.num_tokens
             self.hits += num_hit_tokens

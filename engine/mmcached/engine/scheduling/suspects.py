@@ -40,7 +40,6 @@ class Suspects:
             self._requests.remove(request)
 
     def discard_cleared(self) -> None:
-        """Discard the suspects that have reached their `alone_until`."""
         if not self._requests:
             return
         for request in list(self._requests):
@@ -61,7 +60,6 @@ class Suspects:
             self._requests.append(alone)
 
     def taking_part(self, queue: RequestQueue, alone: Request | None) -> list[Request]:
-        """Return the requests of a queue that may take part in the candidate's step."""
         if alone is not None:
             return [alone] if alone in queue else []
         if not self._requests:

@@ -42,7 +42,6 @@ class EngineLatency:
             self._spans[request_id] = self._start_span(f"mmcached.engine.{kind}", traceparent, {})
 
     def end_request(self, request_id: int, error: str = "") -> None:
-        """End the span of a request; `error` is the code of the error that ended it."""
         self._arrived.pop(request_id, None)
         if (span := self._spans.pop(request_id, None)) is not None:
             span.end(error)

@@ -45,7 +45,6 @@ class HeldRecords(Closeable):
         )
 
     def lease_items(self, request_id: int, payloads: Iterable[StoredItem | Inline | None]) -> bool:
-        """Take a lease on each processed item in the store; return whether all were available."""
         for token in dict.fromkeys(each.token for each in payloads if isinstance(each, StoredItem)):
             hit = self._contact().open(token, view=True, tensors="bytes", counts=False)
             if hit is None or hit.token is None:

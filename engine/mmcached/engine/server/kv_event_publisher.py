@@ -150,7 +150,6 @@ class KVEventPublisher:
                 log.warning("invalid replay request for KV events", peer=reader.hex(), frames=len(frames))
 
     def _send_part(self, reader: bytes, wanted: int) -> bool:
-        """Send a part of the batches from number `wanted` on; return whether the replay is complete."""
         oldest = self.next_number - len(self._ring)
         first = min(max(wanted, oldest), self.next_number)
         self._answers[reader] = first

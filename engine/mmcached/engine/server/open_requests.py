@@ -107,7 +107,6 @@ class OpenRequests:
     def take_answers(
         self, finished: Iterable[Request]
     ) -> list[tuple[to_frontend.RequestGenerated | to_frontend.RequestEncoded, list[Frame]]]:
-        """Return the answers of the finished requests that are still open, and forget them."""
         answers = []
         for request in finished:
             if request.request_id in self._requests:

@@ -208,7 +208,6 @@ class EngineServer(Closeable):
         self._poller.register(source.fileno(), zmq.POLLIN)
 
     def _wait_s(self, timeout_s: float) -> float:
-        """Return the time until the next timed action, at most `timeout_s`."""
         if self._steps.can_start or self._news.is_replaying:
             return 0.0
         due_s = POLL_INTERVAL_S if self._steps.has_deadline else self._rest_s

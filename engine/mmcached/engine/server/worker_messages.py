@@ -55,7 +55,6 @@ class WorkerMessages:
         self._publish = publish
 
     def serve(self, share: TurnShare) -> None:
-        """Handle the workers' share of messages in one turn of the loop; ZeroMQ serves them in rotation."""
         for _ in share:
             raw = self._channel.receive_raw()
             if raw is None:

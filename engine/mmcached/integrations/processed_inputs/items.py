@@ -90,7 +90,6 @@ class ProcessedItems:
         return counts
 
     def get_or_process(self, item: str, process: Callable[[], ProcessedItem]) -> ProcessedItem:
-        """Return an item. Arguments as `get_or_process_counts`."""
         counts, made = self._counts(item, process)
         if made is not None:
             return made
@@ -106,7 +105,6 @@ class ProcessedItems:
     # ---- how
 
     def _counts(self, item: str, process: Callable[[], ProcessedItem]) -> tuple[Record, ProcessedItem | None]:
-        """Return the counts, and the item if it was made here."""
         of_counts, of_pixels = keys_of(self._processor, item)
         made: list[ProcessedItem] = []
 

@@ -192,7 +192,6 @@ class MmcachedProcessorCache(MultiModalProcessorOnlyCache):
         return False
 
     def _drop_old_claims(self) -> None:
-        """Drop the claims of a request that vLLM could not process."""
         for mm_hash, (claim, made_at) in list(self._claims.items()):
             if self._clock() - made_at > MAX_CLAIM_S:
                 claim.drop()

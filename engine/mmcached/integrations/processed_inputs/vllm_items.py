@@ -184,7 +184,6 @@ def _runs(tokens: list[int]) -> list[torch.Tensor]:
 
 
 def _chosen(content: PromptUpdateDetails) -> list[int] | None:
-    """Return the tokens that are placeholders; None if all are."""
     if content.is_embed is None:
         return None
     mask: list[bool] = content.is_embed(content.full).tolist()

@@ -53,7 +53,6 @@ class EncoderActor:
         return msgspec.msgpack.encode(report)
 
     async def node_id(self) -> str:
-        """Return the id of the node that this actor is on now."""
         import ray
 
         return str(ray.get_runtime_context().get_node_id())

@@ -50,7 +50,6 @@ FROM_THE_FOLDER = frozenset(
 
 
 def item_key(namespace: str, *hashes: int | str) -> str:
-    """Return the key of an item, or of several items that were encoded as one."""
     return f"encoder/{namespace}/{blake3(','.join(map(str, hashes)).encode()).hexdigest(16)}"
 
 

@@ -64,7 +64,6 @@ class Tensors:
         return self._saver.save(key, embedding.nbytes, lambda: {TENSOR: wait()[0]})
 
     def drop(self, key: str) -> None:
-        """Drop the invalid embedding of a key, for all processes."""
         self._client.drop(key)
 
     def _fits(self, found: torch.Tensor) -> bool:

@@ -234,7 +234,6 @@ class ImageFeatures(Closeable):
             self._client.drop(key)
 
     def _named_by(self, device: torch.device) -> tuple[str, _Tower] | None:
-        """Return the fingerprint and its tower; None if the features cannot be shared."""
         with self._lock:
             tower = self._tower()
             if monotonic() - tower.read_at > MAX_AGE_S and not self.read_weights():
@@ -274,7 +273,6 @@ class ImageFeatures(Closeable):
         return tower
 
     def _forms(self, pictures: Sequence[Picture], tower: _Tower) -> list[RecordForm] | None:
-        """Return the form of each image's features; None if one form is unknown."""
         forms = [form_of(self._model, picture, tower.dtype) for picture in pictures]
         known = [form for form in forms if form is not None]
         if len(known) == len(forms):
@@ -292,7 +290,6 @@ class ImageFeatures(Closeable):
         return False
 
     def _say(self, text: str, reason: str) -> None:
-        """Log a warning, once for each reason."""
         if reason not in self._said:
             self._said.add(reason)
             _LOG.warning(text, reason)

@@ -191,7 +191,6 @@ def _form(seen: Sequence[torch.Tensor]) -> PartForm:
 
 
 def _mismatch_of_rows(record: Arrays) -> str | None:
-    """Return why the rows do not match the record's grid or crops (without either: 1 row); None if they do."""
     num_rows = len(record["pixel_values"])
     if "image_grid_thw" in record:
         wanted = record["image_grid_thw"].prod(-1)
@@ -217,7 +216,6 @@ def _channel_axis(image: Any) -> int | None:
 
 
 def _blank(image: Any, height: int, width: int) -> Any:
-    """Return a black image of the same kind."""
     from PIL import Image
 
     if not is_tensor(image):
@@ -247,7 +245,6 @@ def _with_files_read(images: Any) -> Any:
 
 
 def _decoded(images: Any) -> Any:
-    """Return images with files decoded as Transformers does."""
     if isinstance(images, list):
         return [_decoded(each) for each in images]
     if not isinstance(images, bytes):

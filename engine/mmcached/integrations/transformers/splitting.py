@@ -46,7 +46,6 @@ def split(family: Family, pixels: torch.Tensor, arguments: Mapping[str, Any]) ->
 
 
 def parts_of(family: Family, output: Any) -> Parts:
-    """Return the parts of one image's output that are kept."""
     return {name: _TAKE[form](getattr(output, name)) for name, form in family.parts.items()}
 
 
@@ -60,7 +59,6 @@ def join(family: Family, found: Sequence[Parts], load: Load) -> dict[str, Any]:
 
 
 def output_class(model: Any, family: Family) -> Any:
-    """Return the output class of a family, from the model's module."""
     return getattr(sys.modules[type(model).__module__], family.output)
 
 

@@ -112,7 +112,6 @@ class Claims:
             self._pause_until = self._clock() + PAUSE_S
 
     def saved(self, key: str) -> None:
-        """Note that the record of a key was saved, which has ended the claim."""
         self._encoding.pop(key, None)
 
     def end_pass(self) -> None:
@@ -145,7 +144,6 @@ class Claims:
     # ---- how
 
     def _ask(self, keys: list[str]) -> bool:
-        """Ask the service about keys that it is not being asked about; return False if it cannot be asked."""
         new = [key for key in keys if key not in self._asked]
         if new and not self._contact.ask(new):
             for key in new:

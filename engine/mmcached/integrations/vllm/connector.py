@@ -258,7 +258,6 @@ class MmcachedECConnector(ECConnectorBase):
 
 
 def _watch_weights(vllm_config: VllmConfig, engine_id: str | None) -> None:
-    """Watch for weight changes; share with no other engine where this vLLM does not allow it."""
     try:
         from vllm.v1.executor.abstract import Executor
 

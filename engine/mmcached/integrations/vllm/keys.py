@@ -176,7 +176,6 @@ class Sharing:
 
 
 def _settings_of(config: Any, without: Set[str] = frozenset()) -> dict[str, Any]:
-    """Return all settings of a configuration except `without`, as JSON values."""
     return {} if config is None else _named(config, [name for name in sorted(vars(config)) if name not in without])
 
 
@@ -185,7 +184,6 @@ def _named(config: Any, names: Iterable[str]) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value of a configuration as a JSON value."""
     if value is None or isinstance(value, bool | int | str):
         return value
     if isinstance(value, Mapping):

@@ -49,7 +49,6 @@ class Leases:
         return hit
 
     def give_back(self, name: str, step: int) -> None:
-        """Give back the lease of an item that a step no longer needs."""
         self._in_use.get(step, {}).pop(name, None)
 
     def end_pass(self, step: int) -> None:
@@ -59,7 +58,6 @@ class Leases:
             del self._in_use[old]
 
     def end_step(self, step: int, num_ranks: int) -> None:
-        """Give back the leases of steps up to `step` if all ranks have reported."""
         if num_ranks >= self._num_ranks:
             for done in [each for each in self._in_use if each <= step]:
                 del self._in_use[done]

@@ -146,7 +146,6 @@ class WorkerSide:
         self._ended.append((key, outcome))
 
     def _output(self, load: Load) -> torch.Tensor | None:
-        """Return the output of an item on the device; None if this rank cannot load it."""
         view, timeout_s = self._device.reads_in_place, self._call_timeout_s
         try:
             hit = self._client.open(load.token, view=view, timeout_s=timeout_s)

@@ -97,7 +97,6 @@ class _UnixConnection(http.client.HTTPConnection):
 
 
 def _ask(run_dir: Path, path: str, kind: type[AnswerT], config: ServiceConfig) -> AnswerT | str | None:
-    """Return the supervisor's answer, or the reason why there is none; None if no service runs there."""
     try:
         pid = supervisor_pid(run_dir)
     except ServiceUnavailable as error:

@@ -103,7 +103,6 @@ def remove_segments(*, removes_all: bool) -> list[str]:
 
 
 def _silent_s(home: Path) -> float | None:
-    """Return the age of the frontend's last heartbeat; None if it cannot be read."""
     try:
         directory = RunDir(home)
         directory.check()

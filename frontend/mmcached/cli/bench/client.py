@@ -36,7 +36,6 @@ def key_of(num_bytes: int) -> str:
 
 
 def value_of(num_bytes: int) -> Any:
-    """Return the value to put: random bytes."""
     return np.random.default_rng(0).integers(0, 256, num_bytes, np.uint8)
 
 

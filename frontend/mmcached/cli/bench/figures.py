@@ -76,7 +76,6 @@ def find(figures: Iterable[Figure], kind: Kind, num_clients: int, num_bytes: int
 
 
 def size_text(num_bytes: int) -> str:
-    """Return a size as text: `4 KiB`, `4.7 MiB`."""
     amount, unit = (num_bytes / MIB, "MiB") if num_bytes >= MIB else (num_bytes / KIB, "KiB")
     return f"{amount:.1f}".removesuffix(".0") + f" {unit}"
 

@@ -76,7 +76,6 @@ def _room_for(sizes: Sequence[int]) -> int:
 
 @contextmanager
 def _stores(store_bytes: int) -> Iterator[tuple[Path, str | None]]:
-    """Run a store and, if it is installed, Redis; yield the run directory, and the socket of Redis."""
     with tempfile.TemporaryDirectory(prefix="mmc-bench-") as folder, ExitStack() as stack:
         run_dir = Path(folder) / "run"
         config = ServiceConfig(world_size=0, store_gb=store_bytes / GIB, log_level="warning")
@@ -94,7 +93,6 @@ def _turns(
     processes: Sequence[Process],
     fill: Callable[[Kind, int], None],
 ) -> Iterator[Figure]:
-    """Alternate between all kinds in each of the rounds; yield a figure of each kind."""
     times: dict[Kind, list[list[float]]] = {kind: [[] for _ in processes] for kind in kinds}
     for _ in range(NUM_ROUNDS):
         for kind in kinds:

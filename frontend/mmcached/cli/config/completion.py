@@ -25,7 +25,6 @@ class _Flag:
 
 class SettingsCommand(TyperCommand):
     def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:
-        """Return the completions, with the flags of settings once a flag is begun."""
         known = super().shell_complete(ctx, incomplete)
         if not incomplete.startswith("-"):
             return known

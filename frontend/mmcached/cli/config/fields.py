@@ -79,7 +79,6 @@ def is_setting_variable(name: str) -> bool:
 
 
 def unknown_setting(name: str, value: str, layer: str, known: Iterable[str]) -> ConfigError:
-    """Return the error for an unknown setting; it proposes the nearest known name."""
     by_folded = {spelling.casefold(): spelling for spelling in known}
     near = difflib.get_close_matches(name.casefold(), by_folded, n=1)
     advice = f"did you mean {by_folded[near[0]]}?" if near else "`mmcached config show` lists all settings"

@@ -61,7 +61,6 @@ _SUFFIXES = {
 
 
 def unit_of(field: str) -> Unit | None:
-    """Return the unit of a field, or None if its name has no unit."""
     return _SUFFIXES.get(field.rpartition("_")[2]) if "_" in field else None
 
 

@@ -28,7 +28,6 @@ MODALITIES: Sequence[Modality] = ("video", "audio")
 
 
 def missing_extras() -> list[str]:
-    """Return the missing extras for films and sounds."""
     return [EXTRAS[modality] for modality in MODALITIES if not decoder_of(modality)]
 
 

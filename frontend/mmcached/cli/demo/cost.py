@@ -85,7 +85,6 @@ def make_cost_table(costs: Sequence[Cost]) -> Table:
 
 
 def shown_factor(new: Cost, known: Cost) -> str:
-    """Return the ratio of the cost of a new photograph to that of a known one."""
     factor = new.median_s / known.median_s
     return f"{factor:,.0f} x" if factor >= 10 else f"{factor:.1f} x"
 

@@ -88,7 +88,6 @@ def _num_found(client: Client, records: dict[str, torch.Tensor]) -> int:
 
 
 def _num_ready(client: Client) -> int | None:
-    """Return the number of ready engines; None without a frontend."""
     try:
         return len(client.stats(timeout_s=CALL_S).engines)
     except MmcachedError:

@@ -107,7 +107,6 @@ def run_demo(config: ServiceConfig, *, images: Path | None, num_users: int, num_
 
 
 def _run(config: ServiceConfig, workload: Workload, console: Console, stages: Stages) -> int:
-    """Run all stages and print the results; return the exit status."""
     photos = workload.photos
     with (
         _service(config, stages, "start a service with all caches on") as run_dir,

@@ -65,7 +65,6 @@ class Situation:
     encoder_runs: list[int] = field(default_factory=list)
 
     def ask(self, server: VllmServer, picture: bytes, *, name: str | None = None) -> None:
-        """Ask a server that is otherwise idle."""
         before = server.num_encoded()
         self.replies.append(server.ask(picture, name=name))
         self.encoder_runs.append(server.num_encoded() - before)

@@ -90,7 +90,6 @@ def users_with_photos(photos: Sequence[Photo], num_users: int, num_turns: int) -
 
 
 def user_with_clips(turns: Sequence[Turn]) -> User:
-    """Return a user with clips, who requests the embeddings of all of them."""
     return User(turns, [sum((turn.files for turn in turns), Files())])
 
 
@@ -108,7 +107,6 @@ def _turns(photos: Sequence[Photo], user: int, num_turns: int) -> list[Turn]:
 
 
 def _pages(photos: Sequence[Photo], user: int) -> list[Files]:
-    """Return a user's order of pages for the embeddings of all photographs: each user begins with another page."""
     data = [photo.data for photo in photos]
     all_pages = [Files(data[start : start + PAGE]) for start in range(0, len(data), PAGE)]
     first = user % len(all_pages)

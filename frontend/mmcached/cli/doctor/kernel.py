@@ -93,7 +93,6 @@ def _fault_of_locks(fd: int, name: str) -> str:
 
 
 def _nearest(path: Path) -> Path:
-    """Return the directory, or its nearest existing parent."""
     return next(each for each in (path, *path.parents) if each.is_dir())
 
 
@@ -103,6 +102,5 @@ def _field(status: str, name: str) -> str:
 
 
 def _landlock_version() -> int:
-    """Return the version of Landlock's interface; 0: missing or switched off."""
     libc = ctypes.CDLL(None, use_errno=True)
     return max(0, int(libc.syscall(_LANDLOCK_CREATE_RULESET, None, 0, 1)))

@@ -121,7 +121,6 @@ def _fstab(host: Host) -> list[list[str]]:
 
 
 def _size_of(options: str, host: Host) -> int | None:
-    """Return the `size=` in the options of a tmpfs, in bytes; None without one."""
     found = re.search(r"(?:^|,)size=(\d+)([kmgt%]?)", options, re.IGNORECASE)
     if found is None:
         return None

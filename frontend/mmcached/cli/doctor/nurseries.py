@@ -56,7 +56,6 @@ def _has_descriptor(host: Host, pid: int | None) -> bool:
 
 
 def _free_bytes(host: Host) -> int:
-    """Return the bytes that nurseries can get now."""
     found = os.statvfs(host.shm)
     free, left = found.f_bavail * found.f_frsize, memory_headroom(host.root)
     return free if left is None else min(free, left)

@@ -103,7 +103,6 @@ def engine(host: Host) -> Finding:
 
 
 def _absent(host: Host) -> Finding | None:
-    """Return the finding if no service runs here."""
     try:
         is_there = supervisor_pid(host.run_dir) is not None
     except ServiceUnavailable as error:

@@ -108,7 +108,6 @@ class Placement:
         return (name for name in sorted(list_named_actors()) if name.startswith((PREFIX, SERVICE)))
 
     def _nodes(self) -> list[str]:
-        """Return the ids of the nodes that are to have a service."""
         wanted = self._config.frontends
         found = [
             node["NodeID"]
@@ -122,7 +121,6 @@ class Placement:
         return sorted(found)
 
     def _group(self, deadline: float) -> Any:
-        """Return the encoders' placement group when its bundles have been placed."""
         from ray.util.placement_group import get_placement_group, placement_group
 
         encoders = self._config.encoders

@@ -53,7 +53,6 @@ class ChildService:
             )
 
     def wait_until_ready(self) -> None:
-        """Wait for the service's ready line."""
         output = self.process.stdout
         if output is None:
             raise ServiceUnavailable("the service has no output to read")
@@ -66,7 +65,6 @@ class ChildService:
             raise ServiceUnavailable(f"the service did not start: {self._last_words(line)}")
 
     def _last_words(self, line: bytes) -> str:
-        """Return the line that the service printed instead of the ready line, or the last line of its log."""
         if line:
             return f"it printed {line!r}"
         ended = f"it ended with status {self.stop()}"

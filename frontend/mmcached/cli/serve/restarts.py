@@ -30,7 +30,6 @@ class RestartPolicy:
 
     @classmethod
     def from_config(cls, config: ServiceConfig, *, gives_up: bool = True) -> RestartPolicy:
-        """Return the policy of a role; without `gives_up` it is restarted forever."""
         return cls(
             max_restarts=config.max_restarts if gives_up else sys.maxsize,
             window_s=RESTART_WINDOW_S,

@@ -86,7 +86,6 @@ class RoleGroup(Closeable):
         self._selector.register(source, selectors.EVENT_READ)
 
     def wait(self, timeout_s: float) -> None:
-        """Return when a role has died, or after `timeout_s`."""
         self._selector.select(timeout_s)
 
     def require(self, now: float) -> None:

@@ -80,7 +80,6 @@ class StatsCollector(Collector):
 
 
 def figures_of(snapshots: Snapshots) -> Iterator[Family]:
-    """Yield the figures of the page, one family per metric, each sample with its role."""
     families: dict[str, CounterMetricFamily | GaugeMetricFamily] = {}
     of_histograms: dict[str, HistogramMetricFamily] = {}
     for role, snapshot in snapshots.items():

@@ -28,11 +28,11 @@ _QUIT = b"qQ\x03\x04"
 
 
 def show(look: Callable[[], Overview | None], interval_s: float, console: Console, nobody: str) -> None:
-    """Draw a frame every `interval_s`, until somebody types q or ctrl-c.
+    """Draw a frame every `interval_s` until the user presses q or ctrl-c.
 
     Args:
-        look: returns what to draw; None if there is no service (any more).
-        nobody: what to say while there is no service.
+        look: Returns the overview to draw; None if there is no service (any more).
+        nobody: Text shown while there is no service.
     """
     with (
         contextlib.suppress(KeyboardInterrupt),
@@ -55,9 +55,9 @@ def show(look: Callable[[], Overview | None], interval_s: float, console: Consol
 
 @contextlib.contextmanager
 def _keys() -> Iterator[Callable[[], bool]]:
-    """Hear each key at once; yield what waits a moment, and returns whether somebody wants to end.
+    """Read single key presses; yield a function that waits a moment and returns whether the user quits.
 
-    Ctrl-c is a key, too: as a signal it could come in the middle of a finalizer, which swallows it.
+    Ctrl-c is read as a key: as a signal it could arrive inside a finalizer, which swallows it.
     """
     if not sys.stdin.isatty():
         yield _wait_a_moment
@@ -83,6 +83,5 @@ def _keys() -> Iterator[Callable[[], bool]]:
 
 
 def _wait_a_moment() -> bool:
-    """Wait as for a key; nobody has typed one."""
     time.sleep(_KEY_WAIT_S)
     return False

@@ -1,4 +1,4 @@
-"""Draws an `Overview` for a terminal: what matters first, so that a small one shows the head of it."""
+"""Draws an `Overview` for a terminal, the most important rows first: a small terminal shows only the top."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ _NUM_BARS = 30
 
 
 def draw(overview: Overview) -> RenderableType:
-    """Return a frame."""
     parts: list[RenderableType] = [_head(overview)]
     if len(overview.history) > 1:
         parts.append(_history(overview.history))

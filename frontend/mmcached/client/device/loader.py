@@ -31,8 +31,8 @@ class DeviceLoader(Closeable):
     Args:
         device: A device such as "cuda:0"; without an index, the current one of this thread.
         max_pinned_bytes: Maximum bytes of shared memory, pinned where records are read again; 0: none is pinned, and
-            all
-            tensors are copied through other memory. Of several loaders in a process, the first to pin a piece owns it.
+            all tensors are copied through other memory. Of several loaders in a process, the first to pin a piece owns
+            it.
         piece_bytes: Bytes pinned in one call.
         copies, runtime: Implementations of copying and pinning; CUDA's by default.
     """
@@ -110,7 +110,6 @@ class _Run(NamedTuple):
 
 
 def _runs(tensors: Sequence[torch.Tensor]) -> Iterator[_Run]:
-    """Yield the runs of the tensors in shared memory."""
     run: _Run | None = None
     for index in sorted(range(len(tensors)), key=lambda index: tensors[index].data_ptr()):
         tensor = tensors[index]
@@ -144,6 +143,5 @@ def bytes_in(pages: Pages, begin: int, end: int) -> torch.Tensor:
 
 
 def _tensor_in(copied: torch.Tensor, tensor: torch.Tensor, run: _Run) -> torch.Tensor:
-    """Return the copy of one tensor of a run."""
     begin = tensor.data_ptr() - run.pages.address - run.begin
     return copied[begin : begin + tensor.nbytes].view(tensor.dtype).view(tensor.shape)

@@ -47,13 +47,13 @@ STEP_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class _Room:
-    """What a client may use of its nursery; it is replaced, never changed, so that an interrupt leaves it whole.
+    """A client's space in its nursery; it is replaced, never changed, so that an interrupt leaves it whole.
 
     Attributes:
-        own: granted, populated, and not sent since, also what is being filled.
-        cold: granted, and not populated yet.
-        taken: by request, what is being filled or was sent.
-        hand: where the last place ends: the next one is looked for from there.
+        own: Ranges granted, populated and not sent since, including those being filled.
+        cold: Ranges granted and not yet populated.
+        taken: By request, the range being filled or sent.
+        hand: End of the last place; the search for the next one starts there.
     """
 
     own: Extents
@@ -62,7 +62,6 @@ class _Room:
     hand: int = 0
 
     def place(self, size: int) -> int | None:
-        """Return where there is room."""
         free = self.own.copy()
         for begin, end in self.taken.values():
             free.remove(begin, end)
@@ -72,7 +71,7 @@ class _Room:
         return replace(self, taken={**self.taken, request_id: stretch}, hand=stretch[1])
 
     def populated(self, begin: int, end: int) -> _Room:
-        """Return the room when so much of `cold` is populated; what is not cold stays as it is."""
+        """Return the room after `[begin, end)` of `cold` was populated; other ranges do not change."""
         own, cold = self.own.copy(), self.cold.copy()
         for stretch in cold.common(begin, end):
             own.add(*stretch)
@@ -80,7 +79,7 @@ class _Room:
         return replace(self, own=own, cold=cold)
 
     def without(self, request_id: int, *, was_sent: bool) -> _Room:
-        """Return what is left when a request has ended; its place is lost if it was sent, else it is free again."""
+        """Return the room after a request has ended; its range is lost if it was sent, else free again."""
         stretch = self.taken.get(request_id)
         if stretch is None:
             return self
@@ -176,7 +175,6 @@ class Nursery:
             populated[1].stop()
 
     def _take_room(self, ring: RingAnnouncement, pages: Pages, request_id: int, size: int) -> Stretch | None:
-        """Return a stretch for a request, or None without enough free space."""
         with self._turn:
             if self._is_in_use:  # a signal handler in the middle of its own thread's call
                 return None
@@ -236,7 +234,6 @@ class Nurseries:
 
     @property
     def number(self) -> int:
-        """The number of the current nursery; 0 without one."""
         nursery = self._nursery
         return 0 if nursery is None else nursery.nursery
 
@@ -314,7 +311,6 @@ class Nurseries:
         nursery.close()
 
     def close(self) -> None:
-        """Close the nursery, and open no other."""
         self._is_over = True
         self.lose()
 

@@ -1,8 +1,8 @@
-"""Sends puts: large records through the client's nursery, others, and what has no place there, as frames.
+"""Sends puts: large records through the client's nursery; other records, or without a free place, as frames.
 
 small, or no nursery ──frames──> Stored
-large ──OpenNursery, once──> laid into a place of the nursery ──the place──> Stored: it is published there
-└── no room just now, refused, or the frontend is another ──> frames
+large ──OpenNursery, once──> written to a place of the nursery ──the place──> Stored: it is published there
+└── no free place, refused, or another frontend ──> frames
 """
 
 from __future__ import annotations

@@ -93,7 +93,6 @@ class StoreSession:
             return self._reader
 
     def is_announced(self, ring: RingAnnouncement | None) -> bool:
-        """Return whether this is the session of `ring`, and its reader needs no announcement."""
         return self._is_announced and self.ring == ring and not self._returns.is_shared
 
     @property
@@ -310,7 +309,7 @@ class StoreSession:
             reader.close()
             raise
         self._reader = reader
-        # At a random place among the first: else each client's first lookup, its slowest, would be measured.
+        # Starts at an arbitrary lookup: else each client's first lookup, its slowest, would always be measured.
         turn = reader.incarnation % MEASURED_ONE_IN
         self._turns = cycle([index == turn for index in range(MEASURED_ONE_IN)])
         self._returns = LeaseReturns(reader)
@@ -352,7 +351,7 @@ class StoreSession:
         if not self.is_attached or self._returns.is_shared:
             return False
         if not self._store.reader.look.is_attached(reader.reader_id, reader.incarnation):
-            self.is_attached = self._is_announced = False  # the ring is over, or the entry is another's
+            self.is_attached = self._is_announced = False  # the ring has ended, or the entry is another reader's
             return False
         return True
 
@@ -409,7 +408,6 @@ class StoreSession:
     def _take_again(
         self, digest: KeyDigest, held: list[Held | Inline | None], index: int, reader: ReaderEntry
     ) -> list[Handle]:
-        """Look a key up and take a lease, until that succeeds or the key has no record."""
         mapping = self._store.reader
         for _ in range(MAX_LOOKS):
             place = mapping.look.find(digest)

@@ -1,4 +1,4 @@
-"""Makes the processor cache that a configuration asks for."""
+"""Creates the processor cache that a configuration selects."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def item_cache_from_config(config: ServiceConfig, records: RecordStore) -> ItemC
     """Return the frontend's processor cache.
 
     Args:
-        records: the store, in which mode `shm` keeps items.
+        records: The store in which mode `shm` keeps items.
     """
     match processor_cache_kind(config):
         case "off":

@@ -1,22 +1,14 @@
-"""Keeps processed items for later requests, and says how each item of a request travels to its engine.
+"""Processed items kept for later requests, and the form in which each item of a request travels to its engine.
 
-    ItemCache           off              nothing is kept, frames each time
-    LocalItemCache      processor_only   kept here, frames each time
-    MirroredItemCache   lru              kept in the engine; here only its mirror. Frames once, then nothing
-    StoredItemCache     shm              kept in the store. Tokens; frames only for what does not fit
-
-    missing --> (processing, as long as it takes) --> missing: nothing but what was processed
+    missing --> (processing, as long as it takes) --> missing: only the items just processed
                                                          |
-    resolve --> (send) --> sent        the engine's queue has the message: mirrors move now, and only now
-       |           |        +--> (the request ends, or is sent anew) --> release
+    resolve --> (send) --> sent        the engine's queue has the message: only now do mirrors change
+       |           |        +--> (the request ends, or is sent again) --> release
        |           +--> (refused) --> release
-       +-- what lies in the store is pinned until `release`: the engine takes its own lease when the request comes
+       +-- items in the store are pinned until `release`: the engine takes its own lease when the request arrives
 
-From the last `missing` to `sent` is one uninterrupted stretch of the frontend's one thread, so nothing can come between
-what a cache says and the message that is built from it. An item that a request names twice counts once, and its bytes
-travel once.
-
-Knows nothing of sockets, engines or images.
+The frontend's only thread runs from the last `missing` to `sent` without interruption, so the cache cannot change
+between the decision and the message built from it. An item that a request names twice counts once and is sent once.
 """
 
 from __future__ import annotations
@@ -35,13 +27,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class OutgoingItem:
-    """One item of a request as it will travel.
+    """One item of a request in the form in which it is sent.
 
     Attributes:
-        nbytes: size of the encoded item, also if it does not travel now.
-        num_embeds: embeddings that the encoder makes of it, one for each placeholder in the prompt.
-        payload: the item's place in the store, the frames to send inline, or None: the engine has it.
-        has_output: nothing was processed: the engine loads what an encoder has said of it.
+        nbytes: Size of the encoded item, also if it is not sent now.
+        num_embeds: Embeddings that the encoder makes of it: one per placeholder in the prompt.
+        payload: The item's place in the store, the frames to send inline, or None: the engine has it.
+        has_output: Whether the item was not processed because the engine loads its encoder output from the store.
     """
 
     mm_hash: str
@@ -52,12 +44,11 @@ class OutgoingItem:
 
     @classmethod
     def inline(cls, mm_hash: str, item: Processed) -> OutgoingItem:
-        """Return an item that travels as frames."""
         return cls(mm_hash, item.encoded.nbytes, item.num_embeds, item.encoded.frames())
 
 
 class ItemCache:
-    """The off switch, and what every mode extends: items are processed for each request, and travel as frames.
+    """Mode `off`, and the base of every mode: items are processed for each request and sent as frames.
 
     `keys` are those of a request's items, in prompt order.
     """
@@ -68,58 +59,58 @@ class ItemCache:
         self._num_hits = self._num_new = self._num_inline = self._num_fallbacks = 0
 
     def missing(self, keys: Sequence[str]) -> list[str]:
-        """Return the keys, each once, whose items have to be given to `resolve`; changes nothing."""
+        """Return the distinct keys whose items must be given to `resolve`; changes nothing."""
         return list(dict.fromkeys(keys))
 
     def resolve(self, keys: Sequence[str], given: Mapping[str, Processed]) -> list[OutgoingItem]:
-        """Return how each item of a request would travel; those in the store are pinned until `release`.
+        """Return the form of each item of a request; items in the store are pinned until `release`.
 
         Args:
-            given: what is `missing`, or more.
+            given: At least the items of `missing`.
         """
         items = {key: OutgoingItem.inline(key, given[key]) for key in dict.fromkeys(keys)}
         return [items[key] for key in keys]
 
     def sent(self, items: Sequence[OutgoingItem]) -> None:
-        """Take note that a message with these items has been accepted."""
+        """Record that the engine's queue has accepted a message with these items."""
         self._num_inline += len({item.mm_hash for item in items if isinstance(item.payload, list)})
 
     def loaded(self, num_items: int) -> None:
-        """Take note of items of a request that nobody processed, because their output is in the store."""
+        """Count items that were not processed, because their encoder output is in the store."""
         if self.counts_hits:
             self._num_hits += num_items
 
     def release(self, items: Sequence[OutgoingItem]) -> None:
-        """Unpin what `resolve` has returned, once: its request has ended, or is not sent."""
+        """Unpin the items of one `resolve`, exactly once: the request has ended or is not sent."""
 
     def inline(self, items: Sequence[OutgoingItem]) -> list[OutgoingItem]:
-        """Return the same items, those in the store as frames; they are pinned."""
+        """Return the same items, with pinned items of the store as frames."""
         return list(items)
 
     def keep(self, key: str, item: Processed) -> None:
-        """Take an item that was processed, but that no request needs any more, if this side keeps items."""
+        """Keep a processed item that no request needs any more, if this mode keeps items in the frontend."""
 
     def missed(self, mm_hashes: Sequence[str]) -> None:
-        """Count on the engine no longer for these items: it does not have them."""
+        """Record that the engine does not have these items."""
 
     def engine_changed(self) -> None:
-        """Take note that another engine process has come: it holds nothing."""
+        """Record that a new engine process has connected: its cache is empty."""
 
     def clear(self) -> None:
-        """Forget every item."""
+        """Drop all items."""
 
     @property
     def next_mirror_seq(self) -> int:
-        """Number of the next message that moves the mirror; 0 without a mirror."""
+        """Sequence number of the next message that changes the mirror; 0 without a mirror."""
         return 0
 
     @property
     def num_desyncs(self) -> int:
-        """Items that the mirror promised and the engine did not have."""
+        """Items that the mirror listed and the engine did not have."""
         return 0
 
     def stats(self) -> ProcessorCacheStats:
-        """Return the cache's figures; what was processed for it is counted elsewhere."""
+        """Return the cache's counters; processing is counted elsewhere."""
         return ProcessorCacheStats(
             queries=self._num_hits + self._num_new,
             hits=self._num_hits,

@@ -1,6 +1,6 @@
-"""Keeps whole items in the frontend (mode `processor_only`): saves the processing, not the sending.
+"""Whole items kept in the frontend (mode `processor_only`): saves the processing, not the sending.
 
-Engines keep nothing, so there may be any number of frontends and engines.
+Engines keep no items, so any number of frontends and engines may be combined.
 """
 
 from __future__ import annotations
@@ -48,7 +48,6 @@ class LocalItemCache(ItemCache):
         self._lru.clear()
 
     def _entry(self, item: Processed) -> Entry[Processed]:
-        """Return the entry of a new item, and count the item."""
         self._num_new += 1
         self._num_fallbacks += item.encoded.nbytes > self._lru.capacity
         return Entry(item.encoded.nbytes, item)

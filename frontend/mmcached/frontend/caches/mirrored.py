@@ -1,28 +1,28 @@
-"""Mirrors what the engine keeps (mode `lru`): sizes and numbers of embeddings, no item.
+"""Mirror of the engine's item cache (mode `lru`): sizes and numbers of embeddings, no items.
 
-The mirror says what need not be sent, and is right without ever asking.
+The mirror tells which items need not be sent, without a message to the engine.
 
     P0                                                             P1
-    resolve(keys)   the items that may go as None; moves nothing
-    send            not accepted: nothing has moved
-    sent(items)     the mirror moves           -- message -->      FrameCache.ingest(seq, items) makes the same move
+    resolve(keys)   items to send as None; changes nothing
+    send            refused: nothing has changed
+    sent(items)     the mirror changes         -- message -->      FrameCache.ingest(seq, items) changes alike
 
-The three steps are one uninterrupted stretch of one thread. Messages that move the mirror carry `next_mirror_seq`, and
-arrive in this order or not at all. When a number does not follow the last one, the engine clears first. So clearing the
-mirror here leaves out a number, and the ends meet again at the next message, whatever became of the others:
+The three steps run in one thread without interruption. Messages that change the mirror carry `next_mirror_seq`, and
+arrive in this order or not at all. If a number does not follow the previous one, the engine clears its cache first. So
+clearing the mirror skips a number, and both ends agree again at the next message, even if messages before it were lost:
 
     sender    … 4  5  6 │ clear, skip 7 │ 8  9
     receiver  … 4  5  6                 │ clear, 8  9
 
-Lost messages show as a gap in the same way: the engine clears, and the first None that misses tells the frontend
-(`missed`), which then clears too. What is rolled back when a request is refused, aborted or late is leases, never the
-mirror: the message was sent, and will move the engine's cache.
+A lost message leaves the same gap: the engine clears, and the first None that it does not find makes the frontend clear
+too (`missed`). A request that is refused, aborted or late returns its leases; the mirror is not rolled back, because
+the message was sent and changes the engine's cache.
 
-Invariant: when all that was sent has arrived, `contents()` of both ends are equal. The move itself, and what it does
-with oversized, repeated and crowding items, is in `mmcached.cache.request_lru`, for both ends.
+Invariant: once all sent messages have arrived, `contents()` of both ends are equal. Both ends change by
+`mmcached.cache.request_lru`.
 
-Source: vLLM's `MultiModalProcessorSenderCache`; there the mirror moves before sending, and a refused request leaves it
-ahead for ever.
+Source: vLLM's `MultiModalProcessorSenderCache`; there the mirror changes before sending, so a refused request leaves it
+wrong for good.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 class MirroredItemCache(ItemCache):
-    """Key -> size and number of embeddings of an item that the engine holds; `lru` has the engine's capacity."""
+    """Size and number of embeddings, by key, of items that the engine holds; `lru` has the engine's capacity."""
 
     counts_hits = True
 
@@ -77,7 +77,7 @@ class MirroredItemCache(ItemCache):
         self._next_mirror_seq += 1
 
     def missed(self, mm_hashes: Sequence[str]) -> None:
-        """Start both ends anew: they have drifted, so nothing of the mirror can be trusted."""
+        """Clear both ends: they differ, so no entry of the mirror can be trusted."""
         if mm_hashes:
             self._num_desyncs += len(mm_hashes)
             self.clear()
@@ -86,7 +86,7 @@ class MirroredItemCache(ItemCache):
         self.clear()
 
     def clear(self) -> None:
-        """Forget every item; the number left out has the engine forget them too."""
+        """Drop all items; the skipped number makes the engine drop them too."""
         self._lru.clear()
         self._next_mirror_seq += 1
 
@@ -96,7 +96,7 @@ class MirroredItemCache(ItemCache):
 
     @property
     def num_desyncs(self) -> int:
-        """Items that the mirror promised and the engine did not have. Stays 0 unless a message is lost."""
+        """Items that the mirror listed and the engine did not have. Stays 0 unless a message is lost."""
         return self._num_desyncs
 
     def contents(self) -> list[tuple[str, int]]:

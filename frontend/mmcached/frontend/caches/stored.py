@@ -1,13 +1,13 @@
-"""Keeps items as records of the store (mode `shm`), for any number of engines: written once, read in place.
+"""Items kept as records of the store (mode `shm`), for any number of engines: written once, read in place.
 
-    there, in the store   a handle                      pinned until `release`
-    there, small          frames                        kept here: cheaper to send than to lease
+    known, in the store   a handle                      pinned until `release`
+    known, small          frames                        kept here: cheaper to send than to lease
     new                   put into the store, a handle  pinned until `release`
     new, small            frames                        kept here from now on
-    new, does not fit     frames                        stored nowhere, and counted
+    new, does not fit     frames                        not stored, and counted
 
-Small items are those below `inline_below_bytes`; they take at most a sixteenth of the items' share of the ring. What
-lies in a ring that was adopted from a former frontend is there as before; small items went with that frontend.
+Small items are those below `inline_below_bytes`; they take at most 1/16 of the items' share of the ring. Items in a
+ring that was adopted from a former frontend are kept; small items ended with that frontend.
 
 Invariant: no key is in both places.
 """
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
     from mmcached.frontend.processing.processor import Processed
 
 SMALL_SHARE = 16
-"""The small items that are kept here take at most this part of the items' share."""
+"""Small items kept here take at most 1 / `SMALL_SHARE` of the items' share."""
 
 
 class StoredItemCache(ItemCache):
-    """Key -> item in the store, or here."""
+    """Items by key, in the store or here."""
 
     counts_hits = True
 
@@ -75,7 +75,7 @@ class StoredItemCache(ItemCache):
         self._small.clear()
 
     def _find(self, key: str) -> Entry[Processed] | OutgoingItem | None:
-        """Return an item that is kept here, or is in the store, where it is pinned."""
+        """Return an item that is kept here or in the store; an item in the store is pinned."""
         small = self._small.find(key)
         if small is not None:
             return small
@@ -99,7 +99,6 @@ class StoredItemCache(ItemCache):
         return OutgoingItem.inline(key, found.value)
 
     def _place(self, key: str, item: Processed, *, is_pinned: bool) -> OutgoingItem:
-        """Keep a new item where it belongs, if there is room, and count it."""
         self._num_new += 1
         nbytes = item.encoded.nbytes
         if nbytes < self._inline_below_bytes:
@@ -121,6 +120,5 @@ class StoredItemCache(ItemCache):
 
 
 def _handles(items: Sequence[OutgoingItem]) -> Iterator[Handle]:
-    """Yield the place of each item in the store, once."""
     places = {item.mm_hash: item.payload for item in items}
     return (place for place in places.values() if isinstance(place, Handle))

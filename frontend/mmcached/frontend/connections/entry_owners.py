@@ -46,7 +46,6 @@ class EntryOwners(Generic[OwnerT]):
         return True
 
     def has(self, owner: OwnerT, incarnation: int) -> bool:
-        """Return whether this incarnation of an owner is a reader."""
         entry = self._owner_to_entry.get(owner)
         return entry is not None and entry[1] == incarnation
 

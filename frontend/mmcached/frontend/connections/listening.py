@@ -23,7 +23,6 @@ STALL_OF_ENGINES_S = float("inf")
 
 
 def message_limits(config: ServiceConfig) -> MessageLimits:
-    """Return the size limits of a client's message."""
     limits = config.limits
     body_bytes = BODY_BYTES + TOKEN_BYTES * config.max_model_len
     return MessageLimits(limits.max_message_frames, limits.max_message_mb * MIB, body_bytes)

@@ -6,7 +6,7 @@
 
 So no other connection can cancel, end or send requests for a connected client. A disconnected client has no requests to
 protect: a client that connects anew, or to a new frontend, is bound by its first message. A client lives as long as its
-lock is held. Does not know requests.
+lock is held.
 """
 
 from __future__ import annotations
@@ -71,8 +71,7 @@ class ClientPresence:
 
         Returns:
             Clients without a lock. A client that is still connected comes with its connection: its lock file was
-            removed, for
-                example by a cleanup job.
+            removed, for example by a cleanup job.
         """
         self.num_alive = 0
         for path in self._run_dir.clients.glob("*.lock"):

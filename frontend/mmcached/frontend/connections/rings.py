@@ -5,8 +5,6 @@
 
 A former ring that is not adopted stays in /dev/shm for as long as readers map it; meanwhile there may be too little
 memory for the next. So the frontend goes on without a ring: all records travel inline, and it tries again.
-
-Does not know the contents of a ring.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The frontend's side of the engines.
 
-engine_connections   the engines: attaching, messages to them, with the leases that go with these
-routing              chooses one
-rounds               asks all engines for all who wait, one round at a time
-flushes              makes everything unreachable that is cached
-held_content         what an engine's caches hold
-probes               whether an item goes through the data path
+engine_connections   engines: connecting, messages, and the leases that messages carry
+routing              chooses the engine of a request
+rounds               asks all engines one question for all waiting clients, one round at a time
+flushes              empties all caches
+held_content         content of an engine's caches, for routing
+probes               tests the data path with an item
 """

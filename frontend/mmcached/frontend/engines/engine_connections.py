@@ -2,13 +2,12 @@
 
     engine   EngineHello ->        frontend  refused while another process with this index is connected
              <- Greeted | Refused
-             EngineReady ->                requests may go there
+             EngineReady ->                the engine may get requests
 
-An engine is gone when its connection is closed, which the kernel does at its death; never by silence. What is connected
-anew begins anew: each connection has a session of its own, and an engine that is greeted in another session ends the
-requests of the former one.
+An engine is lost when its connection closes, which the kernel does when the process dies; silence alone never ends it.
+Each connection has its own session: an engine that connects again ends the requests of its previous session.
 
-Knows nothing of requests. Invariant: nothing here waits.
+Invariant: no call waits.
 """
 
 from __future__ import annotations
@@ -45,11 +44,11 @@ class EngineConnection:
     """One connection of an engine process.
 
     Attributes:
-        process: as the engine names its process.
-        incarnation: of the engine, as everything here knows it: the session, new for each connection.
-        held: what its caches hold.
-        encoder_fingerprint: names all that its encoder outputs depend on beside the item; "" until it is ready.
-        encoder: what its workers' encoder takes and gives, when it is ready.
+        process: The engine's name for its process.
+        incarnation: Session number, new for each connection; identifies the engine in the frontend.
+        held: Content of its caches.
+        encoder_fingerprint: Names all settings that its encoder outputs depend on; "" until it is ready.
+        encoder: Input and output form of its workers' encoder, when it is ready.
     """
 
     peer: bytes
@@ -66,10 +65,10 @@ class EngineConnections:
     """All engines of one frontend.
 
     Args:
-        on_lost: called with an engine that is gone, and the reason, after it has been removed.
-        on_new: called with an engine process that has come.
+        on_lost: Called with a lost engine and the reason, after its removal.
+        on_new: Called with an engine process that has connected.
     Attributes:
-        encoder_fingerprint: of the engine that became ready last; "" before one was.
+        encoder_fingerprint: Of the engine that became ready last; "" before the first.
     """
 
     def __init__(
@@ -99,15 +98,15 @@ class EngineConnections:
         return next((connection for connection in self if connection.peer == peer), None)
 
     def ready(self) -> list[EngineConnection]:
-        """Return the engines that requests may go to."""
+        """Return the engines that may get requests."""
         return [connection for connection in self if connection.is_ready]
 
     def encoder(self) -> EncoderForm:
-        """Return what the engines' encoder takes and gives.
+        """Return the input and output form of the engines' encoder.
 
         Raises:
-            InvalidRequest: the service is a store alone, and never has an engine.
-            ServiceUnavailable: no engine is ready to say so.
+            InvalidRequest: The service is a store alone and has no engines.
+            ServiceUnavailable: No engine is ready.
         """
         if not self._config.has_workers:
             raise InvalidRequest("world_size", 0, "must be more than 0 to encode: this service is a store")
@@ -123,7 +122,7 @@ class EngineConnections:
         log.error("bad message from an engine", peer=peer.hex(), reason=str(error))
 
     def greet(self, peer: bytes, message: received.EngineHello) -> None:
-        """Take an engine in, or say why not; one that is known has connected anew."""
+        """Accept or refuse an engine; a known engine process has reconnected."""
         if message.config_digest != self._digest:
             reason = f"the frontend has {self._digest}: restart both"
             self._refuse(peer, message, ConfigError("config digest", message.config_digest, reason))
@@ -145,14 +144,12 @@ class EngineConnections:
         self.tell(connection, to_engine.Greeted(connection.incarnation))
 
     def make_ready(self, connection: EngineConnection, message: received.EngineReady) -> None:
-        """Let requests go to an engine."""
         connection.is_ready = True
         connection.encoder_fingerprint = self.encoder_fingerprint = message.encoder_fingerprint
         connection.encoder = message.encoder
         log.info("engine ready", engine=connection.index, workers=message.num_workers)
 
     def cache_changed(self, connection: EngineConnection, message: received.CacheChanged) -> None:
-        """Take note of what an engine's caches hold now."""
         try:
             connection.held.take(message)
         except RemoteProtocolError as error:
@@ -170,7 +167,7 @@ class EngineConnections:
         """Queue a message that must arrive.
 
         Raises:
-            PeerGone, ChannelFull: nothing was queued. An engine that is gone is lost.
+            PeerGone, ChannelFull: Nothing was queued. After `PeerGone` the engine is lost.
         """
         try:
             crash_point("item.before_send")
@@ -181,19 +178,19 @@ class EngineConnections:
             raise
 
     def tell(self, connection: EngineConnection, message: to_engine.FromFrontend) -> None:
-        """Queue a message; one that cannot be queued is logged: the engine is going or gone."""
+        """Queue a message; log a failure, which means that the engine is ending or lost."""
         self._channel.try_send(connection.peer, message)
 
     # ---- deaths
 
     def check(self) -> None:
-        """Lose the engines whose connection is closed."""
+        """Remove the engines whose connection has closed."""
         for connection in self:
             if not self._is_connected(connection):
                 self.lose(connection, "its connection is closed")
 
     def lose(self, connection: EngineConnection, reason: str) -> None:
-        """Forget an engine, and close its connection: if it lives, it connects anew."""
+        """Remove an engine and close its connection; if it is alive, it reconnects."""
         log.warning("engine lost", engine=connection.index, reason=reason)
         self._connections.pop(connection.incarnation, None)
         if self._is_connected(connection):

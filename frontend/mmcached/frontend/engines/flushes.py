@@ -1,9 +1,9 @@
-"""Flushing: the frontend forgets its items, every engine its books and its workers' caches; answered when all have.
+"""Flushes: the frontend drops its items, every engine its blocks and its workers' caches; answered when all have.
 
-A flush makes everything that is cached, or is being computed, unreachable; what runs goes on. The next one begins
-`min_interval_s` after the last: a client that flushes in a loop takes the caches from all, and no time. With a new
-epoch the clients' store gives up what is being computed, too. A second level is told to forget, for all hosts; if it
-has not, who asks is told so, when all else is forgotten.
+A flush makes all content that is cached or being computed unreachable; running requests go on. The next flush begins
+`min_interval_s` after the last, so a client that flushes in a loop empties the caches but takes no time from others. A
+new epoch also invalidates what the clients' store is computing. A second level is flushed for all hosts; if that fails,
+the client gets an error after everything else is dropped.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ FLUSH_TIMEOUT_S = 30.0
 
 
 class Flushes(EngineRounds):
-    """The flush that is under way, and who waits for the next.
+    """The current flush, and the clients that wait for the next.
 
     Args:
-        forget: empties the frontend's own caches; told whether a new epoch is to begin.
-        min_interval_s: from the begin of one to the next.
+        forget: Empties the frontend's own caches; its argument: whether a new epoch begins.
+        min_interval_s: Minimum time from the begin of one flush to the next.
     """
 
     def __init__(
@@ -46,12 +46,12 @@ class Flushes(EngineRounds):
         self._next_begin = float("-inf")
 
     def start(self, peer: bytes, request_id: int, now: float, *, new_epoch: bool) -> None:
-        """Take a question; raise `ServiceUnavailable` if too many of its connection wait."""
+        """Add a client's flush; raise `ServiceUnavailable` if too many of its connection wait."""
         self.ask(peer, request_id, FLUSH_TIMEOUT_S, now)
         self._begins_epoch |= new_epoch
 
     def answered(self, connection: EngineConnection, message: EngineFlushed) -> None:
-        """Take an engine's answer; a late one, or a second, changes nothing."""
+        """Record an engine's answer; a late or repeated one changes nothing."""
         self._has_answered(connection, message.token)
 
     def _may_begin(self, now: float) -> bool:

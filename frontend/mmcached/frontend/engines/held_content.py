@@ -1,4 +1,4 @@
-"""Keeps what one engine says that its caches hold. A hint for routing: what is not there is computed, wherever."""
+"""Content that an engine reports for its caches. Only a routing hint: missing content is computed on any engine."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class HeldContent:
         self._items: set[str] = set()
 
     def take(self, change: CacheChanged) -> None:
-        """Take note of a change.
+        """Apply a reported change.
 
         Raises:
-            RemoteProtocolError: the engine cannot hold so much; from now on nothing is known of it.
+            RemoteProtocolError: More entries than the engine can hold; from now on its content counts as unknown.
         """
         if change.is_all:
             self._blocks.clear()
@@ -38,7 +38,7 @@ class HeldContent:
             raise RemoteProtocolError(f"{num_blocks} blocks and {num_items} items are said to be held, of {limit}")
 
     def num_blocks_of(self, block_hashes: Sequence[bytes]) -> int:
-        """Return how many of a prompt's first blocks are there without a gap."""
+        """Return how many of a prompt's leading blocks are cached without a gap."""
         blocks = self._blocks
         for index, digest in enumerate(block_hashes):
             if digest not in blocks:

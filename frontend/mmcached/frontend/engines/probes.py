@@ -1,10 +1,9 @@
-"""The data path's test: an item goes into the store, an engine leases it, every worker tells its checksum, the leases
-return.
+"""Test of the data path: an engine leases a stored item, every worker reports its checksum, the leases return.
 
-    question ──> a probe of each ready engine ──> each has gone well, or has not, by the deadline ──> answer
+    question ──> one probe per ready engine ──> each succeeds, fails or times out ──> answer
 
-One probe is one item with random bytes. Who asks is answered with the engines of which all workers were right and no
-lease is left; with the reason if there are none. An engine that hangs keeps nobody from hearing that others work.
+One probe is one item with random bytes. The answer names the engines whose workers were all right and left no lease, or
+the reason if there are none. An engine that hangs does not delay the answer about the others beyond the deadline.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ FIELD = "probe"
 
 @dataclass(slots=True)
 class _Question:
-    """One question of a client, and what has come of it so far."""
+    """One client's question with the answers so far."""
 
     peer: bytes
     request_id: int
@@ -62,10 +61,10 @@ class _Question:
 
 
 class Probes:
-    """The questions that are open, and the probes of each engine; without a ring their items travel inline.
+    """The open questions, and the probes of each engine; without a ring, items are sent inline.
 
     Args:
-        needs_engine: a service whose engines are away does not work; one that has none to reach says so, and does.
+        needs_engine: Whether a probe without a ready engine fails; a store without engines succeeds instead.
     """
 
     def __init__(
@@ -81,10 +80,10 @@ class Probes:
         self._last_number = 0
 
     def start(self, peer: bytes, request_id: int, timeout_s: float, now: float) -> None:
-        """Take a question.
+        """Add a client's question.
 
         Raises:
-            ServiceUnavailable: no engine is ready, or too many questions of this connection wait.
+            ServiceUnavailable: No engine is ready, or too many questions of this connection wait.
         """
         ready = self._connections.ready()
         if self._needs_engine and not ready:
@@ -100,17 +99,17 @@ class Probes:
             self._of_engine[connection.incarnation].ask(peer, self._last_number, timeout_s, now)
 
     def answered(self, connection: EngineConnection, message: EngineProbed) -> None:
-        """Take an engine's answer; a late one, or a second, changes nothing."""
+        """Record an engine's answer; a late or repeated one changes nothing."""
         if connection.incarnation in self._of_engine:
             self._of_engine[connection.incarnation].answered(message)
 
     @property
     def is_idle(self) -> bool:
-        """Nobody waits for an answer."""
+        """Whether no client waits for an answer."""
         return not self._open
 
     def take_finished(self, now: float) -> list[tuple[bytes, ToClient]]:
-        """Return the connections that are answered now, and with what."""
+        """Return the connections with a finished answer, and the answers."""
         for incarnation, probes in list(self._of_engine.items()):
             for _, answer in probes.take_finished(now):
                 if isinstance(answer, Probed | Failed) and answer.request_id is not None:
@@ -133,7 +132,7 @@ class _Item:
 
 
 class _EngineProbes(EngineRounds):
-    """The probe of one engine that is under way, and who waits for the next."""
+    """The current probe of one engine, and the questions that wait for the next."""
 
     def __init__(
         self,

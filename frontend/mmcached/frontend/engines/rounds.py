@@ -1,10 +1,9 @@
-"""Asks the engines the same thing for all who want to know it, one round at a time, and answers them together.
+"""Asks all engines one question for all clients that wait for it, one round at a time, and answers them together.
 
-    ask ──> waiting ──begin──> asked ──outcome──> answered         the round that answers begins after the question
-              └──────────────────┴── time is over: a round that nobody waits for any more is over
+    ask ──> waiting ──begin──> asked ──outcome──> answered         the round begins after the client's question
+              └──────────────────┴── deadline: a round without waiting clients is dropped
 
-However many ask, however often, there is one round under way, and the next one is for all who have come meanwhile.
-Knows nothing of what is asked: `flushes` and `probes` do.
+At most one round is open; the next one answers all clients that have asked meanwhile.
 """
 
 from __future__ import annotations
@@ -19,11 +18,11 @@ from mmcached.wire.errors import DeadlineExceeded, MmcachedError, ServiceUnavail
 from mmcached.wire.messages.client import Failed, ToClient
 
 AnswerTo = Callable[[int], ToClient]
-"""Makes the answer to the question with this number."""
+"""Creates the answer to the request with this id."""
 
 
 class Asker(NamedTuple):
-    """One question of a client; `deadline` on the frontend's clock, `timeout_s` what it was at first."""
+    """One client's question; `deadline` on the frontend's clock, `timeout_s` as the client gave it."""
 
     peer: bytes
     request_id: int
@@ -32,7 +31,7 @@ class Asker(NamedTuple):
 
 
 class EngineRounds(ABC):
-    """One kind of question; of one connection `max_per_peer` may wait."""
+    """Rounds of one kind of question; at most `max_per_peer` questions of one connection may wait."""
 
     def __init__(self, connections: EngineConnections, max_per_peer: int) -> None:
         self._connections = connections
@@ -44,18 +43,18 @@ class EngineRounds(ABC):
         self._missing: dict[int, EngineConnection] = {}
 
     def ask(self, peer: bytes, request_id: int, timeout_s: float, now: float) -> None:
-        """Let one wait for the next round; raise `ServiceUnavailable` if too many of its connection do already."""
+        """Add a question to the next round; raise `ServiceUnavailable` if too many of its connection wait."""
         check_room(self._num_of_peer[peer], self._max_per_peer)
         self._num_of_peer[peer] += 1
         self._waiting.append(Asker(peer, request_id, now + timeout_s, timeout_s))
 
     @property
     def is_idle(self) -> bool:
-        """Nobody waits for an answer."""
+        """Whether no client waits for an answer."""
         return not self._asked and not self._waiting
 
     def take_finished(self, now: float) -> list[tuple[bytes, ToClient]]:
-        """Return the connections that are answered now, and with what; the next round begins if anybody waits."""
+        """Return the connections with a finished answer, and the answers; begin the next round if a question waits."""
         finished: list[tuple[bytes, ToClient]] = []
         if self.is_idle:
             return finished
@@ -75,14 +74,14 @@ class EngineRounds(ABC):
         return finished
 
     def _settle(self) -> list[tuple[bytes, ToClient]]:
-        """Return the answers to the round that is under way, if it has an outcome."""
+        """Return the answers of the current round, if it has an outcome."""
         if not self._asked or (outcome := self._outcome(list(self._missing.values()))) is None:
             return []
         asked, self._asked = self._asked, []
         return self._answers(asked, outcome)
 
     def _begin_round(self, now: float) -> list[tuple[bytes, ToClient]]:
-        """Ask for all who wait; return what they are answered if that cannot be done."""
+        """Begin a round for all waiting questions; return their error answers if that fails."""
         self._token += 1
         try:
             connections = self._begin(self._token, now)
@@ -96,28 +95,28 @@ class EngineRounds(ABC):
 
     @abstractmethod
     def _begin(self, token: int, now: float) -> Sequence[EngineConnection]:
-        """Send the question, and return the engines that have it; raise `MmcachedError` if it cannot be asked now."""
+        """Send the question, and return the engines that got it; raise `MmcachedError` if it cannot be asked now."""
 
     @abstractmethod
     def _outcome(self, missing: Sequence[EngineConnection]) -> AnswerTo | MmcachedError | None:
-        """Return the answer for all who have asked; None: it is not known yet.
+        """Return the answer for all clients of the round; None: not known yet.
 
         Args:
-            missing: engines that have not answered, whether they live or not.
+            missing: Engines that have not answered, alive or lost.
         """
 
     @abstractmethod
     def _waits_for(self) -> str:
-        """Return what has not come, for the error."""
+        """Return the missing answers in words, for the error."""
 
     def _may_begin(self, now: float) -> bool:
         return True
 
     def _end(self) -> None:  # noqa: B027 (a round may hold nothing)
-        """Let go of what the round has held."""
+        """Release the resources of the round."""
 
     def _has_answered(self, connection: EngineConnection, token: int) -> bool:
-        """Take note of an engine's answer; return False for a late one, or a second."""
+        """Record an engine's answer; return False for a late or repeated one."""
         return token == self._token and self._missing.pop(connection.incarnation, None) is not None
 
     def _is_gone(self, connection: EngineConnection) -> bool:
@@ -137,7 +136,7 @@ class EngineRounds(ABC):
 
 
 def check_room(num_waiting: int, limit: int) -> None:
-    """Raise `ServiceUnavailable` if so many questions of a connection wait that there may be no other."""
+    """Raise `ServiceUnavailable` if a connection has `limit` waiting questions."""
     if num_waiting >= limit:
         reason = f"{limit} questions of this kind wait for an answer (limits.max_requests_per_client); try again later"
         raise ServiceUnavailable(reason, field="limits.max_requests_per_client", value=limit + 1, limit=limit)

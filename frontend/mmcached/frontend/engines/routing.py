@@ -1,16 +1,13 @@
 """Chooses which of several engines gets a request.
 
     round_robin     the next one
-    least_loaded    the one with the fewest prompt tokens to compute for the requests that it has
-    cache_aware     the one with the fewest, when those of this request that its caches do not save are among them, and
-                    a few for each request that it has
+    least_loaded    fewest prompt tokens still to compute for its requests
+    cache_aware     fewest tokens to compute, including this request's uncached ones, and `TOKENS_PER_REQUEST` for each
+                    of its requests
 
-The few are what a request's next steps cost the others. Without them an engine that has stopped would get, for as long
-as it counts as there, every request whose prompt it has cached.
-
-Where several are equal, the one with the fewest requests; of these, the next one.
-
-Knows nothing of sockets, requests or clocks, so a benchmark routes with it too.
+`TOKENS_PER_REQUEST` stands for what a request's next steps cost the others. Without it, an engine that has stopped
+would get, until it is lost, every request whose prompt it has cached. Ties go to the engine with the fewest requests,
+then to the next one in turn.
 
 >>> router = Router("least_loaded")
 >>> [router.choose([Candidate(0, num_waiting), Candidate(1, 200)]).index for num_waiting in (0, 300, 200)]
@@ -36,12 +33,12 @@ TOKENS_PER_REQUEST = 16
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One engine, as a request sees it.
+    """One engine, as seen by a request.
 
     Attributes:
-        num_waiting: prompt tokens that it has still to compute for others.
-        num_open: requests that it has.
-        num_uncached: tokens and embeddings that it would have to compute for this one.
+        num_waiting: Prompt tokens still to compute for its requests.
+        num_open: Its requests.
+        num_uncached: Tokens and embeddings of this request that it would have to compute.
     """
 
     index: int
@@ -61,14 +58,14 @@ _COSTS: Mapping[RoutingPolicy, Callable[[Candidate], tuple[int, ...]]] = {
 
 
 class Router:
-    """One policy, and whose turn it is."""
+    """A routing policy with the engine that was chosen last."""
 
     def __init__(self, policy: RoutingPolicy) -> None:
         self._cost = _COSTS[policy]
         self._last = -1
 
     def choose(self, candidates: Sequence[Candidate]) -> Candidate:
-        """Return one of at least one engine. Changes nothing: the request may have to wait."""
+        """Return one of at least one candidate. Changes nothing: the request may have to wait."""
         num_turns = 1 + max(candidate.index for candidate in candidates)
 
         def key(candidate: Candidate) -> tuple[int, ...]:
@@ -77,5 +74,5 @@ class Router:
         return min(candidates, key=key)
 
     def pass_turn(self, index: int) -> None:
-        """Take note that an engine has been sent a request."""
+        """Record that an engine has been sent a request."""
         self._last = index

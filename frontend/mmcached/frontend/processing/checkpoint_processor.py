@@ -1,7 +1,7 @@
-"""Makes the item of what a checkpoint's image processor has given for a picture: the tensors that the tower takes.
+"""Makes items from the tensors that a checkpoint's image processor returns for a picture.
 
-A decoder runs the processor, see `mmcached.pictures.processor`. Invariant: the same file and the same fingerprint give
-the same bytes.
+A decoder process runs the image processor, see `mmcached.pictures.processor`. Invariant: the same file and the same
+fingerprint give the same bytes.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from mmcached.shm.store.codec import encode
 from mmcached.wire.errors import InvalidRequest, InvariantError
 
 _VERSION = 1
-"""Raise it with every change, here or in `mmcached.pictures`, that gives other tensors for some file."""
+"""Increase it with every change, here or in `mmcached.pictures`, that gives other tensors for some file."""
 
 
 class CheckpointProcessor:
     """Turns tensors into items. Stateless: any thread may call it.
 
     Args:
-        limits: of a file; what one service refuses, another one's cache must not answer.
+        limits: Of a file; part of the fingerprint, so services with other limits do not share items.
     """
 
     def __init__(self, checkpoint: Checkpoint, limits: str) -> None:
@@ -30,7 +30,7 @@ class CheckpointProcessor:
 
     @property
     def fingerprint(self) -> str:
-        """What decides the result beside the file: goes into the item's key; "" if no tower takes pictures."""
+        """Hash input of the item's key beside the file: all settings of the result; "" if no tower takes pictures."""
         if "image" not in self._checkpoint.processors:
             return ""
         return fingerprint(
@@ -45,10 +45,10 @@ class CheckpointProcessor:
         )
 
     def item(self, made: Pixels | Tensors) -> Processed:
-        """Keep what the tower takes, and count its embeddings.
+        """Select the tensors that the tower takes, and count its embeddings.
 
         Raises:
-            InvalidRequest: the processor has made several pictures of one.
+            InvalidRequest: The image processor has made several pictures of one.
         """
         if isinstance(made, Pixels):
             raise InvariantError("a decoder with an image processor made plain pixels")

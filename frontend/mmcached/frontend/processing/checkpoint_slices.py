@@ -1,13 +1,13 @@
-"""Makes the item of a slice of a clip that a checkpoint's tower takes, as Transformers' processor makes it of it alone.
+"""Makes the item of a slice of a clip for a checkpoint's tower, as Transformers' processor does for that slice alone.
 
-    all frames of a video     -> {"pixel_values": uint8 (1, num_frames, 3, height, width)}, of a tower of whole clips
+    all frames of a video     -> {"pixel_values": uint8 (1, num_frames, 3, height, width)}, for towers of whole clips
     two frames of a video     -> {"pixel_values_videos": uint8 (num_patches, 3 * 2 * patch_size**2),
                                   "video_grid_thw": int64 (1, 3)}
     a window of a sound       -> {"input_features": float32 (1, num_bands, num_frames),
-                                  "feature_attention_mask": int64 (1, num_frames), for towers that want it}
+                                  "feature_attention_mask": int64 (1, num_frames), for towers that take it}
 
-Frames of a video come scaled. Their pixels stay bytes, of a quarter of the size: the encoder normalises them. Needs
-neither torch nor Transformers.
+Video frames arrive scaled. Pixels stay uint8, a quarter of the size: the encoder normalises them. Needs neither torch
+nor Transformers.
 
 Invariant: the same slice and the same settings give the same bytes.
 """
@@ -32,7 +32,7 @@ from mmcached.wire.messages.parts import ClipOptions
 from mmcached.wire.vocabulary import Modality
 
 _VERSION = 1
-"""Raise it with every change, here or of the sizes of frames, that gives other bytes for some slice."""
+"""Increase it with every change, here or of the sizes of frames, that gives other bytes for some slice."""
 
 Arrays = Mapping[str, npt.NDArray[Any]]
 
@@ -44,7 +44,7 @@ class CheckpointSlices:
         self._checkpoint = checkpoint
 
     def settings(self, modality: Modality) -> str:
-        """Return a name of what decides the result beside the slice; "" of a modality that the towers do not take."""
+        """Return all settings of the result beside the slice as text; "" for a modality that the towers do not take."""
         if modality not in self._checkpoint.countings:
             return ""
         parts = {
@@ -57,7 +57,7 @@ class CheckpointSlices:
         return fingerprint(parts)
 
     def check(self, options: ClipOptions, field: str) -> None:
-        """Raise InvalidRequest, which names the option, for a clip that the tower cannot be given."""
+        """Raise `InvalidRequest`, naming the option, for a clip that the tower cannot take."""
         counting = self._checkpoint.countings[options.modality]
         if isinstance(counting, (FrameGrid, WholeClip)) and not counting.is_sliceable:
             num_frames = counting.num_frames(self._checkpoint.model)
@@ -69,8 +69,8 @@ class CheckpointSlices:
         """Return the item of a decoded slice.
 
         Raises:
-            CorruptClip: a sample is no number.
-            InvariantError: a decoder has made something else than a slice.
+            CorruptClip: A sample is not a number.
+            InvariantError: A decoder has returned anything other than a slice.
         """
         counting, settings = self._checkpoint.countings[modality], self._checkpoint.processors[modality]
         if isinstance(counting, FrameGrid):
@@ -105,10 +105,10 @@ class CheckpointSlices:
 
 
 def cut_frames(frames: npt.NDArray[Any], counting: FrameGrid, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the record of two frames, uint8 (2, height, width, 3), whose sides are multiples of merged patches.
+    """Return the record of two frames, uint8 (2, height, width, 3).
 
     Raises:
-        InvariantError: they are not.
+        InvariantError: The sides are not multiples of a merged patch.
     """
     patch, merge = counting.patches(settings)
     num_frames, height, width, _ = frames.shape
@@ -122,10 +122,10 @@ def cut_frames(frames: npt.NDArray[Any], counting: FrameGrid, settings: Mapping[
 
 
 def crop_frames(frames: npt.NDArray[Any], counting: WholeClip, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the record of the middle of frames, uint8 (num_frames, height, width, 3).
+    """Return the record of the centre of frames, uint8 (num_frames, height, width, 3).
 
     Raises:
-        InvariantError: they are too small.
+        InvariantError: The frames are too small.
     """
     high, wide = counting.crop(settings)
     _, height, width, _ = frames.shape

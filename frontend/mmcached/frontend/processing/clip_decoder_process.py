@@ -1,4 +1,4 @@
-"""Has a decoder process say where the slices of a clip lie, and make them one at a time; checks what it says."""
+"""Plans and decodes the slices of a clip in a decoder process, and checks its answers."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from mmcached.wire.messages.parts import ClipOptions
 from mmcached.wire.sockets.frames import Frame
 
 MAX_FILES = 1000
-"""That one process is given: OpenCV 5.0.0 keeps some kilobytes of each."""
+"""Files that one process decodes before it is replaced: OpenCV 5.0.0 leaks some kilobytes of each."""
 
 
 class ClipDecoder(ConfinedDecoder):
-    """Decodes clips of one modality in one process after the other."""
+    """Decodes clips of one modality; replaces its process when needed."""
 
     def __init__(self, settings: ClipSettings) -> None:
         super().__init__("mmcached.clips.decoder", settings, said.FromDecoder)
@@ -34,7 +34,7 @@ class ClipDecoder(ConfinedDecoder):
 
     @contextmanager
     def with_file(self, data: Frame) -> Iterator[None]:
-        """Lay a file where the process can read it, until the end of the block; end one that has had many."""
+        """Write a file to the shared memory until the end of the block; replace a process after `MAX_FILES` files."""
         try:
             with super().with_file(data):
                 yield
@@ -44,15 +44,15 @@ class ClipDecoder(ConfinedDecoder):
                 self.close()
 
     def plan(self, data: Frame, options: ClipOptions, is_wanted: Callable[[], bool]) -> list[SlicePlace]:
-        """Return where the slices of a clip lie.
+        """Return the places of the slices of a clip.
 
         Args:
-            data: the file.
-            is_wanted: asked again and again while the process works.
+            data: The file.
+            is_wanted: Called repeatedly while the process works.
         Raises:
-            MmcachedError: what the file is refused with; calls it "video" or "audio".
-            DecoderDiedError: the process has ended.
-            NotWantedError: see `is_wanted`.
+            MmcachedError: The file is refused; the error calls it "video" or "audio".
+            DecoderDiedError: The process has ended.
+            NotWantedError: `is_wanted` returned False.
         """
         with self.with_file(data):
             self.tell(said.Plan(len(data), options))
@@ -77,13 +77,13 @@ class ClipDecoder(ConfinedDecoder):
         is_wanted: Callable[[], bool],
         before_pixels: Callable[[int], AbstractContextManager[None]],
     ) -> Generator[DecodedSlice]:
-        """Yield slices of a clip; each is made when it is asked for.
+        """Yield slices of a clip; each is decoded when it is requested.
 
         Args:
-            wanted: their indices in the plan.
-            before_pixels: entered with the number of a frame's pixels before one is decoded, left after the last one.
+            wanted: Their indices in the plan.
+            before_pixels: Context of the decoding; called with the number of pixels of a frame.
         Raises:
-            MmcachedError, DecoderDiedError, NotWantedError: as above.
+            MmcachedError, DecoderDiedError, NotWantedError: As for `plan`.
         """
         with self.with_file(data):
             self.tell(said.Open(len(data), options))

@@ -1,8 +1,7 @@
 """Opens and decodes clips in processes, for threads that wait for them; any thread may call.
 
-A decoder that dies with a clip in hand costs it the slice that was being made: another one goes on with that slice.
-Which modality a process is for is known when it starts, as it imports what decodes that one: so there are none for
-sounds where nobody sends any.
+A decoder that dies while it decodes a clip loses only the current slice: another decoder goes on with that slice. A
+process imports the decoder of one modality, so a service that gets no sounds has no process for sounds.
 """
 
 from __future__ import annotations
@@ -26,14 +25,15 @@ from mmcached.wire.messages.parts import ClipOptions
 from mmcached.wire.sockets.frames import Frame
 
 BYTES_PER_PIXEL = 70
-"""More than FFmpeg takes for a frame, with its conversion to RGB: up to 22 were measured, and H.264 and H.265 may look
-back at 16 frames, of 3 bytes each where samples have more than eight bits."""
+"""More than FFmpeg takes for a frame, with its conversion to RGB: up to 22 were measured, and H.264 and H.265 may refer
+to 16 earlier frames, of 3 bytes per pixel if samples have more than eight bits.
+"""
 
 ClipModality = Literal["video", "audio"]
 
 
 class ClipDecoderPool:
-    """So many decoders of clips of each modality."""
+    """A set of clip decoders for each modality."""
 
     def __init__(self, num_decoders: int, config: ServiceConfig, budget: PixelBudget) -> None:
         self._budget = budget
@@ -59,11 +59,11 @@ class ClipDecoderPool:
             )
 
     def plan(self, data: Frame, options: ClipOptions, is_wanted: IsWanted) -> Sequence[SlicePlace]:
-        """Return where the slices of a clip lie, in order; decodes nothing.
+        """Return the places of the slices of a clip, in order; decodes nothing.
 
         Raises:
-            MmcachedError: what the file is refused with; calls it "video" or "audio".
-            NotWantedError: see `is_wanted`.
+            MmcachedError: The file is refused; the error calls it "video" or "audio".
+            NotWantedError: `is_wanted` returned False.
         """
 
         def plan(decoder: ClipDecoder) -> list[SlicePlace]:
@@ -74,10 +74,12 @@ class ClipDecoderPool:
     def decode(
         self, data: Frame, options: ClipOptions, wanted: Sequence[int], is_wanted: IsWanted
     ) -> Generator[DecodedSlice]:
-        """Yield slices of a clip by their indices in its plan, in that order; each is made when it is asked for.
+        """Yield slices of a clip in the order of `wanted`; each is decoded when it is requested.
 
+        Args:
+            wanted: Indices in the clip's plan.
         Raises:
-            MmcachedError, NotWantedError: as above.
+            MmcachedError, NotWantedError: As for `plan`.
         """
         before_pixels = partial(self._budget.room_for, is_wanted=is_wanted)
         num_made = num_deaths = 0
@@ -98,6 +100,6 @@ class ClipDecoderPool:
                 raise error
 
     def close(self) -> None:
-        """End all processes; nothing may be decoded any more."""
+        """End all processes."""
         for decoders in self._decoders.values():
             decoders.close()

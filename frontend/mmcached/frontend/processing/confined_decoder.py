@@ -1,13 +1,11 @@
-"""Runs a decoder for the frontend: a process that takes one file at a time, and that may die of any.
+"""Runs a decoder process for the frontend; it takes one file at a time, and any file may end it.
 
-    start ──> lay the file where both can read it ──> tell, receive, tell, … ──> read what lies in the other memory
+    start ──> write the file to shared memory ──> tell, receive, tell, … ──> read the result from shared memory
                                                           │
                                                           └── the process has died: DecoderDiedError; start another
 
-The file goes to it, and what it makes comes back, in memory that both have (two memfds), never through a pipe. What it
-says is checked. It belongs to the thread that starts it: it dies with that thread, hence with this process.
-
-Knows nothing of what is decoded: that is said by `decoder_process`, for pictures, and `clip_decoder_process`.
+The file and the result travel in memory that both processes map (two memfds), never through a pipe. Messages of the
+process are checked. The process dies with the thread that started it, hence with the frontend.
 """
 
 from __future__ import annotations
@@ -37,28 +35,28 @@ from mmcached.wire.sockets.frames import Frame
 log = structlog.get_logger("mmcached.frontend")
 
 START_S = 30.0
-"""How long a decoder may take to be ready."""
+"""Maximum seconds until a decoder is ready."""
 
 END_S = 5.0
-"""How long a killed process may take to end."""
+"""Maximum seconds until a killed process has ended."""
 
 LOOK_S = 0.1
-"""How often whoever waits for a decoder looks whether its file is still wanted."""
+"""Seconds between checks whether the file of a waiting thread is still wanted."""
 
 _SMALL_BYTES = 1 << 20
 """Files up to this size leave their memory to the next one."""
 
 _MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(8 << 20), "MALLOC_TRIM_THRESHOLD_": str(8 << 20)}
-"""What a large picture took goes back to the system; else the heap keeps the largest one's."""
+"""Returns the memory of large pictures to the system; else the heap keeps the size of the largest."""
 
 
 class DecoderDiedError(Exception):
-    """The process has ended with a file in hand, or before it was ready.
+    """The process has ended while it had a file, or before it was ready.
 
     Attributes:
-        status: as `subprocess` tells it: -9 after SIGKILL; None if it does not end.
-        pixels: of the picture, or of a frame, if it was opened.
-        was_out_of_memory: it said so before.
+        status: Exit status as of `subprocess`: -9 after SIGKILL; None if the process does not end.
+        pixels: Of the picture or a frame, if the file was opened.
+        was_out_of_memory: Whether the process reported so before.
     """
 
     def __init__(self, status: int | None, *, pixels: int = 0, was_out_of_memory: bool = False) -> None:
@@ -81,12 +79,12 @@ class DecoderDiedError(Exception):
 
 
 class ConfinedDecoder:
-    """One decoder process after the other; one thread uses it at a time.
+    """A decoder process, replaced when it dies; one thread uses it at a time.
 
     Args:
-        module: that the process runs.
-        settings: that it is told.
-        says: the type of the messages that it may say.
+        module: Module that the process runs.
+        settings: Settings sent to the process.
+        says: Type of the messages that the process may send.
     """
 
     def __init__(self, module: str, settings: msgspec.Struct, says: Any) -> None:
@@ -109,11 +107,11 @@ class ConfinedDecoder:
         """Start a process and wait until it is ready.
 
         Args:
-            is_wanted: asked again and again while the process works.
+            is_wanted: Called repeatedly while the process starts.
         Raises:
-            OSError: there is no process, descriptor or memory for it.
-            DecoderDiedError: it has ended, or does not become ready.
-            NotWantedError: see `is_wanted`.
+            OSError: No process, descriptor or memory is available.
+            DecoderDiedError: It has ended, or is not ready after `START_S`.
+            NotWantedError: `is_wanted` returned False.
         """
         self.close()
         give_up = time.monotonic() + START_S
@@ -132,7 +130,7 @@ class ConfinedDecoder:
             self.refuse(message)
 
     def close(self) -> None:
-        """End the process and let go of what is shared with it."""
+        """End the process and release the memory shared with it."""
         if self._channel is not None:
             self._channel.close()
             self._channel = None
@@ -147,7 +145,7 @@ class ConfinedDecoder:
 
     @contextlib.contextmanager
     def with_file(self, data: Frame) -> Iterator[None]:
-        """Lay a file where the process can read it, until the end of the block; end the process that works in vain."""
+        """Write a file to the shared memory until the end of the block; end the process after a `NotWantedError`."""
         write_all(self._file, data)
         try:
             yield
@@ -162,7 +160,7 @@ class ConfinedDecoder:
         """Send a message.
 
         Raises:
-            DecoderDiedError: the process has ended.
+            DecoderDiedError: The process has ended.
         """
         assert self._channel is not None
         try:
@@ -174,11 +172,11 @@ class ConfinedDecoder:
         """Wait for a message.
 
         Args:
-            is_wanted: asked again and again meanwhile.
-            pixels: what is known of the file, for the error.
+            is_wanted: Called repeatedly while waiting.
+            pixels: Of the file, if known, for the error.
         Raises:
-            DecoderDiedError: the process has ended.
-            NotWantedError: see `is_wanted`.
+            DecoderDiedError: The process has ended.
+            NotWantedError: `is_wanted` returned False.
         """
         assert self._channel is not None
         poll = select.poll()
@@ -198,20 +196,20 @@ class ConfinedDecoder:
             self.refuse(packet)
 
     def read_into(self, buffer: bytearray, place: int, message: object) -> None:
-        """Fill a buffer with what lies there from a place on, as a message claims."""
+        """Fill a buffer from the result's memory, from byte `place` on."""
         if os.preadv(self._made, [buffer], place) < len(buffer):
             self.refuse(message)
 
     def free_made(self) -> None:
-        """Give back the memory of what was made."""
+        """Free the memory of the result."""
         os.ftruncate(self._made, 0)
 
     def fail(self, message: object, pixels: int) -> NoReturn:
-        """Raise what a file ends with that was not decoded.
+        """Raise the error of a file that was not decoded.
 
         Raises:
-            MmcachedError: what the file is refused with.
-            DecoderDiedError: the process has ended, of its memory or because it has lied.
+            MmcachedError: The file is refused.
+            DecoderDiedError: The process has ended: out of memory, or because it sent an invalid message.
         """
         match message:
             case said.Refused():
@@ -225,7 +223,7 @@ class ConfinedDecoder:
                 self.refuse(message)
 
     def refuse(self, message: object) -> NoReturn:
-        """End a decoder that says what may not be said."""
+        """End a decoder that sent an invalid message."""
         log.error("a decoder said what may not be said now", message=repr(message)[:200])
         self._end()
         raise DecoderDiedError(None)
@@ -259,7 +257,7 @@ class ConfinedDecoder:
             return None
 
     def _status_of_the_dead(self) -> int | None:
-        """Return the status of a process that has closed its socket: it is just ending."""
+        """Return the status of a process that has closed its socket and is about to end."""
         assert self._process is not None
         try:
             return self._process.wait(END_S)

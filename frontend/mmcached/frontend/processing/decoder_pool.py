@@ -16,11 +16,11 @@ BYTES_PER_PIXEL = 20
 """More than any codec takes for a picture, with its conversion to RGB: measured, see docs/decisions/021."""
 
 PROCESSED_BYTES_PER_PIXEL = 70
-"""More than the image processors of Transformers take for a picture that they do not enlarge; Qwen's: 64."""
+"""More than Transformers' image processors take for a picture that they do not enlarge; Qwen's: 64."""
 
 
 class DecoderPool:
-    """So many decoders of pictures."""
+    """A set of picture decoders."""
 
     def __init__(self, num_decoders: int, settings: PictureSettings, budget: PixelBudget) -> None:
         self._budget = budget
@@ -40,8 +40,8 @@ class DecoderPool:
         """Return the scaled pixels of a file, or its tensors.
 
         Raises:
-            MmcachedError: what the file is refused with; calls it "image".
-            NotWantedError: see `is_wanted`.
+            MmcachedError: The file is refused; the error calls it "image".
+            NotWantedError: `is_wanted` returned False.
         """
         before_pixels = partial(self._budget.room_for, is_wanted=is_wanted)
 
@@ -51,5 +51,5 @@ class DecoderPool:
         return self._decoders.use(process, self._terms, is_wanted)
 
     def close(self) -> None:
-        """End all processes; nothing may be decoded any more."""
+        """End all processes."""
         self._decoders.close()

@@ -1,4 +1,4 @@
-"""Has a decoder process make a picture's pixels, or tensors, and checks what it says of them."""
+"""Decodes a picture to pixels or tensors in a decoder process, and checks its answers."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ class Pixels:
 
 @dataclass(frozen=True, slots=True)
 class Tensors:
-    """What an image processor has made of a picture, by name; owned."""
+    """Output tensors of an image processor for one picture, by name; owned."""
 
     arrays: Mapping[str, npt.NDArray[Any]]
 
 
 class Decoder(ConfinedDecoder):
-    """Decodes pictures in one process after the other."""
+    """Decodes pictures; replaces its process when needed."""
 
     def __init__(self, settings: PictureSettings) -> None:
         super().__init__("mmcached.pictures.decoder", settings, said.FromDecoder)
@@ -48,16 +48,16 @@ class Decoder(ConfinedDecoder):
         is_wanted: Callable[[], bool],
         before_pixels: Callable[[int], AbstractContextManager[None]],
     ) -> Pixels | Tensors:
-        """Have a picture decoded, and scaled or processed.
+        """Decode a picture, and scale or process it.
 
         Args:
-            data: the file.
-            is_wanted: asked again and again while the process works.
-            before_pixels: entered with the number of pixels before they are decoded, left when they are done with.
+            data: The file.
+            is_wanted: Called repeatedly while the process works.
+            before_pixels: Context of the decoding; called with the number of pixels.
         Raises:
-            MmcachedError: what the file is refused with; calls it "image".
-            DecoderDiedError: the process has ended.
-            NotWantedError: see `is_wanted`.
+            MmcachedError: The file is refused; the error calls it "image".
+            DecoderDiedError: The process has ended.
+            NotWantedError: `is_wanted` returned False.
         """
         with self.with_file(data):
             self.tell(said.Decode(len(data)))
@@ -82,7 +82,7 @@ class Decoder(ConfinedDecoder):
         return Pixels(made.width, made.height, bytes(data))
 
     def _tensors_of(self, made: said.Processed) -> Tensors:
-        """Read what lies there; no more than a decoder may have in memory."""
+        """Read the tensors from the result's memory; at most as much as a decoder may allocate."""
         try:
             kinds = [TensorType.checked(form.dtype, list(form.shape), form.name) for form in made.tensors]
         except RemoteProtocolError:

@@ -1,15 +1,15 @@
-"""Keeps decoders alive for threads that have files decoded, and says what a file is refused with that ends them.
+"""Keeps decoder processes alive for threads that need files decoded, and chooses the error of a file that ends one.
 
-    file ──> decoded ──────────────────────────────────────> what it is made to
+    file ──> decoded ──────────────────────────────────────> the result
          ├─> refused, more CPU time than the limit ────────> typed error
          ├─> its decoder died: once more, in another ──────> typed error the second time
-         └─> not wanted any more: its decoder is killed ───> NotWantedError
+         └─> no longer wanted: its decoder is killed ──────> NotWantedError
 
-Processes, because a codec that is fed by strangers must have an end: of CPU time, of memory, of crashes. Each waiting
-thread has one decoder in hand. The one that was used last is used next, and a process is started only when no idle one
-lives: a service that sees no pictures, or no clips, has none for them.
+Decoders are processes because hostile files can cost unlimited CPU time and memory, or crash a codec. Each waiting
+thread uses one decoder. The decoder that was used last is used next, and a process is started only when no idle one is
+alive: a service without pictures, or without clips, has no processes for them.
 
-Knows nothing of requests, caches or queues. Any thread may ask, as many at a time as there are decoders.
+Any thread may call, as many at a time as there are decoders.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from mmcached.wire.errors import InvalidRequest, MmcachedError, ServiceUnavailab
 log = structlog.get_logger("mmcached.frontend")
 
 MAX_DEATHS = 2
-"""Of decoders with one file in hand."""
+"""Decoders that may die of one file."""
 
 _MAX_FAILED_STARTS = 3
 _BACKOFF_S, _MAX_DOUBLINGS = 0.1, 6
@@ -43,12 +43,12 @@ _Made = TypeVar("_Made")
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What decoders may take for a file, and what one is refused with that takes more.
+    """Limits of a decoder for one file, and the errors of a file that exceeds them.
 
     Attributes:
-        what: the file is called in errors, as `picture`.
-        field: of the errors.
-        needed_bytes: what a file may be expected to take, from the pixels that it has.
+        what: The file's kind in error texts, such as `picture`.
+        field: Field of the errors.
+        needed_bytes: Expected memory of a file, from its number of pixels.
     """
 
     what: str
@@ -60,7 +60,7 @@ class Terms:
     needed_bytes: Callable[[int], int]
 
     def blame(self, died: DecoderDiedError, num_deaths: int) -> MmcachedError | None:
-        """Return what a file is refused with whose decoder has died; None if it may be tried once more."""
+        """Return the error of a file whose decoder has died; None if it may be tried once more."""
         log.warning("a decoder died", reason=died.reason, out_of_memory=died.was_out_of_memory)
         if died.was_cpu_limit:
             limit = f"at most {self.cpu_s} s of CPU time for a {self.what}"
@@ -77,7 +77,7 @@ class Terms:
 
 
 class DecoderSet(Generic[_Decoder]):
-    """So many decoders, which live as long as their work lets them."""
+    """A fixed number of decoders, each restarted when it dies."""
 
     def __init__(self, decoders: Sequence[_Decoder]) -> None:
         self._decoders = decoders
@@ -86,11 +86,11 @@ class DecoderSet(Generic[_Decoder]):
         self._num_failed_starts = 0
 
     def use(self, call: Callable[[_Decoder], _Made], terms: Terms, is_wanted: IsWanted) -> _Made:
-        """Return what a call makes with a decoder; call again with another one if it dies.
+        """Return the result of a call with a decoder; call again with another decoder if the first dies.
 
         Raises:
-            MmcachedError: what the file is refused with.
-            NotWantedError: see `is_wanted`.
+            MmcachedError: The file is refused.
+            NotWantedError: `is_wanted` returned False.
         """
         num_deaths = 0
         while True:
@@ -103,13 +103,13 @@ class DecoderSet(Generic[_Decoder]):
                 raise error
 
     def close(self) -> None:
-        """End all processes; nothing may be decoded any more."""
+        """End all processes."""
         for decoder in self._decoders:
             decoder.close()
 
     @contextmanager
     def living(self, is_wanted: IsWanted) -> Iterator[_Decoder]:
-        """Lend an idle decoder that lives; see `_wait_after` for what this raises."""
+        """Lend an idle decoder that is alive; raises as `_wait_after` does."""
         decoder = self._take(is_wanted)
         try:
             yield decoder
@@ -117,7 +117,7 @@ class DecoderSet(Generic[_Decoder]):
             self._give_back(decoder)
 
     def _take(self, is_wanted: IsWanted) -> _Decoder:
-        """Return an idle decoder that lives; start one if none does, again and again while another one lives."""
+        """Return an idle decoder that is alive; start one if none is, and retry as long as another decoder is alive."""
         while True:
             with self._changed:
                 decoder = self._idle.pop()
@@ -141,11 +141,11 @@ class DecoderSet(Generic[_Decoder]):
             self._changed.notify_all()
 
     def _wait_after(self, error: Exception, is_wanted: IsWanted) -> None:
-        """Wait a while after a start that has failed, or until another decoder is idle.
+        """Wait after a failed start, or until another decoder is idle.
 
         Raises:
-            ServiceUnavailable: it was not the first, and no decoder lives.
-            NotWantedError: see `is_wanted`.
+            ServiceUnavailable: `_MAX_FAILED_STARTS` starts have failed and no decoder is alive.
+            NotWantedError: `is_wanted` returned False.
         """
         self._num_failed_starts += 1
         log.warning("a decoder does not start", reason=str(error), tries=self._num_failed_starts)

@@ -1,11 +1,10 @@
-"""Lets clients take turns in a queue: each gets as many of the next places as any other, however many entries it has.
+"""A queue whose clients take turns: each gets an equal share of the next places, however many entries it has.
 
     a: 1 2 3 4 …  1000
     b: 5                       taken: 1 5 6 2 3 4 …
     c: 6
 
-An entry may belong to several clients: it comes out once, when the first of them is due. Knows nothing of what its
-entries are. No locks.
+An entry may belong to several clients: it is taken once, at the turn of the first of them. No locks.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ T = TypeVar("T", bound=Hashable)
 
 
 class FairQueue(Generic[T]):
-    """Entries by client, each client's in the order in which they came."""
+    """Entries by client, each client's in the order of arrival."""
 
     def __init__(self) -> None:
         self._of_client: OrderedDict[str, OrderedDict[T, None]] = OrderedDict()  # who is due next, is first
@@ -34,7 +33,7 @@ class FairQueue(Generic[T]):
         return len(self._of_client.get(client, ()))
 
     def add(self, entry: T, client: str) -> None:
-        """Put an entry at the end of a client's; one that the client has already stays where it is."""
+        """Append an entry to a client's entries, unless the client has it already."""
         self._of_client.setdefault(client, OrderedDict())[entry] = None
         self._clients_of.setdefault(entry, set()).add(client)
 
@@ -48,7 +47,6 @@ class FairQueue(Generic[T]):
         return entry
 
     def discard(self, entry: T) -> bool:
-        """Remove an entry; return whether it was there."""
         clients = self._clients_of.pop(entry, None)
         for client in clients or ():
             entries = self._of_client[client]
@@ -63,9 +61,9 @@ class FairQueue(Generic[T]):
 
 
 def fair_share(limit: int, of_others: int) -> int:
-    """Return how much one client may have of what is limited: half of what the others leave, rounded up.
+    """Return one client's limit: half of `limit` less the use of others, rounded up.
 
-    So a client that takes all it can leaves as much to the next one as it has itself, and some to each after that.
+    A client that takes all it may leaves as much to the next client as it has itself, and some to each after that.
 
     >>> [fair_share(8, of_others) for of_others in (0, 4, 6, 7, 8)]
     [4, 2, 1, 1, 0]

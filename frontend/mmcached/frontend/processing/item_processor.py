@@ -1,10 +1,9 @@
-"""Checks a file and finds its key before any cache is asked, and makes items of what was decoded of it.
+"""Checks a file and computes its key before any cache lookup; makes items of decoded files.
 
-An image that its client names has the key of that name: the file is not hashed, and need not even come. The name stands
-for one content. A file that comes with a name which is cached is not looked at; other content takes another name, or a
-flush before it.
+An image that its client names has the key of that name: the file is not hashed and may be empty. A name stands for one
+content: a file that comes with a cached name is not read. New content needs another name, or a flush before it.
 
-Knows nothing of requests, threads or caches. Stateless, so any thread may call it.
+Stateless: any thread may call it.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ class Processing:
     """Checks, keys and items of one service.
 
     Attributes:
-        fingerprints: by modality, what the keys of items depend on beside their files; "" of one that is not taken.
+        fingerprints: By modality, the settings that item keys depend on beside the file; "" if it is not taken.
     """
 
     def __init__(self, config: ServiceConfig) -> None:
@@ -44,11 +43,11 @@ class Processing:
         self._hasher = MultiModalHasher(config.mm_hasher_algorithm)
 
     def check(self, medium: Medium) -> None:
-        """Refuse what can be refused without looking into the file; an image that its client names may be empty.
+        """Raise the errors that can be found without reading the file; a named image may be empty.
 
         Raises:
-            InvalidRequest: its modality is not taken, or what is wanted of it cannot be.
-            EmptyImage, ImageTooLarge, EmptyClip, ClipTooLarge: name the file.
+            InvalidRequest: The modality is not taken, or an option is invalid.
+            EmptyImage, ImageTooLarge, EmptyClip, ClipTooLarge: Name the file.
         """
         if medium.options is not None:
             self._slices.check(medium.options, medium.field)
@@ -59,7 +58,7 @@ class Processing:
             _check_image(medium.data, self._max_bytes, medium.field)
 
     def keys(self, medium: Medium, tenant: str) -> tuple[str, str]:
-        """Return the key of a file, and that of what is wanted of it, without decoding it."""
+        """Return the key of a file, and the key of the file with its options, without decoding it."""
         fingerprint = self.fingerprints[medium.modality]
         if medium.options is None:
             key = self._hasher.item_key(medium.data, modality="image", fingerprint=fingerprint, tenant=tenant)
@@ -71,7 +70,7 @@ class Processing:
         """Return the key of an image that its client names.
 
         Raises:
-            InvalidRequest: no id has that length; names the image's index.
+            InvalidRequest: The id is too short or too long; names the image's index.
         """
         try:
             return self._hasher.caller_key(
@@ -82,14 +81,13 @@ class Processing:
             raise InvalidRequest(field, error.details["value"], str(error.details["limit"])) from None
 
     def slice_record(self, key_of_file: str, place: tuple[int, ...]) -> str:
-        """Return the key under which the store has the name of the slice at a place of a file."""
+        """Return the store key of the record with the content key of the slice at a place of a file."""
         return slice_record(self._hasher, key_of_file, place)
 
     def item(self, made: Pixels | Tensors) -> Processed:
         return self._processor.item(made)
 
     def slice_item(self, decoded: DecodedSlice, modality: Modality, tenant: str) -> tuple[str, Processed]:
-        """Return the content key of a decoded slice, and its item."""
         key = self._hasher.hash_kwargs(
             modality=modality, fingerprint=self.fingerprints[modality], tenant=tenant, content=dict(decoded.arrays)
         )

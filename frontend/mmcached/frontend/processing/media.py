@@ -1,9 +1,6 @@
 """Puts the files of a request into the order of its prompt: each is a medium, and each medium becomes items.
 
-    image    one item
-    clip     one item for each slice: two frames of a video, a window of a sound
-
-Knows nothing of caches and decoders.
+An image becomes one item; a clip becomes one item for each slice: two frames of a video, a window of a sound.
 """
 
 from __future__ import annotations
@@ -24,7 +21,7 @@ _FIELDS: dict[Modality, str] = {"image": "images", "video": "videos", "audio": "
 
 
 class Slice(NamedTuple):
-    """An item of a medium: its content key, its embeddings, and the seconds of the file that it is made of."""
+    """An item of a medium: its content key, its number of embeddings, and its seconds in the file."""
 
     key: str
     num_embeds: int
@@ -37,13 +34,13 @@ class Medium:
     """One file of a request.
 
     Attributes:
-        data: as it came; empty of an image that is named by its id only.
-        field: how errors call it.
-        name: what its client calls an image, if it does.
-        options: of a clip.
-        file_key: of a clip: names its file.
-        key: of an image's item, or of the clip; "" until it is known.
-        slices: of a clip; none until they are known.
+        data: The file; empty for an image given only by its id.
+        field: Name of the file in errors.
+        name: The client's id of an image, if it gave one.
+        options: Of a clip.
+        file_key: Of a clip: key of its file.
+        key: Of an image's item, or of the clip; "" until known.
+        slices: Of a clip; empty until known.
     """
 
     modality: Modality
@@ -57,7 +54,7 @@ class Medium:
 
     @property
     def keys(self) -> list[str]:
-        """Keys of its items in order; none until they are known."""
+        """Keys of its items in order; empty until known."""
         if self.options is not None:
             return [each.key for each in self.slices]
         return [self.key] if self.key else []
@@ -67,7 +64,7 @@ def media_of(message: Generate | Encode, files: Sequence[Frame]) -> list[Medium]
     """Return the files of a request in the order in which they came: images, then clips.
 
     Raises:
-        InvalidRequest: fewer files than clips, or another number of ids than of images.
+        InvalidRequest: Fewer files than clips, or another number of ids than of images.
     """
     num_images = len(files) - len(message.clips)
     if num_images < 0:
@@ -88,7 +85,7 @@ def media_of(message: Generate | Encode, files: Sequence[Frame]) -> list[Medium]
 
 
 def in_prompt_order(media: Sequence[Medium], token_ids: Sequence[int]) -> list[Medium]:
-    """Return media as their markers come in a prompt that has one marker for each."""
+    """Return media in the order of their markers in a prompt that has one marker for each."""
     of_modality = {modality: iter([each for each in media if each.modality == modality]) for modality in MODALITIES}
     by_token = {TOKEN_IDS[modality]: each for modality, each in of_modality.items()}
     return [next(by_token[token_id]) for token_id in token_ids if token_id in by_token]

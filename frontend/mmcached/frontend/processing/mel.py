@@ -1,9 +1,9 @@
-"""Makes the log-mel spectrogram of a sound, as Whisper and the towers after it take it.
+"""Computes the log-mel spectrogram of a sound, as Whisper and later towers take it.
 
     samples ── windows of `n_fft`, one every `hop` ──> power of frequencies ──> of bands ──> logarithm, floor, scale
 
-Its numbers are those of Transformers' `WhisperFeatureExtractor` without torch, bit for bit; with torch that computes in
-32 bits, and differs by some 1e-5. Needs numpy alone.
+Equal bit for bit to Transformers' `WhisperFeatureExtractor` without torch; with torch, which computes in 32 bits, equal
+to about 1e-5. Needs only numpy.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ import numpy as np
 import numpy.typing as npt
 
 RATE = 16_000
-"""Samples of a second."""
+"""Samples per second."""
 _HIGHEST_HZ = 8000.0
 _LINEAR_HZ, _LINEAR_MEL = 1000.0, 15.0
 _STEP = 27.0 / np.log(6.4)
-"""Above `_LINEAR_HZ` bands grow with their frequency: so many in each natural logarithm."""
+"""Above `_LINEAR_HZ`, bands are spaced logarithmically: `_STEP` bands per natural logarithm."""
 _FLOOR, _RANGE = 1e-10, 8.0
 
 
 def log_mel(samples: npt.NDArray[np.float32], *, num_bands: int, n_fft: int, hop: int) -> npt.NDArray[np.float32]:
-    """Return float32 (num_bands, len(samples) // hop); what is before and behind the samples is their mirror image.
+    """Return float32 (num_bands, len(samples) // hop); the samples are extended at both ends by their mirror image.
 
     >>> log_mel(np.zeros(1600, np.float32), num_bands=80, n_fft=400, hop=160).shape
     (80, 10)
@@ -43,7 +43,7 @@ def log_mel(samples: npt.NDArray[np.float32], *, num_bands: int, n_fft: int, hop
 
 @functools.cache
 def _filters(num_bands: int, n_fft: int) -> npt.NDArray[np.float64]:
-    """Return how much of each frequency is in each band: triangles of one area, (n_fft // 2 + 1, num_bands)."""
+    """Return the share of each frequency in each band, (n_fft // 2 + 1, num_bands): triangles of equal area."""
     highest = _LINEAR_MEL + np.log(_HIGHEST_HZ / _LINEAR_HZ) * _STEP
     mels = np.linspace(0.0, highest, num_bands + 2)
     edges = 200.0 * mels / 3.0

@@ -1,4 +1,4 @@
-"""Bounds the pixels that are decoded at a time: pictures wait, in the order in which they were opened, for room."""
+"""Limits the pixels that are decoded at a time: pictures wait for room in the order in which they were opened."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from contextlib import contextmanager
 from mmcached.frontend.processing.pool import NotWantedError
 
 LOOK_S = 0.1
-"""How often a picture that waits is asked whether it is still wanted."""
+"""Seconds between checks whether a waiting picture is still wanted."""
 
 
 class PixelBudget:
-    """Room for so many pixels; one picture that is larger than all of it is decoded alone. Any thread may call it."""
+    """Room for a number of pixels; a picture larger than that is decoded alone. Any thread may call it."""
 
     def __init__(self, max_pixels: int) -> None:
         self._max_pixels = max_pixels
@@ -28,12 +28,12 @@ class PixelBudget:
 
     @contextmanager
     def room_for(self, pixels: int, is_wanted: Callable[[], bool]) -> Iterator[None]:
-        """Wait for room, and take it until the end of the block.
+        """Wait for room, and occupy it until the end of the block.
 
         Args:
-            is_wanted: asked again and again while the picture waits.
+            is_wanted: Called repeatedly while waiting.
         Raises:
-            NotWantedError: it is not wanted any more; it has taken no room.
+            NotWantedError: `is_wanted` returned False; no room is occupied.
         """
         self._take(pixels, is_wanted)
         try:

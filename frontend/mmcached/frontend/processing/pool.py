@@ -1,12 +1,12 @@
-"""Lets threads work for a loop: jobs go in, their outcomes come out through a mailbox that the loop polls.
+"""Worker threads for an event loop: jobs go in, their outcomes come out through a mailbox that the loop polls.
 
     loop ──submit──> FairQueue: clients take turns ──> a thread ──> Mailbox ──a byte wakes the poller──> loop: take_all
 
-    queued ──> begun ──> done: what the call has returned, or the exception that it raised
-       │         └── withdrawn: `GRACE_S` later it is not wanted any more, and ends when it notices
-       └── withdrawn: gone
+    queued ──> begun ──> done: the call's result, or its exception
+       │         └── withdrawn: `GRACE_S` later `is_wanted` returns False, and the call ends
+       └── withdrawn: removed
 
-Knows nothing of images or requests. All methods of a `WorkPool` are for the loop's thread alone.
+Only the loop's thread may call the methods of a `WorkPool`.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from dataclasses import dataclass
 from mmcached.frontend.processing.fair_queue import FairQueue
 
 GRACE_S = 0.5
-"""How long a withdrawn job goes on: to end is often cheaper than to begin again for the next who wants it."""
+"""Seconds that a withdrawn job goes on: finishing is often cheaper than starting again for the next client."""
 
 IsWanted = Callable[[], bool]
-"""Tells a call whether its outcome is still wanted; to be asked again and again by a call that takes long."""
+"""Returns whether a call's outcome is still wanted; a long call checks it repeatedly."""
 
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """The end of a job.
+    """The outcome of a job.
 
     Attributes:
-        generation: the pool's when a thread began the job.
-        outcome: what the call has returned, or the exception that it raised.
+        generation: The pool's `generation` when a thread began the job.
+        outcome: The call's result, or its exception.
     """
 
     token: Hashable
@@ -43,11 +43,11 @@ class Done:
 
 
 class NotWantedError(Exception):
-    """Work ends because its outcome is not wanted any more."""
+    """The work has ended because its outcome is no longer wanted."""
 
 
 class Mailbox:
-    """Hands what threads leave to a loop, in order. `fileno` is readable when something is there."""
+    """Passes outcomes from threads to a loop, in order. `fileno` is readable when it is not empty."""
 
     def __init__(self) -> None:
         self._done: deque[Done] = deque()
@@ -56,7 +56,7 @@ class Mailbox:
         self._wake_out.setblocking(False)
 
     def put(self, done: Done) -> None:
-        """Leave something; any thread may call it."""
+        """Add an outcome; any thread may call it."""
         self._done.append(done)
         with contextlib.suppress(BlockingIOError):  # full of bytes that wake the loop just as well
             self._wake_in.send(b"\0")
@@ -83,12 +83,12 @@ class _Job:
 
 
 class WorkPool:
-    """A queue of jobs and the threads that do them; clients take turns.
+    """A queue of jobs, with the threads that do them; clients take turns.
 
     Args:
-        mailbox: takes the outcomes; closed by its owner, after this pool.
+        mailbox: Receives the outcomes; closed by its owner, after this pool.
     Attributes:
-        generation: set by the loop; each outcome tells the one in which its job was begun.
+        generation: Set by the loop; each outcome carries the value from the begin of its job.
     """
 
     def __init__(self, name: str, num_threads: int, mailbox: Mailbox) -> None:
@@ -106,14 +106,14 @@ class WorkPool:
             thread.start()
 
     def submit(self, token: Hashable, call: Callable[[IsWanted], object], client: str) -> None:
-        """Queue a call under a name, for a client whose turn it takes."""
+        """Queue a call under a token; it takes one of the client's turns."""
         with self._changed:
             self._jobs[token] = _Job(call)
             self._queue.add(token, client)
             self._changed.notify()
 
     def join(self, token: Hashable, client: str) -> None:
-        """Let another client wait for a job, too, and lend it a turn; a job that is done changes nothing."""
+        """Add a client to a queued job, which may then also take that client's turn; no effect on a finished job."""
         with self._changed:
             job = self._jobs.get(token)
             if job is None:
@@ -123,7 +123,7 @@ class WorkPool:
                 self._queue.add(token, client)
 
     def withdraw(self, token: Hashable) -> bool:
-        """Take a job back that nobody wants any more; return False if its outcome comes, or has come, all the same."""
+        """Withdraw a job; return False if its outcome still comes, or has come."""
         with self._changed:
             if self._queue.discard(token):
                 del self._jobs[token]
@@ -137,7 +137,7 @@ class WorkPool:
             return self._queue.num_of(client)
 
     def close(self) -> None:
-        """Drop what waits, and wait for what is begun: it is not wanted any more."""
+        """Drop queued jobs, and wait for begun ones, which are no longer wanted."""
         with self._changed:
             self._is_closed = True
             self._queue.clear()
@@ -154,7 +154,6 @@ class WorkPool:
             del done  # or a thread without work would keep its last outcome
 
     def _do_next(self) -> Done | None:
-        """Wait for a job and do it; return None at the end."""
         with self._changed:
             self._changed.wait_for(lambda: self._queue or self._is_closed)
             if self._is_closed:

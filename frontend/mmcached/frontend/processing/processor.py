@@ -3,8 +3,8 @@
     one patch, one row of pixel_values: channel, then row, then column           (3, 32, 32) flattened
 
 The item's record is `{"pixel_values": uint8 (num_patches, 3 * patch_size**2), "grid": int64 (2,)}`: patches row by row,
-and the number of rows and columns. Every patch becomes one embedding, so the image's marker is replaced by
-`num_patches` placeholders. A decoder makes the pixels, see `mmcached.pictures`.
+and the number of rows and columns. Every patch becomes one embedding, so `num_patches` placeholders replace the image's
+marker. A decoder makes the pixels, see `mmcached.pictures`.
 
 Invariant: the same file and the same fingerprint give the same bytes.
 """
@@ -22,11 +22,11 @@ from mmcached.wire.config import ModelConfig
 from mmcached.wire.errors import InvariantError
 
 _VERSION = 2
-"""Raise it with every change, here or in `mmcached.pictures`, that gives other bytes for some file."""
+"""Increase it with every change, here or in `mmcached.pictures`, that gives other bytes for some file."""
 
 
 class Processed(NamedTuple):
-    """One processed item, as it is cached and sent: its record, and the embeddings that the encoder makes of it."""
+    """One processed item, as it is cached and sent: its record, and its number of embeddings."""
 
     encoded: EncodedRecord
     num_embeds: int
@@ -43,13 +43,13 @@ class ImageProcessor:
 
     @property
     def fingerprint(self) -> str:
-        """What decides the result beside the file: goes into the item's key."""
+        """Hash input of the item's key beside the file: all settings of the result."""
         settings = f"patch {self._patch_size}, at most {self._max_patches}"
         limits = f"{self._max_pixels} pixels, {self._max_bytes} bytes"
         return f"mmcached image {_VERSION}; {settings}; {limits}; Pillow {PIL.__version__}"
 
     def item(self, pixels: Pixels | Tensors) -> Processed:
-        """Cut a picture whose sides are multiples of the patch."""
+        """Cut a picture whose sides are multiples of the patch size."""
         if isinstance(pixels, Tensors):
             raise InvariantError("a decoder without an image processor made tensors")
         image = np.frombuffer(pixels.data, dtype=np.uint8).reshape(pixels.height, pixels.width, 3)

@@ -1,9 +1,8 @@
-"""Turns prompts into tokens: text or ids with one marker per image, video or sound, then with every placeholder.
+"""Turns prompts into tokens: text or ids with one marker per image, video or sound, then with all placeholders.
 
     "see <image>!"   -> tokenise ->   BEGIN s e e _ IMG !   -> expand ->   BEGIN s e e _ IMG IMG IMG !
 
-The tokens of text are its UTF-8 bytes; see `mmcached.wire.vocabulary`. Knows nothing of files but their numbers, and of
-what replaces their markers.
+The tokens of text are its UTF-8 bytes; see `mmcached.wire.vocabulary`.
 """
 
 from __future__ import annotations
@@ -27,13 +26,13 @@ def tokenise(
     """Return the token ids of a prompt, with one token per image, video and sound.
 
     Args:
-        prompt: text, in which `<image>` marks an image (a BEGIN is put in front), `<video>` a video and `<audio>` a
-            sound; or token ids, taken as they are.
-        numbers: of files that came, by modality.
-        max_model_len: limit of tokens, of the prompt and the `max_tokens` to be generated.
+        prompt: Text, in which `<image>`, `<video>` and `<audio>` mark files (a BEGIN is put in front); or token ids,
+            which are not changed.
+        numbers: Of files, by modality.
+        max_model_len: Maximum tokens of the prompt and the `max_tokens` to be generated.
     Raises:
-        InvalidRequest: empty, no valid text, an id outside the vocabulary, another number of markers than of files, or
-            hopelessly long: each file still counts one token.
+        InvalidRequest: The prompt is empty, not valid text, has an id outside the vocabulary or another number of
+            markers than of files, or is too long even with one token per file.
     """
     if len(prompt) == 0:
         raise InvalidRequest(FIELD, "", "must not be empty")
@@ -55,11 +54,11 @@ def expand(token_ids: Sequence[int], lengths: Sequence[Sequence[int]]) -> tuple[
     """Replace each marker by the placeholders of its items.
 
     Args:
-        lengths: number of placeholders of each item of each file, in the order of the prompt.
+        lengths: Number of placeholders of each item of each file, in the order of the prompt.
     Returns:
-        the token ids, and the index of each item's first placeholder.
+        The token ids, and the index of each item's first placeholder.
     Raises:
-        InvalidRequest: another number of markers than of files.
+        InvalidRequest: Another number of markers than of files.
     """
     num_markers = sum(map(token_ids.count, _MARKS))
     if num_markers != len(lengths):
@@ -78,7 +77,7 @@ def expand(token_ids: Sequence[int], lengths: Sequence[Sequence[int]]) -> tuple[
 
 
 def check_length(num_tokens: int, *, max_model_len: int, max_tokens: int) -> None:
-    """Raise InvalidRequest when the model cannot take a prompt of `num_tokens` and `max_tokens` more."""
+    """Raise `InvalidRequest` if `num_tokens` and `max_tokens` together exceed `max_model_len`."""
     if num_tokens + max_tokens > max_model_len:
         wanted = f"{num_tokens} tokens and {max_tokens} to generate"
         raise InvalidRequest(FIELD, wanted, f"at most {max_model_len} together (max_model_len)")

@@ -1,16 +1,16 @@
-"""Has equal work done once at a time, however many requests wait for it. Books only: no threads, no clock.
+"""Does equal work once at a time, however many requests wait for it. State only: no threads, no clock.
 
     join ──> in work ──land──> landed ──the last waiter leaves──> gone
                 │                 │
-                │                 └──flush──> in work again: what landed was made before the flush
-                ├──land, made before the last flush──> in work again, or gone if nobody waits
-                └──withdraw, land: nobody waits──> gone
+                │                 └──flush──> in work again: the outcome is older than the flush
+                ├──land, begun before the last flush──> in work again, or gone without waiters
+                └──withdraw, land without waiters──> gone
 
-Work that everybody has left goes on, unless its owner could `withdraw` it: others may still join. What lands then is
-unclaimed, and so is what its waiters leave without having used it: worth keeping, for it is paid for.
+Work goes on after all its requests have left, unless its owner can `withdraw` it: others may still join. An outcome
+that no request has used is returned to the owner, which may keep it.
 
-Invariants: a key is in work at most once; a request waits for what it has joined until it leaves, whatever the outcome,
-so it leaves exactly once; nothing that was begun before a flush is handed out after it.
+Invariants: a key is in work at most once; a request waits for the keys it has joined until it leaves, which it does
+exactly once; an outcome of work begun before a flush is not returned after it.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ class _Flight(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class Landed(Generic[T]):
-    """What became of work that has ended.
+    """Result of the end of one key's work.
 
     Attributes:
-        complete: requests that now wait for nothing more.
-        start_again: it was begun before the last flush, and somebody waits.
-        unclaimed: the outcome, if nobody waits for it.
+        complete: Requests that now wait for no other key.
+        start_again: Whether it was begun before the last flush, and a request waits.
+        unclaimed: The outcome, if no request waits for it.
     """
 
     complete: list[int]
@@ -47,11 +47,11 @@ class Landed(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class Left(Generic[T]):
-    """What a request was the last to wait for.
+    """Keys for which a request was the last to wait.
 
     Attributes:
-        unused: `(key, outcome)` of what has landed and nobody has used.
-        in_work: keys that nobody waits for now; they may be withdrawn.
+        unused: `(key, outcome)` of landed keys that no request has used.
+        in_work: Keys that no request waits for now; they may be withdrawn.
     """
 
     unused: list[tuple[str, T]]
@@ -59,10 +59,10 @@ class Left(Generic[T]):
 
 
 class SingleFlight(Generic[T]):
-    """Key -> work and its waiters. An outcome of any type, an error too, goes to all of them.
+    """Work and its waiting requests, by key. An outcome may have any type; an error, too, goes to all of them.
 
     Attributes:
-        generation: how many flushes there were; work is begun in one.
+        generation: Number of flushes so far; work belongs to the generation in which it was begun.
     """
 
     def __init__(self) -> None:
@@ -71,7 +71,7 @@ class SingleFlight(Generic[T]):
         self._keys_of: dict[int, dict[str, None]] = {}
 
     def __contains__(self, key: object) -> bool:
-        """Return whether a key is in work or has landed: to join it starts nothing."""
+        """Return whether a key is in work or has landed, so that joining it starts nothing."""
         return key in self._flights
 
     @property
@@ -83,18 +83,17 @@ class SingleFlight(Generic[T]):
         return sum(flight.outcome is None for flight in self._flights.values())
 
     def join(self, request: int, key: str) -> bool:
-        """Wait for a key; joining twice changes nothing. Return whether its work has to be started."""
+        """Wait for a key; joining twice changes nothing. Return whether its work must be started."""
         is_new = key not in self._flights
         self._flights.setdefault(key, _Flight()).waiters[request] = None
         self._keys_of.setdefault(request, {})[key] = None
         return is_new
 
     def has_joined(self, request: int, key: str) -> bool:
-        """Return whether a request waits for a key, or has its outcome."""
         return key in self._keys_of.get(request, ())
 
     def landed(self) -> list[tuple[str, T]]:
-        """Return keys and outcomes of all that has landed, and is still waited for."""
+        """Return keys and outcomes of all landed work that a request still waits for."""
         return [(key, flight.outcome[0]) for key, flight in self._flights.items() if flight.outcome is not None]
 
     def is_waited_for(self, key: str) -> bool:
@@ -105,17 +104,17 @@ class SingleFlight(Generic[T]):
         return all(self._flights[key].outcome is not None for key in self._keys_of.get(request, ()))
 
     def outcomes(self, request: int) -> dict[str, T]:
-        """Return what has landed of the keys that a request has joined, in the order in which it did."""
+        """Return the landed outcomes of a request's keys, in the order of landing."""
         landed = ((key, self._flights[key].outcome) for key in self._keys_of.get(request, ()))
         return {key: outcome[0] for key, outcome in landed if outcome is not None}
 
     def land(self, key: str, generation: int, outcome: T) -> Landed[T]:
-        """The work on a key has ended.
+        """Record the outcome of a key's work.
 
         Args:
-            generation: what `generation` was when the work was begun.
+            generation: Value of `generation` when the work was begun.
         Raises:
-            InvariantError: the key is not in work.
+            InvariantError: The key is not in work.
         """
         flight = self._flights.get(key)
         if flight is None or flight.outcome is not None:
@@ -130,10 +129,10 @@ class SingleFlight(Generic[T]):
         return Landed([request for request in flight.waiters if self.is_complete(request)])
 
     def leave(self, request: int, *, has_used: bool) -> Left[T]:
-        """The request waits no more. One that waits for nothing changes nothing.
+        """End a request's waiting; a request that waits for nothing changes nothing.
 
         Args:
-            has_used: it has taken its outcomes to where others will find them.
+            has_used: Whether it has passed its outcomes on, for other requests to find.
         """
         left: Left[T] = Left([], [])
         for key in self._keys_of.pop(request, ()):
@@ -151,13 +150,13 @@ class SingleFlight(Generic[T]):
         return left
 
     def withdraw(self, key: str) -> None:
-        """The work on a key that nobody waits for will not be done."""
+        """Remove a key that no request waits for: its work will not be done."""
         flight = self._flights.pop(key)
         if flight.waiters or flight.outcome is not None:
             raise InvariantError(f"{key} was withdrawn, but is waited for or has landed")
 
     def flush(self) -> list[str]:
-        """Let nothing out that was begun until now; return the keys whose work has to be started again."""
+        """Invalidate all outcomes of work begun until now; return the keys whose work must be started again."""
         self.generation += 1
         again = [key for key, flight in self._flights.items() if flight.outcome is not None]
         for key in again:
@@ -166,7 +165,6 @@ class SingleFlight(Generic[T]):
         return again
 
     def check_integrity(self) -> None:
-        """Raise `InvariantError` if the two maps disagree, or something has landed that nobody waits for."""
         waits = {(request, key) for request, keys in self._keys_of.items() for key in keys}
         if waits != {(request, key) for key, flight in self._flights.items() for request in flight.waiters}:
             raise InvariantError("requests and flights disagree on who waits for what")

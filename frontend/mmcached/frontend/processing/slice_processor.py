@@ -3,9 +3,9 @@
     two frames of a video      -> {"frames": uint8 (num_patches, 2 * 3 * patch_size**2), "grid": int64 (2,)}
     a window of a sound        -> {"samples": int16 (num_frames, audio_frame)}
 
-Both frames of a video are cut as an image is, see `processor`; a row has what the two have at one place of the grid,
-the earlier one first. Samples are rounded to 16 bits, those beyond -1 … 1 clipped, and the last frame of a sound is
-filled up with silence. One embedding comes of each row. A checkpoint's towers take others, see `checkpoint_slices`.
+Both frames of a video are cut like an image, see `processor`; a row holds the patches of both at one place of the grid,
+the earlier one first. Samples are clipped to -1 … 1 and rounded to 16 bits, and silence fills the last frame of a
+sound. Each row becomes one embedding. For a checkpoint's towers see `checkpoint_slices`.
 
 Invariant: the same slice and the same fingerprint give the same bytes.
 """
@@ -34,17 +34,17 @@ from mmcached.wire.messages.parts import ClipOptions
 from mmcached.wire.vocabulary import Modality
 
 _VERSION = 1
-"""Raise it with every change here that gives other bytes for some slice."""
+"""Increase it with every change here that gives other bytes for some slice."""
 
 _FULL_SCALE = 32_768
 
 
 @dataclass(frozen=True, slots=True)
 class SlicePlace:
-    """Where a slice lies in its file, which is what it is made of, and in seconds.
+    """Position of a slice in its file, in frames or samples and in seconds.
 
     Attributes:
-        place: numbers that name it: of its frames, and their size; or of its samples.
+        place: Numbers that identify it: its frames and their size, or its samples.
     """
 
     place: tuple[int, ...]
@@ -54,11 +54,11 @@ class SlicePlace:
 
 @dataclass(frozen=True, slots=True)
 class DecodedSlice:
-    """What a decoder has made of a slice: `frames`, uint8 (num_frames, height, width, 3), or `samples`, float32 (n,).
+    """Decoded content of a slice: `frames`, uint8 (num_frames, height, width, 3), or `samples`, float32 (n,).
 
     Attributes:
-        index: of the slice in the plan of its clip.
-        start_s, end_s: as there.
+        index: Of the slice in the plan of its clip.
+        start_s, end_s: As in the plan.
     """
 
     index: int
@@ -71,7 +71,7 @@ class SliceProcessor:
     """Processes slices of the modalities that a service takes. Stateless: any thread may call it.
 
     Attributes:
-        fingerprints: by modality, what decides the result beside the file, the decoder included; "" if not taken.
+        fingerprints: By modality, all settings of the result beside the file, decoder included; "" if not taken.
     """
 
     def __init__(self, config: ServiceConfig) -> None:
@@ -85,11 +85,11 @@ class SliceProcessor:
         }
 
     def check(self, options: ClipOptions, field: str) -> None:
-        """Refuse what cannot be, before a file is opened.
+        """Raise the errors of a clip's options, before its file is opened.
 
         Raises:
-            InvalidRequest: its modality is not taken, or an option makes no sense; names the option.
-            ClipTooLarge: more seconds or frames are wanted than the service accepts.
+            InvalidRequest: The modality is not taken, or an option is invalid; names the option.
+            ClipTooLarge: More seconds or frames than the service accepts.
         """
         if not self.fingerprints[options.modality]:
             raise InvalidRequest(field, options.modality, self._why_none(options.modality))
@@ -102,8 +102,8 @@ class SliceProcessor:
         """Return the item of a slice.
 
         Raises:
-            CorruptClip: a sample is no number.
-            InvariantError: a decoder has made something else than a slice.
+            CorruptClip: A sample is not a number.
+            InvariantError: A decoder has returned anything other than a slice.
         """
         if self._checkpoint is not None:
             return self._checkpoint.item(decoded.arrays, modality)
@@ -129,7 +129,7 @@ class SliceProcessor:
         return f"mmcached {modality} {_VERSION}; {settings}; {most}; {decoder}"
 
     def _settings(self, modality: Modality) -> str:
-        """Return what decides the result beside the decoder; "" if no encoder takes it."""
+        """Return all settings of the result beside the decoder; "" if no encoder takes the modality."""
         model = self._model
         if self._checkpoint is not None:
             return self._checkpoint.settings(modality)

@@ -148,8 +148,7 @@ class ClaimTable:
 
         Returns:
             For each name: the token of the asker, which must compute it; `NO_CLAIM`: too many claims are open, the
-            asker may
-                compute it without a claim; None: another client computes it.
+            asker may compute it without a claim; None: another client computes it.
         """
         num_open = self.num_computing + self.num_waiting
         num_own = sum(one.client_id == owner.client_id for one in self._all())
@@ -232,7 +231,6 @@ class ClaimTable:
         return (one for claim in self._claims.values() for one in claim.waiters)
 
     def _own_claim(self, token: int, client_id: str) -> _Claim | None:
-        """Return the claim of a token; None if it has ended."""
         claim = next((claim for claim in self._claims.values() if claim.token == token), None)
         if claim is not None and claim.owner.client_id != client_id:
             raise RemoteProtocolError("this token is another client's", "claim")

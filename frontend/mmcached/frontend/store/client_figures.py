@@ -32,7 +32,6 @@ class ClientFigures:
         self._counts = CountsByKey(ClientStats, max_names)
 
     def greet(self, client_id: str, name: str) -> None:
-        """Record a client's name."""
         self._client_to_name[client_id] = name
 
     def leave(self, client_id: str) -> None:

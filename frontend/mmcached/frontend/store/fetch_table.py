@@ -101,12 +101,10 @@ class FetchTable:
 
     @property
     def has_orders(self) -> bool:
-        """Whether a fetch has not been ordered yet."""
         return bool(self._to_order)
 
     @property
     def next_deadline(self) -> float:
-        """The time at which the next fetch ends."""
         if not self._asked and not self._elsewhere:
             return inf
         first = (next(iter(fetches.values()), None) for fetches in (self._asked, self._elsewhere))
@@ -169,7 +167,6 @@ class FetchTable:
     # ---- fetches
 
     def take_orders(self, store_epoch: int, limit: int) -> list[Fetch]:
-        """Return up to `limit` fetches that have not been ordered yet."""
         now, orders = self._clock(), []
         for name in list(islice(self._to_order, limit)):
             del self._to_order[name]

@@ -150,18 +150,15 @@ class Nurseries:
         return self._nurseries.get(nursery)
 
     def of(self, peer: bytes) -> Nursery | None:
-        """Return the nursery of a connection."""
         return self._peer_to_nursery.get(peer)
 
     @property
     def peers(self) -> list[bytes]:
-        """The connections that have a nursery."""
         return list(self._peer_to_nursery)
 
     # ---- opening and draining
 
     def open(self, nursery: int, size: int, peer: bytes) -> None:
-        """Add a new nursery for a connection that has none."""
         one = self._nurseries[nursery] = self._peer_to_nursery[peer] = Nursery(nursery, size, peer)
         self.want(one, MIN_PLACED_BYTES)
 
@@ -290,7 +287,6 @@ class Nurseries:
         return one.cold.around(begin)
 
     def grants(self, peer: bytes) -> Grants | None:
-        """Grant all prepared ranges; None if none is prepared."""
         one = self._peer_to_nursery.get(peer)
         if one is None or not (one.prepared or one.prepared_cold):
             return None
@@ -318,7 +314,7 @@ class Nurseries:
         return list(self._unready.values())
 
     def prepare(self, one: Nursery) -> bool:
-        """Prepare room out of what is free, and out of the budget; return whether it is enough."""
+        """Prepare free space, and space within the budget; return whether it is enough."""
         while not (is_enough := one.has_ready(one.depth)):
             spare = 0 if one.is_waiting else self.budget_bytes - self.held_bytes
             if not ((one.free and self._take_stretch(one, 0)) or (spare and self._take_stretch(one, spare))):
@@ -389,7 +385,7 @@ class Nurseries:
         return False
 
     def _prepare(self, one: Nursery, stretches: Sequence[tuple[int, int]], spare: int) -> bool:
-        """Prepare room that nobody has; return False if more than `spare` bytes of it have no memory."""
+        """Prepare unused ranges; return False if more than `spare` bytes of them have no memory."""
         warm = [part for stretch in stretches for part in one.free.common(*stretch)]
         if _num_places(stretches, 1) - _num_places(warm, 1) > spare:
             return False
@@ -423,5 +419,4 @@ def _num_places(room: Iterable[tuple[int, int]], size: int) -> int:
 
 
 def size_of_last(one: Nursery) -> int:
-    """Return the size of the newest record of a nursery, in bytes."""
     return next(reversed(one.records.values())).size if one.records else MIN_PLACED_BYTES

@@ -217,7 +217,6 @@ class NurseryService:
         self._make_enough(STEPS_PER_TURN)
 
     def _make_enough(self, num_steps: int, num_copied_bytes: int = 0) -> None:
-        """Make space, in at most `num_steps` steps and by copying at most `num_copied_bytes` and one slice."""
         enough = self._num_copied_bytes + num_copied_bytes
         for _ in range(num_steps):
             if self._copy is not None:
@@ -297,7 +296,6 @@ class NurseryService:
 
     @property
     def _ring(self) -> RingWriter:
-        """The ring, which exists once there is a nursery."""
         ring = self._records.ring
         assert not isinstance(ring, NoRing)
         return ring

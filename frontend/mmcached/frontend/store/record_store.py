@@ -16,8 +16,7 @@ the ring: `nursery_service` chooses which of them are evicted.
 A new epoch makes all results of the old weights unreachable. Epochs are numbered from a clock, so that an epoch of a
 former frontend is never taken for the current one, unless its records were adopted with it.
 
-Does not know clients, leases or sockets. Invariants: a tenant's records stay within its quota, the clients' records and
-the items within their shares.
+Invariants: a tenant's records stay within its quota, the clients' records and the items within their shares.
 """
 
 from __future__ import annotations
@@ -81,8 +80,7 @@ class RecordStore(Closeable):
         tenant_quota_bytes: Maximum bytes of one tenant's chunks together; None for no limit.
         is_shared: Whether records of other hosts are put too; the store remembers which.
         share_bytes: Maximum bytes of all clients' chunks together in the ring; None: the whole ring. 0: clients cannot
-            put
-            records.
+            put records.
         item_share_bytes: The same for processed items.
         max_object_bytes: Maximum size of a client's record; None: that of the ring.
         nursery_bytes: Maximum bytes of records in nurseries together, in addition to the ring.
@@ -240,15 +238,14 @@ class RecordStore(Closeable):
         Args:
             encoded: A `PlacedRecord` is published where it lies.
             epoch: Epoch in which it was computed.
-            is_stale: Refuse it as a record of an older epoch, whatever `epoch` says.
+            is_stale: Refuse it as a record of an older epoch, even if `epoch` is current.
             is_fetched: Whether another host has computed it.
             overwrites: Replace the key's record; if refused, the key keeps the earlier one.
             ttl_s: Seconds until it expires; 0.0: never.
 
         Returns:
             None if the key has a record now, or this record if it overwrites; else the reason. A put that is refused
-            for lack
-                of space may have evicted other records of its tenant, if the tenant was at its quota.
+            for lack of space may have evicted other records of its tenant, if the tenant was at its quota.
         """
         is_old = is_stale or epoch != self.epoch
         refusal = self._put(
@@ -282,8 +279,7 @@ class RecordStore(Closeable):
         """Claim space in the ring for a copy of a nursery's record; None without space.
 
         `end_copy` or `abort_copy` must follow. A record whose note does not match its key is not copied: contents of
-        the ring
-        are trusted.
+        the ring are trusted.
 
         Args:
             evicts: Whether other records may be evicted; else only free space is claimed.
@@ -344,7 +340,6 @@ class RecordStore(Closeable):
         return handle is not None and handle.nursery > 0
 
     def drop(self, tenant: str, key: str) -> bool:
-        """Drop the record of a key; return whether it had one."""
         name = store_key(tenant, key)
         if self._find(name) is None:
             return False
@@ -399,7 +394,6 @@ class RecordStore(Closeable):
 
     @property
     def item_bytes(self) -> int:
-        """Bytes of the items in the ring."""
         return self._item_books.num_bytes
 
     def touch_item(self, mm_hash: str, handle: Handle) -> None:
@@ -415,7 +409,6 @@ class RecordStore(Closeable):
             self._forget(name)
 
     def drop_items(self) -> None:
-        """Drop all items; readers with a lease read on."""
         for name in self._item_books.key_to_bytes:
             self._store.discard(name)
             self._forget(name)
@@ -555,7 +548,6 @@ class RecordStore(Closeable):
             self._clients_books.add(name, num_bytes)
 
     def _discharge(self, tenant: str, name: str) -> int:
-        """Remove a record from the books; return its bytes."""
         if self._clients_books.has(name):
             self._clients_books.remove(name)
         return self._tenant_to_books[tenant].remove(name)

@@ -1,4 +1,4 @@
-"""Connection to the second level: a process beside this one that fetches and saves records. Never waits for it.
+"""Connection to the second level: a process on this host that fetches and saves records. Never waits for it.
 
     TakeOrders ──> Orders       once there is a fetch, a save or a flush to order; empty at the poll's timeout
     FetchesEnded, PutRecord     results of fetches                                             (see `fetch_table`)
@@ -105,7 +105,6 @@ class SecondLevel:
         return bool(self._peer) and not (self._is_silent or self.is_flushing or self.is_apart)
 
     def is_peer(self, client_id: str) -> bool:
-        """Return whether a client is the process of the second level."""
         return self._client_id == client_id
 
     def clients(self) -> set[str]:
@@ -222,7 +221,6 @@ class SecondLevel:
 
     @property
     def _flush_step(self) -> str:
-        """The step for which an unconfirmed flush waits."""
         if not self._peer:
             return "its process has not been there"
         if self._flush_from == inf:

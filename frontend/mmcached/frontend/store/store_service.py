@@ -129,7 +129,6 @@ class StoreService(Closeable):
 
     @property
     def announcement(self) -> RingAnnouncement | None:
-        """The address of the store's ring; None if no records are kept."""
         return self.records.ring.announcement
 
     def handle(self, peer: bytes, message: received.StoreMessage, payload: Sequence[Frame]) -> None:
@@ -477,7 +476,6 @@ class StoreService(Closeable):
 
 
 def _of_all(records: RecordStore, nurseries: NurseryService) -> RingStats:
-    """Return statistics of the ring and its nurseries; evictions from the clients' share are included."""
     stats = records.ring.stats()
     data_bytes = stats.data_bytes + (nurseries.books.budget_bytes if stats.data_bytes else 0)
     return msgspec.structs.replace(

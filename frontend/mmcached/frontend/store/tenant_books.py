@@ -1,7 +1,7 @@
 """Bytes of one tenant's records, and the order in which they are evicted beyond the quota.
 
 Two queues: records that were never asked for go first while they take more than a quarter of the quota, so that a burst
-of unused records does not evict used ones. Does not know rings. Invariant: a key is in exactly one queue.
+of unused records does not evict used ones. Invariant: a key is in exactly one queue.
 """
 
 from __future__ import annotations

@@ -123,11 +123,10 @@ class Client(Closeable):
         _check(self.store.upsert(key, value, self._pinned) if is_pinned else self.store.upsert(key, value))
 
     def write_first(self, key: str, value: bytes) -> None:
-        """Store a value unless the key has one."""
         _check(self.store.put(key, value))
 
     def remove(self, key: str) -> None:
-        """Remove a value, even one that is being read."""
+        """Remove a value, even while it is being read."""
         self.store.remove(key, True)
 
     def close(self) -> None:

@@ -138,7 +138,6 @@ class RedisBackend(Closeable):
             raise BackendError(f"Redis does not confirm a write: {str(answer)[:20]}")
 
     def _values(self, commands: Sequence[_Command], deadline: float) -> tuple[int, list[Got]]:
-        """Return the epoch that the first command reads, and the values of the others."""
         epoch, *values = (_value(reply) for reply in self._exchange(commands, deadline))
         return _epoch(epoch), values
 
@@ -249,7 +248,6 @@ def _trouble(error: Exception) -> Trouble:
 
 
 def _epoch(value: Got) -> int:
-    """Return the epoch; 0 for an invalid or missing value."""
     if isinstance(value, BackendError):
         raise value
     text = b"" if value is None else bytes(value[: _EPOCH_DIGITS + 1])

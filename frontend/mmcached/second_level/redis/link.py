@@ -80,7 +80,6 @@ class Link:
         return self._num_owed > 0
 
     def send(self, pieces: Sequence[Value], num_commands: int, deadline: float) -> None:
-        """Send commands that lie in pieces; one reply is owed for each."""
         views = [memoryview(piece).cast("B") for piece in pieces if len(piece)]
         self._num_owed += num_commands
         socket = self._replies.socket
@@ -101,7 +100,6 @@ class Link:
             raise BackendError(f"the connection to Redis broke: {error}") from None
 
     def read(self, deadline: float) -> Reply:
-        """Read the reply to the oldest unanswered command."""
         reply = self._replies.read(deadline)
         self._num_owed -= 1
         return reply

@@ -79,7 +79,6 @@ class Replies(BaseParser):
         raise BackendError(f"Redis sent an invalid reply: {kind + rest[:16]!r}")
 
     def _line(self, deadline: float) -> tuple[bytes, bytes]:
-        """Return the first byte of a line and the others, without its end."""
         searched = self._start
         while True:
             text = bytes(self._buffer[searched : self._end])
@@ -130,7 +129,6 @@ class Replies(BaseParser):
         return taken
 
     def _receive(self, target: memoryview, deadline: float) -> int:
-        """Receive at least one byte."""
         wait_until(self.socket, deadline)
         try:
             received: int = self.socket.recv_into(target)

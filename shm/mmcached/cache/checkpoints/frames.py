@@ -95,7 +95,6 @@ class WholeClip:
         return int(model.get("num_frames", 16))
 
     def sizes(self, processor: Settings) -> EdgeSizes:
-        """Return the frame sizes before cropping."""
         edge = int((processor.get("size") or {}).get("shortest_edge", 224))
         return EdgeSizes(edge=max(edge, *self.crop(processor)), resample=int(processor.get("resample", 2)))
 

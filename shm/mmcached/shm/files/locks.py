@@ -11,7 +11,7 @@ after the dead process has lost its memory map: a free byte proves the death. `f
 the lock. Processes of the service are spawned, not forked; a client's forked child holds its parent's entry exactly as
 long as it may read under the parent's leases. `mmap.mmap` keeps a duplicate of its descriptor: unlock before closing.
 
-Knows nothing of rings. Never blocks.
+Never blocks.
 """
 
 from __future__ import annotations

@@ -287,7 +287,6 @@ class RingAllocator:
         self._probation_bytes -= chunk.extent.size
 
     def _remove(self, slot: int) -> Chunk:
-        """Remove a chunk from all books, and return it."""
         chunk = self._slot_to_chunk.pop(slot)
         self._hands = [hand.prev if hand is chunk else hand for hand in self._hands]
         chunk.unlink()

@@ -5,7 +5,7 @@
 The edge is a sentinel for the end and the start of the ring: as the successor of the last chunk its offset is the
 capacity, as the predecessor of the first chunk its end is 0. So a traversal has no special case for either.
 
-Knows nothing of hands, free slots, or eviction. Invariant: `a.next.prev is a`.
+Invariant: `a.next.prev is a`.
 
 >>> edge = Chunk.edge(100)
 >>> Chunk(Extent(0, 50, 20)).link(edge)
@@ -55,7 +55,6 @@ class Chunk:
 
     @classmethod
     def edge(cls, capacity: int) -> Chunk:
-        """Create the edge of a ring without chunks."""
         edge = cls(Extent(-1, capacity, 0))
         edge.end = 0
         return edge

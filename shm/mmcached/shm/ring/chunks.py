@@ -128,7 +128,6 @@ class ChunkTable:
         return self._slot_to_handle.get(handle.slot) == handle
 
     def current(self, slot: int) -> Handle | None:
-        """Return the handle of a slot's current chunk, or None."""
         return self._slot_to_handle.get(slot)
 
     def check_current(self, handle: Handle) -> None:

@@ -137,7 +137,6 @@ class LeaseTable:
         return not books.is_fenced
 
     def void(self, reader_id: int) -> None:
-        """Forget a dead reader and its leases."""
         self._readers.pop(reader_id, None)
         self._live.pop(reader_id, None)
         self._asked = None

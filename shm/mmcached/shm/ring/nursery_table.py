@@ -171,7 +171,6 @@ class NurseryTable:
         return list(self._islands)
 
     def free_island(self, slot: int) -> None:
-        """Free an island that no reader reads any more."""
         del self._islands[slot]
         self._leave(slot)
 
@@ -187,7 +186,6 @@ class NurseryTable:
         self.on_free = _nobody
 
     def check_integrity(self) -> None:
-        """Raise InvariantError if the books contradict each other."""
         taken = self._slot_to_place.keys()
         if (
             self._slot_to_handle.keys() | self._islands.keys() != taken

@@ -5,8 +5,6 @@
 Takes no lease, no entry and no lock, sends no message, and maps nothing: everything is read by `pread`, which allocates
 no memory for holes of a sparse file. So writer and readers are not affected, and it works on the ring of a dead writer.
 Each result describes one moment and may be out of date in the next.
-
-Knows nothing of the content of records, or of readers beyond their pids.
 """
 
 from __future__ import annotations
@@ -162,7 +160,6 @@ class RingOnlooker(Closeable):
         ]
 
     def holders(self, slot: int, readers: list[int]) -> list[Holder]:
-        """Return those of these readers that hold a slot."""
         held = []
         for reader_id in readers:
             pair = os.pread(self._ctl, _PAIR.size, 8 * self.layout.returned_word(reader_id, slot))
@@ -206,7 +203,6 @@ class RingOnlooker(Closeable):
         return os.pread(self._data, nbytes, offset)
 
     def _record(self, nursery: int, offset: int, nbytes: int) -> bytes | None:
-        """Return bytes of a record, or None if its place does not have that many."""
         if not nursery:
             return self._read(offset, nbytes) if offset + nbytes <= self.layout.data_bytes else None
         try:

@@ -7,8 +7,7 @@ The first place with price 0 and no pinned chunk is taken at once; otherwise, af
 cheapest. Only then are its chunks checked; if one is pinned, the next cheapest is tried, and after all 128 the next
 128.
 
-Knows nothing of bytes, offsets and slots. Invariant: each chunk is checked at most once, and a place is refused only if
-it has a pinned chunk.
+Invariant: each chunk is checked at most once, and a place is refused only if it has a pinned chunk.
 
 >>> places = [(5, 0, 0, 2), (3, 0, 1, 3), (4, 0, 2, 4)]
 >>> choose(iter(places), Pins(range(4), lambda chunk: chunk == 1))
@@ -62,7 +61,6 @@ class Pins(Generic[Chunk]):
 
 
 def choose(places: Iterator[Place], pins: Pins[Chunk]) -> Place | None:
-    """Return the place to take; None if every place has a pinned chunk."""
     while True:
         seen: list[Place] = []
         for place in islice(places, MANY_PLACES):

@@ -9,8 +9,7 @@ A view keeps the mapping alive, also after `close`; `when_unmapped` reports the 
 A nursery (a client's segment for large records) is mapped when a record in it is read for the first time. Its mapping
 is dropped after its file has been removed, and unmapped with its last view.
 
-Knows nothing of messages or of the content of the bytes. A view may be made only under a lease of an entry of this
-process.
+A view may be made only under a lease of an entry of this process.
 """
 
 from __future__ import annotations

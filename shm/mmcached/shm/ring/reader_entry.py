@@ -8,8 +8,8 @@ Taking an entry, in this order:
     3. write a random incarnation     from here on the entry belongs to this process
     4. tell the writer both numbers   done by the caller; the writer checks them against the entry
 
-Only this entry is mapped, so a stray write of this process reaches no other entry. Knows nothing of messages. Not
-thread-safe, except that `take` may run beside `give_back` and `end`: they write other words.
+Only this entry is mapped, so a stray write of this process reaches no other entry. Not thread-safe, except that `take`
+may run beside `give_back` and `end`: they write other words.
 
 A forked child shares the locks: they stay until parent and child have released them. So the leases that were out at
 the fork stay in force for both, if neither gives one back.

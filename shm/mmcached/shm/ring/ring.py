@@ -486,7 +486,6 @@ class RingWriter(Closeable):
         return self._leases.fenced_readers()
 
     def fenced_pids(self) -> list[int]:
-        """Return the pids of the fenced readers, as their entries state them."""
         segment = self._check_open()
         words, layout = segment.control.words, segment.control.layout
         return [words[layout.incarnation_word(reader_id) + PID_WORD] for reader_id in self._leases.fenced_readers()]
@@ -578,7 +577,6 @@ class RingWriter(Closeable):
         return Handle(names.ring_id, names.epoch, slot, record.generation, *place, self._tenant, record.nursery)
 
     def _books(self, handle: Handle) -> ChunkTable | NurseryTable:
-        """Return the table that has the state of a handle's slot."""
         return self._chunks if handle.slot < self._chunks.num_slots else self.placed
 
     def _current(self, slot: int) -> Handle | None:

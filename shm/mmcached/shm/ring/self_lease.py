@@ -80,7 +80,6 @@ def end(store: WordStore, entry: memoryview, lease: Lease) -> None:
 
 
 def give_back(store: WordStore, entry: memoryview, slot: int) -> None:
-    """Count a lease of a slot as given back."""
     # Against the writer, which overwrites the bytes as soon as it sees this count: a release store, so that all reads
     # of the bytes are done. Load and store need not be one atomic step: no other process writes this word.
     word = FIRST_COUNT_WORD + 2 * slot

@@ -27,7 +27,6 @@ _FENCED = 1 << 63
 
 
 def fenced(incarnation: int) -> int:
-    """Return the word of an incarnation that was fenced."""
     return incarnation | _FENCED
 
 

@@ -155,7 +155,6 @@ class Layout:
 
     @property
     def first_touch_word(self) -> int:
-        """The first word of an entry's touch log."""
         return FIRST_COUNT_WORD + 2 * self.num_slots
 
     @property

@@ -12,7 +12,7 @@ its start, where the writer starts too:
 * A kernel without this advice (before Linux 5.14), or one that refuses it here, leaves `populated_bytes` where it is,
   and each page is populated at its first touch.
 
-Knows nothing of rings. Invariant: while the thread runs the mapping stays, because the thread holds a buffer of it.
+Invariant: while the thread runs the mapping stays, because the thread holds a buffer of it.
 """
 
 from __future__ import annotations

@@ -50,7 +50,6 @@ def write_note(home: Path, name: str, note: RingNote) -> None:
 
 
 def read_note(home: Path, name: str) -> RingNote | None:
-    """Return the note of a ring; None if it is missing or unreadable."""
     return _read(home / f"{name}.ring")
 
 
@@ -128,7 +127,6 @@ def _read(path: Path) -> RingNote | None:
 
 
 def _text_of(path: Path) -> bytes:
-    """Return the text of a note; b"" if it is unreadable, or not a file of this user."""
     try:
         fd = open_own(path)
     except OSError:

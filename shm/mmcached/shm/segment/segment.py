@@ -62,7 +62,6 @@ class WriterSegment:
 
     @property
     def populated_bytes(self) -> int:
-        """Bytes of the data object that are known to be populated."""
         return self._populator.populated_bytes
 
     def wait_populated(self, timeout_s: float) -> bool:

@@ -87,7 +87,6 @@ class LibatomicStore:
 
 
 def choose(machine: str) -> WordStore | None:
-    """Return the store for a machine as `platform.machine()` names it; None if it has none."""
     if sys.byteorder != "little" or sys.maxsize < 1 << 32:
         return None
     if machine in ("x86_64", "AMD64"):

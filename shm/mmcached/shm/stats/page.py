@@ -1,6 +1,6 @@
 """The stats page: one file of the run directory in which each role writes its figures, and which all roles read.
 
-Knows nothing of caches. No process waits for another: a role that hangs, or was killed, leaves its last figures here.
+No process waits for another: a role that hangs, or was killed, leaves its last figures here.
 
 **Created atomically.** A page is created at each start of a service, under another name, and renamed.
 

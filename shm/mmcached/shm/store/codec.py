@@ -8,8 +8,8 @@ All sizes follow from the head, so they cannot contradict each other. As frames,
 one more frame; or the whole record, as above, is the only frame. No pickle, and no name in the bytes is looked up
 anywhere but in fixed tables.
 
-Knows nothing of rings. Invariant: an encoded record decodes to equal values, bit for bit; for any bytes,
-decoding gives a record or a `RemoteProtocolError`, and never reads outside them.
+Invariant: an encoded record decodes to equal values, bit for bit; for any bytes, decoding gives a record or a
+`RemoteProtocolError`, and never reads outside them.
 """
 
 from __future__ import annotations
@@ -202,7 +202,6 @@ def adopt(buffer: Bytes1D) -> EncodedRecord:
 
 
 def _read_frames(frames: Sequence[Frame]) -> tuple[Head, bytes, list[memoryview]]:
-    """Return the parsed head, its bytes, and the bytes of each tensor."""
     if not frames:
         raise RemoteProtocolError("a record has at least one frame", "record")
     first = memoryview(frames[0]).cast("B")

@@ -243,7 +243,6 @@ class ObjectStoreWriter(Closeable):
         self._slot_to_key[handle.slot] = key
 
     def _show_instead(self, key: str, former: Handle, handle: Handle) -> None:
-        """Show a valid record under a key in place of the former one, and forget that one."""
         del self._slot_to_key[former.slot]
         self._touched.discard(key)
         crash_point("replace.before_index")

@@ -8,8 +8,6 @@
 For any bytes, the result is a `Head` in which each tensor occurs exactly once, or a `RemoteProtocolError`
 that names the place without its content. A head that is too large is refused by its preamble, before it is parsed.
 Images of one size have one head, so the last few hundred heads are kept.
-
-Knows nothing of tensors' bytes, nor of the libraries that make tensors of them.
 """
 
 from __future__ import annotations

@@ -202,14 +202,7 @@ class HaveRecords(Message, frozen=True):
 
 
 class OpenNursery(Message, frozen=True):
-    """Create a nursery for this client, replacing a former one, or get room in the one that it has.
-
-    A nursery lives as long as this connection.
-
-    Attributes:
-        nbytes: Size of the next record for the nursery, with its note.
-        nursery: Id of the client's nursery; 0 if it has none.
-    """
+    """Create a nursery for this client, in place of a former one, or grant space in its present one."""
 
     client_id: ClientId
     request_id: Count

@@ -187,7 +187,6 @@ class RowsWanted(Part, frozen=True):
 
     @property
     def first_wanted(self) -> int:
-        """Position of the first wanted row."""
         return self.first if self.delivery == "delta" else 0
 
 

@@ -16,7 +16,6 @@ def raise_descriptor_limit() -> int:
 
 
 def write_all(descriptor: int, data: bytes | bytearray | memoryview, place: int = 0) -> None:
-    """Write all of the data at offset `place` of a file."""
     rest = memoryview(data)
     while rest:
         rest = rest[os.pwrite(descriptor, rest, place + len(data) - len(rest)) :]

@@ -73,7 +73,7 @@ class Guard:
     def call(
         self, what: str, handler: Callable[P, object], /, *args: P.args, **kwargs: P.kwargs
     ) -> InvariantError | None:
-        """Call a handler; return None, or the error for its peer if it raised. `what` is for the log."""
+        """Call a handler; return None, or the error for its peer if it raised. `what` names the peer in the log."""
         try:
             handler(*args, **kwargs)
         except self._ends:

@@ -121,7 +121,7 @@ class Dialer(Generic[ReceivesT], Closeable):
 
     @property
     def has_read(self) -> bool:
-        """Whether what was read may hold a message."""
+        """Whether the bytes read so far may hold a message."""
         return not self._is_used_up
 
     def has_news(self) -> bool:

@@ -224,7 +224,6 @@ class MessageReader:
         return True
 
     def _end_body(self) -> bool:
-        """Continue the current frame; return whether it has ended."""
         piece = self._data[self._at : self._at + self._left]
         if self._large is not None and piece:
             start = self._large_bytes - self._left
@@ -235,7 +234,6 @@ class MessageReader:
         return not self._left
 
     def _grown(self, buffer: bytearray | mmap.mmap, end: int) -> bytearray | mmap.mmap:
-        """Return a buffer of the current frame that reaches up to `end`: this one, or a larger one with its bytes."""
         if end <= len(buffer):
             return buffer
         size = min(self._large_bytes, max(end, BUFFER_GROWTH * len(buffer), FIRST_BUFFER_BYTES))

@@ -202,7 +202,6 @@ class RemoteEncoder(Closeable):
 
 
 def pack(record: Mapping[str, Any]) -> Bytes1D:
-    """Return a copy of a record of CPU tensors as bytes."""
     encoded = codec.encode(dict(record))
     packed = np.empty(encoded.nbytes, np.uint8)
     encoded.write_into(packed)

@@ -23,7 +23,6 @@ class BufferPool(Generic[Buffer]):
         self._kept: dict[int, list[Buffer]] = {}
 
     def take(self, nbytes: int) -> Buffer:
-        """Return an uninitialized buffer of at least `nbytes`."""
         size = max(_SMALLEST, 1 << (nbytes - 1).bit_length())
         waiting = self._kept.get(size)
         if waiting:

@@ -53,7 +53,6 @@ TransferFor = Callable[[torch.device, int], Transfer | None]
 
 
 def transfer_for(device: torch.device, keep_nbytes: int) -> Transfer | None:
-    """Return the transfer for a device; None if its rows are read synchronously, as on the CPU."""
     return CudaTransfer(device, keep_nbytes) if device.type == "cuda" else None
 
 

@@ -178,7 +178,6 @@ class PendingRows:
                         part.indexes.append(targets)
 
     def drop_arena(self, arena: RowArena) -> None:
-        """Cancel the pending rows of an arena that will not be read again."""
         sources = self._of_arena.pop(arena, None)
         if sources is not None:
             sources.clear()

@@ -219,7 +219,6 @@ class ModelRunner(Closeable):
         return outputs
 
     def _place_spans(self, chunk: RunChunk, embeddings: torch.Tensor) -> None:
-        """Replace a chunk's token embeddings by the encoder outputs that its spans name."""
         for span in chunk.spans:
             encoded = self.encoder_cache.get(span.key)[EMBEDDINGS]
             if span.position + span.length > len(embeddings) or span.start + span.length > len(encoded):

@@ -64,7 +64,6 @@ class Coordinator:
         return (tuple(hits), length) if length else self._nothing
 
     def _ask(self, group: Group, block_hashes: Sequence[bytes], length: int, hits: list[Sequence[int]]) -> int:
-        """Store a group's hit of at most `length` tokens in `hits`, and return its length."""
         if not length:
             return 0
         cached = CachedPrefix(self._pool, self._steps.reserved, group, block_hashes)

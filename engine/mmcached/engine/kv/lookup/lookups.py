@@ -117,7 +117,6 @@ class PrefixLookups:
             self._kept.popitem(last=False)
 
     def note_admitted(self, request: Request, num_hit_tokens: int) -> None:
-        """Note that a request was admitted with its hit, so that more blocks are referenced."""
         self._num_taken += num_hit_tokens > 0
         self.forget_request(request.request_id)
 

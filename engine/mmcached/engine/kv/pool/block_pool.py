@@ -181,7 +181,6 @@ class BlockPool:
             self._log.cleared()
 
     def free_order(self) -> list[int]:
-        """Return all free blocks in the order in which they would be handed out."""
         return [*reversed(self._free_unpublished), *self._free_published.order()]
 
     def _forget(self, block_ids: list[int]) -> None:

@@ -43,7 +43,6 @@ class Runs:
 
     @property
     def first_rows(self) -> np.ndarray:
-        """Offset of each run's first row among the rows of all runs."""
         return _starts_of(self.counts)
 
     def indexes(self, block_ids: np.ndarray) -> np.ndarray:

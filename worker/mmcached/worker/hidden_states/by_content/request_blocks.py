@@ -115,7 +115,6 @@ class RequestBlocks:
             self._pool.let_go(mine)
 
     def release(self, request_id: int) -> None:
-        """Release all blocks of a request, tail first; ignores unknown requests."""
         chain = self.of_request.pop(request_id, None)
         if chain is not None:
             for block_id in reversed(chain.block_ids):

@@ -102,7 +102,6 @@ class RowsRead:
         return spans
 
     def missing(self) -> Iterator[LackingSpan]:
-        """Yield each span with missing rows, once per key."""
         for key, (_, missing) in self._keys.items():
             for span, run in missing.items():
                 yield LackingSpan(span, key, *run)

@@ -141,7 +141,6 @@ class StepWriter:
         return open_blocks
 
     def _attach(self, chunk: RowChunk) -> _OpenBlocks:
-        """Hold the blocks sealed under a chunk's hashes; return its open blocks that get a hash."""
         request_id, start, num_rows, first_block, hashes = chunk
         self._requests.check_hashes(request_id, first_block, hashes)
         chain = self._requests.open(request_id)
@@ -154,7 +153,6 @@ class StepWriter:
     def _place(
         self, request_ids: Sequence[int], runs: Runs, wrong: Collection[int], starts: Sequence[int] | None
     ) -> list[int]:
-        """Return the ids of all blocks of all chunks, allocating new blocks in the order of `starts`."""
         first_blocks = runs.first_blocks.tolist()
         new: list[int] = []
         if runs.are_single_rows and not wrong:  # decode: most requests continue in a block that they hold
@@ -177,7 +175,6 @@ class StepWriter:
         return found
 
     def _blocks_for(self, request_id: int, first: int, num_blocks: int, new: list[int]) -> list[int]:
-        """Return the ids of a request's blocks; adds newly allocated blocks to `new`."""
         chain = self._requests.open(request_id)
         if len(chain.block_ids) < first + num_blocks or ABSENT in chain.block_ids[first : first + num_blocks]:
             new += self._requests.place(chain, first, first + num_blocks)
