@@ -4,8 +4,7 @@
 
 A call keeps the client id that it began with, so its claims and leases are never sent under another id; in a forked
 child, or over a broken connection, the rest of the call fails with `RequestAborted`, which is retryable. Every call of
-a
-closed client fails with `ClientClosed`.
+a closed client fails with `ClientClosed`.
 """
 
 from __future__ import annotations

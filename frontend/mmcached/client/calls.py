@@ -68,15 +68,12 @@ class Calls(StoreVerbs):
 
         Args:
             prompt: Text with one `<image>` per image, `<video>` per video and `<audio>` per sound, or token ids with a
-                token
-                of that kind for each.
+                token of that kind for each.
             images: Encoded image files, in the order of their markers; None for an image that is named by its id only.
             max_tokens: Maximum number of tokens to generate.
             image_ids: Names of the images, or None; 1 to 256 bytes. A named image is cached under its name, and found
-                there
-                without its file. A name stands for one content: a file that comes with a cached name is not read. For
-                other
-                content use another name, or `flush` first.
+                there without its file. A name stands for one content: a file that comes with a cached name is not read.
+                For other content use another name, or `flush` first.
             videos, audios: Encoded files, each in the order of their markers; a `Video` or an `Audio` adds options.
             hidden_states: Also return hidden states, one row per computed token: True for all of the last layer, or
                 `RowsWanted` for other keys, and a first position.
@@ -117,19 +114,14 @@ class Calls(StoreVerbs):
         """Continue a prompt as `generate`, and yield lists of tokens as they are computed, then the `Generation`.
 
         The first step sends the request. Each token comes once, in order; tokens that arrive while the caller is busy
-        come in
-        one list. Other calls may be made in between. Leaving the loop early, closing the iterator or cancelling its
-        task ends
-        the request in the service; `timeout_s` is the deadline of the whole generation.
+        come in one list. Other calls may be made in between. Leaving the loop early, closing the iterator or cancelling
+        its task ends the request in the service; `timeout_s` is the deadline of the whole generation.
 
         With `hidden_states=RowsWanted(delivery="delta")` rows are also yielded as they are computed, those of the
-        prompt from
-        its first chunk on: a `RowRange` of each key, then the tokens. Each row comes once, in order, and never after
-        the token
-        that it gave. `Generation.rows` has the rows after the last range, which came with the answer. With delivery
-        "full" it
-        has all rows, and no range is yielded. If the service loses rows on the way, the stream ends with a retryable
-        error.
+        prompt from its first chunk on: a `RowRange` of each key, then the tokens. Each row comes once, in order, and
+        never after the token that it gave. `Generation.rows` has the rows after the last range, which came with the
+        answer. With delivery "full" it has all rows, and no range is yielded. If the service loses rows on the way, the
+        stream ends with a retryable error.
 
         >>> for piece in client.generate_stream("Tell me", max_tokens=64):       # doctest: +SKIP
         ...     if isinstance(piece, list):
@@ -162,14 +154,11 @@ class Calls(StoreVerbs):
         """Return the encoder's output for each image: an owned CPU tensor, or a dict of tensors by name.
 
         After those comes a `Clip` for each video, then for each sound, with an output for each of its slices. The
-        reference
-        model's outputs are int32 `(num_embeds, hidden_size)`; `processor_info` describes those of other encoders, which
-        may have
-        several outputs per image.
+        reference model's outputs are int32 `(num_embeds, hidden_size)`; `processor_info` describes those of other
+        encoders, which may have several outputs per image.
 
         Outputs that were encoded before, for any client on this host, are found in shared memory without a message to
-        the
-        service; large outputs are returned through shared memory.
+        the service; large outputs are returned through shared memory.
 
         Args:
             images, image_ids, videos, audios: As for `generate`.
@@ -228,8 +217,7 @@ class Calls(StoreVerbs):
 
         Raises:
             SecondLevelNotFlushed: All content is dropped except that of the second level, in which no record is found
-                from
-                here until it has been flushed too.
+                from here until it has been flushed too.
         """
         message, _ = yield from self._ask(Flush(self.contact.next_id()), timeout_s)
         expect(message, Flushed)

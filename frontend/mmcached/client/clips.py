@@ -3,8 +3,7 @@
     Video, Audio ──checked, defaults filled in──> ClipOptions and a file          outputs of slices ──> Clip
 
 All options are sent, also defaults: after a default has changed, results of the former default are never found. Does
-not
-know messages.
+not know messages.
 """
 
 from __future__ import annotations
@@ -30,10 +29,8 @@ class Video:
     """A video file with sampling options.
 
     With `fps` the frames lie at k / fps seconds since the beginning of the file, for all whole k: a time grid of the
-    file.
-    So two windows of one file share the frames where they overlap, wherever they begin, and shared frames are decoded
-    and
-    encoded once. With `num_frames` the frames move with the window.
+    file. So two windows of one file share the frames where they overlap, wherever they begin, and shared frames are
+    decoded and encoded once. With `num_frames` the frames move with the window.
 
     Attributes:
         data: Encoded file, like an image: bytes, or a `Path`.
@@ -55,8 +52,7 @@ class Audio:
     """A sound file with a window.
 
     Its slices are windows of one length, on a time grid that begins with the file: two parts of one file share the
-    slices
-    where they overlap.
+    slices where they overlap.
 
     Attributes:
         data, start_s, end_s: As for a `Video`.

@@ -77,8 +77,7 @@ class Generation:
         num_prompt_tokens: Prompt tokens after each image was replaced by its placeholders.
         num_cached_tokens: Prompt tokens that came from the prefix cache.
         rows: Requested rows, by key. For a stream with delivery "delta" only rows that no `RowRange` has brought: at
-            least
-            the row that gave the last token.
+            least the row that gave the last token.
     """
 
     tokens: list[int]
@@ -92,8 +91,7 @@ class Generation:
         """The last layer's rows, or None.
 
         Shape `(num_prompt_tokens + len(tokens) - 1, hidden_size)` if all were requested and none was streamed. The last
-        token
-        has no row: it was never computed.
+        token has no row: it was never computed.
         """
         found = self.rows.get("hidden_states")
         return None if found is None else found.tensor

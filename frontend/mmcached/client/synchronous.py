@@ -74,17 +74,13 @@ class Client(BaseClient, Closeable):
     ...     features = client.get_or_compute("cat.png@v1", lambda: {"embeds": tower(pixels)})["embeds"]
 
     The store's calls (`get` … `drop`) treat a missing, full or late service as a miss, unless `fail_open` is False.
-    After a
-    restart of the service, and in a forked child, the next call connects anew; views that the child has inherited keep
-    their bytes.
+    After a restart of the service, and in a forked child, the next call connects anew; views that the child has
+    inherited keep their bytes.
 
     Threads may share a client: each waits for its own answers, over one connection. A call that is interrupted (Ctrl-C,
-    or
-    any exception of a signal handler) is ended in the service too; if that breaks the connection, the other threads'
-    open
-    calls end with a retryable error, and the next call connects anew. A signal handler or finalizer that calls the
-    client
-    in the middle of a call of its own thread gets `LocalProtocolError`.
+    or any exception of a signal handler) is ended in the service too; if that breaks the connection, the other threads'
+    open calls end with a retryable error, and the next call connects anew. A signal handler or finalizer that calls the
+    client in the middle of a call of its own thread gets `LocalProtocolError`.
 
     Args:
         run_dir: Run directory of the service; default as for `mmcached serve`.
@@ -155,18 +151,14 @@ class Client(BaseClient, Closeable):
 
         Args:
             key: Template with arguments of the function as fields, which must be text, numbers, paths or None; or a
-                function
-                with the same arguments that returns the key. Calls that differ only in other arguments share a result.
-                Name
-                the function and its version in it: only the key is compared.
+                function with the same arguments that returns the key. Calls that differ only in other arguments share a
+                result. Name the function and its version in it: only the key is compared.
             view, tensors, timeout_s, ttl_s, tenant: As for `get_or_compute`.
 
         Raises:
             InvalidRequest: (when decorating) `key` is neither, has fields that are not arguments, or has no fields
-                though the
-                function has arguments; the function is a coroutine function, which `AsyncClient` takes. (In a call) the
-                key of
-                these arguments is invalid.
+                though the function has arguments; the function is a coroutine function, which `AsyncClient` takes. (In
+                a call) the key of these arguments is invalid.
         """
         reading_of(tensors, view)
         checked_ttl(ttl_s)

@@ -2,8 +2,7 @@
 
 Only such a client imports this module. The span is the current one while the call runs: its parent is the caller's
 span, and spans made in the function of `get_or_compute` are its children. Spans contain no keys, prompts or error
-texts,
-which may be secret.
+texts, which may be secret.
 """
 
 from __future__ import annotations

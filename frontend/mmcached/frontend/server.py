@@ -343,9 +343,7 @@ class Frontend(Closeable):
         )
 
     def _tell_of_encoder(self, *, is_another: bool) -> None:
-        """Announce the encoder to the clients, which look up its outputs themselves; drop all content if it has
-        changed.
-        """
+        """Announce the encoder to the clients, which look up its outputs themselves; a new one drops all content."""
         if is_another:
             log.warning("the encoder is another than before: everything that it may have made is forgotten")
             self._forget(is_new_epoch=True)
@@ -356,8 +354,7 @@ class Frontend(Closeable):
         """End the requests of clients without a lock.
 
         A connected client has lost its lock file to a cleanup job: it gets an error and is disconnected, and makes a
-        new lock
-        when it reconnects.
+        new lock when it reconnects.
         """
         for client_id, peer in self._presence.look(self.requests.clients() | self.store.clients()):
             if peer is not None:

@@ -31,8 +31,8 @@ class DeviceLoader(Closeable):
     Args:
         device: A device such as "cuda:0"; without an index, the current one of this thread.
         max_pinned_bytes: Maximum bytes of shared memory, pinned where records are read again; 0: none is pinned, and
-            all
-            tensors are copied through other memory. Of several loaders in a process, the first to pin a piece owns it.
+            all tensors are copied through other memory. Of several loaders in a process, the first to pin a piece owns
+            it.
         piece_bytes: Bytes pinned in one call.
         copies, runtime: Implementations of copying and pinning; CUDA's by default.
     """

@@ -1,12 +1,11 @@
 """Pins the pieces of mapped rings from which records are read again, so that a device reads them in place.
 
     a record is read ──> its piece was read before? ──> wanted ──in the background, the lowest first──> pinned
-                              └── no: noted               └── over the limit: never pinned
+                              └── no: noted               └── over the limit: not pinned
 
 Pinning a piece takes tens of milliseconds, in which other CUDA calls of this and other processes may wait. So pages are
 pinned in pieces, only where records are read again, up to a limit, and never in a step. After a failure no further
-piece
-is pinned. Pinned pages are never mapped for writing.
+piece is pinned. Pinned pages are never mapped for writing.
 
 Any thread may call any method. Invariant: a piece is unpinned before it is unmapped.
 """

@@ -87,4 +87,4 @@ class CudaCopies:
 
 
 def _pinned() -> torch.Tensor:
-    return torch.empty(BOUNCE_BYTES, dtype=torch.uint8, device="cpu", pin_memory=True)  # whatever the default device
+    return torch.empty(BOUNCE_BYTES, dtype=torch.uint8, device="cpu", pin_memory=True)  # not the default device

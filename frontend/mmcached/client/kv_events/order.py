@@ -5,8 +5,7 @@
                                              └─ replayed 11 (9 and 10 are not kept) ──> `must_forget`, 11, then 12
 
 Numbers of one publisher increase by one; after a restart they begin far above, so that its first number is a gap that
-no
-replay fills. Both kinds of loss end alike: the next batch is delivered with `must_forget`.
+no replay fills. Both kinds of loss end alike: the next batch is delivered with `must_forget`.
 
 Sans I/O: `ask_from` is the number to ask for; the caller asks, and reports when it has asked, each answer, and the end
 of the answers. Does not read the contents of batches. Invariant: between a batch without `must_forget` and the batch

@@ -1,9 +1,8 @@
 """Subscriber of an engine's KV events, for routers that send requests to the engine whose prefix cache hits.
 
 Batches come live and in order. Missed batches (slow or lost connection) are asked for; so are batches published
-earlier,
-and, after a silence, whether any are missing: so a reader is not outdated for long without notice. Batches that the
-publisher no longer keeps, and a restart of it, are reported by `must_forget`.
+earlier, and, after a silence, whether any are missing: so a reader is not outdated for long without notice. Batches
+that the publisher no longer keeps, and a restart of it, are reported by `must_forget`.
 
 Reads vLLM's KV events as well: the format is the same. Every wait has a deadline, and there is no thread; one thread at
 a time uses a subscriber.

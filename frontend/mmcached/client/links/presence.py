@@ -5,8 +5,7 @@
 
 A run directory may be removed and made anew under a living client, and a cleanup job may remove the file; then the lock
 has no name any more, and is taken again: at a call, once a second has passed, and when the connection was lost. A
-forked
-child shares the lock with its parent: it closes its descriptor, and leaves lock and name alone.
+forked child shares the lock with its parent: it closes its descriptor, and leaves lock and name alone.
 """
 
 from __future__ import annotations

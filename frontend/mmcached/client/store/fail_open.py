@@ -40,8 +40,7 @@ class StoreCounters:
         stored: Puts after which the store had a record under the key, this one or an earlier one.
         failures: Calls for which the service was missing, late or faulty; with `fail_open` they ended as misses.
         causes: Number of unsuccessful calls by cause: the `code` of the error, or the reason why the service did not
-            keep
-            a record, such as "too large".
+            keep a record, such as "too large".
     """
 
     queries: int = 0

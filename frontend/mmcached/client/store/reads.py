@@ -68,19 +68,15 @@ class StoreReads:
         """Return the record of a key, or None.
 
         Records in this host's store are found without a message to the service. If the service has a second level, it
-        is asked
-        for missing records, and waits at most `limits.l2_timeout_ms` for the second level.
+        is asked for missing records, and waits at most `limits.l2_timeout_ms` for the second level.
 
         Args:
             key: Key of the record.
             view: Return tensors in place, without a copy, instead of owned ones. **Read them, never write**: an
-                in-place
-                operation on such a torch tensor ends this process (SIGSEGV). Their memory cannot be reused before the
-                last of
-                them has died, so do not keep many.
+                in-place operation on such a torch tensor ends this process (SIGSEGV). Their memory cannot be reused
+                before the last of them has died, so do not keep many.
             tensors: Library of the tensors; by default torch where torch is installed, else numpy, which has no
-                bfloat16 and
-                no float8. "bytes": numpy arrays of the tensors' bytes.
+                bfloat16 and no float8. "bytes": numpy arrays of the tensors' bytes.
             timeout_s: Deadline of this call.
             tenant: Tenant of the record, if other than this client's own.
             local: Do not ask the second level: a record that this host's store lacks is missing.
@@ -111,8 +107,7 @@ class StoreReads:
 
         Args:
             counts: False for a look that is repeated until something changes: records that this client sees itself then
-                count
-                neither as hits nor as misses, and are not kept longer because of it.
+                count neither as hits nor as misses, and are not kept longer because of it.
         """
         names, reading, tenant = checked_keys(keys), reading_of(tensors, view), self.contact.options.tenant
         deadline = None if timeout_s is None else self.contact.deadline(timeout_s)
@@ -135,8 +130,7 @@ class StoreReads:
         """Return the record that another process of this host has found with `view=True`, under a lease of this client.
 
         Succeeds while that hit or a tensor of it lives, even if the record has been dropped or flushed meanwhile.
-        Afterwards it
-        returns None, or still the same record.
+        Afterwards it returns None, or still the same record.
 
         Args:
             token: `token` of that hit.
@@ -160,8 +154,7 @@ class StoreReads:
         """Return for each key whether it has a record on this host.
 
         Sends no message, unless the service's memory cannot be seen from here. A hint: a record may come or go before
-        it is
-        asked for, and a second level may have others.
+        it is asked for, and a second level may have others.
         """
         names, tenant = checked_keys(keys), self._tenant(tenant)
         deadline = None if timeout_s is None else self.contact.deadline(timeout_s)
@@ -188,8 +181,7 @@ class StoreReads:
         Raises:
             InvalidRequest: `match` is invalid.
             MmcachedError: With `fail_open=False`: the memory cannot be seen from here, or the service is missing;
-                otherwise
-                the list is empty then.
+                otherwise the list is empty then.
         """
         pattern, tenant = checked_match(match), self._tenant(tenant)
         verb = self._keys(tenant, self.contact.deadline(timeout_s))

@@ -303,7 +303,7 @@ class StoreSession:
             reader.close()
             raise
         self._reader = reader
-        # At a random place among the first: else each client's first lookup, its slowest, would be measured.
+        # Starts at an arbitrary lookup: else each client's first lookup, its slowest, would always be measured.
         turn = reader.incarnation % MEASURED_ONE_IN
         self._turns = cycle([index == turn for index in range(MEASURED_ONE_IN)])
         self._returns = LeaseReturns(reader)
@@ -345,7 +345,7 @@ class StoreSession:
         if not self.is_attached or self._returns.is_shared:
             return False
         if not self._store.reader.look.is_attached(reader.reader_id, reader.incarnation):
-            self.is_attached = self._is_announced = False  # the ring is over, or the entry is another's
+            self.is_attached = self._is_announced = False  # the ring has ended, or the entry is another reader's
             return False
         return True
 

@@ -55,14 +55,10 @@ class StoreVerbs(StoreReads):
         waits for one.
 
         For a scheduler, which claims the keys that it will have computed. Records of a second level count as found,
-        too: the
-        answer waits for them at most `limits.l2_timeout_ms`. The record may be put by another process, which also ends
-        the
-        claim. A claim passes to another caller when this client drops it or dies, or after `limits.claim_timeout_s`.
-        Ask again
-        later for a pending key. Too little memory or a missing service raises no error: the result is then a claim that
-        is not
-        exclusive, because no service would end the wait of other callers.
+        too: the answer waits for them at most `limits.l2_timeout_ms`. The record may be put by another process, which
+        also ends the claim. A claim passes to another caller when this client drops it or dies, or after
+        `limits.claim_timeout_s`. Ask again later for a pending key. Too little memory or a missing service raises no
+        error: the result is then a claim that is not exclusive, because no service would end the wait of other callers.
 
         Args:
             keys: Up to 4096 keys.
@@ -95,37 +91,30 @@ class StoreVerbs(StoreReads):
         """Offer a record to the store; the result is true if the key has a record afterwards.
 
         **The first writer wins: a key that has a record keeps it**, and the result says "exists", unless `overwrite`
-        replaces
-        that record. A "refused" result gives the reason, with size and limit; the log repeats it now and then.
+        replaces that record. A "refused" result gives the reason, with size and limit; the log repeats it now and then.
 
         A record computed before `invalidate` is not kept, as far as this client could know of the invalidation.
 
         Args:
             key: Key of the record.
             record: Nested dicts and lists of CPU tensors, arrays, numbers, strings, bytes and None; or one tensor or
-                array,
-                which `hit.tensor()` returns. Its record is `{"__tensor__": …}`; no other record may have that name at
-                its top.
+                array, which `hit.tensor()` returns. Its record is `{"__tensor__": …}`; no other record may have that
+                name at its top.
             overwrite: Replace the record that the key has. A call that begins after this one has returned finds the new
                 record; a call that runs at the same time finds the old or the new one, never a part of either, and
-                never a
-                miss. A view of the old record keeps its bytes. For a moment both take memory; if the result is
-                "refused", the
-                key keeps the old one. With a second level other hosts may still find the old one: see its page.
+                never a miss. A view of the old record keeps its bytes. For a moment both take memory; if the result is
+                "refused", the key keeps the old one. With a second level other hosts may still find the old one: see
+                its page.
             ttl_s: Seconds from the moment that the service keeps the record until no call finds it any more, on a
-                monotonic
-                clock; None: it does not expire. A view that was taken before keeps its bytes. A key that keeps its
-                earlier
-                record also keeps the expiry of that record. On other hosts of a second level it expires at the same
-                time of
-                day.
+                monotonic clock; None: it does not expire. A view that was taken before keeps its bytes. A key that
+                keeps its earlier record also keeps the expiry of that record. On other hosts of a second level it
+                expires at the same time of day.
             claim: Claim on this key; it ends, whether the record is kept or not. A record that was computed before
                 `invalidate` is certainly not kept then.
             timeout_s: Deadline of this call.
             tenant: As for `get`.
             store_epoch: Store epoch in which another process computed the record: a record of an older epoch is
-                certainly not
-                kept then, either.
+                certainly not kept then, either.
 
         Raises:
             InvalidRequest: An argument is invalid, or the record contains another type; names its path.
@@ -167,26 +156,21 @@ class StoreVerbs(StoreReads):
         """Return the record of a key; if it is missing, one caller on this host computes it while the others wait.
 
         With a second level, as a rule, one caller on all its hosts computes it. If that caller dies, a waiting one
-        takes its
-        place. A caller that has waited for `timeout_s`, or finds no service, calls `fn` itself and stores nothing; with
-        `fail_open=False` the error is raised.
+        takes its place. A caller that has waited for `timeout_s`, or finds no service, calls `fn` itself and stores
+        nothing; with `fail_open=False` the error is raised.
 
         Args:
             key: Key of the record.
             fn: Returns the record, as for `put`; for a record of one bare tensor a hit returns the tensor, too. An
-                exception
-                of `fn` is raised here, and the next waiting caller computes. `AsyncClient` also takes a coroutine
-                function; a
-                plain function blocks its event loop.
+                exception of `fn` is raised here, and the next waiting caller computes. `AsyncClient` also takes a
+                coroutine function; a plain function blocks its event loop.
             view, tensors: Form of a found record, as for `get`; the value of `fn` is returned unchanged.
             timeout_s: How long to wait for another caller's `fn`, and, once `fn` has returned here, for the service to
-                take
-                its record. The time that `fn` takes here is unlimited.
+                take its record. The time that `fn` takes here is unlimited.
             ttl_s: Expiry of the value of `fn`, as for `put`.
             tenant: As for `get`.
             store_epoch: Store epoch in which `fn` computes, if another process knows it: in any other epoch no record
-                is found
-                or stored.
+                is found or stored.
         """
         check_function(fn)
         key, reading = checked_key(key), reading_of(tensors, view)

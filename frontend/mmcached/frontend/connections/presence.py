@@ -71,8 +71,7 @@ class ClientPresence:
 
         Returns:
             Clients without a lock. A client that is still connected comes with its connection: its lock file was
-            removed, for
-                example by a cleanup job.
+            removed, for example by a cleanup job.
         """
         self.num_alive = 0
         for path in self._run_dir.clients.glob("*.lock"):

@@ -148,8 +148,7 @@ class ClaimTable:
 
         Returns:
             For each name: the token of the asker, which must compute it; `NO_CLAIM`: too many claims are open, the
-            asker may
-                compute it without a claim; None: another client computes it.
+            asker may compute it without a claim; None: another client computes it.
         """
         num_open = self.num_computing + self.num_waiting
         num_own = sum(one.client_id == owner.client_id for one in self._all())

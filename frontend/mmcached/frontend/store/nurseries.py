@@ -231,8 +231,7 @@ class Nurseries:
         """Record the size of a put, and set how much space is to be ready for the next ones.
 
         Ready space is idle, so it is at most a quarter of the budget: half of that in equal parts, the other half by
-        bytes that
-        clients have put recently. A client with a larger record asks.
+        bytes that clients have put recently. A client with a larger record asks.
 
         Args:
             found_none: Whether no place was found for the record; one is then made ready.

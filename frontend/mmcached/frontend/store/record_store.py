@@ -82,8 +82,7 @@ class RecordStore(Closeable):
         tenant_quota_bytes: Maximum bytes of one tenant's chunks together; None for no limit.
         is_shared: Whether records of other hosts are put too; the store remembers which.
         share_bytes: Maximum bytes of all clients' chunks together in the ring; None: the whole ring. 0: clients cannot
-            put
-            records.
+            put records.
         item_share_bytes: The same for processed items.
         max_object_bytes: Maximum size of a client's record; None: that of the ring.
         nursery_bytes: Maximum bytes of records in nurseries together, in addition to the ring.
@@ -241,15 +240,14 @@ class RecordStore(Closeable):
         Args:
             encoded: A `PlacedRecord` is published where it lies.
             epoch: Epoch in which it was computed.
-            is_stale: Refuse it as a record of an older epoch, whatever `epoch` says.
+            is_stale: Refuse it as a record of an older epoch, even if `epoch` is current.
             is_fetched: Whether another host has computed it.
             overwrites: Replace the key's record; if refused, the key keeps the earlier one.
             ttl_s: Seconds until it expires; 0.0: never.
 
         Returns:
             None if the key has a record now, or this record if it overwrites; else the reason. A put that is refused
-            for lack
-                of space may have evicted other records of its tenant, if the tenant was at its quota.
+            for lack of space may have evicted other records of its tenant, if the tenant was at its quota.
         """
         is_old = is_stale or epoch != self.epoch
         refusal = self._put(
@@ -283,8 +281,7 @@ class RecordStore(Closeable):
         """Claim space in the ring for a copy of a nursery's record; None without space.
 
         `end_copy` or `abort_copy` must follow. A record whose note does not match its key is not copied: contents of
-        the ring
-        are trusted.
+        the ring are trusted.
 
         Args:
             evicts: Whether other records may be evicted; else only free space is claimed.

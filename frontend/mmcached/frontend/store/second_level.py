@@ -1,4 +1,4 @@
-"""Connection to the second level: a process beside this one that fetches and saves records. Never waits for it.
+"""Connection to the second level: a process on this host that fetches and saves records. Never waits for it.
 
     TakeOrders ──> Orders       once there is a fetch, a save or a flush to order; empty at the poll's timeout
     FetchesEnded, PutRecord     results of fetches                                             (see `fetch_table`)
