@@ -10,7 +10,7 @@ import pytest
 
 from mmcached.frontend.processing.item_processor import Processing
 from mmcached.frontend.requests.item_keys import HASH_HERE_BYTES
-from mmcached.frontend.requests.request_service import MAX_RESENDS
+from mmcached.frontend.requests.request_verbs import MAX_RESENDS
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import CacheMiss, error_from_wire
 from mmcached.wire.messages import client as to_client

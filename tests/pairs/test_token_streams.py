@@ -25,6 +25,7 @@ from mmcached.wire.messages.client import Generated, ToClient, Tokens
 from mmcached.wire.messages.frontend import FromEngine, Generate, RequestGenerated, TokensCommitted
 from mmcached.wire.messages.parts import Rows, RowsWanted, Tensor
 from mmcached.wire.sockets.frames import Frame, decode_frames, encode_frames, make_decoder
+from tests.frontend.requests.test_token_streams import check_streams
 
 WINDOW = 4
 ROW_WINDOW = 16
@@ -59,6 +60,7 @@ class Line:
         self.engine = Results()
         self.frontend = FrontendStreams(self._send, ROW_WINDOW)
         self.requests: list[Request] = []
+        self.opened: list[OpenRequest] = []
         self.streams: list[TokenStream] = []
         self.taken: list[list[int]] = []
         self.row_ends: list[dict[str, int]] = []
@@ -71,7 +73,8 @@ class Line:
             prompt = range(100 * number, 100 * number + NUM_PROMPT_TOKENS)
             self.requests.append(Request(number, "generate", prompt, [], max_tokens=MAX_TOKENS, rows=wanted))
             self.engine.open(self.requests[-1], is_streamed=True)
-            self.frontend.open(OpenRequest(number, PEER, message, [], 9.0))
+            self.opened.append(OpenRequest(number, PEER, message, [], 9.0))
+            self.frontend.open(self.opened[-1])
             self.streams.append(TokenStream(message, row_window_bytes=ROW_WINDOW))
             self.taken.append([])
             self.row_ends.append({} if wanted is None else dict.fromkeys(wanted.keys, wanted.first))
@@ -103,7 +106,7 @@ class Line:
                     self.streams[piece.request_id - 50].put(piece)
             case "take" if self.streams[number].has_news and number not in self.lost:
                 self._take(number)
-        self.frontend.check_integrity()
+        check_streams(self.frontend, self.opened)
         self._check_windows()
 
     def _check_windows(self) -> None:
@@ -147,12 +150,12 @@ class Line:
     def _arrive(self, message: TokensCommitted, payload: list[Frame]) -> None:
         for rows in message.rows:
             try:
-                self.frontend.committed_rows(rows, payload)
+                self.frontend.committed_rows(self.opened[rows.request_id], rows.rows, payload)
             except RequestAborted:
                 self.lost.add(rows.request_id)
-                self.frontend.close(rows.request_id)
+                self.frontend.close(self.opened[rows.request_id])
         for part in message.streams:
-            self.frontend.committed(part)
+            self.frontend.committed(self.opened[part.request_id], part)
 
     def lose(self) -> None:
         """The engine's connection is lost, with all that was under way over it."""
@@ -163,7 +166,7 @@ class Line:
         piece = self.streams[number].take()
         receipt = self.streams[number].take_receipt()
         if receipt is not None:
-            self.frontend.taken(receipt.request_id - 50, receipt)
+            self.frontend.taken(self.opened[receipt.request_id - 50], receipt)
         if isinstance(piece, Generation):
             for rows in piece.rows.values():
                 self._take_rows(number, rows)
@@ -194,7 +197,7 @@ class Line:
             self.play("to client", 0)
         for number, request in enumerate(self.requests):
             parts, payload = self._answer(request)
-            self.frontend.close(number)
+            self.frontend.close(self.opened[number])
             if number in self.lost:
                 continue
             answer = Generated(50 + number, request.output_token_ids, "length", NUM_PROMPT_TOKENS, 0, parts)
@@ -204,14 +207,14 @@ class Line:
             assert self.taken[number] == generation.tokens == request.output_token_ids
             assert set(self.row_ends[number].values()) <= {request.num_tokens - 1}
             assert not self.streams[number].is_open
-        assert len(self.frontend) == 0
+        assert not self.frontend.due()
 
     def _answer(self, request: Request) -> tuple[list[Rows], Sequence[Frame]]:
         """Return the rows of an answer as they leave the frontend."""
         answer, frames = self.engine.take_answer(request)
         assert isinstance(answer, RequestGenerated)
         try:
-            return self.frontend.rest(request.request_id, answer.rows, frames)
+            return self.frontend.rest(self.opened[request.request_id], answer.rows, frames)
         except RequestAborted:
             self.lost.add(request.request_id)
             return [], []

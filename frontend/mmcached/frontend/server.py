@@ -6,7 +6,7 @@ no blocks and runs no model.
                                        +-- (request_service) generate, encode: items into the store
                                        +-- (store_service)   what clients put, in the same ring
 
-One loop; only hashing large files and processing images has threads (see `preprocess_queue`). A turn of it takes a
+One loop; only hashing large files and processing images has threads (see `item_making`). A turn of it takes a
 bounded share from the engines, then from the clients, one message of each in a round, then goes on with what is ready;
 deaths and deadlines are looked at when they are due, whatever else there is to do. An event never ends the loop: what a
 client or an engine sent wrong is answered or logged, and what we did wrong ends the one request or message. A request
@@ -400,15 +400,14 @@ class Frontend(Closeable):
             case received.EngineFlushed():
                 self._flushes.answered(connection, message)
             case received.TokensCommitted():
-                self.requests.tokens_committed(connection.incarnation, message, payload)
-            case received.RequestGenerated():
-                self.requests.generated(connection.incarnation, message, payload)
-            case received.RequestEncoded():
-                self.requests.encoded(connection.incarnation, message, payload)
-            case received.RequestFailed():
-                self.requests.failed(connection.incarnation, message)
-            case received.RequestMissed():
-                self.requests.missed(connection.incarnation, message)
+                self.requests.tokens_committed(connection, message, payload)
+            case (
+                received.RequestGenerated()
+                | received.RequestEncoded()
+                | received.RequestFailed()
+                | received.RequestMissed()
+            ):
+                self.requests.ended(connection, message, payload)
             case _:
                 assert_never(message)
 

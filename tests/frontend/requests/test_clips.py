@@ -26,7 +26,7 @@ from tests.clock import Clock
 from tests.doubles.engine import WireEngine
 from tests.frontend.fake_peers import Bench, png
 from tests.frontend.held_work import HeldWork
-from tests.frontend.requests.test_preprocess_queue import MODES
+from tests.frontend.requests.test_item_making import MODES
 
 A = png(1)
 MIB = 1 / 1024
@@ -427,6 +427,7 @@ def test_a_list_of_what_no_slice_is_called_ends_one_request_and_is_forgotten(
 ) -> None:
     lie = [[f"{number:064x}", 4, 0.0, 1.0] for number in range(num_listed)]
     bench.frontend.store.records.put = lying(bench, {"slices": lie})  # type: ignore[method-assign]
+    assert len(asking.encode((clip("abc"), video()))) == 3, "it is cut for this one"
     asking.send((clip("abc"), video()))
     assert asking.failure()[0] == ("request_aborted" if num_listed <= 3 else "invariant_error")
     del bench.frontend.store.records.put

@@ -50,6 +50,9 @@ class EngineConnection:
         held: what its caches hold.
         encoder_fingerprint: names all that its encoder outputs depend on beside the item; "" until it is ready.
         encoder: what its workers' encoder takes and gives, when it is ready.
+        num_open: requests that it has.
+        num_waiting: prompt tokens that it has still to compute for them.
+        loaded_bytes: of encoder outputs that it leases for them.
     """
 
     peer: bytes
@@ -60,6 +63,9 @@ class EngineConnection:
     is_ready: bool = False
     encoder_fingerprint: str = ""
     encoder: EncoderForm | None = None
+    num_open: int = 0
+    num_waiting: int = 0
+    loaded_bytes: int = 0
 
 
 class EngineConnections:

@@ -6,15 +6,16 @@
                 ├──land, made before the last flush──> in work again, or gone if nobody waits
                 └──withdraw, land: nobody waits──> gone
 
-Work that everybody has left goes on, unless its owner could `withdraw` it: others may still join. What lands then is
+Work that all have left goes on, unless its owner could `withdraw` it: others may still join. What lands then is
 unclaimed, and so is what its waiters leave without having used it: worth keeping, for it is paid for.
 
-Invariants: a key is in work at most once; a request waits for what it has joined until it leaves, whatever the outcome,
-so it leaves exactly once; nothing that was begun before a flush is handed out after it.
+Invariants: a key is in work at most once; a waiter has what it has joined until it leaves, whatever the outcome;
+nothing that was begun before a flush is handed out after it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -23,11 +24,33 @@ from mmcached.wire.errors import InvariantError
 T = TypeVar("T")
 
 
-@dataclass(slots=True)
-class _Flight(Generic[T]):
-    waiters: dict[int, None] = field(default_factory=dict)  # in the order in which they joined
+@dataclass(slots=True, eq=False)
+class Flight(Generic[T]):
+    """One work, and who waits for it, in the order of joining."""
+
+    waiters: dict[Waiter[T], None] = field(default_factory=dict)
     outcome: tuple[T] | None = None
     is_used: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Waiter(Generic[T]):
+    """What one request has joined, by key, in the order of joining."""
+
+    flights: dict[str, Flight[T]] = field(default_factory=dict, init=False)
+
+    @property
+    def is_complete(self) -> bool:
+        return not self.in_work()
+
+    def in_work(self) -> set[Flight[T]]:
+        """Return those that have not landed."""
+        return {flight for flight in self.flights.values() if flight.outcome is None}
+
+    def outcomes(self) -> dict[str, T]:
+        """Return what has landed."""
+        landed = ((key, flight.outcome) for key, flight in self.flights.items())
+        return {key: outcome[0] for key, outcome in landed if outcome is not None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +58,12 @@ class Landed(Generic[T]):
     """What became of work that has ended.
 
     Attributes:
-        complete: requests that now wait for nothing more.
+        flight: has the outcome, for those who wait for it.
         start_again: it was begun before the last flush, and somebody waits.
         unclaimed: the outcome, if nobody waits for it.
     """
 
-    complete: list[int]
+    flight: Flight[T] | None = None
     start_again: bool = False
     unclaimed: tuple[T] | None = None
 
@@ -67,47 +90,34 @@ class SingleFlight(Generic[T]):
 
     def __init__(self) -> None:
         self.generation = 0
-        self._flights: dict[str, _Flight[T]] = {}
-        self._keys_of: dict[int, dict[str, None]] = {}
+        self._flights: dict[str, Flight[T]] = {}
 
     def __contains__(self, key: object) -> bool:
         """Return whether a key is in work or has landed: to join it starts nothing."""
         return key in self._flights
 
-    @property
-    def num_waiting(self) -> int:
-        return len(self._keys_of)
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._flights)
 
     @property
     def num_in_work(self) -> int:
         return sum(flight.outcome is None for flight in self._flights.values())
 
-    def join(self, request: int, key: str) -> bool:
+    def join(self, waiter: Waiter[T], key: str) -> bool:
         """Wait for a key; joining twice changes nothing. Return whether its work has to be started."""
         is_new = key not in self._flights
-        self._flights.setdefault(key, _Flight()).waiters[request] = None
-        self._keys_of.setdefault(request, {})[key] = None
+        flight = self._flights.setdefault(key, Flight())
+        flight.waiters[waiter] = None
+        waiter.flights[key] = flight
         return is_new
 
-    def has_joined(self, request: int, key: str) -> bool:
-        """Return whether a request waits for a key, or has its outcome."""
-        return key in self._keys_of.get(request, ())
+    def waiters(self, key: str) -> list[Waiter[T]]:
+        """Return who has joined a key, in the order of joining."""
+        return list(self._flights[key].waiters) if key in self._flights else []
 
     def landed(self) -> list[tuple[str, T]]:
         """Return keys and outcomes of all that has landed, and is still waited for."""
         return [(key, flight.outcome[0]) for key, flight in self._flights.items() if flight.outcome is not None]
-
-    def is_waited_for(self, key: str) -> bool:
-        """Return whether a request has joined a key."""
-        return key in self._flights and bool(self._flights[key].waiters)
-
-    def is_complete(self, request: int) -> bool:
-        return all(self._flights[key].outcome is not None for key in self._keys_of.get(request, ()))
-
-    def outcomes(self, request: int) -> dict[str, T]:
-        """Return what has landed of the keys that a request has joined, in the order in which it did."""
-        landed = ((key, self._flights[key].outcome) for key in self._keys_of.get(request, ()))
-        return {key: outcome[0] for key, outcome in landed if outcome is not None}
 
     def land(self, key: str, generation: int, outcome: T) -> Landed[T]:
         """The work on a key has ended.
@@ -123,22 +133,22 @@ class SingleFlight(Generic[T]):
         is_stale = generation != self.generation
         if not flight.waiters:
             del self._flights[key]
-            return Landed([], unclaimed=None if is_stale else (outcome,))
+            return Landed(unclaimed=None if is_stale else (outcome,))
         if is_stale:
-            return Landed([], start_again=True)
+            return Landed(start_again=True)
         flight.outcome = (outcome,)
-        return Landed([request for request in flight.waiters if self.is_complete(request)])
+        return Landed(flight)
 
-    def leave(self, request: int, *, has_used: bool) -> Left[T]:
-        """The request waits no more. One that waits for nothing changes nothing.
+    def leave(self, waiter: Waiter[T], *, has_used: bool) -> Left[T]:
+        """A request waits no more. One that waits for nothing changes nothing.
 
         Args:
             has_used: it has taken its outcomes to where others will find them.
         """
         left: Left[T] = Left([], [])
-        for key in self._keys_of.pop(request, ()):
-            flight = self._flights[key]
-            del flight.waiters[request]
+        flights, waiter.flights = waiter.flights, {}
+        for key, flight in flights.items():
+            del flight.waiters[waiter]
             flight.is_used |= has_used
             if flight.waiters:
                 continue
@@ -166,10 +176,9 @@ class SingleFlight(Generic[T]):
         return again
 
     def check_integrity(self) -> None:
-        """Raise `InvariantError` if the two maps disagree, or something has landed that nobody waits for."""
-        waits = {(request, key) for request, keys in self._keys_of.items() for key in keys}
-        if waits != {(request, key) for key, flight in self._flights.items() for request in flight.waiters}:
-            raise InvariantError("requests and flights disagree on who waits for what")
-        idle = [key for key, flight in self._flights.items() if flight.outcome is not None and not flight.waiters]
-        if idle:
-            raise InvariantError(f"landed, and nobody waits for it: {idle[:3]}")
+        """Raise `InvariantError` if a waiter does not have what it waits for, or something has landed for nobody."""
+        for key, flight in self._flights.items():
+            if any(waiter.flights.get(key) is not flight for waiter in flight.waiters):
+                raise InvariantError(f"{key}: somebody waits for it who has not joined it")
+            if flight.outcome is not None and not flight.waiters:
+                raise InvariantError(f"{key} has landed, and nobody waits for it")

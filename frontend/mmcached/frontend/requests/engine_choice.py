@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from mmcached.frontend.caches.item_cache import OutgoingItem
 from mmcached.frontend.engines.engine_connections import EngineConnection, EngineConnections
 from mmcached.frontend.engines.routing import Candidate, Router
-from mmcached.frontend.requests.open_requests import OpenRequest, OpenRequests
+from mmcached.frontend.requests.open_requests import OpenRequest
 from mmcached.wire.config import ServiceConfig
 
 if TYPE_CHECKING:  # most services hash no prompts here, and a store imports nothing for it
@@ -25,19 +25,14 @@ class Chosen(NamedTuple):
 class EngineChoice:
     """The router among the engines of one frontend."""
 
-    def __init__(self, config: ServiceConfig, connections: EngineConnections, requests: OpenRequests) -> None:
+    def __init__(self, config: ServiceConfig, connections: EngineConnections) -> None:
         self._connections = connections
-        self._requests = requests
         self._router = Router(config.routing_policy)
         self._hasher: PromptHasher | None = None
         if config.routes_by_content:
             from mmcached.frontend.requests.hashed_prompt import PromptHasher
 
             self._hasher = PromptHasher(config)
-
-    @property
-    def is_possible(self) -> bool:
-        return bool(self._connections.ready())
 
     def choose(self, request: OpenRequest, items: Sequence[OutgoingItem]) -> Chosen | None:
         """Return the engine for a request with these items; None if none is ready."""
@@ -46,7 +41,7 @@ class EngineChoice:
             return None
         uncached = self._uncached(request, items, list(ready.values()))
         chosen = self._router.choose(
-            [self._candidate(connection, uncached[index]) for index, connection in ready.items()]
+            [Candidate(index, each.num_waiting, each.num_open, uncached[index]) for index, each in ready.items()]
         )
         return Chosen(ready[chosen.index], chosen.num_uncached)
 
@@ -63,8 +58,3 @@ class EngineChoice:
             return {connection.index: num_tokens for connection in ready}
         prompt = self._hasher.hashed(request, items)
         return {connection.index: prompt.num_uncached(connection.held) for connection in ready}
-
-    def _candidate(self, connection: EngineConnection, num_uncached: int) -> Candidate:
-        requests, engine = self._requests, connection.incarnation
-        num_waiting, num_open = requests.tokens_on_engine(engine), requests.num_on_engine(engine)
-        return Candidate(connection.index, num_waiting, num_open, num_uncached)
