@@ -20,13 +20,12 @@ from mmcached.frontend.requests.engine_choice import EngineChoice
 from mmcached.frontend.requests.inline_room import InlineRoom
 from mmcached.frontend.requests.item_counts import ItemCounts
 from mmcached.frontend.requests.open_requests import OpenRequest, OpenRequests, Sent
-from mmcached.frontend.requests.request_builder import build_request
+from mmcached.frontend.requests.request_builder import build_prompt, build_request
 from mmcached.frontend.requests.waits import Verb, Wait, Waits
 from mmcached.wire.config import MIB, ServiceConfig
 from mmcached.wire.errors import InvariantError, PeerGone
 from mmcached.wire.handle import Handle
-from mmcached.wire.messages.engine import AddRequest
-from mmcached.wire.sockets.frames import Frame
+from mmcached.wire.messages.frontend import Generate
 
 if TYPE_CHECKING:  # a service without workers imports nothing that processes images
     from mmcached.frontend.processing.processor import Processed
@@ -94,16 +93,24 @@ class Submission:
                 OutgoingItem(key, 0, stored[key], None, has_output=True) if key in stored else next(resolved)
                 for key in request.keys
             ]
-            chosen = self._engines.choose(request, items)
+            prompt = build_prompt(request, items, self._config)
+            chosen = self._engines.choose(prompt, is_generated=isinstance(request.message, Generate))
             if chosen is None:
                 return self.engine()
-            engine = chosen.connection
+            engine = chosen.engine
             if (owner := self._outputs.made_elsewhere(request, engine, stored, patience)) is not None:
                 return self._outputs.wait(owner, patience)
             if not self.room.has_room(request.number, _inline_bytes(items)):
                 return self.room.wait(request.number)
             items = self._bounded(engine, items)
-            message, payload = self._message(request, items)
+            message, payload = build_request(
+                request,
+                prompt,
+                items,
+                mirror_seq=self.items.next_mirror_seq,
+                store_epoch=self._outputs.store_epoch,
+                takes_keys=request.takes_keys and self._config.limits.output_wait_s > 0,
+            )
             self._connections.send(engine, message, payload)
             held = [item for item in items if isinstance(item.payload, Handle)]
             self.items.sent([item for item in items if not item.has_output])
@@ -117,7 +124,7 @@ class Submission:
         self._engines.sent(chosen)
         self.room.take(inline_bytes := _inline_bytes(items))
         loaded_bytes = self._outputs.stored_bytes(request, stored)
-        return Sent(engine, len(message.prompt_token_ids), chosen.num_waiting, held, inline_bytes, loaded_bytes)
+        return Sent(engine, prompt.num_tokens, chosen.num_waiting, held, inline_bytes, loaded_bytes)
 
     def give_back(self, request: OpenRequest) -> None:
         """Let go of what a request has with an engine; of one that no engine has, nothing."""
@@ -163,20 +170,6 @@ class Submission:
                 pinned[item.mm_hash] = item.nbytes
             bounded.append(item)
         return bounded
-
-    def _message(self, request: OpenRequest, items: Sequence[OutgoingItem]) -> tuple[AddRequest, list[Frame]]:
-        return build_request(
-            request.number,
-            request.message,
-            request.token_ids,
-            items,
-            request.media,
-            mirror_seq=self.items.next_mirror_seq,
-            store_epoch=self._outputs.store_epoch,
-            takes_keys=request.takes_keys and self._config.limits.output_wait_s > 0,
-            traceparent="" if request.span is None else request.span.traceparent,
-            config=self._config,
-        )
 
 
 def _inline_bytes(items: Sequence[OutgoingItem]) -> int:

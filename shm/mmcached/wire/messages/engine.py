@@ -25,6 +25,9 @@ from mmcached.wire.messages.parts import (
     Traceparent,
 )
 
+BlockHash = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
+"""Digest of a full block of a prompt and of all before it."""
+
 # ---- from the frontend
 
 
@@ -52,7 +55,8 @@ class AddRequest(Message, frozen=True):
     messages that move the sender's mirror of the receiver cache: after any but the next number the receiver clears
     first. 0 = no mirror. `is_streamed`: its tokens are wanted as they commit. `store_epoch`: of the store, in which
     what is encoded for it is saved; 0: it is not. `takes_keys`: see `Encode`, `Generate`. `traceparent`: of the
-    frontend's span.
+    frontend's span. `block_hashes`: 32 bytes each, of the prompt's first full blocks, as far as the frontend has made
+    them; the engine makes the others.
     """
 
     request_id: Count
@@ -68,6 +72,7 @@ class AddRequest(Message, frozen=True):
     store_epoch: Count = 0
     takes_keys: bool = False
     traceparent: Traceparent = ""
+    block_hashes: list[BlockHash] = msgspec.field(default_factory=list)
 
 
 class AbortRequest(Message, frozen=True):
