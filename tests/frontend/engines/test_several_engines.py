@@ -181,6 +181,14 @@ def test_a_prompt_goes_where_most_of_it_is_unless_that_engine_has_much_to_do(
 
 
 @pytest.mark.parametrize("policy", ["cache_aware"], indirect=True)
+def test_nothing_is_hashed_for_an_embedding(bench: Bench, engines: list[WireEngine]) -> None:
+    bench.client.send(to_frontend.Encode(bench.client_id, 1, 60.0), [png(1, (90, 70))] * 16)
+    add = bench.from_frontend(engines[0], to_engine.AddRequest)
+    assert len(add.prompt_token_ids) > CONFIG.block_size
+    assert add.block_hashes == []
+
+
+@pytest.mark.parametrize("policy", ["cache_aware"], indirect=True)
 def test_what_a_flushed_or_dead_engine_held_is_forgotten(bench: Bench, engines: list[WireEngine]) -> None:
     generate(bench, 1, 200)
     add = bench.from_frontend(engines[0], to_engine.AddRequest)

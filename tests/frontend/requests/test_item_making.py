@@ -1,4 +1,4 @@
-"""Preparing, through a Frontend: hits go past, equal items are processed once, every end leaves nothing behind."""
+"""Items are made, through a Frontend: hits go past, equal items are processed once, every end leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from mmcached.frontend.processing import pool
+from mmcached.frontend.processing.item_processor import Processing
 from mmcached.frontend.requests.item_keys import HASH_HERE_BYTES
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import error_from_wire
@@ -184,6 +185,17 @@ def test_an_error_that_is_nobodys_file_is_typed_too(
     failed = bench.answer(to_client.Failed)
     assert failed.error.code == "invariant_error"
     assert "images[0]" in failed.error.message
+
+
+def test_a_fault_of_the_thread_that_hashes_ends_one_request(
+    bench: Bench, engine: WireEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as broken:
+        broken.setattr(Processing, "keys", None)
+        bench.generate(1, [encode(noise(240, 240))])
+        assert failure_of(bench, 1)[0] == "invariant_error"
+    bench.generate(2, [encode(noise(240, 240))])
+    assert added(bench, engine).request_id == 2
 
 
 @pytest.mark.parametrize("how", ["cancel", "bye", "death", "deadline"])
