@@ -1,4 +1,4 @@
-// How large a service has to be. Arithmetic alone: scripts/sizing.py has the same lines, and a test compares them.
+// How large a service has to be. Arithmetic alone: scripts/studies/sizing.py has the same lines, and a test compares them.
 function sizes(n) {
   const output_mib = n.rows * n.width * n.element_bytes * n.levels / 1048576;
   const new_per_s = n.images_per_s * (1 - n.reuse);

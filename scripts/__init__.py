@@ -2,7 +2,7 @@
 
 bench           figures beside peers and physical limits      `python -m scripts.bench.AREA`
 verification    the explorer, chaos and their mutants         `python -m scripts.verification.explore`, `….chaos`
-simulate_fleet  what a second level is worth              `python -m scripts.simulate_fleet`
+studies         answers for a page or a decision              `python -m scripts.studies.NAME`
 supervisor      starts the service without an installation
 house           measures the sources
 """

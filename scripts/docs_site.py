@@ -2,7 +2,7 @@
 
 Pages link to files beside docs/, and are read in a checkout as well. So what a page links to comes into the site where
 it lies in the repository, docs/ being its root, and links are said anew. `llms.txt` lists all pages for programs that
-read text, and each page lies beside its HTML as it is.
+read text, and each page lies beside its HTML as it is. The index of decisions says which records there are.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from typing import Any
 REPOSITORY = Path(__file__).resolve().parent.parent
 LINK = re.compile(r"\]\(([^)#:\s]+)(#[^)]*)?\)")
 SOURCE = re.compile(r'(?<=src=")[^":]+|(?<=srcset=")[^":]+')
+DECISIONS = "decisions/README.md"
+RECORD = re.compile(r"^## (.+)$|^\* \[(.+)\]\((\d+-[\w-]+\.md)\)$", re.MULTILINE)
 FENCE = re.compile(r"^```(\w+) [\w -]+$", re.MULTILINE)
 
 
@@ -57,6 +59,31 @@ def page_of(in_site: str) -> str:
     return f"docs/{in_site}" if (REPOSITORY / "docs" / in_site).exists() else in_site
 
 
+def decision_nav(index: str) -> list[Any]:
+    r"""Return what the navigation has of the decisions: their index, and the records of each area.
+
+    >>> decision_nav("# Decisions\n\n## Client\n\n* [It is small](002-small.md)\n")
+    [{'Index': 'decisions/README.md'}, {'Client': [{'002 It is small': 'decisions/002-small.md'}]}]
+    """
+    nav: list[Any] = [{"Index": DECISIONS}]
+    records: list[Any] = []
+    for area, title, path in RECORD.findall(index):
+        if area:
+            records = []
+            nav.append({area: records})
+        else:
+            records.append({f"{path[:3]} {title}": f"decisions/{path}"})
+    return nav
+
+
+def with_decisions(nav: list[Any]) -> list[Any]:
+    """Return a navigation with the records of decisions where it names their index."""
+    records = decision_nav((REPOSITORY / page_of(DECISIONS)).read_text())
+    return [
+        {title: records if inside == DECISIONS else inside for title, inside in dict(entry).items()} for entry in nav
+    ]
+
+
 def nav_pages(nav: list[Any]) -> Iterator[tuple[str, str, str]]:
     """Yield section, title and path of each page of the navigation; pages of no section have "mmcached"."""
     for entry in nav:
@@ -75,7 +102,7 @@ def first_sentence(text: str) -> str:
     'What a peer may ask.'
     """
     paragraphs = re.split(r"\n\s*\n", text)
-    plain = next((part for part in paragraphs if not part.startswith(("#", "|", "```", ":::", "<"))), "")
+    plain = next((part for part in paragraphs if not part.startswith(("#", "|", "```", ":::", "<", "- "))), "")
     plain = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", " ".join(plain.split())).replace("**", "")
     return re.split(r"(?<=\.) ", plain)[0]
 
@@ -96,7 +123,8 @@ def llms_text(nav: list[Any], summary: str) -> str:
 
 
 def on_config(config: Any, **options: Any) -> Any:
-    """Link to the repository that the package's metadata names."""
+    """Link to the repository that the package's metadata names, and name each decision in the navigation."""
+    config.nav = with_decisions(config.nav)
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
     config.repo_url, config.repo_name = project["urls"]["Repository"], "Source code"
     return config

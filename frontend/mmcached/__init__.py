@@ -1,15 +1,15 @@
-"""mmcached: a host-wide cache for multimodal model serving. `import mmcached` loads nothing but this file.
+"""mmcached: a host-wide cache for multimodal model serving. `import mmcached` loads only this file.
 
     from mmcached import Client
 
-`Client`, `AsyncClient` and the errors are loaded when they are first used; `mmcached.client` has all names. Four source
-roots share this package: `frontend/`, `engine/`, `worker/` and `shm/` of a checkout. In this one:
+`Client`, `AsyncClient` and the errors are loaded on first use; `mmcached.client` has all names. Four source roots share
+this package: `frontend/`, `engine/`, `worker/` and `shm/` of a checkout. In this one:
 
-    client          what a host program imports
+    client          the clients, for host programs
     frontend        P0: requests, engines, caches, processing, store
     second_level    between a store and a server that several hosts share
-    pictures, clips     what decoder processes run
-    cli             the command; `__main__` runs it
+    pictures, clips     decoding of images, videos and sounds, run by decoder processes
+    cli             the command line; `__main__` runs it
 """
 
 from importlib import import_module
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
         ServiceUnavailable,
     )
 
-__path__ = __import__("pkgutil").extend_path(__path__, __name__)  # in the one form that documentation tools know
+__path__ = __import__("pkgutil").extend_path(__path__, __name__)  # in the form that documentation tools recognise
 __all__ = [
     "AsyncClient",
     "CacheMiss",

@@ -1,4 +1,4 @@
-"""`python -m mmcached …`: the command line, and the way the supervisor starts its children."""
+"""`python -m mmcached …`: the command line; the supervisor also starts its child processes by it."""
 
 if __name__ == "__main__":
     from mmcached.cli import end_at_interrupt, main

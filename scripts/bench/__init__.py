@@ -4,25 +4,20 @@
 
 ring            puts, hits, laps, copies, hops, growth     processes, drivers, ours, peers: `ring_*`
 caches          hashing, processor caches, decoders        processing
-kv              the KV cache manager                       kv_samplers, sides, traces
+kv              the KV cache manager                       kv_samplers, sides, texts
 scheduler       the scheduler and its encoder books        scheduler_steps, sides
 prefix          hidden states of prefixes                  prefix_sides
 sidecar         a client's hits beside Redis, its puts, other stores      processes, looks, restart: `sidecar_*`, stores
 encode          how often an image is encoded, how its embedding travels, what one-use images cost     encode_travel
 media           a film or a sound that came before, whole or in part; new ones        media_files
-eviction        what the ring keeps and refuses            policies, nurseries, eviction_clips, eviction_costs, traces
 second_level    Redis as a second level, beside redis-py and a bare socket; Mooncake Store, beside its own client
 second_level_hosts      two services with a Redis between them, beside one without
 adapters        vLLM's servers with and without the adapter, and its connector     adapters_steps
 adapters_transformers   a model of Transformers, and an image processor, with and without the adapter
 ray             an image encoded by an actor on another node
 flood           a client's cheapest call beside a flood
-demo            known photographs beside new ones in `mmcached demo`, again and again
 idle            what a service at rest costs, and its start
-gpu             from shared memory to a CUDA device     all of it with the tests, in one call: `gpu_all`; `gpu_*`
 
-replay          the hit rate of a recorded service by pool size and policy: `python -m scripts.bench.replay TRACE`
-fleet           the same for several engines, by routing policy: `python -m scripts.bench.fleet TRACE`
 harness         the command line, the clock, the table, the bounds
 peers           makes vLLM's and vllm-omni's modules importable, runs Redis
 

@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from mmcached.engine.kv.manager import KVCacheManager
+from mmcached.compat.kv_cache_manager import KVCacheManager
 from scripts.bench import harness
 from scripts.bench.harness import STEPS, Bound, Row, Sampler, Section, against_first, beside_peer, compare, cpu_ns, row
 from scripts.bench.kv_samplers import (
@@ -52,7 +52,7 @@ from scripts.bench.kv_samplers import (
     told_cycle,
 )
 from scripts.bench.sides import BLOCK_SIZE, FOUR_GROUPS, Kind, Ours, Side, Vllm
-from scripts.bench.traces import TRAFFIC, WORKING_SET_TOKENS
+from scripts.bench.texts import TRAFFIC, WORKING_SET_TOKENS
 
 ROUNDS = 11
 QUICK_ROUNDS = 3

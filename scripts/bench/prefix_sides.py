@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from mmcached.worker import InputBatch, OmniTensorPrefixCache
+from mmcached.compat.omni_tensor_prefix_cache import InputBatch, OmniTensorPrefixCache
 from mmcached.worker.hidden_states import KeySpec, RowChunk, RowSpan, TensorPrefixStore
 from scripts.bench.harness import Sampler, cpu_ns
 from scripts.bench.peers import load_omni_class, load_omni_manager

@@ -42,11 +42,11 @@ Hit = Callable[[], Any]
 
 
 @contextlib.contextmanager
-def service() -> Iterator[Path]:
+def service(*, store_gb: float = 0.25) -> Iterator[Path]:
     """Run a frontend, and Redis if it is there, both with the record; yield the run directory."""
     with tempfile.TemporaryDirectory(prefix="mmc-") as folder, ExitStack() as stack:
         run_dir = Path(folder)
-        stack.enter_context(frontend(run_dir))
+        stack.enter_context(frontend(run_dir, store_gb=store_gb))
         record = np.random.default_rng(0).integers(0, 256, NUM_BYTES, np.uint8)
         with Client(run_dir, fail_open=False) as client:
             client.put(KEY, {"x": record})

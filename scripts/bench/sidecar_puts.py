@@ -2,19 +2,22 @@
 
 put            `Client.put` of a new key, until the answer: from then on every client can read it
 socket         the same, by a service without nurseries
+first lap      the same, while a nursery is filled for the first time; all other rows begin when the store is full, and
+               what is in its nurseries has been replaced
 memcpy         one copy of that many bytes between two arrays, again and again the same: the fastest of some
 cold memcpy    one copy into resident memory that was not touched recently, as the room for a new record is; the median
 raw Redis      SET by a socket and nothing else
-puts/s         of 4 clients together, beside 1
-frontend cpu   processor time of the frontend for each put, of records of 64 MiB beside 1 MiB
+puts/s         of 4 clients together, beside 1; each in a service of its own
+frontend cpu   processor time of the frontend for each put, of records of 64 MiB beside 1 MiB; likewise. Before a put of
+               1 MiB its client copies the other 63 MiB elsewhere, so that the processor's caches are as cold for both
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
 import statistics
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import partial
@@ -24,9 +27,11 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from mmcached.cli.bench.processes import answer
+from mmcached.cli.bench.processes import Process, answer
 from mmcached.cli.bench.redis import RawRedis
 from mmcached.client import Client
+from mmcached.wire.config import GIB, ServiceConfig
+from mmcached.wire.messages.parts import MIN_PLACED_BYTES
 from scripts.bench.harness import Bound, Row, row, wall_us
 from scripts.bench.sidecar_processes import (
     NUM_BYTES,
@@ -34,10 +39,10 @@ from scripts.bench.sidecar_processes import (
     RAW,
     ask,
     children,
-    forget_others,
     frontend,
     memcpy_us,
     redis_kinds,
+    service,
 )
 
 Bytes = npt.NDArray[np.uint8]
@@ -58,7 +63,12 @@ PUTS_PER_ROUND = 30
 PUT_BYTES_PER_ROUND = 1 << 30
 COLD_BYTES = 256 << 20
 """Many times what a processor's caches hold: when a copy comes round again, its target is cold."""
-CPU_BYTES = 4 << 30
+NURSERY_BYTES = ServiceConfig(store_gb=STORE_GB).store_nursery_bytes
+FILL_BYTES = int(STORE_GB * GIB) + NURSERY_BYTES
+"""Until so much was put pages are touched for the first time, and what leaves a nursery is copied into the main ring,
+which has free room."""
+CPU_PUTS = 128
+"""Of each size, in all rounds."""
 NUM_CLIENTS = 4
 BOUNDS = [
     Bound("reach", "put, p50", "4.7 MiB", "memcpy", 3.0),
@@ -72,7 +82,7 @@ BOUNDS = [
 
 
 def compare_puts(run_dir: Path, num_rounds: int) -> list[Row]:
-    """Measure puts of one client; of each size some of each kind in turns, none of them among the first."""
+    """Measure puts of one client: of each size some of each kind in turns, the first ones left out."""
     with tempfile.TemporaryDirectory(prefix="mmc-") as folder, ExitStack() as stack:
         run_dirs = {"ring": Path(folder) / "ring", SOCKET: Path(folder) / "socket"}
         stack.enter_context(frontend(run_dirs["ring"], store_gb=STORE_GB))
@@ -93,6 +103,7 @@ def compare_puts(run_dir: Path, num_rounds: int) -> list[Row]:
                 puts[RAW] = partial(redis.set, value=payload.data)
             num_puts = max(4, min(PUTS_PER_ROUND, PUT_BYTES_PER_ROUND // num_bytes))
             times: dict[str, list[float]] = {kind: [] for kind in puts}
+            _fill(writers["ring"], payload, numbers)
             for _ in range(num_rounds):
                 for kind, put in puts.items():
                     # Redis keeps all that it is given; the store, whose room is bounded, gets a new key each time.
@@ -104,43 +115,85 @@ def compare_puts(run_dir: Path, num_rounds: int) -> list[Row]:
             ours = found.pop("ring")
             for peer, peer_us in ({"memcpy": memcpy_us(num_bytes)} | found).items():
                 rows.append(row("put, p50", size, ours, "us", peer=peer, peer_value=peer_us))
-    return rows + _compare_rates(run_dir, num_rounds)
+    return [*rows, _first_lap(num_rounds), _compare_rates(num_rounds)]
 
 
 def compare_frontend_cpu(num_rounds: int) -> list[Row]:
     """Measure what the frontend's process computes for each put, by size."""
     sizes = ("1 MiB", "64 MiB")
-    with tempfile.TemporaryDirectory(prefix="mmc-") as folder, ExitStack() as stack:
-        pid = stack.enter_context(frontend(Path(folder), store_gb=STORE_GB))
-        client = stack.enter_context(Client(Path(folder), fail_open=False, timeout_s=60))
+    cpu_us: dict[str, list[float]] = {size: [] for size in sizes}
+    with ExitStack() as stack:
+        pids, clients = dict[str, int](), dict[str, Client]()
         numbers = count()
-        cpu_us: dict[str, list[float]] = {size: [] for size in sizes}
+        for size in sizes:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mmc-")))
+            pids[size] = stack.enter_context(frontend(folder, store_gb=STORE_GB))
+            clients[size] = stack.enter_context(Client(folder, fail_open=False, timeout_s=60))
+            _fill(clients[size], np.ones(SIZES[size], np.uint8), numbers)
+        targets = cycle(np.ones((4, SIZES[sizes[1]]), np.uint8))
         for _ in range(num_rounds):
             for size in sizes:
                 payload = np.ones(SIZES[size], np.uint8)
-                num_puts = max(1, CPU_BYTES // SIZES[size] // num_rounds // 2)
-                began = _cpu_s(pid)
+                other = np.ones(SIZES[sizes[1]] - SIZES[size], np.uint8)
+                num_puts = CPU_PUTS // num_rounds
+                began = _cpu_s(pids[size])
                 for _ in range(num_puts):
-                    _put(client, payload, f"{next(numbers)}")
-                cpu_us[size].append(1e6 * (_cpu_s(pid) - began) / num_puts)
+                    np.copyto(next(targets)[: len(other)], other)
+                    _put(clients[size], payload, f"{next(numbers)}")
+                cpu_us[size].append(1e6 * (_cpu_s(pids[size]) - began) / num_puts)
     small, large = (statistics.median(cpu_us[size]) for size in sizes)
     return [row("frontend's cpu of a put", sizes[1], large, "us", peer=sizes[0], peer_value=small)]
 
 
-def _compare_rates(run_dir: Path, num_rounds: int) -> list[Row]:
+def _first_lap(num_rounds: int) -> Row:
+    """Measure puts into nurseries that were never filled, each round in a service of its own."""
+    payload = np.random.default_rng(0).integers(0, 256, NUM_BYTES, np.uint8)
+    copies = cycle(_extents(np.ones(COLD_BYTES, np.uint8), NUM_BYTES))
+    puts, copied = list[float](), list[float]()
+    for _ in range(num_rounds):
+        with (
+            tempfile.TemporaryDirectory(prefix="mmc-") as folder,
+            frontend(Path(folder), store_gb=STORE_GB),
+            Client(Path(folder), fail_open=False, timeout_s=60) as client,
+        ):
+            for number in range(NURSERY_BYTES // NUM_BYTES):
+                puts.append(wall_us(partial(_put, client, payload, f"{number}")))
+                copied.append(wall_us(partial(_copy, payload, copies, "")))
+    ours, peer_us = statistics.median(puts), statistics.median(copied)
+    return row("put, p50, first lap", "4.7 MiB", ours, "us", peer=COLD, peer_value=peer_us)
+
+
+def _compare_rates(num_rounds: int) -> Row:
     """Measure puts of several clients at a time, and of one."""
-    rates: dict[int, list[float]] = {}
+    rates: dict[int, list[float]] = {1: [], NUM_CLIENTS: []}
     with ExitStack() as stack:
-        forget_others(stack.enter_context(Client(run_dir, fail_open=False)))
-        processes = stack.enter_context(children(run_dir, NUM_CLIENTS))
+        processes: dict[int, list[Process]] = {}
+        for number in rates:
+            run_dir = stack.enter_context(service(store_gb=STORE_GB))
+            processes[number] = stack.enter_context(children(run_dir, number))
+            num_bytes = 0
+            while num_bytes < FILL_BYTES:
+                num_bytes += NUM_BYTES * sum(map(len, _put_at_once(processes[number])))
         for _ in range(num_rounds):
-            for number in (1, NUM_CLIENTS):
-                for process in processes[:number]:
-                    ask(process, PUT)
-                found = [answer(process) for process in processes[:number]]
-                rates.setdefault(number, []).append(sum(1e6 * len(times) / sum(times) for times in found))
+            for number, found in rates.items():
+                times = _put_at_once(processes[number])
+                found.append(sum(1e6 * len(each) / sum(each) for each in times))
     one, several = (statistics.median(rates[number]) for number in (1, NUM_CLIENTS))
-    return [row("puts", f"4.7 MiB, {NUM_CLIENTS} clients", several, "1/s", peer="1 client", peer_value=one)]
+    return row("puts", f"4.7 MiB, {NUM_CLIENTS} clients", several, "1/s", peer="1 client", peer_value=one)
+
+
+def _put_at_once(processes: list[Process]) -> list[list[float]]:
+    """Let clients put for a while, all at a time; return the microseconds of each put, by client."""
+    for process in processes:
+        ask(process, PUT)
+    return [answer(process) for process in processes]
+
+
+def _fill(client: Client, payload: Bytes, numbers: Iterator[int]) -> None:
+    """Put records until the store is full and its nurseries have been filled anew, if records as large lie there."""
+    if payload.nbytes >= MIN_PLACED_BYTES:
+        for _ in range(FILL_BYTES // payload.nbytes):
+            _put(client, payload, f"lap {next(numbers)}")
 
 
 def _put(client: Client, payload: Bytes, key: str) -> None:
@@ -159,5 +212,4 @@ def _extents(memory: Bytes, num_bytes: int) -> list[Bytes]:
 
 def _cpu_s(pid: int) -> float:
     """Return the processor time of a process so far."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
+    return time.clock_gettime(~pid << 3 | 2)  # as `clock_getcpuclockid`, which Python does not have

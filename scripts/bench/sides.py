@@ -17,9 +17,9 @@ from typing import Any, Protocol
 import torch
 
 from mmcached.cache.hashing.block_hash import extend_block_hashes
+from mmcached.compat.kv_cache_manager import KVCacheManager
 from mmcached.engine.encoder.shared_encoder_cache_manager import SharedEncoderCacheManager
 from mmcached.engine.kv.config import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, SlidingWindowSpec
-from mmcached.engine.kv.manager import KVCacheManager
 from mmcached.engine.scheduling.scheduler import ScheduledStep, Scheduler
 from mmcached.engine.steps.request import Request
 from mmcached.wire.config import ServiceConfig

@@ -16,8 +16,8 @@ explore      every state of the lease protocol: `python -m scripts.verification.
   replay         runs what they do one access to shared memory at a time
 
 chaos        processes killed and stopped at random: `python -m scripts.verification.chaos`
-  chaos_nursery  forks the players           chaos_casts    who plays in a run, as they are and without a rule
-  chaos_store    a frontend, and clients that take leases
+  chaos_forker   forks the players           chaos_casts    who plays in a run, as they are and without a rule
+  chaos_store    a frontend, and clients that take leases   chaos_layers  clients that lay records into nurseries
   chaos_roles    what they say to each other, and the board of words that survives them
 
 aarch64.sh   tests of shared memory on an emulated AArch64

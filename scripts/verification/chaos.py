@@ -2,7 +2,7 @@
 
     python -m scripts.verification.chaos [--seconds 60] [--seed N] [--cast NAME]
 
-    parent ── fork, reap ──> nursery ──> writer, readers           the parent alone kills, stops and continues them
+    parent ── fork, reap ──> forker ──> writer, readers, layers    the parent alone kills, stops and continues them
        └──────── board: the phase, everybody's counters ────────┘  see `chaos_roles`
 
 Readers find records and take leases by themselves, and a writer adopts the ring of the one before. What must hold,
@@ -10,8 +10,9 @@ whoever dies when: no payload under a lease changes; what was committed and not 
 was flushed is not; when all come to rest, all leases are back; nobody ends but by a kill; nothing is left in /dev/shm.
 A mutant is a cast without a rule of the ring, and the run has to find it.
 
-A writer is killed every 2 s, a reader every 0.15 s, some are stopped for up to a second; every 8-byte word of each
-payload is checked when it arrives and before it is let go.
+A writer is killed every 2 s, a reader every 0.15 s, a layer, which lays records into a nursery, every 0.3 s; some are
+stopped for up to a second, one layer each time the writer is killed. Every 8-byte word of each payload is checked when
+it arrives and before it is let go.
 """
 
 from __future__ import annotations
@@ -38,7 +39,9 @@ from scripts.verification.chaos_casts import CASTS, MUTANTS
 from scripts.verification.chaos_roles import Board, Count, Phase
 
 NUM_READERS = 3
+NUM_LAYERS = 2
 READER_KILL_S = 0.15
+LAYER_KILL_S = 0.3
 WRITER_KILL_S = 2.0
 STOP_S = (0.2, 1.0)
 STOP_EVERY_S = 0.5
@@ -61,6 +64,7 @@ class Report:
     seconds: float
     seed: int
     reader_kills: int = 0
+    layer_kills: int = 0
     writer_kills: int = 0
     stops: int = 0
     totals: dict[Count, int] = field(default_factory=lambda: dict.fromkeys(Count, 0))
@@ -97,10 +101,12 @@ class Report:
         totals = self.totals
         return [
             ("seconds, seed", f"{self.seconds:g}, {self.seed}"),
-            ("kills: readers, writers", f"{self.reader_kills}, {self.writer_kills}"),
+            ("kills: readers, writers, layers", f"{self.reader_kills}, {self.writer_kills}, {self.layer_kills}"),
             ("stops", f"{self.stops}"),
             ("puts, refused", f"{totals[Count.PUTS]}, {totals[Count.REFUSED]}"),
             ("drops, flushes", f"{totals[Count.DROPS]}, {totals[Count.FLUSHES]}"),
+            ("laid in nurseries, copied", f"{totals[Count.LAID]}, {totals[Count.PROMOTED]}"),
+            ("places refused, drained", f"{totals[Count.STALE_PLACES]}, {totals[Count.DRAINED]}"),
             ("entries taken, events of death", f"{totals[Count.ATTACHED]}, {totals[Count.DEATHS]}"),
             ("reads verified", f"{self.leases_verified}"),
             ("  of them copied", f"{totals[Count.COPIED]}"),
@@ -123,13 +129,13 @@ class Life:
     continue_at: float | None = None
 
 
-class Nursery:
+class Forker:
     """The forking process, from the outside. Leaving the block ends it and all its children."""
 
     def __init__(self, run_dir: Path, cast: str) -> None:
         self._num_lives = 0
         self._popen = subprocess.Popen(
-            [sys.executable, "-m", "scripts.verification.chaos_nursery", str(run_dir), cast],
+            [sys.executable, "-m", "scripts.verification.chaos_forker", str(run_dir), cast],
             cwd=_ROOT,
             env=os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
             stdin=subprocess.PIPE,
@@ -181,31 +187,39 @@ class Nursery:
 
 
 class Chaos:
-    """One run over one nursery."""
+    """One run over one forker."""
 
-    def __init__(self, nursery: Nursery, board: Board, report: Report) -> None:
-        self._nursery = nursery
+    def __init__(self, forker: Forker, board: Board, report: Report) -> None:
+        self._forker = forker
         self._board = board
         self._report = report
         self._random = random.Random(report.seed)
         self._writer = self._fork("writer")
         self._readers = [self._fork("reader") for _ in range(NUM_READERS)]
+        self._layers = [self._fork("layer") for _ in range(NUM_LAYERS)]
 
     def rage(self, seconds: float) -> None:
         """Kill, stop and continue, each in its own rhythm."""
         start = now = time.monotonic()
         kill_reader_at, kill_writer_at, stop_at = now + READER_KILL_S, now + WRITER_KILL_S, now + STOP_EVERY_S
+        kill_layer_at = now + LAYER_KILL_S
         while (now := time.monotonic()) < start + seconds:
             if now >= kill_reader_at:
-                self._kill_reader()
+                self._kill_one_of(self._readers, "reader")
+                self._report.reader_kills += 1
                 kill_reader_at = now + READER_KILL_S
+            if now >= kill_layer_at:
+                self._kill_one_of(self._layers, "layer")
+                self._report.layer_kills += 1
+                kill_layer_at = now + LAYER_KILL_S
             if now >= kill_writer_at:
-                self._note_end(self._writer, self._nursery.kill(self._writer), -signal.SIGKILL)
+                self._stop_one_of(self._layers, now)
+                self._note_end(self._writer, self._forker.kill(self._writer), -signal.SIGKILL)
                 self._writer = self._fork("writer")
                 self._report.writer_kills += 1
                 kill_writer_at = now + WRITER_KILL_S
             if now >= stop_at:
-                self._stop_reader(now)
+                self._stop_one_of(self._readers + self._layers, now)
                 stop_at = now + self._random.random() * 2 * STOP_EVERY_S
             self._continue(now)
             select.select([], [], [], 0.005)
@@ -222,33 +236,32 @@ class Chaos:
         self._report.leases_left = self._board.get(self._writer.number, Count.LEASES)
         self._report.pinned_bytes_left = self._board.get(self._writer.number, Count.PINNED_BYTES)
         self._board.phase = Phase.END
-        for life in (self._writer, *self._readers):
-            self._note_end(life, self._nursery.reap(life), 0)
+        for life in (self._writer, *self._readers, *self._layers):
+            self._note_end(life, self._forker.reap(life), 0)
 
     def count(self) -> None:
         """Fill the report from the board."""
         for count in Count:
-            self._report.totals[count] = self._board.total(count, self._nursery.num_lives)
-        for life in range(1, self._nursery.num_lives + 1):
+            self._report.totals[count] = self._board.total(count, self._forker.num_lives)
+        for life in range(1, self._forker.num_lives + 1):
             kept, found = (self._board.get(life, count) for count in (Count.KEPT, Count.FOUND))
             if found < 0.95 * kept:  # the life before may have been killed between an eviction and its ledger
                 self._report.other_violations.append(f"life {life} has found {found} of {kept} records again")
 
-    def _kill_reader(self) -> None:
-        which = self._random.randrange(NUM_READERS)
-        self._note_end(self._readers[which], self._nursery.kill(self._readers[which]), -signal.SIGKILL)
-        self._readers[which] = self._fork("reader")
-        self._report.reader_kills += 1
+    def _kill_one_of(self, lives: list[Life], role: str) -> None:
+        which = self._random.randrange(len(lives))
+        self._note_end(lives[which], self._forker.kill(lives[which]), -signal.SIGKILL)
+        lives[which] = self._fork(role)
 
-    def _stop_reader(self, now: float) -> None:
-        life = self._random.choice(self._readers)
+    def _stop_one_of(self, lives: list[Life], now: float) -> None:
+        life = self._random.choice(lives)
         if life.continue_at is None:
             os.kill(life.pid, signal.SIGSTOP)
             life.continue_at = now + self._random.uniform(*STOP_S)
             self._report.stops += 1
 
     def _continue(self, now: float) -> None:
-        for life in self._readers:
+        for life in self._readers + self._layers:
             if life.continue_at is not None and now >= life.continue_at:
                 os.kill(life.pid, signal.SIGCONT)
                 life.continue_at = None
@@ -264,7 +277,7 @@ class Chaos:
         return self._board.get(number, Count.RESTS) > 0 and not any(left)
 
     def _fork(self, role: str) -> Life:
-        return self._nursery.fork(role, self._random.getrandbits(32))
+        return self._forker.fork(role, self._random.getrandbits(32))
 
 
 def run(seconds: float, *, seed: int, run_dir: Path, cast: str) -> Report:
@@ -275,8 +288,8 @@ def run(seconds: float, *, seed: int, run_dir: Path, cast: str) -> Report:
         cast: the name of one of CASTS, or of a mutant.
     """
     report = Report(seconds, seed)
-    with Board.create(run_dir / "board") as board, Nursery(run_dir, cast) as nursery:
-        chaos = Chaos(nursery, board, report)
+    with Board.create(run_dir / "board") as board, Forker(run_dir, cast) as forker:
+        chaos = Chaos(forker, board, report)
         chaos.rage(seconds)
         chaos.rest()
         chaos.count()

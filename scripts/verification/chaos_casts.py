@@ -14,8 +14,11 @@ from unittest import mock
 from mmcached.shm import ReaderEntry, RingWriter
 from mmcached.shm.ring.leases import LeaseTable
 from mmcached.shm.ring.lookup import Lookup
+from mmcached.shm.ring.nursery_table import NurseryTable
 from mmcached.shm.ring.reader_watch import ReaderWatch
 from mmcached.shm.ring.self_lease import Lease
+from mmcached.wire.handle import Handle
+from scripts.verification.chaos_layers import run_layer
 from scripts.verification.chaos_roles import Role
 from scripts.verification.chaos_store import run_client, run_store
 from scripts.verification.mutants import Mutant
@@ -29,12 +32,13 @@ class Cast:
         patched: what is done to the product in each process, for as long as it plays.
     """
 
-    writer: Callable[[Role], None]
-    reader: Callable[[Role], None]
+    writer: Callable[[Role], None] = run_store
+    reader: Callable[[Role], None] = run_client
+    layer: Callable[[Role], None] = run_layer
     patched: Callable[[], AbstractContextManager[object]] = nullcontext
 
 
-CASTS = {"as it is": Cast(run_store, run_client)}
+CASTS = {"as it is": Cast()}
 
 
 def _patched(*patches: tuple[type, str, Callable[..., Any]]) -> Callable[[], AbstractContextManager[object]]:
@@ -73,7 +77,15 @@ def _take_and_give_back(entry: ReaderEntry, leases: Sequence[Lease], look: Looku
     return are_taken
 
 
-def _adopt_nobody(watch: ReaderWatch, *, is_granting: bool, may_hold: object) -> list[int]:
+_forget = NurseryTable.forget
+
+
+def _forget_without_an_island(table: NurseryTable, handle: Handle, *, is_leased: bool) -> None:
+    """Let the place of a record be used again, whoever reads it."""
+    _forget(table, handle, is_leased=False)
+
+
+def _adopt_nobody(watch: ReaderWatch, may_hold: object) -> list[int]:
     """Leave the readers of the life before as they are."""
     return []
 
@@ -81,20 +93,10 @@ def _adopt_nobody(watch: ReaderWatch, *, is_granting: bool, may_hold: object) ->
 MUTANTS = {
     mutant.name: mutant
     for mutant in (
-        Mutant(
-            "client-takes-no-lease",
-            Cast(run_store, run_client, _patched((ReaderEntry, "take", _take_nothing))),
-        ),
-        Mutant(
-            "store-ignores-taken-leases",
-            Cast(run_store, run_client, _patched((LeaseTable, "is_pinned", _never_pinned))),
-        ),
-        Mutant(
-            "client-gives-back-early",
-            Cast(run_store, run_client, _patched((ReaderEntry, "take", _take_and_give_back))),
-        ),
-        Mutant(
-            "successor-forgets-readers", Cast(run_store, run_client, _patched((ReaderWatch, "adopt", _adopt_nobody)))
-        ),
+        Mutant("client-takes-no-lease", Cast(patched=_patched((ReaderEntry, "take", _take_nothing)))),
+        Mutant("store-ignores-taken-leases", Cast(patched=_patched((LeaseTable, "is_pinned", _never_pinned)))),
+        Mutant("client-gives-back-early", Cast(patched=_patched((ReaderEntry, "take", _take_and_give_back)))),
+        Mutant("leased-place-is-granted", Cast(patched=_patched((NurseryTable, "forget", _forget_without_an_island)))),
+        Mutant("successor-forgets-readers", Cast(patched=_patched((ReaderWatch, "adopt", _adopt_nobody)))),
     )
 }

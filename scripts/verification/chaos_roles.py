@@ -2,6 +2,8 @@
 
     reader ── Who ──> writer        reader ── Hello(ring, reader, incarnation) ──> writer
     reader <── Ring(announcement) ──              <── Attached(incarnation)
+    layer  ── Open(bytes) ──> writer              layer ── Lay(number, place) ──> writer
+    layer  <── Opened(grants) ──                        <── Laid(number, grants)
 
 A writer that is killed takes its socket along; its successor binds the same path, and readers that hear nothing for a
 while ask who is there. What survives is a board, a file of words that is mapped by all, because a process that is
@@ -16,6 +18,8 @@ from __future__ import annotations
 
 import enum
 import mmap
+import os
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -25,11 +29,18 @@ import msgspec
 import zmq
 
 from mmcached.wire.handle import RingAnnouncement
+from mmcached.wire.messages.parts import Grants, NurseryPlace
 
 MAX_LIVES = 1 << 16
 NUM_COUNTS = 32
 STAMP_BITS = 16
-LEDGER_WORDS = 256
+LEDGER_WORDS = 320
+NUM_KEYS = 256
+"""Of records that the writer puts; then come those of records in nurseries."""
+NUM_LAID = 48
+TENANT = "chaos"
+KEYS = [f"key {number}" for number in range(NUM_KEYS + NUM_LAID)]
+SILENCE_S = 0.1
 _BYTES = 8 * (NUM_COUNTS * MAX_LIVES + LEDGER_WORDS)
 
 
@@ -42,7 +53,9 @@ class Phase(enum.IntEnum):
 
 
 class Count(enum.IntEnum):
-    """The columns of a row. PUTS to RESTS and DROPS to FOUND are a writer's, the others a reader's."""
+    """The columns of a row. PUTS to RESTS, DROPS to FOUND and LAID to DRAINED are a writer's, STALE_PLACES are a
+    layer's, the others a reader's.
+    """
 
     PUTS = 0
     REFUSED = 1
@@ -61,6 +74,10 @@ class Count(enum.IntEnum):
     PINNED_BYTES = 14
     KEPT = 15
     FOUND = 16
+    LAID = 17
+    PROMOTED = 18
+    DRAINED = 19
+    STALE_PLACES = 20
 
 
 class Board:
@@ -142,6 +159,39 @@ class Attached(msgspec.Struct, frozen=True, array_like=True, tag=4):
     incarnation: int
 
 
+class Open(msgspec.Struct, frozen=True, array_like=True, tag=5):
+    """A layer wants a nursery, or room in the one that it has."""
+
+    nbytes: int
+    nursery: int = 0
+
+
+class Opened(msgspec.Struct, frozen=True, array_like=True, tag=6):
+    """A layer's nursery; None: it has none."""
+
+    epoch: int
+    grants: Grants | None
+
+
+class Lay(msgspec.Struct, frozen=True, array_like=True, tag=7):
+    """A layer has laid a record of key number `key`."""
+
+    number: int
+    key: int
+    epoch: int
+    stamp: int
+    place: NurseryPlace
+
+
+class Laid(msgspec.Struct, frozen=True, array_like=True, tag=8):
+    """What has become of it; stale: its place was not the layer's."""
+
+    number: int
+    epoch: int
+    grants: Grants | None
+    is_stale: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class Role:
     """What a role is told when it is forked."""
@@ -160,16 +210,18 @@ class Role:
             log.write(announcement.ring_id + "\n")
 
     @property
+    def identity(self) -> bytes:
+        """By which the writer knows this process, and finds out whether it lives."""
+        return b"%d %d" % (self.life, os.getpid())
+
+    @property
     def address(self) -> str:
         return f"ipc://{self.run_dir}/ring"
 
 
-def first_stamp(life: int) -> int:
-    """Return what is smaller than all stamps of a life, and larger than those of former lives.
-
-    A stamp is a number that no payload of a run has had; its lower `STAMP_BITS` bits are free.
-    """
-    return life << 48
+def new_stamp(number: int) -> int:
+    """Return a number that no payload of a run has had, larger than all before; its lower bits are the key's."""
+    return time.monotonic_ns() << STAMP_BITS | number
 
 
 def open_socket(context: zmq.Context[zmq.Socket[bytes]], kind: int) -> zmq.Socket[bytes]:

@@ -1,7 +1,8 @@
 """Plays the frontend of a store and its clients, which find records and take leases by themselves.
 
 The frontend puts, drops and flushes records of few keys all the time, in a ring so small that each lives for a blink.
-Every 8-byte word of a record is its stamp: who has put it, when, and under which key. A client looks keys up in several
+Every 8-byte word of a record is its stamp: when it was made, and for which key. Other processes lay records of other
+keys into nurseries (`chaos_layers`), which the frontend publishes there. A client looks keys up in several
 threads, checks every word at the look and again before it lets go, and holds some for a while, as views or copies. When
 the frontend is killed, the next adopts its ring, and clients go on as if nothing had happened.
 """
@@ -15,6 +16,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -25,43 +27,75 @@ from mmcached.cache.store_keys import store_key
 from mmcached.client.store.hits import Hit, Reading
 from mmcached.client.store.session import StoreSession
 from mmcached.frontend.connections.rings import LateRing, RingPlan
+from mmcached.frontend.store.nursery_service import NurseryService
 from mmcached.frontend.store.record_store import RecordStore
 from mmcached.shm import ObjectStoreReader, RingReader, RingWriter, sweep
 from mmcached.shm.ring.key_index import index_words, key_digest
+from mmcached.shm.ring.ring import Claim
 from mmcached.shm.segment.layout import Layout
+from mmcached.shm.segment.nursery_files import nurseries_of
 from mmcached.shm.store import codec
-from mmcached.wire.errors import MmcachedError, RequestAborted
+from mmcached.wire.config import ServiceConfig
+from mmcached.wire.errors import MmcachedError, RequestAborted, StaleHandle
 from mmcached.wire.handle import Handle, RingAnnouncement
+from mmcached.wire.limits import LimitsConfig
 from scripts.verification.chaos_roles import (
+    KEYS,
     LEDGER_WORDS,
+    NUM_KEYS,
+    SILENCE_S,
     STAMP_BITS,
+    TENANT,
     Attached,
     Count,
     Hello,
+    Laid,
+    Lay,
+    Open,
+    Opened,
     Phase,
     Ring,
     Role,
     Who,
-    first_stamp,
+    new_stamp,
     open_socket,
 )
 
 RING_BYTES = 1 << 20
+CONFIG = ServiceConfig(store_gb=1 / 64, limits=LimitsConfig(max_nurseries=4))
+"""Of the nurseries alone: their budget is 4 MiB."""
+NUM_PLACED = 48
 BURST = 8
-SILENCE_S = 0.1
-NUM_KEYS = 256
 MAX_WORDS = 2 << 10
 PLAN = RingPlan(
     layout=Layout(RING_BYTES, num_slots=LEDGER_WORDS, max_readers=8, index_words=index_words(LEDGER_WORDS)),
     settings={},
     max_object_bytes=RING_BYTES,
     shared_quota_bytes=RING_BYTES // 2,
+    num_nursery_slots=NUM_PLACED,
 )
 NUM_THREADS = 2
 HOLDS_S = (0,) * 120 + (0.02,) * 40 + (0.06,) * 40 + (1,)
 """What a record is held at most; the longest outlives a restart of the frontend."""
-TENANT = "chaos"
-KEYS = [f"key {number}" for number in range(NUM_KEYS)]
+
+
+class _Living:
+    """Stands for the channel: the connection of a layer ends with its process."""
+
+    def __contains__(self, identity: bytes) -> bool:
+        return Path(f"/proc/{int(identity.split()[1])}").exists()
+
+
+class _Records(RecordStore):
+    """A store that keeps the ledger when a record is copied into the ring."""
+
+    ledger: memoryview
+
+    def end_copy(self, handle: Handle, claim: Claim, *, is_proven: bool) -> bool:
+        is_moved = super().end_copy(handle, claim, is_proven=is_proven)
+        if is_moved:
+            self.ledger[claim.slot], self.ledger[handle.slot] = self.ledger[handle.slot], 0
+        return is_moved
 
 
 class StoreWriter:
@@ -73,10 +107,11 @@ class StoreWriter:
         self.role = role
         self.ring = ring
         self.random = random.Random(role.seed)
-        self.last_stamp = first_stamp(role.life)
         self._socket = socket
-        self._decoder = msgspec.msgpack.Decoder(Who | Hello)
+        self._decoder = msgspec.msgpack.Decoder(Who | Hello | Open | Lay)
         self._records = records
+        self._nurseries = NurseryService(CONFIG, records, _Living())  # type: ignore[arg-type]
+        self._nurseries.adopt()
 
     def run(self) -> None:
         looked_at = 0.0
@@ -86,6 +121,7 @@ class StoreWriter:
             if phase == Phase.RUN:
                 for _ in range(BURST):
                     self.step()
+                self._nurseries.work()
             if (now := time.monotonic()) - looked_at > 0.01 or phase == Phase.REST:
                 looked_at = now
                 self.look_at_readers()
@@ -102,8 +138,14 @@ class StoreWriter:
     def look_at_readers(self) -> None:
         self._records.poll_hits()
         self.role.count(Count.DEATHS, len(self.ring.poll_deaths()))
+        self._nurseries.check()
         self.ring.check_integrity()
         self._records.check_integrity()
+        self._nurseries.check_integrity()
+        books = self._nurseries.books
+        assert nurseries_of(self.ring.announcement) == sorted(one.nursery for one in books)
+        self.role.board.set(self.role.life, Count.DRAINED, sum(one.peer is None for one in books))
+        self.role.board.set(self.role.life, Count.PROMOTED, self._nurseries.num_promotions)
 
     def _listen(self) -> None:
         with suppress(zmq.Again):
@@ -116,8 +158,36 @@ class StoreWriter:
                         is_this = ring_id == self.ring.announcement.ring_id
                         if is_this and self.ring.attach(reader_id, incarnation):
                             self._send(identity, Attached(incarnation))
+                    case Open(nbytes, nursery):
+                        try:
+                            grants = self._nurseries.open(identity, nbytes, nursery)
+                        except MmcachedError:
+                            grants = None
+                        self._send(identity, Opened(self._records.epoch, grants))
+                    case Lay() as message:
+                        self._send(identity, self._publish(identity, message))
 
-    def _send(self, identity: bytes, message: Ring | Attached) -> None:
+    def _publish(self, identity: bytes, message: Lay) -> Laid:
+        """Publish a record where a layer has laid it, as `StoreService` does."""
+        try:
+            record = self._nurseries.take(identity, message.place)
+        except StaleHandle:
+            return Laid(message.number, self._records.epoch, None, is_stale=True)
+        key, overwrites = KEYS[message.key], self.random.random() < 0.3
+        former = self._records.find(TENANT, key)
+        if former is not None and overwrites:
+            self.role.board.ledger[former.slot] = 0
+        try:
+            refusal = self._records.put(TENANT, key, record, epoch=message.epoch, overwrites=overwrites)
+        finally:
+            self._nurseries.settle(identity, record)
+        place = self._records.find(TENANT, key)
+        if place is not None and refusal is None and (former is None or overwrites):
+            self.role.board.ledger[place.slot] = message.stamp
+            self.role.count(Count.LAID)
+        return Laid(message.number, self._records.epoch, self._nurseries.grants(identity))
+
+    def _send(self, identity: bytes, message: Ring | Attached | Opened | Laid) -> None:
         """Send without waiting; what cannot be queued is lost, and asked for again."""
         with suppress(zmq.ZMQError):
             self._socket.send_multipart([identity, msgspec.msgpack.encode(message)], zmq.NOBLOCK)
@@ -148,8 +218,7 @@ class StoreWriter:
             self._drop(number)
 
     def _put_record(self, number: int) -> None:
-        self.last_stamp += 1 << STAMP_BITS
-        stamp = self.last_stamp | number
+        stamp = new_stamp(number)
         words = np.full(self.random.randint(1, MAX_WORDS), stamp, np.uint64)
         encoded = codec.encode({"words": words})
         if self._records.put(TENANT, KEYS[number], encoded, epoch=self._records.epoch) is None:
@@ -166,8 +235,9 @@ class StoreWriter:
     def _flush(self) -> None:
         for slot in range(LEDGER_WORDS):
             self.role.board.ledger[slot] = 0
+        begun = new_stamp((1 << STAMP_BITS) - 1)
         self._records.begin_epoch()
-        self.role.board.flushed = self.last_stamp | (1 << STAMP_BITS) - 1
+        self.role.board.flushed = begun
         self.role.count(Count.FLUSHES)
 
     def _place(self, number: int) -> Handle:
@@ -186,13 +256,14 @@ def run_store(role: Role) -> None:
 
     with (
         LateRing("store", PLAN, role.run_dir, outlives_service=False) as late_ring,
-        RecordStore(first_epoch=time.time_ns()) as records,
+        _Records(first_epoch=time.time_ns()) as records,
         zmq.Context() as context,
         open_socket(context, zmq.ROUTER) as socket,
     ):
         ring = late_ring.take(time.monotonic())
         assert ring is not None
         ring.on_evict = forget
+        records.ledger = ledger
         records.adopt(ring)
         role.log_ring(ring.announcement)
         writer = StoreWriter(role, ring, records, socket)
@@ -280,7 +351,7 @@ class Client:
 
     def _find(self, rng: random.Random, held: list[Held]) -> bool:
         """Look some keys up, and check what is found; return whether that can be seen at all."""
-        numbers = rng.choices(range(NUM_KEYS), k=rng.choice((1, 1, 1, 4)))
+        numbers = rng.choices(range(len(KEYS)), k=rng.choice((1, 1, 1, 4)))
         reading = Reading("numpy", view=rng.random() < 0.9)
         flushed = self._role.board.flushed
         session = self._session

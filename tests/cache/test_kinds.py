@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from mmcached.cache import ProcessorCacheKind, processor_cache_kind
+from mmcached.cache.kinds import ProcessorCacheKind, processor_cache_kind
 from mmcached.wire.config import ServiceConfig
 
 ROWS: list[tuple[ProcessorCacheKind, dict[str, Any]]] = [

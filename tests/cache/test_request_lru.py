@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mmcached.cache import Entry, RequestLRU
+from mmcached.cache.request_lru import Entry, RequestLRU
 from mmcached.wire.errors import InvariantError
 
 

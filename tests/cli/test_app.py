@@ -111,7 +111,7 @@ def test_config_show_describes_every_setting() -> None:
     assert len(shown.splitlines()) == len(SETTINGS)
     assert all(line.partition("  # ")[2] for line in shown.splitlines())
     assert "step_timeout_s = 60.0" in shown
-    assert "a step that takes longer ends its group [seconds]" in shown
+    assert "a longer step ends its group of engine and workers [seconds]" in shown
 
 
 def test_help_and_version_are_where_they_are_looked_for() -> None:

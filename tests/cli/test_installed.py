@@ -30,5 +30,5 @@ def test_a_demo_names_all_that_it_needs_and_no_option_that_it_has_not(monkeypatc
     with pytest.raises(ConfigError, match=r"torch and PIL, not installed: pip install '\.\[demo\]'") as caught:
         check_packages(ServiceConfig(), "demo")
     assert "--workers 0" not in str(caught.value)
-    with pytest.raises(ConfigError, match=r"pip install '\.\[service\]'.*or --workers 0 for a store alone"):
+    with pytest.raises(ConfigError, match=r"pip install '\.\[service\]'.*or --workers 0 for only a store"):
         check_packages(ServiceConfig())

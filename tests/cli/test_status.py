@@ -103,7 +103,7 @@ def test_what_is_not_installed_has_a_status_too(monkeypatch: pytest.MonkeyPatch)
         (RoleStatus(name="engine 0", pid=7, state="running", heartbeat_age_s=0.5), ""),
         (
             RoleStatus(name="engine 0", pid=7, state="running", heartbeat_age_s=7.25),
-            "engine 0 (pid 7) lives, but its last heartbeat was 7.2 s ago",
+            "engine 0 (pid 7) is alive, but its last heartbeat was 7.2 s ago",
         ),
         (
             RoleStatus(name="engine 0", pid=7, state="stopped", heartbeat_age_s=3.0),

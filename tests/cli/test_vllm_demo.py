@@ -167,7 +167,7 @@ def test_a_tower_that_costs_little_is_said() -> None:
     cheap = [Situation(each.name, [Reply(0.1, ("a",), (-1.0,))], each.encoder_runs) for each in situations()]
     assert report(cheap, console) == 0
     assert isinstance(console.file, io.StringIO)
-    assert "costs little here" in console.file.getvalue()
+    assert "encoder is cheap here" in console.file.getvalue()
 
 
 @pytest.mark.parametrize(

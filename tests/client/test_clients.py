@@ -31,7 +31,7 @@ from mmcached.wire.errors import (
     ServiceUnavailable,
     error_to_wire,
 )
-from mmcached.wire.messages.client import Encoded, Failed, Generated, ToClient
+from mmcached.wire.messages.client import Encoded, Failed, Generated, Stats, ToClient
 from mmcached.wire.messages.frontend import (
     Cancel,
     ClaimRecord,
@@ -221,6 +221,23 @@ def test_outputs_come_in_the_library_that_is_asked_for() -> None:
     assert plain.tobytes() == payload[0]
     with pytest.raises(InvalidRequest, match="numpy has no bfloat16"):
         embeddings_from(message, payload, "numpy")
+
+
+def test_figures_of_another_version_are_ignored_and_missing_ones_are_zero(run_dir: Path, make: Make) -> None:
+    figures = {"resends": 3, "of_tomorrow": 1, "store": {"hits": 2, "of_tomorrow": {"a": 1}}}
+    with fake_service(run_dir, lambda message: [Stats(1, figures)]), make(run_dir) as client:
+        stats = client.stats()
+        assert (stats.resends, stats.store.hits, stats.store.puts, stats.engines) == (3, 2, 0, [])
+
+
+def test_a_figure_of_the_wrong_type_is_a_protocol_error(run_dir: Path, make: Make) -> None:
+    answer = Stats(1, {"store": {"hits": "many"}})
+    with (
+        fake_service(run_dir, lambda message: [answer]),
+        make(run_dir) as client,
+        pytest.raises(RemoteProtocolError, match=r"store\.hits"),
+    ):
+        client.stats()
 
 
 def test_an_answer_of_another_kind_is_a_protocol_error(run_dir: Path, make: Make) -> None:

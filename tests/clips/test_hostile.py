@@ -231,8 +231,8 @@ def test_a_list_of_files_is_no_clip(living: ClipDecoderPool, playlist: bytes, tm
     pipe = tmp_path / "pipe.mp4"
     os.mkfifo(pipe)
     data = playlist.replace(b"{path}", str(pipe).encode()).replace(b"{name}", pipe.name.encode())
-    assert_refused(outcome(living, data), CorruptClip, "is no file of MP4")
-    assert_refused(outcome(living, data, "audio"), CorruptClip, "is no file of WAV")
+    assert_refused(outcome(living, data), CorruptClip, "is not a file of MP4")
+    assert_refused(outcome(living, data, "audio"), CorruptClip, "is not a file of WAV")
 
 
 def opens(data: bytes) -> bool:

@@ -22,7 +22,7 @@ from mmcached.cli.app import app
 from mmcached.cli.config.arguments import parse_arguments
 from mmcached.client import Client
 from tests.client.services import StoreService
-from tests.docs.pages import PAGES, Block, blocks, code, shell_lines
+from tests.docs.pages import Block, blocks, code, shell_lines
 from tests.house import REPOSITORY
 from tests.house.test_dependencies import PROJECT
 from tests.shm.processes import DEADLINE_S
@@ -32,7 +32,7 @@ RUN_BY = {
     "docs/clients.md": "tests/integration/test_readme.py",
     "docs/faq.md": "tests/docs/test_code.py",
     "docs/from-redis.md": "tests/docs/test_from_redis.py",
-    "docs/from-vllm-omni.md": "tests/worker/hidden_states/by_slot/test_page.py",
+    "docs/from-vllm-omni.md": "tests/compat/omni_tensor_prefix_cache/test_page.py",
     "docs/start.md": "tests/integration/test_readme.py",
     "docs/tracing.md": "tests/integration/test_tracing.py",
     "docs/hosts/gateway.md": "tests/hosts/vllm/test_pages.py",
@@ -47,7 +47,7 @@ READ_BY = {
     **dict.fromkeys(("mmcached", "make", "pip", "python", "export"), "tests/docs/test_code.py"),
 }
 """Who runs, or reads, the lines with a program."""
-HISTORY = ("CHANGELOG.md", "DECISIONS.md")
+HISTORY = ("CHANGELOG.md",)
 """Pages that say what was so."""
 COMMANDS = [(block, words) for block in blocks() if block.language == "sh" for words in shell_lines(block.text)]
 TARGETS = set(re.findall(r"^([a-z][a-z-]*):", (REPOSITORY / "Makefile").read_text(), re.MULTILINE))
@@ -101,12 +101,6 @@ def test_each_extra_is_one(words: list[str]) -> None:
     for word in words[2:]:
         for extras in re.findall(r"\[(.+)\]", word):
             assert set(extras.split(",")) <= set(PROJECT["optional-dependencies"])
-
-
-def test_what_is_to_be_installed_can_be_installed_today() -> None:
-    """No package index has mmcached yet; the page that says so is the only one that looks ahead."""
-    ahead = [page for page in PAGES if re.search(r"pip install '?mmcached\b(?!.* @ git)", page.read_text())]
-    assert {page.name for page in ahead if "hosts" not in page.parts} - {"README.md", *HISTORY} == {"dependencies.md"}
 
 
 @pytest.mark.parametrize("words", words_of("python"))

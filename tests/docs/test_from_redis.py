@@ -36,11 +36,6 @@ def run(text: str, names: dict[str, Any]) -> None:
         asyncio.run(result)
 
 
-def test_every_task_is_a_row_of_its_own() -> None:
-    table = [line for line in PAGE.read_text().splitlines() if line.startswith("| ")]
-    assert len(ROWS) == len(table) - 1 >= 10, "a row has a task, a call of redis-py, and ours; nothing else"
-
-
 def test_our_calls_do_the_tasks(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     names: dict[str, Any] = {"Client": Client, "AsyncClient": AsyncClient, "array": ARRAY, "tower": tower}
     (example,) = code(PAGE, "py")

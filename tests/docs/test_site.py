@@ -19,7 +19,9 @@ NAV = (REPOSITORY / "mkdocs.yml").read_text().partition("\nnav:\n")[2]
 
 def test_the_navigation_names_every_page_once() -> None:
     """A page that is not there is found by nobody; mkdocs says the same when it builds."""
-    named = [docs_site.page_of(path) for path in re.findall(r": (\S+\.md)$", NAV, re.MULTILINE)]
+    paths = re.findall(r": (\S+\.md)(?: #.*)?$", NAV, re.MULTILINE)
+    nav = docs_site.with_decisions([{path: path} for path in paths])
+    named = [docs_site.page_of(path) for _, _, path in docs_site.nav_pages(nav)]
     assert sorted(named) == sorted(str(page.relative_to(REPOSITORY)) for page in PAGES)
 
 
@@ -28,30 +30,6 @@ def test_the_list_for_programs_names_every_page() -> None:
     text = docs_site.llms_text(nav, "what it is")
     assert text.startswith("# mmcached\n\n> what it is\n\n## mmcached\n\n- [Home](README.md): A host-wide cache")
     assert "\n## Run it\n\n- [Limits](limits.md): " in text
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_a_heading_stands_alone(page: Path) -> None:
-    """One right behind a table is a row of it."""
-    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
-    assert re.findall(r"^.+\n(#+ .+)$", text, re.MULTILINE) == []
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_the_text_of_a_link_is_words(page: Path) -> None:
-    """The name of a file says little on a site."""
-    assert re.findall(r"\[[^]`]*\.(?:md|py|sh|yaml|toml)\]\(", page.read_text()) == []
-
-
-def test_the_figures_of_the_readme_are_on_the_page_of_benchmarks() -> None:
-    readme = (REPOSITORY / "README.md").read_text()
-    caches = readme.partition("## Beside other caches")[2].partition("## More")[0]
-    picture = re.findall(r'<img alt="([^"]+)"', readme)[0]
-    figures = re.findall(r"[\d.,]*\d (?:ms|%|×)", picture + caches)
-    page = (REPOSITORY / "docs" / "benchmarks.md").read_text()
-    explained = page.partition("## The README's figures")[2].partition("\n## ")[0]
-    assert len(figures) >= 8
-    assert [figure for figure in figures if figure not in explained] == []
 
 
 class Links(html.parser.HTMLParser):

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from PIL import Image
 
+from mmcached.client.results import stats_from
 from mmcached.frontend.server import Frontend
 from mmcached.shm import ObjectStoreReader, ReaderEntry, RingReader, decode_record_frames, encode
 from mmcached.shm.files.lock_file import LockFile
@@ -127,14 +128,19 @@ class FakeClient:
         self.channel.send(to_frontend.ClaimRecords(self.client_id, number, list(keys), "", self.incarnation))
         return self.answer(to_client.Claims)
 
-    def send_put(self, key: str, record: Record, *, epoch: int, claim: int = 0, tenant: str = "") -> None:
+    def send_put(
+        self, key: str, record: Record, *, epoch: int, claim: int = 0, tenant: str = "", is_joined: bool = False
+    ) -> None:
         message = to_frontend.PutRecord(self.client_id, next(self._request_ids), key, epoch, tenant, claim)
-        self.channel.send(message, encode(record).frames())
+        encoded = encode(record)
+        self.channel.send(message, [encoded.joined()] if is_joined else encoded.frames())
 
-    def put(self, key: str, record: Record, *, claim: int = 0, tenant: str = "") -> to_client.Stored:
-        """Put a record of the present epoch."""
+    def put(
+        self, key: str, record: Record, *, claim: int = 0, tenant: str = "", is_joined: bool = False
+    ) -> to_client.Stored:
+        """Put a record of the present epoch; joined: as one frame."""
         epoch = self._bench.frontend.stats().store.new_epochs + self._bench.first_epoch
-        self.send_put(key, record, epoch=epoch, claim=claim, tenant=tenant)
+        self.send_put(key, record, epoch=epoch, claim=claim, tenant=tenant, is_joined=is_joined)
         return self.answer(to_client.Stored)
 
     def read(self, answer: to_client.Records, index: int = 0) -> Record:
@@ -264,7 +270,7 @@ class Bench(Closeable):
         for engine in self.engines:
             self._read_all_of(engine)
         self.client.send(to_frontend.GetStats(0))
-        stats = self.answer(to_client.Stats, after=after).stats
+        stats = stats_from(self.answer(to_client.Stats, after=after))
         for engine in self.engines:
             self._read_all_of(engine)
         return stats

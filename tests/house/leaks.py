@@ -14,8 +14,9 @@ What counts, and what does not:
   that nobody waited for is reaped without a word, because an orphan has no parent left to wait for it (and an unwaited
   `Popen` warns by itself, which is an error here).
 * Names `/dev/shm/mmc*` of this user that appeared meanwhile, but for the rings of other sessions and services on this
-  machine: their writer lives and does not descend from us, or it is dead and the run directory that their header names
-  is none of a temporary directory that this session has made.
+  machine: their writer lives and does not descend from us, or has another layout version; or it is dead and the run
+  directory that their header names is none of a temporary directory that this session has made.
+* Not the nurseries of a ring that was there before: a service that outlives the test opens and removes them.
 """
 
 from __future__ import annotations
@@ -147,7 +148,17 @@ def _appeared_since(before: Snapshot) -> Snapshot:
     appeared = Snapshot.take() - before
     if appeared.shm_names:
         appeared -= Snapshot(shm_names=_shm_names_of_others())
-    return appeared
+    return appeared - _nurseries_of_older_rings(appeared, before)
+
+
+def _nurseries_of_older_rings(appeared: Snapshot, before: Snapshot) -> Snapshot:
+    """Return nurseries that a service and its clients have opened, if the service's ring was there before."""
+    stems = {name.removesuffix(".ctl") for name in before.shm_names if name.endswith(".ctl")}
+    begins = tuple(f"{stem}.nursery" for stem in stems)
+    return Snapshot(
+        shm_names=frozenset(name for name in appeared.shm_names if name.startswith(begins)),
+        fds=frozenset(each for each in appeared.fds if each[1].removeprefix(f"{_SHM}/").startswith(begins)),
+    )
 
 
 def _open_fds() -> frozenset[tuple[int, str]]:
@@ -204,7 +215,8 @@ def _shm_names_of_others() -> frozenset[str]:
     found = set()
     for entry in list_segments():
         if entry.is_live:
-            is_of_others = entry.pid is not None and entry.pid not in ours
+            is_another_version = not entry.purpose
+            is_of_others = is_another_version or (entry.pid is not None and entry.pid not in ours)
         else:
             is_of_others = entry.run_dir != "" and not _directories.intersection(Path(entry.run_dir, "x").parents)
         if is_of_others:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import ast
 import subprocess
 import sys
 from pathlib import Path
 
-from tests.house.drawing import FIRST_SOAK_SEED, SOAK_FACTOR, soak_seeds
+from tests.house.drawing import SOAK_FACTOR
 
 TESTS = Path(__file__).parents[1]
 
@@ -44,22 +43,3 @@ def test_the_suite_plays_the_same_examples_in_every_run_and_the_soak_more_of_the
     soak = played(tmp_path, "--hypothesis-profile=soak", "--hypothesis-seed=1")
     assert len(soak) >= SOAK_FACTOR * len(first) // 2
     assert soak[: len(first)] != first
-
-
-def test_seeds_of_the_soak_follow_from_its_seed_and_are_not_those_of_the_suite() -> None:
-    assert soak_seeds(7, 100) == soak_seeds(7, 100)
-    assert not set(soak_seeds(7, 10_000)) & set(soak_seeds(8, 10_000))
-    assert min(soak_seeds(0, 1)) >= FIRST_SOAK_SEED
-
-
-def test_no_property_test_fixes_the_number_of_its_examples() -> None:
-    """A bare `max_examples=50` would be 50 in the soak too; a search that stops at what it looks for may have one."""
-    fixed = [
-        f"{path.relative_to(TESTS)}:{call.lineno}"
-        for path in sorted(TESTS.rglob("*.py"))
-        for call in ast.walk(ast.parse(path.read_text()))
-        if isinstance(call, ast.Call) and not any(keyword.arg == "phases" for keyword in call.keywords)
-        for keyword in call.keywords
-        if keyword.arg == "max_examples" and isinstance(keyword.value, ast.Constant)
-    ]
-    assert fixed == []

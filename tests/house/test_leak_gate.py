@@ -17,7 +17,7 @@ import pytest
 from mmcached.shm import sweep
 from mmcached.shm.segment.ring_notes import remove_notes
 from tests.house import REPOSITORY, leaky_examples
-from tests.shm.rings import leave_ring, make_ring
+from tests.shm.rings import leave_ring, make_ring, overwritten
 
 EXAMPLES = Path(leaky_examples.__file__)
 
@@ -49,6 +49,9 @@ def run_examples(folder: Path, *names: str, leaked: Path | None = None) -> dict[
         while child.poll() is None and time.monotonic() < deadline:
             if not made.exists() and made.with_name("wanted").exists():
                 stack.enter_context(make_ring())
+                other_version = stack.enter_context(make_ring())
+                words = stack.enter_context(overwritten(other_version.announcement.ctl_name))
+                words[1] += 1  # its layout version
                 (folder / "theirs").mkdir()
                 leave_ring(folder / "theirs")
                 stack.callback(remove_notes, folder / "theirs")

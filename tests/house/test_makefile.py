@@ -30,54 +30,6 @@ def make(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_help_is_the_default_and_names_every_target(clone: Path) -> None:
-    shown = make(cwd=clone).stdout
-    for target in ("help", "demo", "test", "lint", "soak", "bench", "docs", "clean"):
-        assert f"  make {target} " in shown
-
-
-def test_test_runs_every_check_after_installing(clone: Path) -> None:
-    commands = make("-n", "test", cwd=clone).stdout
-    steps = ["pip install", "touch", "ruff check", "ruff format --check", "bin/mypy", "lint_imports.py", "-m pytest"]
-    places = [commands.find(step) for step in steps]
-    assert -1 not in places
-    assert places == sorted(places)
-
-
-@pytest.mark.parametrize(
-    "target", ["demo", "test", "test-vllm", "test-transformers", "test-ray", "docs", "bench-peers"]
-)
-def test_it_says_what_it_installs_before_pip_is_quiet(clone: Path, target: str) -> None:
-    (clone / "scripts" / "bench").mkdir(parents=True)
-    (clone / "scripts" / "bench" / "peers.txt").touch()
-    commands = make("-n", target, cwd=clone).stdout
-    said, installs = commands.find('echo "installing '), commands.find("pip install")
-    assert 0 <= said < installs
-    assert " GB" in commands[said:installs] or " MB" in commands[said:installs]
-
-
-def test_a_host_has_an_environment_of_its_own(clone: Path) -> None:
-    for target, environment in (
-        ("test-vllm", ".venv-vllm"),
-        ("test-sglang", ".venv-vllm"),
-        ("test-transformers", ".venv-transformers"),
-        ("test-ray", ".venv-ray"),
-        ("test-mooncake", ".venv-mooncake"),
-    ):
-        commands = make("-n", target, cwd=clone).stdout
-        assert f"{environment}/bin/python -m pip install" in commands
-        assert f'{environment}/bin/python -m pytest -m "not soak" ' in commands
-        assert f'{environment}/bin/python -m pytest -m "not chaos" ' in make("-n", "soak", cwd=clone).stdout
-
-
-def test_constraints_can_be_replaced_or_left_out(clone: Path) -> None:
-    for option in ("--constraint", "--build-constraint"):
-        assert f"{option} constraints.txt" in make("-n", "test", cwd=clone).stdout
-    (clone / "other.txt").touch()
-    assert "--constraint other.txt" in make("-n", "test", "CONSTRAINTS=other.txt", cwd=clone).stdout
-    assert "-constraint" not in make("-n", "test", "CONSTRAINTS=", cwd=clone).stdout
-
-
 @pytest.fixture
 def old_python(tmp_path: Path) -> Path:
     """An interpreter that takes itself for Python 3.10."""

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.house import REPOSITORY, distribution, hanging_examples, isolation
+from tests.house import REPOSITORY, hanging_examples, isolation
 
 EXAMPLES = Path(hanging_examples.__file__)
 
@@ -23,8 +23,3 @@ def test_a_test_that_hangs_says_where_and_ends_the_run() -> None:
     assert "threading.Event().wait()" in ended.stderr
     assert f"crashed while running 'tests/house/{EXAMPLES.name}::test_hangs'" in ended.stdout
     assert "1 failed" in ended.stdout
-
-
-def test_the_files_of_the_lasting_service_go_to_one_process() -> None:
-    files = [f"tests/integration/test_{name}.py" for name in ("modes", "watching", "demo", "poison")]
-    assert [*map(distribution.given_out_with, files)] == ["lasting_service"] * 2 + files[2:]

@@ -46,7 +46,7 @@ def test_an_item_that_is_not_in_the_store_when_it_is_looked_for_is_sent_again(
         wanted = client.generate(PROMPT, PHOTOS).tokens
         before = client.stats()
         if who is HeldRecords:
-            monkeypatch.setattr(HeldRecords, "hold_items", lambda _, number, payloads: not _are_stored(payloads))
+            monkeypatch.setattr(HeldRecords, "lease_items", lambda _, number, payloads: not _are_stored(payloads))
         else:
             monkeypatch.setattr(StoreContact, "open", lambda *_: None)
         assert client.generate(PROMPT, PHOTOS).tokens == wanted

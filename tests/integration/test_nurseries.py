@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from mmcached.client import Client
 from mmcached.client.store import nursery
+from mmcached.client.store.session import StoreSession
 from mmcached.shm.segment.mapped import SHM_DIR
+from mmcached.wire.errors import SegmentError
 from tests.client.records import is_equal, numbers
 from tests.client.store.at_once import AtOnce
 from tests.house import REPOSITORY
@@ -25,6 +30,7 @@ from tests.integration.processes import eventually, small_config
 
 LARGE = 1 << 20
 NUM_KEYS = 6
+NUM_LAPS = 5
 
 
 @pytest.fixture(autouse=True)
@@ -147,3 +153,66 @@ def test_a_writer_that_is_killed_leaves_its_records_to_all(run_dir: Path) -> Non
         seen = eventually(frontend.stats, lambda stats: stats.store.nurseries == 1, "its nursery gave way first")
         assert seen.store.nursery_bytes <= 16 << 20
         assert num_files() == 1
+
+
+@contextlib.contextmanager
+def cut_short_at_any_moment(path: Path, rng: random.Random) -> Iterator[None]:
+    """Cut the last record of a file short, but not its head, and make the file as long as it was, again and again in a
+    thread; nobody here may map it.
+    """
+    is_over, begin = threading.Event(), path.read_bytes().rfind(b"MMREC")
+    with path.open("r+b") as file:
+        nbytes = path.stat().st_size
+
+        def cut() -> None:
+            while not is_over.is_set():
+                os.ftruncate(file.fileno(), begin + rng.randrange(LARGE, 3 * LARGE))
+                os.ftruncate(file.fileno(), nbytes)
+
+        thread = threading.Thread(target=cut)
+        thread.start()
+        try:
+            yield
+        finally:
+            is_over.set()
+            thread.join()
+
+
+def test_a_client_that_cuts_its_file_short_at_any_moment_does_not_end_the_frontend(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While its records are sent as frames, copied into the ring and taken over."""
+    rng = random.Random(1)
+
+    def refuse(*_: Any) -> None:
+        raise SegmentError("this client maps nothing")
+
+    config = small_config(world_size=0, store_gb=1 / 16)
+    with LoneFrontend(run_dir, config) as frontend, Client(run_dir, fail_open=False) as honest:
+        monkeypatch.setattr(StoreSession, "_become_reader", refuse)
+        with Client(run_dir) as reader:
+            for lap in range(NUM_LAPS):
+                before = set(SHM_DIR.iterdir())
+                with Client(run_dir) as liar:
+                    assert liar.put("spoiled", numbers(lap, 3 * LARGE), overwrite=True)
+                    (path,) = (path for path in set(SHM_DIR.iterdir()) - before if ".nursery" in path.name)
+                    maps = Path(f"/proc/{frontend.process.pid}/maps").read_text()
+                    assert ".nursery" not in maps, "what is cut short in the middle of a look there ends who looks"
+                    with cut_short_at_any_moment(path, rng):
+                        for _ in range(20):
+                            reader.get("spoiled")
+                assert honest.put("honest", {"lap": lap}, overwrite=True)
+            with Client(run_dir) as liar:
+                keys = [f"{number}" for number in range(3)]
+                before = set(SHM_DIR.iterdir())
+                assert all(liar.put(key, numbers(1, 3 * LARGE)) for key in keys)
+                reader.get_many(keys)  # they are copied into the ring when room is short
+                (path,) = (path for path in set(SHM_DIR.iterdir()) - before if ".nursery" in path.name)
+                with cut_short_at_any_moment(path, rng):
+                    for number in range(12):
+                        assert honest.put(f"honest {number}", numbers(number, LARGE))
+                    frontend.kill()
+                    frontend.start()
+            assert holds(honest, "honest 11", 11)
+            assert frontend.process.poll() is None
+        frontend.at_rest()

@@ -54,8 +54,8 @@ def test_a_service_without_workers_is_a_store(run_dir: Path, tmp_path: Path, mon
         assert first is not None
         assert descendants(service.process.pid) == [first]
         use_the_store(client)
-        assert {path.suffix for path in segments_of([first])} == {".ctl", ".data", ".nursery1"}
-        assert len(segments_of([first])) == 3, "the store's ring, and no other"
+        assert {path.suffix for path in segments_of([first])} == {".ctl", ".data"}
+        assert len(segments_of([first])) == 2, "the store's ring, and no other; nurseries are not mapped"
         assert resident_kib(first) <= MAX_RESIDENT_KIB
         with pytest.raises(InvalidRequest, match="this service is a store"):
             client.generate("hello", max_tokens=1)

@@ -28,7 +28,6 @@ from mmcached.second_level.urls import make_backend
 from mmcached.wire.limits import LimitsConfig
 from mmcached.wire.paths import RunDir
 from tests.clips.files import video_and_longer
-from tests.house.leaks import outliving_the_test
 from tests.integration.local_service import LocalService
 from tests.integration.processes import DEADLINE_S, descendants, eventually, small_config
 from tests.integration.test_encode_once import encoded
@@ -197,14 +196,8 @@ class Hosts(Pair):
         eventually(self.are_together, bool, "one host finds what the other has put")
 
 
-@pytest.fixture
-def hosts(both_hosts: Hosts) -> Iterator[Hosts]:
-    with outliving_the_test():  # the nurseries of their clients
-        yield both_hosts
-
-
 @pytest.fixture(scope="module")
-def both_hosts(server: Server) -> Iterator[Hosts]:
+def hosts(server: Server) -> Iterator[Hosts]:
     with short_folder() as folder, ExitStack() as stack:
         hosts = Hosts(folder, server.url, stack)
         hosts.ask("what they open for large records, they keep")

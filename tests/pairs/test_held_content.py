@@ -6,8 +6,8 @@ import random
 
 import pytest
 
+from mmcached.compat.kv_cache_manager import KVCacheManager
 from mmcached.engine.kv.config import KVCacheConfig
-from mmcached.engine.kv.manager import KVCacheManager
 from mmcached.engine.server.held_content import HeldContent as Told
 from mmcached.engine.steps.request import Request
 from mmcached.frontend.engines.held_content import HeldContent as Known

@@ -9,15 +9,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
 import pytest
-from hypothesis import HealthCheck, Phase, settings
+from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from mmcached.cache.request_lru import Entry, RequestLRU
+from mmcached.cache.request_lru import RequestLRU
 from mmcached.engine.server.frame_cache import FrameCache, Frames, ReceivedItem
 from mmcached.frontend.caches.item_cache import OutgoingItem
 from mmcached.frontend.caches.mirrored import MirroredItemCache
@@ -258,124 +257,6 @@ class Service(RuleBasedStateMachine):
 
 TestService = Service.TestCase
 TestService.settings = settings(max_examples=examples(150), stateful_step_count=40)
-
-
-# ---- the machine sees each of these faults
-
-
-class MovesBeforeItSends(Service):
-    def after_refusal(self, items: Sequence[ReceivedItem]) -> None:
-        self.sender.sent(list(map(outgoing, items)))
-
-
-class WithoutFirstPass(RequestLRU[Any]):
-    """Resolves a None after the request's own items have evicted."""
-
-    def move(self, keys: Sequence[str], given: Sequence[Entry[Any] | None]) -> list[Entry[Any] | None]:
-        return [super(WithoutFirstPass, self).move([key], [new])[0] for key, new in zip(keys, given, strict=True)]
-
-
-class TouchesOnly(WithoutFirstPass):
-    """As the two-pass rule is told: makes the request's keys young, but does not remember them."""
-
-    def move(self, keys: Sequence[str], given: Sequence[Entry[Any] | None]) -> list[Entry[Any] | None]:
-        for key in keys:
-            self.touch(key)
-        return super().move(keys, given)
-
-
-class WithoutYouth(RequestLRU[Any]):
-    """A hit does not become young."""
-
-    def move(self, keys: Sequence[str], given: Sequence[Entry[Any] | None]) -> list[Entry[Any] | None]:
-        found = [self.find(key) if new is None else new for key, new in zip(keys, given, strict=True)]
-        new_keys = [key for key, new in zip(keys, given, strict=True) if new is not None]
-        super().move(new_keys, [new for new in given if new is not None])
-        return found
-
-
-class KeepsTheOld(RequestLRU[Any]):
-    """A payload that came loses against a cached one."""
-
-    def move(self, keys: Sequence[str], given: Sequence[Entry[Any] | None]) -> list[Entry[Any] | None]:
-        return super().move(keys, [self.find(key) or fresh for key, fresh in zip(keys, given, strict=True)])
-
-
-class CountsNoGaps(FrameCache):
-    """Takes every number for the next one."""
-
-    def __init__(self) -> None:
-        super().__init__(RequestLRU(CAPACITY))
-        self.next_seq = 0
-
-    def ingest(self, mirror_seq: int, items: Sequence[ReceivedItem]) -> list[Frames]:
-        self.next_seq += 1
-        try:
-            return super().ingest(self.next_seq, items)
-        except RemoteProtocolError:
-            self.next_seq -= 1
-            raise
-
-
-class HealsOneKeyOnly(MirroredItemCache):
-    """Forgets the missed keys, and trusts the rest of the mirror."""
-
-    def __init__(self) -> None:
-        self.lru: RequestLRU[int] = RequestLRU(CAPACITY)
-        self.num_missed = 0
-        super().__init__(self.lru)
-
-    def missed(self, mm_hashes: Sequence[str]) -> None:
-        self.num_missed += len(mm_hashes)
-        for mm_hash in mm_hashes:
-            self.lru.discard(mm_hash)
-
-    @property
-    def num_desyncs(self) -> int:
-        return self.num_missed
-
-
-class LooksAtSizesOnly(MirroredItemCache):
-    """Keeps what is larger than the capacity, by counting it as large as the capacity."""
-
-    def sent(self, items: Sequence[OutgoingItem]) -> None:
-        super().sent([replace(item, nbytes=min(item.nbytes, CAPACITY)) for item in items])
-
-
-def receiving(make: Callable[[], FrameCache]) -> type[Service]:
-    return type("Broken", (Service,), {"make_receiver": staticmethod(make)})
-
-
-def sending(make: Callable[[], MirroredItemCache]) -> type[Service]:
-    return type("Broken", (Service,), {"make_sender": staticmethod(make)})
-
-
-FAULTS: dict[str, type[Service]] = {
-    "the mirror moves before the send": MovesBeforeItSends,
-    "one end leaves the first pass out": receiving(lambda: FrameCache(WithoutFirstPass(CAPACITY))),
-    "one end touches without remembering": receiving(lambda: FrameCache(TouchesOnly(CAPACITY))),
-    "one end leaves hits where they are": receiving(lambda: FrameCache(WithoutYouth(CAPACITY))),
-    "an old payload wins": receiving(lambda: FrameCache(KeepsTheOld(CAPACITY))),
-    "one end is larger": receiving(lambda: a_receiver(CAPACITY + 100)),
-    "one end keeps oversized items": sending(lambda: LooksAtSizesOnly(RequestLRU(CAPACITY))),
-    "gaps are not seen": receiving(CountsNoGaps),
-    "a miss heals one key only": sending(HealsOneKeyOnly),
-}
-
-
-@pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS.keys())
-def test_the_machine_sees(fault: type[Service]) -> None:
-    few = settings(
-        max_examples=5000,  # stops at the first that fails
-        stateful_step_count=100,  # some take long histories: shorter ones are begun ten times as often
-        phases=[Phase.generate],
-        derandomize=True,
-        database=None,
-        report_multiple_bugs=False,
-        suppress_health_check=list(HealthCheck),
-    )
-    with pytest.raises(AssertionError):
-        run_state_machine_as_test(fault, settings=few)
 
 
 # ---- examples

@@ -11,6 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from mmcached.client import Client
+from mmcached.client.store import nursery
 from mmcached.second_level.first_level import FirstLevel
 from mmcached.shm import encode
 from mmcached.shm.store.codec import EncodedRecord, adopt, decode
@@ -22,6 +23,7 @@ from mmcached.wire.messages.parts import MIN_PLACED_BYTES, NurseryPlace
 from mmcached.wire.paths import RunDir
 from tests.client.records import is_equal, numbers
 from tests.client.services import StoreService, fake_service
+from tests.client.store.at_once import AtOnce
 from tests.integration.processes import DEADLINE_S, eventually
 
 EPOCH_0 = 1
@@ -118,10 +120,11 @@ def test_what_has_gone_is_lent_to_nobody(service: StoreService, first: FirstLeve
     assert service.leases == 0
 
 
-@pytest.mark.parametrize("num_bytes", [16, 4 * MIN_PLACED_BYTES], ids=["small", "through its own ring"])
+@pytest.mark.parametrize("num_bytes", [16, 4 * MIN_PLACED_BYTES], ids=["small", "through its nursery"])
 def test_an_encoded_record_is_put_for_the_tenant_and_epoch_of_its_order(
-    service: StoreService, first: FirstLevel, client: Client, num_bytes: int
+    service: StoreService, first: FirstLevel, client: Client, num_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(nursery, "Populator", AtOnce)
     record = {"x": np.arange(num_bytes, dtype=np.uint8), "n": 3}
     epoch = service.desk.records.epoch
     assert first.put("ours", "k", encoded(record), epoch)

@@ -346,8 +346,14 @@ def test_a_process_killed_in_the_middle_of_a_put_leaves_nothing(host: FrontendTh
         client.drop("k")
         with second_level_process(host.directory, **{VARIABLE: "put.mid_payload"}) as process:
             host.await_level()
-            assert is_equal(client.get_or_compute("k", lambda: LARGE, tensors="numpy"), LARGE)
-            assert process.wait(DEADLINE_S) == -signal.SIGKILL
+
+            def fetch() -> int | None:
+                assert is_equal(client.get_or_compute("k", lambda: LARGE, tensors="numpy"), LARGE)
+                client.drop("k")
+                return process.poll()
+
+            # Its first puts travel as frames, while its nursery is populated.
+            assert eventually(fetch, lambda status: status is not None, "a put into its nursery") == -signal.SIGKILL
             host.await_rest()
 
 

@@ -29,8 +29,12 @@ class Seeker:
     def value(self, handle: Handle) -> int:
         """Return what all bytes of a record are; fail if they differ."""
         found = self._store.get(handle, tensors="numpy", copy=True)["x"]
-        (value,) = set(found.tolist())
-        return int(value)
+        assert found.min() == found.max()
+        return int(found[0])
+
+    def finds(self, key: str) -> bool:
+        """Return whether the index shows a record of a key."""
+        return self._mapping.look.find(key_digest(key)) is not None
 
     def look(self, key: str) -> int | None:
         """Find a record and read it; None if it is not there."""

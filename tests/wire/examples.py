@@ -29,7 +29,6 @@ from mmcached.wire.messages.parts import (
     Tensor,
     TensorForm,
 )
-from mmcached.wire.stats import EngineStats, ServiceStats, WorkerStats
 
 RING_ID = CLIENT_ID = "0123456789abcdef" * 2
 ANNOUNCEMENT = RingAnnouncement(1000, RING_ID, 2**62, 1 << 30, 4096, 8)
@@ -92,7 +91,7 @@ EXAMPLES: list[tuple[str, Any]] = [
     ("FromClient", frontend.FetchesEnded(CLIENT_ID, [FetchEnd(1, "miss"), FetchEnd(2, "elsewhere")])),
     ("FromClient", frontend.SecondLevelFlushed(CLIENT_ID, 7, "no answer")),
     ("FromClient", frontend.AnotherHostFlushed(CLIENT_ID, "another host was flushed")),
-    ("ToClient", client.Stats(1, ServiceStats(engines=[EngineStats(workers=[WorkerStats(items_encoded=3)])]))),
+    ("ToClient", client.Stats(1, {"engines": [{"workers": [{"items_encoded": 3}]}]})),
     ("ToClient", client.Probed(1, [0], 2, [])),
     ("ToClient", client.Flushed(1)),
     ("ToClient", client.Failed(None, ERROR)),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -21,18 +21,64 @@ from mmcached.engine.scheduling.suspects import Suspects
 from mmcached.engine.steps.step_log import StepLog
 from mmcached.wire.errors import LocalProtocolError, MissingRows, PoisonousRequest
 from mmcached.wire.messages.worker import StepPlan
-from mmcached.worker.hidden_states import Refusal, RowChunk, RowsRead, TensorPrefixStore
+from mmcached.worker.hidden_states import Refusal, RowChunk, RowSpan, RowsRead, TensorPrefixStore
+from mmcached.worker.hidden_states import Report as WorkerReport
 from mmcached.worker.steps import prefix_rows
 from mmcached.worker.steps.prefix_rows import PrefixRows
 from mmcached.worker.steps.step_result import StepResult
 from tests.removals import mutants
-from tests.worker.hidden_states.by_content.mutants import sends_aliases, writes_aliases, writes_one_step_late
+from tests.worker.hidden_states.by_content.delayed_transfer import DelayedTransfer
 
 Patch = pytest.MonkeyPatch
 Outputs = Mapping[str, Any]
 
 
 # ---- the store
+
+
+def writes_one_step_late(patch: Patch) -> None:
+    pending: dict[TensorPrefixStore, tuple[list[RowChunk], dict[str, Any]]] = {}
+    real = TensorPrefixStore.write
+
+    def write(store: TensorPrefixStore, chunks: Sequence[RowChunk], outputs: Outputs) -> list[Refusal]:
+        late = pending.get(store)
+        pending[store] = list(chunks), {key: rows.clone() for key, rows in outputs.items()}
+        return real(store, *late) if late else []
+
+    patch.setattr(TensorPrefixStore, "write", write)
+
+
+def writes_aliases(patch: Patch) -> None:
+    """Keeps what it was handed, not a copy, until the step ends or somebody reads."""
+    pending: dict[TensorPrefixStore, tuple[list[RowChunk], dict[str, Any]]] = {}
+    write, read, commit = TensorPrefixStore.write, TensorPrefixStore.read, TensorPrefixStore.commit
+
+    def flush(store: TensorPrefixStore) -> None:
+        late = pending.pop(store, None)
+        if late:
+            write(store, *late)
+
+    def write_later(store: TensorPrefixStore, chunks: Sequence[RowChunk], outputs: Outputs) -> list[Refusal]:
+        flush(store)
+        pending[store] = list(chunks), dict(outputs.items())
+        return []
+
+    def read_now(store: TensorPrefixStore, spans: Sequence[RowSpan], keys: Collection[str]) -> RowsRead:
+        flush(store)
+        return read(store, spans, keys)
+
+    def commit_now(store: TensorPrefixStore) -> WorkerReport:
+        flush(store)
+        return commit(store)
+
+    patch.setattr(TensorPrefixStore, "write", write_later)
+    patch.setattr(TensorPrefixStore, "read", read_now)
+    patch.setattr(TensorPrefixStore, "commit", commit_now)
+
+
+def sends_aliases(patch: Patch) -> None:
+    """Looks at the rows when the copy is done."""
+    patch.setattr(DelayedTransfer, "clone", lambda transfer, rows: rows)
 
 
 def takes_positions_from_a_counter(patch: Patch) -> None:
@@ -127,7 +173,7 @@ def lists_rows_before_the_commit(patch: Patch) -> None:
         names = real(index, request, start, num_tokens, written=written, needed=needed)
         end, size = start + num_tokens, index.block_size
         blocks = range(start // size, min(-(-end // size), len(request.block_hashes)))
-        index.listed.take(
+        index.listed.apply_report(
             {request.block_hashes[at]: dict.fromkeys(written, min(size, end - at * size)) for at in blocks}
         )
         return names
@@ -136,12 +182,12 @@ def lists_rows_before_the_commit(patch: Patch) -> None:
 
 
 def does_not_hear_of_losses(patch: Patch) -> None:
-    real = ListedRows.take
+    real = ListedRows.apply_report
 
-    def take(listed: ListedRows, report: Report) -> None:
+    def apply_report(listed: ListedRows, report: Report) -> None:
         real(listed, {digest: rows for digest, rows in report.items() if rows})
 
-    patch.setattr(ListedRows, "take", take)
+    patch.setattr(ListedRows, "apply_report", apply_report)
 
 
 def names_blocks_of_another_request(patch: Patch) -> None:
@@ -231,8 +277,8 @@ def lists_encoder_outputs_of_a_withdrawn_step(patch: Patch) -> None:
 
 
 def forgets_to_tell_a_freed_key(patch: Patch) -> None:
-    real = StepLog.take
-    patch.setattr(StepLog, "take", lambda log: real(log)[1:])
+    real = StepLog.take_notices
+    patch.setattr(StepLog, "take_notices", lambda log: real(log)[1:])
 
 
 def tells_a_freed_key_twice(patch: Patch) -> None:

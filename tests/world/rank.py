@@ -84,8 +84,8 @@ class Rank:
         self._config = config
         self._use_weights(0)
         self._accident: Accident | None = None
-        self._real_take = self._rows.take
-        self._rows.take = self._take  # type: ignore[method-assign]
+        self._real_take = self._rows.add_rows
+        self._rows.add_rows = self._take  # type: ignore[method-assign]
 
     def execute(
         self, plan: StepPlan, frames: Sequence[Frame], accident: Accident | None = None

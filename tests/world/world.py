@@ -181,7 +181,7 @@ class World:
         self._audit.check_step(step)
         self._audit.lives.planned(step)
         self._tally.count_step(step)
-        kept = self._outputs.keep([request.request_id for request, *_ in step.encode])
+        kept = self._outputs.hits_of([request.request_id for request, *_ in step.encode])
         try:
             plans = [
                 build_plan(step, self._items, engine_incarnation=INCARNATION, worker_epoch=rank.worker_epoch)
@@ -354,8 +354,8 @@ class World:
 
     def _send(self, client: Client, message: AddRequest) -> None:
         """Have a request queued, as the engine's server does it; once more with all pixels if an output is gone."""
-        if not self._outputs.hold(message, self._fingerprint):
-            self._outputs.forget(message.request_id)
+        if not self._outputs.lease_records(message, self._fingerprint):
+            self._outputs.release_request(message.request_id)
             message = client.message
         self._items.add(message, client.payload)
         client.request = request_of(message, self._outputs.tokens(message.request_id))
@@ -391,9 +391,9 @@ class World:
 
     def _forget(self, request_id: int) -> None:
         self._clients.pop(request_id, None)
-        self._items.forget(request_id)
-        self._results.forget(request_id)
-        self._outputs.forget(request_id)
+        self._items.forget_request(request_id)
+        self._results.forget_request(request_id)
+        self._outputs.release_request(request_id)
 
     def _most_steps(self) -> int:
         """Return how many steps may have been made if the first in order gets on in each.

@@ -1,8 +1,8 @@
-"""Names what computes beside a host program: packages, and environment variables, that decide the bits of its outputs.
+"""Lists the packages and environment variables that decide the bits of a host program's outputs.
 
-The keys of the adapters of vLLM and SGLang have the versions of all of `PACKAGES`. A package that is not installed is
-named too, as None: an environment that has it may compute different bits. The adapter of Transformers names the few
-packages that its image processors use.
+The keys of the adapters of vLLM and SGLang have the versions of all of `PACKAGES`. A missing package is listed as None:
+an environment that has it may compute different bits. The adapter of Transformers lists the few packages that its image
+processors use.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ PACKAGES = (
     *("opencv-python-headless", "av", "decord", "librosa", "soundfile", "soxr", "qwen-vl-utils", "flash-attn"),
     *("flash-attn-3", "flashinfer-python", "xformers", "amd-aiter", "intel-extension-for-pytorch"),
 )
-"""Packages that decode, process or encode an item, or have the kernels that do."""
+"""Packages that decode, process or encode an item, or have kernels that do."""
 _VARIABLES = re.compile(
     "VLLM_BATCH_INVARIANT|VLLM_FLOAT32_MATMUL_PRECISION|VLLM_ROCM_USE_.*|VLLM_USE_.*|VLLM_VIDEO_LOADER_BACKEND"
     "|SGLANG_(.*(BATCH_INVARIANT|DETERMINISTIC|VIT_|MAX_PIXELS|VIDEO_).*|USE_AITER.*)|NVIDIA_TF32_OVERRIDE"
@@ -26,5 +26,5 @@ _VARIABLES = re.compile(
 
 
 def computing_variables(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Return the environment variables that are set and choose how outputs are computed."""
+    """Return the set environment variables that choose how outputs are computed."""
     return {name: environment[name] for name in sorted(environment) if _VARIABLES.fullmatch(name)}

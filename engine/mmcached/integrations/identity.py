@@ -1,10 +1,10 @@
-"""Names what an output depends on: the content of a checkpoint, and all else beside the item.
+"""Computes the identity of a checkpoint from the content of its files.
 
     file ──blake3──> digest, remembered in the store by (device, inode, size, mtime, ctime)
     names and digests of a checkpoint's files ──blake3──> its identity
 
-Where a checkpoint lies, and what it is called, does not matter. A host reads each file once, whoever asks; without a
-service everybody reads it for himself. Needs no torch.
+The checkpoint's path and name do not matter. One process per host reads each file, and the store remembers the digest;
+without a service every process reads it. Does not import torch.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from blake3 import blake3
 from mmcached.client import Client
 
 SUFFIXES = frozenset({".safetensors", ".bin", ".pt", ".pth", ".gguf", ".npz", ".json", ".py"})
-"""Files of a checkpoint that outputs may depend on: weights, configurations, and code that comes with them."""
+"""Suffixes of checkpoint files that outputs may depend on: weights, configurations, and code."""
 SETTLED_S = 2.0
-"""Age of a file's last change from which on its times name its content: a clock that ticks slowly may hide a change."""
+"""Age of a file's last change from which its times identify its content: a coarse clock may hide a later change."""
 _CHUNK_BYTES = 4 << 20
 _WAIT_S = 60.0
 
@@ -30,15 +30,16 @@ _WAIT_S = 60.0
 def checkpoint_identity(
     path: str | Path, client: Client, *, suffixes: Set[str] = SUFFIXES, clock: Callable[[], float] = time.time
 ) -> str:
-    """Return the name of a checkpoint's content: every byte of the files that matter, 64 hex digits.
+    """Return the digest of a checkpoint's content, covering every byte of the relevant files: 64 hex digits.
 
     Args:
-        path: its folder, or its only file, which matters whatever its suffix.
-        client: of the store that remembers digests; one without a service will do.
-        suffixes: of the files that matter.
-        clock: seconds since 1970.
+        path: The checkpoint's folder, or its only file, which counts whatever its suffix.
+        client: Client of the store that remembers digests; it may lack a service.
+        suffixes: Suffixes of the relevant files.
+        clock: Seconds since 1970.
+
     Raises:
-        OSError: there is no such checkpoint, or a file of it cannot be read, or changes while it is read.
+        OSError: The checkpoint does not exist, or a file cannot be read, or changes while it is read.
     """
     root = Path(path)
     digest = blake3()
@@ -50,12 +51,13 @@ def checkpoint_identity(
 
 
 def checkpoint_folder(name: str, revision: str | None = None, download_dir: str | None = None) -> Path:
-    """Return where the files of a checkpoint lie on this host: its own path, or the hub's copy of it.
+    """Return the folder of a checkpoint on this host: the given path, or the hub's local copy.
 
     Args:
-        name: as the host program was given it.
+        name: The model's name or path, as the host program was given it.
+
     Raises:
-        OSError: they are not here.
+        OSError: The files are not on this host.
     """
     if (path := Path(name)).exists():
         return path
@@ -63,12 +65,12 @@ def checkpoint_folder(name: str, revision: str | None = None, download_dir: str 
 
     try:
         return Path(snapshot_download(name, revision=revision, cache_dir=download_dir, local_files_only=True))
-    except ValueError as error:  # no name that the hub could have
+    except ValueError as error:  # not a valid name on the hub
         raise FileNotFoundError(f"no checkpoint {name!r} is on this host: {error}") from error
 
 
 def _files(root: Path, suffixes: Set[str]) -> Iterator[Path]:
-    """Yield the files that matter, in the order of their names; hidden folders are no part of a checkpoint."""
+    """Yield the relevant files in the order of their names; hidden files and folders are left out."""
     if not root.is_dir():
         yield root
         return
@@ -95,7 +97,7 @@ def _read(source: BinaryIO) -> str:
     digest, chunk = blake3(max_threads=blake3.AUTO), memoryview(bytearray(_CHUNK_BYTES))
     before = os.fstat(source.fileno())
     source.seek(0)
-    while num_bytes := source.readinto(chunk):  # type: ignore[attr-defined]  # what `open` returns has it
+    while num_bytes := source.readinto(chunk):  # type: ignore[attr-defined]  # the file that `open` returns has it
         digest.update(chunk[:num_bytes])
     after = os.fstat(source.fileno())
     if (before.st_size, before.st_mtime_ns, before.st_ctime_ns) != (

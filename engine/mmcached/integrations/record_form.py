@@ -1,10 +1,10 @@
-"""Describes the tensors that a model expects in a record, and checks a record against that before the model gets it.
+"""Describes the tensors that a model expects in a record, and checks records against the description.
 
     names of the parts ──> for each part: sizes of a row, dtype, number of rows ──> the reason of a mismatch, or None
 
 A program of the same user can put any record under any key. A tensor of another width, rank or dtype ends some host
-programs, and NaN spreads to other requests; a record that does not match is treated as a miss. Needs torch only when
-a record is checked.
+programs, and NaN spreads to other requests; a record that does not match is treated as a miss. Imports torch only to
+check a record.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ class PartForm:
     """The shape and dtype of one tensor, `(rows, *trailing)`.
 
     Attributes:
-        trailing: sizes of all dimensions but the first; None for one that may have any size.
-        dtype: of the elements.
-        rows: size of the first dimension; None if any number of rows is right.
+        trailing: Sizes of all dimensions but the first; None for a dimension of any size.
+        dtype: Dtype of the elements.
+        rows: Size of the first dimension; None for any number of rows.
     """
 
     trailing: tuple[int | None, ...]
@@ -38,7 +38,7 @@ class PartForm:
         return cls(tuple(tensor.shape[1:]), tensor.dtype, tensor.shape[0])
 
     def check(self, tensor: object) -> str | None:
-        """Return why a tensor in host memory is not of this form, or not finite; None if it is right."""
+        """Return why a tensor in host memory has another form or is not finite; None if it fits."""
         import torch
 
         if not isinstance(tensor, torch.Tensor):
@@ -55,17 +55,17 @@ class PartForm:
 
 @dataclass(frozen=True, slots=True)
 class RecordForm:
-    """What a record must look like before its tensors are given to a model.
+    """The expected parts of a record, checked before its tensors are given to a model.
 
     Attributes:
-        parts: for each name of the record the form of its tensor; a tuple of forms for a list of as many tensors;
-            None for a part whose value is None. A record has these names and no other.
+        parts: By name: the form of a tensor; a tuple of forms for a list of as many tensors; None for a part whose
+            value is None. A record has exactly these names.
     """
 
     parts: Mapping[str, PartForm | tuple[PartForm, ...] | None]
 
     def check(self, record: object) -> str | None:
-        """Return why a record is not of this form, by the first part that is wrong; None if it is right.
+        """Return why a record has another form, naming the first wrong part; None if it fits.
 
         The tensors lie in host memory, such as the store's. Reading them once for NaN and infinities takes about as
         long as copying them.
@@ -91,13 +91,13 @@ def _check_part(form: PartForm | tuple[PartForm, ...] | None, value: object) -> 
 
 
 def _is_finite(tensor: torch.Tensor) -> bool:
-    """Return whether no element is NaN or infinite; numbers that are not floating point are finite."""
+    """Return whether no element is NaN or infinite; tensors that are not floating point are finite."""
     if not tensor.dtype.is_floating_point:
         return True
     if tensor.dtype.itemsize == 1:
-        tensor = tensor.float()  # torch adds up no float8
-    # A sum is not finite if one element is not, and it is the fastest pass. It may overflow: then the extremes decide,
-    # which are NaN if one element is.
+        tensor = tensor.float()  # torch cannot sum float8
+    # A sum is not finite if one element is not, and it is the fastest pass. It may overflow although all elements are
+    # finite; then the extremes decide, which are NaN if one element is.
     if math.isfinite(tensor.sum().item()):
         return True
     return tensor.numel() == 0 or all(math.isfinite(extreme.item()) for extreme in tensor.aminmax())

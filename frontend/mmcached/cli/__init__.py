@@ -1,22 +1,14 @@
 """The `mmcached` command line.
 
-    app.py     parses what people type, then hands over
-    role.py    one process of a service, as the supervisor starts it
-    exit_status.py   what the command line ends with
-    installed.py   its version
-    progress.py    a bar on a terminal while something takes long
-    terminal_text.py   escapes text from outside that is printed
-    serve/     the supervisor and the roles that it starts
-    watch/     status, readiness, metrics, and the pages that show them over HTTP
-    admin/     verbs that look at a running service and end it
-    doctor/    what a host gives, and how to fix what is missing
-    config/    settings from flags, environment, file and defaults
-    logs/      one form for every log line
-    demo/      `mmcached demo`
-    bench/     `mmcached bench`
-    ray/       `mmcached ray`: services and encoders on a Ray cluster
+app.py        commands for people                     role.py           one process, as the supervisor starts it
+exit_status   exit statuses                           installed         versions and packages
+progress      a progress bar for long work            terminal_text     escapes text from outside
+serve/        the supervisor and its roles            watch/            status, readiness and metrics, over HTTP
+admin/        commands for a running service          doctor/           checks of the host, with fixes
+config/       settings from four layers               logs/             the format of all log lines
+demo/, bench/, ray/     `mmcached demo`, `mmcached bench` and `mmcached ray`
 
-Only the worker role, the demo's proof and what is placed on a Ray cluster import torch.
+Only the worker role, the demo and actors on a Ray cluster import torch.
 """
 
 import os
@@ -31,10 +23,9 @@ ROLES = ("frontend", "second-level", "engine", "worker")
 
 
 def main() -> None:
-    """Run a role or the command line; say what to install where the extra `store` is missing.
+    """Run a role or the command line; name the missing extra if a package is not installed.
 
-    Ctrl-C ends it with status `INTERRUPTED` and without a traceback. `serve` and the roles install handlers of their
-    own.
+    Ctrl-C ends it with status `INTERRUPTED` and without a traceback. `serve` and the roles install their own handlers.
     """
     end_at_interrupt()
     try:
@@ -55,14 +46,14 @@ def main() -> None:
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
     finally:
-        end_at_interrupt()  # also what Python does at its end has nothing to clean up
+        end_at_interrupt()  # no clean-up is needed while Python shuts down either
 
 
 def end_at_interrupt() -> None:
-    """End this process at the first Ctrl-C while modules are imported: nothing needs to be cleaned up yet.
+    """End this process at the first Ctrl-C while modules are imported, when no clean-up is needed yet.
 
-    An exception instead would pass through other packages' imports, some of which hide it. Where Ctrl-C is ignored, as
-    in a background job of a shell, it stays ignored.
+    An exception would pass through other packages' imports, some of which hide it. Where Ctrl-C is ignored, as in a
+    background job of a shell, it stays ignored.
     """
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _end)

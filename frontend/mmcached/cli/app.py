@@ -1,6 +1,6 @@
-"""The command line: parses, then hands over. Every verb's work is in a module of its own.
+"""The commands for people, with settings as flags; each command's work is in a module of its own.
 
-For people: typer, and settings as flags. What the supervisor starts is in `role`.
+Processes that the supervisor starts are in `role`.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ RunDirOption = Annotated[
 ]
 WorkersOption = Annotated[
     str | None,
-    typer.Option("--workers", metavar="N", help="Worker processes (the same as --world-size); 0: a store alone."),
+    typer.Option("--workers", metavar="N", help="Worker processes (the same as --world-size); 0: only a store."),
 ]
 DeviceOption = Annotated[
     str | None, typer.Option("--device", metavar="DEVICE", help="auto, cpu, cuda or cuda:<index>.")
@@ -55,8 +55,8 @@ DeviceOption = Annotated[
 
 EVERY_FIELD = (
     "Every configuration field is a flag too: --mm-processor-cache-gb 2GiB, --drain-timeout-s 30s, "
-    "--model.hidden-size 32, --http-port 9400. `mmcached config show` lists all of them. A flag overrules "
-    "the environment (MMC_WORLD_SIZE=4, MMC_MODEL__HIDDEN_SIZE=32), which overrules the file."
+    "--model.hidden-size 32, --http-port 9400. `mmcached config show` lists all of them. A flag overrides "
+    "the environment (MMC_WORLD_SIZE=4, MMC_MODEL__HIDDEN_SIZE=32), which overrides the file."
 )
 
 
@@ -70,11 +70,11 @@ def serve(
     device: DeviceOption = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="Only errors on stderr, and the line when ready.")] = False,
 ) -> None:
-    """Start a service, or a store alone.
+    """Start a service, or only a store.
 
-    Runs frontend, engine and workers; says when it starts, is ready and ends. SIGTERM drains.
+    Runs frontend, engine and workers; reports start, readiness and end. SIGTERM drains.
     """
-    stop = StopFlag()  # before what takes long
+    stop = StopFlag()  # first, because the imports take long
     from mmcached.cache.checkpoints.checkpoint import check_encoder
     from mmcached.cli.logs.lines import set_up_logging
     from mmcached.cli.progress import announce, announcing, working
@@ -100,7 +100,7 @@ def serve(
     try:
         with Supervisor(home, chosen, stop=stop, working=shown_start, manager=manager) as supervisor:
             status = supervisor.run()
-    except ServiceUnavailable as error:  # of its own: it did not become ready, or could not go on
+    except ServiceUnavailable as error:  # it did not become ready, or could not go on
         _report(error)
         raise typer.Exit(NEGATIVE) from None
     if supervisor.summary and not quiet:
@@ -138,7 +138,7 @@ def demo(
     workers: WorkersOption = None,
     device: DeviceOption = None,
 ) -> None:
-    """Show what the caches save.
+    """Show the work that the caches save.
 
     Plays conversations about photographs with all caches on, after two kills, and with all off; compares every bit.
     """
@@ -146,7 +146,7 @@ def demo(
     if vllm:
         from mmcached.cli.demo.vllm_server import check_host
 
-        check_host()  # before what imports packages that come with vLLM
+        check_host()  # before importing packages that come with vLLM
         from mmcached.cli.demo.vllm_run import run_vllm_demo
 
         raise typer.Exit(run_vllm_demo(loaded, model=vllm_model, arguments=shlex.split(vllm_args), images=images))
@@ -190,10 +190,10 @@ def common(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """Take what stands before a verb; the rest is the verb's."""
+    """Handle the options before a command."""
 
 
-# After the verbs above, so that the help begins with `serve`.
+# After the commands above, so that the help begins with `serve`.
 verbs.register(app)
 info.register(app)
 store_verbs.register(app)

@@ -1,6 +1,6 @@
-"""Names the exit statuses of the command line; the same table is in docs/operations.md.
+"""The exit statuses of the command line; the same table is in docs/operations.md.
 
-Imports nothing at the top: `mmcached.cli` needs a status before anything that takes long is imported.
+Imports nothing at the top: `mmcached.cli` needs a status before slow imports.
 """
 
 from __future__ import annotations
@@ -13,17 +13,16 @@ if TYPE_CHECKING:
 
 OK = 0
 NEGATIVE = 1
-"""The answer is no: not ready, a problem was found, the record is missing, or the work failed."""
+"""A negative result: not ready, a problem was found, the record is missing, or the work failed."""
 USAGE = 2
-"""A wrong option, setting or value: the same command fails again. Click ends with it too."""
+"""A wrong option, setting or value: a retry fails too. The status that click uses."""
 NO_SERVICE = 3
-"""No service in the run directory, or the directory cannot be used by this user."""
+"""No service in the run directory, or this user cannot use the directory."""
 INTERRUPTED = 128 + signal.SIGINT
 """Ctrl-C, as a shell reports it."""
 
 
 def status_of(error: MmcachedError) -> int:
-    """Return the exit status of a verb that ends with this error."""
     from mmcached.wire.errors import InvalidRequest, PeerGone, ServiceUnavailable
 
     if isinstance(error, ServiceUnavailable | PeerGone):

@@ -1,4 +1,4 @@
-"""Tells which version of mmcached is installed, and whether the packages that workers need are."""
+"""Reports mmcached's installed version, and missing packages."""
 
 from __future__ import annotations
 
@@ -12,11 +12,10 @@ from mmcached.wire.extras import how_to_install
 
 _SPAN_EXPORTER = "opentelemetry-exporter-otlp-proto-http"
 NOT_INSTALLED = "not installed"
-"""What runs from a path, as a checkout does, has no version."""
+"""The version of code that runs from a path, as a checkout does."""
 
 
 def installed_version() -> str:
-    """Return the version, or `NOT_INSTALLED`."""
     try:
         return metadata.version("mmcached")
     except metadata.PackageNotFoundError:
@@ -24,11 +23,7 @@ def installed_version() -> str:
 
 
 def check_packages(config: ServiceConfig, extra: Literal["service", "demo"] = "service") -> None:
-    """Raise ConfigError if a package is not installed that workers import, or spans need.
-
-    Args:
-        extra: that brings what workers import, and all else that the command needs.
-    """
+    """Raise ConfigError if a package that workers import, or that spans need, is not installed."""
     if config.otlp_traces_endpoint:
         try:
             metadata.version(_SPAN_EXPORTER)
@@ -37,7 +32,7 @@ def check_packages(config: ServiceConfig, extra: Literal["service", "demo"] = "s
             raise ConfigError("otlp_traces_endpoint", config.otlp_traces_endpoint, limit) from None
     missing = [name for name in ("torch", "PIL") if find_spec(name) is None]
     if config.has_workers and missing:
-        fix = how_to_install(extra) + (", or --workers 0 for a store alone" if extra == "service" else "")
+        fix = how_to_install(extra) + (", or --workers 0 for only a store" if extra == "service" else "")
         raise ConfigError(
             "world_size", config.world_size, f"workers need {' and '.join(missing)}, not installed: {fix}"
         )

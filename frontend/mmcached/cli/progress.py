@@ -1,7 +1,7 @@
-"""Shows on a terminal that a long work goes on. In a pipe only `announcing` says something: one line.
+"""Shows the progress of long work on a terminal. In a pipe only `announcing` prints: one line.
 
-Both outputs must be the terminal: who reads one of them through a pipe, as `mmcached demo` reads its services', has a
-bar of his own, or wants none.
+Both outputs must be a terminal: a program that reads one through a pipe, as `mmcached demo` reads its services', has
+its own bar or wants none.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from contextlib import AbstractContextManager, contextmanager
 from mmcached.cli.terminal_text import shown
 
 Tell = Callable[[str], None]
-"""Says in words what is being done now."""
+"""Updates the text that describes the current work."""
 Working = Callable[[str], AbstractContextManager[Tell]]
 
 
 @contextmanager
 def working(words: str) -> Iterator[Tell]:
-    """Show a moving bar on stderr, with the time that has passed, until the end of the work; then nothing is left."""
+    """Show a moving bar on stderr, with the elapsed time, until the end of the work, when it is erased."""
     if not (sys.stderr.isatty() and sys.stdout.isatty()):
         with unseen(words) as tell:
             yield tell
@@ -27,7 +27,7 @@ def working(words: str) -> Iterator[Tell]:
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-    # Not in `rich`'s markup: the words may have a path with brackets in them.
+    # Without `rich` markup: the text may have a path with brackets.
     columns = (BarColumn(bar_width=20), TimeElapsedColumn(), TextColumn("{task.description}", markup=False))
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task(shown(words), total=None)
@@ -36,7 +36,7 @@ def working(words: str) -> Iterator[Tell]:
 
 @contextmanager
 def announcing(words: str) -> Iterator[Tell]:
-    """Do as `working` on a terminal; else say in one line on stderr what begins."""
+    """Show a bar as `working` on a terminal; otherwise print one line on stderr."""
     if not sys.stderr.isatty():
         announce(words)
     with working(words) as tell:
@@ -44,12 +44,11 @@ def announcing(words: str) -> Iterator[Tell]:
 
 
 def announce(words: str) -> None:
-    """Say a line on stderr."""
     sys.stderr.write(f"mmcached: {shown(words)}\n")
     sys.stderr.flush()
 
 
 @contextmanager
 def unseen(words: str) -> Iterator[Tell]:
-    """Do the same work for nobody who watches."""
+    """Show nothing."""
     yield lambda words: None

@@ -1,6 +1,6 @@
-"""Runs one role alone, as the supervisor starts it; what to do is in the run directory.
+"""Runs one role, as the supervisor starts it; its configuration is in the run directory.
 
-Imports no typer, and so nothing that comes with it: a role would carry it for life.
+Does not import typer, which would stay in the role's memory.
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ def main() -> NoReturn:
 
 
 def _run(role: str, arguments: Sequence[str]) -> int:
-    """Return the exit status."""
     parser = argparse.ArgumentParser(prog=f"mmcached {role}", allow_abbrev=False)
     parser.add_argument("--run-dir", type=Path, required=True, help="of the service; holds its config.json")
     if role in ("engine", "worker"):
@@ -61,7 +60,7 @@ def _run(role: str, arguments: Sequence[str]) -> int:
 
 
 def _leave(status: int) -> NoReturn:
-    """End this process without Python's last steps: a thread that is stuck in a library would abort them."""
+    """End this process without Python's shutdown, which a thread stuck in a library would abort."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)

@@ -1,13 +1,13 @@
-"""Escapes text from outside before it is printed: keys, paths and error messages may hold commands for a terminal.
+"""Escapes text from outside before it is printed: keys, paths and error messages may contain terminal commands.
 
-`shown` is for a name within a line, `shown_lines` for text of several lines. What prints is left as it is.
+`shown` is for a name within a line, `shown_lines` for text of several lines. Printable characters are left as they are.
 """
 
 from __future__ import annotations
 
 
 def shown(text: str) -> str:
-    r"""Return the text with every character escaped that does not print, also line ends.
+    r"""Return the text with unprintable characters escaped, including line ends.
 
     >>> shown("a\x1b[2J"), shown("Katze"), shown("\u202etxt")
     ('a\\x1b[2J', 'Katze', '\\u202etxt')
@@ -18,12 +18,12 @@ def shown(text: str) -> str:
 
 
 def shown_lines(text: str) -> str:
-    """Do the same, but keep line ends."""
+    """Return the text with unprintable characters escaped, except line ends."""
     return "\n".join(map(shown, text.split("\n")))
 
 
 def json_shown(text: str) -> str:
-    r"""Return JSON with every character escaped that does not print: all of them are within strings, but line ends.
+    r"""Return JSON with unprintable characters escaped, except line ends; all others are within strings.
 
     >>> json_shown('{\n"\u009b": "\U000e0001"}')
     '{\n"\\u009b": "\\udb40\\udc01"}'

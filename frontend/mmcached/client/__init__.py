@@ -1,25 +1,25 @@
-"""Lets a host program use the service: `Client` for threads, `AsyncClient` for asyncio.
+"""Python clients of the service: `Client` for threads, `AsyncClient` for asyncio.
 
-    synchronous, asynchronous   the two clients: thin drivers of the same verbs, over what both have (`base`)
-    calls                       what each call takes, asks and returns: one verb per call
-    traced_calls                spans of calls, for OpenTelemetry: imported where there is a tracer
-    cached_functions            the keys of functions that `cached` decorates
-    namespaces                  a name before the keys of a client
-    model_verbs                 what the service computes: what is asked, and where large results are found
+    synchronous, asynchronous   the two clients: thin drivers of the same verbs, with a shared `base`
+    calls                       parameters, request and result of each call: one verb per call
+    traced_calls                spans of calls, for OpenTelemetry: imported only with a tracer
+    cached_functions            keys of functions that `cached` decorates
+    namespaces                  a prefix for the keys of a client
+    model_verbs                 requests to the model, and lookup of their large results
     verb                        runs a verb in a thread or an event loop
-    contact                     one client id: greets the service, and exchanges requests for answers
-    piece_stream, token_stream  one streamed generation: its verb, and the pieces that have come
-    arguments, media_files      checks of what a caller passes
-    clips                       what may be wanted of a video or a sound, and the outputs of its slices
-    results                     what a caller gets
-    known_outputs               names of what the encoder has said of images, as the service gives them
+    contact                     one client id: greets the service, sends requests and returns their answers
+    piece_stream, token_stream  one streamed generation: its verb, and its received pieces
+    arguments, media_files      checks of a caller's arguments
+    clips                       options of videos and sounds, and the encoder outputs of their slices
+    results                     results of calls
+    known_outputs               keys of the encoder's outputs for images and clips
     saver                       saves records in a thread of its own: bounded in bytes, dropped when late
-    store/                      the verbs of the store, without sockets
+    store/                      calls on the store, without sockets
     device/                     copies records out of shared memory onto a CUDA device; imports torch
-    links/                      the sockets of both clients, and what a fork lets go of
+    links/                      sockets of both clients, and fork handlers
     kv_events/                  changes of an engine's prefix cache, for routers
 
-Importing it does not import torch; a call that returns tensors does, and returns arrays of numpy where torch is not
+Importing it does not import torch; a call that returns tensors does, and returns numpy arrays where torch is not
 installed.
 """
 
@@ -99,7 +99,7 @@ _LATE = {"AsyncClient": "asynchronous", "KVEventSubscriber": "kv_events.subscrib
 
 
 def __getattr__(name: str) -> Any:
-    """Import what brings asyncio or ZeroMQ when somebody asks for it: together as long as all the rest takes."""
+    """Import the modules that need asyncio or ZeroMQ on first use: together they take as long as all the rest."""
     if name in _LATE:
         return getattr(import_module(f"{__name__}.{_LATE[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,9 +1,8 @@
-"""Checks what a caller passes to a client: returns what may travel, or raises `InvalidRequest` that names field, value
-and limit; of a list, those of its first bad entry.
+"""Checks of a caller's arguments: return the value to send, or raise `InvalidRequest` with field, value and limit.
 
-No call sends anything before all of its arguments have passed. Integers and real numbers of numpy are taken for what
-they are; a bool is no number. Text of a subclass of `str` (numpy's, an enumeration's) goes on as a plain string of the
-same characters. What a file may be: see `media_files`; what may be wanted of a clip: `clips`.
+In a list the error names the first invalid entry. No call sends a message before all of its arguments are checked.
+numpy's integers and real numbers are accepted as numbers; a bool is not. Text of a subclass of `str` (numpy's, an
+enumeration's) is sent as a plain string of the same characters. Files: `media_files`; options of clips: `clips`.
 """
 
 from __future__ import annotations
@@ -37,15 +36,16 @@ MAX_POSITION = 1 << 32
 class Options:
     """Settings of a client.
 
-    Raises:
-        InvalidRequest: one of them can't be.
     Attributes:
-        timeout_s: deadline of a call that names none.
-        connect_timeout_s: how long the first contact may take.
-        tenant: name under which items are cached; other tenants never hit them.
-        fail_open: a store verb without a service is a miss instead of an error.
-        name: of this kind of client, under which the service shows its figures.
-        counts_hits: what it finds stays for its sake.
+        timeout_s: Default deadline of a call.
+        connect_timeout_s: Deadline of the first contact.
+        tenant: Name under which items are cached; other tenants never hit them.
+        fail_open: Whether a store call without a service is a miss instead of an error.
+        name: Name of this kind of client, under which the service counts its hits, misses and puts.
+        counts_hits: Whether its hits keep records in the store longer.
+
+    Raises:
+        InvalidRequest: A setting is invalid.
     """
 
     timeout_s: float
@@ -69,15 +69,14 @@ class Options:
 
 
 def text_of(value: Any) -> str | None:
-    """Return text as a plain string, also that of a subclass of `str`; None for anything else."""
+    """Return text as a plain string, also that of a subclass of `str`; None for other types."""
     if type(value) is str:
         return value
-    # Not `str(value)`: a subclass may say something else there than what it is, as an enumeration does.
+    # Not `str(value)`: a subclass, such as an enumeration, may return other text there.
     return str.__str__(value) if issubclass(type(value), str) else None
 
 
 def checked_tenant(tenant: Any) -> str:
-    """Return a tenant's name."""
     name = text_of(tenant)
     if name is None or not _is_name(name):
         raise invalid("tenant", tenant, f"a string of at most {MAX_NAME_CHARACTERS} Unicode characters")
@@ -85,7 +84,7 @@ def checked_tenant(tenant: Any) -> str:
 
 
 def checked_int(field: str, value: Any, least: int, most: int) -> int:
-    """Return an integer of that range."""
+    """Return an integer from `least` to `most`."""
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
         raise invalid(field, value, f"an integer from {least} to {most}")
     number = int(value)
@@ -96,13 +95,13 @@ def checked_int(field: str, value: Any, least: int, most: int) -> int:
 
 
 def checked_timeout(field: str, value: Any) -> float:
-    """Return a number of seconds that somebody can wait."""
+    """Return a timeout in seconds."""
     limit = f"a number of seconds above 0 and at most {MAX_TIMEOUT_S:.0f}"
     return checked_real(field, value, lambda seconds: 0 < seconds <= MAX_TIMEOUT_S, limit)
 
 
 def checked_ttl(ttl_s: Any) -> float:
-    """Return the seconds that a record has to live; 0.0, which nobody can say, for None: no limit."""
+    """Return the time to live of a record in seconds; 0.0, which is invalid as an argument, for None: no expiry."""
     if ttl_s is None:
         return 0.0
     limit = f"a number of seconds above 0 and at most {MAX_TTL_S:.0f}; None for a record that does not expire"
@@ -110,7 +109,7 @@ def checked_ttl(ttl_s: Any) -> float:
 
 
 def checked_real(field: str, value: Any, is_possible: Callable[[float], bool], limit: str) -> float:
-    """Return a number that is possible, which NaN never is."""
+    """Return a number for which `is_possible` is true; NaN is always invalid."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise invalid(field, value, limit)
     try:
@@ -123,19 +122,19 @@ def checked_real(field: str, value: Any, is_possible: Callable[[float], bool], l
 
 
 def check_sequence(field: str, values: Any) -> None:
-    """Refuse what is no sequence of files."""
+    """Raise InvalidRequest unless it is a sequence."""
     if not _is_sequence(values):
         raise invalid(field, values, f"a sequence of {field}, also for a single one: [{field[:-1]}]")
 
 
 def check_bool(field: str, value: Any) -> None:
-    """Refuse what is neither True nor False."""
+    """Raise InvalidRequest unless it is True or False."""
     if not isinstance(value, bool):
         raise invalid(field, value, "True or False")
 
 
 def run_dir_of(run_dir: Any) -> RunDir:
-    """Return the run directory that was named, or the default for None."""
+    """Return the run directory; the default for None."""
     if run_dir is not None and not isinstance(run_dir, str | os.PathLike):
         raise invalid("run_dir", run_dir, "a path")
     if run_dir is None:
@@ -158,7 +157,7 @@ def checked_prompt(prompt: Any) -> str | list[int]:
     try:
         if hasattr(prompt, "tolist") and len(getattr(prompt, "shape", (0,))) == 1:
             prompt = prompt.tolist()
-    except Exception as error:  # of a quantized tensor, say
+    except Exception as error:  # raised by a quantized tensor, for example
         raise invalid("prompt", prompt, f"text or a sequence of token ids; of this one: {_shown(error)}") from None
     if not _is_sequence(prompt):
         raise invalid("prompt", prompt, "text or a sequence of token ids")
@@ -168,7 +167,7 @@ def checked_prompt(prompt: Any) -> str | list[int]:
 
 
 def checked_rows(hidden_states: Any) -> RowsWanted | None:
-    """Return the hidden states that are wanted; True means all of the last layer."""
+    """Return the requested hidden states; True means all of the last layer, False none."""
     if isinstance(hidden_states, bool):
         return RowsWanted() if hidden_states else None
     if not isinstance(hidden_states, RowsWanted):
@@ -187,14 +186,17 @@ def checked_rows(hidden_states: Any) -> RowsWanted | None:
 
 
 def checked_keys(keys: Any, field: str = "keys") -> list[str]:
-    """Return the keys as they may travel."""
+    """Return the keys as plain strings."""
     if not _is_sequence(keys):
         raise invalid(field, keys, f"a sequence of at most {MAX_KEYS} keys")
     if len(keys) > MAX_KEYS:
         raise InvalidRequest(field, len(keys), f"a sequence of at most {MAX_KEYS} keys")
     names = []
     for index, key in enumerate(keys):
-        name = key if type(key) is str else text_of(key)
+        if type(key) is str and len(key) <= MAX_NAME_CHARACTERS and key.isascii():  # as in `checked_key`
+            names.append(key)
+            continue
+        name = text_of(key)
         if name is None or not _is_name(name):
             raise _no_key(f"{field}[{index}]", key)
         names.append(name)
@@ -202,8 +204,8 @@ def checked_keys(keys: Any, field: str = "keys") -> list[str]:
 
 
 def checked_key(key: Any) -> str:
-    """As `checked_keys`, for one."""
-    if type(key) is str and len(key) <= MAX_NAME_CHARACTERS and key.isascii():  # nearly all are
+    """Return one key as a plain string."""
+    if type(key) is str and len(key) <= MAX_NAME_CHARACTERS and key.isascii():  # fast path of nearly all keys
         return key
     name = key if type(key) is str else text_of(key)
     if name is None or not _is_name(name):
@@ -220,7 +222,7 @@ def checked_match(match: Any) -> str:
 
 
 def checked_image_ids(image_ids: Any, images: Any) -> list[str | None]:
-    """Return the ids as they may travel: one per image, or an empty list."""
+    """Return the ids as plain strings: one per image, or an empty list."""
     check_sequence("images", images)
     num_images = len(images)
     limit = f"a sequence of {num_images}: an id or None for each image"
@@ -243,14 +245,14 @@ def checked_image_ids(image_ids: Any, images: Any) -> list[str | None]:
 
 
 def check_function(fn: Any) -> None:
-    """Refuse what can't be called."""
+    """Raise InvalidRequest unless it is callable."""
     if not callable(fn):
         raise invalid("fn", fn, "a function without arguments that returns the record")
 
 
 def check_message(frames: Sequence[Frame], limits: MessageLimits) -> None:
-    """Refuse a message that the service would not read."""
-    sizes = [frame.nbytes if isinstance(frame, memoryview) else len(frame) for frame in frames]
+    """Raise InvalidRequest for a message beyond the service's limits."""
+    sizes = [frame.nbytes if type(frame) is memoryview else len(frame) for frame in frames]
     if len(sizes) > limits.max_frames:
         limit = f"at most {limits.max_frames} images or tensors and other frames (limits.max_message_frames)"
         raise InvalidRequest("message.frames", len(sizes), limit)
@@ -271,33 +273,33 @@ def _is_name(text: str) -> bool:
 
 
 def _is_sequence(value: Any) -> bool:
-    """Return whether it is one of items: text and bytes are values of their own."""
-    if isinstance(value, list | tuple):  # nearly all are, and the rest takes longer to find out
+    """Return whether it is a sequence of items; text and bytes are not."""
+    if isinstance(value, list | tuple):  # fast path: the check below takes longer
         return True
     return isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray | memoryview)
 
 
 def _is_unicode(text: str) -> bool:
-    """Return whether it can be sent: a lone surrogate cannot."""
+    """Return whether text can be encoded: it has no lone surrogate."""
     return text.isascii() or not any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def invalid(field: str, value: Any, limit: str) -> InvalidRequest:
-    """Return the error that names a value, of whatever type and size it is."""
+    """Return the error for a value of any type and size."""
     return InvalidRequest(field, _shown(value), limit)
 
 
 def _shown(value: Any) -> Detail:
-    """Return a short text or a number as it is, of anything else the beginning of its `repr`."""
+    """Return a short text or a number as it is, and the beginning of the `repr` of any other value."""
     if type(value) is bool or (type(value) is int and value.bit_length() < 64):
         return value
     try:
-        # It may be a whole film, a tensor, or a dict of dicts without end.
+        # The value may be a whole film, a tensor, or a deeply nested dict.
         if isinstance(value, str):
             shown = str.__str__(value[:80])
         else:
             shown = repr(value[:80]) if isinstance(value, bytes | bytearray) else _SHORTENED.repr(value)
-    except Exception:  # a stranger's object may do anything, an error shall not depend on it
+    except Exception:  # a caller's object may raise any error in `repr`
         shown = type(value).__name__
     return shown.encode(errors="backslashreplace").decode()[:80]
 

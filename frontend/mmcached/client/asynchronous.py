@@ -1,4 +1,4 @@
-"""Awaits the calls in one event loop: `AsyncClient`, with any number of calls at a time over one connection."""
+"""The asyncio client: `AsyncClient`, with any number of concurrent calls over one connection."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ T = TypeVar("T")
 def _awaitable(
     call: Callable[Concatenate[Calls, P], Call[T]],
 ) -> Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, T]]:
-    """Return a call that is awaited."""
+    """Return a coroutine method that drives the verb of a call."""
     name = call.__name__
 
     @driver_of(call)
@@ -44,7 +44,7 @@ def _awaitable(
 def _awaitable_stream(
     call: Callable[Concatenate[Calls, P], PieceStream],
 ) -> Callable[Concatenate[AsyncClient, P], AsyncGenerator[Piece]]:
-    """Return a call whose pieces are iterated over with `async for`."""
+    """Return a method whose pieces are iterated over with `async for`."""
     name = call.__name__
 
     @driver_of(call, AsyncGenerator[Piece])
@@ -64,9 +64,9 @@ async def _pieces(client: AsyncClient, stream: PieceStream) -> AsyncGenerator[Pi
 
 
 class AsyncClient(BaseClient):
-    """As `Client`, for asyncio: the same calls, awaitable; `generate_stream` is for `async for`.
+    """Client for asyncio: the calls of `Client`, awaitable; `generate_stream` is for `async for`.
 
-    Use it with `async with`. A cancelled call cancels its request in the service. One event loop owns a client.
+    Use it with `async with`. A cancelled call cancels its request in the service. A client belongs to one event loop.
 
     >>> async with AsyncClient("/run/mmcached") as client:            # doctest: +SKIP
     ...     first, second = await asyncio.gather(client.generate("a"), client.generate("b"))
@@ -108,7 +108,7 @@ class AsyncClient(BaseClient):
         ttl_s: float | None = None,
         tenant: str | None = None,
     ) -> Callable[[Callable[P, ValueT | Awaitable[ValueT]]], Callable[P, Coroutine[Any, Any, ValueT]]]:
-        """As `Client.cached`, for functions and coroutine functions; what it returns is awaited."""
+        """Return a decorator as `Client.cached`, for functions and coroutine functions; decorated ones are awaited."""
         reading_of(tensors, view)
         checked_ttl(ttl_s)
 
@@ -128,15 +128,15 @@ class AsyncClient(BaseClient):
         return decorate
 
     def namespace(self, name: str) -> AsyncNamespace:
-        """As `Client.namespace`; its calls are awaited."""
+        """Return a view of the keys that begin with `name` and "/", as `Client.namespace`; its calls are awaited."""
         return AsyncNamespace(self, name)
 
     @property
     def service(self) -> Welcome:
-        """What the service said of itself when it was greeted last.
+        """The service's description of itself at the last greeting.
 
         Raises:
-            ServiceUnavailable: it is not in contact.
+            ServiceUnavailable: The client is not in contact with the service.
         """
         welcome = self._calls.contact.welcome
         if welcome is None:
@@ -144,8 +144,9 @@ class AsyncClient(BaseClient):
         return welcome
 
     async def close(self) -> None:
-        """Let go of everything but views; open calls, and later ones, end with `ClientClosed`. A second call does
-        nothing.
+        """Release all resources except views. A second call does nothing.
+
+        Open and later calls end with `ClientClosed`.
         """
         self._is_closed = True
         self._let_go(self._calls)
@@ -164,11 +165,11 @@ class AsyncClient(BaseClient):
     ) -> None:
         await self.close()
 
-    # ---- how
+    # ---- internals
 
     def _abandon(self) -> None:
         super()._abandon()
-        self._loop = None  # the first that comes
+        self._loop = None  # set by the first call
 
     def _begin(self) -> None:
         self._is_closed = True  # until it is entered
@@ -187,7 +188,7 @@ class AsyncClient(BaseClient):
 
 
 class AsyncNamespace(BaseNamespace[AsyncClient]):
-    """As `Namespace`, of an `AsyncClient`: its calls are awaited."""
+    """Keys of an `AsyncClient` that begin with a name and "/"; see `Namespace`. Its calls are awaited."""
 
     get = prefixed(AsyncClient.get)
     get_many = prefixed_many(AsyncClient.get_many)
@@ -199,9 +200,9 @@ class AsyncNamespace(BaseNamespace[AsyncClient]):
     drop = prefixed(AsyncClient.drop)
 
     async def delete(self, *keys: str, timeout_s: float | None = None, tenant: str | None = None) -> int:
-        """As `AsyncClient.delete`."""
+        """Drop records as `AsyncClient.delete`."""
         return await self._client.delete(*self._keys_of(keys), timeout_s=timeout_s, tenant=tenant)
 
     async def keys(self, match: str = "*", *, timeout_s: float | None = None, tenant: str | None = None) -> list[str]:
-        """As `AsyncClient.keys`; the keys come without the name."""
+        """Return keys as `AsyncClient.keys`, without the namespace's name."""
         return self._own(await self._client.keys(self._match_of(match), timeout_s=timeout_s, tenant=tenant))

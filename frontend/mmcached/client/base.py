@@ -1,10 +1,11 @@
-"""Holds what both clients have: the settings, the counters, and the calls of the present client id.
+"""Common base of both clients: settings, counters, and the calls of the current client id.
 
-    client ──> calls of one id ──forked, or a connection in pieces──> calls of the next id …
+    client ──> calls of one id ──forked, or a broken connection──> calls of the next id …
 
-A call stays with the client id that it began with, so what it has claimed or taken is never said under another's; in a
-forked child, or over a broken connection, the rest of it fails with `RequestAborted`, which may be tried again. Of a
-client that is closed every call fails with `ClientClosed`.
+A call keeps the client id that it began with, so its claims and leases are never sent under another id; in a forked
+child, or over a broken connection, the rest of the call fails with `RequestAborted`, which is retryable. Every call of
+a
+closed client fails with `ClientClosed`.
 """
 
 from __future__ import annotations
@@ -63,11 +64,11 @@ class BaseClient(ABC):
         return f"{type(self).__name__}({path!r}, name={name!r}: {state})"
 
     def store_counters(self) -> StoreCounters:
-        """Return what this client has seen of the store so far."""
+        """Return this client's counters of store calls."""
         return self._guard.counters
 
     def _abandon(self) -> None:
-        """In a forked child: let go of what is the parent's; the next call connects anew."""
+        """In a forked child: release the parent's connection; the next call connects anew."""
         self._lock = threading.RLock()  # the thread that held it may not exist here
         self._guard.abandon()
         self._calls.contact.abandon()
@@ -75,14 +76,14 @@ class BaseClient(ABC):
 
     @abstractmethod
     def _begin(self) -> None:
-        """Do what is to be done when a client is made."""
+        """Finish the construction of a client."""
 
     @abstractmethod
     def _let_go(self, calls: Calls, why: MmcachedError = CLOSED) -> None:
-        """Close the connection of a client id; its open calls, and further ones, end with that error."""
+        """Close the connection of a client id; its open calls, and further ones, end with `why`."""
 
     def _enter(self) -> Verb[None]:
-        """Greet the service for the first time; a service that is not there is a miss, unless the client is strict."""
+        """Greet the service for the first time; a missing service is a miss, unless the client is strict."""
         forks.in_child(self._abandon)
         try:
             yield from self._current().connect(is_patient=not self._guard.is_open)
@@ -91,10 +92,10 @@ class BaseClient(ABC):
                 raise
 
     def _current(self) -> Calls:
-        """Return what to call with.
+        """Return the calls of the current client id.
 
         Raises:
-            ClientClosed: the client is closed.
+            ClientClosed: The client is closed.
         """
         if self._is_closed:
             raise ClientClosed
@@ -105,13 +106,13 @@ class BaseClient(ABC):
             if self._calls is calls:
                 self._calls = self._new_calls()
         self._let_go(calls, BROKEN)
-        if self._is_closed:  # meanwhile
+        if self._is_closed:  # closed meanwhile by another thread
             self._let_go(self._calls)
         return self._calls
 
 
 def _traced(tracer_provider: Any) -> Callable[..., Calls]:
-    """Return what makes calls with spans."""
+    """Return a factory of calls with spans."""
     if not callable(getattr(tracer_provider, "get_tracer", None)):
         limit = "a TracerProvider of OpenTelemetry, as opentelemetry.trace.get_tracer_provider() returns"
         raise invalid("tracer_provider", tracer_provider, limit)

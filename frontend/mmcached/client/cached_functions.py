@@ -1,4 +1,4 @@
-"""Makes the key of a cached function's call: from a template over its arguments, or by the caller's own function.
+"""Keys of cached functions' calls: from a template over the arguments, or from the caller's own function.
 
 >>> def embed(name: str, size: int = 224) -> None: ...
 >>> key_function(embed, "embed/{name}@{size}")("cat")
@@ -17,16 +17,17 @@ from mmcached.client.arguments import check_function, invalid, text_of
 from mmcached.wire.errors import InvalidRequest
 
 _SHOWN_WHOLE = (str, int, float, PurePath, type(None))
-"""Types whose text is all of the value; that of an array is not."""
+"""Types whose text contains the whole value; an array's text does not."""
 
 
 def key_function(fn: Callable[..., Any], key: Any) -> Callable[..., str]:
-    """Return what makes the key of a call of `fn`, with the call's own arguments.
+    """Return a function that makes the key of a call of `fn` from the call's arguments.
 
     Args:
-        key: a template, whose fields are arguments of `fn`, or a function with the arguments of `fn`.
+        key: A template whose fields are arguments of `fn`, or a function with the arguments of `fn`.
+
     Raises:
-        InvalidRequest: `fn` is no function; `key` is neither, or its fields are not arguments of `fn`.
+        InvalidRequest: `fn` is not callable; `key` is neither, or its fields are not arguments of `fn`.
     """
     check_function(fn)
     template = text_of(key)
@@ -59,7 +60,7 @@ def _first_of(field: str) -> str:
 
 
 class _Formatter(string.Formatter):
-    """Formats only values whose text is all of them."""
+    """Formats only values whose text contains the whole value."""
 
     def get_field(self, field_name: str, args: Sequence[Any], kwargs: Any) -> Any:
         value, first = super().get_field(field_name, args, kwargs)

@@ -1,4 +1,4 @@
-"""Says what each call of a client takes, asks and returns: one verb per call, for both clients.
+"""Parameters, request and result of each call of a client: one verb per call, for both clients.
 
 The calls on the store are in `store.reads` and `store.verbs`.
 """
@@ -17,12 +17,12 @@ from mmcached.client.arguments import (
     checked_rows,
 )
 from mmcached.client.clips import AudioLike, VideoLike, checked_clips, read_clips
-from mmcached.client.contact import Contact, MakeLink, Request
+from mmcached.client.contact import Contact, MakeLink
 from mmcached.client.links.shared_socket import Received
 from mmcached.client.media_files import ImageLike, read_images
 from mmcached.client.model_verbs import ModelVerbs
 from mmcached.client.piece_stream import PieceStream
-from mmcached.client.results import Generation, expect
+from mmcached.client.results import Generation, expect, stats_from
 from mmcached.client.store.fail_open import FailOpen
 from mmcached.client.store.hits import reading_of
 from mmcached.client.store.sessions import StoreSessions
@@ -30,26 +30,35 @@ from mmcached.client.store.verbs import StoreVerbs
 from mmcached.client.verb import Verb
 from mmcached.shm.store.codec import DEFAULT_LIBRARY, Library
 from mmcached.wire.messages.client import Flushed, Present, Probed, ProcessorInfo, Stats, Welcome
-from mmcached.wire.messages.frontend import Encode, Flush, Generate, GetProcessorInfo, GetStats, HaveRecords, Probe
+from mmcached.wire.messages.frontend import (
+    Encode,
+    Flush,
+    Generate,
+    GetProcessorInfo,
+    GetStats,
+    HaveRecords,
+    Probe,
+    Request,
+)
 from mmcached.wire.messages.parts import ClipOptions, EncoderForm, RowsWanted
 from mmcached.wire.paths import RunDir
 from mmcached.wire.sockets.frames import Frame
 from mmcached.wire.stats import ServiceStats
 
 STREAM_WINDOW = 32
-"""Tokens of a stream that may be on the way; a caller who takes them at once never waits for the receipt."""
+"""Maximum number of unacknowledged tokens of a stream; a caller that takes them at once never waits for a receipt."""
 MAX_PRIORITY = (1 << 31) - 1
 
 
 class Calls(StoreVerbs):
-    """The calls of one client id: those of the store, the model's and the service's; any thread may make any."""
+    """The calls of one client id on the store, the model and the service; any thread may make any call."""
 
     def __init__(self, directory: RunDir, options: Options, guard: FailOpen, make_link: MakeLink) -> None:
         sessions = StoreSessions(counts_hits=options.counts_hits)
         super().__init__(Contact(directory, options, make_link, sessions), sessions, guard)
         self._model = ModelVerbs(self.contact, self, self._note_known)
 
-    # ---- what the model does
+    # ---- the model
 
     def generate(
         self,
@@ -67,22 +76,26 @@ class Calls(StoreVerbs):
         """Continue a prompt greedily.
 
         Args:
-            prompt: text with one `<image>` per image, `<video>` per video and `<audio>` per sound, or token ids with a
-                token of its kind for each.
-            images: encoded image files, in the order of their markers; None for one that is named by its id only.
-            image_ids: what to call each image, or None; 1 to 256 bytes. A named image is cached under its name, and
-                found there without its file. A name stands for one content: a file that comes with a name which is
-                cached is not looked at. For other content take another name, or `flush` before.
-            videos, audios: encoded files, each in the order of their markers; a `Video` or an `Audio` says more.
-            max_tokens: how many tokens to generate at most.
-            hidden_states: also return hidden states, one row per computed token: True for all of the last layer, or say
-                which ones, and from which position on.
-            priority: the lower, the earlier it is served, in a service with `--scheduling-policy priority`.
-            timeout_s: deadline of this call.
+            prompt: Text with one `<image>` per image, `<video>` per video and `<audio>` per sound, or token ids with a
+                token
+                of that kind for each.
+            images: Encoded image files, in the order of their markers; None for an image that is named by its id only.
+            max_tokens: Maximum number of tokens to generate.
+            image_ids: Names of the images, or None; 1 to 256 bytes. A named image is cached under its name, and found
+                there
+                without its file. A name stands for one content: a file that comes with a cached name is not read. For
+                other
+                content use another name, or `flush` first.
+            videos, audios: Encoded files, each in the order of their markers; a `Video` or an `Audio` adds options.
+            hidden_states: Also return hidden states, one row per computed token: True for all of the last layer, or
+                `RowsWanted` for other keys, and a first position.
+            priority: Requests with a lower value are served earlier, in a service with `--scheduling-policy priority`.
+            timeout_s: Deadline of this call.
+
         Raises:
             InvalidRequest: (and subclasses) the input is not acceptable; names field, value and limit.
-            CacheMiss: an image came without its file and is not cached; `mm_hashes` has the ids. Send the files.
-            DeadlineExceeded, ServiceUnavailable, RequestAborted, PeerGone: retryable.
+            CacheMiss: An image came without its file and is not cached; `mm_hashes` has the ids. Send the files.
+            DeadlineExceeded, ServiceUnavailable, RequestAborted, PeerGone: Retryable.
         """
         ids, clips = checked_image_ids(image_ids, images), checked_clips(videos, audios)
         request = self._generate(
@@ -110,17 +123,22 @@ class Calls(StoreVerbs):
         priority: int = 0,
         timeout_s: float | None = None,
     ) -> PieceStream:
-        """As `generate`, and yield tokens as they are computed, in lists; at last the `Generation`.
+        """Continue a prompt as `generate`, and yield lists of tokens as they are computed, then the `Generation`.
 
-        The first step asks the service. Each token comes once, in order; those that come while the caller is busy come
-        in one list. Other calls may be made in between. Leaving the loop early, closing the iterator or cancelling its
-        task ends the request in the service; `timeout_s` is the deadline of the whole generation.
+        The first step sends the request. Each token comes once, in order; tokens that arrive while the caller is busy
+        come in
+        one list. Other calls may be made in between. Leaving the loop early, closing the iterator or cancelling its
+        task ends
+        the request in the service; `timeout_s` is the deadline of the whole generation.
 
-        With `hidden_states=RowsWanted(delivery="delta")` rows too are yielded as they are computed, those of the prompt
-        from its first chunk on: a `RowRange` of each key, then the tokens. Each row comes once, in order, and never
-        after the token that it gave. `Generation.rows` has the rest, from where the last range ends: what came with the
-        answer. With delivery "full" it has all rows, and none come before. Rows of which the service has lost track on
-        the way end the stream with an error that may be tried again.
+        With `hidden_states=RowsWanted(delivery="delta")` rows are also yielded as they are computed, those of the
+        prompt from
+        its first chunk on: a `RowRange` of each key, then the tokens. Each row comes once, in order, and never after
+        the token
+        that it gave. `Generation.rows` has the rows after the last range, which came with the answer. With delivery
+        "full" it
+        has all rows, and no range is yielded. If the service loses rows on the way, the stream ends with a retryable
+        error.
 
         >>> for piece in client.generate_stream("Tell me", max_tokens=64):       # doctest: +SKIP
         ...     if isinstance(piece, list):
@@ -150,21 +168,26 @@ class Calls(StoreVerbs):
         tensors: Library = DEFAULT_LIBRARY,
         timeout_s: float | None = None,
     ) -> Verb[list[Any]]:
-        """Return the encoder's output for each image: a tensor, cpu, owned; by name in a dict if there are several.
+        """Return the encoder's output for each image: an owned CPU tensor, or a dict of tensors by name.
 
-        After those comes a `Clip` for each video, then for each sound: an output for each slice of it. The reference
-        model's outputs are int32 `(num_embeds, hidden_size)`; `processor_info` says what another encoder's are.
+        After those comes a `Clip` for each video, then for each sound, with an output for each of its slices. The
+        reference
+        model's outputs are int32 `(num_embeds, hidden_size)`; `processor_info` describes those of other encoders, which
+        may have
+        several outputs per image.
 
-        What was encoded before, for whomever on this host, is found in shared memory without asking the service; what
-        is large comes through it.
+        Outputs that were encoded before, for any client on this host, are found in shared memory without a message to
+        the
+        service; large outputs are returned through shared memory.
 
         Args:
-            images, image_ids, videos, audios: as for `generate`.
-            view: what lies there in place, without a copy: see `get`. **Read it, never write.**
-            tensors: as for `get`.
-            timeout_s: deadline of this call.
+            images, image_ids, videos, audios: As for `generate`.
+            view: Return tensors in shared memory in place, without a copy: see `get`. **Read them, never write.**
+            tensors: As for `get`.
+            timeout_s: Deadline of this call.
+
         Raises:
-            As `generate`.
+            MmcachedError: As `generate`.
         """
         ids, clips, reading = (
             checked_image_ids(image_ids, images),
@@ -189,7 +212,7 @@ class Calls(StoreVerbs):
         """Return True once the service has answered a message; never fails open. `probe` also asks its engines.
 
         Raises:
-            DeadlineExceeded, ServiceUnavailable: it has not answered.
+            DeadlineExceeded, ServiceUnavailable: The service has not answered.
         """
         message, _ = yield from self._ask(HaveRecords(self.contact.next_id(), []), timeout_s)
         expect(message, Present)
@@ -198,37 +221,38 @@ class Calls(StoreVerbs):
     def invalidate(self, *, timeout_s: float = 30.0) -> Verb[None]:
         """Begin a new epoch, because weights or a processor have changed; never fails open.
 
-        As `flush`, but what is being computed now is not kept either, and generations that run go on.
+        Drops all cached content as `flush` does; results being computed now are not kept either, and running
+        generations go on.
         """
         try:
             message, _ = yield from self._ask(Flush(self.contact.next_id(), True), timeout_s)
             expect(message, Flushed)
         finally:
-            self.contact.greet_again()  # which epoch it is, also where the second level has not been flushed
+            self.contact.greet_again()  # learns the new epoch, also if the second level has not been flushed
 
     def flush(self, *, timeout_s: float = 30.0) -> Verb[None]:
-        """Make the whole service forget what it has cached; requests that run start over, and end as they would
-        have.
+        """Drop all cached content of the service; running requests start over, with the same results.
 
-        The second level forgets what it has from all hosts; what lies in the stores of other hosts stays there.
+        The second level drops the records of all hosts; records in the stores of other hosts stay there.
 
         Raises:
-            SecondLevelNotFlushed: all is forgotten but what the second level has, of which nothing is found here until
-                it has forgotten that too.
+            SecondLevelNotFlushed: All content is dropped except that of the second level, in which no record is found
+                from
+                here until it has been flushed too.
         """
         message, _ = yield from self._ask(Flush(self.contact.next_id()), timeout_s)
         expect(message, Flushed)
 
     def stats(self, *, timeout_s: float = 10.0) -> Verb[ServiceStats]:
-        """Return what all roles have counted since they started."""
+        """Return the statistics of all roles since they started."""
         message, _ = yield from self._ask(GetStats(self.contact.next_id()), timeout_s)
-        return expect(message, Stats).stats
+        return stats_from(expect(message, Stats))
 
     def processor_info(self, *, timeout_s: float = 10.0) -> Verb[EncoderForm]:
-        """Return what the service makes of an item: the tensors that its encoder takes, and those that it gives.
+        """Return the form of an item: the tensors that the encoder takes, and its output tensors.
 
         Raises:
-            ServiceUnavailable: no engine is ready; the service may be a store alone.
+            ServiceUnavailable: No engine is ready; the service may be a store alone.
         """
         message, _ = yield from self._ask(GetProcessorInfo(self.contact.next_id()), timeout_s)
         return expect(message, ProcessorInfo).encoder
@@ -237,19 +261,19 @@ class Calls(StoreVerbs):
         """Return how many engines and workers the data path reaches: a small item goes through all of them.
 
         Raises:
-            DeadlineExceeded, ServiceUnavailable: it does not work; the text says where.
+            DeadlineExceeded, ServiceUnavailable: The data path does not work; the text names the place.
         """
-        # The service gets nine tenths of the time, so that it can still say where the probe is stuck.
+        # The service gets nine tenths of the time, so that it can still report where the probe is stuck.
         request = Probe(self.contact.next_id(), 0.9 * self.contact.limit_s(timeout_s))
         message, _ = yield from self._ask(request, timeout_s)
         return expect(message, Probed)
 
     def connect(self, *, is_patient: bool = True) -> Verb[Welcome]:
-        """Greet the service unless in contact; return what it has said of itself."""
+        """Greet the service unless in contact; return its description of itself."""
         deadline = self.contact.deadline(self.contact.options.connect_timeout_s)
         return self.contact.connect(deadline, is_patient=is_patient)
 
-    # ---- how
+    # ---- internals
 
     def _generate(
         self,
@@ -279,11 +303,11 @@ class Calls(StoreVerbs):
         )
 
     def _traceparent(self) -> str:
-        """Return the W3C `traceparent` of the span that a request belongs to; "": none."""
+        """Return the W3C `traceparent` of the request's span; "" without one."""
         return ""
 
     def _note_known(self, num_known: int, num_items: int) -> None:
-        """Take note of how many items an `encode` has found without asking the service."""
+        """Record how many items of an `encode` were found without a message; overridden by `TracedCalls`."""
 
     def _stream(self, request: Generate, files: Sequence[Frame]) -> PieceStream:
         return PieceStream(self.contact, request, files)
@@ -301,6 +325,6 @@ def _files(
     videos: Sequence[VideoLike],
     audios: Sequence[AudioLike],
 ) -> list[bytes]:
-    """Return the files of a request in the order in which they travel."""
+    """Return the files of a request in the order of its message frames."""
     files = read_images(images, image_ids)
     return files + read_clips(videos, audios) if videos or audios else files

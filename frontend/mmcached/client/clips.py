@@ -1,9 +1,10 @@
-"""Holds what a caller wants of videos and sounds, and what the encoder says of their slices.
+"""Options of videos and sounds, and the encoder outputs of their slices.
 
     Video, Audio ──checked, defaults filled in──> ClipOptions and a file          outputs of slices ──> Clip
 
-All that is wanted travels, also what the caller has not said: another default never finds what was made with a former
-one. Knows nothing of messages.
+All options are sent, also defaults: after a default has changed, results of the former default are never found. Does
+not
+know messages.
 """
 
 from __future__ import annotations
@@ -26,18 +27,20 @@ DEFAULT_FPS = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Video:
-    """A video, and what is wanted of it.
+    """A video file with sampling options.
 
-    Frames of `fps` are those at k / fps seconds since the beginning of the file, for all whole k: a grid of times that
-    is the file's own. So two windows of one file have the frames in common where they overlap, whatever they begin
-    with, and those are decoded and encoded once. Frames of `num_frames` move with the window.
+    With `fps` the frames lie at k / fps seconds since the beginning of the file, for all whole k: a time grid of the
+    file.
+    So two windows of one file share the frames where they overlap, wherever they begin, and shared frames are decoded
+    and
+    encoded once. With `num_frames` the frames move with the window.
 
     Attributes:
-        data: an encoded file, as of an image: bytes, or a `Path`.
-        fps: frames for each second, above 0 and at most 1000; None: 2.0, if `num_frames` is None.
-        num_frames: 1 to 65,536 frames at equal distances instead.
-        start_s: seconds from the beginning of the file to that of the part which is wanted.
-        end_s: the same of its end, which does not belong to it; None: the end of the file.
+        data: Encoded file, like an image: bytes, or a `Path`.
+        fps: Frames per second, above 0 and at most 1000; None: 2.0, if `num_frames` is None.
+        num_frames: Instead, 1 to 65,536 frames at equal distances.
+        start_s: Begin of the window, in seconds from the beginning of the file.
+        end_s: End of the window, exclusive; None: the end of the file.
     """
 
     data: ImageLike = field(repr=False)
@@ -49,13 +52,14 @@ class Video:
 
 @dataclass(frozen=True, slots=True)
 class Audio:
-    """A sound, and the part of it that is wanted.
+    """A sound file with a window.
 
-    Its slices are windows of one length, on a grid of times that begins with the file: two parts of one file have those
-    in common where they overlap.
+    Its slices are windows of one length, on a time grid that begins with the file: two parts of one file share the
+    slices
+    where they overlap.
 
     Attributes:
-        data, start_s, end_s: as of a `Video`.
+        data, start_s, end_s: As for a `Video`.
     """
 
     data: ImageLike = field(repr=False)
@@ -65,16 +69,16 @@ class Audio:
 
 VideoLike = ImageLike | Video
 AudioLike = ImageLike | Audio
-"""A file alone is taken as a whole: a video with 2 frames for each second."""
+"""A file without options is used whole: a video with 2 frames per second."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Clip:
-    """What the encoder says of a video or a sound, slice by slice: of each two frames, or of each window.
+    """Encoder outputs of a video or a sound, one per slice: each two frames, or each window.
 
     Attributes:
-        outputs: as of an image: a tensor, or a dict of tensors by name if the encoder has several outputs.
-        times: the seconds of the file that each slice is made of, `(start_s, end_s)`.
+        outputs: A tensor per slice, or a dict of tensors by name if the encoder has several outputs.
+        times: `(start_s, end_s)` of each slice, in seconds of the file.
     """
 
     outputs: list[Any]
@@ -84,10 +88,10 @@ class Clip:
         return len(self.outputs)
 
     def joined(self) -> Any:
-        """Return the outputs of all slices as one tensor, owned: `(rows of all slices, …)`, of their library.
+        """Return the outputs of all slices as one owned tensor: `(rows of all slices, …)`, of the same library.
 
         Raises:
-            InvalidRequest: the encoder has several outputs; join those that have a row for each embedding.
+            InvalidRequest: The encoder has several outputs; join those that have a row for each embedding.
         """
         first = self.outputs[0]
         if isinstance(first, dict):
@@ -102,7 +106,7 @@ class Clip:
 
 
 def checked_clips(videos: Sequence[VideoLike], audios: Sequence[AudioLike]) -> list[ClipOptions]:
-    """Return what is wanted of each clip, videos first, as it may travel."""
+    """Check clips, and return their options with defaults filled in, videos first."""
     check_sequence("videos", videos)
     check_sequence("audios", audios)
     if not (videos or audios):
@@ -114,10 +118,10 @@ def checked_clips(videos: Sequence[VideoLike], audios: Sequence[AudioLike]) -> l
 
 
 def read_clips(videos: Sequence[VideoLike], audios: Sequence[AudioLike]) -> list[bytes]:
-    """Return the file of each clip, videos first; the same bytes for those that were given the same.
+    """Return the file of each clip, videos first; clips that share a bytes object share the result.
 
     Raises:
-        InvalidRequest: neither bytes nor a path, or a path that cannot be read; names its index.
+        InvalidRequest: A file is neither bytes nor a path, or cannot be read; names its index.
     """
     files = [each.data if isinstance(each, Video) else each for each in videos]
     files += [each.data if isinstance(each, Audio) else each for each in audios]
@@ -126,11 +130,11 @@ def read_clips(videos: Sequence[VideoLike], audios: Sequence[AudioLike]) -> list
 
 
 def together(outputs: Sequence[Any], clips: Sequence[Sequence[tuple[float, float]]]) -> list[Any]:
-    """Return the outputs of images as they are, and those of each clip together; None of one that lacks any.
+    """Group the outputs of each clip; None for a clip that lacks an output. Outputs of images stay as they are.
 
     Args:
-        outputs: of images, then of the slices of each clip.
-        clips: the times of each one's slices; none of one that lacks all.
+        outputs: Outputs of images, then of the slices of each clip.
+        clips: Times of each clip's slices; empty for a clip that lacks all.
     """
     if not clips:
         return list(outputs)
@@ -166,7 +170,7 @@ def _of_audio(audio: AudioLike, field: str) -> ClipOptions:
 def _window(clip: Video | Audio, field: str) -> tuple[float, float | None]:
     limit = f"a number of seconds from 0 to {MAX_SECONDS}"
     start_s = checked_real(f"{field}.start_s", clip.start_s, lambda start_s: 0 <= start_s <= MAX_SECONDS, limit)
-    start_s += 0.0  # -0.0 would be another key
+    start_s += 0.0  # turns -0.0, which would make another key, into 0.0
     if clip.end_s is None:
         return start_s, None
     limit = f"a number of seconds above `start_s`, {start_s}, and at most {MAX_SECONDS}; or None"

@@ -1,15 +1,15 @@
-"""Keeps one client id in contact with the service: greets, numbers requests, and exchanges them for answers.
+"""Contact of one client id with the service: greets it, numbers requests, and returns their answers.
 
     not greeted ──ClientHello──> Welcome: in contact ──connection lost, or a new epoch asked for──> not greeted
-                      └── failed: not tried again for a second, but by those who are patient
+                      └── failed: not tried again for a second, except by patient calls
 
-Every call begins with `connect`, so it comes back by itself after any restart. A request whose answer nobody waits for
-any more is cancelled in the service too, for whatever reason the wait has ended.
+Every call begins with `connect`, so contact is restored after any restart. A request whose caller has stopped waiting,
+for any reason, is cancelled in the service too.
 
-    Contact ──makes when first needed──> Link      closed: refuses with what `close` was given, `ClientClosed` as a
-                                                   rule; in a forked child with `RequestAborted`
+    Contact ──makes when first needed──> Link      closed: raises the error given to `close`, by default
+                                                   `ClientClosed`; in a forked child `RequestAborted`
 
-Any thread may call anything. Invariant: what a call says, it says under the client id that it began with.
+Any thread may call any method. Invariant: all messages of a call carry the client id that it began with.
 """
 
 from __future__ import annotations
@@ -30,58 +30,24 @@ from mmcached.client.store.sessions import StoreSessions
 from mmcached.client.verb import Verb
 from mmcached.wire.errors import DeadlineExceeded, MmcachedError, ServiceUnavailable, copy_of
 from mmcached.wire.messages.client import ToClient, Welcome
-from mmcached.wire.messages.frontend import (
-    Cancel,
-    ClaimRecord,
-    ClaimRecords,
-    DropRecord,
-    Encode,
-    Flush,
-    Generate,
-    GetProcessorInfo,
-    GetRecords,
-    GetStats,
-    HaveRecords,
-    OpenNursery,
-    Probe,
-    PutRecord,
-    RegisterReader,
-    TakeOrders,
-)
+from mmcached.wire.messages.frontend import Cancel, Request
 from mmcached.wire.paths import RunDir
 from mmcached.wire.sockets.frames import Frame
 
 _LOG = logging.getLogger("mmcached.client")
 RETRY_INTERVAL_S = 1.0
-"""How long a failed contact is taken for an answer before the next is tried."""
+"""Seconds after a failed contact until the next attempt."""
 
-Request = (
-    Generate
-    | Encode
-    | GetProcessorInfo
-    | GetStats
-    | Probe
-    | Flush
-    | RegisterReader
-    | OpenNursery
-    | GetRecords
-    | HaveRecords
-    | PutRecord
-    | ClaimRecord
-    | ClaimRecords
-    | DropRecord
-    | TakeOrders
-)
 MakeLink = Callable[..., Link[Any]]
-"""`ThreadLink` or `LoopLink`, or what makes one; has their arguments."""
+"""`ThreadLink`, `LoopLink`, or a function with their arguments that makes one."""
 
 
 class Deadline(NamedTuple):
     """The end of a call.
 
     Attributes:
-        at: in seconds of the monotonic clock.
-        timeout_s: seconds before that the call began.
+        at: Time of the monotonic clock in seconds.
+        timeout_s: Seconds from the begin of the call to `at`.
     """
 
     at: float
@@ -89,12 +55,13 @@ class Deadline(NamedTuple):
 
 
 class Contact:
-    """One client id.
+    """The connection and requests of one client id.
 
     Args:
-        sessions: the store's half of what arrives without being an answer.
+        sessions: Handles messages for the store that are not answers.
+
     Attributes:
-        welcome: of the frontend that this client is in contact with; None when there is no contact.
+        welcome: Greeting of the current frontend; None without contact.
     """
 
     def __init__(self, directory: RunDir, options: Options, make_link: MakeLink, sessions: StoreSessions) -> None:
@@ -113,7 +80,7 @@ class Contact:
 
     @property
     def is_broken(self) -> bool:
-        """Whether nothing can be said any more, though nobody has closed it."""
+        """Whether the connection is unusable, though it was not closed."""
         link = self._link
         return link is not None and link.is_broken
 
@@ -124,11 +91,11 @@ class Contact:
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing may be said any more: it was closed, or is a parent's."""
+        """Whether no message may be sent any more: closed, or the parent's in a forked child."""
         return self.is_closed or self._is_abandoned
 
     def refusal(self) -> MmcachedError:
-        """Return why nothing may be said any more, as an error to raise."""
+        """Return the error to raise for a call after the end."""
         return copy_of(self._why_closed or PARENTS)
 
     def next_id(self) -> int:
@@ -136,25 +103,23 @@ class Contact:
         return next(self._ids)
 
     def limit_s(self, timeout_s: float | None) -> float:
-        """Return the seconds that a call may take which names this limit, or none."""
+        """Return the time limit of a call in seconds: `timeout_s`, or the client's default."""
         return self.options.timeout_s if timeout_s is None else checked_timeout("timeout_s", timeout_s)
 
     def deadline(self, timeout_s: float | None) -> Deadline:
-        """As `limit_s`, for a call that begins now."""
+        """Return the deadline of a call that begins now."""
         limit_s = self.limit_s(timeout_s)
         return Deadline(time.monotonic() + limit_s, limit_s)
 
     # ---- verbs
 
     def connect(self, deadline: Deadline, *, is_patient: bool = True) -> Verb[Welcome]:
-        """Greet the service unless in contact; return what it has said of itself.
+        """Greet the service unless in contact; return its greeting.
 
         Raises:
-            ServiceUnavailable: nobody is there; or nobody was a moment ago, and it is not time to look again.
+            ServiceUnavailable: The service is missing; or it was missing less than `RETRY_INTERVAL_S` ago.
         """
-        if (link := self._link) is not None:
-            link.catch_up()
-        if self.welcome is None:
+        if self.catch_up() is None:
             now = time.monotonic()
             if now < self._retry_at and not is_patient:
                 raise ServiceUnavailable("the service was not there a moment ago; it is looked for once a second")
@@ -174,11 +139,11 @@ class Contact:
         return welcome
 
     def exchange(self, request: Request, deadline: Deadline, payload: Sequence[Frame] = ()) -> Verb[Received]:
-        """Send a request and return its answer; the caller is in contact.
+        """Send a request and return its answer; requires contact.
 
         Raises:
-            DeadlineExceeded, PeerGone, ChannelFull, RequestAborted: retryable.
-            RemoteProtocolError: what came cannot be read.
+            DeadlineExceeded, PeerGone, ChannelFull, RequestAborted: Retryable.
+            RemoteProtocolError: The answer is invalid.
         """
         link = self.link()
         try:
@@ -192,27 +157,33 @@ class Contact:
 
     # ---- without waiting
 
+    def catch_up(self) -> Welcome | None:
+        """Handle received messages; return the greeting, or None if the service has to be greeted."""
+        if (link := self._link) is not None:
+            link.catch_up()
+        return self.welcome
+
     def tell(self, message: object) -> None:
-        """Send what has no answer, or drop it."""
+        """Send a message that has no answer, or drop it."""
         if (link := self._link) is not None:
             link.tell(message)
 
     def greet_again(self) -> None:
-        """Have the next call greet: the service has something new to say of itself."""
+        """Make the next call greet the service again, to learn its new state."""
         self.welcome = None
 
     def lose(self) -> None:
-        """Take note that the connection was lost; the frontend may be another by now."""
+        """Record the loss of the connection; the frontend may be another one by now."""
         self._was_away = True
         self.welcome = None
         self._sessions.lose_contact()
 
     def link(self) -> Link[Any]:
-        """Return the connection; make it if there is none; errors as of `Link`.
+        """Return the connection, made on first use; other errors as for `Link`.
 
         Raises:
-            ClientClosed: the client was closed.
-            RequestAborted: an interrupted call had broken the connection, or this is a parent's in a forked child.
+            ClientClosed: The client was closed.
+            RequestAborted: An interrupted call had broken the connection, or it is the parent's in a forked child.
         """
         link = self._link
         if link is not None:
@@ -230,7 +201,7 @@ class Contact:
             return self._link
 
     def abandon(self) -> None:
-        """In a forked child: let go of what is the parent's; what goes on here ends with `RequestAborted`."""
+        """In a forked child: release the parent's connection; calls in progress here end with `RequestAborted`."""
         self._is_abandoned = True
         self._lock = threading.RLock()  # the thread that held it may not exist here
         self._sessions.abandon()
@@ -238,7 +209,7 @@ class Contact:
             self._link.abandon()
 
     def close(self, why: MmcachedError = CLOSED) -> None:
-        """Let go of everything but views; open calls and later ones end with that error. A second call does nothing."""
+        """Release all resources except views; open and later calls end with `why`. A second call does nothing."""
         with self._lock:
             self._why_closed = self._why_closed or why
             link, self._link = self._link, None

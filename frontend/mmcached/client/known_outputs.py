@@ -1,11 +1,11 @@
-"""Names what the encoder says of a file as the service does: a client finds it in the store without asking.
+"""Store keys of the encoder's outputs, made as the service makes them, to find outputs without a message.
 
     bytes of an image ──> key of its item ────────────────────────────────────┬──> keys of the encoder's outputs
     bytes of a clip, options ──> key of it ──the store──> keys of its slices ─┘
 
-A fingerprint of the service's processor and one of its encoder are part of the keys: a service that would say something
-else has other keys. Of an image that has the name that its caller gave it, the store keeps no output. The record of a
-clip may be put by whoever puts records of the tenant: what is none of the service's counts as missing.
+Fingerprints of the service's processor and encoder are part of the keys: a service with other results has other keys.
+The store keeps no output of an image that its caller has named. The record of a clip can be put by any client of the
+tenant: a record in another form than the service's counts as missing.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from mmcached.wire.messages.parts import ClipOptions
 
 
 class KnownSlice(NamedTuple):
-    """The key of the encoder's output of a slice, and the seconds of the file that the slice is made of."""
+    """The key of a slice's encoder output, and the `(start_s, end_s)` of the slice in the file."""
 
     key: str
     time: tuple[float, float]
@@ -33,12 +33,12 @@ class KnownSlice(NamedTuple):
 def output_keys(
     welcome: Welcome, files: Sequence[bytes], image_ids: Sequence[str | None], tenant: str
 ) -> dict[int, str]:
-    """Return the keys of the encoder's outputs by the index of the image, of those whose output may be in the store.
+    """Return the keys of encoder outputs that may be in the store, by the index of the image.
 
     Args:
-        welcome: what the service has said of itself.
-        files: encoded image files.
-        image_ids: one per image, or none at all.
+        welcome: Greeting of the service.
+        files: Encoded image files.
+        image_ids: One per image, or empty.
     """
     if not (welcome.encoder_fingerprint and welcome.item_fingerprints.get("image")):
         return {}
@@ -51,10 +51,10 @@ def output_keys(
 
 
 def clip_records(welcome: Welcome, clips: Sequence[ClipOptions], files: Sequence[bytes], tenant: str) -> dict[int, str]:
-    """Return the keys of the lists of slices by the index of the clip, of those that may be in the store.
+    """Return the keys of clips' lists of slices that may be in the store, by the index of the clip.
 
     Args:
-        files: of the clips; one that occurs several times is hashed once.
+        files: Files of the clips; a file that occurs several times is hashed once.
     """
     hasher, keys = _hasher(welcome.hasher_algorithm), {}
     of_files: dict[tuple[int, str], str] = {}
@@ -70,7 +70,7 @@ def clip_records(welcome: Welcome, clips: Sequence[ClipOptions], files: Sequence
 
 
 def slices_in(record: Any, welcome: Welcome) -> list[KnownSlice]:
-    """Return the slices that the record of a clip lists; none if it is no such record."""
+    """Return the slices that the record of a clip lists; empty if it has another form."""
     try:
         listed = msgspec.convert(record, ListedSlices).slices
     except msgspec.ValidationError:

@@ -1,7 +1,7 @@
-"""Reads the encoded files that a caller hands over: bytes, or the path of a regular file. Decodes nothing.
+"""Reads the encoded files that a caller passes: bytes, or the path of a regular file. Decodes nothing.
 
-A string is refused: it may be anything, and a server that passes a user's on would read files for him. A path is
-believed, but only a regular file of a possible size is read: a FIFO would be waited for, a device never ends.
+A string is refused: it may hold anything, and a server that passed on a user's string would read files for that user. A
+path is trusted, but only a regular file within the size limit is read: a FIFO would block, and a device never ends.
 """
 
 from __future__ import annotations
@@ -13,19 +13,21 @@ from collections.abc import Sequence
 from mmcached.wire.errors import EmptyImage, InvalidRequest
 
 ImageLike = bytes | bytearray | memoryview | os.PathLike[str]
-"""An encoded image file: its bytes, or its path. So is a video's, or a sound's."""
+"""An encoded image, video or sound file: its bytes, or its path."""
 MAX_FILE_BYTES = 1 << 30
-"""More than a service takes by default (`max_image_bytes`, `limits.max_clip_mb`); it judges again, by its own limit."""
+"""More than a service takes by default (`max_image_bytes`, `limits.max_clip_mb`); it checks its own limit again."""
 
 
 def read_images(images: Sequence[ImageLike | None], image_ids: Sequence[str | None] = ()) -> list[bytes]:
-    """Return the encoded bytes of each image, none for one that is named by its id only.
+    """Return the encoded bytes of each image, empty for an image that is named by its id only.
 
     Args:
-        image_ids: one per image, or none at all.
+        image_ids: One per image, or empty.
+
     Raises:
-        InvalidRequest: neither bytes nor a path, a path that cannot be read, or neither file nor id; names its index.
-        EmptyImage: an image has an id, and a file without bytes, which would look like the id alone.
+        InvalidRequest: An image is neither bytes nor a path, cannot be read, or has neither file nor id; names its
+            index.
+        EmptyImage: An image has an id, and a file without bytes, which would look like the id alone.
     """
     data = []
     for index, image in enumerate(images):
@@ -43,7 +45,7 @@ def read_file(file: ImageLike, field: str) -> bytes:
     """Return the bytes of an encoded file.
 
     Raises:
-        InvalidRequest: neither bytes nor a path, or a path that cannot be read.
+        InvalidRequest: It is neither bytes nor a path, or cannot be read.
     """
     if isinstance(file, bytes | bytearray | memoryview):
         if len(file) > MAX_FILE_BYTES:

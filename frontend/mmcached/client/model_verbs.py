@@ -1,9 +1,9 @@
-"""Says what the verbs of the model ask, in which order, and where their large results are found.
+"""Verbs of the model: the order of their requests, and the lookup of their large results.
 
-    known outputs ──the store's ring──> no message          the rest: asked for, named in the answer, found in the ring
-    generate      ──the answer names rows──> found there    what has gone again is asked for once more, and comes inline
+    known outputs ──the store's ring──> no message     the rest: requested, named in the answer, found in the ring
+    generate      ──the answer names rows──> found there   evicted meanwhile: requested again, and comes inline
 
-Knows nothing of arguments as callers give them, of sockets and of event loops.
+Does not know callers' arguments, sockets or event loops.
 """
 
 from __future__ import annotations
@@ -31,27 +31,27 @@ _BYTES = Reading("bytes", view=True)
 
 
 class ModelVerbs:
-    """What the service computes, as one client id asks for it; arguments are checked.
+    """Model requests of one client id, with checked arguments.
 
     Args:
-        note_known: is told, of each `encode`, how many of how many items the store showed.
+        note_known: Called for each `encode` with the number of items found in the store, and of all items.
     """
 
     def __init__(self, contact: Contact, store: StoreVerbs, note_known: Callable[[int, int], object]) -> None:
         self._note_known = note_known
         self._contact = contact
         self._store = store
-        self._welcome: Welcome | None = None  # the last one, also of a frontend that has died since
+        self._welcome: Welcome | None = None  # the last greeting, also of a frontend that has died since
 
     def generate(self, request: Generate, files: list[bytes], deadline: Deadline) -> Verb[Generation]:
-        """Have a prompt continued.
+        """Continue a prompt.
 
         Raises:
-            RemoteProtocolError: rows are named that were to come inline.
+            RemoteProtocolError: The answer names rows that were requested inline.
         """
         yield from self._contact.connect(deadline)
         if request.rows is not None:
-            yield from self._store.look([], _BYTES, deadline)  # as a reader of the store it is told where rows lie
+            yield from self._store.look([], _BYTES, deadline)  # makes it a reader: answers then name rows by key
         for takes_keys in (request.rows is not None and self._store.is_reader, False):
             request = replace(request, request_id=self._contact.next_id(), takes_keys=takes_keys)
             yield from self._contact.connect(deadline)
@@ -62,11 +62,11 @@ class ModelVerbs:
         raise RemoteProtocolError("rows are named that were to come inline", "saved_rows")
 
     def encode(self, request: Encode, files: list[bytes], reading: Reading, deadline: Deadline) -> Verb[list[Any]]:
-        """Return what the encoder says of each image and clip; what is known already is not asked for."""
+        """Return the encoder's output of each image and clip; outputs found in the store are not requested."""
         results = yield from self._known_outputs(request, files, reading, deadline)
         self._note_known(sum(result is not None for result in results), len(results))
         try:
-            for takes_keys in (self._store.is_reader, False):  # what has gone from the store again comes inline
+            for takes_keys in (self._store.is_reader, False):  # outputs evicted meanwhile are requested inline
                 missing = [index for index, result in enumerate(results) if result is None]
                 if missing or not files:
                     part = _part_of(request, missing, len(files))
@@ -80,7 +80,7 @@ class ModelVerbs:
         return results
 
     def _generation(self, message: Generated, payload: Sequence[Frame], deadline: Deadline) -> Verb[Generation | None]:
-        """Return what an answer says; None if rows that it names are not in the store any more."""
+        """Return the generation of an answer; None if rows that it names are no longer in the store."""
         names = [rows.name for rows in message.saved_rows]
         if not names:
             return generation_from(message, payload)
@@ -89,14 +89,12 @@ class ModelVerbs:
         if len(found) < len(names):
             return None
         generation = generation_from(message, payload, found)
-        for name in names:  # nobody else knows it
+        for name in names:  # no other client knows the name
             self._contact.tell(DropRecord(self._contact.next_id(), name, self._contact.options.tenant))
         return generation
 
     def _encoded(self, request: Encode, files: list[bytes], reading: Reading, deadline: Deadline) -> Verb[list[Any]]:
-        """Have images and clips encoded; return their outputs, None of each of which something was named and is not in
-        the store any more.
-        """
+        """Have images and clips encoded; None for each with a named output that is no longer in the store."""
         yield from self._contact.connect(deadline)
         message, payload = yield from self._contact.exchange(request, deadline, files)
         answer = expect(message, Encoded)
@@ -117,9 +115,9 @@ class ModelVerbs:
     def _known_outputs(
         self, request: Encode, files: Sequence[bytes], reading: Reading, deadline: Deadline
     ) -> Verb[list[Any]]:
-        """Return what the encoder has said of images and clips, as far as the store shows it; None for the others.
+        """Return the outputs of images and clips that are in the store; None for the others.
 
-        A frontend that is away has said before how outputs are named.
+        Without contact, the keys are made from the last greeting.
         """
         try:
             self._welcome = yield from self._contact.connect(deadline, is_patient=self._welcome is None)
@@ -139,22 +137,22 @@ class ModelVerbs:
     def _known_slices(
         self, welcome: Welcome, request: Encode, files: Sequence[bytes], deadline: Deadline
     ) -> Verb[list[list[KnownSlice]]]:
-        """Return the slices of each clip all of whose outputs the store shows; none of the others."""
+        """Return the slices of each clip whose outputs are all in the store; empty for other clips."""
         clips: list[list[KnownSlice]] = [[] for _ in files]
         records = clip_records(welcome, request.clips, files, request.tenant)
         hits = (yield from self._store.look(list(records.values()), _BYTES, deadline)) if records else []
         for index, hit in zip(records, hits, strict=True):
             slices = [] if hit is None else slices_in(hit.record, welcome)
-            if self._store.sees([each.key for each in slices]):  # else the whole clip is asked for, and none of it read
+            if self._store.sees([each.key for each in slices]):  # else the whole clip is requested, without any lease
                 clips[index] = slices
         return clips
 
     def _outputs(
         self, keys: Mapping[int, str], reading: Reading, deadline: Deadline, *, is_answer: bool = False
     ) -> Verb[dict[int, Any]]:
-        """Return the encoder's outputs that the store shows of those with these keys, by their index.
+        """Return the outputs with these keys that are in the store, by their index.
 
-        What is an answer has just been put, and is taken as a message is: nobody has asked for it again.
+        Outputs of an answer were put just now for this client, and do not count as hits.
         """
         if not keys:
             return {}

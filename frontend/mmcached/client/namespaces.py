@@ -1,4 +1,4 @@
-"""Puts a name before the keys of a client: what `Namespace` and `AsyncNamespace` share."""
+"""Prefixes for the keys of a client: the common part of `Namespace` and `AsyncNamespace`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class BaseNamespace(Generic[ClientT]):
     """The keys of a client that begin with a name and "/".
 
     Attributes:
-        name: of the namespace.
+        name: Name of the namespace.
     """
 
     def __init__(self, client: ClientT, name: str) -> None:
@@ -60,7 +60,7 @@ def prefixed(
 def prefixed_many(
     method: Callable[Concatenate[ClientT, Sequence[str], P], T],
 ) -> Callable[Concatenate[BaseNamespace[ClientT], Sequence[str], P], T]:
-    """As `prefixed`, of a method whose first argument is a sequence of keys."""
+    """Return as `prefixed` a method whose first argument is a sequence of keys."""
 
     @wraps(method)
     def call(space: BaseNamespace[ClientT], keys: Sequence[str], /, *values: Any, **named: Any) -> T:

@@ -1,7 +1,7 @@
-"""Hands out one streamed generation piece by piece: asks the service, waits for news, and says what was taken.
+"""One streamed generation: sends the request, waits for pieces, and acknowledges those that were taken.
 
-Nothing is asked before the first piece. Invariant: a stream that has ended, in whatever way, is open neither here nor
-in the service.
+The request is sent with the first piece. Invariant: a stream that has ended, in any way, is open neither here nor in
+the service.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class PieceStream:
     """One streamed generation; `end` must follow.
 
     Attributes:
-        is_over: the generation was handed out.
+        is_over: Whether the generation was returned.
     """
 
     def __init__(self, contact: Contact, request: Generate, payload: Sequence[Frame]) -> None:
@@ -37,10 +37,10 @@ class PieceStream:
         self._link: Link[Any] | None = None
 
     def next_piece(self) -> Verb[Piece]:
-        """Return the next piece; what has come is taken first, then it is waited for.
+        """Return the next piece, waiting for one if none was received.
 
         Raises:
-            MmcachedError: as `Contact.exchange`, or what the service reports.
+            MmcachedError: As `Contact.exchange`, or the error that the service reports.
         """
         link, stream = self._link, self._stream
         if link is None:
@@ -66,7 +66,7 @@ class PieceStream:
         return piece
 
     def end(self) -> None:
-        """Take in no more, and have the service end it if it goes on there. A finalizer may call it."""
+        """End the stream, and cancel the request if it is still open. A finalizer may call it."""
         if self._link is not None:
             self._link.leave(self._request.request_id)
             if self._stream.is_open:

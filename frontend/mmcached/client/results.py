@@ -1,4 +1,4 @@
-"""Holds what a client hands out, and makes it of answers. Knows nothing of sockets."""
+"""Results of a client's calls, made from answers. Does not use sockets."""
 
 from __future__ import annotations
 
@@ -6,56 +6,28 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import msgspec
+
 from mmcached.shm.store.codec import DEFAULT_LIBRARY, MAKERS, Library
 from mmcached.shm.store.tensor_bytes import TensorType
 from mmcached.wire.errors import RemoteProtocolError, error_from_wire
-from mmcached.wire.messages.client import (
-    Claims,
-    Encoded,
-    Failed,
-    Flushed,
-    Generated,
-    NurseryOpened,
-    Orders,
-    Present,
-    Probed,
-    ProcessorInfo,
-    ReaderRegistered,
-    Records,
-    Stats,
-    Stored,
-    ToClient,
-)
-from mmcached.wire.messages.parts import Rows, Tensor
+from mmcached.wire.messages.client import Encoded, Failed, Generated, Stats, ToClient
+from mmcached.wire.messages.parts import Message, Rows, Tensor
 from mmcached.wire.sockets.frames import Frame
+from mmcached.wire.stats import ServiceStats
 
 if TYPE_CHECKING:
     import torch
 
-AnswerT = TypeVar(
-    "AnswerT",
-    Generated,
-    Encoded,
-    Stats,
-    Probed,
-    ProcessorInfo,
-    Flushed,
-    ReaderRegistered,
-    NurseryOpened,
-    Records,
-    Claims,
-    Present,
-    Stored,
-    Orders,
-)
+AnswerT = TypeVar("AnswerT", bound=Message)
 
 
 @dataclass(frozen=True, slots=True)
 class RowRange:
-    """Rows of one key of a generation: those of positions `first … end - 1`, prompt first.
+    """Rows of one key of a generation: positions `first` to `end - 1`, prompt first.
 
     Attributes:
-        tensor: `(end - first, hidden_size)`, int32, cpu, owned; an array of numpy where torch is not installed.
+        tensor: `(end - first, hidden_size)`, int32, CPU, owned; a numpy array where torch is not installed.
     """
 
     key: str
@@ -72,12 +44,13 @@ class Generation:
     """A finished generation.
 
     Attributes:
-        tokens: generated token ids; bytes are 0 … 255.
+        tokens: Generated token ids; bytes are 0 … 255.
         finish_reason: "stop" (the end token came) or "length".
-        num_prompt_tokens: prompt tokens after each image was replaced by its placeholders.
-        num_cached_tokens: how many of them came from the prefix cache.
-        rows: what was asked for, by key. Of a stream with delivery "delta" only what no `RowRange` has brought: at
-            least the row that gave the last token.
+        num_prompt_tokens: Prompt tokens after each image was replaced by its placeholders.
+        num_cached_tokens: Prompt tokens that came from the prefix cache.
+        rows: Requested rows, by key. For a stream with delivery "delta" only rows that no `RowRange` has brought: at
+            least
+            the row that gave the last token.
     """
 
     tokens: list[int]
@@ -88,30 +61,31 @@ class Generation:
 
     @property
     def hidden_states(self) -> torch.Tensor | None:
-        """Those of `rows` that are of the last layer, or None; `(num_prompt_tokens + len(tokens) - 1, hidden_size)` if
-        all were wanted and none was streamed.
+        """The last layer's rows, or None.
 
-        The last token has no row: it was never computed.
+        Shape `(num_prompt_tokens + len(tokens) - 1, hidden_size)` if all were requested and none was streamed. The last
+        token
+        has no row: it was never computed.
         """
         found = self.rows.get("hidden_states")
         return None if found is None else found.tensor
 
     @property
     def text(self) -> str:
-        """The byte tokens as text; bytes that are no UTF-8 become U+FFFD."""
+        """The byte tokens as text; bytes that are not UTF-8 become U+FFFD."""
         return bytes(token for token in self.tokens if token < 256).decode("utf-8", errors="replace")
 
 
 Piece = list[int] | RowRange | Generation
-"""What a stream yields: tokens, rows of one key, and at last the generation."""
+"""A piece of a stream: tokens, rows of one key, and at last the generation."""
 
 
 def expect(message: ToClient, kind: type[AnswerT]) -> AnswerT:
-    """Return the message if it is of the wanted kind.
+    """Return the message if it is of the expected kind.
 
     Raises:
-        MmcachedError: what the service reported.
-        RemoteProtocolError: the service answered something else.
+        MmcachedError: The error that the service reported.
+        RemoteProtocolError: The service sent another kind of answer.
     """
     if isinstance(message, Failed):
         raise error_from_wire(message.error)
@@ -120,11 +94,19 @@ def expect(message: ToClient, kind: type[AnswerT]) -> AnswerT:
     return message
 
 
+def stats_from(message: Stats) -> ServiceStats:
+    """Return the statistics of an answer; raise RemoteProtocolError if a figure has the wrong type."""
+    try:
+        return msgspec.convert(message.stats, ServiceStats)
+    except msgspec.ValidationError as error:
+        raise RemoteProtocolError(str(error), "stats") from error
+
+
 def generation_from(message: Generated, payload: Sequence[Frame], saved: Sequence[memoryview] = ()) -> Generation:
-    """Return what an answer says.
+    """Return the generation of an answer.
 
     Args:
-        saved: the bytes of its `saved_rows`, in their order.
+        saved: Bytes of its `saved_rows`, in their order.
     """
     return Generation(
         tokens=message.token_ids,
@@ -150,10 +132,10 @@ def _rows_of(message: Generated, payload: Sequence[Frame], saved: Sequence[memor
 
 
 def _joined(key: str, parts: list[tuple[int, TensorType, memoryview]]) -> RowRange:
-    """Return the rows of one key, which overlap or go on where others end.
+    """Join the parts of one key's rows, which overlap or are contiguous.
 
     Raises:
-        RemoteProtocolError: they do not, or are of several kinds.
+        RemoteProtocolError: The parts have a gap, or differ in dtype or row shape.
     """
     parts.sort(key=lambda part: (part[0], -part[1].shape[0]))
     first, kind, _ = parts[0]
@@ -175,8 +157,9 @@ def row_range_from(rows: Rows, payload: Sequence[Frame]) -> RowRange:
 
 
 def embeddings_from(message: Encoded, payload: Sequence[Frame], tensors: Library = DEFAULT_LIBRARY) -> list[Any]:
-    """Return of each image the encoder's output, or all by name if there are several, cpu, owned; None of one that is
-    named by its key in the store.
+    """Return each image's encoder output as owned CPU tensors; None for an output named by its key in the store.
+
+    An output is a tensor, or a dict of tensors by name if there are several.
     """
     return [
         None
@@ -187,7 +170,7 @@ def embeddings_from(message: Encoded, payload: Sequence[Frame], tensors: Library
 
 
 def plain(outputs: Mapping[str, Any]) -> Any:
-    """Return the one tensor, or all by name if there are several."""
+    """Return the only tensor, or all by name if there are several."""
     return next(iter(outputs.values())) if len(outputs) == 1 else outputs
 
 
@@ -196,7 +179,7 @@ def _owned_tensor(tensor: Tensor, payload: Sequence[Frame], library: Library = D
 
 
 def _checked(tensor: Tensor, payload: Sequence[Frame]) -> tuple[TensorType, memoryview]:
-    """Return what a tensor is, and its bytes."""
+    """Return the type and the bytes of a tensor in a message."""
     if tensor.frame >= len(payload):
         raise RemoteProtocolError(f"frame {tensor.frame} of {len(payload)}", "tensor.frame")
     kind = TensorType.checked(tensor.dtype, list(tensor.shape), "tensor")

@@ -1,11 +1,12 @@
-"""Saves records in a thread of its own, so that who has computed them goes on at once.
+"""Saves records in a thread of its own, so that the caller goes on at once.
 
-    save ──room?──> waits ──its turn──> made, offered to the store: saved | refused | failed
-              │          └──too old──> dropped
+    save ──space?──> waits ──its turn──> made, offered to the store: saved | refused | failed
+              │           └──too old──> dropped
               └──none──> dropped
 
-A record is made in the saver's thread: a copy from a device, or out of a buffer, costs the caller nothing. What waits
-holds at most `max_bytes`; a key that waits already is not taken twice, and one that has a record is not made.
+A record is made in the saver's thread: a copy from a device, or out of a buffer, does not delay the caller. Waiting
+saves hold at most `max_bytes`; a key that waits already is not added twice, and the record of a key that has one is not
+made.
 """
 
 from __future__ import annotations
@@ -28,13 +29,13 @@ _LOG = logging.getLogger("mmcached.client")
 
 @dataclass(frozen=True, slots=True)
 class SaverCounters:
-    """What a saver has done; each figure only rises.
+    """Counters of a saver; they never decrease.
 
     Attributes:
-        saved: keys that have a record now.
-        dropped: saves for which there was no room, or no time.
-        refused: records that the store has not kept: it is full, absent, or they are too large for it.
-        failed: records that could not be made, or are none.
+        saved: Keys that have a record now.
+        dropped: Saves dropped for lack of space or time.
+        refused: Records that the store has not kept: it is full or missing, or they are too large for it.
+        failed: Records that could not be made, or are invalid.
     """
 
     saved: int = 0
@@ -53,14 +54,14 @@ class _Save(NamedTuple):
 
 
 class Saver(Closeable):
-    """One thread that puts what it is given; it starts with the first save.
+    """A thread that puts records into the store; it starts with the first save.
 
     Args:
-        max_bytes: of the records that wait, together.
-        max_wait_s: how long a record may wait for its turn before it is dropped.
-        timeout_s: deadline of each put.
-        on_end: called with key and "saved", "dropped", "refused" or "failed", in the thread in which that happens.
-        clock: monotonic seconds.
+        max_bytes: Maximum bytes of all waiting records.
+        max_wait_s: Seconds after which a waiting record is dropped.
+        timeout_s: Deadline of each put.
+        on_end: Called with key and "saved", "dropped", "refused" or "failed", in the thread where the save ends.
+        clock: Monotonic time in seconds.
     """
 
     def __init__(
@@ -106,12 +107,13 @@ class Saver(Closeable):
         tenant: str | None = None,
         store_epoch: int | None = None,
     ) -> bool:
-        """Have a record saved; return False if it was dropped, because too much waits. Waits for nobody.
+        """Queue a record to be saved, without waiting; return False if it was dropped for lack of space.
 
         Args:
-            nbytes: what `make` holds until it has run, about the size of its record.
-            make: returns the record; runs in the saver's thread, at most once. What it refers to must not change.
-            tenant, store_epoch: as for `Client.put`.
+            nbytes: Bytes that `make` holds until it has run, about the size of its record.
+            make: Returns the record; runs in the saver's thread, at most once. Objects that it refers to must not
+                change.
+            tenant, store_epoch: As for `Client.put`.
         """
         with self._news:
             if key in self._keys:
@@ -130,12 +132,12 @@ class Saver(Closeable):
         return is_taken
 
     def drain(self, timeout_s: float) -> bool:
-        """Wait until nothing waits; return whether that is so."""
+        """Wait until the queue is empty; return whether it is."""
         with self._news:
             return self._news.wait_for(lambda: not self._keys, timeout_s)
 
     def close(self) -> None:
-        """Drop what waits, and end the thread; a put that is under way ends first. A second call does nothing."""
+        """Drop waiting saves, and end the thread after a put in progress. A second call does nothing."""
         with self._news:
             self._is_closed = True
             self._news.notify_all()
@@ -161,7 +163,7 @@ class Saver(Closeable):
             is_late = is_closed or self._clock() - save.asked_at > self._max_wait_s
             self._end(save.key, "dropped" if is_late else self._put(save))
             key, nbytes = save.key, save.nbytes
-            del save  # and with it what the record is made of
+            del save  # releases the objects that `make` refers to
             with self._news:
                 self._keys.discard(key)
                 self._num_bytes -= nbytes
@@ -177,7 +179,7 @@ class Saver(Closeable):
             return "saved" if is_stored else "refused"
         except MmcachedError as error:
             _LOG.warning("a record could not be saved: %s", error)
-        except Exception:  # whatever the host's tensors raise: the next save is made all the same
+        except Exception:  # any error of the host's tensors: go on with the next save
             _LOG.exception("a record could not be made")
         return "failed"
 

@@ -1,4 +1,4 @@
-"""Runs the calls in the caller's thread: `Client`, for scripts and threaded servers."""
+"""The blocking client: `Client`, for scripts and threaded servers."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ from mmcached.wire.errors import MmcachedError
 from mmcached.wire.messages.client import Welcome
 
 MAX_CLOSE_S = 5.0
-"""How long `close` waits for other uses of the connection to end; the longest is the copy of one large message."""
+"""Seconds that `close` waits for other uses of the connection to end; the longest is the copy of a large message."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
 def _blocking(call: Callable[Concatenate[Calls, P], Call[T]]) -> Callable[Concatenate[Client, P], T]:
-    """Return a call that returns when its verb has ended."""
+    """Return a method that drives the verb of a call to its end."""
     name = call.__name__
 
     @driver_of(call)
     def method(client: Client, /, *values: P.args, **named: P.kwargs) -> T:
-        verb: Call[T] = getattr(client._current(), name)(*values, **named)  # of `TracedCalls`, if there is a tracer
+        verb: Call[T] = getattr(client._current(), name)(*values, **named)  # by name: it may be of `TracedCalls`
         return verb.result if isinstance(verb, Done) else drive(verb)
 
     return method
@@ -48,7 +48,7 @@ def _blocking(call: Callable[Concatenate[Calls, P], Call[T]]) -> Callable[Concat
 def _blocking_stream(
     call: Callable[Concatenate[Calls, P], PieceStream],
 ) -> Callable[Concatenate[Client, P], Generator[Piece]]:
-    """Return a call whose pieces are iterated over."""
+    """Return a method whose pieces are iterated over."""
     name = call.__name__
 
     @driver_of(call, Generator[Piece])
@@ -67,34 +67,40 @@ def _pieces(stream: PieceStream) -> Generator[Piece]:
 
 
 class Client(BaseClient, Closeable):
-    """Talk to the service of a run directory; every call waits for its answer.
+    """Client of the service in a run directory; every call waits for its answer.
 
     >>> with Client("/run/mmcached") as client:                      # doctest: +SKIP
     ...     answer = client.generate("What is this? <image>", [Path("cat.png")], max_tokens=16)
     ...     features = client.get_or_compute("cat.png@v1", lambda: {"embeds": tower(pixels)})["embeds"]
 
-    The store's verbs (`get` … `drop`) treat a service that is gone, full or late as a miss, unless `fail_open` is
-    False. After a restart of the service, and in a forked child, the next call connects anew; views that the child has
-    inherited keep their bytes.
+    The store's calls (`get` … `drop`) treat a missing, full or late service as a miss, unless `fail_open` is False.
+    After a
+    restart of the service, and in a forked child, the next call connects anew; views that the child has inherited keep
+    their bytes.
 
     Threads may share a client: each waits for its own answers, over one connection. A call that is interrupted (Ctrl-C,
-    or whatever a signal handler raises) is ended in the service too; if that leaves the connection in pieces, the other
-    threads' open calls end with a retryable error, and the next call connects anew. A signal handler or finalizer that
-    calls the client in the middle of a call of its own thread gets `LocalProtocolError`.
+    or
+    any exception of a signal handler) is ended in the service too; if that breaks the connection, the other threads'
+    open
+    calls end with a retryable error, and the next call connects anew. A signal handler or finalizer that calls the
+    client
+    in the middle of a call of its own thread gets `LocalProtocolError`.
 
     Args:
-        run_dir: the service's run directory; default as `mmcached serve` has it.
-        timeout_s: deadline of each call that names none.
-        connect_timeout_s: how long a contact may take.
-        tenant: name under which items are cached; other tenants never hit them.
-        fail_open: also, a client can be made while no service is there.
-        name: of this kind of client ("vllm"), under which `/metrics` shows hits, misses and puts.
-        counts_hits: False if nothing that this client finds is to stay in the store for its sake, or to be counted.
-        tracer_provider: of OpenTelemetry, which makes a span of each call; None: no spans, and nothing is imported.
+        run_dir: Run directory of the service; default as for `mmcached serve`.
+        timeout_s: Default deadline of a call.
+        connect_timeout_s: Deadline of a contact.
+        tenant: Name under which items are cached; other tenants never hit them.
+        fail_open: Whether a missing service is a miss; a client can then also be made without a service.
+        name: Name of this kind of client ("vllm"), under which `/metrics` shows hits, misses and puts.
+        counts_hits: False if this client's hits must not be counted, nor keep records in the store longer.
+        tracer_provider: OpenTelemetry provider for a span of each call; None: no spans, and OpenTelemetry is not
+            imported.
+
     Raises:
-        InvalidRequest: an argument can't be.
-        ConfigError: the run directory is another user's, also with `fail_open`.
-        ServiceUnavailable: nobody answers in that directory, and `fail_open` is False.
+        InvalidRequest: An argument is invalid.
+        ConfigError: The run directory belongs to another user, also with `fail_open`.
+        ServiceUnavailable: No service answers in that directory, and `fail_open` is False.
     """
 
     generate = _blocking(Calls.generate)
@@ -128,7 +134,7 @@ class Client(BaseClient, Closeable):
         return len(self.keys())
 
     def __bool__(self) -> bool:
-        """Return True: a client of an empty store is a client all the same."""
+        """Return True, also for a client of an empty store."""
         return True
 
     def cached(
@@ -141,21 +147,26 @@ class Client(BaseClient, Closeable):
         ttl_s: float | None = None,
         tenant: str | None = None,
     ) -> Callable[[Callable[P, ValueT]], Callable[P, ValueT]]:
-        """Return a decorator: each call of the function is `get_or_compute` of the key that its arguments make.
+        """Return a decorator that turns calls of a function into `get_or_compute` with a key made from the arguments.
 
         >>> @client.cached(key="embed/{name}@{version}")               # doctest: +SKIP
         ... def embed(name, version=1):
         ...     return tower(load(name))
 
         Args:
-            key: template with arguments of the function as fields, which must be text, numbers, paths or None; or a
-                function with the same arguments that returns the key. Arguments that it does not name do not tell
-                results apart. Name the function and its version in it: the key is all that is compared.
-            view, tensors, timeout_s, ttl_s, tenant: as for `get_or_compute`.
+            key: Template with arguments of the function as fields, which must be text, numbers, paths or None; or a
+                function
+                with the same arguments that returns the key. Calls that differ only in other arguments share a result.
+                Name
+                the function and its version in it: only the key is compared.
+            view, tensors, timeout_s, ttl_s, tenant: As for `get_or_compute`.
+
         Raises:
-            InvalidRequest: (when decorating) the key is neither, has fields that are not arguments, or has none though
-                the function has arguments; the function is a coroutine function, which `AsyncClient` takes. (In a call)
-                the key of these arguments is invalid.
+            InvalidRequest: (when decorating) `key` is neither, has fields that are not arguments, or has no fields
+                though the
+                function has arguments; the function is a coroutine function, which `AsyncClient` takes. (In a call) the
+                key of
+                these arguments is invalid.
         """
         reading_of(tensors, view)
         checked_ttl(ttl_s)
@@ -178,30 +189,31 @@ class Client(BaseClient, Closeable):
         return decorate
 
     def namespace(self, name: str) -> Namespace:
-        """Return a view of the keys that begin with `name` and "/": its calls take and give what follows.
+        """Return a view of the keys that begin with `name` and "/"; its calls take and return keys without that prefix.
 
         Raises:
-            InvalidRequest: the name is empty or too long.
+            InvalidRequest: The name is empty or too long.
         """
         return Namespace(self, name)
 
     @property
     def service(self) -> Welcome:
-        """What the service said of itself.
+        """The service's description of itself.
 
         Raises:
-            ServiceUnavailable: it is not there.
+            ServiceUnavailable: The service is missing.
         """
         return drive(self._current().connect())
 
     def close(self) -> None:
-        """Tell the service that this client goes, and let go of everything but views; calls of other threads, and all
-        later ones, end with `ClientClosed`. A second call does nothing.
+        """Disconnect from the service, and release all resources except views. A second call does nothing.
+
+        Calls of other threads, and all later ones, end with `ClientClosed`.
         """
         self._is_closed = True
         self._let_go(self._calls)
 
-    # ---- how
+    # ---- internals
 
     @staticmethod
     def _make_link(*values: Any, **named: Any) -> ThreadLink:
@@ -215,7 +227,7 @@ class Client(BaseClient, Closeable):
             raise
 
     def _let_go(self, calls: Calls, why: MmcachedError = CLOSED) -> None:
-        # A signal handler may close in the middle of its own thread's call; then the rest is done after that.
+        # A signal handler may close in the middle of its own thread's call, which then finishes the close.
         with contextlib.suppress(TimeoutError):
             uninterrupted(partial(calls.contact.close, why), MAX_CLOSE_S)
 
@@ -223,7 +235,7 @@ class Client(BaseClient, Closeable):
 class Namespace(BaseNamespace[Client]):
     """Keys of a `Client` that begin with a name and "/"; `Client.namespace` makes it. Its calls are the client's own.
 
-    A `Claim`, or a `Pending`, has the key of the client: `put` it under the key that was claimed.
+    A `Claim` or a `Pending` has the client's full key: `put` it with the client under that key.
 
     >>> images = client.namespace("images")                            # doctest: +SKIP
     >>> images.put("cat@v1", pixels)  # "images/cat@v1" of the client    # doctest: +SKIP
@@ -246,13 +258,13 @@ class Namespace(BaseNamespace[Client]):
         return len(self.keys())
 
     def __bool__(self) -> bool:
-        """Return True: an empty namespace is a namespace all the same."""
+        """Return True, also for an empty namespace."""
         return True
 
     def delete(self, *keys: str, timeout_s: float | None = None, tenant: str | None = None) -> int:
-        """As `Client.delete`."""
+        """Drop records as `Client.delete`."""
         return self._client.delete(*self._keys_of(keys), timeout_s=timeout_s, tenant=tenant)
 
     def keys(self, match: str = "*", *, timeout_s: float | None = None, tenant: str | None = None) -> list[str]:
-        """As `Client.keys`; the keys come without the name."""
+        """Return keys as `Client.keys`, without the namespace's name."""
         return self._own(self._client.keys(self._match_of(match), timeout_s=timeout_s, tenant=tenant))

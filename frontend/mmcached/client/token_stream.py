@@ -1,13 +1,13 @@
-"""Keeps of one streamed generation what has come and was not taken yet. Knows nothing of sockets, threads or loops.
+"""Received pieces of one streamed generation that were not taken yet. Does not know sockets, threads or loops.
 
-    open --(put: tokens, put_rows: rows)--> open --(answered)--> done: what is left, then the generation
+    open --(put: tokens, put_rows: rows)--> open --(answered)--> done: the remaining pieces, then the generation
                                              |
-                                             +--(failed)--> what is left, then the error
+                                             +--(failed)--> the remaining pieces, then the error
 
-They come in pieces, each with the position of its first token or row. The answer has all tokens, and the rows that no
-piece has brought. Rows are taken before tokens, so those of a step never after its tokens; but the rows that come with
-the answer are in the generation. Invariant: each token, and of each key each row, is handed out once, in order; an
-answer that contradicts what was handed out is an error, and so is a gap.
+Each piece carries the position of its first token or row. The answer has all tokens, and the rows that no piece has
+brought. Rows are taken before tokens, so that the rows of a step never come after its tokens; rows of the answer are in
+the generation. Invariant: each token, and each row of each key, is returned once, in order; an answer that contradicts
+earlier pieces is an error, and so is a gap.
 """
 
 from __future__ import annotations
@@ -25,17 +25,18 @@ from mmcached.wire.row_pieces import RowPieces
 from mmcached.wire.sockets.frames import Frame
 
 News = tuple[ToClient | RequestRows | StreamedTokens, Sequence[Frame]]
-"""A message or piece for one call or stream, and the frames that came with it."""
+"""A message or piece for one call or stream, and its payload frames."""
 
 
 class TokenStream:
     """The pieces of one generation.
 
     Args:
-        request: as it was sent; its window is the service's to keep.
-        row_window_bytes: bytes of its rows that may be on the way.
+        request: The sent request; the service enforces its window.
+        row_window_bytes: Maximum bytes of unacknowledged rows.
+
     Attributes:
-        is_open: the service may still compute it.
+        is_open: Whether the service may still compute it.
     """
 
     def __init__(self, request: Generate, *, row_window_bytes: int = ROW_WINDOW_BYTES) -> None:
@@ -53,18 +54,18 @@ class TokenStream:
 
     @property
     def has_news(self) -> bool:
-        """Whether `take` has something to hand out, or to raise."""
+        """Whether `take` can return a piece or raise the final error."""
         return self._num_taken < len(self._tokens) or self.is_over or any(map(len, self._rows.values()))
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing more comes."""
+        """Whether no further piece will be received."""
         return self._end is not None
 
-    # ---- what comes
+    # ---- receiving
 
     def feed(self, news: News | MmcachedError) -> None:
-        """Take in what a link has put aside for this stream."""
+        """Add a message or error that a link has queued for this stream."""
         if isinstance(news, MmcachedError):
             self.fail(news)
             return
@@ -77,7 +78,7 @@ class TokenStream:
                 self.answer(message, news[1])
 
     def put(self, piece: StreamedTokens) -> None:
-        """Take in tokens; what came before is left out. Ones that do not follow are the end: they are never guessed."""
+        """Add tokens, without those received before; a gap ends the stream with an error."""
         if self.is_over:
             return
         if piece.first > len(self._tokens):
@@ -86,7 +87,7 @@ class TokenStream:
             self._tokens += piece.token_ids[len(self._tokens) - piece.first :]
 
     def put_rows(self, piece: RequestRows, payload: Sequence[Frame]) -> None:
-        """As `put`, for rows; to be called first for what comes in one message."""
+        """Add rows as `put` adds tokens; call it before `put` for the pieces of one message."""
         if self.is_over:
             return
         try:
@@ -95,7 +96,7 @@ class TokenStream:
             self._end = error
 
     def answer(self, message: ToClient, payload: Sequence[Frame]) -> None:
-        """Take in the answer: the generation with all tokens and the rows that have not come, or why there is none."""
+        """Add the answer: the generation with all tokens and the remaining rows, or the error."""
         self.is_open = False
         if self.is_over:
             return
@@ -109,15 +110,19 @@ class TokenStream:
             self._end = error
 
     def fail(self, error: MmcachedError) -> None:
-        """Nothing more will come, and why: the service knows it no more. The first end counts."""
+        """End the stream with an error: the service no longer has the request. The first end counts."""
         self.is_open = False
         self._end = self._end or error
 
-    # ---- what is taken
+    # ---- taking
 
     def take(self) -> Piece:
-        """Return the rows of a key that were not taken yet; if there are none, the tokens; and if there are none, the
-        generation, or raise the error that has ended it. Call it if there are news.
+        """Return the next piece: rows of a key, else tokens, else the generation.
+
+        Call it only if `has_news`.
+
+        Raises:
+            MmcachedError: The error that has ended the generation.
         """
         for pieces in self._rows.values():
             if len(pieces):
@@ -131,7 +136,7 @@ class TokenStream:
         raise self._end or LocalProtocolError("nothing has come yet")
 
     def take_receipt(self) -> TokensTaken | None:
-        """Return what to tell the service, if it is time: that so much was taken, and as much more may come."""
+        """Return the acknowledgement of taken tokens and rows, once half of a window was taken; else None."""
         num_tokens = self._num_taken - self._num_told
         num_row_bytes = self._num_row_bytes_taken - self._num_row_bytes_told
         is_time = num_tokens >= max(1, self._request.stream_window // 2)
@@ -149,7 +154,7 @@ class TokenStream:
         return found
 
     def _without_what_came(self, generated: Generated, payload: Sequence[Frame]) -> tuple[Generated, Sequence[Frame]]:
-        """Return an answer with no rows but those that have not come in pieces."""
+        """Return an answer without the rows that were received in pieces."""
         if not self._rows:
             return generated, payload
         left = {key: RowPieces(key, pieces.end) for key, pieces in self._rows.items()}
@@ -163,7 +168,7 @@ class TokenStream:
 
 
 def _put(pieces: dict[str, RowPieces], rows: Rows, payload: Sequence[Frame]) -> None:
-    """Add rows that go on where those end that have come."""
+    """Add rows that continue the received ones."""
     if rows.key not in pieces:
         raise RemoteProtocolError(f"rows of {rows.key!r}, wanted are {list(pieces)}", "rows.key")
     try:

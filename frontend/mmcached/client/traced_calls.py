@@ -1,8 +1,9 @@
-"""Makes an OpenTelemetry span of each call of a client that has a tracer: `Client(tracer_provider=…)`.
+"""OpenTelemetry spans of the calls of a client with a tracer: `Client(tracer_provider=…)`.
 
-Only such a client imports it. The span is the current one while the call runs: its parent is the caller's span, and
-spans that are made in what `get_or_compute` computes are its children. It has no keys, prompts or texts of errors, as
-those may be secret.
+Only such a client imports this module. The span is the current one while the call runs: its parent is the caller's
+span, and spans made in the function of `get_or_compute` are its children. Spans contain no keys, prompts or error
+texts,
+which may be secret.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ T = TypeVar("T")
 
 
 class TracedCalls(Calls):
-    """As `Calls`, with spans of `get`, `put`, `get_or_compute`, `encode`, `generate` and `generate_stream`."""
+    """`Calls` with spans of `get`, `put`, `get_or_compute`, `encode`, `generate` and `generate_stream`."""
 
     def __init__(
         self, tracer: Tracer, directory: RunDir, options: Options, guard: FailOpen, make_link: MakeLink
@@ -83,7 +84,7 @@ class TracedCalls(Calls):
             span.end()
             raise
 
-    # ---- how
+    # ---- internals
 
     def _traceparent(self) -> str:
         return traceparent_of(get_current_span())
@@ -123,7 +124,7 @@ class TracedCalls(Calls):
 
 
 class _TracedStream(PieceStream):
-    """As `PieceStream`; its span ends with it. A stream that nobody has begun to read has no span."""
+    """A `PieceStream` whose span ends with it. A stream that was never read has no span."""
 
     def __init__(self, span: Span, contact: Contact, request: Generate, payload: Sequence[Frame]) -> None:
         super().__init__(contact, request, payload)

@@ -1,8 +1,8 @@
-"""Drives verbs: generators that say what a call does, and leave all waiting to the client that runs them.
+"""Verbs: generators that contain the logic of a call, and leave all waiting to the client that drives them.
 
-A verb yields steps, functions without arguments; it is sent what each has returned, and gets what each has raised, so
-an error may become a miss. A blocking client calls each step. An asyncio client also awaits what a step returns, if
-that can be awaited. A call that finds at once what it looks for is `Done` instead, which spares the generator.
+A verb yields steps, functions without arguments; it is sent the value that each step has returned, or the exception
+that it has raised, so an error may become a miss. A blocking client calls each step. An asyncio client also awaits the
+returned value, if it is awaitable. A call that has its result at once is `Done` instead, which avoids the generator.
 
 >>> def verb() -> Verb[str]:
 ...     answer = yield lambda: "computed"
@@ -27,7 +27,7 @@ Verb = Generator[Step, Any, ResultT]
 
 
 class Done(msgspec.Struct, Generic[ResultT]):
-    """The result of a call that has nothing to wait for."""
+    """The result of a call that does not wait."""
 
     result: ResultT
 
@@ -36,10 +36,10 @@ Call = Verb[ResultT] | Done[ResultT]
 
 
 def driver_of(call: Callable[..., Any], returns: Any = None) -> Callable[[CallableT], CallableT]:
-    """Give a client's method the name, text and signature of the call that it drives.
+    """Give a client's method the name, docstring and signature of the call that it drives.
 
     Args:
-        returns: what the method returns; by default what the call's verb does.
+        returns: Return type of the method; by default the result type of the call's verb.
     """
     if returns is None:
         returns = call.__annotations__["return"].partition("[")[2].removesuffix("]")
@@ -66,16 +66,16 @@ def drive(verb: Call[ResultT]) -> ResultT:
                 step = verb.throw(error)
             else:
                 step = verb.send(outcome)
-                del outcome  # may hold what a lease depends on
+                del outcome  # may keep a lease alive
     except StopIteration as stop:
         result: ResultT = stop.value
         return result
     finally:
-        verb.close()  # an interrupt between two steps: what the verb has claimed is dropped now, not at some collection
+        verb.close()  # after an interrupt between two steps, claims are dropped now, not at a garbage collection
 
 
 async def drive_async(verb: Call[ResultT]) -> ResultT:
-    """Run a verb to its end in this event loop; a cancelled step is raised inside the verb like any error."""
+    """Run a verb to its end in this event loop; the cancellation of a step is raised inside the verb like any error."""
     if isinstance(verb, Done):
         return verb.result
     try:

@@ -1,17 +1,16 @@
-"""Decoders make slices of a clip, a video or a sound, in processes that can be killed.
+"""Decoders that turn a video or sound file into slices, in processes that can be killed.
 
-    frame_sizes how large frames are for a checkpoint's encoder
-    versions    names the libraries that decode, without importing them
-    settings    what every decoder of a service is told
-    containers  looks what a file is, before a library does
-    edit_lists  which parts of an MP4 file's video are shown
-    in_place    reads a file where it lies
-    sampling    which frames are taken, where a sound is cut
+    frame_sizes size of frames for a checkpoint's encoder
+    versions    versions of the decoding libraries, without importing them
+    settings    settings of a service's decoders
+    containers  detects a file's format before a library reads it
+    edit_lists  the parts of an MP4 file's video that are shown
+    in_place    reads a file in shared memory
+    sampling    the sampled frames of a video, the windows of a sound
     video       file -> pairs of frames, RGB, upright, scaled
     audio       file -> windows of samples, mono, 16,000 a second
-    messages    what frontend and decoder tell each other
+    messages    messages between frontend and decoder
     decoder     the process: `python -m mmcached.clips.decoder`
 
-Imports OpenCV where videos are decoded, soundfile and scipy where sounds are: neither torch nor zmq. Knows nothing of
-caches, requests or clients.
+Imports OpenCV where videos are decoded, soundfile and scipy where sounds are: neither torch nor zmq.
 """

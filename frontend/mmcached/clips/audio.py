@@ -1,16 +1,16 @@
 """Decodes the windows of a sound that are its slices: mono, 16,000 samples a second, float32.
 
-    bytes ──> container ──> libsndfile, block by block ──> mean of all channels ──> resampled, with what lies around it
+    bytes ──> container ──> libsndfile, block by block ──> mean of all channels ──> resampled, with its surroundings
 
-A sample is the same in whatever window it is asked for: the filter that resamples sees the file's own samples around a
-window, and zeros only before the beginning and behind the end of the file. Files of equal samples are read from where a
-window begins. Others, Ogg and MP3, are read from the beginning, because what they give depends on where one begins; so
-is a FLAC file that does not say how long it is, once more, to count.
+A sample does not depend on the window that contains it: the resampling filter sees the file's own samples around a
+window, and zeros only before the beginning and behind the end of the file. Formats of independent samples are read from
+the start of a window. Ogg and MP3 are read from the beginning, because their output depends on where decoding begins;
+so is a FLAC file without a length, once more, to count.
 
-What a header claims is compared with what comes: a file that ends before is damaged, and what comes after the length
-that it names is left alone. That length is what the limit of seconds is about, so hours of silence in a few kilobytes
-are refused before they are decoded. The frames of an MP3 file without a table in its first one are counted. An Ogg file
-of several sounds, one after the other, is refused, because libsndfile would give the first one alone.
+A header's length is compared with the decoded samples: a shorter file is damaged, and samples beyond the length are
+ignored. The limit of seconds applies to that length, so hours of silence in a few kilobytes are refused before they are
+decoded. The frames of an MP3 file without a table in its first one are counted. An Ogg file of several chained sounds
+is refused, because libsndfile would decode only the first.
 """
 
 from __future__ import annotations
@@ -36,22 +36,24 @@ _FIELD = "audio"
 
 _FORMATS = ("WAV", "WAVEX", "RF64", "FLAC", "OGG", "MP3")
 _SEEKABLE = ("PCM_", "FLOAT", "DOUBLE", "ULAW", "ALAW")
-"""How the names of sample formats begin whose samples stand for themselves."""
+"""Name prefixes of the sample formats whose samples are independent of each other."""
 
 _MIN_RATE, _MAX_RATE = 1000, 768_000
 _MAX_FACTOR = 1 << 16
-"""Of the two numbers that a rate is multiplied with and divided by; the filter has twenty times as many values."""
+"""Limit on the up and down factors of resampling; the filter has twenty times as many values."""
 
 _BLOCK = 1 << 16
-"""Samples of all channels that are read at a time."""
+"""Samples of all channels read at a time."""
 
 _UNKNOWN = 1 << 62
-"""From so many samples on, a file has not said how many it has."""
+"""From this length on, a file's length is unknown."""
 
 
 class _Stream(soundfile.SoundFile):  # type: ignore[misc]
-    """A sound that is read on and on. Its base would seek after each block, which changes what the next one of an MP3
-    file is, and would lose the end of a file that does not say how long it is.
+    """A sound that is read sequentially.
+
+    Its base would seek after each block, which changes the next block of an MP3 file, and would lose the end of a file
+    of unknown length.
     """
 
     def seekable(self) -> bool:
@@ -59,7 +61,7 @@ class _Stream(soundfile.SoundFile):  # type: ignore[misc]
 
 
 class _Unmeasured(InPlace):
-    """A file that claims to be empty, and is read as far as it goes.
+    """A file that claims to be empty, and is read to its end.
 
     libmpg123 takes the number of samples from the table in an MP3 file's first frame. Without a table it guesses from
     the file's length, and counts the frames only where that is 0.
@@ -70,20 +72,15 @@ class _Unmeasured(InPlace):
 
 
 class Sound:
-    """A sound that is open.
-
-    Attributes:
-        pixels: none.
-        pieces: where its slices lie.
-    """
+    """An open sound. `pixels` is always 0."""
 
     pixels = 0
 
     def __init__(self, data: Contents, options: ClipOptions, settings: ClipSettings) -> None:
-        """Open a sound, and decode nothing of it.
+        """Open a sound, without decoding.
 
         Raises:
-            InvalidRequest: (often a subclass) it is none, or has too much of something.
+            InvalidRequest: (often a subclass) It is not a sound, or exceeds a limit.
         """
         check_options(options, settings)
         if container_of(data, "audio") == "ogg":
@@ -106,11 +103,7 @@ class Sound:
         self._filter: npt.NDArray[np.float32] | None = None
 
     def decode(self, piece: Piece) -> npt.NDArray[np.float32]:
-        """Return the samples of a slice; cheapest in the order of `pieces`.
-
-        Raises:
-            CorruptClip: they cannot be decoded.
-        """
+        """Return the samples of a slice, cheapest in the order of `pieces`; CorruptClip if they cannot be decoded."""
         first, num = piece.place
         with _typed_errors(len(self._data)):
             is_plain = self._up == self._down
@@ -138,7 +131,7 @@ class Sound:
             raise CorruptClip(_FIELD, f"{self._stream.samplerate} samples a second", limit)
 
     def _count(self, options: ClipOptions, settings: ClipSettings) -> int:
-        """Return the number of samples of a file that does not say it, as far as it matters."""
+        """Return the number of samples of a file of unknown length, counted up to the wanted end."""
         end_s = settings.max_s if options.end_s is None else min(options.end_s, settings.max_s)
         enough = ceil((end_s + 1) * self._stream.samplerate)
         num = 0
@@ -149,13 +142,12 @@ class Sound:
     # ---- samples of the file
 
     def _begin(self) -> None:
-        """Begin to read at the first sample."""
         self._stream = _Stream(InPlace(self._data) if self._mpeg is None else _Unmeasured(self._data, self._mpeg))
-        self._next = 0  # sample that the stream gives next
+        self._next = 0  # next sample of the stream
         self._kept = np.zeros(0, np.float32)  # samples before it
 
     def _samples(self, first: int, behind: int) -> npt.NDArray[np.float32]:
-        """Return samples of the file, all channels in one."""
+        """Return samples of the file, with all channels averaged."""
         if first < self._next - len(self._kept):
             self._stream.close()
             self._begin()
@@ -188,13 +180,13 @@ class Sound:
     # ---- samples at 16,000 a second
 
     def _resampled(self, first: int, num: int) -> npt.NDArray[np.float32]:
-        """Return samples at 16,000 a second: what would be there if the whole file were resampled."""
+        """Return samples at 16,000 a second, equal to those of the whole file's resampling."""
         up, down = self._up, self._down
         reach = 10 * max(up, down)  # of the filter to either side, at the product of both rates
         if self._filter is None:
             values = firwin(2 * reach + 1, 1 / max(up, down), window=("kaiser", 5.0))
             self._filter = values.astype(np.float32)
-        # A whole number of `down`, so that the part's first sample lies on one of the result.
+        # A multiple of `down`, so that the part's first sample coincides with one of the result.
         begin = max(0, (first * down - reach) // up) // down * down
         end = min(self._num_samples, -(-((first + num - 1) * down + reach) // up) + 1)
         part: npt.NDArray[np.float32] = resample_poly(self._samples(begin, end), up, down, window=self._filter)

@@ -1,7 +1,7 @@
-"""Looks at the first bytes of a file to see what it is, before a library is let near it.
+"""Detects a file's container from its first bytes, before a library reads it.
 
-Libraries for media read more than files of samples: lists that name other files and addresses (HLS, DASH, SDP, concat),
-scripts, devices. Whoever sends a file chooses its bytes, so only what is known to hold its media itself goes on.
+Media libraries also read lists that name other files and addresses (HLS, DASH, SDP, concat), scripts and devices. File
+contents are untrusted, so only containers that hold their media themselves are accepted.
 
     >>> container_of(b"RIFF....WAVEfmt ", "audio")
     'wav'
@@ -16,7 +16,7 @@ from mmcached.clips.in_place import Contents
 from mmcached.wire.errors import CorruptClip
 
 _MPEG_FRAME = rb"\xff[\xe2\xe3\xf2\xf3\xfa\xfb]"
-"""How a frame of layer III begins."""
+"""The beginning of a layer III frame."""
 
 _SIGNATURES: dict[str, dict[str, re.Pattern[bytes]]] = {
     "video": {
@@ -34,25 +34,21 @@ _SIGNATURES: dict[str, dict[str, re.Pattern[bytes]]] = {
 }
 _ID3_HEAD = 10
 _OGG_HEAD = 27
-"""Bytes."""
+"""In bytes."""
 
 _NAMES = {"video": "MP4, QuickTime, Matroska, WebM or AVI", "audio": "WAV, FLAC, Ogg or MP3"}
 
 
 def container_of(data: Contents, modality: Literal["video", "audio"]) -> str:
-    """Return the name of the container that a file begins as.
-
-    Raises:
-        CorruptClip: it is none of those that are taken.
-    """
+    """Return the name of a file's container; `CorruptClip` if it is not accepted."""
     for name, signature in _SIGNATURES[modality].items():
         if signature.match(data):
             return name
-    raise CorruptClip(modality, f"{len(data)} bytes", f"is no file of {_NAMES[modality]}")
+    raise CorruptClip(modality, f"{len(data)} bytes", f"is not a file of {_NAMES[modality]}")
 
 
 def first_mpeg_frame(data: Contents) -> int | None:
-    """Return where the first frame of an MP3 file begins, behind its tags; None if something else is there."""
+    """Return the offset of an MP3 file's first frame, behind its tags; None for another format."""
     place = 0
     while data[place : place + 3] == b"ID3" and len(data) >= place + _ID3_HEAD:
         flags, *size = data[place + 5 : place + _ID3_HEAD]
@@ -62,11 +58,7 @@ def first_mpeg_frame(data: Contents) -> int | None:
 
 
 def check_is_one_sound(data: Contents) -> None:
-    """Refuse an Ogg file of several sounds, one after the other.
-
-    Raises:
-        CorruptClip: it is one.
-    """
+    """Refuse an Ogg file of several chained sounds as `CorruptClip`."""
     place, has_begun = 0, False
     while place + _OGG_HEAD <= len(data) and data[place : place + 4] == b"OggS":
         is_first_page = bool(data[place + 5] & 2)

@@ -1,10 +1,10 @@
-"""Runs the decoder of clips: a process that makes slices of one file after the other, and may be killed.
+"""The decoder process for clips: makes slices of one file after the other, and may be killed.
 
     python -m mmcached.clips.decoder SOCKET FILE MADE SETTINGS      three descriptors, and JSON
 
-It lives as long as its frontend: it ends when the socket is closed, and is killed when the frontend is. It has no
-threads, opens no path that a file names, and keeps nothing of a file when it is done. What libraries write to stderr of
-a bad file is dropped: nobody fills a service's log with files.
+It ends when the socket is closed, and is killed with its frontend. It has no threads, opens no path that a file names,
+and keeps nothing of a file afterwards. Libraries' messages on stderr are dropped, so that bad files cannot fill a
+service's log.
 """
 
 import os
@@ -39,8 +39,6 @@ from mmcached.wire.messages.parts import ClipOptions
 
 
 class Clip(Protocol):
-    """A video or a sound that is open."""
-
     pieces: list[Piece]
 
     @property
@@ -53,11 +51,7 @@ OpenClip = Callable[[Contents, ClipOptions, ClipSettings], Clip]
 
 
 class ClipLoop(DecoderLoop):
-    """Makes slices of clips.
-
-    Args:
-        open_clip: opens one, and decodes nothing.
-    """
+    """Makes slices of clips; `open_clip` opens one without decoding it."""
 
     def __init__(
         self, channel: socket.socket, file: int, made: int, settings: ClipSettings, open_clip: OpenClip
@@ -93,7 +87,6 @@ class ClipLoop(DecoderLoop):
 
 
 def opener(modality: str) -> OpenClip:
-    """Import what opens clips of a modality."""
     if modality == "video":
         from mmcached.clips.video import Video
 

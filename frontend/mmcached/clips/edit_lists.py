@@ -1,15 +1,15 @@
-"""Reads the edit list of the first video of an MP4 or QuickTime file: which parts of it are shown.
+"""Reads the edit list of the first video of an MP4 or QuickTime file: the parts of it that are shown.
 
-A program that cuts a video without encoding it anew, as telephones do, keeps the frames from the key frame before the
-cut on, and names in the edit list the time from which on they are shown. The others are decoded, but never shown.
+A program that cuts a video without re-encoding it, as phones do, keeps the frames from the key frame before the cut on,
+and the edit list has the time from which on they are shown. The earlier frames are decoded, but never shown.
 
-    moov ─┬─ mvhd                      how many units a second has in which a part's length is counted
-          └─ trak ─┬─ edts ── elst     the parts: where in the track each begins, and its length
+    moov ─┬─ mvhd                      units per second of a part's length
+          └─ trak ─┬─ edts ── elst     the parts: start in the track, and length
                    └─ mdia ─┬─ hdlr    whether it is a video
                             └─ minf ── stbl ─┬─ stts    empty where the frames come in fragments
-                                             └─ ctts    how long after it is decoded the first frame is shown
+                                             └─ ctts    delay from decoding to showing of the first frame
 
-Where a box is missing or cut off, there is no edit list: FFmpeg then refuses the file, or has no edit list either.
+A missing or truncated box means no edit list: FFmpeg then refuses the file, or has no edit list either.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from typing import NamedTuple
 from mmcached.clips.in_place import Contents
 
 _ENTRIES = {0: struct.Struct(">Ii4x"), 1: struct.Struct(">Qq4x")}
-"""An entry's length and beginning, by the version of its box; its speed is ignored, as FFmpeg does."""
+"""An entry's length and start, by the version of its box; its speed is ignored, as FFmpeg does."""
 
 _EMPTY = -1
-"""The beginning of a part in which nothing is shown."""
+"""The start of a part in which nothing is shown."""
 
 
 class Part(NamedTuple):
     """A part of a track that is shown.
 
     Attributes:
-        begin: in units of the track.
-        seconds: its length.
-        first_frame: when the track's first frame would be shown without an edit list, in units of the track.
+        begin: Start, in units of the track.
+        seconds: Length.
+        first_frame: Time of the track's first frame without an edit list, in units of the track.
     """
 
     begin: int
@@ -44,25 +44,26 @@ class Part(NamedTuple):
     first_frame: int
 
     def times(self, units_per_s: int) -> range:
-        """Return when a frame of it would be shown without an edit list, in units of the track."""
+        """Return the times of its frames without an edit list, in units of the track."""
         return range(self.begin, self.begin + floor(self.seconds * units_per_s + Fraction(1, 2)))
 
 
 class _Box(NamedTuple):
-    """The content of a box: where it begins, and the first byte behind it."""
+    """The content of a box: its start, and the first byte behind it."""
 
     begin: int
     end: int
 
 
 def parts_of(data: Contents) -> list[Part]:
-    """Return the parts of a file's first video that are shown, the first two at most; none if there is no edit list.
+    """Return the first two shown parts of a file's first video; empty without an edit list.
 
-    What delays the first part is left out. A file in fragments has none, because FFmpeg applies no edit list to it.
+    A delay before the first part is ignored. A file in fragments has no parts, because FFmpeg applies no edit list to
+    it.
     """
     try:
         return list(islice(_parts(data), 2))
-    except struct.error:  # cut off
+    except struct.error:  # truncated
         return []
 
 
@@ -83,7 +84,7 @@ def _parts(data: Contents) -> Iterator[Part]:
 
 
 def _first_offset(data: Contents, track: _Box) -> int:
-    """Return how long after it is decoded the first frame is shown."""
+    """Return the delay from decoding to showing of the first frame."""
     offsets = _found(data, track, b"mdia", b"minf", b"stbl", b"ctts")
     if offsets is None or offsets.end - offsets.begin < 16:
         return 0
@@ -101,7 +102,7 @@ def _number(data: Contents, kind: str, place: int) -> int:
 
 
 def _found(data: Contents, box: _Box, *names: bytes) -> _Box | None:
-    """Return the first box with this name in a box, and so on from name to name."""
+    """Return the first nested box with these names."""
     for name in names:
         inner = next(_boxes(data, box, name), None)
         if inner is None:
@@ -111,7 +112,7 @@ def _found(data: Contents, box: _Box, *names: bytes) -> _Box | None:
 
 
 def _boxes(data: Contents, box: _Box, name: bytes) -> Iterator[_Box]:
-    """Yield the boxes with this name in a box."""
+    """Yield the boxes of this name directly in a box."""
     place = box.begin
     while place + 8 <= box.end:
         size, found = struct.unpack_from(">I4s", data, place)

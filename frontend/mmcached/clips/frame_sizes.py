@@ -1,9 +1,9 @@
-"""Chooses the size of a video's frames as video processors of Transformers do: it follows the frames' form.
+"""Chooses the size of a video's frames as video processors of Transformers do, following their aspect ratio.
 
-    FrameSizes    a number of pixels, and sides that are whole squares       Qwen
-    EdgeSizes     the shorter side; what is cut away of the longer one is not said here
+    FrameSizes    a number of pixels, and sides that are multiples of a square    Qwen
+    EdgeSizes     the shorter side; cropping of the longer one is done elsewhere  VideoMAE
 
-The encoder's checkpoint says the numbers. Invariant: how many frames are wanted does not matter.
+The numbers come from the encoder's checkpoint. Invariant: the size does not depend on the number of frames.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ MAX_EDGE_RATIO = 16
 
 
 BICUBIC = 3
-"""As Pillow and Transformers number filters."""
+"""Number of the filter in Pillow and Transformers."""
 
 
 class FrameSizes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
     """The rule of one checkpoint; its sizes are pixels.
 
     Attributes:
-        side: both sides of a frame are multiples of it.
-        min_pixels, max_pixels: of a frame, as far as its form and `side` let them.
-        lifts: a frame with a shorter side is first enlarged until it has it.
+        side: Both sides of a frame are multiples of it.
+        min_pixels, max_pixels: Pixels of a frame, as far as its aspect ratio and `side` allow.
+        lifts: Whether a frame with a shorter side is first enlarged to it.
         resample: Pillow's number of the filter.
     """
 
@@ -39,15 +39,12 @@ class FrameSizes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     resample: int = BICUBIC
 
     def of(self, width: int, height: int) -> tuple[int, int]:
-        """Return width and height that a frame is scaled to.
+        """Return width and height to which a frame is scaled; `ClipTooLarge` if one side is much longer than the other.
 
         >>> FrameSizes(side=28, min_pixels=784, max_pixels=28 * 28 * 20, lifts=False).of(640, 360)
         (140, 84)
         >>> FrameSizes(side=28, min_pixels=28 * 28 * 20, max_pixels=28 * 28 * 100, lifts=False).of(64, 48)
         (168, 112)
-
-        Raises:
-            ClipTooLarge: one side is much longer than the other.
         """
         found = f"{width} x {height} pixels"
         if max(width, height) > MAX_ASPECT_RATIO * min(width, height):
@@ -55,7 +52,7 @@ class FrameSizes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         if self.lifts and min(width, height) < self.side:
             scale = max(self.side / height, self.side / width)
             width, height = int(width * scale), int(height * scale)
-        # Sides before products: floating point rounds as in Transformers.
+        # Sides before products, so that floating point rounds as in Transformers.
         wide, high = (round(each / self.side) * self.side for each in (width, height))
         if wide * high > self.max_pixels:
             scale = math.sqrt(height * width / self.max_pixels)
@@ -63,18 +60,13 @@ class FrameSizes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         elif wide * high < self.min_pixels:
             scale = math.sqrt(self.min_pixels / (height * width))
             wide, high = (math.ceil(each * scale / self.side) * self.side for each in (width, height))
-        if wide * high > self.max_pixels:  # Transformers would go on
+        if wide * high > self.max_pixels:  # Transformers would accept it
             raise ClipTooLarge("video", found, f"a form that fits into {self.max_pixels} pixels at {self.side} a side")
         return wide, high
 
 
 class EdgeSizes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
-    """The rule of one checkpoint; its sizes are pixels.
-
-    Attributes:
-        edge: the shorter side of a frame.
-        resample: as of `FrameSizes`.
-    """
+    """The rule of one checkpoint: `edge` is the shorter side of a frame in pixels, `resample` as in `FrameSizes`."""
 
     edge: int
     resample: int = BICUBIC
@@ -88,13 +80,10 @@ class EdgeSizes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         return self.edge**2 * MAX_EDGE_RATIO
 
     def of(self, width: int, height: int) -> tuple[int, int]:
-        """Return width and height that a frame is scaled to.
+        """Return width and height to which a frame is scaled; `ClipTooLarge` if one side is much longer than the other.
 
         >>> EdgeSizes(edge=224).of(640, 360)
         (398, 224)
-
-        Raises:
-            ClipTooLarge: one side is much longer than the other.
         """
         if max(width, height) > MAX_EDGE_RATIO * min(width, height):
             limit = f"one side at most {MAX_EDGE_RATIO} times the other"

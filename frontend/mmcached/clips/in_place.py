@@ -1,8 +1,8 @@
-"""Reads a file where it lies, in memory that another process has laid it into, as libraries read files.
+"""Reads a file in place, in shared memory that another process has filled, with the interface of a file.
 
     descriptor ──> mapped, not copied ──> one `InPlace` for each library that reads it
 
-Knows nothing of what is in the file. A mapping, and its pages, go with the last reader.
+A mapping, and its pages, go with the last reader.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ Contents = bytes | mmap
 
 
 def contents_of(descriptor: int, num_bytes: int) -> Contents:
-    """Return the bytes of a file in place. Nobody may shorten it while they are read: that ends the reading process."""
+    """Return the bytes of a file in place. It must not be truncated meanwhile, which would end the reading process."""
     return mmap(descriptor, num_bytes, prot=PROT_READ) if num_bytes else b""
 
 
 _MAX_PLACE = 2**63 - 1
-"""A larger one is no number in C."""
+"""The largest offset of a C library."""
 
 
 class InPlace(io.BufferedIOBase):
-    """Reads a file; many may read one. Does what `io.BytesIO` does, which would copy what is no `bytes`.
+    """A file object over bytes in place; many may share the bytes. `io.BytesIO` would copy all but `bytes`.
 
-    It is called by C libraries, and OpenCV goes on with the result of a call that has raised, which ends the process.
-    So no call raises for the numbers that it is given.
+    C libraries call it, and OpenCV ignores a raised exception and then ends the process. So no call raises for any
+    number.
 
     Args:
-        first: where the file begins in `contents`, bytes.
+        first: Offset of the file in `contents`, in bytes.
     """
 
     def __init__(self, contents: Contents, first: int = 0) -> None:
@@ -51,7 +51,7 @@ class InPlace(io.BufferedIOBase):
         return piece
 
     def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
-        """Go to a place, which may lie behind the end, and return it; -1, as in C, if there is no such place."""
+        """Set the position, which may be behind the end, and return it; -1, as in C, for an invalid position."""
         base = {os.SEEK_SET: 0, os.SEEK_CUR: self._place, os.SEEK_END: len(self._view)}.get(whence)
         if base is None or (whence == os.SEEK_SET and offset < 0) or base + offset > _MAX_PLACE:
             return -1

@@ -1,17 +1,17 @@
-"""Chooses which frames of a video are taken, and where a sound is cut: the slices of a clip.
+"""Chooses the slices of a clip: the sampled frames of a video, the windows of a sound.
 
-    fps         at the times 0, 1/fps, 2/fps, … since the file's beginning the nearest frame; of two the earlier one.
-                A slice is the pair of times (2j, 2j + 1), or as many as a tower looks at together; times before
-                `start_s` and from `end_s` on are left out.
-    num_frames  that many of the window's frames, at equal distances by number, the first and the last one among them;
-                all of them if it has no more. A slice is two of these in order.
-    a sound     windows of one length, one after the other since the file's beginning, cut off at `start_s` and `end_s`
+    fps         the nearest frame to each of the times 0, 1/fps, 2/fps, … of the file; of two the earlier one. A slice
+                is the pair of times (2j, 2j + 1), or as many as a tower takes together; times before `start_s` and
+                from `end_s` on are left out.
+    num_frames  this number of the window's frames, at equal distances by number, with the first and the last one; all
+                of them if it has no more. A slice is two of these in order.
+    a sound     consecutive windows of one length since the file's beginning, cut off at `start_s` and `end_s`
 
-So two clips of one file have slices in common, whatever they begin with. Half a pair, cut off by the window's edge or
-without a partner at the end, has its own frame twice; where more are missing, the last one is repeated.
+So two clips of one file share slices, whatever they begin with. Half a pair, at the window's edge or at the end, has
+its own frame twice; where more are missing, the last one is repeated.
 
-Times are those of the container, so frames at uneven distances are taken where they are shown. What is in a slice
-depends on the file and on `Piece.place` alone. Knows no files: works with numbers.
+Times are those of the container, so frames at uneven distances are taken where they are shown. The content of a slice
+depends only on the file and on `Piece.place`. Works with numbers, not with files.
 """
 
 from __future__ import annotations
@@ -31,24 +31,24 @@ RATE = 16_000
 """Samples of a sound in a second, as encoders take them."""
 
 MAX_FRAMES = 1024
-"""Of one slice."""
+"""The most frames of one slice."""
 
 TIME_ERROR_S = 1.5e-6
-"""What two times of frames, each of whole microseconds, may be wrong by together, and a bit of floating point."""
+"""The largest joint error of two frame times, each in whole microseconds, with some margin for floating point."""
 
 _EPSILON = 1e-9
-"""What is lost of k / fps * fps."""
+"""Rounding error of k / fps * fps."""
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
 
 
 class Piece(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Where a slice lies in its file.
+    """The place of a slice in its file.
 
     Attributes:
-        place: of a video the numbers of its frames, their width and their height in pixels when they are scaled; of a
-            sound the first sample and their number, at 16,000 a second.
+        place: Of a video the numbers of its frames, then width and height in pixels after scaling; of a sound the first
+            sample and the number of samples, at 16,000 a second.
     """
 
     place: Annotated[tuple[Count, ...], msgspec.Meta(min_length=2, max_length=MAX_FRAMES + 2)]
@@ -57,11 +57,11 @@ class Piece(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
 
 
 def check_options(options: ClipOptions, settings: ClipSettings) -> None:
-    """Refuse what no file can have.
+    """Refuse invalid options.
 
     Raises:
-        InvalidRequest: the options contradict each other.
-        ClipTooLarge: more frames than may be taken.
+        InvalidRequest: The options contradict each other.
+        ClipTooLarge: More frames than the limit.
     """
     field = options.modality
     if options.end_s is not None and options.end_s <= options.start_s:
@@ -76,11 +76,11 @@ def check_options(options: ClipOptions, settings: ClipSettings) -> None:
 
 
 def last_second(end_of_file_s: float, options: ClipOptions, settings: ClipSettings) -> float:
-    """Return where what is wanted of a file ends, seconds.
+    """Return the end of the wanted part of a file, in seconds.
 
     Raises:
-        InvalidRequest: it would begin behind the end of the file.
-        ClipTooLarge: it ends too late.
+        InvalidRequest: It would begin behind the end of the file.
+        ClipTooLarge: It ends beyond the limit.
     """
     end_s = end_of_file_s if options.end_s is None else min(options.end_s, end_of_file_s)
     if options.start_s >= end_of_file_s:
@@ -98,10 +98,11 @@ def sample_video(
     """Return the slices of a video.
 
     Args:
-        times: of its frames, seconds since the file's beginning, in order.
-        size: width and height of its frames when they are scaled, pixels.
+        times: Times of its frames in seconds of the file, in order.
+        size: Width and height of its scaled frames in pixels.
+
     Raises:
-        InvalidRequest: (often a subclass) there is none, or there are too many.
+        InvalidRequest: (often a subclass) There are no slices, or too many.
     """
     if not times:
         raise EmptyClip("video", "0 frames", "a video has frames")
@@ -115,9 +116,10 @@ def sample_audio(num_samples: int, options: ClipOptions, settings: ClipSettings)
     """Return the slices of a sound.
 
     Args:
-        num_samples: of the whole file, at 16,000 a second.
+        num_samples: Samples of the whole file, at 16,000 a second.
+
     Raises:
-        InvalidRequest: (often a subclass) there is none, or there are too many.
+        InvalidRequest: (often a subclass) There are no slices, or too many.
     """
     if not num_samples:
         raise EmptyClip("audio", "0 samples", "a sound has samples")
@@ -155,7 +157,7 @@ def _by_number(
 ) -> Iterator[Piece]:
     assert options.num_frames is not None
     first, behind = bisect_left(times, options.start_s), bisect_left(times, end_s)
-    if first >= behind:  # between two frames: the one that is shown
+    if first >= behind:  # between two frames: take the shown one
         first, behind = max(0, first - 1), max(1, first)
     last, num = behind - 1 - first, min(options.num_frames, behind - first)
     frames = [first + step * last // max(1, num - 1) for step in range(num)]
@@ -170,7 +172,7 @@ def _filled(frames: list[int], num: int) -> list[int]:
 
 
 def _nearest(times: Sequence[float], time_s: float) -> int:
-    """Return the frame that is nearest to a time; of two that are, the earlier one."""
+    """Return the nearest frame to a time; of two equally near ones, the earlier."""
     behind = bisect_left(times, time_s)
     if behind == 0:
         return 0

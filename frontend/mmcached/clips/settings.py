@@ -1,4 +1,4 @@
-"""Holds the settings of a service's decoders of clips: the limits of a clip, and the size of what is made of it."""
+"""The settings of a service's decoders of clips: limits, and the form of slices."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ class ClipSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Limits of one clip, and the form of its slices.
 
     Attributes:
-        modality: of all clips that a decoder gets.
-        patch_size: side of a patch of a frame, pixels.
-        max_patches: of one frame.
-        sizes: of frames for a checkpoint's encoder; None: the two above say them.
-        num_frames: of a slice of a video.
-        window_samples: of a slice of a sound, at 16,000 a second.
-        max_s: seconds from the file's beginning to the end of what is wanted of it.
-        max_frames: frames that are taken of a video.
-        max_frame_pixels: width x height of a video.
-        max_streams: of a file.
-        max_channels: of a sound.
+        modality: Modality of all clips of a decoder.
+        patch_size: Side of a frame's patch in pixels.
+        max_patches: Patches of one frame.
+        sizes: Frame sizes of a checkpoint's encoder; None: by `patch_size` and `max_patches`.
+        num_frames: Frames of a slice of a video.
+        window_samples: Samples of a slice of a sound, at 16,000 a second.
+        max_s: Seconds from the file's beginning to the end of the wanted part.
+        max_frames: Sampled frames of a video.
+        max_frame_pixels: Width x height of a video.
+        max_streams: Streams of a file.
+        max_channels: Channels of a sound.
         cpu_s: CPU seconds for one clip.
-        memory_bytes: of a decoder, beyond what it has when it is ready.
+        memory_bytes: Memory of a decoder in addition to that when it is ready.
     """
 
     modality: Literal["video", "audio"]
@@ -45,12 +45,12 @@ class ClipSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     @property
     def side(self) -> int:
-        """What both sides of a scaled frame are multiples of, pixels."""
+        """The number of pixels of which both sides of a scaled frame are multiples."""
         return self.patch_size if self.sizes is None else self.sizes.side
 
     @property
     def max_scaled_pixels(self) -> int:
-        """Pixels of a scaled frame."""
+        """The most pixels of a scaled frame."""
         return self.patch_size**2 * self.max_patches if self.sizes is None else self.sizes.max_pixels
 
     @classmethod
@@ -63,7 +63,7 @@ class ClipSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         num_frames: int = 2,
         window_samples: int | None = None,
     ) -> ClipSettings:
-        """Return the settings of a service; a checkpoint's encoder has sizes and windows of its own."""
+        """Return the settings of a service; a checkpoint's encoder has its own sizes and windows."""
         model, limits = config.model, config.limits
         return cls(
             modality=modality,

@@ -1,7 +1,7 @@
-"""Names the libraries that decode clips, with their versions, without importing one of them.
+"""Versions of the libraries that decode clips, without importing them.
 
-What a library makes of a file may differ from one version to the next, so its name and version belong into the keys.
-A library that the operating system brings (libsndfile, where the wheel of soundfile has none inside) is not seen.
+A library's output may differ between versions, so its name and version belong into the keys. A library of the operating
+system (libsndfile, where the wheel of soundfile does not contain it) is not covered.
 """
 
 from __future__ import annotations
@@ -11,20 +11,20 @@ from importlib.metadata import PackageNotFoundError, version
 from mmcached.wire.vocabulary import Modality
 
 EXTRAS: dict[Modality, str] = {"video": "video", "audio": "audio"}
-"""The extra of mmcached that brings what decodes a modality."""
+"""The extra of mmcached with the decoder of a modality."""
 
 _RECIPES = {"video": "2", "audio": "2"}
-"""Counts what this package itself does differently: sampling, scaling, resampling."""
+"""Versions of this package's own sampling, scaling and resampling."""
 
 _OPENCV = ("opencv-python-headless", "opencv-python", "opencv-contrib-python-headless", "opencv-contrib-python")
-"""The distributions that bring `cv2`; only one of them is to be installed."""
+"""The distributions with `cv2`; only one of them is to be installed."""
 
 _OPENCV_MAJOR = 5
-"""The first that scales frames of another size within a file, and tells times of packets that are not decoded."""
+"""The first version that scales frames of varying size, and reports times of packets that are not decoded."""
 
 
 def decoder_of(modality: Modality) -> str:
-    """Return what decodes a modality here, with versions; "" if a part of it is not installed.
+    """Return the libraries that decode a modality here, with versions; "" if one is not installed.
 
     >>> decoder_of("image")
     ''

@@ -1,19 +1,19 @@
-"""Decodes the frames of a video that its slices are made of: RGB, upright, scaled for the encoder.
+"""Decodes the frames of a video's slices: RGB, upright, scaled for the encoder.
 
     bytes ──> container ──> OpenCV's FFmpeg, packets only ──> times and key frames of all frames ──> slices
-                            OpenCV's FFmpeg, frames ────────> those that are wanted ──> RGB ──> scaled
+                            OpenCV's FFmpeg, frames ────────> the wanted frames ──> RGB ──> scaled
 
-A frame's number counts the frames that are shown, in the order of their times, from the first key frame on: packets
-that the edit list of an MP4 file hides do not count. A packet that gives no frame, because it is damaged, is replaced
-by the next frame that is given, or at the end by the last one, if few are missing. Frames in between are decoded, but
-not converted. Where a key frame lies between, they are not even decoded: what comes from a key frame on is the same,
-however one got there, as far as the container says the truth about its key frames.
+A frame's number counts the shown frames, in the order of their times, from the first key frame on: packets hidden by
+the edit list of an MP4 file do not count. A damaged packet without a frame is replaced by the next frame, or at the end
+by the last one, if few are missing. Frames in between are decoded, but not converted; a jump to a key frame saves
+decoding too. Frames from a key frame on are the same however it was reached, as far as the container's key frame flags
+are correct.
 
-Nothing of a header is believed: the number of frames is that of the packets, a size is checked, and a video may end
-before. FFmpeg is told to know three containers and no protocol. No threads. Pixels that are not square are taken for
-square ones, of several pictures (tracks) the first is taken.
+Headers are not trusted: the number of frames is that of the packets, a size is checked, and a video may end early.
+FFmpeg is restricted to three containers and no protocol. No threads. Non-square pixels are treated as square; of
+several video tracks the first is taken.
 
-torchcodec, which decodes quicker, is not used: it has been importable nowhere that this could be tried.
+torchcodec, which decodes faster, is not used: it could not be imported in any environment where it was tried.
 """
 
 from __future__ import annotations
@@ -50,53 +50,48 @@ _MANY_STREAMS = 1000
 
 _OPEN = [
     *(cv2.CAP_PROP_N_THREADS, 1),
-    # Time of the clock says nothing: the kernel counts that of the CPU.
+    # Wall-clock timeouts are off: the kernel limits CPU time.
     *(cv2.CAP_PROP_OPEN_TIMEOUT_MSEC, 0),
     *(cv2.CAP_PROP_READ_TIMEOUT_MSEC, 0),
 ]
 _PACKETS_ONLY = [cv2.CAP_PROP_FORMAT, -1]
 
 _MAX_LOST = 16
-"""Packets in a row that may give no frame; also how far the order of packets may be from that of their times."""
+"""Consecutive packets that may give no frame; also the largest displacement between packet order and time order."""
 
 _MAX_PACKETS = 1 << 22
-"""Of a file: nine hours with 120 frames a second. A file of nothing else has less than ten bytes for each."""
+"""Packets of a file: nine hours at 120 frames a second. A file of empty packets has less than ten bytes for each."""
 
 _SEEK_GAIN = 8
-"""Frames that a jump has to save at least."""
+"""The least number of frames that a jump must save."""
 
 _OPENCV_LEAD = 16
-"""Frames before its aim at which OpenCV begins to look for a key frame."""
+"""Number of frames before its target at which OpenCV begins to look for a key frame."""
 
 _DEFAULT_FRAME_S = 0.04
 
 
 class Video:
-    """A video that is open.
-
-    Attributes:
-        pixels: of a frame as it is in the file.
-        pieces: where its slices lie.
-    """
+    """An open video; `pixels` are those of a frame in the file."""
 
     def __init__(self, data: Contents, options: ClipOptions, settings: ClipSettings) -> None:
         """Open a video.
 
-        Nothing of it is decoded, except the first frame of an AVI file, and all frames of a video of several parts.
+        Nothing is decoded, except the first frame of an AVI file, and all frames of a video of several parts.
 
         Raises:
-            InvalidRequest: (often a subclass) it is none, or has too much of something.
+            InvalidRequest: (often a subclass) It is not a video, or exceeds a limit.
         """
         check_options(options, settings)
         container = container_of(data, "video")
         self._data = data
         self._settings = settings
         self._capture: cv2.VideoCapture | None = None
-        self._place = -1  # of the frame that the capture has given last
-        # The last one that was asked for, or its stand-in.
+        self._place = -1  # number of the last frame of the capture
+        # The last returned frame, and the numbers for which it stands.
         self._shown: tuple[range, npt.NDArray[np.uint8]] | None = None
         with _typed_errors(len(data)):
-            # Of packets alone, OpenCV does not say how they are turned.
+            # With packets only, OpenCV does not report the rotation.
             width, height = self._checked_size(self._begun())
             self.pixels = width * height
             nominal_fps = self._read_times(parts_of(data) if container == "mp4" else [], options)
@@ -111,14 +106,14 @@ class Video:
         """Return the frames of a slice, (num_frames, height, width, 3); cheapest in the order of `pieces`.
 
         Raises:
-            CorruptClip: they cannot be decoded.
+            CorruptClip: They cannot be decoded.
         """
         *frames, width, height = piece.place
         with _typed_errors(len(self._data)):
             return np.stack([self._frame(number, (width, height)) for number in frames])
 
     def close(self) -> None:
-        # Not `release`: with a file in memory, OpenCV 5.0.0 crashes in it. What nobody refers to closes itself.
+        # Not `release`: with a file in memory, OpenCV 5.0.0 crashes in it. An unreferenced capture closes itself.
         self._capture = None
 
     # ---- packets
@@ -133,10 +128,10 @@ class Video:
         return width, height
 
     def _read_times(self, parts: list[Part], options: ClipOptions) -> float:
-        """Read the times of the frames that are shown, as far as they are wanted; return the frames per second.
+        """Read the times of the shown frames, up to the wanted end; return the frames per second.
 
-        FFmpeg gives packets that an edit list hides like the others, and OpenCV does not say which they are. If one
-        part is shown, they follow from the edit list. If several are, all frames are decoded to learn their times.
+        FFmpeg returns packets hidden by an edit list like the others, and OpenCV does not mark them. With one shown
+        part, they follow from the edit list. With several, all frames are decoded to learn their times.
         """
         enough_s = self._settings.max_s if options.end_s is None else min(options.end_s, self._settings.max_s)
         if len(parts) > 1:
@@ -156,11 +151,11 @@ class Video:
                 first_s = time_s
             if is_shown:
                 zero_s = min(zero_s, time_s)
-                if time_s >= first_s:  # others look back behind the first key frame
+                if time_s >= first_s:  # earlier ones depend on frames before the first key frame
                     times.append(time_s)
                     keys.append(is_key)
             num_behind = num_behind + 1 if time_s > enough_s else 0
-            # A frame behind the end may be nearer to a time than the one before it, and comes with those after it.
+            # A frame behind the end may be the nearest to a time, and comes among those after it.
             if num_behind > 2 * _MAX_LOST:
                 break
         if not times:
@@ -173,10 +168,10 @@ class Video:
         return capture.get(cv2.CAP_PROP_FPS)
 
     def _find_delay(self) -> float:
-        """Correct the times of the frames of an AVI file; return how much later those are that FFmpeg gives, seconds.
+        """Correct the times of an AVI file's frames; return FFmpeg's delay in seconds.
 
-        An AVI file says when a packet is decoded, not when its frame is shown. With B-frames the decoder gives the
-        first frame after some packets, with the time of the last of these, and the last frames without a time.
+        An AVI file has the times of decoding, not of showing. With B-frames the decoder gives the first frame after
+        some packets, with the time of the last of these, and the last frames without a time.
         """
         capture = self._begun()
         late = self._number_at(_time_s(capture)) if capture.grab() else 0
@@ -197,7 +192,7 @@ class Video:
     # ---- frames
 
     def _frame(self, number: int, size: tuple[int, int]) -> npt.NDArray[np.uint8]:
-        """Return a frame, or the one that stands in for it."""
+        """Return a frame, or its replacement."""
         if self._shown is None or number not in self._shown[0]:
             frame = self._found(number, size)
             self._shown = range(min(number, self._place), max(number, self._place) + 1), frame
@@ -216,18 +211,18 @@ class Video:
         raise CorruptClip(_FIELD, f"frame {number}", "it and some after it cannot be decoded")
 
     def _before(self, number: int) -> cv2.VideoCapture:
-        """Return what gives a frame next, or some frames before it."""
+        """Return a capture that gives a frame next, possibly after some earlier ones."""
         capture = self._capture
         if capture is None or self._place >= number:
             capture = self._begun()
         key = bisect_right(self._keys, number - _OPENCV_LEAD) - 1
         if key < 0 or self._keys[key] - self._place <= _SEEK_GAIN:
             return capture
-        # OpenCV decodes on from the key frame to the frame before the one that it takes for the wanted one, and errs
-        # where frames have uneven distances.
+        # OpenCV decodes from the key frame up to the frame before the target by its own count, which is wrong for
+        # frames at uneven distances.
         capture.set(cv2.CAP_PROP_POS_MSEC, (self._times[number - 1] + self._delay_s) * 1000)
         if capture.grab():
-            self._place = len(self._times)  # that of a frame without a time is unknown
+            self._place = len(self._times)  # the number of a frame without a time is unknown
             self._place = self._place_of(capture)
             if self._place < number:
                 return capture
@@ -236,16 +231,16 @@ class Video:
     def _place_of(self, capture: cv2.VideoCapture) -> int:
         """Return the number of the frame that was grabbed last."""
         time_s = _time_s(capture)
-        if self._delay_s and time_s == 0:  # one of those that come when there are no more packets
+        if self._delay_s and time_s == 0:  # a frame after the last packet
             return self._place + 1
         return self._number_at(time_s - self._delay_s)
 
     def _number_at(self, time_s: float) -> int:
-        """Return the number of the frame that is shown at a time, or of the first one behind it."""
+        """Return the number of the frame that is shown at a time, or of the next one."""
         return bisect_left(self._times, time_s - TIME_ERROR_S)
 
     def _begun(self) -> cv2.VideoCapture:
-        """Return what gives the first frame next."""
+        """Return a capture that gives the first frame next."""
         self.close()
         self._capture = _opened(self._data, self._settings, [])
         self._place = -1
@@ -256,19 +251,18 @@ class Video:
         if not is_given or frame.ndim != 3 or frame.shape[2] != 3 or frame.dtype != np.uint8:
             raise CorruptClip(_FIELD, f"frame {self._place}", "it has no pixels that can be converted")
         height, width, _ = frame.shape
-        # Pillow's integers are the same on all machines, and those that scale pictures.
+        # Pillow's integer arithmetic is the same on all machines, and also scales images.
         picture = Image.frombuffer("RGB", (width, height), np.ascontiguousarray(frame), "raw", "BGR", 0, 1)
         sizes = self._settings.sizes
         return np.asarray(picture.resize(size, Image.Resampling(BICUBIC if sizes is None else sizes.resample)))
 
 
 def _stamps(capture: cv2.VideoCapture, parts: list[Part]) -> Iterator[tuple[float, bool, bool]]:
-    """Yield the time of each packet in seconds, whether a decoder can begin with it, and whether it is shown.
+    """Yield the time of each packet in seconds, whether it is a key frame, and whether it is shown.
 
     Args:
-        capture: gives packets: for one part with the times that they have without an edit list. For several parts it
-            gives decoded frames.
-        parts: those that are shown; empty: everything is.
+        capture: Gives packets, for one part with their times without an edit list; for several parts decoded frames.
+        parts: The shown parts; empty: everything is shown.
     """
     if len(parts) > 1:
         last_s = -inf
@@ -296,12 +290,12 @@ def _is_key(capture: cv2.VideoCapture) -> bool:
 
 
 def _time_s(capture: cv2.VideoCapture) -> float:
-    """Return when a packet, or a frame, is shown. `CAP_PROP_PTS` counts in frames at an even distance."""
+    """Return when a packet or a frame is shown. `CAP_PROP_PTS` counts frames at even distances."""
     return round(capture.get(cv2.CAP_PROP_POS_MSEC) / 1000, 6)
 
 
 def _grabbed(capture: cv2.VideoCapture) -> Iterator[None]:
-    """Yield when the next frame is there, until there are none; go over some that are damaged."""
+    """Yield after each grabbed frame until there are none, skipping some damaged ones."""
     num_lost = 0
     while num_lost <= _MAX_LOST:
         if capture.grab():
@@ -312,14 +306,14 @@ def _grabbed(capture: cv2.VideoCapture) -> Iterator[None]:
 
 
 def _opened(data: Contents, settings: ClipSettings, how: list[int], *, with_edits: bool = True) -> cv2.VideoCapture:
-    """Open a file; it is closed by whoever has it.
+    """Open a file; closed with the last reference.
 
     Args:
-        with_edits: frames have the times that an edit list gives them; else those that they have without.
+        with_edits: Frames have their times by the edit list; otherwise those without it.
 
     Raises:
-        CorruptClip: it cannot be opened.
-        ClipTooLarge: it can, but has too many streams.
+        CorruptClip: It cannot be opened.
+        ClipTooLarge: It has too many streams.
     """
     options = _FFMPEG_OPTIONS + ("" if with_edits else "|ignore_editlist;1")
     capture = _open_with(data, settings.max_streams, how, options)
@@ -333,7 +327,7 @@ def _opened(data: Contents, settings: ClipSettings, how: list[int], *, with_edit
 
 def _open_with(data: Contents, max_streams: int, how: list[int], options: str) -> cv2.VideoCapture:
     os.environ["OPENCV_FFMPEG_CAPTURE_OPTIONS"] = options.format(max_streams)
-    stream = cast("cv2.IStreamReader", InPlace(data))  # its stub says nothing of file objects
+    stream = cast("cv2.IStreamReader", InPlace(data))  # the stub does not know file objects
     return cv2.VideoCapture(stream, cv2.CAP_FFMPEG, [*_OPEN, *how])
 
 

@@ -1,17 +1,15 @@
-"""The frontend process (P0) answers clients, prepares their requests for the engines, and owns the rings.
+"""The frontend process (P0): answers clients, prepares their requests for the engines, and owns the rings.
 
-    server.py      the loop of the process
-    connections/   sockets, and which client sits on which connection
-    requests/      a generation or an embedding, from question to answer
+    server.py      the main loop of the process
+    connections/   sockets, the ring, and the client of each connection
+    requests/      a generation or an embedding, from request to answer
     engines/       the engines: attaching, leases, probes, flushes
     caches/        processor caches, one for each mode, and how items travel
     processing/    hashing, decoding in processes, patches, prompts
     store/         records that clients put and get
-    compat/        processor caches with vLLM's names, for programs without the service
 
-Imports no torch.
-
-Names are imported when they are used: the frontend of a store processes no images.
+Does not import torch. Names are imported on first use, because the frontend of a store processes no images. Classes for
+vLLM's caches are in `mmcached.compat`.
 """
 
 from __future__ import annotations
@@ -21,9 +19,9 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from mmcached.cache.hasher import MultiModalHasher
-    from mmcached.frontend.compat.factories import processor_cache_from_config, processor_only_cache_from_config
-    from mmcached.frontend.compat.lru_caches import MultiModalProcessorOnlyCache, MultiModalProcessorSenderCache
-    from mmcached.frontend.compat.shm_sender_cache import ShmObjectStoreSenderCache
+    from mmcached.compat.multimodal.factories import processor_cache_from_config, processor_only_cache_from_config
+    from mmcached.compat.multimodal.sender_caches import MultiModalProcessorOnlyCache, MultiModalProcessorSenderCache
+    from mmcached.compat.multimodal.shm_sender_cache import ShmObjectStoreSenderCache
     from mmcached.frontend.processing.processor import ImageProcessor
 
 __all__ = [
@@ -39,11 +37,11 @@ __all__ = [
 _MODULES = {
     "ImageProcessor": "mmcached.frontend.processing.processor",
     "MultiModalHasher": "mmcached.cache.hasher",
-    "MultiModalProcessorOnlyCache": "mmcached.frontend.compat.lru_caches",
-    "MultiModalProcessorSenderCache": "mmcached.frontend.compat.lru_caches",
-    "ShmObjectStoreSenderCache": "mmcached.frontend.compat.shm_sender_cache",
-    "processor_cache_from_config": "mmcached.frontend.compat.factories",
-    "processor_only_cache_from_config": "mmcached.frontend.compat.factories",
+    "MultiModalProcessorOnlyCache": "mmcached.compat.multimodal.sender_caches",
+    "MultiModalProcessorSenderCache": "mmcached.compat.multimodal.sender_caches",
+    "ShmObjectStoreSenderCache": "mmcached.compat.multimodal.shm_sender_cache",
+    "processor_cache_from_config": "mmcached.compat.multimodal.factories",
+    "processor_only_cache_from_config": "mmcached.compat.multimodal.factories",
 }
 
 

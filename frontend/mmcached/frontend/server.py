@@ -1,20 +1,21 @@
-"""Runs P0: the one process per host that clients talk to. It owns the store, with the processed items; it books
-no blocks and runs no model.
+"""The frontend process (P0): one per host, it serves the clients, and owns the store with the processed items.
+
+It manages no blocks and runs no model.
 
     clients ==> client.sock (wire.listener) ==> Frontend <== engine.sock (engine_connections) <== engines
                                        |
                                        +-- (request_service) generate, encode: items into the store
-                                       +-- (store_service)   what clients put, in the same ring
+                                       +-- (store_service)   records of clients, in the same ring
 
-One loop; only hashing large files and processing images has threads (see `item_making`). A turn of it takes a
-bounded share from the engines, then from the clients, one message of each in a round, then goes on with what is ready;
-deaths and deadlines are looked at when they are due, whatever else there is to do. An event never ends the loop: what a
-client or an engine sent wrong is answered or logged, and what we did wrong ends the one request or message. A request
-is answered exactly once; a miss is sent again and never reaches the client, unless it concerns an image of which the
-client sent no more than its id; nothing here waits for an engine, a client or an image.
+It has one loop; only hashing large files and processing images uses threads (see `item_making`). A turn handles a
+bounded share of the engines' messages, then of the clients', one message of each in a round, then continues requests
+that are ready; deaths and deadlines are checked when due, under any load. No event ends the loop: an invalid message is
+answered or logged, and an internal error ends only its request or message. A request is answered exactly once; a cache
+miss of an engine is sent again and never reaches the client, unless it concerns an image that the client sent only by
+its id. The loop never waits for an engine, a client or an image.
 
-In a service without workers it is alone: the store has no items, nothing that processes images is imported, and a
-generation or an embedding is refused.
+Without workers it runs alone: the store has no items, modules that process images are not imported, and generations and
+embeddings are refused.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, assert_never
 
+import msgspec
 import structlog
 
 from mmcached.frontend.caches.from_config import item_cache_from_config
@@ -71,36 +73,19 @@ if TYPE_CHECKING:
 log = structlog.get_logger("mmcached.frontend")
 
 CHECK_INTERVAL_S = 0.25
-"""How often deaths and deadlines are looked at while anything is open, is said, or is read; at rest a death closes a
-connection, which is an event."""
-_UNBOUND = (
-    received.GetStats
-    | received.GetProcessorInfo
-    | received.Probe
-    | received.Flush
-    | received.HaveRecords
-    | received.DropRecord
-)
-"""Messages that are in no client's name."""
+"""Seconds between checks of deaths and deadlines while requests are open, messages arrive, or records are read; at rest
+a death closes a connection, which is an event."""
 _OF_CONNECTION = received.EngineHello | received.EngineReady
-_UNANSWERED = (
-    received.TokensTaken
-    | received.Cancel
-    | received.DropClaim
-    | received.FetchesEnded
-    | received.SecondLevelFlushed
-    | received.AnotherHostFlushed
-    | received.ClientBye
-)
 
 
 class Frontend(Closeable):
     """The frontend's sockets, services and loop. Call `poll` until `is_drained`, then `close`.
 
     Args:
-        start_span: begins the span of a generation or embedding; None: they have none.
+        start_span: Begins the span of a generation or embedding; None: no spans.
+
     Raises:
-        OSError: a socket could not be bound.
+        OSError: A socket could not be bound.
     """
 
     def __init__(
@@ -122,7 +107,7 @@ class Frontend(Closeable):
         self._rest_s = longest_rest_s(config.limits)
         self._asked_for_stats: list[tuple[bytes, int]] = []
         with ExitStack() as stack:
-            page = run_dir.stats_page  # there is none where a frontend was started alone
+            page = run_dir.stats_page  # missing if the frontend was started without a supervisor
             self._page = stack.enter_context(StatsPageReader(page)) if page.exists() else None
             self._clients = stack.enter_context(listen_for_clients(run_dir, config, clock))
             self._engines = stack.enter_context(listen_for_engines(run_dir, config, clock))
@@ -156,28 +141,32 @@ class Frontend(Closeable):
         )
         self._wakers: list[StopFlag] = []
         self._poller = select.poll()
-        for source in (self._clients, self._engines, self.requests):
-            self._poller.register(source.fileno(), select.POLLIN)
+        self._sources = self._clients.fileno(), self._engines.fileno(), self.requests.fileno()
+        for fd in self._sources:
+            self._poller.register(fd, select.POLLIN)
 
     # ---- the loop
 
     def poll(self, timeout_s: float) -> None:
-        """Take one turn, waiting up to `timeout_s` for something to come."""
+        """Take one turn, waiting up to `timeout_s` for an event."""
         has_more = self._clients.has_more or self._engines.has_more or self.store.nurseries.has_work
-        next_due = min(self._next_check, self.store.second_level.next_deadline)
-        wait_s = 0.0 if has_more else max(0.0, min(timeout_s, next_due - self._clock()))
+        wait_s = 0.0
+        if not has_more:
+            next_due = min(self._next_check, self.store.second_level.next_deadline)
+            wait_s = max(0.0, min(timeout_s, next_due - self._clock()))
         ready = {fd for fd, _ in self._poller.poll(math.ceil(wait_s * 1000))}
+        clients, engines, requests = self._sources
         has_come = bool(ready) or has_more
-        if has_come and self._is_at_rest:  # what was found meanwhile counts before what is put now evicts by it
+        if has_come and self._is_at_rest:  # count the readers' hits before new puts evict by them
             self._is_at_rest = False
             self._guard.call("what clients have found", self.store.records.poll_hits)
-        # What has nothing to do costs the turn of a message to the store nothing.
-        if self._engines.has_more or self._engines.fileno() in ready:
+        # Idle parts are skipped, so that a turn for one store message is short.
+        if engines in ready or self._engines.has_more:
             self._serve_engines()
-        if self._clients.has_more or self._clients.fileno() in ready:
+        if clients in ready or self._clients.has_more:
             self._serve_clients()
         self.store.go_on(self._guard)
-        if len(self.requests) or self.requests.fileno() in ready:
+        if requests in ready or len(self.requests):
             self.requests.go_on(self._guard)
         now = self._clock()
         if now >= self._next_check:
@@ -199,16 +188,16 @@ class Frontend(Closeable):
 
     @property
     def _has_open(self) -> bool:
-        """Something has a deadline."""
+        """Whether a request, claim, probe or flush is open, each of which has a deadline."""
         return bool(len(self.requests)) or self.store.has_open or not (self._probes.is_idle and self._flushes.is_idle)
 
     def wake_on(self, source: StopFlag) -> None:
-        """End a wait as soon as `source` can be read, too, until `drain`."""
+        """End waits also when `source` becomes readable, until `drain`."""
         self._poller.register(source.fileno(), select.POLLIN)
         self._wakers.append(source)
 
     def drain(self) -> None:
-        """Accept no new request from now on; those open go on."""
+        """Accept no new requests; open ones go on."""
         self._is_draining = True
         while self._wakers:
             self._poller.unregister(self._wakers.pop().fileno())
@@ -219,7 +208,7 @@ class Frontend(Closeable):
         return self._is_draining and not len(self.requests)
 
     def close(self) -> None:
-        """Fail what is still open, remove the ring, close the sockets."""
+        """Fail open requests, remove the ring, close the sockets."""
         self.requests.close()
         self._closing.close()
 
@@ -240,12 +229,15 @@ class Frontend(Closeable):
                 self._clients.try_send(peer, to_client.Failed(request_id, error_to_wire(error)))
 
     def _handle_client(self, peer: bytes, message: received.FromClient, payload: list[Frame]) -> None:
-        if not isinstance(message, _UNBOUND):
+        if (client_id := getattr(message, "client_id", None)) is not None:
             try:
-                self._presence.bind(peer, message.client_id)
+                self._presence.bind(peer, client_id)
             except RemoteProtocolError as error:
                 self._refuse(peer, message, error)
                 return
+        if isinstance(message, received.StoreMessage):  # first: each earlier case would cost a put time
+            self.store.handle(peer, message, payload)
+            return
         match message:
             case received.ClientHello():
                 self.store.greet(peer, message.client_id, message.name)
@@ -265,32 +257,16 @@ class Frontend(Closeable):
                 self._tell_processor_info(peer, message.request_id)
             case received.Probe() | received.Flush():
                 self._ask_all(peer, message)
-            case (
-                received.RegisterReader()
-                | received.OpenNursery()
-                | received.GetRecords()
-                | received.HaveRecords()
-                | received.PutRecord()
-                | received.ClaimRecord()
-                | received.ClaimRecords()
-                | received.DropClaim()
-                | received.DropRecord()
-                | received.TakeOrders()
-                | received.FetchesEnded()
-                | received.SecondLevelFlushed()
-                | received.AnotherHostFlushed()
-            ):
-                self.store.handle(peer, message, payload)
             case _:
                 assert_never(message)
 
     def _refuse(self, peer: bytes, message: received.FromClient | None, error: RemoteProtocolError) -> None:
-        """Answer what cannot be; a message that could not be read, or that nobody waits for, in general."""
+        """Answer an invalid message; without its request id if it was unreadable, or is a hello."""
         self._num_protocol_errors += 1
         log.warning("bad message from a client", peer=peer.hex(), reason=str(error))
         if message is None or isinstance(message, received.ClientHello):
             self._clients.try_send(peer, to_client.Failed(None, error_to_wire(error)))
-        elif not isinstance(message, _UNANSWERED):
+        elif not isinstance(message, received.Notice):
             self._clients.try_send(peer, to_client.Failed(message.request_id, error_to_wire(error)))
 
     def _tell_processor_info(self, peer: bytes, request_id: int) -> None:
@@ -300,7 +276,7 @@ class Frontend(Closeable):
             self._clients.try_send(peer, to_client.Failed(request_id, error_to_wire(error)))
 
     def _ask_all(self, peer: bytes, message: received.Probe | received.Flush) -> None:
-        """Take a question that all engines answer together, or say why not."""
+        """Start a probe or flush of all engines, or answer with the error."""
         now = self._clock()
         try:
             match message:
@@ -336,7 +312,9 @@ class Frontend(Closeable):
         )
 
     def _tell_of_encoder(self, *, is_another: bool) -> None:
-        """Tell the clients which encoder it is: they look for its outputs by themselves. Those of another are over."""
+        """Announce the encoder to the clients, which look up its outputs themselves; drop all content if it has
+        changed.
+        """
         if is_another:
             log.warning("the encoder is another than before: everything that it may have made is forgotten")
             self._forget(is_new_epoch=True)
@@ -344,8 +322,11 @@ class Frontend(Closeable):
             self._clients.try_send(peer, self._welcome())
 
     def _check_clients(self) -> None:
-        """End what clients have asked for whose lock is gone. One that is connected has lost it to somebody who tidies
-        up: it is told, and has to connect anew, and then it locks again.
+        """End the requests of clients without a lock.
+
+        A connected client has lost its lock file to a cleanup job: it gets an error and is disconnected, and makes a
+        new lock
+        when it reconnects.
         """
         for client_id, peer in self._presence.look(self.requests.clients() | self.store.clients()):
             if peer is not None:
@@ -373,10 +354,10 @@ class Frontend(Closeable):
             if error is None:
                 continue
             if isinstance(message, _OF_CONNECTION):
-                if connection is not None:  # what it holds may be half booked
+                if connection is not None:  # its state may be half updated
                     self._connections.lose(connection, str(error))
             elif (number := getattr(message, "request_id", None)) is not None:
-                # What it says of a request may be half taken in: that request ends, and no other.
+                # The message may be half applied: end its request, and no other.
                 self._guard.call("a request that fails", self.requests.fail, number, error)
 
     def _handle_engine(
@@ -386,7 +367,7 @@ class Frontend(Closeable):
             self._connections.greet(peer, message)
             return
         if connection is None:
-            return  # it has been dropped, and its connection is closed
+            return  # the engine was dropped, and its connection is closed
         match message:
             case received.EngineReady():
                 former = self._connections.encoder_fingerprint
@@ -418,7 +399,7 @@ class Frontend(Closeable):
     def _on_engine_lost(self, connection: EngineConnection, reason: str) -> None:
         self.requests.engine_lost(connection, reason)
 
-    # ---- looking in
+    # ---- statistics and answers
 
     def stats(self) -> FrontendStats:
         return FrontendStats(
@@ -458,12 +439,12 @@ class Frontend(Closeable):
         )
 
     def _answer_finished(self, now: float) -> None:
-        """Answer the questions for figures, and those that all engines have answered, or whose time is over."""
+        """Answer requests for statistics, and probes and flushes that have finished or timed out."""
         if self._asked_for_stats:
             asked, self._asked_for_stats = self._asked_for_stats, []
             snapshots = {} if self._page is None else self._page.read()
             ready = sorted(connection.index for connection in self._connections.ready())
-            stats = service_stats(snapshots, self.stats(), ready)
+            stats = msgspec.to_builtins(service_stats(snapshots, self.stats(), ready))
             for peer, request_id in asked:
                 self._clients.try_send(peer, to_client.Stats(request_id, stats))
         for peer, answer in (*self._probes.take_finished(now), *self._flushes.take_finished(now)):
@@ -475,7 +456,7 @@ def main(run_dir: Path) -> int:
     directory = RunDir(run_dir)
     config = ServiceConfig.load(directory.config)
     stop = StopFlag()
-    remove_note(run_dir, "items")  # of a former version, whose items had a ring of their own
+    remove_note(run_dir, "items")  # left by a former version, whose items had a ring of their own
     for name in sweep():
         log.info("removed what a dead process left behind", name=name)
     warn_of_small_shm(config, shutil.disk_usage(SHM_DIR).total)
@@ -495,5 +476,5 @@ def main(run_dir: Path) -> int:
         while not frontend.is_drained and time.monotonic() < give_up:
             frontend.poll(CHECK_INTERVAL_S)
             page.publish_if_due(frontend.stats)
-        page.publish(frontend.stats)  # the supervisor says at its end what was done
+        page.publish(frontend.stats)  # the supervisor logs the final statistics
     return 0

@@ -1,6 +1,6 @@
-"""Sets the limits that the kernel holds a decoder to, whatever a codec does: memory, CPU time, life.
+"""Sets a decoder's limits in the kernel, independent of the codecs: memory, CPU time, life.
 
-They are set by the process itself, before it sees the first file. Linux only, where they have no other name elsewhere.
+The process sets them itself, before it reads the first file. Linux only.
 """
 
 from __future__ import annotations
@@ -12,28 +12,27 @@ from collections.abc import Iterator
 from pathlib import Path
 
 CPU_SIGNAL = signal.SIGPROF
-"""Ends a process whose CPU time for one picture is over: nobody handles it."""
+"""Ends a process that exceeds the CPU time of one image: the signal has no handler."""
 
 
 def confine(memory_bytes: int) -> None:
     """Limit this process for the rest of its life.
 
-    Where memory ends for all, the kernel is asked to end this process before others. No core files: they would hold
-    what clients sent.
+    The kernel's OOM killer is asked to choose this process first. No core files, which would contain clients' data.
 
     Args:
-        memory_bytes: of address space, beyond what there is now.
+        memory_bytes: Address space in addition to the current one.
     """
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     limit = _address_space_bytes() + memory_bytes
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-    with contextlib.suppress(OSError):  # no /proc, or none to be written
+    with contextlib.suppress(OSError):  # no /proc, or a read-only one
         Path("/proc/self/oom_score_adj").write_text("1000")
 
 
 @contextlib.contextmanager
 def cpu_limit(seconds: float) -> Iterator[None]:
-    """End this process if what follows takes more CPU time; the kernel looks, so native code is no shelter."""
+    """End this process if the block exceeds the CPU time; enforced by the kernel, also in native code."""
     signal.setitimer(signal.ITIMER_PROF, seconds)
     try:
         yield

@@ -1,9 +1,9 @@
-"""Runs the decoder: a process that makes pixels, or tensors, of one image file after the other, and may be killed.
+"""The decoder process: turns image files into pixels or tensors, one file after the other, and may be killed.
 
     python -m mmcached.pictures.decoder SOCKET FILE PIXELS SETTINGS      three descriptors, and JSON
 
-It lives as long as its frontend: it ends when the socket is closed, and is killed when the frontend is. It has no
-threads, opens no path that a file names, and keeps nothing of a file when it is done.
+It ends when the socket is closed, and is killed with its frontend. It has no threads, opens no path that a file names,
+and keeps nothing of a file afterwards.
 """
 
 from mmcached.wire.process.death import arm_from_environment
@@ -35,8 +35,6 @@ _FIELD = "image"
 
 
 class PictureLoop(DecoderLoop):
-    """Makes pixels, or tensors, of pictures."""
-
     def __init__(
         self,
         channel: socket.socket,
@@ -88,7 +86,7 @@ def main(arguments: list[str]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the frontend, which ends this process
     processor = None
     if settings.processor_folder:
-        os.environ["OMP_NUM_THREADS"] = "1"  # before torch comes: each decoder works on one core
+        os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported: each decoder uses one core
         processor = PictureProcessor(Path(settings.processor_folder))
     confine(settings.memory_bytes)
     PictureLoop(socket.socket(fileno=channel), file, pixels, settings, processor).run()

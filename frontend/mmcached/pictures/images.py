@@ -1,13 +1,12 @@
-"""Decodes an image file to RGB, and refuses what is no image, damaged or too large, before memory is spent on it.
+"""Decodes an image file to RGB; invalid, damaged and too large files are refused before memory is spent on them.
 
     bytes -> structure -> header -> limits -> pixels -> RGB -> scaled -> upright
 
-Only the formats in `FORMATS` are tried, because Pillow can also be talked into starting other programs. Size, form and
+Only the formats in `FORMATS` are tried, because some of Pillow's decoders start other programs. Size, format and
 structure are checked before anything is decoded. A JPEG that will be scaled down is decoded at a half, a quarter or an
-eighth of its size where that leaves twice the wanted one. What is not RGB is converted in strips, and what lies on its
-side is turned when it is small: so at most two whole pictures are in memory at a time.
-
-Warnings of the decoder are not let out: what matters here is an error. Knows nothing of models, patches or caches.
+eighth of its size where that leaves twice the wanted one. Other modes are converted to RGB in strips, and images are
+turned upright after scaling, so at most two whole images are in memory at a time. Warnings of the decoder are
+suppressed: only errors matter here.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-# Each by its name: else Pillow, asked for one that it does not load at once, loads all that there are.
+# Each by its name: Pillow, asked for a format that it has not preloaded, would load all plugins.
 from PIL import (
     BmpImagePlugin,
     GifImagePlugin,
@@ -64,13 +63,13 @@ _PLAIN_MODES = ("1", "L", "P", "RGB", "RGBX", "CMYK", "YCbCr", "HSV")
 _TEXT_LIMIT = 120
 _STRIP_PIXELS = 1 << 16
 _OUT_OF_MEMORY = "out of memory"
-"""In what Pillow says of a codec that could not get any, as an OSError."""
+"""Part of Pillow's OSError message for a codec without memory."""
 _DRAFT_GAP = 2
-"""A JPEG is decoded at no less than so many times the wanted width and height, and scaled from there."""
+"""A JPEG is decoded at no less than this multiple of the wanted width and height, and scaled from there."""
 
 
 def as_it_is(size: Size) -> Size:
-    """Return the size that a picture has which is not scaled."""
+    """Return the size unchanged."""
     return size
 
 
@@ -82,27 +81,28 @@ def decode_image(
     scaled_size: Callable[[Size], Size] = as_it_is,
     before_pixels: Callable[[int], None] = lambda pixels: None,
 ) -> Image.Image:
-    """Return the picture in mode RGB, upright (EXIF orientation applied), scaled; of an animation the first frame.
+    """Return the image in mode RGB, upright (EXIF orientation applied), scaled; of an animation the first frame.
 
     Transparency goes over white, 16-bit greys lose their low byte, colour profiles are ignored.
 
     Args:
-        settings: its limits; Pillow's own limit of pixels (178,956,970) holds beside them.
-        field: how errors call this image.
-        scaled_size: from the size of the upright picture to the wanted one, pixels.
-        before_pixels: told the number of pixels when all limits have been checked, before one is decoded.
+        settings: Limits; Pillow's own limit of pixels (178,956,970) holds too.
+        field: Name of this image in errors.
+        scaled_size: Returns the wanted size for the size of the upright image, in pixels.
+        before_pixels: Called with the number of pixels after all checks, before decoding.
+
     Raises:
-        ImageTooLarge: a limit is exceeded; nothing was decoded.
-        CorruptImage: not one of `FORMATS`, damaged, or in a pixel format without a meaning as RGB.
-        MemoryError: there was none left. No word about the file.
+        ImageTooLarge: A limit is exceeded; nothing was decoded.
+        CorruptImage: Not one of `FORMATS`, damaged, or in a pixel format that cannot be converted to RGB.
+        MemoryError: There was no memory left, whatever the file.
     """
     check_structure(data, max_jpeg_scans=settings.max_jpeg_scans, max_parts=settings.max_parts, field=field)
-    # The filters belong to the process; a decoder has one thread.
+    # The warning filters are process-wide; a decoder has one thread.
     with warnings.catch_warnings(action="ignore"), _typed_errors(len(data), field), _opened(data) as image:
         _check_sides(image.size, settings, field)
         before_pixels(image.width * image.height)
         full = _load(image, scaled_size)
-        # Asked after loading: a PNG may state it behind its pixels, a TIFF is upright by then.
+        # Read after loading: a PNG may have it behind its pixels, a TIFF is upright by then.
         orientation = _orientation(image)
         wanted = _turned(orientation, scaled_size(_turned(orientation, full)))
         rgb = _to_rgb(image, field)
@@ -128,8 +128,8 @@ def _typed_errors(num_bytes: int, field: str) -> Iterator[None]:
     except Exception as error:
         if _OUT_OF_MEMORY in str(error):
             raise MemoryError from error
-        # Decoders meet damaged files in every way there is: besides OSError also SyntaxError, ValueError, IndexError,
-        # struct.error, zlib.error and more. Whatever it is, the file is to blame, and the process goes on.
+        # Decoders raise many errors for damaged files: besides OSError also SyntaxError, ValueError, IndexError,
+        # struct.error, zlib.error and more. All of them are the file's fault, and the process goes on.
         reason = f"cannot be decoded: {type(error).__name__}: {_shorten(error)}"
         raise CorruptImage(field, f"{num_bytes} bytes", reason) from error
 
@@ -146,7 +146,7 @@ def _check_sides(size: Size, settings: PictureSettings, field: str) -> None:
 
 
 def _load(image: ImageFile.ImageFile, scaled_size: Callable[[Size], Size]) -> Size:
-    """Decode the pixels, not more of them than needed; return the size of the whole picture as it is stored."""
+    """Decode the pixels, at no more than the needed resolution; return the full size as stored."""
     if not isinstance(image, JpegImagePlugin.JpegImageFile):
         image.load()
         return image.size
@@ -162,17 +162,17 @@ def _orientation(image: Image.Image) -> int:
     try:
         return int(image.getexif().get(_ORIENTATION_TAG, 1))
     except Exception:
-        return 1  # a good picture with a damaged description
+        return 1  # a valid image with damaged metadata
 
 
 def _turned(orientation: int, size: Size) -> Size:
-    """Return the size of an upright picture as it is stored, and of a stored one as it is upright."""
+    """Convert between the size of the upright image and the size as stored."""
     width, height = size
     return (height, width) if orientation in _ON_ITS_SIDE else size
 
 
 def _to_rgb(image: Image.Image, field: str) -> Image.Image:
-    """Convert in strips, so that nothing of the picture's size is needed beside it and the result."""
+    """Convert in strips, so that no third buffer of the image's size is needed."""
     to_rgb = _conversion(image, field)
     if to_rgb is None:
         return image
@@ -186,7 +186,7 @@ def _to_rgb(image: Image.Image, field: str) -> Image.Image:
 
 
 def _conversion(image: Image.Image, field: str) -> Callable[[Image.Image], Image.Image] | None:
-    """Return how a strip becomes RGB; None if it is."""
+    """Return the conversion of a strip to RGB; None if the image is RGB."""
     if image.mode.startswith("I;16"):
         return _high_bytes
     if image.has_transparency_data:

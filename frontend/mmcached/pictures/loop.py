@@ -1,6 +1,6 @@
-"""Answers the messages of a frontend, one file after the other: what decoders of pictures and of clips have in common.
+"""The message loop of all decoders: answers a frontend's messages, one file after the other.
 
-It reads files from one descriptor and writes what it makes of them to another.
+It reads files from one descriptor and writes results to another.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from mmcached.wire.process.descriptors import write_all
 
 
 class DecoderLoop:
-    """Answers a frontend's messages until it is gone; a subclass says what is made of a file.
+    """Answers a frontend's messages until the socket is closed; a subclass implements `make`.
 
     Args:
-        hears: the type of the messages that come.
+        hears: Type of the received messages.
         cpu_s: CPU seconds for one file.
     """
 
@@ -33,13 +33,13 @@ class DecoderLoop:
         self._decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(hears)
 
     def make(self, message: Any) -> msgspec.Struct | None:
-        """Return the answer to a message; None if there is nothing more to say."""
+        """Return the answer to a message; None without one."""
         raise NotImplementedError
 
     def run(self) -> None:
         self.tell(said.Ready())
         answer: msgspec.Struct | None = None
-        while not isinstance(answer, said.OutOfMemory):  # what is left of the memory may be in pieces
+        while not isinstance(answer, said.OutOfMemory):  # the remaining memory may be fragmented
             message = self.receive()
             with cpu_limit(self._cpu_s):
                 answer = self._answer(message)
@@ -59,7 +59,7 @@ class DecoderLoop:
         return self._decoder.decode(packet)
 
     def write_made(self, data: bytes | memoryview, place: int = 0) -> None:
-        """Lay bytes where the frontend reads what was made."""
+        """Write bytes to the descriptor that the frontend reads."""
         write_all(self._made, data, place)
 
     def _answer(self, message: Any) -> msgspec.Struct | None:

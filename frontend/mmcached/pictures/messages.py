@@ -4,12 +4,12 @@
                   <------   Ready
     Decode        ------>                    the file lies in the file descriptor that both have
                   <------   Opened           all limits are checked; nothing is decoded
-    GoOn          ------>                    there is room for so many pixels now
+    GoOn          ------>                    there is room for these pixels now
                   <------   Made | Processed  the pixels, or tensors, lie in the other descriptor
     Decode        ------>
                   <------   Refused | OutOfMemory | Failed      at any time instead; after OutOfMemory it ends
 
-A decoder reads what anybody sends, so what it says is checked as if a stranger said it.
+A decoder reads untrusted files, so its messages are validated like untrusted input.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from mmcached.wire.messages.parts import TensorForm
 
 MAX_MESSAGE_BYTES = 1 << 14
 MAX_TENSORS = 16
-"""That an image processor makes of one picture."""
+"""The most tensors that an image processor returns for one image."""
 
 
 class Decode(msgspec.Struct, frozen=True, tag=True):
-    """Decode and scale the file that lies there, of so many bytes."""
+    """Decode and scale the file of `num_bytes` in the shared descriptor."""
 
     num_bytes: int
 
@@ -37,30 +37,30 @@ class GoOn(msgspec.Struct, frozen=True, tag=True):
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
-    """All that is needed is imported, and the limits are set."""
+    """All modules are imported, and the limits are set."""
 
 
 class Opened(msgspec.Struct, frozen=True, tag=True):
-    """The picture has so many pixels."""
+    """The number of pixels of the image."""
 
     pixels: Annotated[int, msgspec.Meta(gt=0)]
 
 
 class Made(msgspec.Struct, frozen=True, tag=True):
-    """The scaled picture lies there: rows of pixels, 3 bytes each."""
+    """The scaled image is in the descriptor: rows of pixels, 3 bytes each."""
 
     width: Annotated[int, msgspec.Meta(gt=0)]
     height: Annotated[int, msgspec.Meta(gt=0)]
 
 
 class Processed(msgspec.Struct, frozen=True, tag=True):
-    """The tensors that an image processor has made lie there, one after the other: C order, little-endian."""
+    """The image processor's tensors are in the descriptor, consecutive: C order, little-endian."""
 
     tensors: Annotated[list[TensorForm], msgspec.Meta(max_length=MAX_TENSORS)]
 
 
 class Refused(msgspec.Struct, frozen=True, tag=True):
-    """The file cannot be taken, and why."""
+    """The file is refused."""
 
     error: ErrorInfo
 

@@ -1,6 +1,6 @@
-"""Runs the image processor of a checkpoint on one decoded picture. Importing it imports neither numpy nor Transformers.
+"""Runs a checkpoint's image processor on one decoded image. Importing it imports neither numpy nor Transformers.
 
-What it gives is what `AutoImageProcessor.from_pretrained(folder)` gives for that picture alone.
+Its results equal those of `AutoImageProcessor.from_pretrained(folder)` for that image alone.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 
 class PictureProcessor:
-    """The processor of one folder; loading it takes seconds, for it comes with Transformers and torch.
+    """The processor of one folder; loading takes seconds, because it imports Transformers and torch.
 
     Raises:
-        OSError, ValueError: it cannot be loaded.
+        OSError, ValueError: It cannot be loaded.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -33,6 +33,6 @@ class PictureProcessor:
         self._processor = transformers.AutoImageProcessor.from_pretrained(folder, local_files_only=True)
 
     def tensors(self, picture: Image.Image) -> dict[str, npt.NDArray[np.generic]]:
-        """Return what the processor makes of a picture in mode RGB, by name, C-contiguous."""
+        """Return the processor's tensors for an image in mode RGB, by name, C-contiguous."""
         made: dict[str, Any] = self._processor(images=picture, return_tensors="pt")
         return {name: value.contiguous().numpy() for name, value in made.items() if hasattr(value, "numpy")}

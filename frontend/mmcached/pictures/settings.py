@@ -1,4 +1,4 @@
-"""Holds the settings of a service's decoders: the limits of a picture, and the size that it is scaled to."""
+"""The settings of a service's image decoders: limits, and the size to scale to."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from mmcached.wire.config import MIB, ServiceConfig
 
 
 class PictureSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Limits of one picture, and its grid.
+    """Limits of one image, and its grid.
 
     Attributes:
-        patch_size: side of a patch, pixels.
-        max_pixels: width x height of the file.
-        max_aspect_ratio: longer side / shorter side.
-        max_parts: chunks of a PNG file, segments of a JPEG file.
-        cpu_s: CPU seconds for one picture.
-        memory_bytes: of a decoder, beyond what it has when it is ready.
-        processor_folder: of the checkpoint whose image processor is run; "": none, the picture is scaled to its grid.
+        patch_size: Side of a patch in pixels.
+        max_pixels: Width x height of the file.
+        max_aspect_ratio: Longer side / shorter side.
+        max_parts: Chunks of a PNG file, segments of a JPEG file.
+        cpu_s: CPU seconds for one image.
+        memory_bytes: Memory of a decoder in addition to that when it is ready.
+        processor_folder: Folder of the checkpoint whose image processor is run; "" to scale the image to its grid.
     """
 
     patch_size: int

@@ -1,11 +1,11 @@
-"""Looks at a file's structure before anything is decoded: at what is small in bytes and large in work.
+"""Checks a file's structure before decoding, for parts that are small in bytes and large in work.
 
-    JPEG    each scan makes the decoder go over all pixels again, and may have no more than a dozen bytes
-    PNG     each chunk is a turn of a loop
+    JPEG    each scan makes the decoder process all pixels again, and may take only a dozen bytes
+    PNG     each chunk is an iteration of a loop
     BMP     a compressed one is decoded in Python, byte by byte
 
-Reads marks and lengths only; a file whose structure is damaged is the decoder's to refuse. Its own work is bounded: it
-stops at the first part beyond a limit, and skips what lies between parts without a loop.
+Reads markers and lengths only; a damaged structure is left for the decoder to refuse. Its own work is bounded: it stops
+at the first part beyond a limit, and skips the content of parts without a loop.
 """
 
 from __future__ import annotations
@@ -19,27 +19,28 @@ _JPEG_START = b"\xff\xd8"
 _BMP_START = b"BM"
 
 _JPEG_MARK = re.compile(rb"\xff[^\x00\xff\xd0-\xd7]")
-"""A mark that ends the data of a scan: not a stuffed 0xff, filling, or a restart."""
+"""A marker that ends the data of a scan: not a stuffed 0xff, filling, or a restart."""
 
 _JPEG_END, _JPEG_SCAN = 0xD9, 0xDA
 _JPEG_ALONE = (0x01, 0xD8)
-"""Marks without a length behind them."""
+"""Markers without a length."""
 
 _BMP_HAS_COMPRESSION = 40
-"""Headers of at least this size say how the pixels are compressed."""
+"""Headers of at least this size have a compression field."""
 _BMP_PLAIN = frozenset((0, 3, 6))
 """Plain pixels, with or without masks for the colours."""
 
 
 def check_structure(data: bytes, *, max_jpeg_scans: int, max_parts: int, field: str = "image") -> None:
-    """Refuse a file that asks for much more work than its size tells.
+    """Refuse a file that needs much more work than its size suggests.
 
     Args:
-        max_parts: chunks of a PNG file, segments of a JPEG file.
-        field: how errors call this image.
+        max_parts: Chunks of a PNG file, segments of a JPEG file.
+        field: Name of this image in errors.
+
     Raises:
-        ImageTooLarge: more scans or parts than the limit.
-        CorruptImage: a compressed BMP file.
+        ImageTooLarge: More scans or parts than the limit.
+        CorruptImage: A compressed BMP file.
     """
     start = data[:8]
     if start.startswith(_JPEG_START):
@@ -86,4 +87,4 @@ def _check_bmp(data: bytes, field: str) -> None:
     header_size = int.from_bytes(data[14:18], "little")
     compression = int.from_bytes(data[30:34], "little")
     if header_size >= _BMP_HAS_COMPRESSION and compression not in _BMP_PLAIN:
-        raise CorruptImage(field, f"compression {compression}", "a compressed BMP file is not taken; send a PNG")
+        raise CorruptImage(field, f"compression {compression}", "a compressed BMP file is not accepted; send a PNG")

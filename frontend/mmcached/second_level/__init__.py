@@ -1,19 +1,18 @@
-"""Lets several hosts share what their stores have: the process between a store and Redis, Valkey or Mooncake.
+"""The second level: a process that connects a host's store with a Redis, Valkey or Mooncake shared by several hosts.
 
-    backend            what is asked of such a server
-    urls               which server a URL names
-    redis              Redis or Valkey
-    mooncake           Mooncake Store
-    breaker            a server that fails time after time is left alone
-    records            how a record is framed there
-    shared_records     records above a server: epochs, parts, the breaker
-    epoch_note         the epoch to which this host belongs, on disk
-    process            the role: threads, and who orders what
-    fetching           from there into the store of this host
-    saving             from the store of this host to there
-    claims             who computes what nobody has
-    first_level        the store of this host, as this process sees it
-    counts             its figures
+    backend            the interface to a shared server
+    urls               the backend for a URL
+    redis, mooncake    the backends: Redis or Valkey, and Mooncake Store
+    breaker            the circuit breaker
+    records            the framing of records on the server
+    shared_records     records above a backend: epochs, parts, the breaker
+    epoch_note         this host's epoch, on disk
+    process            the role: threads and the frontend's orders
+    fetching, saving   from the server into the host's store, and back
+    claims             which host computes a missing record
+    first_level        the host's store, as a client
+    counts             figures for the stats page
 
-The frontend orders, and never waits: what this process finds it puts like any client, what others have put it saves.
+The frontend sends orders and never waits; this process puts what it fetches like any client, and saves what clients
+put.
 """

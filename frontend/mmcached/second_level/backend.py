@@ -1,7 +1,7 @@
-"""Says what is asked of a server that several hosts share, whatever product it is.
+"""Defines the interface to a server that several hosts share.
 
-Names and values are bytes that mean nothing here. A deadline is in monotonic seconds: by then a call has ended, with
-what was asked for or with a `BackendError`. Nothing that a server says is believed further than that it said so.
+Names and values are bytes without meaning here. A deadline is in monotonic seconds: a call ends by then, with its
+result or with a `BackendError`. A server's answers are not trusted.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ Value = bytes | bytearray | memoryview
 
 
 class BackendError(MmcachedError):
-    """The server was not reached, not in time, or talks nonsense.
+    """The server was not reached, or not in time, or its answer is invalid.
 
     Attributes:
-        trouble: what is wrong, in a word that `status` and `doctor` explain.
+        trouble: The cause, as a word that `status` and `doctor` explain.
     """
 
     code = "second_level_failed"
@@ -33,14 +33,12 @@ class BackendError(MmcachedError):
 
 
 class BackendLate(BackendError):
-    """The server has not answered by the deadline."""
-
     code = "second_level_late"
     trouble = "late"
 
 
 class BackendRefused(BackendError):
-    """The server has answered that it will not do it: it is full, a replica, or does not allow it."""
+    """The server has refused a call: it is full, a replica, or does not allow it."""
 
     code = "second_level_refused"
     trouble = "refused"
@@ -48,44 +46,41 @@ class BackendRefused(BackendError):
 
 Got = Value | BackendError | None
 MAX_EPOCH = 1 << 62
-"""A larger number is no epoch."""
+"""The largest valid epoch."""
 _DRAWN_BITS = 32
 
 
 class Backend(Protocol):
-    """One server, or one cluster. Any number of threads may call, each with a connection of its own."""
+    """One server or cluster. Any number of threads may call."""
 
     def get_many(self, names: Sequence[str], *, deadline: float) -> tuple[int, Sequence[Got]]:
-        """Return the present epoch, 0 if there is none, and each value; what is missing is None.
+        """Return the current epoch (0 if there is none) and each value, None if it is missing.
 
-        One that was not read in time, while others were, is an error in its place.
+        If only some values were read in time, each other one is an error in its place.
         """
 
     def get_heads(self, names: Sequence[str], num_bytes: int, *, deadline: float) -> tuple[int, Sequence[Got]]:
-        """As `get_many`, but of each value no more than its first bytes."""
+        """Return the same as `get_many`, with at most the first `num_bytes` of each value."""
 
     def put(self, name: str, pieces: Sequence[Value], *, ttl_s: float, deadline: float) -> None:
-        """Store the pieces, one behind the other, in the place of what was there; for that long at most."""
+        """Replace a value by the concatenated pieces, for at most `ttl_s` seconds."""
 
     def claim(self, name: str, *, ttl_s: float, deadline: float) -> bool:
-        """Return whether nobody else has claimed a name within that time; a server that cannot say so returns True.
+        """Claim a name, or renew an own claim; return False if another host has an unexpired claim.
 
-        An own claim is renewed.
+        Returns True if the server cannot decide.
         """
 
     def drop_claim(self, name: str, *, deadline: float) -> None:
         """End an own claim, if there is one."""
 
     def raise_epoch(self, epoch: int, *, over: int, deadline: float) -> int:
-        """Set the epoch of all hosts, unless the server has one above `over`; return the one that it had, 0 if none.
-
-        The epoch was set if and only if the returned one is `over` or less.
-        """
+        """Set the epoch of all hosts if the server's is at most `over`; return the server's former one, or 0."""
 
     def close(self) -> None:
-        """Let go of all connections, of one in use when its call ends. A second call changes nothing."""
+        """Close all connections, those in use when their calls end. A second call does nothing."""
 
 
 def next_epoch(former: int) -> int:
-    """Return an epoch above a former one. It is drawn: two hosts that follow the same epoch get different ones."""
+    """Return a random epoch above a former one, so that two hosts get different ones."""
     return former + 1 + secrets.randbits(_DRAWN_BITS)

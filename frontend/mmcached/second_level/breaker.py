@@ -1,11 +1,11 @@
-"""Decides whether a server is worth a call: one that has failed time after time is left alone for a while.
+"""A circuit breaker: a server that has failed repeatedly is not called for a while.
 
     closed ──`failures` in succession──> open ──a pause──> probing ──it answers──> closed
                                           ▲                   │
                                           └──── it fails: the next pause is twice as long
 
-One call at a time probes; the others fail at once meanwhile. Does no I/O and reads no clock: it is told the time, in
-monotonic seconds. Any thread may call.
+One call at a time probes; the others fail at once meanwhile. Does no I/O and reads no clock: callers pass monotonic
+seconds. Any thread may call.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ FAILURES = 5
 FIRST_PAUSE_S = 0.5
 MAX_PAUSE_S = 30.0
 JITTER = 0.2
-"""Part of a pause that is drawn, so that hosts do not come back all at once."""
+"""Random part of a pause, so that hosts do not retry all at once."""
 
 State = Literal["closed", "open", "probing"]
 
 
 class CircuitOpen(BackendError):
-    """The server is not asked now: it has failed time after time."""
+    """The server is not called now, because it has failed repeatedly."""
 
     code = "second_level_open"
 
@@ -36,8 +36,8 @@ class Breaker:
     """The state of one server, for all threads.
 
     Attributes:
-        since: when it has come into this state.
-        reason: what the last failure said; "" after a success.
+        since: Time of the last change of state.
+        reason: Message of the last failure; "" after a success.
     """
 
     def __init__(self, now: float, *, failures: int = FAILURES, draw: Callable[[], float] = random.random) -> None:
@@ -52,11 +52,7 @@ class Breaker:
         self._lock = threading.Lock()
 
     def begin(self, now: float) -> None:
-        """Begin a call; `succeeded` or `failed` must follow.
-
-        Raises:
-            CircuitOpen: it must not be made.
-        """
+        """Begin a call, or raise `CircuitOpen`; `succeeded` or `failed` must follow."""
         with self._lock:
             if self.state == "closed":
                 return
@@ -64,10 +60,9 @@ class Breaker:
                 self._move("probing", now)
                 return
             reason = self.reason
-        raise CircuitOpen(f"the second level is left alone for up to {self._pause_s:.1f} s: {reason}")
+        raise CircuitOpen(f"the second level is not called for up to {self._pause_s:.1f} s: {reason}")
 
     def succeeded(self, now: float) -> None:
-        """Take note that a call was answered."""
         with self._lock:
             self._in_succession = 0
             self._pause_s = FIRST_PAUSE_S
@@ -76,10 +71,10 @@ class Breaker:
                 self._move("closed", now)
 
     def failed(self, now: float, reason: str, *, is_fair: bool = True) -> None:
-        """Take note that a call was not answered; one that was begun before the state was left changes nothing.
+        """Record a failed call; a call begun before the last change of state changes nothing.
 
         Args:
-            is_fair: it had time to be; else it opens nothing, and a probe has failed all the same.
+            is_fair: The call had enough time. Otherwise it does not count as a failure, but a probe still fails.
         """
         with self._lock:
             self.reason = reason

@@ -1,7 +1,7 @@
-"""Says to other hosts which records this one computes, and when it has ended; what was not claimed costs no call.
+"""Tells other hosts which records this host computes; records without a claim cost no call.
 
-A claim lasts for a short time, after which another host takes over what a dead one has claimed, and is renewed while
-the record is computed. The frontend knows whether it is (`frontend.store.held_claims`).
+A claim lasts for a short time, after which another host takes over the claims of a dead one, and is renewed while the
+record is computed. The frontend knows whether it is (`frontend.store.held_claims`).
 """
 
 from __future__ import annotations
@@ -16,17 +16,18 @@ from mmcached.second_level.counts import Counts
 from mmcached.second_level.shared_records import SharedRecords
 
 MAX_NOTED = 4096
-"""Beyond as many those that are over are forgotten."""
+"""Finished claims are dropped once there are more than this."""
 
 
 class Claims:
     """The claims of this host. Any thread may call; each call raises `BackendError`.
 
     Args:
-        ttl_s: how long other hosts believe in a claim.
-        clock: monotonic seconds.
+        ttl_s: Lifetime of a claim that is not renewed.
+        clock: Monotonic seconds.
+
     Attributes:
-        on_news: called when `settle` has something to do.
+        on_news: Called when `settle` has work.
     """
 
     def __init__(
@@ -42,7 +43,7 @@ class Claims:
         self._lock = threading.Lock()
 
     def take(self, name: str, *, deadline: float) -> bool:
-        """Return whether this host is to compute a record; else another one is at it."""
+        """Return whether this host is to compute a record, rather than another host."""
         with self._counts.timed("claim"):
             is_ours = self._records.claim(name, ttl_s=self._ttl_s, deadline=deadline)
         if is_ours:
@@ -53,14 +54,14 @@ class Claims:
         return is_ours
 
     def drop(self, name: str, *, deadline: float) -> None:
-        """End a claim: the record is there, or will not come; one that is not ours changes nothing."""
+        """End an own claim: the record is stored, or will not come. Claims of other hosts are left alone."""
         with self._lock:
             is_ours = self._name_to_end.pop(name, 0.0) > self._clock()
         if is_ours:
             self._records.drop_claim(name, deadline=deadline)
 
     def note(self, states: Iterable[tuple[str, bool]]) -> None:
-        """Take note which claims are still held, and which are not; `settle` tells other hosts. Makes no call."""
+        """Note which claims are still held; `settle` tells other hosts. Makes no call."""
         with self._lock:
             news = {name: is_held for name, is_held in states if name in self._name_to_end}
             self._news |= news
@@ -68,7 +69,7 @@ class Claims:
             self.on_news()
 
     def settle(self, timeout_s: float) -> None:
-        """Renew claims and drop others, as noted; what fails ends by itself, after its time."""
+        """Renew held claims and drop the others, as noted; failures are ignored, since claims expire."""
         while True:
             with self._lock:
                 if not self._news:

@@ -1,4 +1,4 @@
-"""Counts what the threads of this process do, for its slot of the stats page."""
+"""Counts the work of this process's threads, for its slot of the stats page."""
 
 from __future__ import annotations
 
@@ -16,15 +16,13 @@ Op = Literal["get", "put", "claim"]
 
 
 class Counts:
-    """The figures that only rise; any thread may add."""
-
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._counts: Counter[str] = Counter()
         self._latencies: dict[Op, Latency] = {"get": Latency(), "put": Latency(), "claim": Latency()}
 
     def add(self, **more: int) -> None:
-        """Add to figures of `SecondLevelStats`, by their names."""
+        """Add to fields of `SecondLevelStats`, by name."""
         with self._lock:
             self._counts.update(more)
 
@@ -47,7 +45,6 @@ class Counts:
         trouble: Trouble = "",
         is_apart: bool = False,
     ) -> SecondLevelStats:
-        """Return all figures."""
         with self._lock:
             return SecondLevelStats(
                 **self._counts,

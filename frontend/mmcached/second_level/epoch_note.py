@@ -1,7 +1,7 @@
-"""Keeps on disk the epoch to which this host belongs, so that a process that is started anew knows it.
+"""Keeps this host's epoch on disk, for the next process of the second level.
 
-Clients that compute with old weights outlive the process of the second level, and the service: without the note the
-next process would take the epoch that another host has begun since for its own, and save what old weights compute.
+Clients that compute with old weights outlive this process, and the service: without the note the next process would
+take an epoch that another host has begun for its own, and save what old weights compute.
 """
 
 from __future__ import annotations
@@ -14,17 +14,13 @@ from mmcached.second_level.backend import MAX_EPOCH, BackendError
 
 
 class EpochNote:
-    """The note of one run directory; a host without one has never been in contact with a second level.
-
-    Args:
-        path: None keeps nothing.
-    """
+    """The epoch note of one run directory; None as `path` keeps nothing."""
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
 
     def read(self) -> int:
-        """Return the epoch; 0: there is no note, or what lies there is none."""
+        """Return the epoch; 0 if the note is missing or invalid."""
         text = ""
         if self._path is not None:
             with contextlib.suppress(OSError, UnicodeDecodeError):
@@ -32,11 +28,7 @@ class EpochNote:
         return int(text) if text.isdigit() and len(text) < 20 and int(text) <= MAX_EPOCH else 0
 
     def write(self, epoch: int) -> None:
-        """Replace the note as a whole.
-
-        Raises:
-            BackendError: it cannot be written.
-        """
+        """Replace the note atomically; BackendError if it cannot be written."""
         if self._path is None:
             return
         new = self._path.with_suffix(".new")

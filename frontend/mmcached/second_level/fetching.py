@@ -1,14 +1,14 @@
-"""Fetches what the frontend has ordered: from the second level into the store of this host.
+"""Fetches the records that the frontend orders, from the second level into the store of this host.
 
     ordered ── found ──> put ──> "hit"
-        ├── nothing there ──> "miss";  if somebody would compute it: is another host at it?
-        │                        ├── no: this one claims it ──> "miss"
-        │                        └── yes ──> "elsewhere" ── looks again, in growing intervals ──> found, or claimed here
+        ├── absent ──> "miss";  if a client would compute it: has another host claimed it?
+        │                        ├── no: this host claims it ──> "miss"
+        │                        └── yes ──> "elsewhere" ── retries, in growing intervals ──> found, or claimed here
         └── "late", or "failed"
 
-What is due at the same moment is asked for together, split among the threads that there are. Nobody waits here for
-another host: what is elsewhere comes due again. Knows nothing of products; a second level that is not asked for a while
-has failed. Invariant: each fetch of a frontend that lives ends once with something else than "elsewhere".
+Records due at the same moment are requested together, split among the threads. No thread waits for another host: an
+"elsewhere" record becomes due again. An open circuit counts as "failed". Invariant: each fetch of a living frontend
+ends once, with an outcome other than "elsewhere".
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ from mmcached.wire.messages.parts import Fetch, FetchEnd
 log = logging.getLogger("mmcached.second_level")
 
 MAX_TOGETHER = 8
-"""Of one call, which ends as a whole: records that came in time must not wait for those that do not."""
+"""Records per call, which ends as a whole: records that came in time must not wait for late ones."""
 FIRST_LOOK_S, LAST_LOOK_S = 0.005, 0.05
-"""How soon what another host computes is looked for again, for the first time, and at last."""
+"""First and longest interval between look-ups of a record that another host computes."""
 Outcome = Literal["hit", "miss", "late", "failed"]
 _FIGURES = {"hit": "gets_hit", "miss": "gets_missed", "late": "gets_late", "failed": "gets_failed"}
 
@@ -51,11 +51,11 @@ class Task:
     """One fetch under way.
 
     Attributes:
-        deadline: of the present look, in monotonic seconds.
-        give_up: until then another host that computes it is waited for.
-        life: of the frontend that has ordered it; see `Fetching.begin_life`.
-        interval_s: until the next look, where another host computes it; 0.0: not known yet that one does.
-        tell_again: when the frontend is told, again, that another host computes it.
+        deadline: Deadline of the current look-up, in monotonic seconds.
+        give_up: End of the wait for another host that computes the record.
+        life: Number of the frontend that has ordered it; see `Fetching.begin_life`.
+        interval_s: Time until the next look-up while another host computes it; 0.0 if none is known to.
+        tell_again: When to tell the frontend again that another host computes it.
     """
 
     order: Fetch
@@ -78,10 +78,9 @@ class Fetching(Closeable):
     """The fetches of one process.
 
     Args:
-        claim_wait_s: how long a claim lasts that is not renewed. 0.0: nothing is claimed, and nobody waits for another
-            host.
-        max_wait_s: how long what another host computes is waited for.
-        num_threads: that call `run`.
+        claim_wait_s: Lifetime of a claim that is not renewed. 0.0 claims nothing, and does not wait for other hosts.
+        max_wait_s: The longest wait for another host that computes a record.
+        num_threads: Number of threads that call `run`.
     """
 
     def __init__(
@@ -110,9 +109,9 @@ class Fetching(Closeable):
         self._is_closed = False
 
     def begin_life(self) -> None:
-        """Forget what was ordered: the frontend is another, or a host was flushed. What is found meanwhile is not put.
+        """Drop all orders, after a restart of the frontend or a flush; records found meanwhile are not put.
 
-        Once this has returned, no put of before is under way: else one could reach the frontend after the flush.
+        Waits until no earlier put is under way, which could otherwise reach the frontend after the flush.
         """
         with self._changed:
             self._life += 1
@@ -120,7 +119,7 @@ class Fetching(Closeable):
             self._changed.wait_for(lambda: not self._num_putting, CALL_S)
 
     def order(self, fetches: Sequence[Fetch], now: float) -> None:
-        """Take orders that have come just now."""
+        """Add orders that arrived at `now`."""
         with self._changed:
             for each in fetches:
                 deadline, give_up = now + each.timeout_ms / 1000, now + self._max_wait_s
@@ -129,7 +128,7 @@ class Fetching(Closeable):
             self._changed.notify(min(len(fetches), self._num_threads))
 
     def run(self) -> None:
-        """Fetch until `close`; a thread's whole work."""
+        """Fetch until `close`; the body of a thread."""
         while tasks := self._take():
             try:
                 self._fetch(tasks)
@@ -139,13 +138,12 @@ class Fetching(Closeable):
                 self._end([task for task in tasks if task.outcome is None], "failed")
 
     def close(self) -> None:
-        """Let the threads end. A second call changes nothing."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
 
     def _take(self) -> list[Task]:
-        """Return this thread's share of what is due, waiting for it; nothing: it is over."""
+        """Wait for due fetches, and return this thread's share; empty after `close`."""
         with self._changed:
             while not self._is_closed:
                 now = time.monotonic()
@@ -164,7 +162,7 @@ class Fetching(Closeable):
         except BackendError as error:
             self._end(tasks, "late" if isinstance(error, BackendLate) else "failed")
             return
-        # First what is not there: its answer need not wait for what is.
+        # Misses first: their answers need not wait for the puts.
         missing = [
             task
             for task, record in zip(tasks, found, strict=True)
@@ -172,7 +170,7 @@ class Fetching(Closeable):
         ]
         self._end([task for task in missing if not self._is_elsewhere(task)], "miss")
         for task in tasks:
-            record = found.pop(0)  # what was put is not kept
+            record = found.pop(0)  # `pop`, so that a record's memory is freed after its put
             if isinstance(record, Found):
                 self._end([task], self._put(task, record))
             elif record.reason in ("late", "failed"):
@@ -181,7 +179,7 @@ class Fetching(Closeable):
                 log.warning("a record of the second level is of no use: %s", record.reason)
 
     def _put(self, task: Task, found: Found) -> Outcome:
-        """Put what was found into the store of this host."""
+        """Put a found record into the store of this host."""
         order = task.order
         self._counts.add(bytes_read=found.nbytes)
         with self._changed:
@@ -201,7 +199,7 @@ class Fetching(Closeable):
         return "hit"
 
     def _is_elsewhere(self, task: Task) -> bool:
-        """Return whether another host computes what is missing; if so it is looked for again."""
+        """Return whether another host computes a missing record; if so, schedule the next look-up."""
         if not task.order.claims or not self._claim_wait_s or task.life != self._life:
             return False
         now = time.monotonic()
@@ -216,7 +214,7 @@ class Fetching(Closeable):
         self._counts.add(**{"claims_taken" if is_ours else "claims_elsewhere": 1})
         if is_ours and not task.interval_s:
             return False
-        if is_ours:  # who had claimed it may have saved it since the last look
+        if is_ours:  # its former owner may have saved the record since the last look-up
             task.order = replace(task.order, claims=False)
             self._look_again(task, now)
             return True
@@ -235,7 +233,7 @@ class Fetching(Closeable):
                 self._changed.notify()
 
     def _end(self, tasks: Sequence[Task], outcome: Outcome) -> None:
-        """Say and count the end of some fetches; those of a former frontend nobody asks for any more."""
+        """Report and count the end of fetches; those of a former frontend are only counted."""
         if not tasks:
             return
         for task in tasks:
@@ -246,11 +244,7 @@ class Fetching(Closeable):
 
 
 def encoded_of(found: Found) -> EncodedRecord:
-    """Return a record that was found, judged like anybody's, ready to be put; parts are put together.
-
-    Raises:
-        RemoteProtocolError: it is none.
-    """
+    """Return a found record, validated and joined from its parts, ready to be put; RemoteProtocolError if invalid."""
     if len(found.pieces) == 1:
         return adopt(np.frombuffer(found.pieces[0], np.uint8))
     whole = np.empty(found.nbytes, np.uint8)

@@ -1,8 +1,7 @@
-"""Keeps the second level in contact with the store of its host, as a client like any other: orders, puts, and leases.
+"""Connects the second level with the store of its host, as a client: orders, puts and leases.
 
-Whoever calls after the frontend was restarted is in contact again by itself; what the former one has ordered is void.
-
-Any thread may call anything. Invariant: a lease lasts no longer than the bytes that were lent under it are referred to.
+Calls reconnect by themselves after a restart of the frontend; orders of the former frontend are void. Any thread may
+call. Invariant: a lease lasts no longer than references to the bytes that it covers.
 """
 
 from __future__ import annotations
@@ -32,16 +31,16 @@ NAME = "second-level"
 _READING = Reading("bytes", view=True)
 CALL_S = 10.0
 SLACK_S = 5.0
-"""How much longer than it was told to take the frontend is waited for."""
+"""Additional time to wait for the frontend's answer beyond the requested `timeout_s`."""
 LOOK_INTERVAL_S = 10.0
-"""The longest sleep of a thread that waits for an answer: what happens to the connection ends it before."""
+"""The longest sleep of a thread that waits for an answer; events of the connection end it earlier."""
 
 
 class FirstLevel(Closeable):
     """The store of one run directory.
 
     Args:
-        call_s: the longest that a put or a greeting may take.
+        call_s: Timeout of a put or a greeting.
     """
 
     def __init__(self, directory: RunDir, *, call_s: float = CALL_S) -> None:
@@ -54,58 +53,54 @@ class FirstLevel(Closeable):
 
     @property
     def is_broken(self) -> bool:
-        """Whether nothing can be said any more."""
+        """Whether the connection has failed for good."""
         return self._contact.is_broken
 
     def take_orders(self, timeout_s: float) -> Orders:
-        """Wait so long for orders; come into contact before, if there is none.
-
-        Raises:
-            MmcachedError: the frontend is not there, or has gone.
-        """
+        """Wait up to `timeout_s` for orders, connecting first if necessary; MmcachedError without a frontend."""
         return drive(self._take_orders(timeout_s))
 
     def put(self, tenant: str, key: str, record: EncodedRecord, store_epoch: int, *, ttl_s: float = 0.0) -> bool:
-        """Offer a record; return whether its key has one now.
+        """Offer a record; return whether its key has a record now.
 
         Args:
-            ttl_s: seconds until it expires; 0.0: never.
+            ttl_s: Seconds until it expires; 0.0 for never.
+
         Raises:
-            MmcachedError: the frontend has not answered.
+            MmcachedError: The frontend has not answered.
         """
         put = self._verbs.put_encoded(key, record, self._call_s, tenant=tenant, store_epoch=store_epoch, ttl_s=ttl_s)
         return bool(drive(put))
 
     def lend(self, place: Handle) -> Bytes1D | None:
-        """Return an encoded record in place, under a lease that ends with the array; None if it has gone.
+        """Return an encoded record in place, under a lease that ends with the array; None if it is gone.
 
         Raises:
-            MmcachedError: there is no contact, or the record is not what it should be.
+            MmcachedError: There is no connection, or the record is invalid.
         """
         return drive(self._verbs.lend(place, self._call_s))
 
     def ended(self, fetches: Sequence[FetchEnd]) -> None:
-        """Say what became of fetches."""
         for start in range(0, len(fetches), MAX_KEYS):
             self._contact.tell(FetchesEnded(self._contact.client_id, list(fetches[start : start + MAX_KEYS])))
 
     def flushed(self, token: int, error: str) -> None:
-        """Say what became of a flush; without `error` it is done."""
+        """Report the end of a flush; an empty `error` means success."""
         self._contact.tell(SecondLevelFlushed(self._contact.client_id, token, error))
 
     def another_host_flushed(self, reason: str) -> None:
-        """Say that the second level is not used until this host is flushed."""
+        """Report that the second level is not used until this host is flushed."""
         self._contact.tell(AnotherHostFlushed(self._contact.client_id, reason))
 
     def close(self) -> None:
-        """End all calls, and give back what nobody refers to. A second call changes nothing."""
+        """End all calls, and give back unreferenced leases. A second call does nothing."""
         self._contact.close()
 
     def _take_orders(self, timeout_s: float) -> Verb[Orders]:
         contact = self._contact
         deadline = contact.deadline(timeout_s + SLACK_S)
         yield from contact.connect(deadline)
-        yield from self._verbs.look([], _READING, deadline)  # before orders come it is known as a reader of the store
+        yield from self._verbs.look([], _READING, deadline)  # register as a reader of the store before orders come
         ask = TakeOrders(contact.client_id, contact.next_id(), timeout_s)
         message, _ = yield from contact.exchange(ask, deadline)
         return expect(message, Orders)

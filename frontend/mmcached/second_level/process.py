@@ -1,16 +1,15 @@
-"""Runs the second level of one store: takes orders from the frontend, and has threads fetch, save and flush.
+"""Runs the second level of one store: takes the frontend's orders, and has threads fetch, save and flush.
 
-    frontend ──orders, one long poll after the other──> orders' thread ──┬──> threads that fetch ──┐
-       ▲                                                                ├──> threads that save ───┼──> server
-       │                                                                ├──> flushes, itself ─────┤
-       └── puts, ends of fetches ── the same connection <────────────────┴─── thread that probes ──┘
+    frontend ──orders, by long polls──> orders' thread ──┬──> threads that fetch ──┐
+       ▲                                                ├──> threads that save ───┼──> server
+       │                                                ├──> flushes, itself ─────┤
+       └── puts, ends of fetches ── same connection <───┴─── thread that probes ──┘
 
-The main thread publishes figures, and looks for signals. One thread asks the server for its epoch now and then: an
-outage, and a flush of another host, are noticed without traffic too. Without a frontend, or without a server, the
-process waits for the next. It holds nothing that anybody would miss: whatever is under way when it dies is computed
-once more.
+The main thread publishes figures, and waits for signals. One thread asks the server for its epoch periodically, so that
+an outage, and a flush of another host, are noticed without traffic. Without a frontend or a server, the process waits
+for the next. It holds no state that must survive: work under way when it dies is recomputed.
 
-Invariant: what a former frontend has ordered reaches no other one.
+Invariant: results of a former frontend's orders reach no other frontend.
 """
 
 from __future__ import annotations
@@ -44,37 +43,32 @@ from mmcached.wire.stats import RoleName, SecondLevelStats
 log = logging.getLogger("mmcached.second_level")
 
 BUSY_S = 0.2
-"""How often figures are published while there are new ones."""
+"""Interval between publications while figures change."""
 POLL_S = 30.0
-"""How long the frontend is asked to wait before it says that there is nothing to do."""
+"""Timeout of a long poll for orders."""
 GREETING_S = 0.001
-"""The same for the first time: its answer says that it takes what this process has to say."""
+"""Timeout of the first poll, whose answer confirms that the frontend accepts this process's messages."""
 AGAIN_S = 0.2
-"""The pause after a failed contact."""
+"""The pause after a failed connection."""
 PREPARE_S = 2.0
-"""How long the server is looked for before the first orders."""
+"""How long the server is probed before the first orders are taken."""
 PROBE_INTERVAL_S = 10.0
-"""How often the server is probed while it answers."""
+"""Interval between probes while the server answers."""
 PROBE_AGAIN_S = 1.0
-"""The pause after a probe that has failed: the circuit opens after five, within 20 s of the first."""
+"""The pause after a failed probe: the circuit opens after five, within 20 s of the first."""
 CLAIM_S = 0.5
-"""The time in which a claim has to be renewed or dropped."""
+"""Timeout of renewing or dropping a claim."""
 PROBE_S = 1.0
-"""The time in which a probe has to be answered."""
 FLUSH_S = 5.0
 DRAIN_S = 2.0
-"""How long saves may go on at the end."""
+"""How long saves may go on during shutdown."""
 JOIN_S = 2.0
 NUM_FETCHERS = 4
 NUM_SAVERS = 2
 
 
 class SecondLevel(Closeable):
-    """The threads between one store and one server; they begin with `start`.
-
-    Args:
-        records: of the server; closed by `close`.
-    """
+    """The threads between one store and one server; they begin with `start`; `close` closes `records`."""
 
     def __init__(self, directory: RunDir, config: ServiceConfig, records: SharedRecords) -> None:
         self._records = records
@@ -112,15 +106,15 @@ class SecondLevel(Closeable):
 
     @property
     def is_alive(self) -> bool:
-        """Whether all threads run, and can still say something."""
+        """Whether all threads run, and the connection can still be used."""
         return not self._first.is_broken and all(thread.is_alive() for thread in self._threads)
 
     def tell_of_circuit(self) -> None:
-        """Log once that the server is left alone, with the reason; and that it is asked again."""
+        """Log once that the circuit has opened, with the reason; and that it has closed."""
         circuit = "closed" if self._records.breaker.state == "closed" else "open"
         if circuit != self._circuit:
             self._circuit = circuit
-            reason = f", it fails time after time: {self._records.breaker.reason}" if circuit == "open" else ""
+            reason = f", the server fails repeatedly: {self._records.breaker.reason}" if circuit == "open" else ""
             log.warning("circuit %s%s", circuit, reason)
 
     def stats(self) -> SecondLevelStats:
@@ -134,14 +128,13 @@ class SecondLevel(Closeable):
         )
 
     def drain(self, timeout_s: float) -> None:
-        """Take no more orders, and wait so long for saves; say what is dropped."""
+        """Take no more orders, and wait up to `timeout_s` for saves; log the number of dropped ones."""
         self._end()
         self._fetching.close()
         if num_dropped := self._saving.drain(timeout_s):
-            log.warning("%d records were not saved in the second level: the service has stopped", num_dropped)
+            log.warning("%d records were not saved in the second level, because the service has stopped", num_dropped)
 
     def close(self) -> None:
-        """End everything. A second call changes nothing."""
         self._end()
         self._fetching.close()
         self._saving.close()
@@ -157,14 +150,14 @@ class SecondLevel(Closeable):
         self._has_news.set()
 
     def _prepare(self) -> None:
-        """Have a connection, and an epoch: else the first request waits for both."""
+        """Probe the server once, so that the first request need not wait for a connection and an epoch."""
         try:
             self._records.probe(deadline=time.monotonic() + PREPARE_S)
         except BackendError as error:
-            log.warning("the second level is not there: %s", error)
+            log.warning("the second level is not reachable: %s", error)
 
     def _watch(self) -> None:
-        """Probe the server, renew and drop claims, and tell the frontend of flushes of other hosts; a thread's work."""
+        """Probe the server, renew and drop claims, report other hosts' flushes; the body of a thread."""
         next_probe = time.monotonic() + PROBE_INTERVAL_S
         while not self._is_over.is_set():
             if self._has_news.wait(max(0.0, next_probe - time.monotonic())):
@@ -181,7 +174,7 @@ class SecondLevel(Closeable):
             next_probe = time.monotonic() + pause_s
 
     def _tell_of_flush(self) -> None:
-        """Tell the frontend once that another host has been flushed: what was fetched before is not served any more."""
+        """Tell the frontend once that another host was flushed: records fetched before are not served any more."""
         with self._epoch_changes:
             if self._records.is_apart and self._is_known and not self._is_apart_told:
                 error = str(HostApart())
@@ -223,7 +216,7 @@ class SecondLevel(Closeable):
         self._saving.order(orders.saves, now)
 
     def _flush(self, deadline: float) -> str:
-        """Have nothing of before found in the second level; return why that has failed, or nothing."""
+        """Begin a new epoch on the server; return the error message, or "" on success."""
         try:
             self._records.flush(deadline=deadline)
         except BackendError as error:

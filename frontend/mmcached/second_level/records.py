@@ -1,20 +1,20 @@
-"""Frames a record for a server that several hosts share, and believes nothing of what comes back.
+"""Defines and validates the framing of records on a server that several hosts share.
 
     whole       head │ the record
     manifest    head │ sum of each part, 16 bytes each      of a record above `PART_BYTES`; written last
-    part        head │ the next bytes of the record         under a name of its own, made of the manifest's sums
+    part        head │ the next bytes of the record         named after the digest of the manifest's sums
 
     head        magic │ version │ kind │ number │ epoch │ name │ nbytes │ parts │ expiry │ sum │ seal        112 bytes
 
     name        the 64 hex digits of `store_key`, as 32 bytes
-    nbytes      of the record
-    parts       digest of a manifest's sums; 0 in a whole record. So parts of two saves are never taken for one record
-    expiry      milliseconds since 1970 from which on nobody takes the record; 0: it does not expire. Of parts always 0
-    sum         xxh3-128 of what follows the head
-    seal        xxh3-128 of the head so far: no bit of it changes unseen
+    nbytes      size of the record
+    parts       digest of a manifest's sums, so parts of two saves are never mixed; 0 in a whole record
+    expiry      milliseconds since 1970 from which the record is expired; 0: never. In parts always 0
+    sum         xxh3-128 of the bytes after the head
+    seal        xxh3-128 of the head's other fields
 
-A value that is cut off, of another version, of another epoch or of another record, or changed in any bit is `Unusable`,
-and nothing else can come of it. The sums find accidents; who may write to the server can write what he likes.
+A value that is truncated, of another version, epoch or record, or changed in any bit raises `Unusable`. The sums detect
+accidents; a writer with access to the server can forge any value.
 """
 
 from __future__ import annotations
@@ -32,13 +32,14 @@ from mmcached.wire.errors import MmcachedError
 
 MAGIC = b"mmcL2\r\n\0"
 VERSION = 3
-"""Of the framing, of how a record is encoded, and of what an epoch means: rises when one of them changes. It is part of
-each name in the server, so hosts of two versions neither find nor overwrite each other's records."""
+"""Version of the framing, the encoding of records, and the meaning of epochs; raised when one of them changes. It is
+part of each name on the server, so hosts of two versions neither find nor overwrite each other's records.
+"""
 _FIELDS = struct.Struct("<8sHHIQ32sQQQ16s")
 _SUM_BYTES = 16
 HEAD_BYTES = _FIELDS.size + _SUM_BYTES
 MAX_VALUE_BYTES = 32 << 20
-"""A power of two, head included: allocators of servers would round anything above it up to the next size."""
+"""A power of two, head included: allocators of servers round larger values up to the next size."""
 PART_BYTES = MAX_VALUE_BYTES - HEAD_BYTES
 _WHOLE, _MANIFEST, _PART = range(3)
 _KINDS = (_WHOLE, _MANIFEST, _PART)
@@ -47,7 +48,7 @@ Flaw = Literal["foreign", "version", "epoch", "other", "cut", "corrupt", "large"
 
 
 class Unusable(MmcachedError):
-    """A value is not the record that was asked for."""
+    """A value is not the requested record, or is damaged."""
 
     code = "unusable_record"
 
@@ -58,7 +59,7 @@ class Unusable(MmcachedError):
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """A record in parts: the sum of each, and their digest."""
+    """A record in parts: the sum of each part, and the digest of all sums."""
 
     nbytes: int
     parts: int
@@ -75,12 +76,12 @@ Framed = tuple[str, list[Value]]
 def pack(
     name: str, epoch: int, pieces: Sequence[Value], *, expiry_ms: int = 0, part_bytes: int = PART_BYTES
 ) -> list[Framed]:
-    """Return what to store, in this order; the record's bytes are referred to, not copied.
+    """Return the values to store, in this order; they refer to the record's bytes without a copy.
 
     Args:
         name: 64 hex digits.
-        pieces: the encoded record.
-        expiry_ms: as in the head.
+        pieces: The encoded record.
+        expiry_ms: As in the head.
     """
     views = [memoryview(piece).cast("B") for piece in pieces]
     nbytes = sum(map(len, views))
@@ -101,7 +102,7 @@ def pack(
 
 
 def expiry_ms_of(value: Value) -> int:
-    """Return the expiry of a value that `unpack` has taken."""
+    """Return the expiry (ms since 1970, 0 for never) of a value that `unpack` has accepted."""
     expiry_ms: int = _FIELDS.unpack_from(value)[8]
     return expiry_ms
 
@@ -109,12 +110,13 @@ def expiry_ms_of(value: Value) -> int:
 def unpack(
     name: str, epoch: int, value: Value, *, max_bytes: int, part_bytes: int = PART_BYTES
 ) -> memoryview | Manifest:
-    """Return the record, in place, or what its parts are.
+    """Return the record in place, or its manifest.
 
     Args:
-        max_bytes: limit of a record.
+        max_bytes: The largest size of a record.
+
     Raises:
-        Unusable: it is neither.
+        Unusable: The value is neither.
     """
     head = _read_head(name, epoch, value)
     body = memoryview(value)[HEAD_BYTES:]
@@ -138,11 +140,7 @@ def unpack(
 def unpack_part(
     name: str, epoch: int, manifest: Manifest, number: int, value: Value, *, part_bytes: int = PART_BYTES
 ) -> memoryview:
-    """Return the bytes of a part, in place.
-
-    Raises:
-        Unusable: it is not that part.
-    """
+    """Return the bytes of a part, in place; `Unusable` if the value is not that part."""
     head = _read_head(name, epoch, value)
     body = memoryview(value)[HEAD_BYTES:]
     found = (head.kind, head.number, head.nbytes, head.parts, head.sum)
@@ -156,7 +154,7 @@ def unpack_part(
 
 
 def is_head(name: str, epoch: int, head: Value) -> bool:
-    """Return whether a value that begins so is of that record and epoch; what follows may be damaged all the same."""
+    """Return whether a value with this head belongs to the record and epoch; its body may still be damaged."""
     try:
         return _read_head(name, epoch, head).kind != _PART
     except Unusable:
@@ -203,7 +201,6 @@ def _part_name(name: str, parts: int, number: int) -> str:
 
 
 def _cut(views: Sequence[memoryview], part_bytes: int) -> Iterator[list[memoryview]]:
-    """Yield the pieces of each part."""
     part: list[memoryview] = []
     room = part_bytes
     for view in views:

@@ -1,11 +1,11 @@
-"""Saves in the second level what others have put into the store of this host, behind their backs.
+"""Saves records of this host's store in the second level, in the background.
 
     ordered ──queue, bounded in records and bytes──> leased ──> written, or there already      "kept"
         └── too many, too old, too large, gone from the store ───────────────────────────────> "dropped"
 
-A record is read in place, under a lease of this process; its end is the end of a claim that was made for it. Records
-of one name are written one at a time, in the order in which they were ordered: the last one stays. Knows nothing of
-products. What is queued or under way is dropped without a word to anybody: whoever needs it computes it.
+A record is read in place, under a lease of this process; the end of its save ends its claim. Records of one name are
+written one at a time, in the order of their orders: the last one stays. Saves that are queued or under way when the
+process dies are lost; the records are recomputed.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from mmcached.wire.messages.parts import Save
 log = logging.getLogger("mmcached.second_level")
 
 PUT_S = 5.0
-"""The longest that a record may take on its way; its lease lasts no longer."""
+"""The longest time that a save may take; its lease lasts no longer."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Task:
-    """One save; `epoch` is the second level's when it was ordered, `arrived` in monotonic seconds."""
+    """One save; `epoch` is the second level's when it was ordered, `arrived` is in monotonic seconds."""
 
     name: str
     order: Save
@@ -50,15 +50,11 @@ class _Task:
 
 
 class Waiting(NamedTuple):
-    """What waits to be saved."""
-
     num_records: int
     num_bytes: int
 
 
 class Saving(Closeable):
-    """The saves of one process."""
-
     def __init__(
         self, first: FirstLevel, records: SharedRecords, claims: Claims, counts: Counts, limits: LimitsConfig
     ) -> None:
@@ -80,7 +76,6 @@ class Saving(Closeable):
             return Waiting(len(self._queue), self._num_bytes)
 
     def begin_life(self) -> None:
-        """Drop what was ordered: the frontend is another, or has flushed."""
         with self._changed:
             self._life += 1
             self._counts.add(puts_dropped=len(self._queue))
@@ -89,7 +84,7 @@ class Saving(Closeable):
         self._end_claims(lost)
 
     def order(self, saves: Sequence[Save], now: float) -> None:
-        """Take orders that have come just now; what is too much drops the oldest."""
+        """Add orders that arrived at `now`; beyond the limits the oldest are dropped."""
         limits, lost = self._limits, list[Save]()
         with self._changed:
             for each in saves:
@@ -99,7 +94,7 @@ class Saving(Closeable):
                 name = store_key(each.tenant, each.key)
                 self._queue.append(_Task(name, each, now, self._records.epoch, self._life))
                 self._num_bytes += each.place.nbytes
-            # The oldest go: they would be the first to be too old.
+            # The oldest would be the first to become too old.
             while len(self._queue) > limits.max_l2_waiting or self._num_bytes > limits.max_l2_waiting_mb * MIB:
                 lost.append(self._queue.popleft().order)
                 self._num_bytes -= lost[-1].place.nbytes
@@ -108,7 +103,7 @@ class Saving(Closeable):
         self._end_claims(lost)
 
     def run(self) -> None:
-        """Save until `close`; a thread's whole work."""
+        """Save until `close`; the body of a thread."""
         while (task := self._take()) is not None:
             try:
                 self._save(task)
@@ -121,7 +116,7 @@ class Saving(Closeable):
                     self._changed.notify_all()
 
     def drain(self, timeout_s: float) -> int:
-        """Wait until all is saved, or so long; return how many records are dropped."""
+        """Wait up to `timeout_s` until all is saved; return the number of dropped records."""
         with self._changed:
             self._changed.wait_for(lambda: not self._queue and not self._busy, timeout_s)
             num_left = len(self._queue) + len(self._busy)
@@ -130,7 +125,6 @@ class Saving(Closeable):
         return num_left
 
     def close(self) -> None:
-        """Let the threads end. A second call changes nothing."""
         with self._changed:
             self._is_closed = True
             self._clear()
@@ -154,7 +148,7 @@ class Saving(Closeable):
             return task
 
     def _next(self) -> _Task | None:
-        """Return the oldest save whose name is not being saved just now."""
+        """Return the oldest save whose name is not being saved now."""
         return next((task for task in self._queue if task.name not in self._busy), None)
 
     def _save(self, task: _Task) -> None:
@@ -167,11 +161,11 @@ class Saving(Closeable):
         except BackendError as error:
             self._counts.add(puts_failed=1)
             log.debug("a record was not saved: %s", error)
-        with contextlib.suppress(BackendError):  # whatever became of the record, it comes from here no more
+        with contextlib.suppress(BackendError):  # saved or not, this host will not write the record any more
             self._claims.drop(name, deadline=deadline)
 
     def _write(self, task: _Task, name: str, deadline: float) -> bool:
-        """Write a record as it lies in the store; return whether the second level has it now."""
+        """Write a record from its place in the store; return whether the second level has it now."""
         try:
             lent = self._first.lend(task.order.place)
         except MmcachedError as error:

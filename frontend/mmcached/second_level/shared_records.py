@@ -1,10 +1,5 @@
 """Keeps records where other hosts find them: frames, epochs and the circuit breaker above a `Backend`.
 
-    get_many    found, or why not; parts of a large record are asked for together
-    save        what lies there already is not sent again
-    claim       which host computes a missing record
-    flush       nothing that was saved before is found by this host any more
-
 Epochs are numbers; a later one is larger. The server has one number for all hosts, and each host belongs to one epoch:
 
     a host without an epoch       joins the server's, or begins the first
@@ -12,11 +7,12 @@ Epochs are numbers; a later one is larger. The server has one number for all hos
     flush, another host did       joins the epoch that the other one has begun
     the server has a larger one   another host was flushed: until this one is flushed too, it is apart: it neither
                                   fetches nor saves nor claims
-    the server has a smaller      it was emptied, or is back from an old snapshot: the largest that was seen is put back
+    the server has a smaller      it was emptied, or is back from an old snapshot: the largest known one is put back
     one, or none
 
-A host saves and finds records of its own epoch alone. So what lies in an epoch was computed by hosts that were flushed
-into it, after that flush. What a host has computed before its flush is of an older epoch, which no flushed host finds.
+A host saves and finds records of its own epoch alone. So the records of an epoch were computed by hosts that were
+flushed into it, after that flush. Records computed before a host's flush are of an older epoch, which no flushed host
+finds.
 """
 
 from __future__ import annotations
@@ -51,21 +47,17 @@ from mmcached.wire.stats import Trouble
 log = logging.getLogger("mmcached.second_level")
 
 MAX_FLAWED = 4096
-"""Names that are remembered as damaged in the second level: they are saved whatever their heads say."""
+"""Number of names remembered as damaged in the second level: they are saved whatever their heads say."""
 
 FAIR_S = 0.003
-"""A call that had less time says nothing of a server that has not answered it."""
+"""A call with less time than this does not count as a failure of the server."""
 
 Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The bytes of an encoded record, one piece behind the other.
-
-    Attributes:
-        ttl_s: seconds until it expires; 0.0: it does not.
-    """
+    """The bytes of an encoded record, as consecutive pieces; `ttl_s` is 0.0 if it never expires."""
 
     pieces: list[memoryview]
     ttl_s: float = 0.0
@@ -77,13 +69,13 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Missed:
-    """There is no such record; or something lies there which is not it; or it was not read, while others were."""
+    """The record is absent, unusable, or was not read while others were."""
 
     reason: Literal["absent", "late", "failed"] | Flaw
 
 
 class HostApart(BackendError):
-    """Another host has been flushed since this one: the second level is not used until this host is flushed too."""
+    """Another host was flushed since this one: the second level is not used until this host is flushed too."""
 
     code = "second_level_apart"
 
@@ -95,15 +87,14 @@ class SharedRecords(Closeable):
     """The records of one server. Any number of threads may call; each call raises `BackendError`.
 
     Args:
-        max_bytes: limit of a record.
-        ttl_s: time that a record stays at most.
-        note: has the epoch to which the host belongs.
-        clock: monotonic seconds.
-        wall_clock: seconds since 1970, which hosts compare: expiries of records are told in them.
+        max_bytes: The largest size of a record.
+        ttl_s: The longest lifetime of a record on the server.
+        clock: Monotonic seconds.
+        wall_clock: Seconds since 1970, in which expiries are stored and compared between hosts.
+
     Attributes:
-        epoch: the one to which this host belongs; 0: none yet.
-        on_apart: called when it turns out that another host has been flushed; it must not block.
-        breaker: whether the server is asked at all.
+        epoch: The epoch of this host; 0 before it has one.
+        on_apart: Called when another host was found to be flushed; it must not block.
     """
 
     def __init__(
@@ -136,7 +127,7 @@ class SharedRecords(Closeable):
         return [self._look(name, epoch, value, deadline) for name, value in zip(names, values, strict=True)]
 
     def holds(self, names: Sequence[str], *, deadline: float) -> list[bool]:
-        """Return for each name whether a record of this epoch lies there, by its head alone."""
+        """Return for each name whether it has a record of this epoch, by its head alone."""
         epoch, heads = self._of_own_epoch(lambda: self._heads(names, deadline), deadline)
         return [
             head is not None and not isinstance(head, BackendError) and is_head(name, epoch, head)
@@ -144,22 +135,22 @@ class SharedRecords(Closeable):
         ]
 
     def probe(self, *, deadline: float) -> None:
-        """Ask the server for its epoch: it is reached, and another host's flush is noticed, also without traffic."""
+        """Read the server's epoch, to notice an outage or another host's flush without traffic."""
         found, _ = self._heads([], deadline)
         self._see(found, deadline)
 
     def save(
         self, name: str, pieces: Sequence[Value], *, ttl_s: float = 0.0, as_of: int | None = None, deadline: float
     ) -> Literal["kept", "there", "outdated"]:
-        """Store a record, unless the same lies there.
+        """Store a record, unless the same is stored already.
 
         Args:
-            pieces: the encoded record.
-            ttl_s: seconds until it expires; 0.0: it does not.
-            as_of: `epoch` when the record was ordered to be saved; in another one it has no place. None: the present
-                one.
+            pieces: The encoded record.
+            ttl_s: Seconds until it expires; 0.0 for never.
+            as_of: `epoch` when the save was ordered: in another epoch it is outdated. None for the current epoch.
+
         Raises:
-            ItemTooLarge: it is above the limit.
+            ItemTooLarge: The record exceeds `max_bytes`.
         """
         nbytes = sum(memoryview(piece).nbytes for piece in pieces)
         if nbytes > self._max_bytes:
@@ -179,7 +170,7 @@ class SharedRecords(Closeable):
         return "kept"
 
     def claim(self, name: str, *, ttl_s: float, deadline: float) -> bool:
-        """Return whether no other host computes a record; none shall for that time."""
+        """Claim the computing of a record for `ttl_s`; return False if another host computes it."""
         self._check_epoch()
         return self._ask(lambda: self._backend.claim(name, ttl_s=ttl_s, deadline=deadline), deadline)
 
@@ -188,14 +179,14 @@ class SharedRecords(Closeable):
 
     @property
     def is_apart(self) -> bool:
-        """Another host has been flushed since this one, as far as is known."""
+        """Whether another host is known to have been flushed since this one."""
         return 0 < self.epoch < self._newest
 
     def flush(self, *, deadline: float) -> None:
         """Begin an epoch, or join the one that another host has begun since the last flush here.
 
-        Once this has returned, this host finds nothing that was saved before, and no host that was flushed finds what
-        this one has saved before.
+        Afterwards this host finds no record saved before, and no flushed host finds a record that this one saved
+        before.
         """
         found, _ = self._heads([], deadline, is_urgent=True)
         former = max(found, self._newest)
@@ -209,14 +200,14 @@ class SharedRecords(Closeable):
 
     @property
     def trouble(self) -> Trouble:
-        """What is wrong: why the server is not asked, else why it keeps nothing; "" if nothing is known to be."""
+        """Why the server is not called, or why it refuses writes; "" if no trouble is known."""
         return self._last_trouble if self.breaker.state != "closed" else self._write_trouble
 
     def close(self) -> None:
         self._backend.close()
 
     def _values(self, names: Sequence[str], deadline: float) -> tuple[int, Sequence[Got]]:
-        """Return the epoch and what lies under the names; if none of them was read, fail."""
+        """Return the epoch and the values; raise if none of them was read."""
 
         def get() -> tuple[int, Sequence[Got]]:
             epoch, values = self._backend.get_many(names, deadline=deadline)
@@ -235,7 +226,7 @@ class SharedRecords(Closeable):
     def _of_own_epoch(
         self, read: Callable[[], tuple[int, Sequence[Got]]], deadline: float
     ) -> tuple[int, Sequence[Got]]:
-        """Return this host's epoch and what was read, unless it turns out that another host has been flushed since."""
+        """Return this host's epoch and the values; raise `HostApart` if another host was flushed since."""
         self._check_epoch()
         found, values = read()
         self._see(found, deadline)
@@ -247,9 +238,9 @@ class SharedRecords(Closeable):
             raise HostApart
 
     def _see(self, found: int, deadline: float) -> None:
-        """Take note of the server's epoch: join it as the first one, stay apart from a larger one, replace a smaller.
+        """Handle the server's epoch: join the first one, stay apart from a larger one, replace a smaller one.
 
-        A smaller one is replaced with the largest that was seen: other hosts may have been flushed into it.
+        A smaller one is replaced by the largest known one: other hosts may have been flushed into it.
         """
         if found < (newest := self._newest) or not found:
             wanted = newest or next_epoch(0)
@@ -269,7 +260,7 @@ class SharedRecords(Closeable):
 
     def _join(self, epoch: int) -> None:
         with self._epochs:
-            self._note.write(epoch)  # first: what is saved in an epoch is saved by a host that remembers it
+            self._note.write(epoch)  # first, so that a host that saves in an epoch remembers it
             self.epoch = epoch
             self._newest = max(self._newest, epoch)
 
@@ -311,7 +302,7 @@ class SharedRecords(Closeable):
         _, values = self._values(names, deadline)
         parts = []
         for number, value in enumerate(values):
-            if value is None:  # it was evicted
+            if value is None:  # evicted
                 raise Unusable("cut")
             if isinstance(value, BackendError):
                 raise value
@@ -319,7 +310,7 @@ class SharedRecords(Closeable):
         return parts
 
     def _ask(self, call: Callable[[], Result], deadline: float, *, is_urgent: bool = False) -> Result:
-        """Make a call that the breaker allows, or that an operator waits for; take note of its end."""
+        """Make a call if the breaker allows it or it is urgent (an operator's); record its outcome."""
         began = self._clock()
         if began >= deadline:
             raise BackendLate("there was no time left to ask the second level")

@@ -1,9 +1,9 @@
-"""Chooses the server that a URL names.
+"""Creates the backend for a URL.
 
     redis:// rediss:// unix:// redis+sentinel:// rediss+sentinel://     Redis or Valkey: see `redis.place`
     mooncake://                                                         Mooncake Store: see `mooncake.place`
 
-What a URL says is judged before anything is imported for it; an error never has its password.
+A URL is checked before its client library is imported; errors never contain its password.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ SCHEMES = (*redis.SCHEMES, mooncake.SCHEME)
 
 
 def make_backend(url: str) -> Backend:
-    """Return what speaks to the server of a URL; it is not asked for anything yet.
+    """Return the backend for a URL, without connecting.
 
     Raises:
-        ConfigError: the URL is none of ours, or what it takes is not installed.
+        ConfigError: The URL is invalid, or its client library is not installed.
     """
     check_url(url)
     make, extra = (_of_mooncake, "mooncake") if _scheme(url) == mooncake.SCHEME else (_of_redis, "redis")
@@ -36,7 +36,7 @@ def make_backend(url: str) -> Backend:
 
 
 def check_installed(url: str) -> None:
-    """As `check_url`, and find what a URL takes; nothing of it is imported."""
+    """Check a URL as `check_url`, and that its client library is installed, without importing it."""
     check_url(url)
     module = extra = "mooncake" if _scheme(url) == mooncake.SCHEME else "redis"
     if find_spec(module) is None:
@@ -44,11 +44,7 @@ def check_installed(url: str) -> None:
 
 
 def check_url(url: str) -> None:
-    """Judge a URL by its form; nothing is opened.
-
-    Raises:
-        ConfigError: it names no server.
-    """
+    """Check the form of a URL; ConfigError if it is invalid."""
     scheme = _scheme(url)
     if scheme not in SCHEMES:
         raise ConfigError(FIELD, shown_url(url), f"must begin with one of {', '.join(f'{one}://' for one in SCHEMES)}")

@@ -1,4 +1,4 @@
-"""Names all that an output depends on beside the item, in few digits.
+"""Computes a fingerprint of everything besides the item that an output depends on.
 
 >>> fingerprint({"model": "a", "dtype": "float32"}) == fingerprint({"dtype": "float32", "model": "a"})
 True
@@ -14,12 +14,13 @@ from blake3 import blake3
 
 
 def fingerprint(parts: Mapping[str, Any]) -> str:
-    """Return the name (32 hex digits) of these values.
+    """Return the fingerprint (32 hex digits) of these values.
 
     Args:
         parts: JSON values, in any order.
+
     Raises:
-        TypeError, ValueError: one of them is no JSON value.
+        TypeError, ValueError: A value is not a JSON value.
     """
     text = json.dumps(parts, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return blake3(text.encode()).hexdigest(16)

@@ -1,19 +1,17 @@
-"""Makes content keys: digests of 256 bits over typed, length-framed content.
+"""Computes content keys: digests of 256 bits over typed, length-framed content.
 
     leaf      tag, length (u64), payload        tags: i int, f float, s str, b bytes; N T F are None, True, False alone
     array     a, dtype, shape, byte length, elements in C order, little-endian
     sequence  [, count, each member
     mapping   {, count, each (key, value), sorted by the encoded key
 
-An encoding follows the name of its domain, so keys of content, of sets of values and of ids that callers chose never
-meet.
+An encoding follows the name of its domain, so keys of content, of sets of values and of callers' ids never collide.
 
 Invariant: two values have one encoding only if they are equal and of equal type, so two keys are equal only if the
 content is, or the digest is broken. A list equals a tuple, a numpy array a torch tensor of the same dtype, shape and
-elements; the order of a mapping does not matter. What has no encoding here is refused: nothing is pickled, nothing is
-hashed by address.
+elements; the order of a mapping does not matter. Other types are refused: nothing is pickled or hashed by address.
 
-Knows nothing of images. Source: vLLM's `MultiModalHasher`, whose leaves carry no type.
+Source: vLLM's `MultiModalHasher`, whose leaves carry no type.
 """
 
 from __future__ import annotations
@@ -31,7 +29,7 @@ from blake3 import blake3
 from mmcached.wire.errors import ConfigError, InvalidRequest
 
 MAX_DEPTH = 32
-"""Nesting beyond it is refused: nothing real is that deep, and a list may contain itself."""
+"""Deeper nesting is refused: real values are not that deep, and a list may contain itself."""
 
 MAX_CALLER_ID_BYTES = 256
 
@@ -40,11 +38,11 @@ _CALLER_DOMAIN = b"mmcached caller id 1"
 _KWARGS_DOMAIN = b"mmcached kwargs 1"
 _NUMERIC_KINDS = "biufc"
 _LARGE_BYTES = 4096
-"""Pieces above this size are hashed where they lie; smaller ones are cheaper to copy together than to hash alone."""
+"""Pieces above this size are hashed in place; smaller ones are cheaper to copy together than to hash alone."""
 
 Piece = bytes | bytearray | memoryview
 _Path = tuple[Any, ...]
-"""`(path of the parent, form, name)`, or `()`: only an error spells it out."""
+"""`(path of the parent, form, name)`, or `()`: formatted only for an error."""
 
 
 class _Digest(Protocol):
@@ -56,12 +54,13 @@ _ALGORITHMS: Mapping[str, Callable[[], _Digest]] = {"blake3": blake3, "sha256": 
 
 
 class MultiModalHasher:
-    """Makes content keys of 64 hex digits. Stateless.
+    """Computes content keys of 64 hex digits. Stateless.
 
     Args:
-        algorithm: "blake3", or "sha256" where policy asks for it; keys of the two never meet.
+        algorithm: "blake3", or "sha256" where a policy requires it; their keys never collide.
+
     Raises:
-        ConfigError: no such algorithm.
+        ConfigError: The algorithm is unknown.
     """
 
     def __init__(self, algorithm: Literal["blake3", "sha256"] = "blake3") -> None:
@@ -71,21 +70,11 @@ class MultiModalHasher:
         self._new_digest = _ALGORITHMS[algorithm]
 
     def hash_kwargs(self, **kwargs: object) -> str:
-        """Return the key of a set of named values.
-
-        Raises:
-            InvalidRequest: a value has a type that has no encoding; names the path to it.
-        """
+        """Return the key of a set of named values; InvalidRequest names the path to one without an encoding."""
         return self._hexdigest(_KWARGS_DOMAIN, kwargs)
 
     def item_key(self, content: Piece, *, modality: str, fingerprint: str, tenant: str) -> str:
-        """Return the key of a processed item, from its *encoded* bytes: so a hit needs no decoding.
-
-        Args:
-            content: the file as it came.
-            fingerprint: of the processor; it changes when the same file would be processed to something else.
-            tenant: tenants never share items.
-        """
+        """Return the key of a tenant's processed item, from its *encoded* bytes, so that a hit needs no decoding."""
         before, after = _around_content(modality, fingerprint, tenant)
         digest = self._new_digest()
         digest.update(before + _u64(len(content)))
@@ -94,10 +83,10 @@ class MultiModalHasher:
         return digest.hexdigest()
 
     def caller_key(self, caller_id: str, *, modality: str, fingerprint: str, tenant: str) -> str:
-        """Return the key of an item that its caller names: never one of `item_key`, nor another tenant's.
+        """Return the key of an item named by its caller; it never equals an `item_key` or another tenant's key.
 
         Raises:
-            InvalidRequest: the id is empty or too long.
+            InvalidRequest: The id is empty or too long.
         """
         nbytes = len(_utf8(caller_id))
         if not 1 <= nbytes <= MAX_CALLER_ID_BYTES:
@@ -131,9 +120,9 @@ def _feed(digest: _Digest, pieces: list[Piece]) -> None:
 
 @lru_cache(maxsize=1024)
 def _around_content(modality: str, fingerprint: str, tenant: str) -> tuple[bytes, bytes]:
-    """Return an item's encoding before the length of its content, and after its content: the same for many items."""
+    """Return an item's encoding before the length of its content, and after its content; both are cached."""
     pieces: list[Piece] = []
-    content = b"\xff" * 9  # in no encoding of text, and the lengths before it are short
+    content = b"\xff" * 9  # occurs in no encoding of text, and the lengths before it are short
     parts = {"content": content, "modality": modality, "fingerprint": fingerprint, "tenant": tenant}
     _encode(parts, pieces, (), 0)
     before, after = b"".join((_ITEM_DOMAIN, *pieces)).split(_u64(len(content)) + content)
@@ -170,7 +159,6 @@ _LEAF_TYPES = frozenset((str, bytes, int, float, bool, type(None), bytearray, me
 
 
 def _encode_leaf(value: Any, pieces: list[Piece]) -> None:
-    """Append the encoding of a value of one of `_LEAF_TYPES`."""
     kind = type(value)
     if kind is str:
         _frame(b"s", _utf8(value), pieces)
@@ -240,7 +228,6 @@ def _frame(tag: bytes, payload: Piece, pieces: list[Piece]) -> None:
 
 @lru_cache(maxsize=1024)
 def _name(key: str) -> bytes:
-    """Return the encoding of a mapping's key; the same few come again and again."""
     text = _utf8(key)
     return b"s" + _u64(len(text)) + text
 

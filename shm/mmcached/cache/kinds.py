@@ -1,13 +1,13 @@
-"""Chooses the kind of processor cache that a service's configuration asks for and makes possible.
+"""Chooses the kind of processor cache for a service's configuration.
 
     not is_multimodal_model, or mm_processor_cache_gb = 0      off
     mm_processor_cache_type = "processor_only"                 processor_only
     mm_processor_cache_type = "shm"                            shm               serves any number of engines
-    mm_processor_cache_type = "lru"                            lru               if one sender faces one receiver,
+    mm_processor_cache_type = "lru"                            lru               if one sender has one receiver,
                                                                processor_only    else: a mirror has two ends
 
-One sender faces one receiver when there is one API process, and one engine behind it: either there is only one
-(`data_parallel_size` = 1), or a balancer outside gives each engine its own service (`data_parallel_external_lb`).
+One sender has one receiver when there is one API process, and one engine behind it: either there is only one
+(`data_parallel_size` = 1), or an external balancer gives each engine its own service (`data_parallel_external_lb`).
 
 Source: vLLM's factories, where the balancer alone was enough: several API processes then shared one receiver.
 """

@@ -1,26 +1,26 @@
-"""Names a tenant's record in the store, and in the index that its readers look into.
+"""Computes the name of a tenant's record in the store, and in the index that its readers use.
 
     store_key(tenant, key) = hex of blake2b-256 over  length of tenant (u64) │ tenant │ length of key (u64) │ key
 
-Both sides compute it: the server to find the record, a client to look into the shared index without asking. Framed by
-lengths, so that no two pairs are the same bytes; of one size, however long the names are.
+Both sides compute it: the server to find the record, a client to look into the shared index without a message. Length
+framing keeps pairs distinct; the size is fixed, however long the names are.
 
 >>> store_key("a", "bc") == store_key("ab", "c"), len(store_key("", ""))
 (False, 64)
 
-A digest cannot be read back, so the two names lie behind their record, too, with the time of the put: for who adopts
-the store, and for people.
+A digest cannot be inverted, so the note behind a record has both names, too, with the time of the put: for a writer
+that adopts the store, and for people.
 
 >>> parse_about(about_record("a", "bc", 7)), parse_about(b"a")
 (About(tenant='a', key='bc', put_at=7), None)
 
-Processed items are records of a tenant of the service's own, under their keys; behind an item lies how many embeddings
-an encoder makes of it, too.
+Processed items are records of the service's own tenant, under their keys; the note of an item has the number of its
+embeddings, too.
 
 >>> num_embeds_of(about_item("aaaa", 16, 7)), num_embeds_of(about_record("a", "b:16", 7)), num_embeds_of(b"a")
 (16, None, None)
 
-`output_key` is the key of what an encoder says of an item: who encodes puts it, whoever needs it gets it.
+`output_key` is the key of an item's encoder output.
 
 >>> output_key("ffff", "aaaa"), is_named("aaaa"), is_named("aaaa:16")
 ('encoder/ffff/aaaa', False, True)
@@ -35,11 +35,11 @@ from functools import lru_cache
 from typing import NamedTuple
 
 EMBEDDINGS = "embeddings"
-"""Name of the tensor in a record of an encoder's output that has one row for each placeholder."""
+"""Name of the tensor with one row for each placeholder, in the record of an encoder's output."""
 ROWS = "rows"
-"""Name of the tensor in a record of rows that are on their way to one client."""
+"""Name of the tensor in a record of rows on their way to one client."""
 ITEMS_TENANT = "mmcached/items"
-"""Whose records the processed items are; no client can put or drop one."""
+"""Tenant of the processed items, whose records no client can put or drop."""
 _LENGTH = struct.Struct("<Q")
 _ABOUT = struct.Struct("<QQ")
 _ROWS_KEY = re.compile(r"rows/[0-9a-f]{32}/\d+/\d+-\d+")
@@ -56,11 +56,7 @@ def store_key(tenant: str, key: str) -> str:
 
 
 class About(NamedTuple):
-    """What lies behind a record.
-
-    Attributes:
-        put_at: when it was put, in nanoseconds since the host was booted.
-    """
+    """The content of the note behind a record; `put_at` is in nanoseconds since boot."""
 
     tenant: str
     key: str
@@ -68,13 +64,13 @@ class About(NamedTuple):
 
 
 def about_record(tenant: str, key: str, put_at: int) -> bytes:
-    """Return what lies behind a record: time of the put (u64) │ length of the tenant (u64) │ tenant │ key."""
+    """Return the note of a record: time of the put (u64) │ length of the tenant (u64) │ tenant │ key."""
     tenant_bytes = tenant.encode("utf-8", "surrogatepass")
     return _ABOUT.pack(put_at, len(tenant_bytes)) + tenant_bytes + key.encode("utf-8", "surrogatepass")
 
 
 def parse_about(about: bytes) -> About | None:
-    """Return what `about_record` has put together; None if these bytes are something else."""
+    """Return the content of a note made by `about_record`; None if the bytes are invalid."""
     if len(about) < _ABOUT.size:
         return None
     put_at, tenant_bytes = _ABOUT.unpack_from(about)
@@ -89,19 +85,18 @@ def parse_about(about: bytes) -> About | None:
 
 
 def about_item(mm_hash: str, num_embeds: int, put_at: int) -> bytes:
-    """Return what lies behind a processed item; see `about_record`."""
     return about_record(ITEMS_TENANT, f"{mm_hash}:{num_embeds}", put_at)
 
 
 def num_embeds_of(about: bytes) -> int | None:
-    """Return how many embeddings an encoder makes of an item; None if these bytes lie behind no item."""
+    """Return the number of embeddings in an item's note; None if it is not the note of an item."""
     known = parse_about(about)
     number = "" if known is None or known.tenant != ITEMS_TENANT else known.key.rpartition(":")[2]
     return int(number) if number.isdecimal() else None
 
 
 def is_on_its_way(key: str) -> bool:
-    """Return whether a record holds rows on their way to one client, who drops it then: nobody else needs it.
+    """Return whether a record holds rows on their way to one client, which then drops it.
 
     >>> is_on_its_way(f"rows/{'0' * 32}/0/0-7"), is_on_its_way("rows/of mine")
     (True, False)
@@ -110,14 +105,14 @@ def is_on_its_way(key: str) -> bool:
 
 
 def output_key(fingerprint: str, mm_hash: str) -> str:
-    """Return the key of what an encoder of that fingerprint says of an item that is not named."""
+    """Return the key of the encoder output of an unnamed item, for an encoder's fingerprint."""
     return f"encoder/{fingerprint}/{mm_hash}"
 
 
 def is_named(mm_hash: str) -> bool:
-    """Return whether an item has the name that its client gave it, and the number of its embeddings.
+    """Return whether an item's key has its client's name for it, and the number of its embeddings.
 
-    Its output is not put into the store: after a flush the client may use the name for another image, while what was
-    encoded before is still on its way.
+    Its output is not put into the store: after a flush the client may use the name for another image, while the former
+    output is still on its way.
     """
     return ":" in mm_hash

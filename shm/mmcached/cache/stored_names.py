@@ -1,8 +1,8 @@
-"""Lists the tenants and keys of the records in a ring, out of shared memory alone.
+"""Lists the tenants and keys of the records in a ring, from shared memory alone.
 
     slot table ── valid slots, the newest first ──note behind each record──> tenant, key
 
-Nothing is sent, leased or locked: each record is as it was at one moment.
+Sends no message and takes no lease or lock: each record is consistent by itself, but not with the others.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from mmcached.shm.ring.slot_table import (
     SECOND_KEY,
     boot_ns,
 )
-from mmcached.shm.store.object_store import parse_note
+from mmcached.shm.store.record_note import parse_note
 
 FIRST_LOOK = 256
 
 
 def newest_first(rows: Row) -> list[int]:
-    """Return the slots that have a record which has not expired, of the words of all slots."""
+    """Return the slots with an unexpired record, the newest first, from the words of all slots."""
     has_expired = (rows[:, EXPIRY] != 0) & (rows[:, EXPIRY] <= np.uint64(boot_ns()))
     valid = np.flatnonzero((rows[:, GENERATION] & np.uint64(1)).astype(bool) & ~has_expired)
     slots: list[int] = valid[np.argsort(rows[valid, GENERATION])][::-1].tolist()
@@ -39,13 +39,13 @@ def newest_first(rows: Row) -> list[int]:
 def stored_names(
     ring: RingOnlooker, slots: list[int], rows: Row, num: int = FIRST_LOOK
 ) -> Iterator[tuple[int, int, About]]:
-    """Yield place from 1 on, slot, and names of each record that stays while it is read.
+    """Yield rank (from 1 on), slot, and names of each record that stays valid while it is read.
 
-    Of two records of one key, of which one replaces the other just then, the newer is yielded.
+    Of two records of one key, during a replacement, the newer is yielded.
 
     Args:
-        rows: the words of all slots, as `ring` has returned them.
-        num: records that are looked at first; then twice as many, and so on.
+        rows: The words of all slots, as `ring` has returned them.
+        num: Number of records in the first batch; each further batch is twice as large.
     """
     start, seen = 0, set[tuple[str, str]]()
     while start < len(slots):
@@ -53,7 +53,7 @@ def stored_names(
         for place, (slot, note) in enumerate(zip(some, ring.notes(some, rows), strict=True), start + 1):
             parsed = None if note is None else parse_note(note)
             about = None if parsed is None else parse_about(parsed[1])
-            # Behind a record in a nursery a client has written the note: it is believed if the key is the slot's.
+            # A note in a nursery was written by a client: it is accepted only if its key is the slot's.
             if about is not None and parsed is not None and rows[slot, NOTE_BYTES] >> np.uint64(NURSERY_SHIFT):
                 name = store_key(about.tenant, about.key)
                 is_true = name == parsed[0] and key_digest(name) == tuple(

@@ -1,26 +1,35 @@
-"""Bytes that two processes share: one writer, many readers, tensors read in place, no lock in any path.
+"""Shared-memory ring: one writer, many readers, tensors read in place, no locks on any data path.
 
-writer (P0)      RingWriter: claim, fill, commit, grant        ObjectStoreWriter: records under keys
-engine           ReaderEntry: one incarnation, gives back        — the only writer of its entry
-worker           RingReader: read-only mapping, views          ObjectStoreReader: records out of handles
+writer (frontend)  RingWriter: claims, fills, commits           ObjectStoreWriter: records under keys
+client, engine or  ReaderEntry: takes and returns leases        — the only writer of its entry
+  worker           RingReader: read-only mapping, views         ObjectStoreReader: records from handles
 
-ring/       chunks, leases and their two ends
+ring/       chunks, leases, and the writer's and readers' interfaces
 segment/    the two shared-memory objects of a ring: layout, creation, mapping, removal
-store/      records as bytes, under keys
+store/      records encoded as bytes, stored under keys
 stats/      the stats page, on which every role writes its figures
-files/      locks that die with their holder, files that nobody can swap
-crash_points.py   instants at which a test lets this process die
+files/      locks that the kernel drops when their holder dies; safe opening of files
+crash_points.py   named instants at which a test kills this process
+
+Names are imported on first use, so that a reader does not import the writer's modules.
 """
 
-from mmcached.shm.ring.reader import RingReader
-from mmcached.shm.ring.reader_entry import ReaderEntry
-from mmcached.shm.ring.reader_watch import ReaderStopped, ReaderVoided
-from mmcached.shm.ring.ring import Claim, RingWriter, adopt_ring
-from mmcached.shm.segment.segment import Host
-from mmcached.shm.segment.sweep import sweep
-from mmcached.shm.segment.words import WORD_STORE_NAME
-from mmcached.shm.store.codec import EncodedRecord, decode, decode_record_frames, encode
-from mmcached.shm.store.object_store import ObjectStoreReader, ObjectStoreWriter
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from mmcached.shm.ring.reader import RingReader
+    from mmcached.shm.ring.reader_entry import ReaderEntry
+    from mmcached.shm.ring.reader_watch import ReaderStopped, ReaderVoided
+    from mmcached.shm.ring.ring import Claim, RingWriter, adopt_ring
+    from mmcached.shm.segment.segment import Host
+    from mmcached.shm.segment.sweep import sweep
+    from mmcached.shm.segment.words import WORD_STORE_NAME
+    from mmcached.shm.store.codec import EncodedRecord, decode, decode_record_frames, encode
+    from mmcached.shm.store.object_reader import ObjectStoreReader
+    from mmcached.shm.store.object_store import ObjectStoreWriter
 
 __all__ = [
     "WORD_STORE_NAME",
@@ -40,3 +49,28 @@ __all__ = [
     "encode",
     "sweep",
 ]
+
+_MODULES = {
+    "WORD_STORE_NAME": "segment.words",
+    "Claim": "ring.ring",
+    "EncodedRecord": "store.codec",
+    "Host": "segment.segment",
+    "ObjectStoreReader": "store.object_reader",
+    "ObjectStoreWriter": "store.object_store",
+    "ReaderEntry": "ring.reader_entry",
+    "ReaderStopped": "ring.reader_watch",
+    "ReaderVoided": "ring.reader_watch",
+    "RingReader": "ring.reader",
+    "RingWriter": "ring.ring",
+    "adopt_ring": "ring.ring",
+    "decode": "store.codec",
+    "decode_record_frames": "store.codec",
+    "encode": "store.codec",
+    "sweep": "segment.sweep",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"mmcached.shm.{_MODULES[name]}"), name)

@@ -1,13 +1,13 @@
-"""Named instants at which a test lets this process die, as `kill -9` would kill it there.
+"""Named instants at which a test kills this process with SIGKILL.
 
     MMC_CRASH_AT=put.mid_payload        at the first pass of that point
     MMC_CRASH_AT=put.mid_payload:3      at the third
 
-What a crash leaves behind depends on the instruction; no kill from outside hits a chosen one. The points stand where
-the order of two steps matters. Without the variable a point costs one call that compares with None.
+The state that a crash leaves depends on the instruction, and an external kill cannot hit a chosen one. The points stand
+where the order of two steps matters. Without the variable a point costs one call and a comparison with None.
 
-The variable is read once, at import. What it names must exist, or a test would test nothing without a word: a misspelt
-variable is an error here, a misspelt call one of the type checker.
+The variable is read once, at import. An unknown label raises an error here, and the type checker rejects an unknown
+label in a call, so that no test passes without its crash.
 
 >>> parse("put.mid_payload:3"), parse("close.between_unlinks")
 (('put.mid_payload', 3), ('close.between_unlinks', 1))
@@ -24,7 +24,7 @@ from mmcached.wire.errors import ConfigError
 VARIABLE: Final = "MMC_CRASH_AT"
 
 WriterLabel = Literal[
-    "create.after_ctl",  # the control object has a name, and nobody has locked it
+    "create.after_ctl",  # the control object has a name and is not locked yet
     "create.after_lock",
     "create.after_ctl_allocated",
     "create.after_data_allocated",
@@ -32,9 +32,9 @@ WriterLabel = Literal[
     "put.after_evict",
     "put.mid_payload",
     "put.before_commit",
-    "put.before_publish",  # the slot is filled, and not valid yet
+    "put.before_publish",  # the slot is filled, but not valid yet
     "put.after_commit",
-    "item.before_send",  # pinned, and the engine will never hear of it
+    "item.before_send",  # pinned, and the message to the engine is not sent
     "item.after_send",
     "deaths.before_void",
     "close.between_unlinks",
@@ -42,23 +42,28 @@ WriterLabel = Literal[
 ]
 SuccessorLabel = Literal[
     "put.after_index",
-    "replace.before_index",  # the old record and the new one are valid, and the old one is found
-    "replace.after_index",  # both are valid, and the new one is found
-    "evict.after_retire",  # what goes is not valid any more, and none of it is erased
+    "replace.before_index",  # both records are valid, and the index shows the old one
+    "replace.after_index",  # both records are valid, and the index shows the new one
+    "evict.after_retire",  # the victims' slots are retired, and none is erased
     "evict.after_erase",
-    "index.moved",  # a word of the key index is there twice
+    "index.moved",  # a word of the key index exists twice
     "discard.after_retire",
+    "promote.after_claim",  # a chunk is claimed for a nursery's record; nothing is copied
+    "promote.before_commit",  # everything is copied, but no slot names the copy
+    "nursery.after_create",  # the file has a name, and no client knows it
+    "nursery.before_unlink",  # its memory is released, and the name still exists
     "flush.after_floor",
     "flush.before_epoch",
     "adopt.after_lock",
     "adopt.after_readers",
     "adopt.after_erase",
     "adopt.after_index",
-    "adopt.before_removal",  # what could not be adopted is being removed
+    "adopt.before_unlink",  # nurseries that were not adopted still have names
+    "adopt.before_removal",  # adoption failed, and the ring is about to be removed
 ]
-"""What the writer of the store may leave half done, and whoever adopts its ring puts right."""
+"""Points at which the store's writer may die; the successor that adopts its ring repairs the state left there."""
 ReaderLabel = Literal[
-    "entry.after_lock",  # the entry has the incarnation of the former life
+    "entry.after_lock",  # the entry still has its previous incarnation
     "entry.after_incarnation",
     "entry.before_hello",
     "reader.after_map",
@@ -78,13 +83,13 @@ LABELS: Final[tuple[Label, ...]] = (*WRITER_LABELS, *SUCCESSOR_LABELS, *READER_L
 
 
 def crash_point(label: Label) -> None:
-    """Die here by SIGKILL if the environment says so; otherwise do nothing."""
+    """Kill this process with SIGKILL if the environment variable selects this pass of the point."""
     if _TARGET is not None:
         _pass(label)
 
 
 def parse(value: str) -> tuple[Label, int]:
-    """Return the label and the pass (1-based) that a value of the variable names; raise ConfigError if none."""
+    """Parse the variable's value into a label and the number of the pass, from 1; raise ConfigError if invalid."""
     name, colon, number = value.partition(":")
     label = next((known for known in LABELS if known == name), None)
     if label is None:

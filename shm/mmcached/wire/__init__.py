@@ -1,32 +1,13 @@
-"""Words that two processes share. Knows nothing of tensors, caches or shared memory; imports neither torch nor numpy.
+"""Messages, settings, errors and statistics that the processes share. Imports neither torch nor numpy.
 
-messages/    everything that one process can say to another
-sockets/     typed messages over ZeroMQ, and the listener that many clients share
-process/     what every role does at its start, at its end and in its loop
-config       the one configuration of a service                 limits: what peers may ask of it
-kv_events_config         where engines publish what their prefix caches hold
-errors       every error that travels
-handle       names of bytes in a ring
-paths        the run directory                       closeable: the `with` statement of whatever has `close`
-stats        what each part counts                      figures: which metric each count is
-latency      durations by bucket                     slow_log: what took longer than an operator wants
-shown_url    a URL without its password              extras: versions of packages, how to install a missing one
-tracing      spans of requests, for OpenTelemetry: imported where tracing is on
-row_pieces   rows of a generation that come in pieces
-version, vocabulary   numbers on which both sides must agree
+messages/     all messages between processes          sockets/       typed messages over ZeroMQ, listener for clients
+process/      start, end and main loop of a role      config         the configuration of a service
+limits        limits on what peers may request        kv_events_config   the addresses of published KV events
+errors        every error between processes           handle         handles of chunks in a ring
+paths         the run directory                       closeable      the `with` statement for classes with `close`
+stats         the counters of each role               figures        the metrics of each counter
+latency       histograms of durations                 slow_log       calls slower than `slow_log_ms`
+shown_url     a URL without its password              extras         versions of packages, commands to install them
+tracing       OpenTelemetry spans of requests         row_pieces     rows of a generation that arrive in pieces
+version       the protocol version                    vocabulary     token ids
 """
-
-from mmcached.wire.config import ModelConfig, ServiceConfig
-from mmcached.wire.errors import MmcachedError
-from mmcached.wire.handle import Handle, RingAnnouncement
-from mmcached.wire.paths import RunDir, default_run_dir
-
-__all__ = [
-    "Handle",
-    "MmcachedError",
-    "ModelConfig",
-    "RingAnnouncement",
-    "RunDir",
-    "ServiceConfig",
-    "default_run_dir",
-]

@@ -1,4 +1,4 @@
-"""Gives a class with `close` its `with` statement."""
+"""The `with` statement for classes with `close`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ class Closeable:
     __slots__ = ()
 
     def close(self) -> None:
-        """Let go of everything; a second call changes nothing."""
+        """Release all resources; a second call does nothing."""
         raise NotImplementedError
 
     def __enter__(self) -> Self:

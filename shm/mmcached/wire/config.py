@@ -1,7 +1,7 @@
-"""Holds the one configuration of a service, which every role reads from the run directory.
+"""The configuration of a service, which every role reads from the run directory.
 
-Fields keep the names that vLLM gave them where it has the same thing. Sizes carry their unit in the name. A value
-outside what is possible is a `ConfigError` that names field, value and limit; a file with an unknown field is refused.
+Fields keep vLLM's names where vLLM has the same setting. Sizes carry their unit in the name. A value out of range is a
+`ConfigError` that names field, value and limit; a file with an unknown field is refused.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ MIB = 1 << 20
 KIB = 1 << 10
 
 MIN_NURSERY_BYTES = 4 * MIB
-"""A smaller share of the store would be of no use for large records."""
+"""Smallest size of all nurseries together; a smaller one could not hold large records."""
 MAX_ENGINES = 8
-"""Engines of one service."""
+"""The largest number of engines of one service."""
 
 
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The reference model: sizes and the seed from which all its weights follow."""
+    """The reference model: its sizes, and the seed from which all its weights are generated."""
 
     seed: int = 0
     hidden_size: int = 64
@@ -46,23 +46,26 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     audio_frame: int = 640
     """Samples that become one embedding, at 16,000 a second."""
     audio_window: int = 50
-    """Such frames in one slice of a sound."""
+    """Audio frames (`audio_frame` samples each) in one slice of a sound."""
     num_layer_outputs: int = 0
-    """First layers that give their rows too, beside the last one."""
+    """Number of first layers whose rows are returned beside those of the last layer."""
 
     @property
     def row_keys(self) -> tuple[str, ...]:
-        """Names of the tensors of which the model gives a row per token, `(hidden_size,)` int32 each."""
+        """Names of the tensors of which the model returns a row per token, `(hidden_size,)` int32 each."""
         layers = (f"hidden_states.layer_{layer}" for layer in range(self.num_layer_outputs))
         return ("hidden_states", *layers)
 
 
 class EncoderConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What encodes items: the reference model, or the towers of a local checkpoint of Transformers ("hf").
+    """The encoder of items: the reference model, or the towers of a local checkpoint of Transformers ("hf").
 
-    `path` is the checkpoint's folder, `dtype` that of its computation ("auto": as the checkpoint says), `device` the
-    tower's ("auto": the workers'). With a `ray_address` the workers have items encoded by the actors that live in the
-    `ray_namespace` of that cluster; HOST:PORT, or "auto".
+    Attributes:
+        path: Folder of the checkpoint.
+        dtype: Dtype of the computation; "auto" for the checkpoint's.
+        device: Device of the tower; "auto" for the workers'.
+        ray_address: HOST:PORT, or "auto", of a Ray cluster whose actors encode instead of the workers; "" for none.
+        ray_namespace: Ray namespace of those actors.
     """
 
     kind: Literal["reference", "hf"] = "reference"
@@ -78,13 +81,13 @@ class EncoderConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Everything that the roles of one service must agree on.
+    """The settings that all roles of one service share.
 
-    Capacity fields count in the unit of their name (`_kb`: KiB); `encoder_cache_size` and
-    `max_num_encoder_input_tokens` count embeddings, `num_kv_blocks` includes the null block.
+    Capacities count in the unit of their name (`_kb`: KiB); `encoder_cache_size` and `max_num_encoder_input_tokens`
+    count embeddings, `num_kv_blocks` includes the null block.
     """
 
-    # the processor cache of P0, and its share of the ring
+    # P0's processor cache, and its share of the ring
     mm_processor_cache_gb: float = 0.25
     mm_processor_cache_type: Literal["shm", "lru", "processor_only"] = "shm"
     mm_shm_cache_max_object_size_mb: int = 64
@@ -94,49 +97,51 @@ class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     ring_reader_quota_gb: float = 0.0
     ring_has_checksums: bool = False
 
-    # processes that decode images; 0: one for each core, at most 4
+    # decoder processes for images; 0: one per core, at most 4
     mm_processor_workers: int = 0
     mm_processor_max_waiting: int = 512
 
-    # the store that clients get from and put into; 0 = none. A largest record, or a client's quota, of 0 is a quarter
+    # the store for clients' records; 0 = none. A max_object or client_quota of 0 is a quarter of the store
     store_gb: float = 0.25
     store_max_object_mb: int = 0
     store_num_slots: int = 4096
     store_max_clients: int = 256
     store_client_quota_gb: float = 0.0
     store_tenant_quota_gb: float = 0.0
-    # of the store, for nurseries: room in which clients lay large records themselves; 0 = none
+    # share of the store for nurseries, where clients write large records in place; 0 = none
     store_nursery_share: float = 0.25
 
-    # where other hosts find this store's records, and it theirs: redis://…; "" = nowhere; how long they stay there
+    # shared server of several hosts' stores (redis://…; "" = none), and the lifetime of records there
     store_l2: str = ""
     store_l2_ttl_s: float = 86_400.0
 
     # leave the ring where it is when the service ends: the next one in this run directory goes on with them
     keep_cache: bool = False
 
-    # what arrives
+    # limits on requests
     max_image_bytes: int = 64 * MIB
     max_image_pixels: int = 64_000_000
     max_images_per_request: int = 16
     max_num_requests: int = 256
     max_model_len: int = 8192
 
-    # the engine's books
+    # scheduling and KV cache
     enable_prefix_caching: bool = True
-    # "xxh3" takes a third less time than "sha256", but is not collision-proof, and warns: two prompts can be made that
-    # share a key, so it is for clients that trust each other. "builtin" warns and is sha256. Engines with the same seed
-    # have the same keys; without a seed "xxh3" has others in each engine, the rest the same everywhere
+    # "xxh3" takes a third less time than "sha256", but is not collision-proof, and warns: a prompt can be crafted to
+    # share another prompt's key, so it is for clients that trust each other. "builtin" warns and is sha256. Engines
+    # with the same seed have the same keys; without a seed "xxh3" has different keys in each engine, the other
+    # algorithms the same everywhere
     prefix_caching_hash_algo: Literal["sha256", "blake3", "xxh3", "builtin"] = "sha256"
     prefix_caching_hash_seed: str = ""
-    # which cached prefix is given up first: the one not used for longest, or one that nobody has asked for again
+    # eviction order of cached prefixes: least recently used first, or prefixes without a second hit first
     kv_eviction_policy: Literal["lru", "segmented_lru"] = "lru"
     block_size: int = 16
     num_kv_blocks: int = 2048
     max_num_seqs: int = 16
     max_num_batched_tokens: int = 512
     # "priority": the lowest number first, then by arrival. A prompt is admitted if all of it fits and this share of the
-    # blocks is left for those that run; with a threshold, one prompt takes no more tokens of a step that others want
+    # blocks is left for running requests; with a threshold, one prompt takes at most so many tokens of a step that
+    # others need
     scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
     kv_watermark: float = 0.01
     long_prefill_token_threshold: int = 0
@@ -145,24 +150,24 @@ class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     max_num_encoder_input_tokens: int = 512
     disable_chunked_mm_input: bool = False
 
-    # what one client, message, picture or turn of a loop may take
+    # limits on one client, message, image or turn of a loop
     limits: LimitsConfig = LimitsConfig()
 
-    # what the engine publishes about its prefix cache
+    # publication of the prefix cache's content
     kv_events: KVEventsConfig = KVEventsConfig()
 
-    # engines, each with its own workers, and which one gets a request: the one with the least to do if its caches are
-    # counted, or if they are not, or each in turn. Behind a balancer of the deployment (`data_parallel_external_lb`)
-    # each engine has a service of its own
+    # engines, each with its own workers, and how one is chosen for a request: the least loaded one, taking its caches
+    # into account or not, or each in turn. Behind a balancer of the deployment (`data_parallel_external_lb`) each
+    # engine has a service of its own
     data_parallel_size: int = 1
     data_parallel_external_lb: bool = False
     routing_policy: Literal["cache_aware", "least_loaded", "round_robin"] = "cache_aware"
 
-    # the workers of an engine; 0 = no engine either: the service is a store, and refuses what a model would have to do
+    # workers per engine; 0 = no engine either: the service is only a store, and refuses requests to a model
     world_size: int = 2
     device: str = "auto"
     enable_tensor_prefix_cache: bool = True
-    # what rank 0 keeps of the rows that a prefix hit skips; a full one shortens hits of requests that want rows
+    # capacity for rows that a prefix hit skips, at rank 0; when full, hits of requests that want rows become shorter
     tensor_prefix_cache_gb: float = 0.25
     model: ModelConfig = ModelConfig()
     encoder: EncoderConfig = EncoderConfig()
@@ -174,24 +179,24 @@ class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     drain_timeout_s: float = 25.0
     probe_timeout_s: float = 1.0
 
-    # what the supervisor does with a role that dies: waits backoff, twice as long each time, up to the maximum; gives
-    # up after `max_restarts` within the window
+    # restarts of a dead role: the supervisor waits `backoff`, twice as long each time, up to the maximum; gives up
+    # after `max_restarts` within the window
     max_restarts: int = 5
     restart_window_s: float = 60.0
     restart_backoff_s: float = 0.2
     restart_backoff_max_s: float = 5.0
 
-    # how to watch it: at a socket in the run directory, and at a TCP port if one is given; 0 takes a free one
+    # monitoring: HTTP at a socket in the run directory, and at a TCP port if one is given; 0 takes a free port
     http_host: str = "127.0.0.1"
     http_port: int | None = None
     log_level: Literal["debug", "info", "warning", "error"] = "warning"
     log_format: Literal["auto", "console", "json"] = "auto"
     slow_log_ms: float = 0.0
-    # where spans of requests go: the URL of an OTLP/HTTP collector, as http://127.0.0.1:4318/v1/traces; "" = nowhere
+    # URL of an OTLP/HTTP collector for spans, as http://127.0.0.1:4318/v1/traces; "" = none
     otlp_traces_endpoint: str = ""
 
-    # compare after every step what the workers' encoder caches hold with what the engine's books list, and end the
-    # engine on a difference; costs a list of all keys per worker and step
+    # after every step compare the content of the workers' encoder caches with the engine's records, and end the engine
+    # on a difference; costs a list of all keys per worker and step
     debug_check_workers: bool = False
 
     # fields of a vLLM deployment that decide which caches are possible
@@ -226,19 +231,19 @@ class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     @property
     def has_workers(self) -> bool:
-        """Whether the service computes; one without workers has no engine and processes nothing: it is a store."""
+        """Whether the service computes; without workers it has no engine, and is only a store."""
         return self.world_size > 0
 
     @property
     def num_engines(self) -> int:
-        """Engines of this service, with `world_size` workers each."""
+        """Number of engines of this service, with `world_size` workers each."""
         if not self.has_workers:
             return 0
         return 1 if self.data_parallel_external_lb else self.data_parallel_size
 
     @property
     def routes_by_content(self) -> bool:
-        """Whether engines tell the frontend what their caches hold."""
+        """Whether engines report the content of their caches to the frontend."""
         return self.num_engines > 1 and self.routing_policy == "cache_aware"
 
     @property
@@ -248,7 +253,7 @@ class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     @property
     def ring_data_bytes(self) -> int:
-        """What the ring has room for beside the store, for processed items, in bytes; 0 = every item travels inline."""
+        """Room in the ring for processed items, beside the store, in bytes; 0 = every item travels inline."""
         return self.processor_cache_bytes if self.mm_processor_cache_type == "shm" and self.is_multimodal_model else 0
 
     @property
@@ -257,7 +262,7 @@ class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     @property
     def inline_below_bytes(self) -> int:
-        """Bytes of tensors below which an item travels inline, though there is a ring."""
+        """Bytes of tensors below which an item travels inline, although there is a ring."""
         return self.mm_shm_inline_max_kb * KIB
 
     @property
@@ -278,12 +283,12 @@ class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     @property
     def ring_reader_quota_bytes(self) -> int | None:
-        """Most bytes of items that are kept in the ring for one engine's open requests; None for no limit."""
+        """The most bytes of items kept in the ring for one engine's open requests; None for no limit."""
         return int(self.ring_reader_quota_gb * GIB) or None
 
     @property
     def store_data_bytes(self) -> int:
-        """What the clients' records may take in bytes; 0 = no store."""
+        """Capacity for clients' records in bytes; 0 = no store."""
         return int(self.store_gb * GIB)
 
     @property
@@ -292,40 +297,39 @@ class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     @property
     def store_nursery_bytes(self) -> int:
-        """What all nurseries may take of the store, in bytes; 0 = there are none, as in a store that is too small."""
+        """Capacity of all nurseries together in bytes; 0 = no nurseries, as in a store that is too small."""
         share = int(self.store_data_bytes * self.store_nursery_share)
         return share if share >= MIN_NURSERY_BYTES else 0
 
     @property
     def store_main_bytes(self) -> int:
-        """What the store's records may take in the ring itself, in bytes."""
+        """Capacity for clients' records in the ring itself, in bytes."""
         return self.store_data_bytes - self.store_nursery_bytes
 
     @property
     def shares_encoder_outputs(self) -> bool:
-        """Whether the store has what encoders say; not if that depends on more than the item."""
+        """Whether encoder outputs are kept in the store; False if they depend on more than the item."""
         return self.has_workers and self.store_data_bytes > 0 and self.encoder_cache_scope == "shared"
 
     @property
     def store_client_quota_bytes(self) -> int:
-        """Most bytes that one client holds under lease at a time; beyond them records come inline."""
+        """The most bytes that one client holds under lease at a time; further records are sent inline."""
         return max(1, int(self.store_client_quota_gb * GIB) or self.store_data_bytes // 4)
 
     @property
     def store_tenant_quota_bytes(self) -> int | None:
-        """Most bytes that the records of one tenant take; None for no limit."""
+        """The most bytes of one tenant's records; None for no limit."""
         return int(self.store_tenant_quota_gb * GIB) or None
 
     def limit_values(self) -> dict[str, float]:
-        """Return the value of each limit in `LIMITS`, by its name."""
         return {name: attrgetter(name)(self) for name in LIMITS}
 
     def digest(self) -> str:
-        """Return 16 hex digits that two processes compare to see whether they were started alike."""
+        """Return 16 hex digits that two processes compare to check that their configurations are equal."""
         return hashlib.sha256(msgspec.json.encode(self.shown())).hexdigest()[:16]
 
     def shown(self) -> ServiceConfig:
-        """Return it as people may see it: without passwords."""
+        """Return a copy without passwords, for display."""
         return msgspec.structs.replace(self, store_l2=shown_url(self.store_l2))
 
     def save(self, path: Path) -> None:
@@ -338,11 +342,11 @@ class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         """Read a configuration that `save` wrote.
 
         Raises:
-            ConfigError: the file is missing, of another version, no JSON, or has an unknown or impossible field.
+            ConfigError: The file is missing, of another version, not JSON, or has an unknown field or an invalid value.
         """
         try:
             fields = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
-            # First of all: fields of another version would only be called unknown.
+            # Checked first, because fields of another version would be reported as unknown.
             version = fields.pop(VERSION_FIELD, None)
             if version != PROTOCOL_VERSION:
                 raise ConfigError(VERSION_FIELD, str(version), f"in {path}: {mismatch(version)}")
@@ -354,15 +358,15 @@ class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     @classmethod
     def from_fields(cls, fields: Mapping[str, Any]) -> ServiceConfig:
-        """Return the configuration that plain values describe, as JSON has them.
+        """Return the configuration from plain values, as JSON has them.
 
         Raises:
-            ConfigError: an impossible value.
-            msgspec.ValidationError: an unknown field, or a value of another type.
+            ConfigError: A value is invalid.
+            msgspec.ValidationError: A field is unknown, or a value has the wrong type.
         """
         try:
             return msgspec.convert(fields, cls)
-        except msgspec.ValidationError as refused:  # which is what msgspec makes of every ValueError
+        except msgspec.ValidationError as refused:  # msgspec's wrapper of every ValueError
             if isinstance(refused.__cause__, ConfigError):
                 raise refused.__cause__ from None
             raise
@@ -398,7 +402,7 @@ _RANGES: Mapping[str, tuple[float, float]] = {
     "kv_events.buffer_mb": (1, 1 << 16),
     "kv_events.hwm": (1, 1 << 24),
 }
-"""Of fields that are no limits."""
+"""Ranges of settings that are not limits on peers."""
 
 
 def _check_engines(config: ServiceConfig) -> None:
@@ -428,7 +432,7 @@ def _check_encoder(config: ServiceConfig) -> None:
 
 
 def check_traces_endpoint(url: str) -> None:
-    """Raise ConfigError if this is no URL of an OTLP/HTTP collector; "" is none."""
+    """Raise ConfigError if this is not the URL of an OTLP/HTTP collector; "" means no collector."""
     if not url:
         return
     field, shown = "otlp_traces_endpoint", shown_url(url)
@@ -444,7 +448,6 @@ def check_traces_endpoint(url: str) -> None:
 
 
 def check_address(field: str, address: str) -> None:
-    """Raise ConfigError if this is no address of a Ray cluster."""
     host, _, port = address.rpartition(":")
     if address != "auto" and not (host and port.isdecimal() and int(port) < 65_536):
         raise ConfigError(field, address, "must be HOST:PORT, or auto")

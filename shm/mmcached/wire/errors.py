@@ -1,12 +1,12 @@
-"""Defines every error that one process of mmcached sends another, or raises to its caller.
+"""Every error that one process sends another, or raises to its caller.
 
-Each class has a stable `code` (what travels), says whether trying again can help, and keeps the numbers of the case in
-`details`, so that the receiver rebuilds the same class without reading the text. An error names the fact, the numbers
-and the next step. Knows nothing of sockets or memory.
+Each class has a stable `code`, which travels, says whether a retry can help, and keeps the numbers of the case in
+`details`, so that the receiver rebuilds the same class without parsing the text. Messages give the fact, the numbers
+and the next step.
 
-Where callers of the published classes catch a `ValueError`, ours is one too: `InvalidRequest`, and so `ConfigError`,
-and `ItemTooLarge`. A caller's bug (`LocalProtocolError`) and ours (`InvariantError`) are none: nobody should catch them
-in passing. Nor is a `CacheMiss`, where those classes assert.
+Where callers of vLLM's classes catch a `ValueError`, the class is one too: `InvalidRequest`, and so `ConfigError`, and
+`ItemTooLarge`. Bugs (`LocalProtocolError` of a caller, `InvariantError` of mmcached) are not, so that they are not
+caught by accident; nor is `CacheMiss`, where those classes assert.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ Detail = str | int | float | bool | list[str]
 
 
 class MmcachedError(Exception):
-    """The base of all that mmcached raises on purpose.
+    """The base of all errors that mmcached raises deliberately.
 
     Attributes:
-        code: stable word for the class; what travels between processes.
-        retryable: the same call may succeed later without any change.
-        details: the numbers of the case, by name.
+        code: Stable name of the class, sent between processes.
+        retryable: Whether the same call may succeed later without any change.
+        details: The numbers of the case, by name.
     """
 
     code: ClassVar[str] = "error"
@@ -41,7 +41,7 @@ class MmcachedError(Exception):
 class CacheMiss(MmcachedError):
     """The receiver does not hold these items; send them again with their data.
 
-    To a client: the ids of images that it sent without a file.
+    To a client it names the ids of images that were sent without a file.
     """
 
     code = "cache_miss"
@@ -87,14 +87,14 @@ class CacheFull(MmcachedError):
 
 
 class ChecksumMismatch(MmcachedError):
-    """The bytes of a chunk are not those that its writer has put there: somebody else has written, or memory is bad."""
+    """The bytes of a chunk are not those that its writer stored: another process has written, or memory is faulty."""
 
     code = "checksum_mismatch"
     retryable = True
 
     def __init__(self, slot: int, found: int, expected: int) -> None:
         super().__init__(
-            f"slot {slot} has checksum {found:#010x}, its writer said {expected:#010x}; resend, and look for who wrote",
+            f"slot {slot} has checksum {found:#010x}, expected {expected:#010x}; resend, and check for other writers",
             slot=slot,
             found=found,
             expected=expected,
@@ -102,7 +102,7 @@ class ChecksumMismatch(MmcachedError):
 
 
 class StaleHandle(MmcachedError):
-    """The chunk that this handle names has been given other content since."""
+    """The chunk that this handle names has new content."""
 
     code = "stale_handle"
     retryable = True
@@ -112,7 +112,7 @@ class StaleHandle(MmcachedError):
 
 
 class MissingRows(MmcachedError):
-    """Rows behind a hit were never written: the usable prefix ends at position `first`. Compute the rest again."""
+    """Rows behind a hit were never written: the usable prefix ends at position `first`. Recompute the rest."""
 
     code = "missing_rows"
     retryable = True
@@ -127,7 +127,7 @@ class MissingRows(MmcachedError):
 
 
 class LayoutMismatch(MmcachedError):
-    """The segment was written by another layout version, or its header contradicts what was announced."""
+    """The segment was written by another layout version, or its header contradicts its announcement."""
 
     code = "layout_mismatch"
 
@@ -143,31 +143,30 @@ class LayoutMismatch(MmcachedError):
 
     @classmethod
     def unless_equal(cls, field: str, value: int | str, expected: int | str, *next_step: str) -> None:
-        """Raise one if the two differ."""
         if value != expected:
             raise cls(field, value, expected, *next_step)
 
 
 class SegmentError(MmcachedError):
-    """A shared-memory segment could not be made, opened or locked; the text says what to do."""
+    """A shared-memory segment could not be created, opened or locked; the text gives the next step."""
 
     code = "segment_error"
 
 
 class ProtocolError(MmcachedError):
-    """Somebody broke the protocol; see the two subclasses for who."""
+    """A process broke the protocol: this one (`LocalProtocolError`) or the peer (`RemoteProtocolError`)."""
 
     code = "protocol_error"
 
 
 class LocalProtocolError(ProtocolError):
-    """This process tried to say what may not be said now: a bug on this side."""
+    """This process tried to send a message that is not allowed now: a bug on this side."""
 
     code = "local_protocol_error"
 
 
 class RemoteProtocolError(ProtocolError):
-    """The peer sent what does not validate. The frame changed nothing; `field` is the path inside it."""
+    """The peer sent a message that does not validate. It changed nothing; `field` is the path inside it."""
 
     code = "remote_protocol_error"
 
@@ -190,7 +189,7 @@ class ChannelFull(MmcachedError):
 
 
 class ServiceUnavailable(MmcachedError):
-    """The service is not there, not ready yet, or draining. Try again later."""
+    """The service is not running, not ready yet, or draining. Try again later."""
 
     code = "service_unavailable"
     retryable = True
@@ -207,14 +206,14 @@ class DeadlineExceeded(MmcachedError):
 
 
 class RequestAborted(MmcachedError):
-    """The request was ended before it was done, by a cancel or by a process that died."""
+    """The request was ended early, by a cancel or by a process that died."""
 
     code = "request_aborted"
     retryable = True
 
 
 class ClientClosed(MmcachedError):
-    """The client was closed, or an `AsyncClient` is used outside `async with`: trying again cannot help."""
+    """The client was closed, or an `AsyncClient` is used outside `async with`; a retry cannot help."""
 
     code = "client_closed"
 
@@ -223,7 +222,7 @@ class ClientClosed(MmcachedError):
 
 
 class ComputationFailed(MmcachedError):
-    """The model could not compute the request: memory was not enough, or an operation of it failed."""
+    """The model could not compute the request: memory was not enough, or an operation failed."""
 
     code = "computation_failed"
 
@@ -233,7 +232,7 @@ class ComputationFailed(MmcachedError):
 
 
 class PoisonousRequest(MmcachedError):
-    """Workers died while they computed this request, at last this one alone; it is not tried again."""
+    """Workers died while they computed this request, the last time with no other request; it is not retried."""
 
     code = "poisonous_request"
 
@@ -247,9 +246,10 @@ class PoisonousRequest(MmcachedError):
 
 
 class SecondLevelNotFlushed(MmcachedError):
-    """The service has forgotten everything, but the second level has not, as far as is known.
+    """The service is flushed, but its second level is not, as far as is known.
 
-    Nothing is fetched from it until it has: it is told again and again. Other hosts may go on finding what it has.
+    The flush is retried, and nothing is fetched from the second level until it has succeeded. Other hosts may still
+    find its records.
     """
 
     code = "second_level_not_flushed"
@@ -261,7 +261,7 @@ class SecondLevelNotFlushed(MmcachedError):
 
 
 class InvalidRequest(MmcachedError, ValueError):
-    """The request can never be served as it is: names the field, the value and the limit."""
+    """The request can never be served as it is; names the field, the value and the limit."""
 
     code = "invalid_request"
 
@@ -274,7 +274,7 @@ class EmptyImage(InvalidRequest):
 
 
 class CorruptImage(InvalidRequest):
-    """Bytes that no decoder takes for an image, or a damaged one."""
+    """The image cannot be decoded: damaged, or of an unknown format."""
 
     code = "corrupt_image"
 
@@ -290,19 +290,19 @@ class EmptyClip(InvalidRequest):
 
 
 class CorruptClip(InvalidRequest):
-    """Bytes that no decoder takes for a video, or for a sound, or a damaged one."""
+    """The video or sound cannot be decoded: damaged, or of an unknown format."""
 
     code = "corrupt_clip"
 
 
 class ClipTooLarge(InvalidRequest):
-    """A video or a sound with more of something (bytes, seconds, frames, pixels, channels) than the service accepts."""
+    """A video or sound with more bytes, seconds, frames, pixels or channels than the service accepts."""
 
     code = "clip_too_large"
 
 
 class ConfigError(InvalidRequest):
-    """A setting outside what is possible. A value that is a URL is shown without its password."""
+    """An invalid setting. A URL is shown without its password."""
 
     code = "config_error"
 
@@ -311,14 +311,12 @@ class ConfigError(InvalidRequest):
 
 
 class InvariantError(MmcachedError):
-    """Our own books contradict themselves: a bug in mmcached. Please report it."""
+    """mmcached's own state is inconsistent: a bug in mmcached. Please report it."""
 
     code = "invariant_error"
 
 
 class ErrorInfo(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """An error as it travels: code, text, and the numbers."""
-
     code: str
     message: str
     retryable: bool
@@ -330,7 +328,7 @@ def error_to_wire(error: MmcachedError) -> ErrorInfo:
 
 
 def error_from_wire(info: ErrorInfo) -> MmcachedError:
-    """Rebuild the error; one of unknown code becomes a plain `MmcachedError`, as retryable as it was."""
+    """Rebuild the error; an unknown code becomes a plain `MmcachedError`, as retryable as it was."""
     cls = _code_to_class().get(info.code, MmcachedError)
     error = cls.__new__(cls)
     MmcachedError.__init__(error, info.message, **info.details)
@@ -339,7 +337,7 @@ def error_from_wire(info: ErrorInfo) -> MmcachedError:
 
 
 def copy_of(error: MmcachedError) -> MmcachedError:
-    """Return an equal error, since raising one changes it."""
+    """Return an equal error, since raising an error changes it."""
     return error_from_wire(error_to_wire(error))
 
 

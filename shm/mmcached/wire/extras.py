@@ -1,4 +1,4 @@
-"""Reads the versions of installed packages, and says how to install missing ones: from a checkout of mmcached."""
+"""Versions of installed packages, and the command that installs missing ones."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def how_to_install(*extras: str) -> str:
 
 
 def package_versions(packages: Iterable[str]) -> dict[str, str | None]:
-    """Return the version of each package; None for one that is not installed."""
+    """Return the version of each package; None if it is not installed."""
     return {package: _version(package) for package in packages}
 
 

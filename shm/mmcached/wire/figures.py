@@ -1,14 +1,14 @@
-"""Reads off a statistics record which figures it has, and which metrics each of them is.
+"""Lists the figures of a statistics record, and the metrics of each figure.
 
     class Example(msgspec.Struct):
-        hits: Annotated[int, Metric("cache_hits", cache="processor")] = 0       a counter, and its line
+        hits: Annotated[int, Metric("cache_hits", cache="processor")] = 0       a counter, and its metric
         waiting: Annotated[Gauge, Metric("items_waiting")] = 0                  may fall
-        ring: Annotated[RingStats, Ring("store", cache="store")] = RingStats()  a record in it: `ring.used_bytes`, ...
-        video: Annotated[ItemStats, Of("video")] = ItemStats()                  the same of one modality
-        by_host: Annotated[dict[str, HostStats], By("host")] = {}               a record for each name: `host="..."`
+        ring: Annotated[RingStats, Ring("store", cache="store")] = RingStats()  a nested record: `ring.used_bytes`, ...
+        video: Annotated[ItemStats, Of("video")] = ItemStats()                  a record of one modality
+        by_host: Annotated[dict[str, HostStats], By("host")] = {}               a table: counters for each host
         wait: Annotated[Histogram, Metric("wait_seconds")] = Histogram()        as many words as a histogram has
 
-Knows nothing of the records (see `stats`), nor of pages.
+The records themselves are in `stats`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from functools import cache
 from operator import attrgetter
-from typing import Annotated, NamedTuple, get_args, get_origin, get_type_hints
+from typing import Annotated, Generic, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -26,16 +26,22 @@ from mmcached.wire.slow_log import SlowLog
 
 _GAUGE = "gauge"
 Gauge = Annotated[int, _GAUGE]
-"""A figure of this moment: starts at 0 when its role starts, and may fall."""
+"""A current value: starts at 0 when its role starts, and may fall."""
+OTHER = "other"
+"""The key of all keys beyond a table's limit."""
+MAX_KEYS = 63
+"""Keys of a table on the stats page, besides `OTHER`."""
+
+RecordT = TypeVar("RecordT", bound=msgspec.Struct)
 
 
 class Metric:
-    """One name, with labels, under which a figure stands on the metrics page.
+    """One name, with labels, of a figure on the metrics page.
 
     Args:
-        name: a key of `METRICS`. `{modality}` in a label stands for what the record's `Of` says.
-        needs: a figure of the same record. If both are 0, there is nothing to say.
-        labels: beside `role`, which every figure has.
+        name: A key of `METRICS`. `{modality}` in a label is replaced by the record's `Of`.
+        needs: Another figure of the record; the metric is left out while both are 0.
+        labels: Labels beside `role`, which every figure has.
     """
 
     def __init__(self, name: str, *, needs: str = "", **labels: str) -> None:
@@ -45,39 +51,51 @@ class Metric:
 
 
 class Of(NamedTuple):
-    """The modality whose figures a record has."""
+    """The modality of a record's figures."""
 
     modality: str
 
 
 class By(NamedTuple):
-    """The label that has the name of each record of a dictionary."""
+    """The key of a table: a dictionary with a record of counters for each key.
+
+    Attributes:
+        label: Label with the key on the metrics page, as `client` or `tenant`.
+        title: Begin of the table's lines in `mmcached status`; the key follows. "": the label.
+    """
 
     label: str
+    title: str = ""
+
+
+class Table(NamedTuple):
+    """A table of a record: field `field` maps each key to a `record`."""
+
+    field: str
+    record: type[msgspec.Struct]
+    by: By
 
 
 class Figure(NamedTuple):
-    """One figure of a record; `name` is dotted where records lie in records (`kv.queries`), metrics are complete."""
+    """One figure of a record; `name` is dotted in nested records (`kv.queries`), metrics have all labels."""
 
     name: str
     is_gauge: bool
     metrics: tuple[Metric, ...]
     block: type[Histogram] | type[SlowLog] | None = None
-    """The record that makes words of itself; None: the figure is a number."""
+    """The record type that is stored as several words; None for a number."""
 
     @property
     def words(self) -> list[str]:
-        """The name of each of its words."""
         return [f"{self.name}.{index}" for index in range(self.block.num_words)] if self.block else [self.name]
 
 
 @cache
 def figures(record: type[msgspec.Struct]) -> tuple[Figure, ...]:
-    """List a record's figures and those of the records in it. Lists, which hold other roles' records, are left out, and
-    so are dictionaries, whose names nobody knows before.
+    """List a record's figures and those of nested records, without lists (other roles' records) and dictionaries.
 
     Raises:
-        InvariantError: a field is neither a whole number, a histogram, a slow log, a record, a list nor a dictionary.
+        InvariantError: A field is neither a whole number, a histogram, a slow log, a record, a list nor a dictionary.
     """
     return tuple(_figures(record, "", {}))
 
@@ -106,7 +124,7 @@ def _resolved(metric: Metric, prefix: str, words: Mapping[str, str]) -> Metric:
 
 
 def histograms(stats: msgspec.Struct) -> Iterator[tuple[Metric, Histogram]]:
-    """Yield each metric of a record's histograms, and its value."""
+    """Yield each metric of a record's histograms, with its value."""
     for figure in figures(type(stats)):
         if figure.block is Histogram:
             for metric in figure.metrics:
@@ -114,7 +132,7 @@ def histograms(stats: msgspec.Struct) -> Iterator[tuple[Metric, Histogram]]:
 
 
 def samples(stats: msgspec.Struct) -> Iterator[tuple[Metric, bool, int]]:
-    """Yield each metric of a record's figures that are numbers, whether that is a gauge, and its value."""
+    """Yield each metric of a record's numbers, whether it is a gauge, and its value."""
     for figure in figures(type(stats)):
         if figure.block:
             continue
@@ -122,14 +140,50 @@ def samples(stats: msgspec.Struct) -> Iterator[tuple[Metric, bool, int]]:
         for metric in figure.metrics:
             if value or not metric.needs or attrgetter(metric.needs)(stats):
                 yield metric, figure.is_gauge, value
-    for field, label in _dictionaries(type(stats)):
-        for name, record in getattr(stats, field).items():
+    for table in tables(type(stats)):
+        for key, record in getattr(stats, table.field).items():
             for metric, is_gauge, value in samples(record):
-                yield Metric(metric.name, **{label: name}, **metric.labels), is_gauge, value
+                yield Metric(metric.name, **{table.by.label: key}, **metric.labels), is_gauge, value
 
 
 @cache
-def _dictionaries(record: type[msgspec.Struct]) -> tuple[tuple[str, str], ...]:
-    """List the fields of a record that have records by name, and the label of each."""
+def tables(record: type[msgspec.Struct]) -> tuple[Table, ...]:
+    """List a record's tables."""
     hints = get_type_hints(record, include_extras=True).items()
-    return tuple((field, each.label) for field, hint in hints for each in get_args(hint)[1:] if isinstance(each, By))
+    return tuple(
+        Table(field, get_args(get_args(hint)[0])[1], each)
+        for field, hint in hints
+        for each in get_args(hint)[1:]
+        if isinstance(each, By)
+    )
+
+
+class CountsByKey(Generic[RecordT]):
+    """The counters of one table.
+
+    Args:
+        record: Record of one key; all its figures are counters.
+        max_keys: Number of keys with counters of their own; later keys count as `OTHER`.
+    """
+
+    def __init__(self, record: type[RecordT], max_keys: int = MAX_KEYS) -> None:
+        self._record = record
+        self._max_keys = max_keys
+        self._key_to_counts: dict[str, dict[str, int]] = {}
+
+    def add(self, key: str, **counts: int) -> None:
+        """Add to counters of a key, named as the record's fields; zeros alone add no key."""
+        if not any(counts.values()):
+            return
+        own = self._key_to_counts.get(key) or self._counts_of_new(key)
+        for name, number in counts.items():
+            own[name] += number
+
+    def stats(self) -> dict[str, RecordT]:
+        """Return the record of each key that has been counted."""
+        return {key: self._record(**counts) for key, counts in self._key_to_counts.items()}
+
+    def _counts_of_new(self, key: str) -> dict[str, int]:
+        if len(self._key_to_counts.keys() - {OTHER}) >= self._max_keys:
+            key = OTHER
+        return self._key_to_counts.setdefault(key, dict.fromkeys(self._record.__struct_fields__, 0))

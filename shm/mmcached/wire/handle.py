@@ -1,6 +1,6 @@
-"""Names bytes in a ring: the ring's announcement, and a handle to one chunk.
+"""Handles of chunks in a ring, and the announcement of a ring.
 
-Neither gives access by itself: a reader takes a lease before it reads what a handle names.
+Neither gives access by itself: a reader takes a lease before it reads a chunk.
 """
 
 from __future__ import annotations
@@ -32,7 +32,6 @@ class RingAnnouncement(msgspec.Struct, frozen=True, array_like=True, forbid_unkn
         return f"/mmc.{self.uid}.{self.ring_id}.ctl"
 
     def nursery_name(self, nursery: int) -> str:
-        """Return the name of the file of a nursery."""
         return f"/mmc.{self.uid}.{self.ring_id}.nursery{nursery}"
 
 
@@ -40,8 +39,8 @@ class Handle(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
     """One published chunk, as it was in `generation`.
 
     Attributes:
-        offset, nbytes: of the payload, in bytes; in the file of its nursery, or in the data object.
-        nursery: the id of the nursery; 0: it lies in the data object.
+        offset, nbytes: Place of the payload in bytes, in the file of its nursery or in the data object.
+        nursery: Id of the nursery; 0 for the data object.
     """
 
     ring_id: str
@@ -55,5 +54,5 @@ class Handle(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
 
     @property
     def token(self) -> str:
-        """What names the record in other processes of this host; see `mmcached.client.store.tokens`."""
+        """Name of the record for other processes of this host; see `mmcached.client.store.tokens`."""
         return f"{self.ring_id}.{self.epoch}.{self.slot}.{self.generation}"

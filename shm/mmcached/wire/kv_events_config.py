@@ -1,4 +1,4 @@
-"""Says where engines publish what their prefix caches hold."""
+"""The addresses at which engines publish the content of their prefix caches."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ MAX_PORT = 65_535
 
 
 class KVEventsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The publication of what an engine's prefix cache holds; see `mmcached.wire.messages.kv_events`.
+    """The publication of an engine's prefix cache; see `mmcached.wire.messages.kv_events`.
 
-    Prompts can be read from it. The engine binds to an endpoint: `tcp://HOST:PORT`, with `*` for every interface, which
-    serves anybody who reaches it, so only in a network of your own; "" is a socket in the user's run directory. Of
+    The events reveal prompts. The engine binds to an endpoint: `tcp://HOST:PORT`, with `*` for every interface, serves
+    every host that reaches it, so use it only in a private network; "" is a socket in the user's run directory. Of
     several engines, engine i binds to PORT + i, as vLLM's do, or to `ipc://PATH.i`; engine 0 to the endpoint itself.
 
     `buffer_steps` batches, at most `buffer_mb`, are kept for replay; a reader that is `hwm` batches or `buffer_mb` late
-    misses some, and asks. `use_int_block_hashes` puts 64 bits in the place of each digest, for readers of numbers.
+    misses some, and asks for a replay. `use_int_block_hashes` replaces each digest by 64 bits, for readers that expect
+    numbers.
     """
 
     enable_kv_cache_events: bool = False
@@ -32,13 +33,12 @@ class KVEventsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     use_int_block_hashes: bool = False
 
     def addresses(self, run_dir: Path, engine_index: int = 0) -> tuple[str, str]:
-        """Return the addresses at which an engine publishes, and at which it replays."""
         publish = _of_engine(self.endpoint, engine_index) or f"ipc://{run_dir / f'kv-pub-{engine_index}.sock'}"
         replay = _of_engine(self.replay_endpoint, engine_index) or f"ipc://{run_dir / f'kv-rep-{engine_index}.sock'}"
         return publish, replay
 
     def check(self, num_engines: int) -> None:
-        """Raise `ConfigError` if an endpoint is none, or if engines would bind to one address."""
+        """Raise `ConfigError` if an endpoint is invalid, or if two engines would bind to one address."""
         fields = ("endpoint", "replay_endpoint") if self.enable_kv_cache_events else ()
         taken: dict[str, str] = {}
         for field in fields:
@@ -56,7 +56,7 @@ class KVEventsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 def _is_of_one(endpoint: str) -> bool:
-    """Return whether only one engine can bind to an endpoint; a port that is not given is chosen anew for each."""
+    """Return whether only one engine can bind to an endpoint; port 0 or `*` is chosen anew for each."""
     return bool(endpoint) and not (endpoint.startswith("tcp://") and endpoint.rpartition(":")[2] in ("0", "*"))
 
 

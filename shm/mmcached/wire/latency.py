@@ -1,11 +1,7 @@
-"""Counts how long something takes, in buckets whose bounds are the same everywhere: 1, 2, 5 µs and so on, up to 100 s.
-
-    1 µs    2 µs    5 µs    10 µs   …   50 s   100 s
-     ├───────┼───────┼───────┼───────────┼───────┤
-       [1]     [2]     [3]                 [24]     [25]       [0]: up to 1 µs; a bound belongs to the bucket below it
+"""Histograms of durations, in buckets whose bounds are the same everywhere: 1, 2, 5 µs and so on, up to 100 s.
 
 Counts only rise, so that those of several processes, and of several lives of one, can be added; see
-`mmcached.shm.stats.page`. `quantile` is Prometheus' `histogram_quantile`, so that people and dashboards read the same.
+`mmcached.shm.stats.page`. `quantile` computes the same as Prometheus' `histogram_quantile`.
 """
 
 from __future__ import annotations
@@ -18,7 +14,7 @@ from typing import Annotated, ClassVar, Self
 import msgspec
 
 BOUNDS_NS: tuple[int, ...] = (*(digit * 10**power for power in range(3, 11) for digit in (1, 2, 5)), 10**11)
-"""The largest duration that each bucket takes; the last bucket, which has none here, takes all that is longer."""
+"""The inclusive upper bound of each bucket in ns; the last bucket, without a bound here, takes all longer durations."""
 NUM_BUCKETS = len(BOUNDS_NS) + 1
 NUM_WORDS = NUM_BUCKETS + 1
 """The counts of the buckets, then the sum."""
@@ -27,7 +23,7 @@ _Counts = Annotated[tuple[int, ...], msgspec.Meta(min_length=NUM_BUCKETS, max_le
 
 
 def bucket_of(duration_ns: int) -> int:
-    """Return the bucket that a duration belongs to.
+    """Return the bucket of a duration.
 
     >>> [bucket_of(ns) for ns in (0, 1_000, 1_001, 10**11, 10**12)]
     [0, 0, 1, 24, 25]
@@ -49,7 +45,6 @@ class Histogram(msgspec.Struct, frozen=True):
 
     @classmethod
     def of_words(cls, words: Sequence[int]) -> Self:
-        """Return the histogram of `NUM_WORDS` words, as `words` has made them."""
         return cls(tuple(words[:NUM_BUCKETS]), words[NUM_BUCKETS])
 
     def words(self) -> tuple[int, ...]:
@@ -60,7 +55,7 @@ class Histogram(msgspec.Struct, frozen=True):
         return sum(self.counts)
 
     def quantile(self, share: float) -> float | None:
-        """Return the duration in seconds that this share of all does not exceed, as far as buckets say; None: no idea.
+        """Return the quantile in seconds, interpolated within its bucket; None without durations.
 
         >>> Histogram.of_words([0] * 4 + [4, 1] + [0] * 20 + [90_000]).quantile(0.4)
         1.5e-05
@@ -78,7 +73,7 @@ class Histogram(msgspec.Struct, frozen=True):
         return Histogram(counts, self.sum_ns + more.sum_ns)
 
     def since(self, before: Histogram) -> Histogram:
-        """Return what has come since `before`, of the same process."""
+        """Return the durations counted since `before`, an earlier histogram of the same process."""
         counts = tuple(max(0, now - then) for now, then in zip(self.counts, before.counts, strict=True))
         return Histogram(counts, max(0, self.sum_ns - before.sum_ns))
 
@@ -87,19 +82,19 @@ class Histogram(msgspec.Struct, frozen=True):
 
 
 class Latency:
-    """A histogram that one thread adds to."""
+    """A histogram to which one thread adds."""
 
     def __init__(self) -> None:
         self._words = [0] * NUM_WORDS
 
     def add(self, seconds: float) -> None:
-        """Count one duration; a clock that was turned back counts as no time."""
+        """Count one duration; a negative one, from a clock that was turned back, counts as 0."""
         duration_ns = max(0, round(seconds * 1e9))
         self._words[bucket_of(duration_ns)] += 1
         self._words[NUM_BUCKETS] += duration_ns
 
     def add_words(self, more: Sequence[int]) -> None:
-        """Count what another process has counted, `NUM_WORDS` words."""
+        """Add another process's counts, `NUM_WORDS` words."""
         for index, number in enumerate(more):
             self._words[index] += number
 

@@ -1,11 +1,9 @@
-"""Lists every limit that the service sets to what peers may ask of it.
+"""Every limit that the service sets on peers' requests.
 
-    LimitsConfig    limits that an operator may change: section `limits` of the configuration, `--limits.max-clients`
-    LIMITS          for each of them, and for the older limits that are fields of `ServiceConfig` itself: its range, its
-                    unit, what it bounds, and what happens to a peer that exceeds it
-
-`docs/limits.md` shows the same table; a test keeps them equal. A limit is checked before work is spent on what exceeds
-it. Limits of a format (a message's field, a record's depth) stand beside the format.
+`LimitsConfig` are limits that an operator may change: section `limits` of the configuration, `--limits.max-clients`.
+`LIMITS` has range, unit, meaning and consequence of each, and of the older limits in `ServiceConfig`; a test keeps the
+table in `docs/limits.md` equal. A limit is checked before work is spent on a request that exceeds it. Limits of a
+format (a message's field, a record's depth) are defined with the format.
 """
 
 from __future__ import annotations
@@ -93,7 +91,7 @@ class LimitsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """Describes one limit: range and unit of its setting, what it `bounds`, what happens to a peer `beyond` it."""
+    """One limit: range and unit of its setting, the quantity it `bounds`, the consequence for a peer `beyond` it."""
 
     low: float
     high: float
@@ -119,17 +117,17 @@ LIMITS: Mapping[str, Limit] = MappingProxyType(
             1,
             1 << 20,
             "MiB",
-            "answers that wait for clients, and messages that have not ended, all clients together",
+            "answers waiting for clients, and incomplete messages, of all clients together",
             "`ServiceUnavailable`, disconnected: the client with the most bytes × seconds",
         ),
         "limits.max_queued_mb_per_client": Limit(
-            1, 1 << 20, "MiB", "answers that wait for one client to read them", "disconnected"
+            1, 1 << 20, "MiB", "answers waiting for one client to read them", "disconnected"
         ),
         "limits.client_stall_s": Limit(
             0.1,
             86_400,
             "s",
-            "time in which a client reads nothing that waits for it, or sends no more of a message",
+            "time in which a client reads no waiting answer, or sends no more of a message",
             "disconnected",
         ),
         # ---- shares of one client
@@ -146,21 +144,23 @@ LIMITS: Mapping[str, Limit] = MappingProxyType(
             1,
             1 << 16,
             "nurseries",
-            "nurseries at a time, of clients that are connected and of those that are gone",
-            "records of a client that is gone make room; else puts travel inline",
+            "nurseries at a time, of connected clients and of gone ones",
+            "records of gone clients are evicted; otherwise puts travel inline",
         ),
         "limits.flush_interval_s": Limit(0, 86_400, "s", "time from one flush to the next", "waits; one answers all"),
         # ---- turns of a loop
         "limits.messages_per_turn": Limit(
             1, 1 << 16, "messages", "messages of one source (clients, engines, workers) in a turn", "waits a turn"
         ),
-        "limits.turn_s": Limit(0.0001, 10, "s", "time that one source takes of a turn", "waits a turn"),
+        "limits.turn_s": Limit(
+            0.0001, 10, "s", "time of one source (clients, engines, workers) in a turn", "waits a turn"
+        ),
         "limits.log_lines_per_peer": Limit(
             1,
             1 << 16,
             "lines",
             "log lines of one kind that one peer causes in ten seconds",
-            "counted, the next line says how many",
+            "counted; the next line gives the number",
         ),
         # ---- pictures
         "limits.max_image_aspect_ratio": Limit(
@@ -171,7 +171,7 @@ LIMITS: Mapping[str, Limit] = MappingProxyType(
             16, 1 << 24, "parts", "chunks of a PNG file, segments of a JPEG file", "`ImageTooLarge`"
         ),
         "limits.max_decoding_pixels": Limit(
-            1, 1 << 34, "pixels", "pixels that are decoded at a time, all clients together", "waits"
+            1, 1 << 34, "pixels", "pixels being decoded at a time, all clients together", "waits"
         ),
         "limits.image_cpu_s": Limit(0.1, 3600, "s", "CPU time of one picture", "`ImageTooLarge`"),
         "limits.image_memory_mb": Limit(64, 1 << 20, "MiB", "memory of one decoder process", "`ImageTooLarge`"),
@@ -179,7 +179,7 @@ LIMITS: Mapping[str, Limit] = MappingProxyType(
             1,
             1 << 20,
             "MiB",
-            "files of open requests; of one client, half of what others leave",
+            "files of open requests; one client may have half of what the others leave",
             "`ServiceUnavailable`",
         ),
         # ---- clips
@@ -188,70 +188,72 @@ LIMITS: Mapping[str, Limit] = MappingProxyType(
         "limits.max_clip_s": Limit(
             0.1, 86_400, "s", "seconds of a clip from its beginning to the end", "`ClipTooLarge`"
         ),
-        "limits.max_clip_frames": Limit(1, 1 << 16, "frames", "frames that are taken of one video", "`ClipTooLarge`"),
+        "limits.max_clip_frames": Limit(1, 1 << 16, "frames", "frames taken from one video", "`ClipTooLarge`"),
         "limits.max_frame_pixels": Limit(1, 1 << 32, "pixels", "width × height of a video", "`ClipTooLarge`"),
         "limits.max_clip_streams": Limit(1, 1 << 16, "streams", "streams of one file", "`ClipTooLarge`"),
         "limits.max_audio_channels": Limit(1, 1024, "channels", "channels of a sound", "`ClipTooLarge`"),
         "limits.max_clip_slices_mb": Limit(
-            1, 1 << 20, "MiB", "what is made of one clip for the encoder, all slices together", "`ClipTooLarge`"
+            1, 1 << 20, "MiB", "encoder input made of one clip, all slices together", "`ClipTooLarge`"
         ),
         "limits.max_clip_items_mb": Limit(
             1,
             1 << 20,
             "MiB",
-            "the same of all clips whose requests are not sent; one that is being decoded: `limits.max_clip_slices_mb`",
+            "the same of all clips of unsent requests; of a clip being decoded: `limits.max_clip_slices_mb`",
             "waits; the oldest request does not",
         ),
         "limits.clip_cpu_s": Limit(0.1, 3600, "s", "CPU time of one clip", "`ClipTooLarge`"),
         "limits.clip_memory_mb": Limit(64, 1 << 20, "MiB", "memory of one decoder of clips", "`ClipTooLarge`"),
         # ---- items
         "limits.max_inline_items_mb": Limit(
-            1, 4096, "MiB", "items of open requests that were sent beside the ring", "waits, or is sent alone"
+            1, 4096, "MiB", "items of open requests that were sent inline", "waits, or is sent alone"
         ),
         # ---- encoder outputs
         "limits.max_pinned_mb": Limit(
             0,
             1 << 20,
             "MiB",
-            "shared memory that one worker with CUDA pins of a ring, where it reads again; 0: none",
-            "copied by way of other memory",
+            "shared memory of a ring that one CUDA worker pins, where it reads repeatedly; 0: none",
+            "copied through other memory",
         ),
         "limits.max_unsaved_mb": Limit(
-            0, 1 << 20, "MiB", "encoder outputs of one worker, or rows, that wait to be saved in the store", "not saved"
+            0, 1 << 20, "MiB", "encoder outputs or rows of one worker that wait to be saved in the store", "not saved"
         ),
         "limits.output_wait_s": Limit(
             0,
             86_400,
             "s",
             "time that a request waits while another engine encodes its item, or its output is being saved",
-            "encodes it too; gets it inline",
+            "encodes it too, or gets it inline",
         ),
         "limits.max_inline_output_kb": Limit(
-            0, 1 << 30, "KiB", "output of one item, or rows of one step, that an answer carries", "named, in the store"
+            0,
+            1 << 30,
+            "KiB",
+            "output of one item, or rows of one step, inline in an answer",
+            "sent as a key in the store",
         ),
         "limits.min_shared_encode_ms": Limit(
             0,
             60_000,
             "ms",
-            "time of an item's encoding from which one of an engine's workers does it for all",
-            "each encodes what takes less",
+            "encoding time of an item from which one of an engine's workers encodes it for all",
+            "below it each worker encodes",
         ),
         "limits.remote_encode_s": Limit(
             0.1,
             86_400,
             "s",
-            "time in which actors on a Ray cluster encode an item; half of it is the first one's",
-            "asked of another actor, then `ServiceUnavailable`",
+            "time in which actors on a Ray cluster encode an item; the first actor has half of it",
+            "another actor is called, then `ServiceUnavailable`",
         ),
         # ---- the second level
-        "limits.l2_timeout_ms": Limit(
-            1, 600_000, "ms", "time that a request waits for what the second level may have", "a miss"
-        ),
+        "limits.l2_timeout_ms": Limit(1, 600_000, "ms", "time that a request waits for the second level", "a miss"),
         "limits.l2_claim_wait_ms": Limit(
             0,
             600_000,
             "ms",
-            "time that a host waits for a record which another one computes, after it has last heard of that",
+            "time that a host waits for a record that another host computes, since the last renewal of its claim",
             "computes it too",
         ),
         "limits.max_l2_record_mb": Limit(
@@ -264,11 +266,11 @@ LIMITS: Mapping[str, Limit] = MappingProxyType(
         "limits.l2_save_age_s": Limit(0, 86_400, "s", "time that a record waits to be saved there", "not saved there"),
         # ---- roles
         "limits.max_deaths_per_request": Limit(
-            1, 100, "deaths", "worker deaths in whose step a request was, alone in the last", "`PoisonousRequest`"
+            1, 100, "deaths", "worker deaths in steps with a request, the last one with it alone", "`PoisonousRequest`"
         ),
         "limits.silence_timeout_s": Limit(1, 86_400, "s", "time without a heartbeat of a role", "killed and restarted"),
         "limits.not_ready_timeout_s": Limit(
-            1, 86_400, "s", "time in which nothing goes through an engine that lives", "its group is restarted"
+            1, 86_400, "s", "time in which a live engine serves no request", "its group is restarted"
         ),
         # ---- limits that are fields of ServiceConfig itself
         "max_image_bytes": Limit(1, 1 << 32, "bytes", "size of one image file", "`ImageTooLarge`"),
@@ -279,7 +281,7 @@ LIMITS: Mapping[str, Limit] = MappingProxyType(
         "mm_processor_max_waiting": Limit(
             1,
             1 << 20,
-            "images",
+            "images that wait to be processed; one client may have half of what the others leave",
             "images that wait to be processed; of one client, half of what others leave",
             "`ServiceUnavailable`",
         ),
@@ -291,13 +293,13 @@ LIMITS: Mapping[str, Limit] = MappingProxyType(
             0, 4096, "GiB", "records that one client holds under lease (0: a quarter of the store)", "gets copies"
         ),
         "store_tenant_quota_gb": Limit(
-            0, 4096, "GiB", "records of one tenant (0: no limit)", "its own oldest records go"
+            0, 4096, "GiB", "records of one tenant (0: no limit)", "its own oldest records are evicted"
         ),
         "ring_reader_quota_gb": Limit(
             0,
             4096,
             "GiB",
-            "items that are pinned for the open requests of one engine (0: no limit)",
+            "items pinned for the open requests of one engine (0: no limit)",
             "items travel inline",
         ),
         "mm_shm_cache_max_object_size_mb": Limit(1, 1 << 20, "MiB", "size of one item in the ring", "travels inline"),
@@ -306,13 +308,12 @@ LIMITS: Mapping[str, Limit] = MappingProxyType(
 
 
 def check_range(field: str, value: float, low: float, high: float) -> None:
-    """Raise ConfigError if a setting is out of its range."""
     if not low <= value <= high:
         raise ConfigError(field, value, f"must be between {low} and {high}")
 
 
 def table_lines(defaults: Mapping[str, float]) -> Iterator[str]:
-    """Yield the table as lines of Markdown: what `docs/limits.md` shows."""
+    """Yield the lines of the Markdown table in `docs/limits.md`."""
     yield "| setting | default | range | bounds | beyond it |"
     yield "|---|---|---|---|---|"
     for name, limit in LIMITS.items():

@@ -1,21 +1,21 @@
-"""Names the sockets, locks and files in the run directory of one service.
+"""The sockets, locks and files in the run directory of one service.
 
     <run dir>/                 mode 0700, owned by the service's user; locked (flock) by the supervisor for its life
       config.json              the configuration that all roles read
       client.sock              clients  -> frontend
       engine.sock              engines  -> frontend
       workers-<i>.sock         workers  -> engine i
-      kv-pub-<i>.sock          KV events of engine i, and on kv-rep-<i>.sock what was missed of them
+      kv-pub-<i>.sock          KV events of engine i, and kv-rep-<i>.sock for replays of missed ones
       stats.page               counters, one slot per role
-      second-level.epoch       the epoch of the second level to which this host belongs; kept when the service ends
+      second-level.epoch       the host's epoch of the second level; kept when the service ends
       <name>.ring              notes of the frontend's rings, for the next frontend
-      http.sock                health and metrics, from the supervisor: who listens here is the service
+      http.sock                health and metrics, from the supervisor
       clients/<id>.lock        held by a client for its life; free = the client is dead
 
 A unix socket path may have 107 bytes, so a run directory must be short.
 
-Whatever lies under these names is believed, so whoever opens one asks `RunDir.check` first: in a directory that is
-this user's alone nobody else can have put it there.
+These files are trusted, so every process calls `RunDir.check` before it opens one: in a private directory of this user
+no other user can have created them.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from mmcached.wire.sockets.unix_sockets import listener_at
 MAX_SOCKET_PATH_BYTES = 107
 _LONGEST_NAME = "workers-999.sock"
 RUN_DIR_VARIABLE = "MMC_RUN_DIR"
-"""The environment's run directory, for whoever names none."""
+"""Environment variable with the default run directory."""
 
 
 def default_run_dir() -> Path:
     """Return `$MMC_RUN_DIR`, else `mmcached` below `$XDG_RUNTIME_DIR` or `/run/user/<uid>`, for root `/run/mmcached`.
 
     Raises:
-        ConfigError: this user has no such place. One below /tmp is not taken: anybody could have made it before.
+        ConfigError: This user has none of these. /tmp is not used: another user could have created a directory there.
     """
     chosen = os.environ.get(RUN_DIR_VARIABLE)
     if chosen:
@@ -69,7 +69,7 @@ def _is_owned(path: Path, uid: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class RunDir:
-    """Names inside one run directory. Construction checks the path's length and touches nothing."""
+    """Paths inside one run directory. Construction checks the path's length and touches nothing."""
 
     path: Path
 
@@ -84,7 +84,7 @@ class RunDir:
         try:
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         except FileExistsError:
-            pass  # not a directory: `check` says so
+            pass  # not a directory: `check` raises
         except OSError as error:
             raise ConfigError("run_dir", str(self.path), f"cannot be made: {error.strerror}") from error
         self.check()
@@ -94,16 +94,16 @@ class RunDir:
             raise ConfigError("run_dir", str(self.path), f"clients cannot be made: {error.strerror}") from error
 
     def check(self) -> None:
-        """Require that the directory is this user's and closed to others; every opener calls it.
+        """Require that the directory is this user's and closed to others.
 
         Raises:
-            ConfigError: it is no directory, a link, belongs to another user, or is open to others.
-            ServiceUnavailable: there is none.
+            ConfigError: It is not a directory, a link, belongs to another user, or is open to others.
+            ServiceUnavailable: It does not exist.
         """
         os.close(self.open())
 
     def open(self) -> int:
-        """Check as `check` does; return a descriptor of the directory, which is the caller's."""
+        """Check as `check` does; return a descriptor of the directory, owned by the caller."""
         try:
             fd = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         except FileNotFoundError:
@@ -112,9 +112,9 @@ class RunDir:
         except OSError as error:
             reason = error.strerror
             if error.errno in (errno.ENOTDIR, errno.ELOOP):
-                reason = "must be a directory, and no link to one"
+                reason = "must be a directory, not a link to one"
             elif error.errno == errno.EACCES:
-                reason = f"{reason}: it is another user's, not of uid {os.geteuid()}; run this as that user"
+                reason = f"{reason}: it belongs to another user, not to uid {os.geteuid()}; run this as that user"
             raise ConfigError("run_dir", str(self.path), str(reason)) from error
         try:
             self._require_private(os.fstat(fd))
@@ -124,16 +124,16 @@ class RunDir:
         return fd
 
     def is_served(self) -> bool:
-        """Check as `check` does; return whether somebody listens for clients.
+        """Check as `check` does; return whether a process listens for clients.
 
         Raises:
-            ConfigError: it is a process of another user, which was here before the directory was closed to others.
+            ConfigError: The listener is another user's, started before the directory was closed to others.
         """
         self.check()
         try:
             listener = listener_at(self.path / "client.sock")
         except BlockingIOError:
-            return True  # its queue is full, so there is one
+            return True  # its queue is full, so there is a listener
         if listener is not None and listener.uid != os.geteuid():
             raise ConfigError(
                 "run_dir", str(self.path), f"client.sock must be of uid {os.geteuid()}, not {listener.uid}"
@@ -182,7 +182,7 @@ class RunDir:
         return self.path / "http.sock"
 
     def remove_sockets(self) -> None:
-        """Delete the sockets of a former service; only the holder of the directory may."""
+        """Delete the sockets of a former service; only the holder of the directory's lock may."""
         for path in self.path.glob("*.sock"):
             with contextlib.suppress(OSError):
                 path.unlink()

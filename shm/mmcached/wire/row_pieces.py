@@ -1,12 +1,8 @@
-"""Keeps rows of one key of a generation on their way: those that have come and were not handed on yet.
+"""Buffers rows of one key of a generation that were received and not handed on yet: positions `[first, end)`.
 
-    position   first of all ......... first ...................... end
-               |--- was handed on ---|--- here, in some frames ---|          put: grows at the end
-                                                                              hand_on: first = end
-
-Engine, frontend and client each hold such pieces, as the bytes that came. Positions are absolute, so what has come
-before is left out wherever it comes again. Invariant: no gap; a row is in one place and is never made up. Knows nothing
-of sockets, torch or numpy.
+`put` grows the end, `hand_on` moves `first` to `end`. Engine, frontend and client each hold such pieces, as the
+received bytes. Positions are absolute, so repeated rows are left out. Invariant: no gap; a row is in one place and is
+never made up.
 """
 
 from __future__ import annotations
@@ -19,7 +15,7 @@ from mmcached.wire.sockets.frames import Frame
 
 
 class RowPieces:
-    """Rows `[first, end)` of one key, `num_bytes` together; the next to come is `end`."""
+    """Rows `[first, end)` of one key, `num_bytes` together; `end` is the next position to receive."""
 
     def __init__(self, key: str, first: int) -> None:
         self.key = key
@@ -35,11 +31,11 @@ class RowPieces:
         return self.end - self.first
 
     def put(self, rows: Rows, payload: Sequence[Frame]) -> None:
-        """Take rows that go on where these end; those that were here before are left out.
+        """Append rows; those that were received before are left out.
 
         Raises:
-            MissingRows: they begin behind the end; the rows between have not come.
-            RemoteProtocolError: there is no such frame, or its bytes are not so many rows, or rows of another kind.
+            MissingRows: The rows begin behind `end`; the rows between have not come.
+            RemoteProtocolError: The frame is missing, or its bytes are not `num_rows` rows of the same kind.
         """
         num_rows, *row_shape = rows.tensor.shape or (0,)
         if rows.tensor.frame >= len(payload):
@@ -62,17 +58,17 @@ class RowPieces:
         self.end += num_new
 
     def rows(self, frame: int) -> Rows:
-        """Return what is here as a message names it, `data()` being this frame of it."""
+        """Return the description of these rows for a message whose payload frame `frame` is `data()`."""
         return Rows(self.key, self.first, Tensor(frame, self._dtype, (len(self), *self._row_shape)))
 
     def data(self) -> Frame:
-        """Return the bytes of what is here, row after row; nothing is copied if they came in one piece."""
+        """Return the bytes of these rows, row after row; without a copy if they came in one piece."""
         if len(self._frames) > 1:
             self._frames = [b"".join(self._frames)]
         return self._frames[0] if self._frames else b""
 
     def hand_on(self) -> None:
-        """Drop the rows: somebody else has them."""
+        """Drop the rows, after they were handed on."""
         self._frames = []
         self.first = self.end
         self.num_bytes = 0

@@ -1,4 +1,4 @@
-"""Shows a URL without what is secret in it, whether it is well formed or not; whoever prints a setting asks here."""
+"""Removes secrets from URLs for display, whether they are well formed or not."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ SHOWN_OPTIONS = frozenset(
     {"cluster", "db", "ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "ssl_check_hostname"}
     | {"host", "segment_mb", "buffer_mb"}
 )
-"""Behind the question mark: what any other one says may be a secret."""
+"""Options whose values are shown; any other option's value may be a secret."""
 
 
 def shown_url(url: str) -> str:
-    """Return a URL as people may see it.
+    """Return a URL without secrets.
 
     >>> shown_url("redis://me:secret@host:6379/1?cluster=1&sentinel_password=secret")
     'redis://me:***@host:6379/1?cluster=1&sentinel_password=***'
@@ -20,7 +20,7 @@ def shown_url(url: str) -> str:
     scheme, mark, rest = url.partition("://")
     if not mark:
         return "***" if url else ""
-    # Up to the last @: one that is not encoded, or a slash, must not make the rest of a password visible.
+    # Up to the last @: an unencoded @ or slash in a password must not make the rest of it visible.
     credentials, at, place = rest.rpartition("@")
     user, colon, _ = credentials.partition(":")
     shown_user = f"{user}:***@" if colon else "***@" if at else ""

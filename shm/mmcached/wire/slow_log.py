@@ -1,7 +1,7 @@
-"""Keeps what took longer than an operator wants: one line in the log, and the last few on the stats page.
+"""Records calls slower than `slow_log_ms`: one line in the log, and the last few on the stats page.
 
-As SLOWLOG of Redis. The rate of lines is bounded where all lines are (`mmcached.cli.logs.limit`); those left out
-are on the page all the same. Knows nothing of loggers, which are passed in.
+Like Redis' SLOWLOG. The rate of lines is bounded with that of all lines (`mmcached.cli.logs.limit`); calls left out of
+the log are still on the page.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ import msgspec
 What = Literal["request", "put", "step"]
 _WHATS: tuple[What, ...] = get_args(What)
 NUM_ROWS = 8
-"""How many of a role are kept."""
+"""Number of calls that are kept per role."""
 _ROW_WORDS = 4
 NS = 1_000_000_000
 
 
 class SlowCall(msgspec.Struct, frozen=True):
-    """One that took too long.
+    """A call slower than `slow_log_ms`.
 
     Attributes:
-        ended_ms: when it was over, in milliseconds of Unix time.
-        took_ns: how long it took.
-        number: the request's or step's, as the log has it; the size of a put in bytes.
+        ended_ms: Time of its end, in milliseconds since 1970.
+        took_ns: Duration in nanoseconds.
+        number: Number of the request or step, as in the log; for a put its size in bytes.
     """
 
     ended_ms: int
@@ -37,7 +37,7 @@ class SlowCall(msgspec.Struct, frozen=True):
 
 
 class SlowLog(msgspec.Struct, frozen=True):
-    """The last that took too long, the newest first."""
+    """The last slow calls, the newest first."""
 
     num_words: ClassVar[int] = NUM_ROWS * _ROW_WORDS
 
@@ -45,7 +45,7 @@ class SlowLog(msgspec.Struct, frozen=True):
 
     @classmethod
     def of_words(cls, words: Sequence[int]) -> Self:
-        """Return what `words` has made; a row that is none is left out."""
+        """Return the slow log from `words()`; unused and invalid rows are left out."""
         rows = [words[first : first + _ROW_WORDS] for first in range(0, len(words), _ROW_WORDS)]
         return cls(
             tuple(
@@ -57,7 +57,7 @@ class SlowLog(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, calls: Iterable[SlowCall]) -> Self:
-        """Return the newest of these."""
+        """Return a slow log of the newest of these calls."""
         return cls(tuple(sorted(calls, key=lambda call: call.ended_ms, reverse=True)[:NUM_ROWS]))
 
     def words(self) -> tuple[int, ...]:
@@ -67,12 +67,12 @@ class SlowLog(msgspec.Struct, frozen=True):
 
 
 class SlowCalls:
-    """What one part of a role has found slow.
+    """The slow calls of one part of a role.
 
     Args:
-        slow_ms: what takes longer is slow; 0: nothing is.
-        tell: writes a line: its text, and fields.
-        now: Unix time in seconds.
+        slow_ms: Threshold in milliseconds; 0 disables the log.
+        tell: Writes a log line: its text, and fields.
+        now: Seconds since 1970.
     """
 
     def __init__(self, slow_ms: float, tell: Callable[..., object], *, now: Callable[[], float] = time.time) -> None:
@@ -82,11 +82,7 @@ class SlowCalls:
         self.last: deque[SlowCall] = deque(maxlen=NUM_ROWS)
 
     def note(self, what: What, took_s: float, number: int, **about: Any) -> None:
-        """Log and keep one if it was slow.
-
-        Args:
-            about: fields of the line beside its time.
-        """
+        """Log and keep a call if it was slow."""
         if self._slow_s and took_s > self._slow_s:
             self.last.append(SlowCall(round(self._now() * 1000), what, round(took_s * NS), number))
             self._tell(f"slow {what}", took_ms=round(took_s * 1000, 3), **about)

@@ -1,8 +1,9 @@
-"""Records what each part has counted since it started, with the metric that each figure is.
+"""The statistics of each role since its start, with the metric of each figure.
 
-A field is a counter, which only rises, unless its type says `Gauge`. Its `Metric`s say what it is called on the metrics
-page; `METRICS` says what each of those means. The stats page, the metrics page and the status table follow from here,
-so a new figure is a field (and a line of `METRICS`) here, and the place that counts.
+A field is a counter, which only rises, unless its type is `Gauge`. Its `Metric`s are its names on the metrics page;
+`METRICS` has the help text of each metric. A field with `By` is a table, with counters for each key (client, tenant).
+The stats page, the metrics page, `info`, the status lines of tables and `client.stats()` follow from these records. So
+a new figure is a field (and a line of `METRICS`) here, and the line that counts.
 """
 
 from __future__ import annotations
@@ -18,23 +19,23 @@ from mmcached.wire.slow_log import SlowLog
 
 METRICS: Mapping[str, str] = {
     "supervisor_restarts": "restarts of all roles of the service by the supervisor",
-    "requests_open": "requests of clients that are accepted and not answered yet",
+    "requests_open": "client requests that are accepted and not answered yet",
     "requests": "requests answered, by outcome done or failed",
     "protocol_errors": "message frames that did not validate",
     "resends": "requests sent again after a typed miss",
     "clients": "client objects that hold their lock; a service's own workers are clients too",
     "connections": "client connections that are open",
     "clients_refused": "client connections refused because too many were open",
-    "clients_disconnected": "clients that did not read, or did not end a message",
+    "clients_disconnected": "clients disconnected because they did not read, or did not end a message",
     "faults": "unexpected exceptions in message handlers: bugs of mmcached",
     "desync": "items lost from a mirrored cache: must stay 0",
     "cache_queries": "look-ups in a cache, in items, tokens (kv_prefix) or rows (tensor_prefix)",
-    "cache_hits": "look-ups in a cache that found something, in the unit of mmcached_cache_queries",
-    "saved_work": "work that a cache hit has saved, in items, tokens (prefill) or rows",
+    "cache_hits": "successful look-ups in a cache, in the unit of mmcached_cache_queries",
+    "saved_work": "work saved by cache hits, in items, tokens (prefill) or rows",
     "items_processed": "items preprocessed",
     "items_waiting": "items that wait for a thread to preprocess them",
     "items_busy_refusals": "requests refused because too many items waited",
-    "modality_queries": "items that requests needed, by modality: an image is one, of a clip each slice",
+    "modality_queries": "items that requests needed, by modality: an image is one item, each slice of a clip is one",
     "modality_hits": "items that a request needed and that were not preprocessed for it, by modality",
     "modality_processed": "items preprocessed, by modality",
     "items_inline": "items sent as message frames, not through the store",
@@ -42,48 +43,48 @@ METRICS: Mapping[str, str] = {
     "items_beyond_quota": "items sent as message frames because the engine's requests had too much in the ring",
     "cache_insertions": "items put into a cache",
     "cache_evictions": "items evicted from a cache for room",
-    "cache_rejections": "items that a cache could not take because too much of it is leased",
+    "cache_rejections": "items refused by a cache because too much of it is leased",
     "cache_bytes": "bytes of a cache in use",
     "cache_capacity_bytes": "size of a cache in bytes",
     "cache_entries": "items that a cache holds",
-    "cache_pinned_bytes": "bytes of a cache that may not be evicted now",
+    "cache_pinned_bytes": "bytes of a cache that cannot be evicted now",
     "leases": "leases that an engine holds for its requests (side reader)",
-    "store_capacity_bytes": "size of the ring in bytes, records and items together; 0: there is none",
-    "store_used_bytes": "bytes of the ring that records and items take",
-    "store_pinned_bytes": "bytes of the ring that leased records and items take",
+    "store_capacity_bytes": "size of the ring in bytes, records and items together; 0 without a ring",
+    "store_used_bytes": "bytes of the ring in use by records and items",
+    "store_pinned_bytes": "bytes of the ring in use by leased records and items",
     "store_populated_bytes": "bytes of the ring whose pages are mapped; rises after the start",
     "store_records": "records and items that the ring holds",
     "store_leases": "leases that clients, engines and workers hold",
-    "store_clients": "clients, engines and workers that have an entry of the ring, and so read in place",
+    "store_clients": "clients, engines and workers with an entry of the ring, which read in place",
     "store_fenced_rows": "readers that gave back more leases than they had",
     "store_written_bytes": "payload bytes put into the ring, of records and items",
     "store_inline": "records sent as message frames, not through the ring",
-    "store_withheld": "records not sent: the answer had become too large",
-    "store_puts": "puts by outcome: kept (or there already), refused",
-    "client_hits": "keys that clients of this name have asked for and found",
-    "client_misses": "keys that clients of this name have asked for and not found",
-    "client_puts": "records of clients of this name that were kept (or there already)",
-    "hit_seconds": "a client's look-up that finds something, until the client has it; one of 64 is measured",
+    "store_withheld": "records not sent because the answer had become too large",
+    "store_puts": "puts by outcome: kept (or stored already), refused",
+    "client_hits": "keys that clients of this name have looked up and found",
+    "client_misses": "keys that clients of this name have looked up and not found",
+    "client_puts": "records of clients of this name that were kept (or stored already)",
+    "hit_seconds": "a client's successful look-up, until the client has the record; one of 64 is measured",
     "put_seconds": "a put, from its message until its record is kept",
-    "store_quota_evictions": "records that went for their tenant's quota",
-    "store_expired": "records that went because their time to live was over",
-    "store_nurseries": "nurseries: files in which clients lay large records themselves",
-    "store_nursery_bytes": "bytes that nurseries take together, of their share of the store",
-    "store_nursery_puts": "records that were published where their clients had laid them",
+    "store_quota_evictions": "records evicted for their tenant's quota",
+    "store_expired": "records dropped because their time to live was over",
+    "store_nurseries": "nurseries: files into which clients write large records themselves",
+    "store_nursery_bytes": "bytes of all nurseries together, of their share of the store",
+    "store_nursery_puts": "records published where their clients had written them",
     "store_nursery_refusals": "puts that travelled inline because their nursery had no room for them",
-    "store_promotions": "records that were copied from nurseries into the ring: asked for, or there was free room",
+    "store_promotions": "records copied out of nurseries into the ring: they had been read, or it had free room",
     "l2_parked": "requests that wait for the second level now",
-    "l2_fetches": "records wanted from the second level, by outcome; overtaken: somebody here has put it first",
-    "store_claims": "clients told to compute what was not there",
+    "l2_fetches": "fetches from the second level, by outcome; overtaken: a local client has put the record first",
+    "store_claims": "clients told to compute a missing record",
     "store_waits": "requests that waited for another client's computation",
-    "store_computing": "claims of clients to compute a record that are open",
+    "store_computing": "open claims of clients to compute a record",
     "store_waiting": "requests that wait now for another client's computation",
     "store_epochs": "new epochs of the store: each makes all records unreachable, as the weights have changed",
-    "l2_requests": "what the second level was asked, by op get, put, claim or flush, and how that ended",
-    "l2_seconds": "a call to the second level, of as many records as it takes at once",
+    "l2_requests": "calls to the second level, by op get, put, claim or flush, and by outcome",
+    "l2_seconds": "a call to the second level, for one or more records",
     "l2_bytes": "bytes of records read from or written to the second level, by direction",
-    "l2_circuit_open": "1 while the second level is not asked because it has failed too often",
-    "l2_apart": "1 while the second level is not used, as another host was flushed and this one has to be, too",
+    "l2_circuit_open": "1 while the second level is not called because it has failed too often",
+    "l2_apart": "1 while the second level is not used because another host was flushed and this one was not",
     "l2_waiting_saves": "records that wait to be saved in the second level",
     "l2_waiting_bytes": "bytes of records that wait to be saved in the second level",
     "engine_steps": "steps planned",
@@ -97,26 +98,26 @@ METRICS: Mapping[str, str] = {
     "preemptions": "requests that had to start over because no KV block was free",
     "kv_blocks": "KV blocks used, cached, total",
     "encoder_embeds": "encoder cache embeddings used, total",
-    "encoder_budget_bytes": "size of the encoder cache in bytes: used, total, and what one step may compute",
+    "encoder_budget_bytes": "size of the encoder cache in bytes: used, total, and the limit of one step",
     "worker_items_encoded": "items encoded: runs of the encoder",
     "encode_seconds": "time to encode the items of one step",
-    "worker_items_loaded": "items not encoded: another worker's output was in the store",
+    "worker_items_loaded": "items not encoded because another worker's output was in the store",
     "worker_outputs_saved": "encoder outputs offered to the store, by outcome",
     "worker_embeds_encoded": "embeddings that workers have computed",
     "modality_encoded": "items encoded, by modality",
-    "modality_loaded": "items not encoded, by modality: another worker's output was in the store",
+    "modality_loaded": "items not encoded, by modality, because another worker's output was in the store",
     "modality_embeds_encoded": "embeddings computed, by modality",
     "modality_embeds_loaded": "embeddings not computed, by modality",
     "worker_tokens_computed": "token positions computed",
-    "worker_items_received": "items viewed in the ring, or copied from messages",
-    "worker_received_bytes": "bytes viewed in the ring, or copied from messages",
+    "worker_items_received": "items read in place in the ring, or copied from messages",
+    "worker_received_bytes": "bytes read in place in the ring, or copied from messages",
     "saved_ipc_bytes": "bytes read in place that were not sent to the worker",
 }
-"""What each metric of a figure means, in the order of the metrics page."""
+"""The help text of each metric, in the order of the metrics page."""
 
 
 class RoleName(msgspec.Struct, frozen=True, order=True):
-    """The name of one process of the service. `engine` and `rank` are 0 where they mean nothing.
+    """The name of one process of the service. `engine` and `rank` are 0 where they do not apply.
 
     >>> str(RoleName("second_level")), str(RoleName("engine", 0)), str(RoleName("worker", 0, 3))
     ('second level', 'engine 0', 'worker 0.3')
@@ -136,8 +137,8 @@ class RoleName(msgspec.Struct, frozen=True, order=True):
                 return self.kind.replace("_", " ")
 
 
-class Stats(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Base of all statistics records."""
+class Stats(msgspec.Struct, frozen=True, kw_only=True):
+    """Base of all statistics records. A reader ignores figures that it does not know, and takes missing ones as 0."""
 
 
 def _of_modality(name: str) -> Metric:
@@ -145,7 +146,7 @@ def _of_modality(name: str) -> Metric:
 
 
 class ItemsOfModality(Stats, frozen=True):
-    """Items of one modality, of which `ProcessorCacheStats` has the totals."""
+    """Items of one modality; `ProcessorCacheStats` has the totals."""
 
     queries: Annotated[int, _of_modality("queries")] = 0
     hits: Annotated[int, _of_modality("hits")] = 0
@@ -159,7 +160,7 @@ class ItemsByModality(Stats, frozen=True):
 
 
 class EncodedOfModality(Stats, frozen=True):
-    """What a worker has encoded of one modality, or loaded instead, in items and in embeddings."""
+    """Encoded items and embeddings of one modality in a worker, and those loaded instead."""
 
     encoded: Annotated[int, _of_modality("encoded")] = 0
     loaded: Annotated[int, _of_modality("loaded")] = 0
@@ -174,8 +175,9 @@ class EncodedByModality(Stats, frozen=True):
 
 
 class ProcessorCacheStats(Stats, frozen=True):
-    """The sender cache of P0. One query per item of a request; a hit is an item that was not preprocessed for it. An
-    item that a request names twice counts once.
+    """The sender cache of P0. One query per item of a request; a hit is an item that was not preprocessed for it.
+
+    An item that a request names twice counts once.
     """
 
     queries: Annotated[int, Metric("cache_queries", cache="processor")] = 0
@@ -189,7 +191,7 @@ class ProcessorCacheStats(Stats, frozen=True):
 
 
 def _of_cache(name: str, cache: str = "store", needs: str = "data_bytes") -> Metric:
-    """Return what is said of a cache in the ring. A frontend that has just started has no ring yet."""
+    """Return the metric of a cache in the ring; it is left out while the frontend has no ring yet."""
     return Metric(f"cache_{name}", needs=needs, cache=cache)
 
 
@@ -226,9 +228,9 @@ class RingStats(Stats, frozen=True):
 
 
 class FetchStats(Stats, frozen=True):
-    """What the store has wanted from the second level: fetches by their end, and how many requests wait for one.
+    """The store's fetches from the second level by outcome, and the number of requests that wait for one.
 
-    `saves_dropped` waited in vain for its process to take them.
+    `saves_dropped` are saves that the second level's process did not take in time.
     """
 
     parked: Annotated[Gauge, Metric("l2_parked")] = 0
@@ -241,11 +243,11 @@ class FetchStats(Stats, frozen=True):
 
 
 class StoreStats(Stats, frozen=True):
-    """The store that clients get from and put into. One query per key that is asked for, a hit is a key that has a
-    record.
+    """The store for clients' records. One query per key that is looked up; a hit is a key with a record.
 
     `refusals` were too large, of an old epoch, over a quota, or found no room; `inline_records` had no lease;
-    `nursery_puts` were published where their clients had laid them, `promotions` were copied from there into the ring.
+    `nursery_puts` were published where their clients had written them, `promotions` were copied from there into the
+    ring.
     """
 
     queries: Annotated[int, Metric("cache_queries", cache="store")] = 0
@@ -274,22 +276,15 @@ class StoreStats(Stats, frozen=True):
 
 
 class ClientStats(Stats, frozen=True):
-    """What the clients of one name have had of the store; all names together are `StoreStats`."""
+    """The store's figures of all clients of one name; `StoreStats` has the totals."""
 
     hits: Annotated[int, Metric("client_hits")] = 0
     misses: Annotated[int, Metric("client_misses")] = 0
     puts: Annotated[int, Metric("client_puts")] = 0
 
-    def __add__(self, more: ClientStats) -> ClientStats:
-        return ClientStats(hits=self.hits + more.hits, misses=self.misses + more.misses, puts=self.puts + more.puts)
-
-
-OTHER_CLIENTS = "other"
-"""Stands for the names that are one too many."""
-
 
 class KVCacheStats(Stats, frozen=True):
-    """KV prefix cache, in tokens: `queries` asked at admission, `hits` not recomputed."""
+    """KV prefix cache, in tokens: `queries` at admission, `hits` not recomputed."""
 
     queries: Annotated[int, Metric("cache_queries", cache="kv_prefix")] = 0
     hits: Annotated[int, Metric("cache_hits", cache="kv_prefix"), Metric("saved_work", work="prefill")] = 0
@@ -299,10 +294,10 @@ class KVCacheStats(Stats, frozen=True):
 
 
 class EncoderCacheStats(Stats, frozen=True):
-    """Encoder cache books: one query per item that a request needs, a hit is an item that is not encoded again.
+    """The engine's records of the encoder cache: one query per item that a request needs; a hit is not encoded again.
 
-    `bytes_*` are `embeds_*` with the width that the workers have measured, 0 until one has; `step_bytes` is what one
-    step may compute.
+    `bytes_*` are `embeds_*` times the width that the workers have measured, 0 until then; `step_bytes` is the limit of
+    one step.
     """
 
     queries: Annotated[int, Metric("cache_queries", cache="encoder")] = 0
@@ -344,8 +339,6 @@ class WorkerStats(Stats, frozen=True):
 
 
 class EngineStats(Stats, frozen=True):
-    """One engine and its workers."""
-
     steps: Annotated[int, Metric("engine_steps")] = 0
     steps_failed: Annotated[int, Metric("engine_steps_failed")] = 0
     step_latency: Annotated[Histogram, Metric("step_seconds")] = Histogram()
@@ -365,8 +358,11 @@ class EngineStats(Stats, frozen=True):
 
 
 class FrontendStats(Stats, frozen=True):
-    """The frontend. `desyncs` counts items that the sender believed in an engine's mirrored cache and that were not
-    there; `by_client` has the names of clients that have asked the store for something, or put something there.
+    """The frontend.
+
+    Attributes:
+        desyncs: Items that were in the sender's mirror of an engine's cache, and not in the cache.
+        by_client: Figures by name of client, for names that have used the store.
     """
 
     requests_open: Annotated[Gauge, Metric("requests_open")] = 0
@@ -385,21 +381,20 @@ class FrontendStats(Stats, frozen=True):
     desyncs: Annotated[int, Metric("desync", side="sender")] = 0
     store: StoreStats = StoreStats()
     slow_log: SlowLog = SlowLog()
-    by_client: Annotated[dict[str, ClientStats], By("client")] = {}
+    by_client: Annotated[dict[str, ClientStats], By("client", "store,")] = {}
 
 
 Trouble = Literal["", "unreached", "late", "denied", "full", "refused"]
 TROUBLES: tuple[Trouble, ...] = get_args(Trouble)
-"""What is wrong with the server of a second level; "": nothing is known to be."""
+"""The known trouble with the server of a second level; "" for none."""
 
 
 class SecondLevelStats(Stats, frozen=True):
     """The process between the store and a server that several hosts share.
 
-    `gets_*` are fetches by their end, `queries` all of them; `claims_elsewhere` found another host at work;
-    `puts_dropped` were too old, too large, or gone from the store. `gets` and `puts` of the figures in seconds are
-    calls, which may be about many records. `trouble` is an index of `TROUBLES`. `apart`: another host has been flushed
-    since this one.
+    `gets_*` are fetches by outcome, `queries` all of them; `claims_elsewhere` found another host's claim;
+    `puts_dropped` were too old, too large, or gone from the store. The latencies are of calls, which may cover many
+    records. `trouble` is an index of `TROUBLES`. `apart`: another host was flushed since this one.
     """
 
     queries: Annotated[int, Metric("cache_queries", cache="second_level")] = 0
@@ -438,7 +433,7 @@ class SupervisorStats(Stats, frozen=True):
 
 
 class ServiceStats(FrontendStats, frozen=True):
-    """The frontend, its engines with their workers, and the second level, all zeros where there is none."""
+    """The frontend, its engines with their workers, and the second level; all zeros without one."""
 
     engines: list[EngineStats] = []
     second_level: SecondLevelStats = SecondLevelStats()

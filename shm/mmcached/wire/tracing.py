@@ -1,9 +1,9 @@
-"""Makes OpenTelemetry spans of requests.
+"""OpenTelemetry spans of requests.
 
     client span ──traceparent in Encode, Generate──> frontend span ──traceparent in AddRequest──> engine span
                                                         └─ its phases                                └─ its phases
 
-It imports OpenTelemetry, so nothing imports it unless tracing is on.
+Imports OpenTelemetry, so it is imported only where tracing is on.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ _PROPAGATOR = TraceContextTextMapPropagator()
 
 
 def tracer_of(provider: TracerProvider) -> Tracer:
-    """Return the tracer of this package."""
     try:
         version = metadata.version("mmcached")
     except metadata.PackageNotFoundError:  # a checkout that is run from its path
@@ -31,24 +30,20 @@ def tracer_of(provider: TracerProvider) -> Tracer:
 
 
 def traceparent_of(span: Span) -> str:
-    """Return the W3C `traceparent` of a span; "" of a span that belongs to no trace."""
+    """Return the W3C `traceparent` of a span; "" if the span belongs to no trace."""
     carrier: dict[str, str] = {}
     _PROPAGATOR.inject(carrier, context=set_span_in_context(span, Context()))
     return carrier.get("traceparent", "")
 
 
 def set_error(span: Span, kind: str) -> None:
-    """Mark a span as failed. Texts of errors are left out: they may have keys in them."""
+    """Mark a span as failed. Error texts are left out, because they may contain keys."""
     span.set_attribute("error.type", kind)
     span.set_status(Status(StatusCode.ERROR))
 
 
 class RequestSpan:
-    """One request in one process: a span, and a child span of each phase that has ended.
-
-    Args:
-        traceparent: of the span that has caused it; "": it begins a trace.
-    """
+    """One request in one process: a span, and a child span of each ended phase; `traceparent` "" begins a trace."""
 
     def __init__(self, tracer: Tracer, name: str, traceparent: str, attributes: Attributes) -> None:
         parent = _PROPAGATOR.extract({"traceparent": traceparent}, context=Context())
@@ -61,11 +56,7 @@ class RequestSpan:
         return traceparent_of(self._span)
 
     def end_phase(self, name: str, took_s: float | None = None, attributes: Attributes | None = None) -> None:
-        """Make a span of a phase that ends now.
-
-        Args:
-            took_s: since when it took place, in seconds before now; None: since the last phase.
-        """
+        """Record a phase that ends now, as a child span; `took_s` in seconds, None: since the last phase."""
         now_ns = time.time_ns()
         start_ns = self._phase_ns if took_s is None else now_ns - round(took_s * 1e9)
         context = set_span_in_context(self._span, Context())
@@ -73,7 +64,7 @@ class RequestSpan:
         self._phase_ns = now_ns
 
     def end(self, error: str = "") -> None:
-        """End the span of the request; `error` is the code of what has ended it."""
+        """End the span of the request; `error` is the code of the error that has ended it."""
         if error:
             set_error(self._span, error)
         self._span.end()

@@ -1,13 +1,12 @@
-"""The number by which two sides see that they were made for each other."""
+"""The version of the protocol between processes."""
 
 from __future__ import annotations
 
-PROTOCOL_VERSION = 15
-"""Rises with every change of a message; `tests/wire/test_version.py` insists on it."""
+PROTOCOL_VERSION = 16
+"""Rises with every change of a message; enforced by `tests/wire/test_version.py`."""
 VERSION_FIELD = "protocol_version"
-"""Where a run directory's `config.json` has it."""
+"""Name of the version's field in a run directory's `config.json`."""
 
 
 def mismatch(found: object) -> str:
-    """Return what to say of another version."""
     return f"protocol version {found}, this side speaks {PROTOCOL_VERSION}; upgrade the older side"

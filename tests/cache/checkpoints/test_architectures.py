@@ -56,9 +56,9 @@ def test_largest(name: str, model: dict[str, Any], processor: dict[str, Any], la
 def test_what_is_no_picture_alone_is_refused() -> None:
     several = {"pixel_values": np.zeros((3, 3, 56, 56), np.float32)}
     for name in ("CLIPModel", "CLIPVisionModel", "Gemma3ForConditionalGeneration"):
-        with pytest.raises(InvalidRequest, match="3 pictures"):
+        with pytest.raises(InvalidRequest, match="3 images"):
             ARCHITECTURES[name]["image"].count({}, several)
-    with pytest.raises(InvalidRequest, match="one picture"):
+    with pytest.raises(InvalidRequest, match="one image"):
         ARCHITECTURES["Qwen3VLForConditionalGeneration"]["image"].count(
             {}, {"image_grid_thw": np.ones((2, 3), np.int64)}
         )

@@ -36,9 +36,9 @@ def test_a_processor_may_lie_in_that_of_the_whole_model(tmp_path: Path) -> None:
     ("spoil", "reason"),
     [
         (lambda folder: (folder / "config.json").unlink(), "config.json"),
-        (lambda folder: (folder / "config.json").write_text("{"), "no JSON"),
-        (lambda folder: (folder / "config.json").write_text('{"x": ' + "[" * 50_000), "no JSON"),
-        (lambda folder: (folder / "config.json").write_text("[]"), "no JSON object"),
+        (lambda folder: (folder / "config.json").write_text("{"), "not JSON"),
+        (lambda folder: (folder / "config.json").write_text('{"x": ' + "[" * 50_000), "not JSON"),
+        (lambda folder: (folder / "config.json").write_text("[]"), "not a JSON object"),
         (lambda folder: (folder / "config.json").write_text("{}"), "no architecture"),
         (lambda folder: write(folder, CLIP | {"architectures": ["OtherModel"]}), "OtherModel"),
         (lambda folder: (folder / "model.safetensors").unlink(), "safetensors"),

@@ -89,7 +89,7 @@ def test_keys_and_inspect_say_what_is_there_and_who_leases_it(lone: LoneFrontend
         client.drop("image/1")
         gone = call(lone, "inspect", "image/1")
         assert gone.exit_code == 1
-        assert "forgotten, and retired for those who read it" in gone.stdout
+        assert "dropped, and retired for its readers" in gone.stdout
         assert f"leased by vllm (pid {os.getpid()})" in gone.stdout
         del hit
         assert store_readers(lone.directory.path) == []

@@ -172,7 +172,7 @@ def test_a_supervisor_that_hangs_is_looked_at_through_the_page(run_dir: Path, mo
         assert status.stats.requests_done == 5
         assert [role.state for role in status.roles] == ["stopped", "stopped"]
         monkeypatch.setattr(versions, "CALL_S", 0.1)
-        with pytest.raises(ServiceUnavailable, match="does not say its version: timed out"):
+        with pytest.raises(ServiceUnavailable, match="does not report its version: timed out"):
             versions.print_versions(run_dir)
         result = call_at(run_dir, "drain", "--timeout", "0.05")
         assert isinstance(result.exception, DeadlineExceeded), "it does not wait for ever"

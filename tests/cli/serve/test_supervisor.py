@@ -43,7 +43,7 @@ def test_a_service_whose_directory_is_another_s_by_now_ends_and_takes_nothing_wi
         theirs = [path / name for name in ("client.sock", "http.sock", "config.json", "stats.page")]
         for each in theirs:
             each.touch()
-        with pytest.raises(ServiceUnavailable, match="not our directory any more"):
+        with pytest.raises(ServiceUnavailable, match="was moved or replaced"):
             supervisor.turn(time.monotonic())
     assert all(each.exists() for each in theirs)
 

@@ -18,7 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse
 from prometheus_client.registry import Collector, CollectorRegistry
 
 from mmcached.cli.watch.metrics import figures_of, make_registry
-from mmcached.shm.stats.layout import FIELDS, Fields
+from mmcached.shm.stats.layout import FIELDS, TABLE_FIELDS, Fields
 from mmcached.shm.stats.page import RoleSnapshot, StatsPageReader, StatsPageWriter
 from mmcached.wire.figures import Metric as FigureMetric
 from mmcached.wire.figures import figures
@@ -132,14 +132,15 @@ def test_a_new_counter_is_a_field_with_its_metric_and_no_more(run_dir: Path, mon
 
 def test_every_figure_has_a_metric_and_every_metric_a_figure() -> None:
     """`draining` is told of the supervisor by name, not by role; `trouble` is a word; a slow log is no number."""
-    found = [figure for fields in FIELDS.values() for figure in figures(fields.record) if figure.block is not SlowLog]
+    kinds = [*FIELDS.values(), *TABLE_FIELDS.values()]
+    found = [figure for fields in kinds for figure in figures(fields.record) if figure.block is not SlowLog]
     assert [figure.name for figure in found if not figure.metrics] == ["draining", "trouble"]
     assert {metric.name for figure in found for metric in figure.metrics} == set(METRICS)
 
 
 def test_a_metric_has_one_kind_and_one_set_of_labels() -> None:
     forms: dict[str, set[tuple[bool, tuple[str, ...]]]] = {}
-    for fields in FIELDS.values():
+    for fields in (*FIELDS.values(), *TABLE_FIELDS.values()):
         for figure in figures(fields.record):
             for metric in figure.metrics:
                 forms.setdefault(metric.name, set()).add((figure.is_gauge, tuple(metric.labels)))

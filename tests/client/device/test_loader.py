@@ -1,6 +1,6 @@
 """What lies in a ring comes onto the device bit for bit, and is not overwritten before; the rest is copied plainly.
 
-The device is a stand-in that copies when the test says so; `test_devices` and `scripts.bench.gpu` want a real one.
+The device is a stand-in that copies when the test says so; `test_devices` and `scripts.studies.gpu` want a real one.
 """
 
 from __future__ import annotations

@@ -14,7 +14,6 @@ from mmcached.wire.errors import ConfigError
 from mmcached.wire.kv_events_config import KVEventsConfig
 from mmcached.wire.messages.client import Stats
 from mmcached.wire.paths import RunDir
-from mmcached.wire.stats import ServiceStats
 from tests.client.blocking import Make
 from tests.client.services import fake_service, silent
 from tests.clock import Clock
@@ -82,7 +81,7 @@ def test_a_lock_that_somebody_has_removed_is_taken_again(run_dir: Path) -> None:
 
 def test_a_call_keeps_the_lock(run_dir: Path, make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mmcached.client.links.presence.KEEP_INTERVAL_S", 0.0)
-    with fake_service(run_dir, lambda message: [Stats(1, ServiceStats())]), make(run_dir) as client:
+    with fake_service(run_dir, lambda message: [Stats(1, {})]), make(run_dir) as client:
         (lock,) = (run_dir / "clients").iterdir()
         lock.unlink()
         client.stats()

@@ -116,7 +116,7 @@ def test_an_error_that_is_kept_keeps_no_lease(
     def interrupted(*_: Any, **__: Any) -> None:
         raise Interrupt
 
-    monkeypatch.setattr("mmcached.shm.store.object_store.decode", interrupted)
+    monkeypatch.setattr("mmcached.shm.store.object_reader.decode", interrupted)
     with pytest.raises(Interrupt) as kept:
         filled.get_many(KEYS, view=True, tensors="numpy")
     assert service.leases == 0

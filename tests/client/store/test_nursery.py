@@ -7,6 +7,7 @@ import errno
 import gc
 import os
 import resource
+import signal
 import subprocess
 import sys
 import threading
@@ -27,7 +28,7 @@ from mmcached.shm.segment.layout import chunk_bytes
 from mmcached.shm.segment.mapped import SHM_DIR
 from mmcached.shm.segment.nursery_files import NurseryFiles
 from mmcached.shm.segment.populate import Advice, Populator, advise
-from mmcached.wire.handle import RingAnnouncement
+from mmcached.wire.handle import Handle, RingAnnouncement
 from mmcached.wire.messages.frontend import ClientHello, OpenNursery, PutRecord
 from mmcached.wire.messages.parts import MIN_PLACED_BYTES, Grants
 from tests.client.blocking import Make
@@ -124,22 +125,51 @@ def test_others_read_it_in_place_and_its_checksum_is_judged(run_dir: Path) -> No
         assert reader.get("k") is None, "its writer has changed it"
 
 
-def test_what_was_asked_for_moves_into_the_ring_and_the_oldest_of_the_others_go(
+def test_what_was_asked_for_moves_into_the_ring_and_others_only_while_that_has_room(
     service: StoreService, client: Any, run_dir: Path
 ) -> None:
-    num_records = 6 * BUDGET // LARGE  # the whole store and half of it: while it has free room, nothing goes
+    whole_store = int(STORE_GB * (1 << 30)) // LARGE
+    num_records = whole_store + 8
     with Client(run_dir, fail_open=False) as reader:
         for index in range(num_records):
             assert client.put(f"k{index}", numbers(index, LARGE))
             assert holds(reader, "k0", 0), "before, while and after it is copied"
-        found = [index for index in range(num_records) if holds(reader, f"k{index}", index)]
-    assert 0 in found
-    assert len(found) < num_records, "some for which nobody has asked are gone"
-    assert num_records - 1 in found
+        lost = [index for index in range(num_records) if not holds(reader, f"k{index}", index)]
+    assert len(lost) >= 8
+    assert lost[0] > whole_store // 2, "those before it were copied while the ring had room"
+    assert lost[-1] < num_records - BUDGET // LARGE // 2, "the newest have stayed"
     seen = stats(service)
     assert seen.promotions >= 1
     assert seen.nursery_bytes <= BUDGET
     assert puts(service).count("placed") > num_records - 8
+
+
+def test_what_comes_back_after_it_has_left_its_nursery_moves_into_the_ring(service: StoreService, client: Any) -> None:
+    def handles() -> dict[str, Handle]:
+        found = dict[str, Handle]()
+        service.call(
+            lambda: found.update(
+                (key, handle) for key in keys if (handle := service.desk.records.find("", key)) is not None
+            )
+        )
+        return found
+
+    def put(prefix: str, number: int) -> list[str]:
+        made = [f"{prefix} {index}" for index in range(number)]
+        assert all(client.put(key, numbers(0, LARGE)) for key in made)
+        return made
+
+    whole_store = int(STORE_GB * (1 << 30)) // LARGE
+    keys = put("first", whole_store + 8)
+    (left, *_) = [key for key in keys if key not in handles()]
+    # It is remembered for one and a half times the whole store, which is twice the ring.
+    put("other", whole_store * 5 // 4)
+    assert left not in handles()
+    assert client.put(left, numbers(1, LARGE))
+    put("more", 4)
+    assert handles()[left].nursery == 0, "it makes room first, by being copied"
+    put("again", 2 * BUDGET // LARGE)
+    assert holds(client, left, 1)
 
 
 def test_a_view_keeps_its_place_from_being_used_again(service: StoreService, client: Any, run_dir: Path) -> None:
@@ -175,6 +205,43 @@ def test_a_late_answer_brings_its_grants_and_nothing_is_overwritten(service: Sto
         assert holds(client, f"between {index}", 10 + index)
     assert client.put("after", numbers(20, LARGE))
     assert puts(service)[-1] == "placed", "the late answers have brought room"
+
+
+def test_a_put_that_is_interrupted_while_its_answer_is_on_the_way_leaves_its_place_alone(
+    service: StoreService, run_dir: Path
+) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with Client(run_dir, fail_open=False) as client:
+        assert client.put("first", numbers(0, LARGE))
+        service.hold = (PutRecord,)
+        former = signal.signal(signal.SIGUSR1, interrupt)
+        try:
+            for index in range(3):
+                seen = len(service.received)
+                arrived = threading.Thread(target=interrupt_when_it_has_come, args=(service, seen))
+                arrived.start()
+                with pytest.raises(KeyboardInterrupt):
+                    client.put(f"late {index}", numbers(1 + index, LARGE))
+                arrived.join(60)
+        finally:
+            signal.signal(signal.SIGUSR1, former)
+        service.hold = ()
+        for index in range(4):
+            assert client.put(f"between {index}", numbers(10 + index, LARGE))
+        service.release()
+        for index in range(4):
+            assert holds(client, f"between {index}", 10 + index)
+        assert all(holds(client, f"late {index}", 1 + index) for index in range(3))
+
+
+def interrupt_when_it_has_come(service: StoreService, seen: int) -> None:
+    """Send a signal once a put has come that is held."""
+    eventually(
+        lambda: service.received[seen:], lambda new: any(isinstance(one, PutRecord) for one in new), "the put has come"
+    )
+    os.kill(os.getpid(), signal.SIGUSR1)
 
 
 def test_what_is_refused_is_granted_again(service: StoreService, client: Any) -> None:

@@ -29,13 +29,13 @@ class Tables:
 
 CONTRADICTIONS: dict[str, Callable[[Tables], object]] = {
     "has 0 reference": lambda tables: tables.held[1].pop(0),
-    "request 1 is listed and refers to nothing": lambda tables: tables.held[1].clear(),
+    "request 1 is listed without references": lambda tables: tables.held[1].clear(),
     "has 1 reference": lambda tables: setattr(tables.a, "num_references", 2),
-    "'a'.*evictable is what is of this epoch": lambda tables: tables.evictable.update(a=tables.a),
-    "'c'.*evictable is what is of this epoch": lambda tables: tables.evictable.pop("c"),
+    "'a'.*evictable entries are those of this epoch": lambda tables: tables.evictable.update(a=tables.a),
+    "'c'.*evictable entries are those of this epoch": lambda tables: tables.evictable.pop("c"),
     "is old and in the table": lambda tables: setattr(tables.c, "is_old", True),
     "the same key": lambda tables: setattr(tables.b, "key", "a"),
-    "evictable without being there: {'z'}": lambda tables: tables.evictable.update(z=EncoderEntry("z", "z", 0, 0)),
+    "evictable, but not in the table: {'z'}": lambda tables: tables.evictable.update(z=EncoderEntry("z", "z", 0, 0)),
     "reserved without reference": lambda tables: tables.reserved.append(tables.c),
     "item 0 of request 1 refers to .* which is gone": lambda tables: tables.table.pop("a"),
 }

@@ -31,7 +31,7 @@ def test_another_number_of_embeddings_is_refused_and_changes_nothing(
     if not is_held:
         book.free(first)
     before = book.cached, book.freeable, book.num_free_slots, book.stats()
-    with pytest.raises(InvalidRequest, match=r"features\[0\].num_embeds = 4: an item of equal content has 3"):
+    with pytest.raises(InvalidRequest, match=r"features\[0\].num_embeds = 4: an item with the same content has 3"):
         look(book, wrong)
     assert (book.cached, book.freeable, book.num_free_slots, book.stats()) == before
     assert book.get_cached_num_encoder_embeds(wrong, 0) == 3

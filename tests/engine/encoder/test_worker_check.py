@@ -35,9 +35,9 @@ def test_a_difference_names_step_rank_and_keys(held: list[str], lacking: list[st
 
 
 def test_silence_is_a_difference_and_the_error_stays_short() -> None:
-    with pytest.raises(InvariantError, match="rank 0 does not say"):
+    with pytest.raises(InvariantError, match="rank 0 has not sent"):
         check_encoder_caches(set(), set(), {0: None}, step=3)
-    with pytest.raises(InvariantError, match="lacks 100 encoder outputs") as caught:
+    with pytest.raises(InvariantError, match="lacks 100 listed encoder outputs") as caught:
         check_encoder_caches({f"{index:03d}" for index in range(100)}, set(), {0: []}, step=3)
     assert caught.value.details["lacking"] == [f"{index:03d}" for index in range(MAX_NAMED)]
 

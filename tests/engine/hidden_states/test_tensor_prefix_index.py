@@ -1,9 +1,9 @@
-"""TensorPrefixIndex: random schedules beside a plain worker, a mutant for each rule, then case by case."""
+"""TensorPrefixIndex: random schedules beside a plain worker, then case by case."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,7 +15,7 @@ from mmcached.cache.hashing.block_hash import extend_block_hashes
 from mmcached.engine import Request, RequestStatus
 from mmcached.engine.hidden_states.listed_rows import Report
 from mmcached.engine.hidden_states.tensor_prefix_index import NewBlockHashes, TensorPrefixIndex
-from mmcached.wire.errors import ConfigError, InvariantError, LocalProtocolError, RemoteProtocolError
+from mmcached.wire.errors import ConfigError, LocalProtocolError, RemoteProtocolError
 from mmcached.wire.messages.parts import RowsWanted
 from tests.engine.prefix_world import ACTIONS, NUMBERS, Setting, World, lead
 from tests.house.drawing import examples
@@ -52,139 +52,6 @@ def test_long_histories_reach_everything() -> None:
 def test_histories_for_minutes(draw_seeds: Callable[[int], range]) -> None:
     for seed in draw_seeds(5000):
         lead(seed, 300)
-
-
-# ---- without one of its rules
-
-
-def reserved_rows(reserved: Mapping[bytes, Sequence[tuple[int, int, Collection[str]]]]) -> dict[bytes, dict[str, int]]:
-    """Return a report of a worker that has written all that was reserved."""
-    return {digest: {key: end for _, end, keys in rows for key in keys} for digest, rows in reserved.items()}
-
-
-class PublishesBeforeCommit(TensorPrefixIndex):
-    def reserve(
-        self,
-        request: Request,
-        start: int,
-        num_tokens: int,
-        *,
-        written: Collection[str],
-        needed: Collection[str] = (),
-    ) -> NewBlockHashes:
-        names = super().reserve(request, start, num_tokens, written=written, needed=needed)
-        for digest in names.block_hashes:
-            self.listed.take({digest: dict.fromkeys(written, self.block_size)})
-        return names
-
-
-class ListsWhatWasReserved(TensorPrefixIndex):
-    """Takes what a chunk promised for written, whatever the worker says."""
-
-    def commit(self, step_id: int, report: Report) -> None:
-        super().commit(step_id, {**report, **reserved_rows(self._reserved)})
-
-
-class ForgetsNoLosses(TensorPrefixIndex):
-    def commit(self, step_id: int, report: Report) -> None:
-        super().commit(step_id, {digest: rows for digest, rows in report.items() if any(rows.values())})
-
-
-class RoundsDown(TensorPrefixIndex):
-    def usable_prefix(self, request: Request, num_kv_hit_tokens: int, keys: Collection[str]) -> int:
-        return super().usable_prefix(request, num_kv_hit_tokens, keys) // self.block_size * self.block_size
-
-
-class LooksAtOneKey(TensorPrefixIndex):
-    def usable_prefix(self, request: Request, num_kv_hit_tokens: int, keys: Collection[str]) -> int:
-        return super().usable_prefix(request, num_kv_hit_tokens, list(keys)[:1])
-
-
-class OverlooksGaps(TensorPrefixIndex):
-    """Takes the last block of a hit for the whole."""
-
-    def usable_prefix(self, request: Request, num_kv_hit_tokens: int, keys: Collection[str]) -> int:
-        for num_tokens in range(num_kv_hit_tokens, 0, -1):
-            index, offset = divmod(num_tokens - 1, self.block_size)
-            if index < len(request.block_hashes):
-                digest = request.block_hashes[index]
-                if all(self.listed.num_rows(digest, key) > offset for key in keys):
-                    return num_tokens
-        return 0 if keys else num_kv_hit_tokens
-
-
-class KeepsPromisesOfTheWithdrawn(TensorPrefixIndex):
-    def withdraw(self, step_id: int, report: Report | None = None) -> None:
-        reserved = self._reserved
-        super().withdraw(step_id, report)
-        self.listed.take(reserved_rows(reserved))
-
-
-class TellsNamesOnce(TensorPrefixIndex):
-    """Takes what a withdrawn step was to tell the worker for told."""
-
-    def withdraw(self, step_id: int, report: Report | None = None) -> None:
-        self._taking_part.clear()
-        super().withdraw(step_id, report)
-
-    def release(self, request: Request) -> None:
-        if request.is_finished:
-            super().release(request)
-
-
-class TellsReleasesOnce(TensorPrefixIndex):
-    def withdraw(self, step_id: int, report: Report | None = None) -> None:
-        self._step.commit(step_id)
-        self._step.begin(step_id)
-        super().withdraw(step_id, report)
-
-
-class RemembersFormerEpochs(TensorPrefixIndex):
-    def new_epoch(self) -> int:
-        self.epoch += 1
-        return self.epoch
-
-
-class ListsWhatFormerEpochsReport(TensorPrefixIndex):
-    def new_epoch(self) -> int:
-        epoch = super().new_epoch()
-        self._is_step_old = False
-        return epoch
-
-
-class NamesWhatFormerEpochsComputed(TensorPrefixIndex):
-    def new_epoch(self) -> int:
-        tracked, self._tracked = self._tracked, {}
-        epoch = super().new_epoch()
-        self._tracked = tracked
-        return epoch
-
-
-MUTANTS = [
-    PublishesBeforeCommit,
-    ListsWhatWasReserved,
-    ForgetsNoLosses,
-    RoundsDown,
-    LooksAtOneKey,
-    OverlooksGaps,
-    KeepsPromisesOfTheWithdrawn,
-    TellsNamesOnce,
-    TellsReleasesOnce,
-    RemembersFormerEpochs,
-    ListsWhatFormerEpochsReport,
-    NamesWhatFormerEpochsComputed,
-]
-
-
-@pytest.mark.parametrize("mutant", MUTANTS)
-def test_mutant_is_caught(mutant: type[TensorPrefixIndex]) -> None:
-    """Each rule is needed: without it, the checks of random schedules fail."""
-    for seed in range(100):
-        try:
-            lead(seed, 150, lambda block_size, max_blocks: mutant(block_size, max_blocks=max_blocks))
-        except (AssertionError, InvariantError):
-            return
-    pytest.fail(f"100 histories, and {mutant.__name__} was not told from the product")
 
 
 # ---- cases that the worlds do not reach, or do not compare
@@ -337,7 +204,7 @@ def test_steps_do_not_overlap() -> None:
     with pytest.raises(LocalProtocolError, match="cannot begin"):
         index.begin_step(4)
     for end in (index.withdraw, lambda step_id: index.commit(step_id, {})):
-        with pytest.raises(LocalProtocolError, match="open is 3"):
+        with pytest.raises(LocalProtocolError, match="the open step is 3"):
             end(4)
     index.commit(3, {})
     index.begin_step(4)

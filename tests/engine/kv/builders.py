@@ -90,14 +90,6 @@ def schedule(manager: KVCacheManager, request: Request, num_tokens: int | None =
     return ids(hit), ids(new)
 
 
-def go_on(manager: KVCacheManager, request: Request, num_computed_tokens: int, num_tokens: int) -> Table:
-    """Give a request that holds blocks slots for its next tokens, behind so many that are computed or will be."""
-    request.num_computed_tokens = num_computed_tokens
-    new = manager.allocate_slots(request, num_tokens)
-    manager.check_integrity()
-    return ids(new)
-
-
 def num_hit_tokens(manager: KVCacheManager, request: Request) -> int:
     return manager.get_computed_blocks(request)[1]
 

@@ -65,7 +65,7 @@ def published(manager: KVCacheManager) -> set[tuple[int, bytes]]:
 def test_a_run_is_one_event_with_all_that_its_digests_are_made_of() -> None:
     log, request = log_of(), hashed(1, 5)
     log.stored(request, 0, 2, request.block_hashes[2:5])
-    assert log.take() == [
+    assert log.take_events() == [
         BlockStored(
             block_hashes=[*request.block_hashes[2:5]],
             parent_block_hash=request.block_hashes[1],
@@ -80,13 +80,13 @@ def test_a_run_is_one_event_with_all_that_its_digests_are_made_of() -> None:
             hash_algorithm="sha256",
         )
     ]
-    assert log.take() == [], "taken is forgotten"
+    assert log.take_events() == [], "taken is forgotten"
 
 
 def test_the_first_block_has_no_parent() -> None:
     log, request = log_of(), hashed(1, 1)
     log.stored(request, 0, 0, request.block_hashes)
-    (event,) = stored(log.take())
+    (event,) = stored(log.take_events())
     assert (event.parent_block_hash, event.first_block) == (None, 0)
 
 
@@ -96,14 +96,14 @@ def test_tokens_that_come_later_change_nothing() -> None:
     prompt = list(request.token_ids)
     log.stored(request, 0, 0, request.block_hashes[:])
     request.append_output_token(7)
-    assert stored(log.take())[0].token_ids == prompt
+    assert stored(log.take_events())[0].token_ids == prompt
 
 
 def test_the_parent_of_a_run_is_known_though_its_request_has_forgotten_its_digests() -> None:
     log, request = log_of(), hashed(1, 3)
     digests, request.block_hashes = request.block_hashes, []
     log.stored(request, 0, 1, digests[1:])
-    assert stored(log.take())[0].parent_block_hash == digests[0]
+    assert stored(log.take_events())[0].parent_block_hash == digests[0]
 
 
 def test_all_that_was_removed_from_a_group_is_one_event() -> None:
@@ -111,7 +111,7 @@ def test_all_that_was_removed_from_a_group_is_one_event() -> None:
     digests = hashed(1, 3).block_hashes
     log.removed([content_key(digests[0], 2), content_key(digests[1], 0)])
     log.removed([content_key(digests[2], 2)])
-    told = {event.group_idx: event.block_hashes for event in removed(log.take())}
+    told = {event.group_idx: event.block_hashes for event in removed(log.take_events())}
     assert told == {0: [digests[1]], 2: [digests[0], digests[2]]}
 
 
@@ -119,7 +119,7 @@ def test_of_a_group_that_is_not_the_first_the_digests_are_told_and_its_kind() ->
     log, request = log_of(8, (BLOCK, 12)), hashed(1, 4)
     log.stored(request, 1, 1, [content_key(digest, 1) for digest in request.block_hashes[1:3]])
     log.stored(request, 0, 1, request.block_hashes[3:4])
-    window, full = stored(log.take())
+    window, full = stored(log.take_events())
     assert (window.block_hashes, window.group_idx) == (request.block_hashes[1:3], 1)
     assert (window.kv_cache_spec_kind, window.kv_cache_spec_sliding_window) == ("sliding_window", 12)
     assert (window.block_size, window.hash_block_size, window.first_block) == (4, None, 1)
@@ -136,14 +136,14 @@ def test_what_came_and_went_is_not_told() -> None:
     log, request = log_of(), hashed(1, 2)
     log.stored(request, 0, 0, request.block_hashes)
     log.removed(request.block_hashes[:])
-    assert log.take() == []
+    assert log.take_events() == []
 
 
 def test_what_went_and_came_again_is_not_told() -> None:
     log, request = log_of(), hashed(1, 2)
     log.removed(request.block_hashes[:])
     log.stored(request, 0, 0, request.block_hashes)
-    assert log.take() == []
+    assert log.take_events() == []
 
 
 def test_what_came_again_in_the_end_is_told_once() -> None:
@@ -151,7 +151,7 @@ def test_what_came_again_in_the_end_is_told_once() -> None:
     log.stored(first, 0, 0, first.block_hashes)
     log.removed(first.block_hashes[:])
     log.stored(second, 0, 0, second.block_hashes)
-    (event,) = log.take()
+    (event,) = log.take_events()
     assert isinstance(event, BlockStored)
     assert event.block_hashes == first.block_hashes
 
@@ -161,7 +161,7 @@ def test_what_went_again_in_the_end_is_told_once() -> None:
     log.removed(request.block_hashes[:])
     log.stored(request, 0, 0, request.block_hashes)
     log.removed(request.block_hashes[:])
-    assert log.take() == [BlockRemoved([*request.block_hashes], "GPU", 0)]
+    assert log.take_events() == [BlockRemoved([*request.block_hashes], "GPU", 0)]
 
 
 @pytest.mark.parametrize("group", [0, 1])
@@ -171,7 +171,7 @@ def test_a_run_that_has_lost_blocks_is_told_in_parts_with_their_parents(group: i
     keys = [content_key(digest, group) for digest in digests]
     log.stored(request, group, 1, keys[1:])
     log.removed([keys[3], keys[4], keys[6]])
-    events = log.take()
+    events = log.take_events()
     told = [(event.first_block, event.block_hashes, event.parent_block_hash) for event in stored(events)]
     assert told == [(1, digests[1:3], digests[0]), (5, digests[5:6], digests[4])]
     assert [event.token_ids for event in stored(events)] == [request.token_ids[4:12], request.token_ids[20:24]]
@@ -184,11 +184,11 @@ def test_a_reset_makes_everything_before_it_void() -> None:
     log.removed(hashed(3, 1).block_hashes)
     log.cleared()
     log.stored(after, 0, 0, after.block_hashes)
-    cleared, event = log.take()
+    cleared, event = log.take_events()
     assert isinstance(cleared, AllBlocksCleared)
     assert isinstance(event, BlockStored)
     assert event.block_hashes == after.block_hashes
-    assert log.take() == []
+    assert log.take_events() == []
 
 
 CHANGES = st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=4, unique=True), max_size=8)
@@ -207,7 +207,7 @@ def test_whatever_comes_and_goes_the_outcome_is_told(changes: list[list[int]], k
             else:
                 log.stored(request, 0, index, request.block_hashes[index : index + 1])
         now ^= set(indices)
-    events = log.take()
+    events = log.take_events()
     reader.apply(events)
     assert reader.known == {(0, request.block_hashes[index]) for index in now}
     for event in stored(events):

@@ -5,7 +5,9 @@ test_slots       the token axis                             test_sharing    who 
 test_refusals    what is refused                            test_fences     until when a step's blocks are in use
 test_groups      hits of several groups                     test_epochs     everything is forgotten at once
 test_windows     one sliding window                         test_memo       who is refused asks again
-test_hash_cases  who shares with whom                       test_seed_face  the rest of what the seed promises
+test_hash_cases  who shares with whom
+
+The rest of what the published class promises is tested in `tests/compat/kv_cache_manager`.
 """
 
 from __future__ import annotations

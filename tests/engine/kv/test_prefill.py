@@ -10,7 +10,7 @@ import pytest
 
 from mmcached.cache.hashing.block_hash import block_hasher
 from tests.engine.builders import generate
-from tests.engine.kv.builders import BLOCK, COMMON, admit, books, manager_of, num_hit_tokens, ref_counts, with_tail
+from tests.engine.kv.builders import BLOCK, admit, manager_of, num_hit_tokens, ref_counts, with_tail
 
 AFTER_TWO_REQUESTS = [5, 4, 6, 7, 8, 9, 10, 3, 2, 1]
 
@@ -58,47 +58,3 @@ def test_a_hit_is_as_long_as_its_caller_can_use(at_most: int, num_hit: int) -> N
     assert manager.allocate_slots(request, request.num_tokens - num_hit, num_hit, hit) is not None
     assert manager.get_block_ids(1)[0][: num_hit // BLOCK] == list(hit.ids[0])
     manager.check_integrity()
-
-
-def test_a_hit_is_not_evicted_for_its_own_request() -> None:
-    manager = manager_of(3)
-    a, b = generate(0, 16), generate(1, 16)
-    assert admit(manager, a)[1] == [1]
-    assert admit(manager, b)[1] == [2]
-    manager.free(a)
-    manager.free(b)
-    assert admit(manager, generate(2, a.token_ids + b.token_ids)) == ([1], [2])
-
-
-def test_without_caching_nothing_is_found() -> None:
-    manager = manager_of(5, 4, enable_caching=False)
-    first = generate(0, range(10))
-    assert admit(manager, first) == ([], [1, 2, 3])
-    manager.free(first)
-    assert manager.block_pool.free_order() == [3, 2, 1, 4]
-    second = generate(1, range(16))
-    assert admit(manager, second) == ([], [3, 2, 1, 4])
-    second.token_ids += range(4)
-    assert manager.allocate_slots(second, 4) is None
-    assert manager.block_pool.num_published == 0
-
-
-@pytest.mark.parametrize(
-    ("num_tokens", "num_hit"), [(1, 0), (15, 0), (16, 0), (17, 16), (48, 32), (49, 48), (64, 48), (65, 64), (80, 64)]
-)
-def test_the_last_token_is_always_computed(num_tokens: int, num_hit: int) -> None:
-    manager = manager_of(20)
-    admit(manager, generate(0, COMMON + [7] * BLOCK))
-    prompt = (COMMON + [7] * 32)[:num_tokens]
-    assert num_hit_tokens(manager, generate(1, prompt)) == num_hit
-
-
-def test_a_lookup_changes_nothing() -> None:
-    manager = manager_of(11)
-    r0, r1 = with_tail(0, 7), with_tail(1, 5)
-    admit(manager, r0)
-    manager.free(r0)
-    before = books(manager)
-    for _ in range(3):
-        assert num_hit_tokens(manager, r1) == 48
-    assert books(manager) == before

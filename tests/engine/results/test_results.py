@@ -244,7 +244,7 @@ def test_nothing_is_kept_of_those_that_are_over_and_nothing_taken_for_those_that
     results = results_of(request)
     put(results, 0, [1])
     for _ in range(2):
-        results.forget(7)
+        results.forget_request(7)
     assert (len(results), results.has_streams) == (0, False)
     put(results, 0, [2])
     results.put_embedding(ItemEmbedding(7, 0, "embeddings", Tensor(0, "int32", (1, 1))), [b"aaaa"])

@@ -589,7 +589,7 @@ def test_requests_that_could_never_be_served_are_refused(request_: Request, fiel
 
 def test_an_id_in_use_is_refused() -> None:
     scheduler = scheduler_with([generate(0, 10)])
-    with pytest.raises(LocalProtocolError, match="request 0 is here already"):
+    with pytest.raises(LocalProtocolError, match="request 0: id is in use"):
         scheduler.add_request(generate(0, 5))
     run(scheduler)
     scheduler.add_request(generate(0, 5))

@@ -265,7 +265,7 @@ def test_what_is_no_question_is_passed_over(bench: Bench, question: Frames) -> N
     asker.send_multipart([b"", packed(0)])
     with capture_logs() as logs:
         assert len(bench.answer(asker)) == 2
-    assert [entry["event"] for entry in logs] == ["not a question for KV events"]
+    assert [entry["event"] for entry in logs] == ["invalid replay request for KV events"]
 
 
 def test_a_reader_that_takes_no_answer_holds_up_nobody(context: Context, run_dir: Path) -> None:

@@ -20,7 +20,7 @@ def log_of(*notices: str, step_id: int | None = None) -> StepLog[str]:
 def test_what_is_taken_is_gone_and_each_notice_comes_once() -> None:
     log = log_of("b", "a", "b", step_id=0)
     assert log.pending() == ["b", "a"]
-    assert (log.take(), log.take()) == (["b", "a"], [])
+    assert (log.take_notices(), log.take_notices()) == (["b", "a"], [])
     assert log.unconfirmed() == {"a", "b"}
     log.commit(0)
     assert log.unconfirmed() == set()
@@ -28,15 +28,15 @@ def test_what_is_taken_is_gone_and_each_notice_comes_once() -> None:
 
 def test_what_was_sent_in_vain_comes_again_first() -> None:
     log = log_of("a", step_id=0)
-    log.take()
+    log.take_notices()
     log.add("b")
     log.withdraw(0)
-    assert log.take() == ["a", "b"]
+    assert log.take_notices() == ["a", "b"]
 
 
 def test_what_was_taken_between_steps_never_comes_again() -> None:
     log = log_of("a")
-    assert log.take() == ["a"]
+    assert log.take_notices() == ["a"]
     log.begin(0)
     log.withdraw(0)
     assert log.unconfirmed() == set()
@@ -46,20 +46,20 @@ def test_what_is_discarded_is_not_sent() -> None:
     log = log_of("a", "b")
     log.discard("a")
     log.discard("never there")
-    assert log.take() == ["b"]
+    assert log.take_notices() == ["b"]
 
 
 def test_steps_do_not_overlap() -> None:
     log = log_of("a")
     for end in (log.commit, log.withdraw, log.check_open):
-        with pytest.raises(LocalProtocolError, match="open is None"):
+        with pytest.raises(LocalProtocolError, match="the open step is None"):
             end(3)
     log.begin(3)
-    log.take()
+    log.take_notices()
     with pytest.raises(LocalProtocolError, match="step 4 cannot begin: step 3 has not ended"):
         log.begin(4)
     for end in (log.commit, log.withdraw, log.check_open):
-        with pytest.raises(LocalProtocolError, match="open is 3"):
+        with pytest.raises(LocalProtocolError, match="the open step is 3"):
             end(4)
     assert log.is_open
     assert log.unconfirmed() == {"a"}

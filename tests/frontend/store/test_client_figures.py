@@ -42,7 +42,7 @@ def figures(bench: Bench, clock: Clock) -> Figures:
 def look(client: FakeClient, num_misses: int) -> None:
     """Let a client count misses in its entry, without a word to anybody."""
     assert client.entry is not None
-    client.entry.count([], num_misses)
+    client.entry.report_lookups([], num_misses)
 
 
 def leave(bench: Bench, client: FakeClient, *, is_polite: bool) -> None:
@@ -64,7 +64,7 @@ def test_what_is_asked_and_what_is_found_alone_is_its_names(bench: Bench, clock:
     assert vllm.entry is not None
     (found,) = vllm.get("a").records
     assert isinstance(found, Handle)
-    vllm.entry.count([found], 2)
+    vllm.entry.report_lookups([found], 2)
     vllm.entry.give_back(found)
     assert answer.records[1] is None
     assert figures(bench, clock) == {"vllm": (2, 2, 1), "sglang": (2, 3, 0)}

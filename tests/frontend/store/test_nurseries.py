@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from mmcached.frontend.store.nurseries import Nurseries, Nursery
+from mmcached.frontend.store.nurseries import KEPT_RATIO, Nurseries, Nursery
 from mmcached.shm.ring.nursery_table import Placed
 from mmcached.wire.errors import InvariantError, StaleHandle
 
@@ -116,8 +116,59 @@ def test_two_that_put_as_much_have_as_much() -> None:
         make_room(books)
         client.put(slot)
     first, second = (len(client.nursery.records) for client in clients)
-    assert abs(first - second) <= 3
+    assert max(first, second) <= KEPT_RATIO * min(first, second)
     assert books.held_bytes <= BUDGET
+
+
+def test_records_of_mixed_sizes_have_most_of_the_budget_and_what_is_ready_little() -> None:
+    rng = random.Random(3)
+    books = Nurseries(BUDGET)
+    clients = [Client(books, number, b"%d" % number) for number in range(1, 5)]
+    shares = []
+    for slot in range(600):
+        client = rng.choice(clients)
+        size = 64 * int(1024 * 2 ** rng.uniform(0, 3))  # 64 to 512 KiB
+        make_room(books)
+        if not client.put(slot, size):
+            make_room(books)
+            client.put(slot, size)
+        if slot >= 200:
+            shares.append(sum(place.size for one in books for place in one.records.values()) / BUDGET)
+    assert sum(shares) / len(shares) > 0.5
+
+
+def test_a_record_that_goes_first_makes_room_before_those_that_were_put_earlier() -> None:
+    books = Nurseries(BUDGET)
+    client = Client(books, 1, A)
+    for slot in range(3):
+        books.want(client.nursery, RECORD)
+        make_room(books)
+        assert client.put(slot)
+    books.want(client.nursery, RECORD)
+    make_room(books)
+    books.grants(A)
+    offset = client.nursery.granted.find(RECORD)
+    assert offset is not None
+    one = books.take(A, 1, offset, RECORD)
+    books.keep(one, 3, Placed(1, offset, RECORD), goes_first=True)
+    assert list(one.records) == [3, 0, 1, 2]
+
+
+def test_between_clients_that_put_as_much_no_memory_moves() -> None:
+    books = Nurseries(BUDGET)
+    clients = [Client(books, number, b"%d" % number) for number in range(1, 5)]
+    num_cold = 0
+    for slot in range(400):
+        client = clients[slot % 4]
+        make_room(books)
+        grants = books.grants(client.peer)
+        if grants is not None and slot >= 200:
+            num_cold += len(grants.cold_places)
+        if not client.put(slot, RECORD // 4):
+            assert slot < 4
+            make_room(books)
+            assert client.put(slot, RECORD // 4)
+    assert num_cold == 0, "a page fault for each page that is put"
 
 
 def test_what_was_not_granted_is_refused() -> None:
@@ -153,7 +204,7 @@ def test_a_client_that_puts_nothing_is_idle_also_if_others_find_no_room() -> Non
     make_room(books)
     assert not books.is_idle(sleeper.nursery)
     for _ in range(12):
-        books.want(other.nursery, BUDGET // 4, found_none=True)
+        books.came_inline(other.nursery, BUDGET // 4)
     assert books.is_idle(sleeper.nursery)
     assert not books.is_idle(other.nursery)
 

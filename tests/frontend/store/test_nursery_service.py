@@ -5,18 +5,22 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 
 from mmcached.cache.store_keys import about_record, store_key
 from mmcached.frontend.server import CHECK_INTERVAL_S
-from mmcached.shm import encode
+from mmcached.frontend.store.record_store import Refusal
+from mmcached.shm import RingWriter, encode
+from mmcached.shm.ring.slot_table import has_expired
 from mmcached.shm.segment.layout import chunk_bytes
 from mmcached.shm.segment.mapped import SHM_DIR
 from mmcached.shm.segment.nursery_files import open_nursery
 from mmcached.shm.segment.pages import Pages
-from mmcached.shm.store.object_store import pack_note
+from mmcached.shm.store.record_note import pack_note
 from mmcached.wire.config import MIB, ServiceConfig
+from mmcached.wire.handle import Handle
 from mmcached.wire.limits import LimitsConfig
 from mmcached.wire.messages import client as to_client
 from mmcached.wire.messages import frontend as to_frontend
@@ -24,6 +28,8 @@ from mmcached.wire.messages.parts import MIN_PLACED_BYTES, Grants, NurseryPlace
 from tests.client.records import numbers
 from tests.clock import Clock
 from tests.frontend.fake_peers import Bench, FakeClient
+from tests.shm.processes import wait_until
+from tests.shm.seekers import Seeker
 
 CONFIG = ServiceConfig(mm_processor_cache_gb=0, store_gb=1 / 16, limits=LimitsConfig(max_nurseries=2))
 LARGE = 256 << 10
@@ -72,10 +78,18 @@ class Layer:
         self.pages[offset + RECORD.nbytes : offset + RECORD.nbytes + len(note)] = note
         return NurseryPlace(self.grants.nursery, offset, RECORD.nbytes, len(note))
 
-    def send(self, key: str, place: NurseryPlace | None, *, epoch: int = 0, frames: list[bytes] | None = None) -> None:
+    def send(
+        self,
+        key: str,
+        place: NurseryPlace | None,
+        *,
+        epoch: int = 0,
+        frames: list[bytes] | None = None,
+        ttl_s: float = 0.0,
+    ) -> None:
         self.number += 1
         put = to_frontend.PutRecord(
-            self.client.client_id, self.number, key, epoch or self.bench.first_epoch, place=place
+            self.client.client_id, self.number, key, epoch or self.bench.first_epoch, place=place, ttl_s=ttl_s
         )
         self.client.channel.send(put, frames or [])
 
@@ -184,6 +198,95 @@ def test_a_file_that_is_cut_short_loses_its_own_records(layer: Layer) -> None:
     other = layer.bench.connect_client()
     other.channel.send(to_frontend.GetRecords(other.client_id, 1, ["k"]))
     assert other.answer(to_client.Records).records == [None]
+
+
+def test_a_record_that_its_client_has_spoiled_costs_who_asks_for_it_nothing_else(layer: Layer) -> None:
+    place = layer.lay("k")
+    assert layer.put("k", place).is_stored
+    assert layer.pages is not None
+    layer.pages[place.offset : place.offset + 64] = b"\xff" * 64
+    other = layer.bench.connect_client(is_reader=False)
+    assert other.put("small", {"a": 1}).is_stored
+    other.channel.send(to_frontend.GetRecords(other.client_id, 1, ["k", "small"]))
+    spoiled, small = other.answer(to_client.Records).records
+    assert spoiled is None
+    assert small is not None
+    assert not is_kept(layer, "k"), "else readers that can map it would find it, and ask here, each time"
+
+
+def test_a_spoiled_head_has_no_rows(layer: Layer) -> None:
+    place = layer.lay("k")
+    assert layer.put("k", place).is_stored
+    assert layer.pages is not None
+    layer.pages[place.offset : place.offset + 64] = b"\xff" * 64
+    assert layer.bench.frontend.store.records.num_rows("", "k") == 0
+    assert not is_kept(layer, "k")
+
+
+def test_those_who_wait_for_a_record_that_is_spoiled_in_its_put_wait_for_the_next(
+    layer: Layer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = layer.bench.connect_client()
+    place = layer.lay("k")
+    claim = other.claim("k").claim
+    waiting = layer.bench.connect_client()
+    request_id = waiting.ask("k")
+    layer.bench.pump(lambda: layer.bench.frontend.store.claims.num_waiting == 1)
+
+    def refuse(*_: object, **__: object) -> Refusal:
+        assert layer.pages is not None
+        layer.pages[place.offset : place.offset + 64] = b"\xff" * 64
+        return Refusal.FULL
+
+    with monkeypatch.context() as patch:
+        patch.setattr(layer.bench.frontend.store.records, "put", refuse)
+        assert layer.failed("k", place) == "remote_protocol_error"
+    assert other.put("k", {"a": 1}, claim=claim).is_stored
+    answer = waiting.answer(to_client.Records)
+    assert answer.request_id == request_id
+    assert answer.records != [None]
+
+
+def test_what_expires_in_its_own_put_keeps_its_place_while_it_is_read(layer: Layer, clock: Clock) -> None:
+    store = layer.bench.frontend.store
+    assert isinstance(store.records.ring, RingWriter)
+    reader = Seeker(store.records.ring.announcement)
+    assert store.records.ring.attach(reader.entry.reader_id, reader.entry.incarnation)
+    held: list[Handle | None] = []
+
+    def read_until_it_expires(name: str, is_kept: bool) -> None:
+        held.append(reader.take(name))
+        assert held[0] is not None
+        wait_until(partial(has_expired, store.records.expires_at(held[0])))
+
+    store.on_put = read_until_it_expires
+    place = layer.lay("k")
+    layer.send("k", place, ttl_s=0.05)
+    stored = layer.client.answer(to_client.Stored)
+    assert held[0] is not None
+    granted = [] if stored.grants is None else stored.grants.places + stored.grants.cold_places
+    assert not any(begin < place.offset + place.nbytes and place.offset < end for begin, end in granted)
+    assert not is_kept(layer, "k")
+    store.check_integrity()
+    reader.entry.give_back(held[0])
+    store.check(clock.now)
+    assert store.stats().ring.used_bytes == 0
+    reader.close()
+
+
+def test_what_has_a_note_of_another_key_is_not_copied_into_the_ring(layer: Layer) -> None:
+    """Where it would be believed by a successor, and charged to whomever it names."""
+    records = layer.bench.frontend.store.records
+    for key, about, is_copied in (("k", None, True), ("l", "of another", False)):
+        layer.close()
+        layer.open()
+        assert layer.put(key, layer.lay(key, about=about)).is_stored
+        handle = records.find("", key)
+        assert handle is not None
+        claim = records.begin_copy(handle, evicts=True)
+        assert (claim is not None) is is_copied
+        if claim is not None:
+            records.abort_copy(handle, claim)
 
 
 def test_one_nursery_too_many_takes_the_place_of_a_drained_one(layer: Layer, clock: Clock) -> None:

@@ -168,7 +168,7 @@ def test_a_record_is_replaced_within_its_tenants_quota() -> None:
         assert tier.put("t", "b", encoded(3, CHUNK + 900), epoch=EPOCH, overwrites=True) is None
         assert value_of(tier, "b", "t") == 3
         assert len(tier) == 2
-        assert tier.put("t", "b", encoded(4, 3 * CHUNK), epoch=EPOCH, overwrites=True) is Refusal.TENANT_QUOTA
+        assert tier.put("t", "b", encoded(4, 3 * CHUNK), epoch=EPOCH, overwrites=True) is Refusal.BEYOND_TENANT_QUOTA
         assert value_of(tier, "b", "t") == 3
         assert tier.put("t", "b", encoded(5, 2 * CHUNK), epoch=EPOCH, overwrites=True) is None
         assert (len(tier), value_of(tier, "b", "t")) == (1, 5)
@@ -254,7 +254,7 @@ def test_over_its_quota_a_tenant_loses_its_own_oldest() -> None:
         assert [key for key in "abcde" if tier.has("t", key)] == ["e"]
         assert tier.has("other", "x")
         assert tier.num_quota_evictions == 4
-        assert tier.put("t", "f", encoded(1, 3 * CHUNK), epoch=EPOCH) is Refusal.TENANT_QUOTA
+        assert tier.put("t", "f", encoded(1, 3 * CHUNK), epoch=EPOCH) is Refusal.BEYOND_TENANT_QUOTA
         assert tier.has("t", "e"), "what never fits costs nothing"
         tier.check_integrity()
 
@@ -315,7 +315,7 @@ def test_the_configuration_decides_sizes_and_quotas() -> None:
         assert (names.data_bytes, names.num_slots, names.max_readers) == (MIB, 16, 5)
         assert names.index_words >= 32
         assert tier.epoch > first_epoch, "an epoch of a former frontend is never the present one"
-        assert tier.put("", "a", encoded(1, 4096), epoch=tier.epoch) is Refusal.TENANT_QUOTA
+        assert tier.put("", "a", encoded(1, 4096), epoch=tier.epoch) is Refusal.BEYOND_TENANT_QUOTA
 
 
 def test_items_have_room_of_their_own_in_the_ring_and_engines_and_workers_entries() -> None:
@@ -418,7 +418,7 @@ class TierModel(RuleBasedStateMachine):
         elif former and not overwrites:
             assert refusal is None
         elif size > self.QUOTA:
-            assert refusal is Refusal.TENANT_QUOTA
+            assert refusal is Refusal.BEYOND_TENANT_QUOTA
         else:
             if former:  # the two are not always to be had beside each other
                 assert refusal in (None, Refusal.FULL)

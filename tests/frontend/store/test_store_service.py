@@ -235,15 +235,24 @@ def test_what_is_not_kept_says_why(bench: Bench) -> None:
 def test_frames_that_are_no_record_are_refused_and_keep_nothing(bench: Bench) -> None:
     client = bench.connect_client()
     claim = client.claim("a").claim
-    for payload in ([], [b"no record"], [b"no record", b"tensor"]):
+    joined = encode(record_of(1)).joined()
+    wrong: tuple[list[bytes], ...] = ([], [b"no record"], [b"no record", b"tensor"], [joined[:-1]], [joined, b""])
+    for payload in wrong:
         put = to_frontend.PutRecord(client.client_id, 9, "a", bench.first_epoch, claim=claim)
         client.channel.send(put, payload)
         failed = client.answer(to_client.Failed)
         assert (failed.request_id, failed.error.code) == (9, "remote_protocol_error")
     assert client.get("a").records == [None]
     stats = bench.frontend.stats()
-    assert (stats.protocol_errors, stats.store.computing, stats.store.puts) == (3, 1, 0)
+    assert (stats.protocol_errors, stats.store.computing, stats.store.puts) == (len(wrong), 1, 0)
     assert client.put("a", record_of(1), claim=claim).is_stored, "the claim is as it was"
+
+
+@pytest.mark.parametrize("is_joined", [False, True])
+def test_a_record_may_come_as_one_frame_or_several(bench: Bench, is_joined: bool) -> None:
+    client = bench.connect_client()
+    assert client.put("a", record_of(7), is_joined=is_joined).is_stored
+    assert value_of(client, client.get("a")) == 7
 
 
 # ---- get or compute
@@ -266,13 +275,13 @@ def test_the_first_who_asks_computes_and_the_others_get_it(bench: Bench) -> None
     assert value_of(owner, owner.answer(to_client.Records)) == 5, "a hit"
 
 
-def test_what_is_not_kept_goes_to_those_who_wait_all_the_same(bench: Bench) -> None:
+@pytest.mark.parametrize("is_joined", [False, True])
+def test_what_is_not_kept_goes_to_those_who_wait_all_the_same(bench: Bench, is_joined: bool) -> None:
     owner, waiter = bench.connect_client(), bench.connect_client()
     claim = owner.claim("a").claim
     wait_for(bench, waiter, "a")
-    assert owner.put("a", record_of(5, STORE_BYTES), claim=claim).reason == Refusal.TOO_LARGE.format(
-        limit=STORE_BYTES // 4
-    )
+    answered = owner.put("a", record_of(5, STORE_BYTES), claim=claim, is_joined=is_joined)
+    assert answered.reason == Refusal.TOO_LARGE.format(limit=STORE_BYTES // 4)
     answer = waiter.answer(to_client.Records)
     assert isinstance(answer.records[0], Inline)
     assert value_of(waiter, answer) == 5

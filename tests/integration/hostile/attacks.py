@@ -30,9 +30,10 @@ from mmcached.cli.admin.observe import fetch
 from mmcached.client import Client
 from mmcached.wire.errors import MmcachedError
 from mmcached.wire.messages import frontend as said
+from mmcached.wire.messages.parts import NurseryPlace
 from mmcached.wire.paths import RunDir
 from mmcached.wire.sockets.frames import encode_frames
-from tests.integration.hostile import announcements, client_lives, files
+from tests.integration.hostile import announcements, client_lives, files, nurseries
 from tests.integration.hostile.counts import false_counts
 from tests.integration.processes import DEADLINE_S
 from tests.wire.examples import EXAMPLES
@@ -92,6 +93,8 @@ def _messages(client_id: str, number: int) -> list[object]:
         said.ClaimRecord(client_id, number, f"claim {number}", 60.0),
         said.DropClaim(other, number),
         said.DropRecord(number, "none"),
+        said.OpenNursery(client_id, number, MIB),
+        said.PutRecord(client_id, number, "k", 1, place=NurseryPlace(number % 8, number % 64 * MIB, MIB, 0)),
         said.ClientBye(other),
     ]
 
@@ -400,6 +403,7 @@ ATTACKS: dict[str, Attack] = {
         )
     },
     **client_lives.ATTACKS,
+    **nurseries.ATTACKS,
 }
 
 

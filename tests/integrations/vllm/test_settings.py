@@ -20,7 +20,7 @@ def test_settings_are_read() -> None:
 @pytest.mark.parametrize(
     ("extra", "said"),
     [
-        ({"rundir": "/run/x"}, "there is no 'rundir'"),
+        ({"rundir": "/run/x"}, "unknown setting 'rundir'"),
         ({"run_dir": 7}, "run_dir is 7, and must be str"),
         ({"single_flight": "yes"}, "single_flight is 'yes', and must be bool"),
         ({"claim_wait_s": True}, "claim_wait_s is True, and must be float"),

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from scripts.bench import harness
-from scripts.bench.harness import Bound, Row, Unavailable, against_first, beside_peer, compare, row
+from scripts.bench.harness import Bound, Row, Unavailable, compare, row
 
 FAST = Row("put", "1 KiB", 2.0, "us", "memcpy", 4.0, 0.5)
 
@@ -66,55 +66,11 @@ def test_an_area_that_can_measure_nothing_says_why_and_has_a_status_of_its_own(
     assert output.out == ""
 
 
-def test_a_table_is_followed_by_the_bounds_that_it_is_about(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run(monkeypatch, "--only", "first")
-    output = capsys.readouterr().out
-    assert "a title" in output
-    assert "MISSED" in output
-    assert "rounds" not in output
-
-
-def test_an_unknown_section_is_refused_before_anything_is_opened(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.argv", ["bench", "--only", "third"])
-    with pytest.raises(SystemExit):
-        harness.main("a title", ["first"], lambda undo: pytest.fail("opened"), rounds=(1, 1))
-
-
-def test_what_the_sections_have_opened_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.argv", ["bench", "--json"])
-    closed: list[str] = []
-
-    def open_sections(undo: contextlib.ExitStack) -> dict[str, harness.Section]:
-        undo.callback(closed.append, "pool")
-        return {"first": lambda _: []}
-
-    harness.main("a title", ["first"], open_sections, rounds=(1, 1))
-    assert closed == ["pool"]
-
-
 @pytest.mark.parametrize(("ratio", "is_floor", "is_met"), [(0.5, False, True), (0.4, False, False), (0.6, True, False)])
 def test_a_bound_is_a_ceiling_or_a_floor(ratio: float, *, is_floor: bool, is_met: bool) -> None:
     bound = Bound("reach", "put", "1 KiB", "memcpy", ratio, is_floor)
     assert bound.concerns(FAST)
     assert bound.is_met(FAST) == is_met
-
-
-def test_a_family_is_held_against_its_first() -> None:
-    (only,) = against_first("cost", "us", {"1 row": 2.0, "2 rows": 3.0})
-    assert (only.params, only.peer, only.ratio) == ("2 rows", "1 row", 1.5)
-
-
-def test_a_peer_without_steps_is_beside_both_of_ours() -> None:
-    figures = {"ours": 1.0, harness.STEPS: 2.0, "vLLM": 4.0}
-    rows = beside_peer("decode", "16", "us", figures, "vLLM")
-    assert [(each.name, each.peer, each.ratio) for each in rows] == [
-        ("decode", "vLLM", 0.25),
-        ("decode, with commit", "vLLM", 0.5),
-        ("decode, with commit", "ours, without steps", 2.0),
-    ]
-    assert len(beside_peer("decode", "16", "us", {"ours": 1.0, harness.STEPS: 2.0}, "vLLM")) == 1
 
 
 def test_rounds_are_interleaved_and_the_unmeasured_do_not_count() -> None:

@@ -14,6 +14,7 @@ from scripts.verification.chaos_roles import Count
 def assert_all_went_well(report: Report) -> None:
     assert report.violations() == []
     assert report.reader_kills > 8
+    assert report.layer_kills > 4
     assert report.writer_kills > 0
     assert report.stops > 0
     assert report.leases_verified > 1000
@@ -25,6 +26,8 @@ def test_no_read_is_corrupt_and_nothing_is_left_whoever_is_killed_when(run_dir: 
     assert_all_went_well(report)
     assert report.num_rings == 1, "the next frontend adopts it"
     assert report.totals[Count.KEPT] > 0
+    assert report.totals[Count.LAID] > 0
+    assert report.totals[Count.PROMOTED] > 0
 
 
 @pytest.mark.slow

@@ -73,7 +73,7 @@ def test_when_all_are_stuck_the_answer_is_immediate_until_one_comes_back(calls: 
             calls.run(stuck, within(SOON_S))
     before = time.monotonic()
     for _ in range(100):
-        with pytest.raises(BackendError, match="holds up all 2 threads"):
+        with pytest.raises(BackendError, match="all 2 threads are stuck"):
             calls.run(stuck, within(LONG_S))
     assert time.monotonic() - before < LONG_S
     assert len(calls) == 2

@@ -24,7 +24,7 @@ def test_what_readers_have_found_by_themselves_outlives_what_nobody_has_found() 
         heard: list[Handle] = []
         ring.on_hit = heard.append
         handles = [put(ring, 64) for _ in range(8)]
-        entry.count([handles[0], handles[5]], 0)
+        entry.report_lookups([handles[0], handles[5]], 0)
         ring.poll_hits()
         assert heard == [handles[0], handles[5]]
         for _ in range(6):
@@ -38,7 +38,7 @@ def test_figures_are_counted_once_and_survive_their_reader() -> None:
         for life in range(1, 3):
             with attached(ring) as entry:
                 assert entry.reader_id == 0
-                entry.count([handle] * 3, 2)
+                entry.report_lookups([handle] * 3, 2)
                 for _ in range(2):
                     ring.poll_hits()
                     assert (ring.touch_logs.num_hits, ring.touch_logs.num_misses) == (3 * life, 2 * life)
@@ -59,16 +59,16 @@ def test_what_is_counted_is_its_incarnations_also_what_it_has_counted_last() -> 
             with attached(ring) as entry:
                 assert entry.reader_id == 0
                 lives.append(entry.incarnation)
-                entry.count([handle], 1)
+                entry.report_lookups([handle], 1)
                 ring.poll_hits()
-                entry.count([], 2)  # and dies before the next look
+                entry.report_lookups([], 2)  # and dies before the next look
             if is_seen_dying:
                 ring.poll_deaths()
         with attached(ring) as entry:
             assert entry.reader_id == 0
             assert ended == lives
             ring.poll_deaths()
-            entry.count([handle], 0)
+            entry.report_lookups([handle], 0)
             ring.poll_hits()
         assert counted == [*((life, *new) for life in lives for new in ((1, 1), (0, 2))), (entry.incarnation, 1, 0)]
         assert ended == lives
@@ -80,7 +80,7 @@ def test_what_a_reader_has_counted_last_is_counted_although_its_successor_was_at
         for _ in range(2):
             with attached(ring) as entry:
                 assert entry.reader_id == 0
-                entry.count([handle], 1)
+                entry.report_lookups([handle], 1)
                 assert ring.attach(0, entry.incarnation)  # its Hello, repeated
         ring.poll_hits()
         assert (ring.touch_logs.num_hits, ring.touch_logs.num_misses) == (2, 2)
@@ -119,11 +119,11 @@ def test_a_log_that_was_overrun_has_lost_touches_and_nothing_else() -> None:
         heard: list[Handle] = []
         ring.on_hit = heard.append
         handles = [put(ring, 64) for _ in range(TOUCH_LOG_WORDS + 3)]
-        entry.count(handles, 1)
+        entry.report_lookups(handles, 1)
         ring.poll_hits()
         assert heard == handles[3:]
         assert (ring.touch_logs.num_hits, ring.touch_logs.num_misses) == (TOUCH_LOG_WORDS + 3, 1)
-        entry.count(handles[:1], 0)
+        entry.report_lookups(handles[:1], 0)
         ring.poll_hits()
         assert heard == [*handles[3:], handles[0]]
 
@@ -135,7 +135,7 @@ def test_a_touch_of_what_has_gone_changes_nothing() -> None:
         gone = put(ring, 10)
         ring.discard(gone)
         assert put(ring, 10).slot == gone.slot
-        entry.count([gone], 0)
+        entry.report_lookups([gone], 0)
         ring.poll_hits()
         assert heard == []
 

@@ -315,7 +315,9 @@ def test_creation_populates_in_the_background_and_close_ends_it(monkeypatch: pyt
         is_in_step.set()
         assert may_go_on.wait(DEADLINE_S)
 
-    monkeypatch.setattr(populate.Populator.__init__, "__kwdefaults__", {"step_bytes": 4096, "advise": held_up})
+    monkeypatch.setattr(
+        populate.Populator.__init__, "__kwdefaults__", {"begin": 0, "step_bytes": 4096, "advise": held_up}
+    )
     made = WriterSegment.create(Layout(1 << 16, 8, 1), epoch=1, host=Host())
     assert is_in_step.wait(DEADLINE_S)
     assert made.populated_bytes == 0

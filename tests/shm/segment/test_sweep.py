@@ -117,6 +117,37 @@ def test_a_ring_stays_while_its_run_directory_has_a_note_of_it(tmp_path: Path) -
     assert swept(*names) == names_of(noted)
 
 
+def test_nurseries_stay_with_their_ring_and_go_with_it(tmp_path: Path) -> None:
+    noted = leave_ring(tmp_path)
+    mine = [noted.nursery_name(3), noted.nursery_name(12)]
+    for name in mine:
+        make_object(name)
+    with make_ring() as living:
+        living.nurseries.create(1, 1 << 20, first_bytes=4096)
+        empty = living.announcement.nursery_name(1)
+        assert swept(*mine, empty) == [], "between two frontends, and an empty one of a writer that lives"
+        living.outlives_writer = True
+    remove_note(tmp_path, "store")
+    assert sorted(swept(*mine, empty)) == sorted([*mine, empty])
+
+
+def test_a_nursery_that_was_made_after_the_look_at_the_names_goes_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a writer that was killed then."""
+    name = f"/mmc.{os.getuid()}.{secrets.token_hex(16)}"
+    make_object(f"{name}.ctl")
+
+    def make_then_open(path: Path) -> int:
+        if path.name == f"{name}.ctl".lstrip("/"):
+            make_object(f"{name}.nursery1")
+        return open_own(path)
+
+    monkeypatch.setattr(importlib.import_module("mmcached.shm.segment.sweep"), "open_own", make_then_open)
+    try:
+        assert swept(f"{name}.ctl", f"{name}.nursery1") == [f"{name}.nursery1", f"{name}.ctl"]
+    finally:
+        segment.unlink(f"{name}.nursery1")
+
+
 @pytest.mark.parametrize("step", [-1, 1])
 def test_a_ring_of_another_version_stays_too(tmp_path: Path, step: int) -> None:
     ring = leave_ring(tmp_path)

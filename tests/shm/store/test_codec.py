@@ -379,6 +379,28 @@ def test_adopted_frames_are_written_as_the_record_they_came_from() -> None:
     assert [bytes(frame) for frame in adopted.frames()] == frames
 
 
+@pytest.mark.parametrize("record", [{}, {"a": 1}, {"a": np.arange(70.0), "b": [np.ones((2, 2), np.int8), 1.5, b""]}])
+def test_a_record_may_come_as_one_frame(record: Record) -> None:
+    whole = encode(record).joined()
+    assert whole == written(record).tobytes()
+    adopted = adopt_frames([whole])
+    buffer = np.full(adopted.nbytes + 8, 0xEE, np.uint8)
+    adopted.write_into(buffer)
+    assert buffer.tobytes() == whole + b"\xee" * 8
+    assert (adopted.nbytes, adopted.joined()) == (len(whole), whole)
+    assert list(map(bytes, adopted.frames())) == list(map(bytes, encode(record).frames()))
+    with pytest.raises(LocalProtocolError, match=f"has {len(whole)} bytes, the buffer"):
+        adopted.write_into(buffer[: len(whole) - 1])
+
+
+def test_one_frame_that_is_not_one_record_is_refused() -> None:
+    whole = encode({"a": np.arange(70.0)}).joined()
+    twice = encode({"a": np.arange(70.0)}).frames()
+    for wrong in ([b""], [whole[:-1]], [whole + b"\0"], [whole[:20]], [b"x" + whole[1:]], [whole, twice[1]]):
+        with pytest.raises(RemoteProtocolError):
+            adopt_frames(wrong)
+
+
 def test_adopted_frames_are_not_copied() -> None:
     pixels = bytearray(b"before")
     frames = encode({"a": np.frombuffer(pixels, np.uint8)}).frames()

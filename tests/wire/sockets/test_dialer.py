@@ -139,6 +139,8 @@ def test_news_are_seen_without_being_read(ends: Ends) -> None:
     for number in (1, 2):  # the second was read together with the first
         assert ends.dialer.has_news()
         assert ends.dialer.try_receive() == (Flushed(number), [])
+        assert ends.dialer.has_read == (number == 1)
+    assert not ends.dialer.has_news(), "all was read"
     assert ends.dialer.try_receive() is None
     assert not ends.dialer.has_news()
     assert ends.listener is not None

@@ -1,6 +1,4 @@
-"""Chooses the device of a worker, or of its encoder, among those that this process sees, and says what a failure of a
-computation on it means.
-"""
+"""Selects the device of a worker or its encoder, and classifies failed computations on it."""
 
 from __future__ import annotations
 
@@ -10,10 +8,9 @@ from mmcached.wire.errors import ComputationFailed, ConfigError
 
 
 def choose_device(name: str) -> torch.device:
-    """Return the device that `name` means here: `auto` is CUDA if there is any, else the CPU.
+    """Return the device called `name`; `auto` is CUDA if available, else the CPU.
 
-    Raises:
-        ConfigError: a CUDA device that this machine does not have.
+    Raises `ConfigError` for a CUDA device that this process does not see.
     """
     found = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if name == "auto":
@@ -25,7 +22,7 @@ def choose_device(name: str) -> torch.device:
 
 
 def is_alive(device: torch.device) -> bool:
-    """Return whether a device still computes: some errors of CUDA leave none that does in this process."""
+    """Return whether a device still computes; some CUDA errors make it unusable for the process."""
     if device.type != "cuda":
         return True
     try:
@@ -36,6 +33,5 @@ def is_alive(device: torch.device) -> bool:
 
 
 def failure_of(error: Exception) -> ComputationFailed:
-    """Return what a client is told of an exception in a computation."""
-    is_memory = isinstance(error, (MemoryError, torch.OutOfMemoryError))  # perhaps somebody else's, for now
+    is_memory = isinstance(error, (MemoryError, torch.OutOfMemoryError))  # perhaps only for now
     return ComputationFailed(type(error).__name__, retryable=is_memory)

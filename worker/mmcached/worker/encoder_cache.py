@@ -1,10 +1,10 @@
-"""The encoder cache keeps a worker's encoder outputs: content key -> named record of tensors.
+"""Encoder cache of a worker: content key -> named tensors.
 
-Knows nothing of budgets, eviction or requests: the engine decides what is in it, and puts the weights version into the
-key. It drops what the engine freed.
+The engine decides about budgets and eviction, and puts the weights version into the key; this cache drops the keys that
+the engine freed.
 
-Invariant: every tensor here owns exactly its own bytes. A view would keep alive what it is a view of: the batch it was
-encoded in, or a segment whose lease has been given back.
+Invariant: every tensor owns exactly its own bytes. A view would keep its base alive: the batch it was encoded in, or a
+segment whose lease has been returned.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from mmcached.wire.errors import InvariantError
 
 
 class EncoderCache:
-    """A dictionary that copies what it is given and counts its bytes."""
+    """Dictionary of encoder outputs that copies its values and counts their bytes."""
 
     def __init__(self) -> None:
         self._records: dict[str, dict[str, torch.Tensor]] = {}
@@ -31,33 +31,26 @@ class EncoderCache:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all tensors."""
         return self._nbytes
 
     def keys(self) -> list[str]:
-        """Return the key of each record, in no particular order."""
         return list(self._records)
 
     def put(self, key: str, record: Mapping[str, torch.Tensor]) -> None:
-        """Keep copies of the tensors of `record`, on their devices; a record of the same key is replaced."""
+        """Store copies of the tensors of `record`, on their devices; replaces a record of the same key."""
         owned = {name: tensor.detach().clone(memory_format=torch.contiguous_format) for name, tensor in record.items()}
         self.drop([key])
         self._records[key] = owned
         self._nbytes += _nbytes(owned)
 
     def get(self, key: str) -> Mapping[str, torch.Tensor]:
-        """Return the record itself, to be read and not written; changes nothing.
-
-        Raises:
-            InvariantError: it is not here, so the engine's books and this cache disagree.
-        """
+        """Return the record itself, which callers must not write to; raises `InvariantError` if it is missing."""
         try:
             return self._records[key]
         except KeyError:
             raise InvariantError(f"encoder output {key!r} is not held by this worker", key=key) from None
 
     def drop(self, keys: Iterable[str]) -> int:
-        """Forget records and return how many there were; unknown keys change nothing."""
         dropped = 0
         for key in keys:
             record = self._records.pop(key, None)

@@ -1,4 +1,4 @@
-"""Takes numbers that callers hand in as integers; what is none is refused, never truncated."""
+"""Checks that numbers passed by callers are integers; raises `InvalidRequest` for others, never truncates."""
 
 from __future__ import annotations
 
@@ -10,11 +10,7 @@ from mmcached.wire.errors import ConfigError, InvalidRequest
 
 
 def as_integer(field: str, value: SupportsIndex, refusal: type[InvalidRequest] = InvalidRequest) -> int:
-    """Return an integer of any type as an `int`.
-
-    Raises:
-        InvalidRequest: names `field` and the value; a float is no integer, whatever its value.
-    """
+    """Return an integer of any type as an `int`; raises `refusal` for other values, such as floats."""
     if type(value) is int:
         return value
     try:
@@ -24,14 +20,10 @@ def as_integer(field: str, value: SupportsIndex, refusal: type[InvalidRequest] =
 
 
 def check_integers(field: str, *numbers: Sequence[int]) -> None:
-    """Return if all of these are integers, of any type.
-
-    Raises:
-        InvalidRequest: names `field` and what is none.
-    """
+    """Raise `InvalidRequest`, with `field` and the value, unless all numbers are integers of any type."""
     try:
         for some in numbers:
-            operator.index(sum(some))  # a sum with a float in it is one
+            operator.index(sum(some))  # fast path: a sum that includes a float is a float
     except TypeError:
         for number in (number for some in numbers for number in some):
             as_integer(field, number)
@@ -39,10 +31,6 @@ def check_integers(field: str, *numbers: Sequence[int]) -> None:
 
 
 def check_size(field: str, value: int, *, low: int, unit: str) -> None:
-    """Return if a setting is an integer and not too small.
-
-    Raises:
-        ConfigError: names `field`, the value and the limit.
-    """
+    """Raise `ConfigError`, with field, value and limit, unless a setting is an integer of at least `low`."""
     if as_integer(field, value, ConfigError) < low:
         raise ConfigError(field, value, f"at least {low} {unit}")

@@ -1,6 +1,6 @@
 """Reads the items that plans name: in place in the store, or from the plan's own frames.
 
-This worker is a client of the store: it takes a lease of its own for as long as it reads.
+This worker is a client of the store: it takes its own lease for as long as it reads.
 """
 
 from __future__ import annotations
@@ -21,15 +21,11 @@ from mmcached.wire.sockets.frames import Frame
 
 Record = Mapping[str, Any]
 CALL_S = 1.0
-"""Deadline of a call that has to ask the frontend, which answers within a turn while it lives."""
+"""Deadline of a call to the frontend, which answers within one turn of its loop."""
 
 
 class StoreContact(Closeable):
-    """The store as one worker sees it. It is contacted when it is first needed.
-
-    Args:
-        make_client: connects with the service; a service that is not there is a miss. None: there is no store.
-    """
+    """One worker's connection to the store, made at the first use; `make_client` is None if there is no store."""
 
     def __init__(self, make_client: Callable[[], Client] | None) -> None:
         self._make_client = make_client
@@ -44,7 +40,7 @@ class StoreContact(Closeable):
         return self._client
 
     def open(self, token: str) -> Record | None:
-        """Return the record under a lease of the engine; None if it is gone. **Read it, never write.**"""
+        """Return the record under a lease of the engine, or None if it is missing. **Callers must not write to it.**"""
         if self._make_client is None:
             return None
         hit = self.client().open(token, view=True, timeout_s=CALL_S, counts=False)
@@ -55,10 +51,9 @@ class StoreContact(Closeable):
         return record
 
     def end_views(self, *, is_over: bool) -> None:
-        """End the leases of views that only a reference cycle refers to, as of an exception.
+        """Release leases of views that only a reference cycle keeps alive, such as an exception's.
 
-        Args:
-            is_over: nothing reads any more; a device may go on reading after a step.
+        `is_over` is False if a device may still be reading.
         """
         if is_over and any(view() is not None for view in self._views):
             gc.collect()
@@ -67,28 +62,28 @@ class StoreContact(Closeable):
     def read(self, payload: StoredItem | Inline, frames: Sequence[Frame], *, mm_hash: str) -> Record:
         """Return the record of one item.
 
-        Returns:
-            the record; tensors of an item in the store are views of read-only memory: never write to them. The lease
-            ends with the last of them.
+        Tensors of an item in the store are views of read-only memory: never write to them. The lease ends with the last
+        view.
+
         Raises:
-            CacheMiss: it is not in the store any more, or the store cannot be seen.
-            RemoteProtocolError: the frames are not there, or are no record.
+            CacheMiss: it is not in the store any more, or the store cannot be reached.
+            RemoteProtocolError: the frames are missing, or are not a record.
         """
         record: Record | None
         if isinstance(payload, Inline):
             end = payload.first_frame + payload.num_frames
             if end > len(frames):
-                raise RemoteProtocolError(f"frames up to {end} are named, {len(frames)} came", "encode.payload")
+                raise RemoteProtocolError(f"frames up to {end} named, {len(frames)} received", "encode.payload")
             record = decode_record_frames(frames[payload.first_frame : end], tensors="torch")
         else:
             record = self.open(payload.token)
             if record is None:
                 raise CacheMiss([mm_hash])
         if not isinstance(record, Mapping):
-            raise RemoteProtocolError(f"item {mm_hash} is no record of named tensors", "encode.payload")
+            raise RemoteProtocolError(f"item {mm_hash} is not a record of named tensors", "encode.payload")
         return record
 
     def close(self) -> None:
-        """End the contact; what is asked for is not waited for. A second call does nothing."""
+        """Close the connection without waiting for pending calls. Idempotent."""
         if self._client is not None:
             self._client.close()

@@ -1,23 +1,21 @@
-"""The worker process says hello until its engine attaches it, then executes plans, one at a time.
-
-Knows nothing of what a plan means (`runner`) or of how bytes are shared (`payloads`).
+"""Worker process: sends hellos until its engine attaches it, then executes plans, one at a time.
 
     waiting  ── WorkerHello every HELLO_S ──>  engine
              <── Attach ──
-    attached ── WorkerAttached ──>             only now are plans taken, of this engine and this worker epoch
+    attached ── WorkerAttached ──>             from now on it accepts plans of this engine and this worker epoch
              <── StepPlan ── StepOutput | StepFailed ──>
              <── ProbeWorker ── WorkerProbed ──>
              <── ClearCaches, Shutdown, WorkerRefused ──
 
-A message of another engine, and any but `Attach` before the first `Attach`, is dropped. A frame that does not
-validate is logged and dropped.
+A message of another engine, and any message except `Attach` before the first `Attach`, is dropped. A frame that does
+not validate is logged and dropped.
 
-Exit status: 0 after `Shutdown` or SIGTERM (the running step is finished and answered first); `ENGINE_GONE` when there
-is no engine to serve: its connection is closed, or another engine answers. The caches die with the process: a worker
-serves one engine incarnation.
+Exit status: 0 after `Shutdown` or SIGTERM (the running step is finished and answered first); `ENGINE_GONE` if the
+engine's connection is closed, or another engine answers. The caches die with the process: a worker serves one engine
+incarnation.
 
-Invariant: no wait is longer than a rest, but for a step itself and the linger of the closing socket. A message, an
-engine's death and a signal end it.
+Invariant: no wait exceeds `rest_s`, except a step itself and the linger of the closing socket. A message, the engine's
+death and a signal end it.
 """
 
 from __future__ import annotations
@@ -60,20 +58,15 @@ from mmcached.worker.steps.runner import ModelRunner
 HELLO_S = 0.5
 REFUSED = 1
 ENGINE_GONE = 3
-"""Exit status: start the worker anew, it has no engine."""
+"""Exit status: the worker has lost its engine and should be restarted."""
 
 _logger = logging.getLogger(__name__)
 
 
 def main(run_dir: Path, engine_index: int, rank: int) -> int:
-    """Run a worker until it is told to stop; call it in the main thread of a process of its own.
+    """Run a worker in the main thread of a dedicated process until it is told to stop; return the exit status.
 
-    Args:
-        run_dir: of the service; holds its configuration.
-        engine_index: which engine's worker.
-        rank: 0 … world_size - 1.
-    Returns:
-        the exit status of the process, see above; 1 for a configuration that cannot be served.
+    The status is 1 for an invalid configuration, otherwise see above.
     """
     paths = RunDir(run_dir)
     stop = StopFlag()
@@ -83,7 +76,7 @@ def main(run_dir: Path, engine_index: int, rank: int) -> int:
             raise ConfigError("rank", rank, f"must be below world_size = {config.world_size}")
         device = choose_device(config.device)
         runner = ModelRunner(config, rank=rank, device=device, run_dir=run_dir)
-        _ = runner.measured  # before the first hello: an engine waits for what has said hello
+        _ = runner.measured  # before the first hello: an engine waits for workers that have said hello
         _give_back_memory()
     except ConfigError as error:
         _logger.error("worker %d: %s", rank, error)
@@ -98,25 +91,24 @@ def main(run_dir: Path, engine_index: int, rank: int) -> int:
             status = server.run(lambda: stop.is_set, rest_s=longest_rest_s(config.limits))
         finally:
             server.close()
-    # Else the interpreter, as it ends, goes through all of torch's objects in search of garbage: 0.4 s of each restart.
+    # Without it the interpreter's exit collects garbage among all of torch's objects: 0.4 s of each restart.
     gc.freeze()
     return status
 
 
 def _give_back_memory() -> None:
-    """Return to the system what imports and the making of weights have freed, where the C library can: 10 MiB."""
+    """Return the memory freed after imports and weight initialization to the system, about 10 MiB, if libc can."""
     if hasattr(libc := ctypes.CDLL(None), "malloc_trim"):
         libc.malloc_trim(0)
 
 
 class WorkerServer:
-    """The loop around one runner and one socket. Not thread-safe.
+    """Main loop around one runner and one socket. Not thread-safe.
 
     Args:
-        hello: who this worker is; its epoch is new for each server.
+        hello: identifies this worker; its epoch is new for each server.
         address: of the engine's socket for workers; the engine may start later.
-        page: where the runner's figures are published, before each answer too.
-        clock: monotonic seconds.
+        page: where the runner's statistics are published, also before each answer.
     """
 
     def __init__(
@@ -142,15 +134,14 @@ class WorkerServer:
         self.num_dropped = 0
 
     def wake_on(self, source: StopFlag) -> None:
-        """End a wait as soon as `source` can be read, too."""
+        """Also end a wait as soon as `source` is readable."""
         self._poller.register(source.fileno(), zmq.POLLIN)
 
     def run(self, should_stop: Callable[[], bool] = lambda: False, *, rest_s: float = REST_S) -> int:
         """Serve until told to stop, shut down, or without an engine; return the exit status.
 
-        Args:
-            should_stop: asked between messages, so a step at hand is finished and answered.
-            rest_s: the longest wait.
+        `should_stop` is called between messages, so a running step is finished and answered; waits last `rest_s` at
+        most.
         """
         while self._status is None and not should_stop():
             self._page.publish_if_due(self._runner.stats)
@@ -162,14 +153,13 @@ class WorkerServer:
                 self._drop(str(error))
                 continue
             if received is None:
-                # Only when there is nothing left to read: what an engine sent before it ended is still to be done.
+                # Only when no message is left: those that an engine sent before it ended are still handled.
                 self._look_for_engine()
             else:
                 self._handle(*received)
         return self._status or 0
 
     def close(self) -> None:
-        """Close the socket."""
         self._channel.close()
 
     def _handle(self, message: FromEngineToWorker, frames: list[Frame]) -> None:
@@ -203,32 +193,32 @@ class WorkerServer:
         self._runner.save_outputs()
 
     def _probe(self, probe: ProbeWorker, frames: list[Frame]) -> None:
-        """Answer what a probe's item holds, as this worker reads it; or, instead of a checksum, why it cannot."""
+        """Answer the checksum of a probe's item as this worker reads it; on failure, the error code."""
         if probe.worker_epoch != self._hello.worker_epoch:
             self._drop(f"probe {probe.token} for worker epoch {probe.worker_epoch}")
             return
         try:
             record = self._runner.read(probe.payload, frames, mm_hash="probe")
             checksum = hashlib.blake2b(record["probe"].numpy().tobytes(), digest_size=16).hexdigest()
-            del record  # the answer says that nothing is read any more
+            del record  # before the answer, which says that the read has ended
         except Exception as error:
             checksum = error.code if isinstance(error, MmcachedError) else "not a probe"
         self._send(WorkerProbed(probe.engine_incarnation, self._hello.worker_epoch, probe.token, checksum), [])
 
     def _attach(self, attach: Attach) -> None:
-        """Attach, or repeat the answer to an `Attach` that came before; a repetition changes nothing."""
+        """Attach, or repeat the answer to an earlier `Attach`. Idempotent."""
         if self._engine not in (None, attach.engine_incarnation):
             self._leave(f"engine {attach.engine_incarnation} answers in place of {self._engine}")
             return
         if self._engine is None:
             self._engine = attach.engine_incarnation
-            self._channel.take_disconnects()  # those of former engines say nothing about this one
+            self._channel.take_disconnects()  # drop disconnects of former engines
         fingerprint = self._runner.encoder_fingerprint
         form, nbytes = self._runner.measured.form, self._runner.measured.embedding_bytes
         self._send(WorkerAttached(self._hello.worker_epoch, self._engine, nbytes, fingerprint, form), [])
 
     def _wait_s(self, rest_s: float) -> float:
-        """Return the time until something is due by itself, at most `rest_s`."""
+        """Return the time until the next hello is due, at most `rest_s`."""
         return rest_s if self._engine is not None else max(0.0, min(rest_s, self._next_hello_s - self._clock()))
 
     def _say_hello_if_due(self) -> None:
@@ -244,13 +234,12 @@ class WorkerServer:
             self._leave(f"cannot answer: {error}")
 
     def _look_for_engine(self) -> None:
-        """Find out whether the engine has died."""
         if self._channel.take_disconnects() and self._engine is not None:
             # Local sockets do not break by themselves: the process that accepted this connection closed it, or died.
             self._leave("the engine has closed the connection")
 
     def _leave(self, reason: str) -> None:
-        _logger.warning("worker %d leaves: %s", self._hello.rank, reason)
+        _logger.warning("worker %d exits: %s", self._hello.rank, reason)
         if self._status is None:
             self._status = ENGINE_GONE
 

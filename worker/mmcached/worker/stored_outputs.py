@@ -1,11 +1,11 @@
-"""Stored outputs are what encoders have said, in the store: this worker saves its own there, and loads those of others.
+"""Encoder outputs in the store: this worker saves its own outputs there, and loads those of other workers.
 
-    save ──behind the step's answer, in a thread──> put under the item's key, or dropped: late, no room, weights changed
-    get_or_encode ──one of the ranks──> encoded and put; the others wait for it, in the step. What is encoded in less
-                    time than that takes, each rank encodes
-    load ──the engine's lease──> views, to be copied before they are dropped; None: it is gone
+    save ──after the step's answer, in a thread──> put under the item's key, or dropped: late, no space, new weights
+    get_or_encode ──one of the ranks──> encoded and put; the others wait for it, in the step. Items that are encoded
+                    faster than that are encoded by each rank
+    load ──the engine's lease──> views, to be copied before they are dropped; None: the record is missing
 
-Knows nothing of steps and caches. The store is a help: whatever becomes of it, nothing here raises because of it.
+The store is optional: its failures raise nothing here.
 """
 
 from __future__ import annotations
@@ -33,23 +33,23 @@ NUM_TIMES = 8
 
 
 def contact(run_dir: Path) -> Client:
-    """Return a client of the service; it comes back by itself after a restart of the frontend.
+    """Return a client of the service; it reconnects after a restart of the frontend.
 
-    What it finds is no hit: another rank has just encoded it for the same request, or the engine has counted it.
+    Its finds do not count as hits: another rank has just encoded the item for the same request, or the engine has
+    counted it.
     """
     return Client(run_dir, timeout_s=CALL_S, connect_timeout_s=CALL_S, name="worker", counts_hits=False)
 
 
 def own_share(items: Sequence[EncodeItem], rank: int, world_size: int, turn: int) -> list[int]:
-    """Return the indexes of a step's items that a rank shall encode and save. All ranks share alike, by embeddings.
+    """Return the indices of a step's items that a rank encodes and saves; ranks get similar numbers of embeddings.
 
     >>> from mmcached.wire.messages.parts import StoredOutput
     >>> items = [EncodeItem("k", "m", num_embeds, StoredOutput("")) for num_embeds in (1, 9, 4, 4)]
     >>> own_share(items, 0, 2, 0), own_share(items, 1, 2, 0)
     ([1], [0, 2, 3])
 
-    Args:
-        turn: begins with another rank each time.
+    `turn` rotates the rank that gets the first item.
     """
     given = [0] * world_size
     shares: list[list[int]] = [[] for _ in given]
@@ -61,13 +61,7 @@ def own_share(items: Sequence[EncodeItem], rank: int, world_size: int, turn: int
 
 
 class StoredOutputs(Closeable):
-    """What encoders have said, as one worker sees it.
-
-    Args:
-        store: closed by its owner, before this: that ends what the savers' threads have asked.
-        fingerprint: of this worker's encoder.
-        device: where its outputs are.
-    """
+    """Encoder outputs in the store, as one worker uses them. Close `store` first, which ends saver calls."""
 
     def __init__(self, config: ServiceConfig, store: StoreContact, fingerprint: str, device: Device) -> None:
         self._device = device
@@ -79,22 +73,21 @@ class StoredOutputs(Closeable):
         self._store = store
         self._fingerprint = fingerprint
         self._saver: Saver | None = None
-        self._row_saver: Saver | None = None  # rows are no outputs, and wait for none
+        self._row_saver: Saver | None = None  # separate, so that rows do not wait for outputs
 
     @property
     def counters(self) -> SaverCounters:
-        """What has become of outputs."""
         return SaverCounters() if self._saver is None else self._saver.counters
 
     def save_large(self, item: EmitEmbedding, output: Mapping[str, torch.Tensor]) -> bool:
-        """As `save`, unless the output is small enough to travel inline; return whether it is being saved."""
+        """Save an output as `save`, unless it is small enough to be sent inline; return whether it is being saved."""
         nbytes = sum(tensor.nbytes for tensor in output.values())
         return nbytes > self._max_inline_bytes and self.save(item, output)
 
     def save(self, item: EncodeItem | EmitEmbedding, output: Mapping[str, torch.Tensor]) -> bool:
-        """Have an output saved, unless too much waits; return whether it is being saved.
+        """Save an output in the background, unless too many bytes wait; return whether it is being saved.
 
-        Its tensors must not change any more; they are copied from their device in the thread.
+        Its tensors must not change any more; the thread copies them from their device.
         """
         self._saver = self._saver or self._make_saver()
         return self._saver.save(
@@ -106,18 +99,18 @@ class StoredOutputs(Closeable):
         )
 
     def encoded(self, item: EncodeItem, seconds: float) -> None:
-        """Take note of how long an item's encoding took here."""
         self._s_per_embed[item.modality].append(seconds / max(item.num_embeds, 1))
 
     def is_shared(self, item: EncodeItem) -> bool:
-        """Return whether the ranks have one of them encode an item: it takes long enough, or nobody knows.
+        """Return whether one rank encodes an item for all: if it takes long enough, or its duration is unknown.
 
-        The shortest of late counts: one that was interrupted says nothing. Ranks that differ both encode.
+        Uses the shortest of the last durations, since interrupted encodings take longer. Ranks that disagree both
+        encode.
         """
         return item.num_embeds * min(self._s_per_embed[item.modality], default=inf) >= self._min_shared_s
 
     def save_large_rows(self, chunk: RunChunk, key: str, first: int, rows: torch.Tensor) -> SavedRows | None:
-        """Have rows of a chunk saved that are too large to travel inline; return how they are named, or None."""
+        """Save rows of a chunk that are too large to be sent inline; return their name in the store, or None."""
         if rows.nbytes <= self._max_inline_bytes:
             return None
         name = f"{chunk.rows_name}/{list(chunk.row_keys).index(key)}/{first}-{first + len(rows)}"
@@ -132,11 +125,8 @@ class StoredOutputs(Closeable):
     def get_or_encode(self, item: EncodeItem, encode: Callable[[], Mapping[str, torch.Tensor]]) -> Mapping[str, Any]:
         """Return the record of an item; if it has none, one process of this host encodes it, and the others wait.
 
-        Who has waited for too long, or finds no service, or another epoch than the plan's, encodes. **Read a record
-        that was found, never write.**
-
-        Args:
-            encode: raises what this raises.
+        A process whose wait times out, or that finds no service or another epoch than the plan's, encodes itself.
+        Passes on the exceptions of `encode`. **Callers must not write to a record that was found.**
         """
         return self._store.client().get_or_compute(
             output_key(self._fingerprint, item.mm_hash),
@@ -148,17 +138,16 @@ class StoredOutputs(Closeable):
         )
 
     def load(self, token: str) -> Mapping[str, Any] | None:
-        """Return the record under a lease of the engine; None if it is gone. **Read it, never write.**"""
+        """Return the record under a lease of the engine, or None if it is missing. **Callers must not write to it.**"""
         return self._store.open(token)
 
     def close(self) -> None:
-        """Drop what waits. A second call does nothing."""
+        """Drop pending saves. Idempotent."""
         for saver in (self._saver, self._row_saver):
             if saver is not None:
                 saver.close()
 
     def _on_host(self, output: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Return an output's tensors on the host, once they are there."""
         return dict(zip(output, self._device.begin_copy(list(output.values()))(), strict=True))
 
     def _make_saver(self) -> Saver:

@@ -1,4 +1,4 @@
-"""Computes how much the encoder may compute in one step and keep overall, in embeddings; makes the cache manager."""
+"""Computes the encoder's budgets per step and for the cache, in embeddings; creates the cache manager."""
 
 from __future__ import annotations
 
@@ -19,25 +19,23 @@ EncoderCacheScope = Literal["shared", "request"]
 
 
 class EncoderBudget(NamedTuple):
-    """Embeddings that one step may compute, and embeddings that are kept."""
-
     compute_budget: int
     cache_size: int
 
 
 def compute_encoder_budget(model_config: Any, scheduler_config: Any, mm_registry: Any) -> EncoderBudget:
-    """Return the two budgets, each raised to the largest item, so that any item fits.
+    """Return the two budgets, each raised to the size of the largest item, so that any item fits.
 
-    (0, 0) for a model without multimodal input, and, with a warning, for one of which all kinds of items are disabled.
+    (0, 0) for a model without multimodal input, and, with a warning, if all its modalities are disabled.
 
     Args:
         scheduler_config: `max_num_encoder_input_tokens` and `encoder_cache_size` in embeddings,
             `max_num_batched_tokens`, and `disable_chunked_mm_input`: placeholders of an item stay in one step.
         mm_registry: `get_max_tokens_per_item_by_nonzero_modality(model_config)` returns the embeddings of the largest
-            item of each kind.
+            item by modality.
 
     Raises:
-        ConfigError: items may not be split over steps, and the largest does not fit into one.
+        ConfigError: items may not be split over steps, and the largest does not fit into one step.
 
     Source: vLLM 0.9's function of that name; it raises ValueError.
     """
@@ -45,13 +43,13 @@ def compute_encoder_budget(model_config: Any, scheduler_config: Any, mm_registry
         return EncoderBudget(0, 0)
     by_modality = mm_registry.get_max_tokens_per_item_by_nonzero_modality(model_config)
     if not by_modality:
-        log.warning("a multimodal model without any kind of item: there will be no encoder cache")
+        log.warning("all modalities of the multimodal model are disabled: no encoder cache")
         return EncoderBudget(0, 0)
     return _budget(scheduler_config, max(by_modality.values()))
 
 
 def service_encoder_budget(config: ServiceConfig) -> EncoderBudget:
-    """Return the budgets of a service. Raises ConfigError as `compute_encoder_budget` does."""
+    """Return the budgets of a service; raises as `compute_encoder_budget`."""
     if not config.is_multimodal_model:
         return EncoderBudget(0, 0)
     return _budget(config, max_embeds_per_item(config))

@@ -1,10 +1,11 @@
-"""The per-request encoder cache manager shares nothing, and drops what is freed at once.
+"""Per-request encoder cache manager: shares no entries, and drops freed entries at once.
 
-For models whose encoder outputs depend on more than the item, and for encoder-decoder models, which use each once.
+For models whose encoder outputs depend on more than the item, and for encoder-decoder models, which use each output
+once.
 
-Source: vLLM 0.9's EncoderCacheManager, whose calls work here. Differences: freeing what is not held changes nothing
-(there it inflated the free slots); `allocate` refuses what is there already, or does not fit; a freed item that was
-allocated again is not sent; `cached` and `freed` are copies.
+Source: vLLM 0.9's EncoderCacheManager. Differences: freeing an item without entry changes nothing (there it inflated
+the free slots); `allocate` refuses an item that has an entry, or does not fit; an item that was freed and allocated
+again is not sent as freed; `cached` and `freed` are copies.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from mmcached.engine.steps.request import Request
 
 
 class EncoderCacheManager(EncoderCacheTable):
-    """Entries by request and item index."""
+    """Encoder cache manager with entries by request and item index."""
 
     _keeps_idle = False
 
@@ -23,12 +24,11 @@ class EncoderCacheManager(EncoderCacheTable):
 
     @property
     def cached(self) -> dict[int, set[int]]:
-        """Indexes of the items that have an entry, by request."""
         return {request_id: set(held) for request_id, held in self._held.items()}
 
     @property
     def freed(self) -> list[tuple[int, int]]:
-        """Request id and index of the items that have been dropped, and not been sent."""
+        """Request ids and item indices of dropped entries that were not sent to the workers yet."""
         return [_request_and_item(key) for key in self._step.pending()]
 
     def get_freed_ids(self) -> list[tuple[int, int]]:

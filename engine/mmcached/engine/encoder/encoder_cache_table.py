@@ -1,6 +1,4 @@
-"""The encoder cache table lists the outputs that the workers hold, with the requests that refer to them.
-
-The tensors lie in the workers under the same keys; this table decides when they are made and dropped.
+"""Table of the encoder outputs that the workers hold, and of the requests that refer to them.
 
     (absent) --allocate--> RESERVED --commit--> READY, referred to <--> READY, without reference
                               |                   |                       |
@@ -10,15 +8,15 @@ The tensors lie in the workers under the same keys; this table decides when they
                                  freed --------> (absent), sent to the workers by `take_freed`
 
 RESERVED: the open step will encode it; the step's requests may refer to it, since a worker encodes before it reads.
-Outside a step an allocation is READY at once. Sizes count embeddings. A reference is that of one item of one request.
+Outside a step an allocation is READY at once. A reference belongs to one item of one request.
 
-`new_epoch` (the weights have changed) makes all entries old. An old entry cannot be found, but keeps its references and
-its key; the same content may be encoded anew beside it.
+`new_epoch` (the weights have changed) makes all entries old. An old entry can no longer be found, but keeps its
+references and its key; the same content may be encoded again next to it.
 
-Contents are named by clients: where an item's content is there with another number of embeddings, the call raises
-`InvalidRequest` and changes nothing, so only the request that names wrongly fails.
+Clients name contents: if an item's content has an entry with another number of embeddings, the call raises
+`InvalidRequest` and changes nothing, so only the request with the wrong name fails.
 
-Invariant: free slots + sizes of all entries = cache size; freeable slots = free slots + sizes of the evictable.
+Invariant: free slots + sizes of all entries = cache size; freeable slots = free slots + sizes of evictable entries.
 """
 
 from __future__ import annotations
@@ -34,19 +32,15 @@ from mmcached.wire.stats import EncoderCacheStats
 
 
 class EncoderCacheTable:
-    """Entries by content. `input_id` is an item's index in its request.
-
-    Args:
-        cache_size: capacity in embeddings.
+    """Encoder cache entries by content; sizes are in embeddings, and `input_id` is an item's index in its request.
 
     Attributes:
-        epoch: number of calls of `new_epoch`.
-        num_free_slots: embeddings that fit without evicting anything.
-        num_freeable_slots: embeddings that fit if everything without reference is evicted.
+        num_free_slots: embeddings that fit without eviction.
+        num_freeable_slots: embeddings that fit if all entries without reference are evicted.
     """
 
     _keeps_idle = True
-    """Entries without reference stay until room is needed."""
+    """Entries without reference stay until they are evicted."""
 
     def __init__(self, cache_size: int) -> None:
         self.cache_size = cache_size
@@ -56,13 +50,12 @@ class EncoderCacheTable:
         self.reset()
 
     def _content(self, request: Request, input_id: int) -> str:
-        """Return the content that items of one entry share."""
+        """Return the content name by which items share an entry."""
         return request.features[input_id].mm_hash
 
-    # ---- questions
+    # ---- lookups
 
     def entry_key(self, request: Request, input_id: int) -> str:
-        """Return the key under which workers keep this item's output."""
         entry = self._held.get(request.request_id, {}).get(input_id)
         return entry.key if entry is not None else self._key(self._content(request, input_id))
 
@@ -77,7 +70,7 @@ class EncoderCacheTable:
         return None if entry is None else entry.num_embeds
 
     def num_embeds_to_pin(self, request: Request, input_id: int) -> int:
-        """Return by how much `num_freeable_slots` shrinks if the item refers to its entry."""
+        """Return the decrease of `num_freeable_slots` if the item refers to its entry."""
         entry = self._entry(request, input_id)
         return 0 if entry is None or entry.num_references else entry.num_embeds
 
@@ -88,11 +81,9 @@ class EncoderCacheTable:
         encoder_compute_budget: int | None = None,
         num_embeds_to_schedule: int = 0,
     ) -> bool:
-        """Return whether an entry for the item fits.
+        """Return whether an entry for the item fits besides `num_embeds_to_schedule` planned embeddings.
 
-        Args:
-            encoder_compute_budget: embeddings that may still be computed in this step; None for any number.
-            num_embeds_to_schedule: embeddings of items that are decided, but not allocated.
+        `encoder_compute_budget` is the number of embeddings that may still be computed in this step; None for no limit.
         """
         num_embeds = request.features[input_id].num_embeds
         if encoder_compute_budget is not None and num_embeds > encoder_compute_budget:
@@ -100,13 +91,12 @@ class EncoderCacheTable:
         return num_embeds + num_embeds_to_schedule <= self.num_freeable_slots
 
     def get_cached_input_ids(self, request: Request) -> set[int]:
-        """Return the items of a request that refer to an entry, in a new set."""
         return set(self._held.get(request.request_id, ()))
 
     # ---- references and entries
 
     def check_and_update_cache(self, request: Request, input_id: int) -> bool:
-        """Refer to the item's entry if there is one; return whether. A second reference of an item changes nothing."""
+        """Refer to the item's entry and return True; return False if there is none. Idempotent."""
         held = self._held.get(request.request_id)
         if held is not None and input_id in held:
             return True
@@ -124,10 +114,9 @@ class EncoderCacheTable:
         return True
 
     def allocate(self, request: Request, input_id: int) -> None:
-        """Make the item's entry and refer to it, evicting what is needed.
+        """Create the item's entry and refer to it, evicting as much as needed.
 
-        Raises:
-            LocalProtocolError: it is there already, or does not fit; nothing has changed.
+        Raises `LocalProtocolError`, with no change, if the item has an entry already or does not fit.
         """
         num_embeds, content = request.features[input_id].num_embeds, self._content(request, input_id)
         held = self._held.get(request.request_id, ())
@@ -147,7 +136,6 @@ class EncoderCacheTable:
             self._reserved[entry.key] = entry, request.request_id, input_id
 
     def free_encoder_input(self, request: Request, input_id: int) -> None:
-        """Drop one item's reference. Without one, nothing changes."""
         held = self._held.get(request.request_id)
         if held is None or input_id not in held:
             return
@@ -157,16 +145,15 @@ class EncoderCacheTable:
         self._release(entry)
 
     def free(self, request: Request) -> None:
-        """Drop all references of a request."""
         for entry in self._held.pop(request.request_id, {}).values():
             self._release(entry)
 
     def take_freed(self) -> list[str]:
-        """Return and clear the keys that workers must drop before the next step encodes, but those present again."""
-        return self._step.take()
+        """Return and clear the keys that workers must drop before they encode, except keys allocated again."""
+        return self._step.take_notices()
 
     def new_epoch(self) -> int:
-        """Make all entries old, those of an open step too, drop those without reference; return the new epoch."""
+        """Make all entries old, also those of an open step, drop those without reference; return the new epoch."""
         for entry in self._evictable.values():
             self.num_free_slots += entry.num_embeds
             self._step.add(entry.key)
@@ -178,44 +165,40 @@ class EncoderCacheTable:
         return self.epoch
 
     def reset(self) -> None:
-        """Forget everything, references and an open step included, but send nothing to the workers."""
+        """Clear all state, references and an open step included, without telling the workers."""
         self.num_free_slots = self.num_freeable_slots = self.cache_size
         self._entries: dict[str, EncoderEntry] = {}  # by content, of this epoch
-        self._evictable: OrderedDict[str, EncoderEntry] = OrderedDict()  # those without reference
+        self._evictable: OrderedDict[str, EncoderEntry] = OrderedDict()  # entries without reference
         self._held: dict[int, dict[int, EncoderEntry]] = {}  # request -> item -> its entry; never an empty dict
-        self._reserved: dict[str, tuple[EncoderEntry, int, int]] = {}  # by key: request and item it was made for
+        self._reserved: dict[str, tuple[EncoderEntry, int, int]] = {}  # by key: request and item that allocated it
         self._step: StepLog[str] = StepLog()
 
     # ---- steps
 
     def begin_step(self, step_id: int) -> None:
-        """Open a step: from now on, allocations are RESERVED. Raises LocalProtocolError if another step is open."""
+        """Open a step, in which allocations are RESERVED; raises `LocalProtocolError` if another step is open."""
         self._step.begin(step_id)
 
     def commit(self, step_id: int) -> None:
-        """End a step that was computed: RESERVED becomes READY. Raises LocalProtocolError if it is not open."""
+        """End a step that was computed: RESERVED becomes READY; raises `LocalProtocolError` if it is not open."""
         self._step.commit(step_id)
         self._reserved.clear()
 
     def withdraw(self, step_id: int) -> None:
-        """End a step that was not computed: what it reserved vanishes, keys to drop are sent again.
-
-        Raises LocalProtocolError if it is not open.
-        """
+        """End a step that was not computed: drop its reservations and send freed keys again; raises as `commit`."""
         self._step.withdraw(step_id)
         if not self._reserved:
             return
         for request_id, held in list(self._held.items()):
             for input_id in [input_id for input_id, entry in held.items() if entry.key in self._reserved]:
-                self._release(held.pop(input_id))  # of each entry, the last one drops it
+                self._release(held.pop(input_id))  # the last reference drops the entry
             if not held:
                 del self._held[request_id]
 
     def reserved_inputs(self, requests: Mapping[int, Request]) -> list[ScheduledItem]:
-        """Return what the open step must encode, in the order of reservation, each with one item that refers to it.
+        """Return the items that the open step must encode, in the order of reservation, one per entry.
 
-        Args:
-            requests: by id, all that refer to an entry of the step.
+        `requests` must have all requests that refer to an entry of the step.
         """
         found = []
         for key, (entry, *made_for) in self._reserved.items():
@@ -223,10 +206,9 @@ class EncoderCacheTable:
             found.append(ScheduledItem(requests[request_id], input_id, key))
         return found
 
-    # ---- looking in
+    # ---- inspection
 
     def holders(self) -> set[int]:
-        """Return the ids of the requests that refer to an entry."""
         return set(self._held)
 
     def ready_keys(self) -> set[str]:
@@ -234,7 +216,6 @@ class EncoderCacheTable:
         return {entry.key for entry in self._all_entries()} - self._reserved.keys()
 
     def ready_contents(self) -> set[str]:
-        """Return the contents of this epoch that are READY."""
         return {content for content, entry in self._entries.items() if entry.key not in self._reserved}
 
     def lingering_keys(self) -> set[str]:
@@ -265,11 +246,10 @@ class EncoderCacheTable:
     # ---- the table
 
     def _key(self, content: str) -> str:
-        """Return the key of a content in this epoch, which no other content, and no other epoch, has."""
+        """Return the key of a content in this epoch, unique over contents and epochs."""
         return f"{content}@{self.epoch}" if self.epoch or "@" in content else content
 
     def _entry(self, request: Request, input_id: int) -> EncoderEntry | None:
-        """Return the entry that an item refers to, else one that it may refer to, else None."""
         held = self._held.get(request.request_id)
         if held is not None and input_id in held:
             return held[input_id]
@@ -282,13 +262,13 @@ class EncoderCacheTable:
         return entry
 
     def _other_size(self, request: Request, input_id: int, entry: EncoderEntry) -> InvalidRequest:
-        limit = f"an item of equal content has {entry.num_embeds}"
+        limit = f"an item with the same content has {entry.num_embeds}"
         return InvalidRequest(f"features[{input_id}].num_embeds", request.features[input_id].num_embeds, limit)
 
     def _refusal(self, request: Request, input_id: int) -> LocalProtocolError:
         item = f"item {input_id} of {request}"
         if self._entry(request, input_id) is not None:
-            return LocalProtocolError(f"{item} is cached already: refer to it")
+            return LocalProtocolError(f"{item} is cached already: call check_and_update_cache")
         num_embeds = request.features[input_id].num_embeds
         return LocalProtocolError(f"{item}: {num_embeds} embeddings, {self.num_freeable_slots} freeable")
 
@@ -296,26 +276,27 @@ class EncoderCacheTable:
         return all_entries(self._entries, self._held)
 
     def _reference(self, entry: EncoderEntry, request_id: int, input_id: int) -> tuple[int, int]:
-        """Return the given reference to an entry if there still is one, else any other."""
+        """Return the given reference to an entry if it still exists, else any other."""
         if self._held.get(request_id, {}).get(input_id) is entry:
             return request_id, input_id
         references = ((request_id, held) for request_id, held in self._held.items())
         return next((req, item) for req, held in references for item, found in held.items() if found is entry)
 
     def _release(self, entry: EncoderEntry) -> None:
-        """Uncount a reference that was taken out of `_held`."""
+        """Remove a reference. With the last one an entry of the current epoch that no open step encodes becomes
+        evictable, if idle entries are kept; any other entry is dropped.
+        """
         entry.num_references -= 1
         if entry.num_references:
             return
         self.num_freeable_slots += entry.num_embeds
         if self._keeps_idle and not entry.is_old and entry.key not in self._reserved:
             self._evictable[entry.content] = entry
-        else:  # it cannot be found, or was never encoded
+        else:
             self._reserved.pop(entry.key, None)
             self._drop(entry)
 
     def _drop(self, entry: EncoderEntry) -> None:
-        """End an entry without reference, here and in the workers."""
         if not entry.is_old:
             del self._entries[entry.content]
         self.num_free_slots += entry.num_embeds

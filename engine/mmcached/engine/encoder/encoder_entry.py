@@ -1,9 +1,4 @@
-"""An encoder cache entry stands for one output in the workers.
-
-made --> in the table, referred to <--> in the table, evictable --evict--> (gone)
-                  |
-                  +--new_epoch--> old, in no table --last reference--> (gone)
-"""
+"""Encoder cache entries, and their consistency checks."""
 
 from __future__ import annotations
 
@@ -15,12 +10,9 @@ from mmcached.wire.errors import InvariantError
 
 @dataclass(slots=True, eq=False)
 class EncoderEntry:
-    """The output of one content in one epoch.
+    """Encoder output of one content in one epoch, under `key` in the workers.
 
-    Attributes:
-        key: its name in the workers.
-        num_references: items of requests that refer to it.
-        is_old: true if it is of a former epoch: it cannot be found, and ends with its last reference.
+    If `is_old`, it is of a former epoch: it cannot be found, and ends with its last reference.
     """
 
     content: str
@@ -31,11 +23,10 @@ class EncoderEntry:
 
 
 Held = Mapping[int, Mapping[int, EncoderEntry]]
-"""Request -> item -> the entry it refers to."""
+"""Request id -> item index -> the entry that the item refers to."""
 
 
 def all_entries(table: Mapping[str, EncoderEntry], held: Held) -> list[EncoderEntry]:
-    """Return every entry once, the old ones too."""
     old = {entry.key: entry for items in held.values() for entry in items.values() if entry.is_old}
     return [*table.values(), *old.values()]
 
@@ -46,12 +37,7 @@ def check_entries(
     held: Held,
     reserved: Iterable[EncoderEntry],
 ) -> None:
-    """Raise `InvariantError` if a manager's tables contradict each other.
-
-    Args:
-        table: entries of this epoch by content.
-        evictable: entries of `table` without reference.
-    """
+    """Raise `InvariantError` if a manager's tables contradict each other."""
     entries = all_entries(table, held)
     by_key = {entry.key: entry for entry in entries}
     if len(by_key) != len(entries):
@@ -59,7 +45,7 @@ def check_entries(
     references = dict.fromkeys(by_key, 0)
     for request_id, items in held.items():
         if not items:
-            raise InvariantError(f"request {request_id} is listed and refers to nothing")
+            raise InvariantError(f"request {request_id} is listed without references")
         for input_id, entry in items.items():
             if by_key.get(entry.key) is not entry:
                 raise InvariantError(f"item {input_id} of request {request_id} refers to {entry}, which is gone")
@@ -67,7 +53,7 @@ def check_entries(
     for entry in entries:
         _check_entry(entry, table, evictable, references[entry.key])
     if not evictable.keys() <= table.keys():
-        raise InvariantError(f"evictable without being there: {evictable.keys() - table.keys()}")
+        raise InvariantError(f"evictable, but not in the table: {evictable.keys() - table.keys()}")
     for entry in reserved:
         if by_key.get(entry.key) is not entry or not entry.num_references:
             raise InvariantError(f"reserved without reference: {entry}")
@@ -81,4 +67,4 @@ def _check_entry(
     if entry.is_old == (table.get(entry.content) is entry):
         raise InvariantError(f"{entry} is old and in the table, or neither")
     if (not num_references) != (not entry.is_old and entry.content in evictable):
-        raise InvariantError(f"{entry}: evictable is what is of this epoch and nobody refers to")
+        raise InvariantError(f"{entry}: evictable entries are those of this epoch without reference")

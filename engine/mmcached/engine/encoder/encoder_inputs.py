@@ -1,9 +1,9 @@
-"""The encoder's budget of one step decides, item by item, what a request gets of it. Plan first (pure), then take.
+"""Encoder budget of one step: decides item by item how many items a request gets: first `plan`, then `take_plan`.
 
-Between the two the chunk gets its KV slots, and nothing else may take.
+Between the two the chunk gets its KV slots; no other plan may be taken meanwhile.
 
-A request that is refused *space* closes the encoder for those behind it in this step: otherwise small or popular items
-of later requests could keep the cache too full for a large one for ever. Items that are held stay usable.
+A request that is refused for lack of *space* closes the encoder to later requests in this step: otherwise small or
+popular items of later requests could keep the cache too full for a large item forever. Items that are held stay usable.
 """
 
 from __future__ import annotations
@@ -18,11 +18,9 @@ from mmcached.wire.errors import CacheMiss, InvariantError
 
 
 class EncoderRefusal(enum.Enum):
-    """Reasons why an item cannot be had in a step."""
-
     COMPUTE = "more embeddings than may still be computed in this step"
-    SPACE = "no room among entries that are referred to"
-    CLOSED = "somebody earlier in this step waits for room"
+    SPACE = "too little space besides entries that are referred to"
+    CLOSED = "an earlier request in this step waits for space"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +30,8 @@ class EncoderPlan:
     Attributes:
         refer: items that have an entry.
         encode: items that need an entry.
-        repeat: items with the same entry as one in `encode`.
-        refused: the first item that cannot be had now; later ones were not considered.
+        repeat: items with the same entry as an item in `encode`.
+        refused: the first item that is not available now; later items were not considered.
     """
 
     request: Request
@@ -45,7 +43,7 @@ class EncoderPlan:
 
 
 class EncoderStepBudget:
-    """The encoder's part of one step that is open in the table; `compute_budget` counts embeddings."""
+    """Encoder budget, in embeddings, of the step that is open in the table."""
 
     def __init__(self, table: EncoderCacheTable, compute_budget: int) -> None:
         self._table = table
@@ -53,10 +51,9 @@ class EncoderStepBudget:
         self._is_closed = False
 
     def plan(self, request: Request, input_ids: Sequence[int]) -> EncoderPlan:
-        """Go through items in order until one cannot be had. Changes nothing.
+        """Plan items in order until one is not available. Changes nothing.
 
-        Raises:
-            CacheMiss: an item that has neither pixels nor, any more, an output in the store.
+        Raises `CacheMiss` for an item without pixels whose output has left the store.
         """
         plan = EncoderPlan(request, [], [], [])
         held = self._table.get_cached_input_ids(request)
@@ -90,9 +87,8 @@ class EncoderStepBudget:
             num_embeds_taken += num_embeds
         return plan
 
-    def take(self, plan: EncoderPlan) -> None:
-        """Refer to and reserve what was planned."""
-        for input_id in plan.refer:  # before anything is evicted for the others
+    def take_plan(self, plan: EncoderPlan) -> None:
+        for input_id in plan.refer:  # first, because `allocate` may evict unreferenced entries
             self._refer(plan.request, input_id)
         for input_id in plan.encode:
             self._table.allocate(plan.request, input_id)
@@ -104,11 +100,7 @@ class EncoderStepBudget:
 
     @staticmethod
     def _cost(request: Request, input_id: int) -> int:
-        """Return the embeddings to be computed: none of an output that is loaded.
-
-        Raises:
-            CacheMiss: it cannot be loaded any more, and there is nothing to encode.
-        """
+        """Return the embeddings to be computed: 0 for an output loaded from the store; raises as `plan`."""
         feature = request.features[input_id]
         if not feature.has_output:
             return feature.num_embeds
@@ -118,7 +110,7 @@ class EncoderStepBudget:
 
     def _refer(self, request: Request, input_id: int) -> None:
         if not self._table.check_and_update_cache(request, input_id):
-            raise InvariantError(f"{request}: item {input_id} was planned as cached and is not")
+            raise InvariantError(f"{request}: item {input_id} was planned as cached but has no entry")
 
 
 def _refused(plan: EncoderPlan, input_id: int, refusal: EncoderRefusal) -> EncoderPlan:

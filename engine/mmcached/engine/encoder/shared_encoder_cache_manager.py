@@ -1,8 +1,8 @@
-"""The shared encoder cache manager lets one encoding serve every request with the same item, until room is needed.
+"""Shared encoder cache manager: one encoding serves every request with the same item, until it is evicted.
 
 Source: vLLM 0.33's EncoderCacheManager; its public names mean the same here. Differences: entries are reserved first,
-so a withdrawn step leaves no entry without content behind; `can_allocate` evicts nothing, so nothing evictable may be
-referred to between it and `allocate`, which refuses what is there already, or does not fit; the tables are copies.
+so a withdrawn step leaves no entry without content; `can_allocate` evicts nothing, so no evictable entry may be
+referred to between it and `allocate`, which refuses an item that has an entry or does not fit; the tables are copies.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from mmcached.engine.encoder.encoder_cache_table import EncoderCacheTable
 
 
 class SharedEncoderCacheManager(EncoderCacheTable):
-    """Entries by `mm_hash`."""
+    """Encoder cache manager with entries by `mm_hash`."""
 
     @property
     def cached(self) -> dict[str, set[int]]:
-        """Requests that refer to an entry, by its key."""
+        """Ids of the requests that refer to an entry, by its key."""
         referring: dict[str, set[int]] = {entry.key: set() for entry in self._all_entries()}
         for request_id, held in self._held.items():
             for entry in held.values():
@@ -26,17 +26,16 @@ class SharedEncoderCacheManager(EncoderCacheTable):
 
     @property
     def num_embeds_by_hash(self) -> dict[str, int]:
-        """Sizes of entries by key."""
         return {entry.key: entry.num_embeds for entry in self._all_entries()}
 
     @property
     def freeable(self) -> OrderedDict[str, int]:
-        """Sizes of the entries without reference by key, the next to be evicted first."""
+        """Sizes of the entries without reference by key, in order of eviction."""
         return OrderedDict((entry.key, entry.num_embeds) for entry in self._evictable.values())
 
     @property
     def freed(self) -> list[str]:
-        """Keys that have been dropped, and not been sent."""
+        """Keys of dropped entries that were not sent to the workers yet."""
         return self._step.pending()
 
     def get_freed_mm_hashes(self) -> list[str]:

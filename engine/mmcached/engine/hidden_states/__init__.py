@@ -1,6 +1,6 @@
-"""The tensor prefix index knows which hidden states rank 0 holds, so that a KV hit is used only as far as they reach.
+"""Tensor prefix index: the hidden states that rank 0 stores, which limit the usable part of a KV hit.
 
-tensor_prefix_index   the index: what may be used, what a step will write
+tensor_prefix_index   the index: usable prefixes, and rows that a step will write
 listed_rows           rows by block and key, as rank 0 last reported them
-kept_rows             the index as the scheduler asks it
+kept_rows             the index's interface for the scheduler
 """

@@ -1,13 +1,11 @@
-"""Kept rows limit a KV hit to the tokens behind which a request lacks no row that it wants.
+"""Limits a KV hit to the tokens for which no wanted row is missing.
 
     rows wanted from       |--delivered--|------------- wanted -------------
     KV hit                 |-----------------------------------|
-    rows in the store      |-------------------------|               usable: as far as the store goes
-    rows in the store      |-----|                                   usable: as far as nothing is wanted
+    rows in the store      |-------------------------|               usable: up to the end of the stored rows
+    rows in the store      |-----|                                   usable: up to the first wanted row
 
-Rows before `Request.num_rows_delivered` are not wanted: of an earlier turn, or from before the request was preempted.
-
-Knows nothing of blocks or budgets. Invariant: what is computed behind a hit lacks no row that is wanted.
+Rows before `Request.num_rows_delivered` are not wanted: of an earlier turn, or from before a preemption.
 """
 
 from __future__ import annotations
@@ -19,18 +17,14 @@ from mmcached.engine.steps.request import Request
 
 
 class KeptRows:
-    """The prefix index, for the keys of which rows are kept.
-
-    Args:
-        keys: names of the tensors of which rank 0 keeps rows; none without a store.
-    """
+    """Prefix index for the `keys` whose rows rank 0 stores; empty without a store."""
 
     def __init__(self, index: TensorPrefixIndex, keys: Sequence[str]) -> None:
         self.index = index
         self._keys = keys
 
     def usable_prefix(self, request: Request, num_kv_hit_tokens: int) -> int:
-        """Return the leading tokens of a KV hit for which a request lacks no row that it wants. Changes nothing."""
+        """Return the leading tokens of a KV hit for which no wanted row is missing. Changes nothing."""
         if not num_kv_hit_tokens or request.rows is None:
             return num_kv_hit_tokens
         num_unwanted = min(request.num_rows_delivered, num_kv_hit_tokens)

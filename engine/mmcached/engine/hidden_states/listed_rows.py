@@ -1,9 +1,8 @@
-"""Listed rows count the rows of each block in rank 0's store, by key, as the last reports say and room allows.
+"""Number of rows per block and key in rank 0's store, as last reported.
 
-    block_hash -> key -> rows from the block's beginning on, 1 … block_size          the report of longest ago first
+    block_hash -> key -> rows from the block's beginning on, 1 … block_size          oldest report first
 
-Knows nothing of requests or steps. Invariant: at most `max_blocks`; nothing is listed that was reported otherwise
-since.
+Invariant: at most `max_blocks` blocks; a later report of a block replaces the former.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from mmcached.cache.hashing.block_hash import DIGEST_BYTES
 from mmcached.wire.errors import InvariantError, RemoteProtocolError
 
 Report = Mapping[bytes, Mapping[str, int]]
-"""Block hash -> key -> rows from the block's beginning on; {}: the block is gone."""
+"""Block hash -> key -> rows from the block's beginning on; {} if the block was evicted."""
 
 _NONE: Mapping[str, int] = {}
 _NO_HASHES: frozenset[bytes] = frozenset()
@@ -24,12 +23,7 @@ _NO_HASHES: frozenset[bytes] = frozenset()
 class ListedRows:
     """Numbers of rows by block hash and key.
 
-    Args:
-        max_blocks: capacity; beyond it the blocks reported longest ago are dropped, and no longer found.
-
-    Attributes:
-        rows: the table; only changed here.
-        num_dropped: blocks that were dropped.
+    Beyond `max_blocks` blocks, those with the oldest reports are dropped and counted in `num_dropped`.
     """
 
     def __init__(self, block_size: int, max_blocks: int) -> None:
@@ -43,7 +37,6 @@ class ListedRows:
         return len(self.rows)
 
     def num_rows(self, block_hash: bytes, key: str) -> int:
-        """Return the number of a block's rows of a key, from its beginning on."""
         return self.rows.get(block_hash, _NONE).get(key, 0)
 
     def num_full(self, block_hashes: Sequence[bytes], key: str, num_blocks: int) -> int:
@@ -52,30 +45,29 @@ class ListedRows:
         return sum(1 for _ in takewhile(full.__contains__, islice(block_hashes, num_blocks)))
 
     def check(self, report: Report) -> None:
-        """Raise RemoteProtocolError if a report has more rows than a block, or what is no block hash."""
+        """Raise `RemoteProtocolError` for an invalid block hash, or for more rows than a block has."""
         if not isinstance(report, Mapping):
-            raise RemoteProtocolError(f"{type(report).__name__}, not rows by block hash", "report")
+            raise RemoteProtocolError(f"{type(report).__name__} instead of rows by block hash", "report")
         for block_hash, rows in report.items():
             if not isinstance(block_hash, bytes) or len(block_hash) != DIGEST_BYTES:
-                raise RemoteProtocolError(f"{block_hash!r:.80} is no hash of {DIGEST_BYTES} bytes", "report")
+                raise RemoteProtocolError(f"{block_hash!r:.80} is not a hash of {DIGEST_BYTES} bytes", "report")
             if not isinstance(rows, Mapping) or not all(
                 isinstance(key, str) and type(num) is int and 0 <= num <= self._block_size for key, num in rows.items()
             ):
-                raise RemoteProtocolError(f"{rows!r:.80} are no rows by key of a block of {self._block_size}", "report")
+                raise RemoteProtocolError(f"{rows!r:.80}: numbers of rows by key, 0 … {self._block_size}", "report")
 
-    def take(self, report: Report) -> None:
-        """List a report that was checked."""
+    def apply_report(self, report: Report) -> None:
+        """Apply a report that was checked."""
         for block_hash, rows in report.items():
             self._set(block_hash, rows)
 
-    def take_losses(self, report: Report) -> None:
-        """Unlist what is gone by a report that was checked, and list nothing new."""
+    def apply_losses(self, report: Report) -> None:
+        """Apply only the losses in a report that was checked."""
         for block_hash, rows in report.items():
             if block_hash in self.rows:
                 self._set(block_hash, {key: min(num, rows.get(key, 0)) for key, num in self.rows[block_hash].items()})
 
-    def cut(self, block_hash: bytes, key: str, num_rows: int) -> None:
-        """List at most so many rows of a key."""
+    def cut_rows(self, block_hash: bytes, key: str, num_rows: int) -> None:
         if self.num_rows(block_hash, key) > num_rows:
             self._set(block_hash, {**self.rows[block_hash], key: num_rows})
 
@@ -85,7 +77,7 @@ class ListedRows:
 
     def check_integrity(self) -> None:
         if len(self.rows) > self._max_blocks:
-            raise InvariantError(f"{len(self.rows)} blocks are listed, {self._max_blocks} may be")
+            raise InvariantError(f"{len(self.rows)} blocks are listed, at most {self._max_blocks} allowed")
         for block_hash, rows in self.rows.items():
             if not rows or not all(0 < num <= self._block_size for num in rows.values()):
                 raise InvariantError(f"block {block_hash.hex()} is listed with {dict(rows)} rows of {self._block_size}")
@@ -93,7 +85,7 @@ class ListedRows:
         for key, full in self._full.items():
             listed = {block_hash for block_hash, rows in self.rows.items() if rows.get(key, 0) == self._block_size}
             if full != listed:
-                raise InvariantError(f"{len(full ^ listed)} blocks are full of {key!r} here and not there")
+                raise InvariantError(f"{len(full ^ listed)} blocks are full of {key!r} in only one of two tables")
 
     def _set(self, block_hash: bytes, rows: Mapping[str, int]) -> None:
         self._forget(block_hash)

@@ -1,20 +1,18 @@
-"""The tensor prefix index knows the hidden states of prefixes that rank 0 keeps, and so how far a KV hit may be used.
+"""Tensor prefix index: the hidden states of prefixes that rank 0 stores, and the part of a KV hit usable with them.
 
-A KV hit spares computing tokens, but other stages want rows of them. It is of use only as far as these are stored:
+A KV hit skips tokens whose rows other stages want. So it is usable only as far as the rows are stored:
 
     KV hit          |-------------------------------|
     hidden_states   |-------------------|                   usable for hidden_states:     20
     codes           |-----------|       |------|                       for both keys:     12
-    positions       0          12      20             a gap ends it, and a tail without its head is none
+    positions       0          12      20             a gap ends it; rows after a gap do not count
 
-Rows are found under `Request.block_hashes`. A scheduled chunk reserves its rows, and chunks that are scheduled later in
-the step may count on them, since a worker writes before it reads. When the step is committed, the worker's report
-decides what is listed, and what is evicted.
+Rows are found under `Request.block_hashes`. A scheduled chunk reserves its rows, and later chunks of the step may rely
+on them, since a worker writes before it reads. At commit, the worker's report decides what is listed and what was
+evicted.
 
-    begin_step ── usable_prefix, reserve, take_released ── commit(report) | withdraw         one step at a time
-
-Knows nothing of KV blocks, budgets or tensors. Invariants: listed is what a worker has reported in this epoch, and has
-not reported gone since; the hashes of a tracked request's blocks are sent without a gap.
+Invariants: rows are listed if a worker has reported them in this epoch, and not their eviction since; the block hashes
+of a tracked request are sent without a gap.
 """
 
 from __future__ import annotations
@@ -32,7 +30,7 @@ from mmcached.wire.errors import ConfigError, InvariantError, LocalProtocolError
 
 @dataclass(frozen=True, slots=True)
 class NewBlockHashes:
-    """Hashes of a request's blocks, from number `first_block` on, that a worker needs with a chunk."""
+    """Hashes of a request's blocks, from block number `first_block` on, that a worker needs with a chunk."""
 
     first_block: int
     block_hashes: Sequence[bytes]
@@ -43,14 +41,12 @@ NO_NEW_HASHES = NewBlockHashes(0, ())
 
 @dataclass(frozen=True, slots=True)
 class PrefixIndexStats:
-    """Gauges, but for the last two.
+    """Gauges, and the counters `hit_rows` and `dropped`.
 
     Attributes:
-        blocks: listed blocks.
-        reserved: blocks that the open step writes, once for each chunk.
-        requests: tracked requests.
+        reserved: blocks that the open step writes, once per chunk.
         hit_rows: rows of one key before first chunks that wanted them.
-        dropped: listed blocks that were dropped for want of room.
+        dropped: listed blocks dropped because the table was full.
     """
 
     blocks: int
@@ -61,11 +57,9 @@ class PrefixIndexStats:
 
 
 class TrackedRequest:
-    """A request that rank 0 holds rows for, from its first chunk until it is released.
+    """Request that rank 0 holds rows for, from its first chunk until it is released.
 
-    Attributes:
-        num_sent: blocks whose hashes were sent to the worker.
-        is_old: true if it began in a former epoch, so that its hashes do not name what it computes.
+    `is_old` if it began in a former epoch, so that its hashes do not name the rows it computes.
     """
 
     __slots__ = ("_end", "_start", "is_old", "num_sent")
@@ -80,23 +74,14 @@ class TrackedRequest:
         self._end = self._start + block_size
 
     def is_in_open_block(self, start: int, end: int, num_hashes: int) -> bool:
-        """Return whether a chunk lies in one block that has no hash and gets none by it."""
+        """Return whether a chunk stays in the last, partial block, so that there are no new hashes."""
         return self._start <= start and end < self._end and num_hashes <= self.num_sent
 
 
 class TensorPrefixIndex:
-    """The engine's view of the rows that rank 0 keeps.
+    """The engine's index of the rows that rank 0 stores, at most `max_blocks` blocks, the store's capacity.
 
-    Args:
-        block_size: tokens under one hash.
-        max_blocks: most listed blocks; as many as the store can keep.
-
-    Attributes:
-        epoch: number of calls of `new_epoch`.
-        listed: rows that have been reported; only changed here.
-
-    Raises:
-        ConfigError: a size below 1.
+    Raises `ConfigError` for a size below 1.
     """
 
     def __init__(self, block_size: int, *, max_blocks: int) -> None:
@@ -106,20 +91,16 @@ class TensorPrefixIndex:
         self.block_size = block_size
         self.epoch = 0
         self.listed = ListedRows(block_size, max_blocks)
-        self._no_speculative_hits: set[int] = set()  # requests that count on listed rows only
+        self._no_speculative_hits: set[int] = set()  # requests that rely on listed rows only
         self._hit_rows = 0
         self.reset()
 
     # ---- scheduling
 
     def usable_prefix(self, request: Request, num_kv_hit_tokens: int, keys: Collection[str]) -> int:
-        """Return the longest usable prefix of a KV hit: the leading tokens for which every key has rows.
+        """Return the number of leading tokens of a KV hit for which every key has rows. Changes nothing.
 
-        It may end within a block. The rows are there when the request's first chunk is run. Changes nothing.
-
-        Args:
-            request: looked up in the KV cache, so its block hashes reach as far as the hit.
-            keys: tensors of which rows are wanted.
+        It may end within a block. The rows will be there when the request's first chunk runs.
         """
         num_usable = num_kv_hit_tokens
         for key in keys:
@@ -138,14 +119,10 @@ class TensorPrefixIndex:
         """Note that the open step computes tokens `[start, start + num_tokens)`; after `allocate_slots`.
 
         Args:
-            written: keys of which the model gives rows.
+            written: keys of the rows that the model computes.
             needed: keys whose rows before `start` this request wants from the store; for its first chunk.
 
-        Returns:
-            The hashes that the plan brings with this chunk.
-
-        Raises:
-            LocalProtocolError: no step is open.
+        Returns the hashes to be sent with this chunk. Raises `LocalProtocolError` if no step is open.
         """
         if not self._step.is_open:
             raise LocalProtocolError(f"request {request.request_id}: rows reserved between two steps; begin one first")
@@ -155,7 +132,7 @@ class TensorPrefixIndex:
             tracked = self._tracked[request.request_id] = TrackedRequest()
             self._hit_rows += start * len(needed)
         elif tracked.is_in_open_block(start, end, len(hashes)):
-            return NO_NEW_HASHES  # most of the time, of a request that decodes
+            return NO_NEW_HASHES  # the common case: a request that decodes
         self._taking_part.add(request.request_id)
         if tracked.is_old:
             return NO_NEW_HASHES
@@ -168,10 +145,9 @@ class TensorPrefixIndex:
         return new
 
     def release(self, request: Request) -> None:
-        """Note that a request has ended, or starts over, so that the worker need not hold its rows.
+        """Note that a request has ended, or starts over, so that the worker may drop its rows.
 
-        Raises:
-            LocalProtocolError: it takes part in the open step, and later chunks may count on what it writes.
+        Raises `LocalProtocolError` in the open step of the request: later chunks may rely on its rows.
         """
         if request.request_id in self._taking_part:
             raise LocalProtocolError(f"request {request.request_id} takes part in the open step")
@@ -180,20 +156,20 @@ class TensorPrefixIndex:
             self._no_speculative_hits.discard(request.request_id)
 
     def take_released(self) -> list[int]:
-        """Return and clear the released requests, for the plan. Raises LocalProtocolError if no step is open."""
+        """Return and clear the released requests, for the plan. Raises `LocalProtocolError` if no step is open."""
         if not self._step.is_open:
             raise LocalProtocolError("released requests are sent with a step; begin one first")
-        return self._step.take()
+        return self._step.take_notices()
 
     def note_missing(self, request: Request, key: str, first: int) -> None:
         """Note that a hit of this request lacked rows of `key` from position `first` on.
 
-        What is listed there is cut, in case a report was lost; and until it ends this request counts on nothing that is
-        only reserved. So it gets on: what is listed was written, and the rest it computes.
+        The listed rows are cut there, in case a report was lost; and until the request ends, it does not rely on rows
+        that are only reserved. So it makes progress: listed rows were written, and it computes the rest.
         """
         index, num_rows = divmod(first, self.block_size)
         if index < len(request.block_hashes):
-            self.listed.cut(request.block_hashes[index], key, num_rows)
+            self.listed.cut_rows(request.block_hashes[index], key, num_rows)
         self._no_speculative_hits.add(request.request_id)
 
     # ---- steps and epochs
@@ -202,40 +178,36 @@ class TensorPrefixIndex:
         self._step.begin(step_id)
 
     def commit(self, step_id: int, report: Report) -> None:
-        """End a step that was computed: list what rank 0 reports.
+        """End a step that was computed: list the rows that rank 0 reports.
 
-        Raises:
-            LocalProtocolError: it is not open.
-            RemoteProtocolError: a report that cannot be. Nothing has changed.
+        Raises `LocalProtocolError` if it is not open, `RemoteProtocolError` for an invalid report; then nothing has
+        changed.
         """
         self._step.check_open(step_id)
         self.listed.check(report)
         self._step.commit(step_id)
         if not self._is_step_old:
-            self.listed.take(report)
+            self.listed.apply_report(report)
         self._forget_step()
 
     def withdraw(self, step_id: int, report: Report | None = None) -> None:
-        """End a step that was not computed: release all who take part in it, since they start over.
+        """End a step that was not computed: release all its requests, since they start over.
 
-        Args:
-            report: rank 0's report, if it has made one: its losses count, what is new does not.
-
-        Raises as `commit` does.
+        Only the losses in rank 0's report count. Raises as `commit`.
         """
         self._step.check_open(step_id)
         self.listed.check(report or {})
         self._step.withdraw(step_id)
         if not self._is_step_old:
-            self.listed.take_losses(report or {})
+            self.listed.apply_losses(report or {})
         for request_id in self._taking_part:
             self._untrack(request_id)
         self._forget_step()
 
     def new_epoch(self) -> int:
-        """Forget all content, while requests go on; return the new epoch.
+        """Drop all content, while requests go on; return the new epoch.
 
-        What running requests compute, and what an open step reports, is listed no more.
+        Rows that running requests compute, or that an open step reports, are not listed any more.
         """
         self.epoch += 1
         self.listed.clear()
@@ -246,13 +218,12 @@ class TensorPrefixIndex:
         return self.epoch
 
     def reset(self) -> None:
-        """Forget everything, as the workers have, requests and the open step too."""
         self.listed.clear()
         self._tracked: dict[int, TrackedRequest] = {}
-        self._step: StepLog[int] = StepLog()  # its notices: released requests
+        self._step: StepLog[int] = StepLog()  # the notices are released requests
         self._forget_step()
 
-    # ---- looking in
+    # ---- inspection
 
     def holders(self) -> set[int]:
         return set(self._tracked)
@@ -273,10 +244,10 @@ class TensorPrefixIndex:
         if not self._taking_part <= self._tracked.keys():
             raise InvariantError("a step is being built for a request that is not tracked")
 
-    # ---- inside
+    # ---- internals
 
     def _num_rows(self, request: Request, num_tokens: int, key: str) -> int:
-        """Return the leading rows of a key, of `num_tokens`, that are listed or reserved."""
+        """Return the number of leading rows of a key, of `num_tokens`, that are listed or reserved."""
         block_size, listed, hashes = self.block_size, self.listed, request.block_hashes
         num_blocks = -(-num_tokens // block_size)
         for index in range(listed.num_full(hashes, key, num_blocks), num_blocks):
@@ -299,4 +270,4 @@ class TensorPrefixIndex:
     def _forget_step(self) -> None:
         self._reserved: dict[bytes, list[tuple[int, int, Collection[str]]]] = {}  # by hash: rows [first, end) of keys
         self._taking_part: set[int] = set()
-        self._is_step_old = False  # an epoch has begun since it was opened
+        self._is_step_old = False  # whether an epoch has begun since the step was opened

@@ -1,6 +1,6 @@
-"""Holds what the KV cache manager hands out: lists of block ids, by group of layers that share a block table.
+"""Lists of block ids, by group, as the KV cache manager returns them.
 
-The manager keeps numbers only; a `KVCacheBlock` is a view made when somebody looks.
+The manager stores integer ids only; a `KVCacheBlock` is created when a caller asks for block objects.
 """
 
 from __future__ import annotations
@@ -13,16 +13,12 @@ from mmcached.engine.kv.pool.block_pool import NULL_BLOCK_ID, BlockPool
 from mmcached.wire.errors import LocalProtocolError
 
 Version = tuple[int, int]
-"""A request's id, and how much had been forgotten when it was known that a hit of its was there."""
+"""A request's id, and the counter of forgotten content when its hit was found."""
 
 
 @dataclass(frozen=True, slots=True)
 class KVCacheBlock:
-    """One block as it is now; reads through to the pool.
-
-    Attributes:
-        group_index: group of the block table that the block stands in.
-    """
+    """Live view of one block in the pool, as an entry of group `group_index`'s block table."""
 
     pool: BlockPool
     block_id: int
@@ -34,7 +30,7 @@ class KVCacheBlock:
 
     @property
     def block_hash(self) -> bytes | None:
-        """Digest of the content under which the block is published, the same for all groups; or None."""
+        """Digest under which the block is published, without the group tag; None if it is not published."""
         key = self.pool.block_key(self.block_id)
         return key[:-DIGEST_TAG_BYTES] if key is not None and self.group_index else key
 
@@ -44,12 +40,7 @@ class KVCacheBlock:
 
 
 class KVCacheBlocks:
-    """Blocks by group and position. Owns no reference; nobody changes which blocks they are.
-
-    Attributes:
-        ids: `ids[group][position]`.
-        version: for a prefix hit, until when it is known to be there; None otherwise.
-    """
+    """Immutable list of blocks, `ids[group][position]`; owns no references. Prefix hits have a `version`."""
 
     __slots__ = ("_pool", "ids", "version")
 
@@ -68,7 +59,7 @@ class KVCacheBlocks:
         return hash(tuple(tuple(group) for group in self.ids))
 
     def __add__(self, other: KVCacheBlocks) -> KVCacheBlocks:
-        """Return the blocks of each group one after the other. Raises `LocalProtocolError` for unequal groups."""
+        """Concatenate the blocks of each group. Raises `LocalProtocolError` if the numbers of groups differ."""
         if len(self.ids) != len(other.ids):
             raise LocalProtocolError(f"blocks of {len(self.ids)} group(s) and of {len(other.ids)} cannot be joined")
         return KVCacheBlocks(self._pool, tuple([*a, *b] for a, b in zip(self.ids, other.ids, strict=True)))
@@ -81,13 +72,9 @@ class KVCacheBlocks:
         return tuple(list(group) for group in self.ids)
 
     def get_unhashed_block_ids(self) -> list[int]:
-        """Return the blocks of the only group that have no published content, in order.
-
-        Raises:
-            LocalProtocolError: there is not exactly one group.
-        """
+        """Return the unpublished blocks, in order; raises `LocalProtocolError` unless there is exactly one group."""
         if len(self.ids) != 1:
-            raise LocalProtocolError(f"asked for the unhashed blocks of one group, there are {len(self.ids)}")
+            raise LocalProtocolError(f"get_unhashed_block_ids: {len(self.ids)} groups, exactly 1 supported")
         return [block_id for block_id in self.ids[0] if self._pool.block_key(block_id) is None]
 
     def new_empty(self) -> KVCacheBlocks:

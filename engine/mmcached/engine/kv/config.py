@@ -1,17 +1,12 @@
-"""Configures a KV cache: the size of the pool, and the groups of layers that share a block table.
+"""Configuration of a KV cache: the size of the pool, and the groups of layers that share a block table.
 
-    FullAttentionSpec      every token looks at all before it
-    SlidingWindowSpec      every token looks at the last `sliding_window` tokens, itself among them
-
-Knows nothing of shapes, bytes, or what a layer's name means: these are the engine's. All groups draw blocks from one
-pool; a block belongs to one of them as long as it is held.
+All groups allocate from one pool; a block belongs to one group while it is referenced. Another kind of attention is
+another spec here and another module in `groups`.
 
 >>> config = KVCacheConfig(100, [KVCacheGroupSpec(["0", "2"], FullAttentionSpec(32)),
 ...                              KVCacheGroupSpec(["1", "3"], SlidingWindowSpec(16, sliding_window=128))])
 >>> config.hash_block_size, config.scheduler_block_size
 (16, 32)
-
-Another kind of attention is another spec here and another module in `groups`.
 """
 
 from __future__ import annotations
@@ -25,11 +20,7 @@ from mmcached.wire.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class FullAttentionSpec:
-    """Layers that need the KV of all earlier tokens.
-
-    Raises:
-        ConfigError: a size that cannot be.
-    """
+    """Layers that attend to all earlier tokens. Raises `ConfigError` for sizes below 1."""
 
     block_size: int
 
@@ -39,18 +30,14 @@ class FullAttentionSpec:
 
 @dataclass(frozen=True, slots=True)
 class SlidingWindowSpec:
-    """Layers that need the KV of the last `sliding_window` tokens, the one that looks included.
-
-    Raises:
-        ConfigError: a size that cannot be.
-    """
+    """Layers that attend to the last `sliding_window` tokens, current one included. Raises as `FullAttentionSpec`."""
 
     block_size: int
     sliding_window: int
 
     def __post_init__(self) -> None:
         _check_at_least_1("block_size", self.block_size, "token")
-        _check_at_least_1("sliding_window", self.sliding_window, "token, the one that looks")
+        _check_at_least_1("sliding_window", self.sliding_window, "token, the current token")
 
 
 KVCacheSpec = FullAttentionSpec | SlidingWindowSpec
@@ -58,7 +45,7 @@ KVCacheSpec = FullAttentionSpec | SlidingWindowSpec
 
 @dataclass(frozen=True, slots=True)
 class KVCacheGroupSpec:
-    """Layers that share a block table; the names are for the engine alone."""
+    """Layers that share a block table; the layer names are used by the engine only."""
 
     layer_names: Sequence[str]
     kv_cache_spec: KVCacheSpec
@@ -66,16 +53,13 @@ class KVCacheGroupSpec:
 
 @dataclass(frozen=True, slots=True)
 class KVCacheConfig:
-    """The pool and its groups.
+    """Size of the block pool, and its groups of layers. Raises `ConfigError` if `num_blocks` is below 1.
 
     Attributes:
         num_blocks: blocks of the pool, the null block included.
-        kv_cache_groups: groups; none for a model without attention.
-        hash_block_size: tokens under one block hash; the largest size of which every group's is a multiple.
-        scheduler_block_size: every prefix hit is a multiple of it; the smallest multiple of every group's size.
-
-    Raises:
-        ConfigError: a size that cannot be.
+        kv_cache_groups: empty for a model without attention.
+        hash_block_size: tokens per block hash; the greatest common divisor of the groups' block sizes.
+        scheduler_block_size: prefix hits are multiples of it; the least common multiple of the groups' block sizes.
     """
 
     num_blocks: int
@@ -86,12 +70,10 @@ class KVCacheConfig:
 
     @classmethod
     def of_one_group(cls, num_blocks: int, block_size: int) -> KVCacheConfig:
-        """Return the plain case: every layer has full attention."""
         return cls(num_blocks, (KVCacheGroupSpec((), FullAttentionSpec(block_size)),))
 
     @property
     def block_sizes(self) -> list[int]:
-        """Tokens per block, by group."""
         return [group.kv_cache_spec.block_size for group in self.kv_cache_groups]
 
     @property

@@ -1,15 +1,15 @@
-"""Notes what changes in what is published, and makes events of it once per step.
+"""Logs publications and evictions of blocks, and turns them into KV events once per step.
 
     publication  ── stored(request, group, index, keys) ──┐
-    eviction     ── removed(keys) ────────────────────────┼──> log ── take() ──> cleared, removed per group, stored …
+    eviction     ── removed(keys) ────────────────────────┼──> log ──> events: cleared, removed per group, stored …
     reset        ── cleared() ────────────────────────────┘
 
-A note costs one entry for a run of blocks, however long; tokens and extra keys are cut out of the request when the
-events are taken. What came and went in between makes no event, nor what went and came again; a run that has lost blocks
-in its middle makes several, each with its parent.
+A log entry covers a run of blocks of any length; tokens and extra keys are read from the request when the events are
+taken. Content that was stored and removed between two calls of `take_events`, or removed and stored, makes no event. A
+run that has lost blocks in its middle makes several events, each with its parent.
 
-Knows nothing of block ids, sockets or steps. Invariant: a reader that applies all events, in order, knows exactly what
-can be found: contents, not copies of them. Whoever asks for a log must take from it, for nobody else empties it.
+Invariant: a subscriber that applies all events in order knows exactly which contents can be found (not how many
+copies). The log grows until `take_events` is called.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _I64 = struct.Struct("<q")
 
 
 class _Run(NamedTuple):
-    """Blocks that follow each other in a request's table and can be found now."""
+    """Consecutive blocks of a request's table that have become findable."""
 
     request: Request
     group: int
@@ -51,11 +51,7 @@ class _Run(NamedTuple):
 
 
 class PublishedLog:
-    """The `ChangeLog` of a pool, which notes publications too.
-
-    Args:
-        hashes: makes the block hashes in the keys.
-    """
+    """The `ChangeLog` of a pool, which logs publications too."""
 
     def __init__(self, config: KVCacheConfig, hashes: RequestHashes) -> None:
         self._specs = [group.kv_cache_spec for group in config.kv_cache_groups]
@@ -66,40 +62,37 @@ class PublishedLog:
         self._runs: list[_Run] = []
 
     def stored(self, request: Request, group: int, first_index: int, keys: Sequence[bytes]) -> None:
-        """Note that a run of blocks can be found which could not be found before, under these content keys.
+        """Log a run of newly findable blocks.
 
         Args:
-            first_index: position of the first in the request's table of this group.
-            keys: kept; must not be changed any more.
+            first_index: position of the first block in the request's table of this group.
+            keys: content keys; kept, so the caller must not change the list.
         """
         parent = self._digest_before(request, group, first_index) if first_index else None
         self._runs.append(_Run(request, group, first_index, keys, parent))
 
     def removed(self, keys: list[bytes]) -> None:
-        """Note that these contents can be found in no block any more."""
         self._removed += keys
 
     def cleared(self) -> None:
-        """Note that nothing can be found any more."""
         self._runs = []
         self._removed = []
         self._is_cleared = True
 
-    def take(self) -> list[KVEvent]:
-        """Return what has changed since the last call, and forget it."""
+    def take_events(self) -> list[KVEvent]:
         runs, removed, is_cleared = self._runs, self._removed, self._is_cleared
         if not (runs or removed or is_cleared):
             return []
         self._runs, self._removed, self._is_cleared = [], [], False
         if runs and removed:
-            runs, removed = _netted(runs, removed)
+            runs, removed = _net_changes(runs, removed)
         events: list[KVEvent] = [AllBlocksCleared()] if is_cleared else []
         events += self._removals(removed)
         events += map(self._storage, runs)
         return events
 
     def _digest_before(self, request: Request, group: int, index: int) -> bytes:
-        """Return the digest that a block's continues; the block before it need not be published, or be there."""
+        """Return the parent hash of a block; the parent block need not be published or allocated."""
         position = index * self._specs[group].block_size // self._hashes.block_size - 1
         if position >= len(request.block_hashes):  # the request has ended, and its hashes were forgotten
             self._hashes.extend(request)
@@ -158,10 +151,10 @@ class PublishedLog:
 _KINDS = {FullAttentionSpec: "full_attention", SlidingWindowSpec: "sliding_window"}
 
 
-def _netted(runs: list[_Run], removed: list[bytes]) -> tuple[list[_Run], list[bytes]]:
-    """Leave out what has come and gone, or gone and come.
+def _net_changes(runs: list[_Run], removed: list[bytes]) -> tuple[list[_Run], list[bytes]]:
+    """Drop contents that were stored and removed, or removed and stored.
 
-    For one content, coming and going alternate: how often each has happened tells the outcome.
+    For one content the two alternate, so the difference of their counts gives the outcome.
     """
     gone = frozenset(removed)
     if all(gone.isdisjoint(run.keys) for run in runs):
@@ -173,7 +166,7 @@ def _netted(runs: list[_Run], removed: list[bytes]) -> tuple[list[_Run], list[by
 
 
 def _parts(run: _Run, balance: Counter[bytes]) -> Iterator[_Run]:
-    """Yield the pieces of a run that are left, and count them as reported, so that no later run reports them again."""
+    """Yield the remaining pieces of a run and clear their balance, so that no later run reports them again."""
     start = 0
     for index, key in enumerate([*run.keys, None]):
         if key is not None and balance[key] > 0:
@@ -190,12 +183,11 @@ def _part(run: _Run, start: int, stop: int) -> _Run:
 
 
 def _digests(keys: Sequence[bytes], group: int) -> list[BlockHash]:
-    """Return the digests in a group's content keys."""
+    """Return a group's content keys without the group tag."""
     return [key[:DIGEST_BYTES] for key in keys] if group else [*keys]
 
 
 def _event_key(key: ExtraKey) -> EventKey:
-    """Return an extra key as events have it."""
     match key:
         case LoraKey():
             return key.name
@@ -206,4 +198,4 @@ def _event_key(key: ExtraKey) -> EventKey:
         case EmbedsKey():
             return _I64.pack(key.offset) + key.digest
         case LookaheadKey():
-            raise InvariantError("the lookahead tokens of a block are no extra key of it")
+            raise InvariantError("the lookahead tokens of a block are not an extra key")

@@ -1,4 +1,4 @@
-"""Checks that pool, tables and steps agree on who holds what, and on what is published. For tests, and on demand."""
+"""Checks that pool, block tables and steps agree; used by tests and on demand."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mmcached.wire.errors import InvariantError
 def check_integrity(
     pool: BlockPool, steps: Steps, groups: Sequence[Group], requests: Mapping[int, RequestBlocks]
 ) -> None:
-    """Raise `InvariantError` if they contradict each other; the text says where."""
+    """Raise `InvariantError`, with the place, if pool, block tables and steps contradict each other."""
     pool.check_integrity([*(table for held in requests.values() for table in held.tables), *steps.fenced])
     reserved = {block_id for each in steps.reservations for block_id in each.block_ids if each.keys}
     for request_id, held in requests.items():
@@ -24,7 +24,7 @@ def check_integrity(
             _check_table(pool, reserved, held, group)
     free = set(pool.free_order())
     if not reserved.isdisjoint(free):
-        raise InvariantError(f"blocks {sorted(reserved & free)} are free, though a step is going to fill them")
+        raise InvariantError(f"blocks {sorted(reserved & free)} are free, although a step will fill them")
 
 
 def _check_table(pool: BlockPool, reserved: set[int], held: RequestBlocks, group: Group) -> None:
@@ -34,10 +34,12 @@ def _check_table(pool: BlockPool, reserved: set[int], held: RequestBlocks, group
     if num_published > len(table) or num_left > len(table):
         raise InvariantError(f"{where}: {num_published} published, {num_left} left behind, of {len(table)} blocks")
     if any(table[:num_left]):
-        raise InvariantError(f"{where}: what is left behind is not null: {table[:num_left]}")
+        raise InvariantError(f"{where}: blocks before the window are not null: {table[:num_left]}")
     for position, block_id in enumerate(table):
         is_findable = pool.block_key(block_id) is not None or block_id in reserved
         is_for_hits = any(group.kind.runs_for_hits(position, position + 1))
         is_final = position < num_published and held.can_publish and is_for_hits
         if block_id != NULL_BLOCK_ID and not held.is_lost and is_findable != is_final:
-            raise InvariantError(f"{where}: block {block_id} at {position}: published is {is_findable}, not {is_final}")
+            raise InvariantError(
+                f"{where}: block {block_id} at {position}: published is {is_findable}, expected {is_final}"
+            )

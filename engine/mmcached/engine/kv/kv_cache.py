@@ -1,25 +1,23 @@
-"""Gives KV blocks to requests, and finds prefixes that need not be computed again.
+"""KV cache: allocates KV blocks to requests and finds cached prefixes.
 
-A request's block tables, one for each group of layers, only ever grow, and go back whole:
+A request's block tables, one per group of layers, only grow, and are freed as a whole:
 
      | computed | prefix hit | external |    new     | lookahead |
      0          ^            ^          ^            ^           ^
      held       shared now   delivered  computed in  slots for a drafter,
      already                 by others  this step    never published
-     what is handed out now: all that lies behind the hit and has no block yet
+     allocated now: all slots after the hit that have no block yet
 
-`reserve -> commit -> publish`: inside a step, a block that becomes full is reserved (`steps`). Requests that are
-scheduled after its writer may share it, the rest find it after `commit`, since until then nobody has written it;
-`withdraw` takes all of it back. Without a step it is published at once: there the caller vouches that it computes
-before anybody reads.
+`reserve -> commit -> publish`: inside a step, a block that becomes full is reserved (`steps`). Requests scheduled after
+its writer may share it; others find it after `commit`, since until then it has not been written. `withdraw` undoes all
+of it. Outside a step a block is published at once: the caller guarantees that it is computed before it is read.
 
-Most calls for a running request change nothing: they end at its horizon (`request_blocks`).
+Most calls for a running request change nothing: they stay within its horizon (`request_blocks`).
 
-Knows nothing of scheduling order or of the tensors behind the blocks. Invariant: a published block holds exactly the
-KV that its content key names.
+Invariant: a published block holds exactly the KV that its content key names.
 
-Source: vLLM's KVCacheManager, whose method names, block layout, free order, null block and last-token rule these are.
-Publication at commit, fences and epochs are differences.
+Source: vLLM's KVCacheManager (method names, block layout, free order, null block, last-token rule). Publication at
+commit, fences and epochs are differences.
 """
 
 from __future__ import annotations
@@ -49,29 +47,26 @@ from mmcached.wire.stats import KVCacheStats
 
 
 class KVCache:
-    """The block tables of all running requests and the prefix cache: all that a scheduler asks for.
-
-    It can be pickled, also within a step.
+    """Block tables of all running requests, and the prefix cache. Can be pickled, also within a step.
 
     Args:
-        max_model_len: tokens; no request gets slots beyond it.
-        enable_caching: whether blocks are published and found at all.
+        max_model_len: tokens; no request gets more slots.
         caching_hash_algo: name of the hash function (`block_hash.block_hasher`).
-        use_eagle: whether a drafter needs the hidden state before the point where a request goes on, so that the last
-            block found is computed again. Not with hash lookahead, which makes that unnecessary.
-        log_stats: whether admissions are counted by interval (`KVCacheManager.make_prefix_cache_stats`).
-        enable_kv_cache_events: whether `take_events` has anything to return.
-        num_hash_lookahead_tokens: tokens behind a block that its hash covers too.
-        eviction_policy: "lru", or "segmented_lru", which spares what was asked for again (`eviction_policies`).
-        hash_seed: seed of the block hashes; equal seeds make equal hashes, whatever the algorithm.
+        use_eagle: whether a drafter needs the hidden state before the first new token, so that the last block found is
+            recomputed. Unnecessary, and ignored, with hash lookahead.
+        enable_kv_cache_events: whether `take_events` returns events.
+        num_hash_lookahead_tokens: tokens after a block that its hash also covers.
+        eviction_policy: "lru", or "segmented_lru", which protects content that was requested again
+            (`eviction_policies`).
+        hash_seed: seed of the block hashes; equal seeds make equal hashes, with any algorithm.
 
     Attributes:
         req_to_block_hashes: block hashes by request id, from the first lookup or publication to `free_block_hashes`.
-        caching_hash_fn: makes one block hash: of a parent's hash, token ids and extra keys.
+        caching_hash_fn: computes one block hash from the parent's hash, token ids and extra keys.
         epoch: number of calls of `new_epoch`.
 
     Raises:
-        ConfigError: a size, an algorithm or a policy that cannot be.
+        ConfigError: a size, the algorithm or the policy is invalid.
     """
 
     def __init__(  # noqa: PLR0917 (vLLM's signature)
@@ -81,7 +76,6 @@ class KVCache:
         enable_caching: bool = True,
         caching_hash_algo: str = "sha256",
         use_eagle: bool = False,
-        log_stats: bool = False,
         enable_kv_cache_events: bool = False,
         *,
         num_hash_lookahead_tokens: int = 0,
@@ -113,18 +107,18 @@ class KVCache:
         self._empty = self._tables.empty
         self._publisher = Publisher(pool, steps, self._groups, config.hash_block_size, self._log)
         self._lookups = PrefixLookups(pool, steps, self._hashes, self.coordinator, self._empty)
-        self._counts = AdmissionCounts(log_stats=log_stats)
+        self._counts = AdmissionCounts()
 
     # ---- lookups and slots
 
     def get_computed_blocks(self, request: Request, max_num_tokens: int | None = None) -> tuple[KVCacheBlocks, int]:
         """Return the longest cached prefix of a request and its length in tokens. Changes nothing.
 
-        The last token is never taken from the cache: computing it is what gives the next one. Hits are whole blocks, so
-        a prompt that is cached to the end computes its last block again.
+        The last token is never part of a hit, because computing it yields the next token. Hits are whole blocks, so a
+        fully cached prompt recomputes its last block.
 
         Args:
-            max_num_tokens: length of the longest hit that the caller can use; None: any.
+            max_num_tokens: longest hit that the caller can use; None for no limit.
         """
         if not self.enable_caching or request.skip_reading_prefix_cache:
             return self._empty, 0
@@ -143,29 +137,29 @@ class KVCache:
         num_external_computed_tokens: int = 0,
         num_in_flight_tokens: int = 0,
     ) -> KVCacheBlocks | None:
-        """Give a request the slots for its next tokens, after what it has computed and what was just found for it.
+        """Allocate slots for a request's next tokens, after its computed tokens and its prefix hit.
 
         Args:
-            num_new_tokens: tokens to be computed now, guesses of a drafter included.
-            num_new_computed_tokens: length of the prefix hit; only for a request that holds nothing yet.
+            num_new_tokens: tokens to be computed now, draft tokens included.
+            num_new_computed_tokens: length of the prefix hit; only for a request that holds no blocks yet.
             new_computed_blocks: the blocks of that hit, as `get_computed_blocks` returned them.
-            num_draft_tokens: guesses, at the end of the new tokens; they are not published.
-            num_lookahead_tokens: slots behind all these, for a drafter.
-            delay_cache_blocks: whether the content comes later; nothing is published until `cache_blocks`.
-            num_external_computed_tokens: tokens behind the hit, computed elsewhere and delivered into these slots. Null
-                blocks stand for what windows have passed by then, in the hit too.
-            num_in_flight_tokens: computed tokens of the request that workers may still be computing; windows leave
-                behind only what the others do not need.
+            num_draft_tokens: draft tokens at the end of the new tokens; they are not published.
+            num_lookahead_tokens: slots after all these, for a drafter.
+            delay_cache_blocks: whether the content arrives later; nothing is published until `cache_blocks`.
+            num_external_computed_tokens: tokens after the hit, computed elsewhere and delivered into these slots. Null
+                blocks replace blocks that windows have passed by then, in the hit too.
+            num_in_flight_tokens: computed tokens of the request that workers may still be computing; windows move only
+                past blocks that the remaining tokens do not need.
 
         Returns:
-            The newly handed-out blocks, without the hit's, perhaps none; None if there are not enough free blocks, and
-            then nothing has changed, except that windows have moved on to where the request is.
+            The newly allocated blocks, without the hit's, possibly empty; None if too few blocks are free. Then nothing
+            has changed, except that windows have moved to the request's position.
 
         Raises:
-            ValueError: nothing is asked for, a number that cannot be, a prefix hit for a request that holds blocks, or
-                one that was evicted since.
-            LocalProtocolError: a step is in flight, or the request can only be freed, because what it took over was
-                withdrawn.
+            ValueError: no token is requested, a count is invalid, a prefix hit was given for a request that holds
+                blocks, or the hit was evicted since.
+            LocalProtocolError: a step is in flight, or content that the request relies on was withdrawn: it can only be
+                freed.
         """
         held, steps = self._held.get(request.request_id), self._steps
         if (
@@ -194,7 +188,7 @@ class KVCache:
         hit = self._empty if new_computed_blocks is None else new_computed_blocks
         if hit is not self._empty or num_new_computed_tokens:
             if held is not None and num_new_computed_tokens:
-                raise ValueError(f"request {request.request_id} holds blocks: no prefix hit can be put before them")
+                raise ValueError(f"request {request.request_id} holds blocks: it cannot take a prefix hit")
             self._lookups.check(request, hit, num_new_computed_tokens)
         num_local = request.num_computed_tokens + num_new_computed_tokens
         num_tokens = num_local + num_external_computed_tokens + num_new_tokens
@@ -204,70 +198,70 @@ class KVCache:
         next_full = held.next_full if held is not None else self._first_full(num_new_computed_tokens)
         num_final, block_hashes = num_tokens - num_draft_tokens, None
         if num_tokens >= next_full and not delay_cache_blocks:
-            # What is final is decided now: slots beyond the request's tokens are for guesses, and another token may
-            # take a guess's place before the commit.
+            # Decided before the commit: slots beyond the request's tokens are for draft tokens, and another token
+            # may replace a draft token until then.
             num_final = min(num_final, request.num_tokens, self.max_model_len)
-            block_hashes = self._hashes.of(request)  # a token may be refused, so before all changes
+            block_hashes = self._hashes.of(request)  # may raise, so it comes before all changes
         if held is None:
             start = hit
             if num_external_computed_tokens:
                 start = self._tables.behind_windows(hit, num_local + num_external_computed_tokens, num_slots)
             new = self._admit(request, hit, start, num_new_computed_tokens, num_slots)
         else:
-            new = self._tables.go_on(held, num_local - num_in_flight_tokens, num_slots)
+            new = self._tables.extend_request(held, num_local - num_in_flight_tokens, num_slots)
         if new is None:
             return None
         held = self._held[request.request_id]
-        steps.join(held)
+        steps.add_request(held)
         if block_hashes is not None:
             self._publisher.publish(request, held, block_hashes, num_final, most_tokens=num_tokens)
         held.set_horizon()
         return new
 
     def can_admit(self, request: Request, hit: KVCacheBlocks, *, most_new_tokens: int, num_spare_blocks: int) -> bool:
-        """Return whether all of a request that holds nothing fits behind its hit now, with some blocks to spare.
+        """Return whether all of a new request fits after its hit now, with `num_spare_blocks` to spare.
 
-        A request that is refused is remembered like one that `allocate_slots` refuses, so asking again is cheap.
+        A refusal is remembered as in `allocate_slots`, so asking again is cheap.
         """
-        # Null blocks stand at the beginning, so a table that begins with another block has none.
+        # Null blocks come first, so a table that begins with another block has none.
         num_null = sum(ids.count(NULL_BLOCK_ID) for ids in hit.ids if ids and ids[0] == NULL_BLOCK_ID)
         num_hit_blocks = sum(map(len, hit.ids)) - num_null
         num_lacking = self.num_lacking_blocks(request, request.num_tokens, most_new_tokens) - num_hit_blocks
         if self._lookups.fits(request, hit, max(0, num_lacking) + num_spare_blocks):
             return True
-        self._lookups.was_refused(request, hit)
+        self._lookups.note_refused(request, hit)
         return False
 
     def num_lacking_blocks(self, request: Request, num_tokens: int, most_new_tokens: int) -> int:
-        """Return how many more blocks a request needs until it has computed so many tokens. Changes nothing.
+        """Return the number of blocks that a request still needs until it has computed `num_tokens`. Changes nothing.
 
-        Args:
-            most_new_tokens: tokens computed at once, at most; with windows, what lies behind goes back in between.
+        At most `most_new_tokens` tokens are computed per step; between steps windows free blocks.
         """
         return self._tables.num_lacking(request.request_id, num_tokens, most_new_tokens)
 
     def free(self, request: Request) -> None:
-        """Take back all blocks of a request; what it published stays findable. Holding nothing changes nothing.
+        """Free all blocks of a request; its published content stays findable. No effect if it holds no blocks.
 
-        The tail of a sequence is given up before its head, because a prefix without its head is useless. In the step
-        that is being built nothing of it is published; blocks that a step in flight may use become free when that ends.
+        Tails are freed before heads, because a prefix without its head is useless. The request's reservations in the
+        step being built are dropped; blocks that a step in flight may use are freed when that step ends.
 
         Raises:
-            LocalProtocolError: others share what it would write in the step that is being built; free them first.
+            LocalProtocolError: other requests share blocks that it would write in the step being built; free them
+                first.
         """
-        self._lookups.forget(request.request_id)
+        self._lookups.forget_request(request.request_id)
         held = self._held.get(request.request_id)
         if held is not None:
             self._steps.check_can_leave(held)
             self._tables.free(held)
 
     def free_block_hashes(self, request: Request) -> None:
-        """Forget the block hashes of a request that has ended; one that was preempted keeps them."""
-        self._lookups.forget(request.request_id)
-        self._hashes.forget(request)
+        """Forget the block hashes of a request that has ended; a preempted request keeps them."""
+        self._lookups.forget_request(request.request_id)
+        self._hashes.forget_request(request)
 
     def reset_prefix_cache(self) -> bool:
-        """Forget all published content, if no block is held. Returns whether it did; False has changed nothing."""
+        """Drop all published content and return True; return False, with no change, if a block is referenced."""
         if self.block_pool.num_held:
             return False
         self._forget_content()
@@ -276,7 +270,7 @@ class KVCache:
     # ---- steps and epochs
 
     def begin_step(self, step_id: int) -> None:
-        """Begin a step: from now on, blocks that become full are reserved, not published.
+        """Begin a step, in which full blocks are reserved, not published.
 
         Raises:
             LocalProtocolError: another step has not ended.
@@ -284,7 +278,7 @@ class KVCache:
         self._steps.begin(step_id)
 
     def launch_step(self, step_id: int) -> None:
-        """Note that the step has been handed to the workers: nobody can join or leave it any more.
+        """Mark the step as handed to the workers; no request can join or leave it any more.
 
         Raises:
             LocalProtocolError: this step is not being built.
@@ -292,7 +286,7 @@ class KVCache:
         self._steps.launch(step_id)
 
     def commit(self, step_id: int) -> None:
-        """End a step that was computed: publish what was reserved in it, also of requests that were freed meanwhile.
+        """End a step that was computed: publish its reservations, also those of requests freed since.
 
         Raises:
             LocalProtocolError: this step is not open.
@@ -302,10 +296,10 @@ class KVCache:
     def withdraw(self, step_id: int) -> list[int]:
         """End a step that was not computed: publish nothing of it.
 
-        Slots stay with their requests, empty; these may compute them in another step.
+        Requests keep their slots, empty, and may compute them in another step.
 
         Returns:
-            The requests whose prefix hit will not be computed by its writer: they must be freed and start over.
+            The requests that rely on content of the step, such as a shared prefix: they must be freed and start over.
 
         Raises:
             LocalProtocolError: this step is not open.
@@ -313,9 +307,9 @@ class KVCache:
         return [held.request_id for held in self._publisher.withdraw(step_id)]
 
     def new_epoch(self) -> int:
-        """Forget all content at once, while requests go on; return the number of the epoch that begins.
+        """Drop all content while requests go on, and return the number of the new epoch.
 
-        Who holds blocks keeps them and publishes nothing any more, in no step either.
+        Requests keep their blocks but publish nothing any more, not even from the open step.
         """
         self.epoch += 1
         self._forget_content()
@@ -325,26 +319,24 @@ class KVCache:
             held.forget_horizon()
         return self.epoch
 
-    # ---- looking in
+    # ---- inspection
 
     @property
     def usage(self) -> float:
-        """Share of the blocks that are not free, 0 to 1."""
         usable = self.block_pool.num_blocks - 1
         return self.block_pool.num_held / usable if usable else 0.0
 
     def block_table(self, request_id: int, group_index: int = 0) -> Sequence[int]:
-        """Return one block table as it stands, not to be changed; it grows at its end as the request goes on."""
+        """Return a live block table, which grows at its end as the request goes on; callers must not change it."""
         held = self._held.get(request_id)
         return held.tables[group_index] if held is not None else ()
 
     def holders(self) -> set[int]:
-        """Return the ids of the requests that have block tables."""
         return set(self._held)
 
     def take_events(self) -> list[KVEvent]:
-        """Return and clear what has changed in what is published; nothing if events are off."""
-        return self._log.take() if self._log is not None else []
+        """Return and clear the KV events; empty if events are off."""
+        return self._log.take_events() if self._log is not None else []
 
     def stats(self) -> KVCacheStats:
         pool = self.block_pool
@@ -357,29 +349,27 @@ class KVCache:
         )
 
     def check_integrity(self) -> None:
-        """Raise `InvariantError` if tables, steps and pool contradict each other."""
         check_integrity(self.block_pool, self._steps, self._groups, self._held)
 
-    # ---- inside
+    # ---- internals
 
     def _first_full(self, num_hit_tokens: int) -> int:
-        """Return with how many final tokens a newcomer has the first full block of its own."""
+        """Return the number of final tokens that fills a new request's first block after its hit."""
         return num_hit_tokens + self._hash_block_size if self.enable_caching else UNLIMITED
 
     def _admit(
         self, request: Request, hit: KVCacheBlocks, start: KVCacheBlocks, num_hit_tokens: int, num_slots: int
     ) -> KVCacheBlocks | None:
-        """Admit a newcomer whose tables begin with `start`, all that it takes of its hit."""
+        """Admit a new request whose tables begin with `start`, the part of its hit that it uses."""
         missing = self._tables.num_missing(start, num_slots)
         if not self._lookups.fits(request, start, sum(missing)):
-            self._lookups.was_refused(request, hit)
+            self._lookups.note_refused(request, hit)
             return None
         new = self._tables.admit(request.request_id, start, num_slots, missing, self._first_full(num_hit_tokens))
-        self._lookups.was_taken(request, num_hit_tokens)
+        self._lookups.note_admitted(request, num_hit_tokens)
         if self.enable_caching and not request.skip_reading_prefix_cache:
             self._counts.record(request, num_hit_tokens)
         return new
 
     def _forget_content(self) -> None:
         self.block_pool.unpublish_all()
-        self._counts.note_reset()

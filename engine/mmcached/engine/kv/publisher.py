@@ -1,11 +1,7 @@
-"""Makes content findable: at once, or when the step that computes it is committed.
+"""Publishes full blocks in the prefix cache: at once, or when the step that computes them is committed.
 
-    full blocks of a request ──┬── no step ──────────────────────────────> published
-                               └── in a step ──> reserved ──commit──> published
-                                                    └──withdraw──> as before
-
-Knows nothing of free blocks or of who is admitted. Invariant: each block of a request is published once at most, and
-only below what the request's `num_published` says.
+Within a step full blocks are reserved; `commit` publishes them, `withdraw` drops the reservation. Invariant: each block
+of a request is published at most once, and only at positions below `num_published`.
 """
 
 from __future__ import annotations
@@ -21,12 +17,7 @@ from mmcached.engine.steps.request import Request
 
 
 class Publisher:
-    """The way from full blocks to published ones.
-
-    Args:
-        hash_block_size: tokens under one block hash.
-        log: notes content that becomes findable; None costs nothing.
-    """
+    """Publishes full blocks or reserves them in the open step; `log` is None if events are off."""
 
     def __init__(
         self, pool: BlockPool, steps: Steps, groups: Sequence[Group], hash_block_size: int, log: PublishedLog | None
@@ -47,14 +38,14 @@ class Publisher:
         most_tokens: int,
         at_once: bool = False,
     ) -> None:
-        """Publish a request's blocks that are full with so many final tokens, or reserve them in the open step.
+        """Publish the blocks of a request that `num_tokens` final tokens fill, or reserve them in the open step.
 
-        Left out are blocks that no hit can need, and for the time being those that only longer hits can.
+        Skips blocks that no hit can need, and for now blocks that only longer hits can need. `at_once` ignores an open
+        step: the blocks have been computed.
 
         Args:
-            most_tokens: most tokens that may have been computed at the next call, guesses included. A hit within
-                these finds its blocks now, because a window may have moved on by then.
-            at_once: the blocks have been computed, so that an open step does not matter.
+            most_tokens: upper bound of the tokens computed at the next call, draft tokens included. Blocks of hits
+                within it are published now, because a window may have moved past them by then.
         """
         if not held.can_publish:
             held.next_full = UNLIMITED
@@ -84,11 +75,7 @@ class Publisher:
             self._steps.reserve(Reservation(request, held, runs, block_ids, keys))
 
     def commit(self, step_id: int) -> None:
-        """Publish what the step reserved, and free what was given back meanwhile.
-
-        Raises:
-            LocalProtocolError: this step is not open.
-        """
+        """Publish the step's reservations and free its fenced blocks; raises `LocalProtocolError` if it is not open."""
         ended = self._steps.end(step_id)
         for each in ended.reservations:
             if each.keys:
@@ -97,13 +84,10 @@ class Publisher:
             self._pool.free_blocks(block_ids)
 
     def withdraw(self, step_id: int) -> list[RequestBlocks]:
-        """Publish nothing of the step, and free what was given back meanwhile.
+        """Drop the step's reservations and free its fenced blocks; raises `LocalProtocolError` if it is not open.
 
         Returns:
-            The requests that rely on what is not going to be computed; they are lost.
-
-        Raises:
-            LocalProtocolError: this step is not open.
+            The requests that rely on blocks the step would have computed; they are marked `is_lost`.
         """
         ended = self._steps.end(step_id)
         for each in ended.reservations:
@@ -121,7 +105,7 @@ class Publisher:
         copies = self._pool.publish(block_ids, keys)
         if self._log is None:
             return
-        # The content of a copy could be found before: it is no news.
+        # A copy's content could already be found, so it makes no event.
         offset = 0
         for group_index, first, last in runs:
             for start, stop in _spans_between(copies, offset, offset + last - first):
@@ -130,7 +114,7 @@ class Publisher:
 
 
 def _spans_between(gaps: Sequence[int], start: int, stop: int) -> Iterator[tuple[int, int]]:
-    """Yield what is left of a range without some of its numbers, which are sorted.
+    """Yield the parts of `range(start, stop)` between the sorted `gaps`.
 
     >>> list(_spans_between([2, 5, 6, 9], 4, 9))
     [(4, 5), (7, 9)]

@@ -1,13 +1,13 @@
-"""Keeps what one request holds, by group, and how far it can go before anybody has to look at it again.
+"""Block tables of one request, by group, and the request's horizon.
 
     tables          | null | null |  7 |  9 | 12 |  3 |
                       left behind   published  |   |
                                     or reserved    capacity: tokens that have slots
 
-The horizon is the largest number of tokens, those scheduled now included, with which nothing happens: all have slots,
-no block becomes full, no window moves on. Most tokens of a generation lie below it.
+The horizon is the largest number of tokens, scheduled ones included, up to which the tables need no change: all tokens
+have slots, no block becomes full, no window moves. Most decode steps stay below it.
 
-Knows nothing of pools or block hashes. Invariant: tables only grow; what is left behind becomes null where it stands.
+Invariant: tables only grow; entries left behind by a window become null in place.
 """
 
 from __future__ import annotations
@@ -20,19 +20,18 @@ UNLIMITED = NEVER
 
 
 class RequestBlocks:
-    """The block tables of one request.
+    """Block tables of one request.
 
     Attributes:
-        tables: block ids by group and position.
-        num_published: by group, leading blocks whose content is final, published or reserved; null blocks included.
+        num_published: by group, leading blocks that are published or reserved, null blocks included.
         num_left_behind: leading null blocks by group.
-        capacity: tokens that have slots in every group; `UNLIMITED` if more are never asked for.
-        next_full: final tokens at which the next block can be published; `UNLIMITED` if none is.
-        next_release: computed tokens at which the next window moves on; `UNLIMITED` if there is none.
-        horizon: number of tokens, see above; -1 to have the request looked at in any case.
-        in_step: number of the last step in which it was given slots, see `Steps`.
-        can_publish: False if nothing is cached at all, or all was forgotten while it held blocks.
-        is_lost: whether what it took over was withdrawn before it was computed; then it can only be freed.
+        capacity: tokens that have slots in every group; `UNLIMITED` if more are never requested.
+        next_full: number of final tokens at which the next block can be published; `UNLIMITED` if nothing is published.
+        next_release: number of computed tokens at which the next window moves; `UNLIMITED` without windows.
+        horizon: number of tokens, see above; -1 forces a check.
+        in_step: number of the last step in which the request was given slots, see `Steps`.
+        can_publish: False if caching is off, or if an epoch began while the request held blocks.
+        is_lost: whether content that it relies on was withdrawn before it was computed; it can then only be freed.
     """
 
     __slots__ = (
@@ -61,7 +60,7 @@ class RequestBlocks:
         self.is_lost = False
 
     def extend(self, num_missing: Sequence[int], block_ids: list[int]) -> tuple[list[int], ...]:
-        """Put new blocks at the ends of the tables, group after group, and return them by group."""
+        """Append new blocks to the tables, in order of group, and return them by group."""
         if len(num_missing) == 1:
             self.tables[0] += block_ids
             return (block_ids,)
@@ -73,7 +72,7 @@ class RequestBlocks:
         return tuple(parts)
 
     def set_horizon(self) -> None:
-        """Compute the horizon anew, after one of its three limits has moved."""
+        """Recompute the horizon after one of its three limits has changed."""
         horizon = self.next_full - 1
         if self.capacity < horizon:  # noqa: PLR1730 (a comparison takes a fifth of the time of `min`)
             horizon = self.capacity
@@ -82,12 +81,12 @@ class RequestBlocks:
         self.horizon = horizon
 
     def forget_horizon(self) -> None:
-        """Have everything looked at when the request goes on."""
+        """Force a full check at the request's next allocation."""
         self.next_full = 0 if self.can_publish else UNLIMITED
         self.horizon = -1
 
     def cut_published(self, block_sizes: Sequence[int], gone: Set[int]) -> list[int]:
-        """Take the content from the first of these blocks on for not final; return the blocks from there on."""
+        """Mark content from the first block in `gone` on as not final; return the blocks from there on."""
         starts = (
             position * size
             for table, size in zip(self.tables, block_sizes, strict=True)
@@ -104,18 +103,17 @@ class RequestBlocks:
         return [block_id for table, size in pairs for block_id in table[start // size :]]
 
     def num_slots(self, block_sizes: Sequence[int]) -> list[int]:
-        """Return how many tokens have slots, by group."""
         return [len(table) * size for table, size in zip(self.tables, block_sizes, strict=True)]
 
     def take_all(self) -> list[list[int]]:
-        """Return and clear all blocks, each table from its end, which is given up before the head."""
+        """Return and clear all blocks, each table in reverse, because the tail is freed before the head."""
         taken = [table[::-1] for table in self.tables]
         self.tables = []
         return taken
 
 
 def num_missing(block_sizes: Sequence[int], tables: Sequence[Sequence[int]], num_slots: int) -> list[int]:
-    """Return how many blocks each group's table lacks for so many slots."""
+    """Return the number of blocks that each group's table lacks for `num_slots` slots."""
     if len(tables) == 1:
         return [max(0, -(-num_slots // block_sizes[0]) - len(tables[0]))]
     return [max(0, -(-num_slots // size) - len(table)) for size, table in zip(block_sizes, tables, strict=True)]

@@ -1,13 +1,12 @@
-"""Keeps what the step that has begun and not ended will publish, who counts on that, and which blocks it still uses.
+"""The open step: blocks that it will publish, requests that rely on them, and blocks that it still uses.
 
     begin -> (being built) --launch--> (in flight) --end--> nothing open
 
-A block that the step is going to fill is *reserved*: a request that is scheduled after its writer may take it over,
-because the writer will have written it by then. Blocks that a request gives back while the step may use them wait
-behind a *fence* until the step has ended.
+A block that the step will fill is *reserved*: a request scheduled after its writer may share it, because the writer
+will have written it by then. Blocks that a request returns while the step may use them are *fenced*: freed when the
+step ends.
 
-Knows nothing of tokens, or of what block hashes mean. Invariant: at most one step is open, and reserved content is
-found in the order of reservation.
+Invariant: at most one step is open, and reserved content is found in the order of reservation.
 """
 
 from __future__ import annotations
@@ -22,17 +21,12 @@ from mmcached.engine.steps.request import Request
 from mmcached.wire.errors import LocalProtocolError
 
 Run = tuple[int, int, int]
-"""Consecutive blocks of one group: its index, the position of the first, the position behind the last."""
+"""Consecutive blocks of one group: (group index, first position, end position)."""
 
 
 @dataclass(slots=True, eq=False)
 class Reservation:
-    """Blocks of one request that the step fills, and their content keys, group after group.
-
-    Attributes:
-        runs: positions of the blocks, one run or more for each group that has any.
-        keys: content keys; empty once nothing of the reservation is to be published.
-    """
+    """Blocks of one request that the step fills; `keys` is emptied if they must not be published."""
 
     request: Request
     held: RequestBlocks
@@ -42,12 +36,7 @@ class Reservation:
 
 
 class Ended(NamedTuple):
-    """What an ended step leaves behind.
-
-    Attributes:
-        lost: requests that rely on something computed in the step, in the order of scheduling.
-        fenced: lists of blocks to be freed, in the order in which they were given back.
-    """
+    """Reservations, lost requests (in the order of scheduling) and fenced blocks (in the order of return) of a step."""
 
     reservations: list[Reservation]
     lost: list[RequestBlocks]
@@ -55,14 +44,11 @@ class Ended(NamedTuple):
 
 
 class Steps:
-    """The open step, if there is one.
+    """The open step, if there is one; `reservations` (in the order of scheduling) and `fenced` are changed here only.
 
     Attributes:
         num_begun: number of steps begun so far; a request takes part in the open step if its `in_step` equals it.
-        is_launched: whether the open step has been handed to the workers.
-        num_forgotten: a number that grows whenever something reserved may be found here no longer.
-        reservations: those of the open step, in the order of scheduling; changed here only.
-        fenced: blocks that wait for the open step to end; changed here only.
+        num_forgotten: counter that grows whenever reserved content may have become unfindable.
     """
 
     def __init__(self) -> None:
@@ -72,7 +58,7 @@ class Steps:
         self.reservations: list[Reservation] = []
         self.fenced: list[list[int]] = []
         self._step_id: int | None = None
-        self._writers: dict[RequestBlocks, list[RequestBlocks]] = {}  # by who relies on what they compute in the step
+        self._writers: dict[RequestBlocks, list[RequestBlocks]] = {}  # by the request that relies on their blocks
         self._reserved: dict[bytes, int] = {}
         self._num_indexed = 0
 
@@ -80,38 +66,26 @@ class Steps:
     def is_open(self) -> bool:
         return self._step_id is not None
 
-    # ---- the life of a step
+    # ---- begin, launch, end
 
     def begin(self, step_id: int) -> None:
-        """Open a step.
-
-        Raises:
-            LocalProtocolError: another one is open.
-        """
+        """Open a step; raises `LocalProtocolError` if another step is open."""
         if self._step_id is not None:
             raise LocalProtocolError(f"step {step_id} cannot begin: step {self._step_id} has not ended")
         self._step_id = step_id
         self.num_begun += 1
 
     def launch(self, step_id: int) -> None:
-        """Mark the open step as handed to the workers.
-
-        Raises:
-            LocalProtocolError: this step is not open, or was launched before.
-        """
+        """Mark the step as handed to the workers; raises `LocalProtocolError` if it is not open, or launched."""
         if self._step_id != step_id or self.is_launched:
             state = ", launched" if self.is_launched else ""
-            raise LocalProtocolError(f"step {step_id} cannot be launched: open is {self._step_id}{state}")
+            raise LocalProtocolError(f"step {step_id} cannot be launched: the open step is {self._step_id}{state}")
         self.is_launched = True
 
     def end(self, step_id: int) -> Ended:
-        """Close the step and return what it leaves behind; reserved content is no longer found here.
-
-        Raises:
-            LocalProtocolError: this step is not open; nothing has changed.
-        """
+        """Close the step and drop its reservations; raises `LocalProtocolError`, with no change, if it is not open."""
         if self._step_id != step_id:
-            raise LocalProtocolError(f"step {step_id} cannot end: open is {self._step_id}")
+            raise LocalProtocolError(f"step {step_id} cannot end: the open step is {self._step_id}")
         ended = Ended(self.reservations, list(self._writers), self.fenced)
         self._step_id = None
         self.is_launched = False
@@ -120,27 +94,32 @@ class Steps:
         self._replace_reservations([])
         return ended
 
-    # ---- taking part
+    # ---- requests in the step
 
-    def join(self, held: RequestBlocks) -> None:
-        """Note that a request is given slots; without an open step this means nothing."""
+    def add_request(self, held: RequestBlocks) -> None:
+        """Note that a request is given slots; no effect on steps that begin later."""
         held.in_step = self.num_begun
 
     def check_can_join(self, request_id: int) -> None:
-        """Raise `LocalProtocolError` if a step is in flight, so that none can take up another request."""
+        """Raise `LocalProtocolError` if the open step is in flight, so that no request can be added."""
         if self.is_launched:
-            raise LocalProtocolError(f"request {request_id}: slots asked for while step {self._step_id} is in flight")
+            raise LocalProtocolError(f"request {request_id}: slots requested while step {self._step_id} is in flight")
 
     def check_can_leave(self, held: RequestBlocks) -> None:
-        """Raise `LocalProtocolError` if others share what a request would write in the step that is being built."""
-        if self._writers and not self.is_launched:
-            sharers = [who.request_id for who, writers in self._writers.items() if held in writers and who is not held]
-            if sharers:
-                what = f"what request {held.request_id} would write in step {self._step_id}"
-                raise LocalProtocolError(f"requests {sorted(sharers)} share {what}: free them first")
+        """Raise `LocalProtocolError` if other requests share blocks that this one would write in the step.
 
-    def leave(self, held: RequestBlocks) -> None:
-        """Take a request that gives up its blocks out of the step, unless that is in flight."""
+        Only while the step is being built; once it is in flight, its blocks will be written.
+        """
+        if self._writers and not self.is_launched:
+            sharers = [
+                sharer.request_id for sharer, writers in self._writers.items() if held in writers and sharer is not held
+            ]
+            if sharers:
+                blocks = f"blocks that request {held.request_id} would write in step {self._step_id}"
+                raise LocalProtocolError(f"requests {sorted(sharers)} share {blocks}: free them first")
+
+    def remove_request(self, held: RequestBlocks) -> None:
+        """Remove a request that is being freed from the step, unless the step is in flight."""
         self._writers.pop(held, None)
         if self._takes_part(held) and not self.is_launched:
             held.in_step = 0
@@ -149,20 +128,20 @@ class Steps:
                 self._replace_reservations(kept)
 
     def give_back(self, pool: BlockPool, held: RequestBlocks, block_ids: list[int]) -> None:
-        """Free a request's blocks: now, or when the step ends in which it takes part."""
+        """Free a request's blocks: now, or at the end of the step if the request takes part in it."""
         if self._takes_part(held):
             self.fenced.append(block_ids)
         else:
             pool.free_blocks(block_ids)
 
-    # ---- reserving, and relying on it
+    # ---- reservations
 
     def reserve(self, reservation: Reservation) -> None:
         self.reservations.append(reservation)
 
     @property
     def reserved(self) -> dict[bytes, int]:
-        """Block by content key, for all that is reserved; not to be changed by callers."""
+        """Reserved blocks by content key; callers must not change it."""
         if self._num_indexed < len(self.reservations):
             for each in self.reservations[self._num_indexed :]:
                 for key, block_id in zip(each.keys, each.block_ids, strict=False):
@@ -171,7 +150,6 @@ class Steps:
         return self._reserved
 
     def is_reserved(self, block_id: int, key: bytes) -> bool:
-        """Return whether the step is going to fill a block with this content."""
         return any(
             pair == (block_id, key)
             for each in self.reservations
@@ -179,11 +157,10 @@ class Steps:
         )
 
     def reserves_for(self, held: RequestBlocks) -> bool:
-        """Return whether the step is going to fill blocks of this request."""
         return any(each.held is held for each in self.reservations)
 
     def note_hit_taken(self, borrower: RequestBlocks) -> None:
-        """Note which writers a request relies on whose tables begin with its hit."""
+        """Record the writers of the reserved blocks in a new request's prefix hit."""
         if self.reservations:
             taken = {block_id for table in borrower.tables for block_id in table}
             writers = [each.held for each in self.reservations if not taken.isdisjoint(each.block_ids)]
@@ -191,12 +168,12 @@ class Steps:
                 self._writers[borrower] = writers
 
     def note_window_moved(self, held: RequestBlocks) -> None:
-        """Note that a request has given back blocks which only its tokens in the step, if any, look at."""
+        """Record that a request in the step cannot recompute its tokens: its window has returned blocks they need."""
         if self._takes_part(held):
             self._writers.setdefault(held, []).append(held)
 
     def forget_reservations(self) -> None:
-        """Publish nothing that is reserved now; the step goes on."""
+        """Drop all reservations, so that nothing of them is published; the step goes on."""
         for each in self.reservations:
             each.keys = []
         self._replace_reservations(self.reservations)

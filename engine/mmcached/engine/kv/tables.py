@@ -1,10 +1,6 @@
-"""Keeps who holds which blocks: the tables of all requests, and the way of blocks from the pool into them and back.
+"""Block tables of all requests: moves blocks from the pool into the tables and back.
 
-    admit      hit shared, new blocks behind it        go_on    new blocks at the end
-    free       all go back                             windows that move on give back the head
-
-Knows nothing of block hashes, tokens or what is published. Invariant: a refusal has changed nothing, except that
-windows have moved on to where the request is.
+Invariant: an allocation that does not fit changes nothing, except that windows have moved to the request's position.
 """
 
 from __future__ import annotations
@@ -19,15 +15,7 @@ from mmcached.wire.errors import LocalProtocolError
 
 
 class BlockTables:
-    """The tables of all requests that hold blocks.
-
-    Args:
-        max_model_len: tokens; more slots are never asked for.
-
-    Attributes:
-        held: blocks by request id; changed here only.
-        empty: no blocks, of as many groups as there are.
-    """
+    """Block tables by request id, of all requests that hold blocks; `held` is changed here only."""
 
     def __init__(
         self, config: KVCacheConfig, pool: BlockPool, steps: Steps, groups: tuple[Group, ...], max_model_len: int
@@ -43,15 +31,13 @@ class BlockTables:
         self._max_model_len = max_model_len
 
     def num_missing(self, hit: KVCacheBlocks, num_slots: int) -> list[int]:
-        """Return how many blocks a request that holds nothing needs behind its hit for so many slots, by group."""
+        """Return the number of blocks, by group, that a new request needs after its hit for `num_slots` slots."""
         return num_missing(self._block_sizes, hit.ids, num_slots)
 
     def behind_windows(self, hit: KVCacheBlocks, num_computed_tokens: int, num_slots: int) -> KVCacheBlocks:
-        """Return how tables begin with a hit and tokens that are delivered behind it: null where windows have passed.
+        """Return the initial tables for a hit and delivered tokens, with null blocks where windows have passed.
 
-        Args:
-            num_computed_tokens: tokens of the hit and those delivered.
-            num_slots: null blocks stand for at most so many.
+        `num_computed_tokens` counts both; at most `num_slots` tokens are covered by null blocks.
         """
         tables = list(hit.ids)
         for group in self._windows:
@@ -62,11 +48,11 @@ class BlockTables:
     def admit(
         self, request_id: int, hit: KVCacheBlocks, num_slots: int, missing: list[int], next_full: int
     ) -> KVCacheBlocks:
-        """Give a request that holds nothing its first blocks, behind its hit. The caller has seen that they are free.
+        """Give a new request its hit and its first new blocks. The caller has checked that enough blocks are free.
 
         Args:
             missing: `num_missing` of the hit.
-            next_full: so many final tokens fill the first block behind the hit; `UNLIMITED` if none is published.
+            next_full: number of final tokens that fills the first block after the hit; `UNLIMITED` to publish nothing.
         """
         held = RequestBlocks(request_id, hit.ids, next_full=next_full)
         for group in self._windows:
@@ -74,19 +60,18 @@ class BlockTables:
         self._set_next_release(held)
         if any(hit.ids):
             self._steps.note_hit_taken(held)
-            for ids in hit.ids:  # before new blocks are taken: a hit must not be evicted for its own request
+            for ids in hit.ids:  # before new blocks are allocated: that could evict the request's own hit
                 self._pool.touch(ids)
         self.held[request_id] = held
         return self._extend(held, num_slots, missing)
 
-    def go_on(self, held: RequestBlocks, num_computed_tokens: int, num_slots: int) -> KVCacheBlocks | None:
-        """Give a request that holds blocks those that it lacks, after its windows have moved on; None if too few.
+    def extend_request(self, held: RequestBlocks, num_computed_tokens: int, num_slots: int) -> KVCacheBlocks | None:
+        """Move a request's windows, then append the blocks that it lacks; return None if too few are free.
 
-        Raises:
-            LocalProtocolError: what it took over was withdrawn.
+        Raises `LocalProtocolError` if content that the request relies on was withdrawn.
         """
         if held.is_lost:
-            raise LocalProtocolError(f"request {held.request_id} counted on a step that was withdrawn: free it")
+            raise LocalProtocolError(f"request {held.request_id} relied on a step that was withdrawn: free it")
         if num_computed_tokens >= held.next_release:
             self._leave_behind(held, num_computed_tokens)
         if num_slots <= held.capacity:
@@ -98,20 +83,20 @@ class BlockTables:
         return self._extend(held, num_slots, missing)
 
     def move_windows(self, held: RequestBlocks, num_computed_tokens: int) -> None:
-        """Give back what windows have left behind at this many computed tokens."""
+        """Free the blocks that windows have left behind at this number of computed tokens."""
         if num_computed_tokens >= held.next_release and not held.is_lost:
             self._leave_behind(held, num_computed_tokens)
             held.set_horizon()
 
     def num_to_take(self, request_id: int, hit: KVCacheBlocks, num_slots: int) -> int:
-        """Return how many of the free blocks it takes to give a request so many slots, behind a hit if it is new."""
+        """Return the number of free blocks needed for `num_slots` slots; free blocks of a new request's hit count."""
         held = self.held.get(request_id)
         if held is not None:
             return sum(num_missing(self._block_sizes, held.tables, num_slots))
         return sum(self.num_missing(hit, num_slots)) + sum(map(self._pool.num_unreferenced, hit.ids))
 
     def num_lacking(self, request_id: int, num_tokens: int, most_new_tokens: int) -> int:
-        """Return how many blocks a request has to be given on its way to so many tokens, a few at a time."""
+        """Return the number of blocks that a request still needs to reach `num_tokens` tokens, over several steps."""
         held = self.held.get(request_id)
         num_lacking = 0
         for group in self._groups:
@@ -120,21 +105,21 @@ class BlockTables:
         return num_lacking
 
     def free(self, held: RequestBlocks) -> None:
-        """Take back all blocks, the ends of the tables first, group after group."""
+        """Free all blocks of a request, each table from its tail, in order of group."""
         del self.held[held.request_id]
-        self._steps.leave(held)
+        self._steps.remove_request(held)
         for block_ids in held.take_all():
             self._steps.give_back(self._pool, held, block_ids)
 
     def _extend(self, held: RequestBlocks, num_slots: int, missing: list[int]) -> KVCacheBlocks:
         block_ids = self._pool.get_new_blocks(sum(missing))
-        # At least so many: a group with larger blocks may have more.
+        # A lower bound: a group with larger blocks may have more slots.
         capacity = -(-num_slots // self._hash_block_size) * self._hash_block_size
         held.capacity = capacity if capacity < self._max_model_len and self._groups else UNLIMITED
         return KVCacheBlocks(self._pool, held.extend(missing, block_ids))
 
     def _leave_behind(self, held: RequestBlocks, num_computed_tokens: int) -> None:
-        """Give back the heads of tables that windows have left, their ends first; null blocks take their places."""
+        """Free the blocks before the windows, last position first, and put null blocks in their places."""
         for group in self._windows:
             table, start = held.tables[group.index], held.num_left_behind[group.index]
             stop = min(group.kind.num_left_behind(num_computed_tokens), len(table))

@@ -1,5 +1,5 @@
-"""Results of requests are gathered step by step, and sent to the frontend.
+"""Results of requests: gathered step by step, and sent to the frontend.
 
-results     tokens, rows and embeddings of unfinished requests, until they are sent in pieces or with the answer
-row_parts   the rows of one key: those that came inline, and those that the store has
+results     tokens, rows and embeddings of unfinished requests
+row_parts   rows of one key: those received inline, and those in the store
 """

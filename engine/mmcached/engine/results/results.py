@@ -1,13 +1,13 @@
-"""The results of unfinished requests are gathered step by step, and sent in pieces or with the answer.
+"""Gathers the results of unfinished requests step by step; they are sent in pieces or with the answer.
 
     step output ──gather──> here ──take_answer──> RequestGenerated, RequestEncoded: all that was not sent
-                              └── unsent ──> TokensCommitted, one message for a step ── mark_sent ──> here no longer
+                              └── unsent ──> TokensCommitted, one message for a step ── mark_sent ──> removed here
 
-One message carries what a step has added to all streamed generations; for 256, one for each would cost more than twenty
-times as much. What a message that could not be queued carried comes with the next, or with the answer.
+One message carries the new results of all streamed generations of a step; for 256 generations, one message each would
+cost more than twenty times as much. If the message cannot be queued, its content is sent with the next one, or with the
+answer.
 
-Knows nothing of sockets or caches. Invariant: each token, row and embedding that is wanted is sent exactly once, in
-order; none is made up. (An answer repeats the tokens.)
+Invariant: each wanted token, row and embedding is sent exactly once, in order. (An answer repeats the tokens.)
 """
 
 from __future__ import annotations
@@ -26,18 +26,16 @@ from mmcached.wire.sockets.frames import Frame
 
 @dataclass(slots=True)
 class _Gathered:
-    """Tensors of one request: rows, from position `start` on, by key; header and bytes of outputs by item and name, or
-    the key in the store of all of an item.
-    """
+    """Tensors of one request; `start` is the position of its first row."""
 
     streams_rows: bool = False
     start: int | None = None
     rows: dict[str, RowParts] = field(default_factory=dict)
-    outputs: dict[int, dict[str, tuple[Tensor, bytes]]] = field(default_factory=dict)
-    keys: dict[int, str] = field(default_factory=dict)
+    outputs: dict[int, dict[str, tuple[Tensor, bytes]]] = field(default_factory=dict)  # by item and name
+    keys: dict[int, str] = field(default_factory=dict)  # key in the store by item
 
     def parts_of(self, rows: Rows | SavedRows) -> RowParts:
-        """Return what rows are a part of; the first that come of any key are the first that are wanted."""
+        """Return the collected rows of the same key; the first rows of any key set the start of all."""
         if self.start is None:
             self.start = rows.first
         if rows.key not in self.rows:
@@ -46,11 +44,11 @@ class _Gathered:
 
 
 class Results:
-    """The results of one engine's open requests; those of others are dropped."""
+    """Results of one engine's open requests; results of other requests are dropped."""
 
     def __init__(self) -> None:
         self._open: dict[int, _Gathered] = {}
-        self._num_sent: dict[int, int] = {}  # of streamed generations, the output tokens that the frontend has
+        self._num_sent: dict[int, int] = {}  # output tokens sent, by streamed generation
 
     def __len__(self) -> int:
         return len(self._open)
@@ -66,15 +64,14 @@ class Results:
         if streams_tokens:
             self._num_sent[request.request_id] = 0
 
-    def forget(self, request_id: int) -> None:
-        """Drop a request that is over. An unknown one changes nothing."""
+    def forget_request(self, request_id: int) -> None:
         self._open.pop(request_id, None)
         self._num_sent.pop(request_id, None)
 
     # ---- from the workers
 
     def gather(self, output: StepOutput, payload: Sequence[Frame]) -> None:
-        """Take a step's tensors. Raises `InvariantError` if a row is missing before one of them."""
+        """Add a step's tensors. Raises `InvariantError` if there is a gap before a row."""
         for made in output.rows:
             self.put_rows(made.request_id, made.rows, payload)
         for named in output.saved_rows:
@@ -86,7 +83,7 @@ class Results:
                 gathered.keys[saved.index] = saved.key
 
     def put_rows(self, request_id: int, rows: Rows, payload: Sequence[Frame]) -> None:
-        """Take rows of a key; the first that come are the first that are wanted. Raises as `gather` does."""
+        """Add rows of a key; the first rows received are the first wanted. Raises as `gather`."""
         gathered = self._open.get(request_id)
         if gathered is None:
             return
@@ -96,7 +93,7 @@ class Results:
             raise InvariantError(f"request {request_id}: {error}") from error
 
     def put_saved_rows(self, request_id: int, rows: SavedRows) -> None:
-        """As `put_rows`, of rows that are being put into the store."""
+        """Add rows that are being put into the store, as `put_rows`."""
         gathered = self._open.get(request_id)
         if gathered is None:
             return
@@ -114,11 +111,9 @@ class Results:
     # ---- to the frontend
 
     def unsent(self, sampled: Iterable[Request], with_rows: Iterable[int]) -> tuple[TokensCommitted, list[Frame]]:
-        """Return the message of what a step has added to streamed generations, with its frames. Changes nothing.
+        """Return the message with a step's new results of streamed generations, and its frames. Changes nothing.
 
-        Args:
-            sampled: requests that have a new token.
-            with_rows: ids of requests that have new rows.
+        `sampled` are the requests with a new token, `with_rows` the ids of those with new rows.
         """
         num_sent = self._num_sent
         tokens = [
@@ -138,20 +133,19 @@ class Results:
         return TokensCommitted(tokens, rows), frames
 
     def mark_sent(self, message: TokensCommitted) -> None:
-        """Note that a message is queued, before anything else is gathered."""
+        """Note that a message is queued, before any other results are gathered."""
         for stream in message.streams:
             self._num_sent[stream.request_id] = stream.first + len(stream.token_ids)
         for part in message.rows:
             self._open[part.request_id].rows[part.rows.key].run.hand_on()
 
     def take_answer(self, request: Request) -> tuple[RequestGenerated | RequestEncoded, list[Frame]]:
-        """Remove a finished request; return its answer, with all that was not sent, and its frames.
+        """Remove a finished request; return its answer, with everything not sent yet, and its frames.
 
-        Raises:
-            InvariantError: a row or an embedding is missing.
+        Raises `InvariantError` if a row or an embedding is missing.
         """
         gathered = self._open[request.request_id]
-        self.forget(request.request_id)
+        self.forget_request(request.request_id)
         if request.kind == "encode":
             return _encoded(request, gathered)
         rows, saved_rows, frames = _remaining_rows(request, gathered)
@@ -167,7 +161,7 @@ class Results:
 
 
 def _remaining_rows(request: Request, gathered: _Gathered) -> tuple[list[Rows], list[SavedRows], list[Frame]]:
-    """Return the rows that were not sent, in the order of the request's keys, those that are named, and the frames.
+    """Return the rows not sent yet, in the order of the request's keys, the saved rows, and the frames.
 
     The last sampled token was never computed, so it has no row.
     """

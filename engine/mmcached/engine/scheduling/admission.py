@@ -1,7 +1,7 @@
-"""Admission refuses requests that can never be served under this configuration.
+"""Admission check: rejects requests that can never be served under this configuration.
 
-What passes can finish: each of its items fits into one step's encoder budget and into the empty encoder cache, all its
-tokens into the empty KV pool.
+An admitted request can finish: each item fits into one step's encoder budget and into the empty encoder cache, and all
+tokens fit into the empty KV pool.
 """
 
 from __future__ import annotations
@@ -12,14 +12,16 @@ from mmcached.wire.errors import InvalidRequest
 
 
 def check_request(request: Request, config: ServiceConfig, max_embeds_per_item: int) -> None:
-    """Raise InvalidRequest, with field, value and limit, if a request can never be served."""
+    """Raise `InvalidRequest`, with field, value and limit, if a request can never be served."""
     sizes: dict[str, int] = {}
     for index, feature in enumerate(request.features):
         field = f"features[{index}].num_embeds"
         if not 1 <= feature.num_embeds <= max_embeds_per_item:
             raise InvalidRequest(field, feature.num_embeds, f"between 1 and {max_embeds_per_item} (encoder budget)")
         if sizes.setdefault(feature.mm_hash, feature.num_embeds) != feature.num_embeds:
-            raise InvalidRequest(field, feature.num_embeds, f"an item of equal content has {sizes[feature.mm_hash]}")
+            raise InvalidRequest(
+                field, feature.num_embeds, f"an item with the same content has {sizes[feature.mm_hash]}"
+            )
     if request.kind == "encode":
         if not request.features:
             raise InvalidRequest("features", 0, "at least one item to encode")
@@ -52,7 +54,7 @@ def _check_rows(request: Request, config: ServiceConfig) -> None:
     known = config.model.row_keys
     unknown = [key for key in request.row_keys if key not in known]
     if unknown or not request.row_keys or len(set(request.row_keys)) < len(request.row_keys):
-        raise InvalidRequest("rows.keys", str(list(request.row_keys)), f"each once, some of {list(known)}")
+        raise InvalidRequest("rows.keys", str(list(request.row_keys)), f"at least one of {list(known)}, each once")
     if request.num_rows_delivered >= request.num_prompt_tokens:
         limit = f"must be below the prompt's length, {request.num_prompt_tokens}"
         raise InvalidRequest("rows.first", request.num_rows_delivered, limit)

@@ -1,9 +1,9 @@
-"""Block admission lets a waiting request run if its blocks fit beside those that running requests still need.
+"""Admits a waiting request if its KV blocks fit besides those that running requests still need.
 
-    free blocks  ≥  all its tokens, behind its hit  +  what running requests lack for theirs  +  watermark
+    free blocks  ≥  its tokens after the hit  +  missing blocks of running requests  +  watermark
 
-So a prompt that is computed chunk by chunk never takes what another one was admitted for. A request that is alone gets
-what there is: `check_request` has seen to it that this is enough. Knows nothing of encoders or token budgets.
+So chunked prefills never take blocks reserved for another request. If no request is running, the check is skipped: the
+empty pool suffices (`check_request`).
 """
 
 from __future__ import annotations
@@ -16,8 +16,6 @@ from mmcached.wire.config import ServiceConfig
 
 
 class BlockAdmission:
-    """Admits requests to one step, after running requests were served."""
-
     def __init__(self, config: ServiceConfig, kv: KVCache, running: RequestQueue) -> None:
         self._kv = kv
         self._running = running
@@ -27,12 +25,12 @@ class BlockAdmission:
             self.admitted(request)
 
     def is_room_for(self, request: Request, hit: KVCacheBlocks) -> bool:
-        """Return whether a request that holds nothing may be admitted behind its prefix hit."""
+        """Return whether a request without blocks may be admitted after its prefix hit."""
         return not self._running or self._kv.can_admit(
             request, hit, most_new_tokens=self._most_new_tokens, num_spare_blocks=self._num_spare
         )
 
     def admitted(self, request: Request) -> None:
-        """Count what a running request lacks for the tokens that it has."""
+        """Count the blocks that a running request still lacks for its tokens."""
         if request.kind == "generate":
             self._num_spare += self._kv.num_lacking_blocks(request, request.num_tokens, self._most_new_tokens)

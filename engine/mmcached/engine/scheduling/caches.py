@@ -1,10 +1,7 @@
-"""The caches of one engine are led through each step together: KV blocks, encoder outputs, rows of prefixes.
+"""Steps all caches of one engine together: KV blocks, encoder outputs, rows of prefixes.
 
-    begin ── (the step is built) ── launch ── commit(report)         what the step reserved is there
-      |                               |
-      +----------- withdraw ----------+                              it never was; nothing of the step is published
-
-Knows nothing of the order of requests. Invariant: all three have the same step open, or none has.
+A step is begun, launched, and then committed with rank 0's report, or withdrawn. Invariant: all three caches have the
+same step open, or none has.
 """
 
 from __future__ import annotations
@@ -21,15 +18,7 @@ from mmcached.wire.errors import InvariantError
 
 
 class Caches:
-    """The three managers, empty.
-
-    Attributes:
-        encoder_budget: embeddings of one step, and of all that is kept.
-        kept_rows: the prefix index for the step builder.
-
-    Raises:
-        ConfigError: budgets under which an item could never be computed.
-    """
+    """KV, encoder and prefix-row caches; raises `ConfigError` for budgets that could never compute an item."""
 
     def __init__(self, config: ServiceConfig) -> None:
         self.encoder_budget = service_encoder_budget(config)
@@ -53,21 +42,17 @@ class Caches:
         self.prefix_index.begin_step(step_id)
 
     def launch_step(self, step_id: int) -> None:
-        """Note that the step goes to the workers, which use what it reserved whatever becomes of its requests."""
+        """Note that the step goes to the workers, which use its reservations even if its requests are aborted."""
         self.kv.launch_step(step_id)
 
     def commit(self, step_id: int, report: Report) -> None:
-        """Publish what the step reserved.
-
-        Raises:
-            RemoteProtocolError: a report, of rank 0's prefix store, that cannot be. Nothing has changed.
-        """
+        """Publish the step's reservations; raises `RemoteProtocolError` if rank 0's report is invalid."""
         self.prefix_index.commit(step_id, report)
         self.kv.commit(step_id)
         self.encoder.commit(step_id)
 
     def withdraw(self, step_id: int, report: Report | None = None) -> None:
-        """Drop what the step reserved; all who take part in it must start over. Raises as `commit` does."""
+        """Drop the step's reservations; all its requests must start over. Raises as `commit` does."""
         self.prefix_index.withdraw(step_id, report)
         self.kv.withdraw(step_id)
         self.encoder.withdraw(step_id)
@@ -78,20 +63,18 @@ class Caches:
         self.prefix_index.release(request)
 
     def new_epoch(self) -> None:
-        """Forget all content, while requests go on; an open step publishes nothing."""
         self.kv.new_epoch()
         self.encoder.new_epoch()
         self.prefix_index.new_epoch()
 
     def reset(self) -> None:
-        """Forget everything, as the workers have. No request holds blocks, and no step is open."""
+        """Clear all state, as the workers have. No request holds blocks, and no step is open."""
         self.encoder.reset()
         self.prefix_index.reset()
         if not self.kv.reset_prefix_cache():
             raise InvariantError("blocks are held although nothing is running")
 
     def holders(self) -> set[int]:
-        """Return the ids of the requests that hold blocks, encoder outputs or rows."""
         return self.kv.holders() | self.encoder.holders() | self.prefix_index.holders()
 
     def check_integrity(self) -> None:

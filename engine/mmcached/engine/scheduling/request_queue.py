@@ -1,7 +1,6 @@
-"""The request queue holds requests in the order in which they are served: by urgency, then by arrival.
+"""Queue of requests in the order of service: by priority, then by arrival.
 
-A request that was preempted is as old as before. Knows nothing of what requests need. Invariant: sorted by
-`Request.place`, which no two of them share.
+A preempted request keeps its arrival number. Invariant: sorted by `Request.place`, which is unique.
 """
 
 from __future__ import annotations
@@ -36,5 +35,4 @@ class RequestQueue:
         insort(self._requests, request, key=_PLACE)
 
     def remove(self, request: Request) -> None:
-        """Take out a request that is in the queue."""
         del self._requests[bisect_left(self._requests, request.place, key=_PLACE)]

@@ -1,4 +1,4 @@
-"""The scheduler chooses the requests that take part in the next step, and moves them along when it is done.
+"""Scheduler: selects the requests of the next step, and advances them when it is committed. Does no I/O.
 
     waiting --admit--> running --finish--> (gone)
        ^                  |
@@ -6,16 +6,15 @@
                                             |                     |
                                             +------- blame -------+---> suspects, computed alone (`suspects`)
 
-One step is in flight at a time; what it would compute is reserved in all `caches` until `commit` or `withdraw`. Running
-requests are served first, then waiting ones that are admitted (`block_admission`), in the order of `request_queue`. The
-victim of a preemption is the last in that order, never one that has been served in the step. Sans I/O: knows nothing of
-sockets, leases or tensors.
+One step is in flight at a time; its results are reserved in all `caches` until `commit` or `withdraw`. Running requests
+are served first, then admitted waiting requests (`block_admission`), in the order of `request_queue`. Preemption takes
+the last request in that order, never one already served in the step.
 
-No request starves, unless more urgent ones keep coming, and there is always something to run. The first running request
-gets a full token budget, a full encoder budget and, by preempting from the end, all blocks. If it waits for encoder
-space, that closes the encoder for those behind it (`encoder_inputs`): they go on with the item they hold, and free it
-at its end or when preempted. A request that waits for the encoder, and a running suspect, are passed only by requests
-without items; a waiting suspect is passed by none behind it, and every second step is a suspect's.
+No request starves, unless more urgent requests keep coming. The first running request gets a full token budget, a full
+encoder budget and, by preemption from the end, all blocks. If it waits for encoder space, the encoder is closed to
+later requests (`encoder_inputs`): they go on with the item they hold, and free it at its end or when preempted. Only
+requests without items may overtake a request that waits for the encoder, or a running suspect; no later request
+overtakes a waiting suspect, and every second step is a suspect's.
 """
 
 from __future__ import annotations
@@ -46,21 +45,14 @@ from mmcached.wire.messages.engine import RowsMissing
 __all__ = ["ScheduledChunk", "ScheduledStep", "Scheduler"]
 
 
-# Asked for every request of every step; looking it up in the enum takes 60 ns each time.
+# Read for every request of every step; the enum lookup takes 60 ns.
 _RUNNING = RequestStatus.RUNNING
 
 
 class Scheduler:
-    """All unfinished requests of one engine, and its caches.
+    """All unfinished requests of one engine, and its caches; only the scheduler changes `caches` and `suspects`.
 
-    Attributes:
-        caches: KV blocks, encoder outputs and rows of prefixes; only the scheduler changes them.
-        kv_cache_manager, encoder_cache_manager, tensor_prefix_index: the three caches.
-        suspects: requests that are computed alone; only the scheduler changes them.
-        num_preemptions: preemptions for lack of KV blocks.
-
-    Raises:
-        ConfigError: budgets under which an item could never be computed.
+    Raises `ConfigError` for budgets under which an item could never be computed.
     """
 
     def __init__(self, config: ServiceConfig) -> None:
@@ -81,7 +73,6 @@ class Scheduler:
 
     @property
     def running(self) -> list[Request]:
-        """Running requests in the order of service."""
         return list(self._running)
 
     @property
@@ -93,7 +84,7 @@ class Scheduler:
         return len(self._waiting)
 
     def has_work(self) -> bool:
-        """Return whether a request is unfinished; then, unless a step is in flight, `schedule` returns one."""
+        """Return whether a request is unfinished; then `schedule` returns a step, unless one is in flight."""
         return bool(self._requests)
 
     # ---- requests
@@ -106,7 +97,7 @@ class Scheduler:
             LocalProtocolError: its id is in use.
         """
         if request.request_id in self._requests:
-            raise LocalProtocolError(f"request {request.request_id} is here already")
+            raise LocalProtocolError(f"request {request.request_id}: id is in use")
         max_embeds_per_item = min(self.caches.encoder_budget)
         if self._config.disable_chunked_mm_input and request.kind == "generate":
             max_embeds_per_item = min(max_embeds_per_item, self._config.max_num_batched_tokens)
@@ -118,7 +109,7 @@ class Scheduler:
         self._waiting.add(request)
 
     def abort(self, request_id: int) -> None:
-        """End a request without an answer. An unknown or ended one changes nothing.
+        """End a request without an answer; ignores unknown and ended requests.
 
         Blocks that the step in flight still writes are freed when that step ends.
         """
@@ -132,25 +123,24 @@ class Scheduler:
     # ---- steps
 
     def schedule(self) -> ScheduledStep | None:
-        """Return the next step, which is then in flight; None if there is nothing to do.
+        """Return the next step, which is then in flight; None if no request is unfinished.
 
-        Raises:
-            LocalProtocolError: a step is in flight.
+        Raises `LocalProtocolError` if a step is in flight already.
         """
         if self._in_flight is not None:
             raise LocalProtocolError(f"step {self._in_flight.step_id} is in flight: commit or withdraw it first")
-        # A try in which nobody could take part has preempted at least one running request; so there is room next time.
+        # An attempt that schedules no request has preempted at least one, so the next attempt has more free blocks.
         for _ in range(len(self._running) + 1):
             if not self._requests:
                 return None
             for alone in self.suspects.turns():
                 self._in_flight = self._try_step(alone)
                 if self._in_flight is not None:
-                    self.suspects.took_turn(alone)
+                    self.suspects.note_turn(alone)
                     return self._in_flight
         if not self._requests:
             return None
-        raise InvariantError(f"{len(self._requests)} unfinished request(s), and none of them can run")
+        raise InvariantError(f"{len(self._requests)} unfinished request(s), none of which can run")
 
     def commit(
         self,
@@ -159,34 +149,34 @@ class Scheduler:
         prefix_report: Report | None = None,
         missing: Collection[RowsMissing] = (),
     ) -> list[Request]:
-        """Publish the step in flight, which the workers have computed, and move its requests along.
+        """Publish the step in flight, which the workers have computed, and advance its requests.
 
         Args:
-            sampled: the next token by request id, for each chunk that asks for one.
+            sampled: the next token by request id, for each chunk with `sample`.
             prefix_report: rank 0's report of its prefix store.
-            missing: rows behind hits that rank 0 has not found; these requests wait again, from token 0, and are
-                sampled again.
+            missing: rows after prefix hits that rank 0 lacks; these requests wait again, from token 0, and are sampled
+                again.
 
         Returns:
-            The requests that are complete now, for which nothing is held.
+            The requests that are complete now; nothing is held for them.
 
         Raises:
             LocalProtocolError: this step is not in flight.
-            RemoteProtocolError: not exactly the tokens that were asked for, or a report that cannot be. Nothing has
+            RemoteProtocolError: `sampled` has missing or unexpected requests, or the report is invalid. Nothing has
                 changed.
         """
         self._check_in_flight(step)
         expected = {chunk.request.request_id for chunk in step.chunks if chunk.sample}
         if sampled.keys() != expected:
             wrong = sorted(sampled.keys() ^ expected)
-            raise RemoteProtocolError(f"requests {wrong}: sampled without being asked, or not sampled", "sampled")
+            raise RemoteProtocolError(f"requests {wrong}: sampled unexpectedly, or not sampled", "sampled")
         self.caches.commit(step.step_id, prefix_report or {})
         self._in_flight = None
         set_back = self._note_missing(missing) if missing else ()
         ended = [
             chunk.request
             for chunk in step.chunks
-            if chunk.request.request_id not in set_back and self._move_along(chunk, sampled)
+            if chunk.request.request_id not in set_back and self._advance(chunk, sampled)
         ]
         for request, input_id, _ in step.emit:
             request.num_emitted = input_id + 1
@@ -196,13 +186,13 @@ class Scheduler:
         ended += {item.request.request_id: item.request for item in step.emit if item.request.is_finished}.values()
         for request in ended:
             self._remove(request)
-        self.suspects.clear_the_innocent()
+        self.suspects.discard_cleared()
         return [request for request in ended if request.status is RequestStatus.FINISHED]
 
     def withdraw(self, step: ScheduledStep, prefix_report: Report | None = None) -> None:
         """Publish nothing of the step in flight, which has failed; its requests wait again, from token 0.
 
-        Items that were emitted in earlier steps stay emitted. Raises for step and report as `commit` does.
+        Items emitted in earlier steps stay emitted. Raises for step and report as `commit` does.
         """
         self._check_in_flight(step)
         self.caches.withdraw(step.step_id, prefix_report)
@@ -211,7 +201,7 @@ class Scheduler:
         self._requeue([request for request in self._running if request.request_id in taken_part])
 
     def reset(self) -> None:
-        """Clear the caches, as the workers have; the step in flight is over, its requests wait again, from token 0."""
+        """Clear the caches, as the workers have, and drop the step in flight; its requests wait again, from token 0."""
         if self._in_flight is not None:
             self.caches.withdraw(self._in_flight.step_id)
             self._in_flight = None
@@ -219,9 +209,9 @@ class Scheduler:
         self.caches.reset()
 
     def new_epoch(self) -> None:
-        """Let nothing be found that was cached, or is being computed, with the former weights. Requests go on.
+        """Drop all content cached or being computed with the former weights, while requests go on.
 
-        A step in flight is committed, and publishes nothing. The next plan clears the workers' prefix stores.
+        A step in flight is committed but publishes nothing. The next plan clears the workers' prefix stores.
         """
         self.caches.new_epoch()
 
@@ -241,11 +231,11 @@ class Scheduler:
         )
 
     def take_failed(self) -> list[tuple[Request, MmcachedError]]:
-        """Return and clear the requests that were blamed, or had an item of another size than its content's entry."""
+        """Return and clear the requests failed by `blame_*` or while being scheduled, with their errors."""
         failed, self._failed = self._failed, []
         return failed
 
-    # ---- looking in
+    # ---- inspection
 
     def check_integrity(self) -> None:
         self.caches.check_integrity()
@@ -261,12 +251,12 @@ class Scheduler:
                 raise InvariantError(f"{request} has {len(table)} block(s) only")
         self.suspects.check_integrity(queued)
         if not self.caches.holders() <= {request.request_id for request in self._running}:
-            raise InvariantError("somebody who does not run holds blocks, encoder outputs or rows")
+            raise InvariantError("a request that is not running holds blocks, encoder outputs or rows")
 
-    # ---- the making of a step
+    # ---- building a step
 
     def _try_step(self, alone: Request | None) -> ScheduledStep | None:
-        """Return a step of a suspect alone, or (None) of all others; None, with no step open, if none can take part."""
+        """Return a step of `alone`, or (None) of all requests but suspects; None, with no step open, if it is empty."""
         step_id = self._next_step_id
         self.caches.begin_step(step_id)
         builder = StepBuilder(self._config, self.caches, is_shared=len(self._requests) > 1)
@@ -287,7 +277,7 @@ class Scheduler:
         while (request := builder.add_decodes(requests)) is not None:
             try:
                 while request.status is _RUNNING and builder.add_running(request) is ScheduleOutcome.KV_REFUSED:
-                    self._preempt_last()  # perhaps this very request; never one before it, which takes part already
+                    self._preempt_last()  # perhaps this request itself; never an earlier one, which is in the step
             except (InvalidRequest, CacheMiss) as error:
                 self._fail(request, error)
 
@@ -322,14 +312,13 @@ class Scheduler:
         self.num_preemptions += 1
         self._requeue([victim])
 
-    # ---- the end of a step
+    # ---- ending a step
 
     def _check_in_flight(self, step: ScheduledStep) -> None:
         if step is not self._in_flight:
             raise LocalProtocolError(f"step {step.step_id} is not in flight")
 
     def _note_missing(self, missing: Collection[RowsMissing]) -> set[int]:
-        """Requeue the requests that lack rows; return their ids."""
         requests: dict[int, Request] = {}
         for rows in missing:
             request = self._requests.get(rows.request_id)
@@ -339,8 +328,8 @@ class Scheduler:
         self._requeue([request for request in self._running if request.request_id in requests])
         return set(requests)
 
-    def _move_along(self, chunk: ScheduledChunk, sampled: Mapping[int, int]) -> bool:
-        """Add a computed chunk's tokens and sample to its request, and free the items behind it; return if it ended."""
+    def _advance(self, chunk: ScheduledChunk, sampled: Mapping[int, int]) -> bool:
+        """Add a computed chunk and its sample to its request, free the items it has passed; return whether it ended."""
         request, start = chunk.request, chunk.start
         end = request.num_computed_tokens = start + chunk.num_tokens
         if request.rows is not None and end > request.num_rows_delivered:
@@ -359,7 +348,6 @@ class Scheduler:
         return not is_running
 
     def _remove(self, request: Request) -> None:
-        """Forget a request that has ended."""
         self.caches.free(request)
         self.suspects.discard(request)
         self.kv_cache_manager.free_block_hashes(request)
@@ -367,7 +355,7 @@ class Scheduler:
         (self._running if request in self._running else self._waiting).remove(request)
 
     def _blame(self, step: ScheduledStep, sentence: Callable[[Request], MmcachedError | None]) -> None:
-        """Fail the request that was alone in the step if its sentence is an error; make all others suspects."""
+        """Fail the request that was alone in the step if `sentence` returns an error; make all others suspects."""
         goals = step.goals()
         for request, goal in goals:
             if self._requests.get(request.request_id) is not request:
@@ -386,7 +374,7 @@ class Scheduler:
         self._remove(request)
 
     def _requeue(self, requests: list[Request]) -> None:
-        """Return running requests to their places in the queue; remove those that were aborted."""
+        """Return running requests to the waiting queue; remove those that were aborted."""
         for request in reversed(requests):
             if request.is_finished:
                 self._remove(request)

@@ -1,7 +1,4 @@
-"""A scheduled step is a value: the work of one step, by requests and keys. The server makes plans of it.
-
-Order of work: drop `freed_keys`, encode, emit, run the chunks in order.
-"""
+"""Data classes of a scheduled step; workers drop `freed_keys`, encode, emit, then run the chunks in order."""
 
 from __future__ import annotations
 
@@ -16,12 +13,12 @@ from mmcached.wire.messages.worker import EmbedSpan
 
 
 class ScheduledChunk(msgspec.Struct, frozen=True, gc=False):
-    """Tokens `[start, start + num_tokens)` of one request. Without garbage collection: nothing refers back.
+    """Tokens `[start, start + num_tokens)` of one request. `gc=False`: it is in no reference cycle.
 
     Attributes:
-        block_ids: the request's block table from position 0 on, long enough for the chunk; it grows later on.
+        block_ids: the request's live block table from position 0 on, long enough for the chunk.
         spans: places of encoder outputs among the token embeddings; positions count from the chunk's start.
-        sample: true if the chunk ends at the last known token, so that the next one is wanted.
+        sample: whether the chunk ends at the last known token, so that the next token is sampled.
         new_hashes: hashes of the request's blocks that the prefix store does not have yet.
     """
 
@@ -40,14 +37,14 @@ class ScheduledChunk(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(frozen=True, slots=True)
 class ScheduledStep:
-    """Everything that one step computes.
+    """Work of one step.
 
     Attributes:
-        encode: items whose output must be made, one per key.
+        encode: items to be encoded, one per key.
         emit: items of "encode" requests whose output is returned.
         freed_keys: encoder outputs that workers drop.
-        released: ids of requests whose rows the prefix store need not hold any more.
-        row_epoch: epoch of the weights; in a new one the prefix store forgets everything.
+        released: ids of requests whose rows the prefix store may drop.
+        row_epoch: epoch of the weights; the prefix store is cleared when it changes.
     """
 
     step_id: int
@@ -59,12 +56,11 @@ class ScheduledStep:
     row_epoch: int = 0
 
     def requests(self) -> list[Request]:
-        """Return each request that takes part, once."""
         taking_part = [*(chunk.request for chunk in self.chunks), *(item.request for item in self.emit)]
         return list({request.request_id: request for request in taking_part}.values())
 
     def goals(self) -> list[tuple[Request, int]]:
-        """Return each request that takes part, once, with its `progress` after the step."""
+        """Return each request of the step once, with its `progress` after the step."""
         goals = {chunk.request.request_id: (chunk.request, chunk.end) for chunk in self.chunks}
         goals |= {request.request_id: (request, input_id + 1) for request, input_id, _ in self.emit}
         return list(goals.values())

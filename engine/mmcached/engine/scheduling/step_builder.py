@@ -1,12 +1,11 @@
-"""The step builder fills one step: it gives each request that is asked what is left of the step's budgets.
+"""Builds one step: gives each request in turn a share of the step's remaining budgets.
 
-The order of requests, and what follows from a refusal, is the scheduler's. A refusal has changed nothing in the caches.
-
-The encoder's window: each item that overlaps the chunk must be held, cached, or reserved for encoding in this step, or
-the chunk ends just before the first that is not:
+The scheduler decides the order of requests and the consequences of a refusal, which changes nothing in the caches. Each
+item that overlaps a chunk must be held, cached, or reserved for encoding in this step; otherwise the chunk ends before
+the first such item:
 
     start                     end
-    |--text--[item 0]--text--[item 1]       item 1 cannot be had
+    |--text--[item 0]--text--[item 1]       item 1 is not available
     |--text--[item 0]--text--|              the chunk is shorter; empty if it starts inside or at item 1
 """
 
@@ -27,25 +26,18 @@ from mmcached.wire.messages.worker import EmbedSpan
 
 
 class ScheduleOutcome(enum.Enum):
-    """Answers to a request that is asked into a step."""
-
     SCHEDULED = "takes part in the step"
     NO_TOKENS = "the token budget is used up"
-    ENCODER_REFUSED = "the next item can neither be had nor encoded in this step"
+    ENCODER_REFUSED = "the next item is neither cached nor can it be encoded in this step"
     KV_REFUSED = "not enough free blocks"
 
 
-# Asked for every request of every step; looking it up in the enum takes 60 ns each time.
+# Read for every request of every step; the enum lookup takes 60 ns.
 _RUNNING = RequestStatus.RUNNING
 
 
 class StepBuilder:
-    """One step in the making.
-
-    Args:
-        caches: with this step open.
-        is_shared: true if there are several requests, so that a long prompt leaves tokens to others.
-    """
+    """Step that is being built, open in `caches`; if it `is_shared`, a long prompt leaves tokens to other requests."""
 
     def __init__(self, config: ServiceConfig, caches: Caches, *, is_shared: bool) -> None:
         self._config = config
@@ -64,10 +56,9 @@ class StepBuilder:
         return not self._chunks and not self._emit
 
     def add_decodes(self, requests: Iterator[Request]) -> Request | None:
-        """Give running requests one token each while that is all they need: almost all that is ever scheduled.
+        """Schedule one token for each running request while each only decodes; this is the common case.
 
-        Returns:
-            The first that needs something else, has no slot, or comes when the budget is used up; None: all are served.
+        Returns the first request that needs more, has no slot, or finds the budget used up; None if all were served.
         """
         allocate_slots, block_table, add = self._kv.allocate_slots, self._kv.block_table, self._chunks.append
         block_size, reserve_rows = self._block_size, self._rows.reserve
@@ -80,7 +71,7 @@ class StepBuilder:
                 first_other = request
                 break
             num_left -= 1
-            # Only the token that fills a block gives it a hash.
+            # A block gets its hash with the token that fills it.
             hashes = NO_NEW_HASHES if (start + 1) % block_size else reserve_rows(request, start, 1)
             add(ScheduledChunk(request, start, 1, block_table(request.request_id), (), True, hashes))
         self._token_budget = num_left
@@ -89,10 +80,10 @@ class StepBuilder:
     def add_running(self, request: Request) -> ScheduleOutcome:
         if request.kind == "encode":
             return self._add_items(request)
-        return self._add_chunk(request, request.num_computed_tokens, None)
+        return self._add_chunk(request, request.num_computed_tokens)
 
     def add_waiting(self, request: Request, admission: BlockAdmission) -> ScheduleOutcome:
-        """Give a request that holds nothing its first chunk behind its prefix hit, or its first items."""
+        """Schedule the first chunk after the prefix hit, or the first items, of a request that holds nothing."""
         if request.kind == "encode":
             return self._add_items(request)
         if not self._token_budget:
@@ -103,7 +94,7 @@ class StepBuilder:
             hit, num_hit_tokens = self._kv.get_computed_blocks(request, num_usable)
         if not admission.is_room_for(request, hit):
             return ScheduleOutcome.KV_REFUSED
-        outcome = self._add_chunk(request, num_hit_tokens, hit)
+        outcome = self._add_chunk(request, num_hit_tokens, hit=hit)
         if outcome is ScheduleOutcome.SCHEDULED:
             admission.admitted(request)
             if not request.was_admitted:
@@ -115,7 +106,7 @@ class StepBuilder:
         freed, released = self._encoder.take_freed(), self._rows.take_released()
         return ScheduledStep(step_id, self._chunks, encode, self._emit, freed, released, self._rows.index.epoch)
 
-    def _add_chunk(self, request: Request, start: int, hit: KVCacheBlocks | None) -> ScheduleOutcome:
+    def _add_chunk(self, request: Request, start: int, *, hit: KVCacheBlocks | None = None) -> ScheduleOutcome:
         num_tokens = request.num_tokens
         end = min(num_tokens, start + min(self._token_budget, self._most_tokens))
         plan = None
@@ -127,7 +118,7 @@ class StepBuilder:
                 if plan.refused is not None:
                     end = max(start, request.features[plan.refused].offset)
                     if end == start:
-                        self._encoder_budget.take(plan)
+                        self._encoder_budget.take_plan(plan)
                         return ScheduleOutcome.ENCODER_REFUSED
         if end == start:
             return ScheduleOutcome.NO_TOKENS
@@ -135,7 +126,7 @@ class StepBuilder:
         if self._kv.allocate_slots(request, end - start, num_hit_tokens, hit) is None:
             return ScheduleOutcome.KV_REFUSED
         if plan is not None:
-            self._encoder_budget.take(plan)
+            self._encoder_budget.take_plan(plan)
         request.num_computed_tokens = start
         self._token_budget -= end - start
         table = self._kv.block_table(request.request_id)
@@ -145,10 +136,9 @@ class StepBuilder:
         return ScheduleOutcome.SCHEDULED
 
     def _add_items(self, request: Request) -> ScheduleOutcome:
-        """Give an "encode" request as many of its next items as the encoder's budget allows."""
         wanted = range(request.num_emitted, len(request.features))
         plan = self._encoder_budget.plan(request, wanted)
-        self._encoder_budget.take(plan)
+        self._encoder_budget.take_plan(plan)
         had = range(wanted.start, wanted.stop if plan.refused is None else plan.refused)
         self._emit.extend(ScheduledItem(request, index, self._encoder.entry_key(request, index)) for index in had)
         return ScheduleOutcome.SCHEDULED if had else ScheduleOutcome.ENCODER_REFUSED
@@ -163,9 +153,9 @@ class StepBuilder:
 
 
 def _end_without_split(request: Request, start: int, end: int, last: int) -> int:
-    """Return the end of the chunk before which no item is split. An item that began before `start` may be.
+    """Return the end of the chunk such that no item that begins in the chunk is split.
 
-    An item that the chunk begins with may extend it up to `last`: a long prompt's share of a step can be shorter.
+    If the chunk begins with an item, that item may extend it up to `last`, beyond a long prompt's share of the step.
     """
     for _, feature in request.features_in(start, end):
         item_end = feature.offset + feature.length

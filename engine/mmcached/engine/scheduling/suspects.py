@@ -1,11 +1,10 @@
-"""A suspect took part in a step that failed or killed a worker; it is computed alone until it has passed that place.
+"""Suspects: requests of a step that failed or killed a worker, computed alone until they have passed that point.
 
-    step of A, B, C dies --> A | others | B | others | C | A ...       every second step is for those without suspicion
-                             A dies again, alone: it is to blame; B and C pass, and take part with everybody again
+    step of A, B, C dies --> A | others | B | others | C | A ...       every second step is for the other requests
+                             A dies again, alone: it is to blame; B and C pass, and rejoin the others
 
-A fault that only two of them make together clears both, but each time further on; after too many faults a request is
-computed alone for good, so it ends. Knows nothing of why a step failed, or what becomes of the guilty. Invariant:
-exactly the suspects have an `alone_until`.
+A fault that needs two of them together clears both, each time at a later token; after too many faults a request is
+computed alone for good, so that it ends. Invariant: exactly the suspects have an `alone_until`.
 """
 
 from __future__ import annotations
@@ -18,14 +17,12 @@ from mmcached.engine.steps.request import Request
 from mmcached.wire.errors import InvariantError
 
 MAX_PROGRESS = 1 << 62
-"""As `alone_until`: for good."""
+"""Value of `alone_until` for a request that is always computed alone."""
 
-_EVERYBODY: Sequence[None] = (None,)
+_NO_SUSPECT: Sequence[None] = (None,)
 
 
 class Suspects:
-    """The suspects of one scheduler, in the order of their turns."""
-
     def __init__(self) -> None:
         self._requests: deque[Request] = deque()
         self._are_others_next = False
@@ -34,19 +31,17 @@ class Suspects:
         return len(self._requests)
 
     def add(self, request: Request, alone_until: int) -> None:
-        """Compute a request alone until its progress is `alone_until`."""
         if not request.alone_until:
             self._requests.append(request)
         request.alone_until = alone_until
 
     def discard(self, request: Request) -> None:
-        """Suspect a request no more; one that is not suspected changes nothing."""
         if request.alone_until:
             request.alone_until = 0
             self._requests.remove(request)
 
-    def clear_the_innocent(self) -> None:
-        """Discard the suspects that have passed their place."""
+    def discard_cleared(self) -> None:
+        """Discard the suspects that have reached their `alone_until`."""
         if not self._requests:
             return
         for request in list(self._requests):
@@ -54,13 +49,13 @@ class Suspects:
                 self.discard(request)
 
     def turns(self) -> Sequence[Request | None]:
-        """Return the candidates for the next step, in order: a suspect alone, or (None) all others."""
+        """Return the candidates for the next step, in order: a suspect alone, or (None) all other requests."""
         if not self._requests:
-            return _EVERYBODY
+            return _NO_SUSPECT
         return [None, *self._requests] if self._are_others_next else [*self._requests, None]
 
-    def took_turn(self, alone: Request | None) -> None:
-        """Note a candidate's step: after a suspect's, the others come first."""
+    def note_turn(self, alone: Request | None) -> None:
+        """Record which candidate got a step: after a suspect, the other requests come first."""
         self._are_others_next = alone is not None
         if alone is not None:
             self._requests.remove(alone)

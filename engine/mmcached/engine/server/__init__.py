@@ -1,18 +1,18 @@
-"""The engine's server puts sockets around the scheduler: one frontend on one side, the workers on the other.
+"""Engine server: puts sockets around the scheduler, for one frontend and the workers.
 
-server                the loop of the process
-frontend_connection   the connection to the frontend, and its session
-frontend_messages     takes in what the frontend says
-worker_group          the workers: connected, attached, what goes to all of them
-worker_messages       takes in what the workers say
-open_requests         each request from its message to its answer
-step_runner           one step: plan and outputs            plan, step_results
-step_ends             commits a step, or withdraws it
-engine_latency        how long requests wait, and steps take
-held_records          leases that requests hold on items and encoder outputs in the store
-item_frames           items that came inline                frame_cache
+server                main loop of the process
+frontend_connection   connection to the frontend, and its session
+frontend_messages     handles messages of the frontend
+worker_group          the connected and attached workers
+worker_messages       handles messages of the workers
+open_requests         requests from arrival to answer
+step_runner           runs one step, with its `plan` and `step_results`
+step_ends             commits or withdraws a step
+engine_latency        queue and step latencies
+held_records          leases of requests on items and encoder outputs in the store
+item_frames           frames of items sent inline, see `frame_cache`
 probes                test items that pass through every worker
 poisonous_requests    requests that have killed workers
-cache_news            tells what the caches hold            held_content
-kv_event_publisher    publishes changes of the prefix cache
+cache_news            announces cached content, see `held_content`
+kv_event_publisher    publishes KV events
 """

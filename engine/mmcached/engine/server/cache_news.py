@@ -1,4 +1,4 @@
-"""Tells others what the engine's caches hold: the frontend, which routes by it, and subscribers of KV events."""
+"""Announces changes of the engine's caches to the frontend, which routes by them, and to KV event subscribers."""
 
 from __future__ import annotations
 
@@ -10,13 +10,11 @@ from mmcached.wire.config import ServiceConfig
 
 
 class CacheNews:
-    """What is told of one engine's caches.
+    """Announcements of one engine's cache contents.
 
-    Args:
-        publisher: of KV events; None: nobody may subscribe.
     Attributes:
-        is_heard: the frontend counts on this engine.
-        is_replaying: a subscriber is to hear more of what was published before.
+        is_heard: whether the frontend knows that this engine is ready, so that it may be told of cache contents.
+        is_replaying: whether a replay of KV events is unfinished.
     """
 
     def __init__(
@@ -36,18 +34,17 @@ class CacheNews:
 
     @property
     def is_routed_by(self) -> bool:
-        """Whether the frontend routes by what the caches hold."""
         return self._held is not None
 
     def publish(self) -> None:
-        """Tell all, and serve the subscribers who ask for what was published before."""
+        """Announce changes, if KV events are enabled, and send the next part of a replay."""
         if self._publisher is not None:
             self.is_replaying = False
-            self.tell()
+            self.announce()
             self.is_replaying = self._publisher.serve_replay()
 
-    def tell(self) -> None:
-        """Publish what has changed in the prefix cache, and tell the frontend of what it routes by."""
+    def announce(self) -> None:
+        """Announce changes to the frontend, if it routes by them, and to subscribers."""
         events = self._scheduler.kv_cache_manager.take_events()
         if self._held is not None:
             self._held.note(
@@ -58,8 +55,8 @@ class CacheNews:
         if self._publisher is not None:
             self._publisher.publish(events)
 
-    def tell_anew(self) -> None:
-        """Tell a frontend everything, which knows nothing yet."""
+    def announce_all(self) -> None:
+        """Announce all content to a frontend that knows nothing yet."""
         if self._held is not None:
             self._held.forget_frontend()
-            self.tell()
+            self.announce()

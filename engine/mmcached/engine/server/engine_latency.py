@@ -1,9 +1,7 @@
-"""Measures how long requests wait for their first step, and how long steps take; makes spans of both.
+"""Measures queue times of requests and durations of steps, and creates tracing spans for both.
 
-    request arrives ──queue──> its first step is scheduled      a plan is sent ──step──> its step is committed
-
-A request that starts over has been scheduled before: it is counted once. Its span has a child for the queue, and one
-for each step that has encoded items for it. Knows nothing of sockets.
+A request waits from its arrival to its first step; if it starts over, it is counted once. A step lasts until its
+commit. A request's span has a child for the queue, and one for each step that encoded items of it.
 """
 
 from __future__ import annotations
@@ -25,13 +23,7 @@ log = structlog.get_logger("mmcached.engine")
 
 
 class EngineLatency:
-    """The latencies of one engine.
-
-    Args:
-        clock: monotonic seconds.
-        slow_ms: a step that takes longer is slow; 0: none is.
-        start_span: begins the span of a request; None: requests have none.
-    """
+    """Latencies of one engine; `slow_ms` 0 turns the slow log off, `start_span` None turns tracing off."""
 
     def __init__(self, clock: Callable[[], float], *, slow_ms: float, start_span: StartSpan | None = None) -> None:
         self.slow = SlowCalls(slow_ms, log.warning)
@@ -44,19 +36,19 @@ class EngineLatency:
         self._spans: dict[int, RequestSpan] = {}
 
     def arrive(self, request_id: int, kind: str, traceparent: str) -> None:
-        """Take note of a request that waits now; `traceparent` is of the span that has sent it."""
+        """Record the arrival of a request; `traceparent` names the sender's span."""
         self._arrived[request_id] = self._clock()
         if self._start_span is not None:
             self._spans[request_id] = self._start_span(f"mmcached.engine.{kind}", traceparent, {})
 
-    def forget(self, request_id: int, error: str = "") -> None:
-        """Take note of the end of a request; `error` is the code of what has ended it."""
+    def end_request(self, request_id: int, error: str = "") -> None:
+        """End the span of a request; `error` is the code of the error that ended it."""
         self._arrived.pop(request_id, None)
         if (span := self._spans.pop(request_id, None)) is not None:
             span.end(error)
 
     def start(self, step: ScheduledStep) -> None:
-        """Take note of a step whose plan is about to be sent."""
+        """Record the start of a step, just before its plan is sent."""
         self._started = self._clock()
         if not self._arrived:
             return
@@ -67,7 +59,7 @@ class EngineLatency:
                     span.end_phase("mmcached.engine.queue")
 
     def commit(self, step: ScheduledStep) -> None:
-        """Count the step that was started last."""
+        """Record the duration of the step that was started last."""
         took_s = self._clock() - self._started
         self.step.add(took_s)
         about = {"step": step.step_id, "chunks": len(step.chunks), "encoded": len(step.encode)}
@@ -76,7 +68,7 @@ class EngineLatency:
             self._end_encoding(step, took_s)
 
     def _end_encoding(self, step: ScheduledStep, took_s: float) -> None:
-        """Make a span for each request of which a step has encoded items, or loaded their outputs from the store."""
+        """Add a span to each request whose items the step encoded, or whose outputs it loaded from the store."""
         items = Counter(request.request_id for request, *_ in step.encode)
         loads = Counter(request.request_id for request, index, _ in step.encode if request.features[index].has_output)
         for request_id, num_items in items.items():

@@ -1,13 +1,14 @@
-"""Keeps the frames of items that came once (mode `lru`), so that later requests may name them without data.
+"""Caches the frames of inline items (mode `lru`), so that later requests may name them without data.
 
     ingest(seq, items)                       with data   -> kept, and served; the newest always wins
       seq is not the next one: clear first   without     -> served from here, or missed
-      then one move of the whole request     all misses  -> one CacheMiss, after everything that came was kept
+      then one move of the whole request     all misses  -> one CacheMiss, after all items with data were kept
 
-The frontend's mirror has made the same move (`mmcached.cache.request_lru`), with the same sizes, before this message
-left it; so a message is ingested before anything else in it is judged. Nothing is decoded here.
+The frontend's mirror made the same move (`mmcached.cache.request_lru`), with the same sizes, before it sent this
+message; so a message is ingested before anything else in it is checked. Nothing is decoded here.
 
-Source: vLLM's `MultiModalReceiverCache`, and its later typed miss; the first kept an old payload when a new one came.
+Source: vLLM's `MultiModalReceiverCache`, and its later typed miss; the original kept an old payload when a new one
+came.
 """
 
 from __future__ import annotations
@@ -23,12 +24,7 @@ Frames = tuple[Frame, ...]
 
 
 class ReceivedItem(NamedTuple):
-    """One item of a request as it came.
-
-    Attributes:
-        nbytes: size of the encoded item, whether it came or not.
-        frames: the encoded item; None if it should be here.
-    """
+    """One received item of a request; `frames` is None if it was sent without data."""
 
     mm_hash: str
     nbytes: int
@@ -36,29 +32,27 @@ class ReceivedItem(NamedTuple):
 
 
 class FrameCache:
-    """Key -> frames of an item. Its `lru` is given empty, with the capacity of the frontend's mirror."""
+    """Cache of item frames by `mm_hash`; `lru` is empty and has the capacity of the frontend's mirror."""
 
     def __init__(self, lru: RequestLRU[Frames]) -> None:
         self._lru = lru
         self._last_mirror_seq: int | None = None
 
     def ingest(self, mirror_seq: int, items: Sequence[ReceivedItem]) -> list[Frames]:
-        """Take a message's items in, and return the frames of each, in prompt order.
+        """Cache a message's items, and return the frames of each, in prompt order. Messages are numbered from 1.
 
-        Args:
-            mirror_seq: the message's number, from 1 on.
         Raises:
-            CacheMiss: names all that came without data and are not here, or have another size here, each once, in
+            CacheMiss: names all items without data that are missing here, or have another size here, each once, in
                 order. The others are kept.
-            RemoteProtocolError: no number, or an item larger than it says; nothing has changed, and the next message
+            RemoteProtocolError: no number, or an item larger than stated; nothing has changed, and the next message
                 will show a gap.
         """
         if mirror_seq < 1:
-            raise RemoteProtocolError("the sender keeps no mirror, the receiver does", "mirror_seq")
+            raise RemoteProtocolError(f"{mirror_seq}: at least 1, because this engine caches items", "mirror_seq")
         for index, item in enumerate(items):
             nbytes = 0 if item.frames is None else sum(memoryview(frame).nbytes for frame in item.frames)
             if nbytes > item.nbytes:
-                reason = f"{nbytes} bytes came, {item.nbytes} were stated"
+                reason = f"{nbytes} bytes received, {item.nbytes} stated"
                 raise RemoteProtocolError(reason, f"features[{index}].nbytes")
         if self._last_mirror_seq is not None and mirror_seq != self._last_mirror_seq + 1:
             self._lru.clear()
@@ -77,12 +71,11 @@ class FrameCache:
         return served
 
     def clear(self) -> None:
-        """Forget every item; any number may come next."""
+        """Drop every item; any message number may come next."""
         self._lru.clear()
         self._last_mirror_seq = None
 
     def contents(self) -> list[tuple[str, int]]:
-        """Return `(key, bytes)` of all entries, the oldest first."""
         return self._lru.contents()
 
     def check_integrity(self) -> None:

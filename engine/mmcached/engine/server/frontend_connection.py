@@ -1,9 +1,7 @@
-"""The frontend connection finds the engine's frontend, and notices another one.
+"""Connection to the frontend: announces the engine until it is greeted, and detects a new frontend session.
 
-unknown  -- EngineHello, repeated -->  frontend
-<-- Greeted --                the session of this connection
-known    -- connection lost -->        unknown again; requests go on until it is clear who answers
-<-- Greeted, another session  nobody waits for the requests of the former one
+After a lost connection requests go on until the next `Greeted`; if that names another session, the requests of the
+former one are obsolete.
 """
 
 from __future__ import annotations
@@ -26,11 +24,7 @@ HELLO_INTERVAL_S = 0.5
 
 
 class FrontendConnection:
-    """The connection to the frontend.
-
-    Attributes:
-        is_known: the frontend has greeted this engine, and the connection has not been lost since.
-    """
+    """Connection to the frontend; `is_known` if it has greeted this engine, with no disconnect since."""
 
     def __init__(
         self, context: zmq.Context[zmq.Socket[bytes]], address: str, hello: to_frontend.EngineHello, now: float
@@ -43,13 +37,13 @@ class FrontendConnection:
 
     @property
     def next_hello(self) -> float:
-        """When `keep` has something to say: never, while the frontend knows this engine."""
+        """Time when `maintain` sends the next hello; infinity while the frontend knows this engine."""
         return math.inf if self.is_known else self._next_hello
 
-    def keep(self, now: float) -> None:
-        """Notice a lost connection; say hello while nobody has answered. Call it in every turn.
+    def maintain(self, now: float) -> None:
+        """Detect a lost connection, and send a hello while the frontend is unknown. Called in every turn of the loop.
 
-        A dead frontend's last messages may still come after that.
+        A dead frontend's last messages may still arrive afterwards.
         """
         if self.channel.take_disconnects():
             log.info("connection to the frontend lost")
@@ -59,14 +53,14 @@ class FrontendConnection:
             self.send(self._hello)
 
     def on_greeted(self, message: received.Greeted) -> bool:
-        """Take note of a session; return whether it is another one than before."""
+        """Store the session; return whether it has changed."""
         is_new = message.session != self._session
         self._session = message.session
         self.is_known = True
         return is_new
 
     def send(self, message: to_frontend.FromEngine, payload: Sequence[Frame] = ()) -> None:
-        """Queue a message, or log that it is lost: no more than if the frontend had died."""
+        """Queue a message, or log that it is lost, as if the frontend had died."""
         try:
             self.channel.send(message, payload)
         except ChannelFull as error:
@@ -74,5 +68,5 @@ class FrontendConnection:
 
     def close(self) -> None:
         if not self.is_known:
-            self.channel.socket.setsockopt(zmq.LINGER, 0)  # nobody is there to take what is queued
+            self.channel.socket.setsockopt(zmq.LINGER, 0)  # no peer will read the queued messages
         self.channel.close()

@@ -1,4 +1,4 @@
-"""Takes in what the frontend says, requests, probes and flushes, and tells it when the workers are ready."""
+"""Handles messages of the frontend (requests, probes, flushes), and tells it when the workers are ready."""
 
 from __future__ import annotations
 
@@ -23,11 +23,7 @@ log = structlog.get_logger("mmcached.engine")
 
 
 class FrontendMessages:
-    """What comes from the frontend of one engine.
-
-    Args:
-        publish: shows the engine's figures; called before a flush is answered.
-    """
+    """Handler of the frontend's messages; `publish` publishes the statistics before a flush is answered."""
 
     def __init__(
         self,
@@ -53,13 +49,12 @@ class FrontendMessages:
         self._news = news
         self._guard = guard
         self._publish = publish
-        self._ready_with: str | None = None  # the fingerprint that the frontend was told
+        self._ready_with: str | None = None  # the fingerprint last sent to the frontend
 
     def serve(self, share: TurnShare) -> None:
-        """Take in the frontend's share of a turn.
+        """Handle the frontend's share of messages in one turn of the loop.
 
-        Raises:
-            ConfigError: it was started otherwise.
+        Raises `ConfigError` if the frontend refuses this engine because of its configuration.
         """
         for _ in share:
             try:
@@ -78,13 +73,13 @@ class FrontendMessages:
                 self._requests.end_with(message.request_id, fault)
 
     def send_ready(self) -> None:
-        """Tell the frontend that the workers are ready, once, and again when they encode otherwise."""
+        """Tell the frontend that the workers are ready: once, and again when the encoder fingerprint changes."""
         fingerprint = self._group.encoder_fingerprint
         if self._frontend.is_known and self._group.are_all_attached and self._ready_with != fingerprint:
             self._ready_with = fingerprint
             self._news.is_heard = True
             self._frontend.send(to_frontend.EngineReady(self._world_size, fingerprint, self._group.encoder))
-            self._news.tell_anew()
+            self._news.announce_all()
 
     def _handle(self, message: received.FromFrontend, payload: list[Frame]) -> None:
         match message:
@@ -101,18 +96,17 @@ class FrontendMessages:
                 if not self._probes.start(message, payload):
                     self._frontend.send(to_frontend.EngineProbed(message.token, []))
             case received.FlushEngine():
-                self._items.clear_cache()  # at once: what comes next counts on an empty one
+                self._items.clear_cache()  # at once: later messages rely on an empty cache
                 self._requests.forget_outputs()
                 self._scheduler.new_epoch()
                 self._publish()
                 if self._news.is_routed_by:
-                    self._news.tell()
+                    self._news.announce()
                 self._frontend.send(to_frontend.EngineFlushed(message.token))
 
     def _start_over(self) -> None:
-        """End the requests of a former session."""
         if self._requests:
-            log.warning("the frontend, or another one, begins anew: its requests end", requests=len(self._requests))
+            log.warning("new frontend session: requests of the former one are aborted", requests=len(self._requests))
         self._requests.abort_all()
         self._items.clear()
         self._probes.take_all()

@@ -1,9 +1,7 @@
-"""Tells the frontend what the engine's caches hold, so that prompts go where most of them is computed already.
+"""Tells the frontend which blocks and items the engine has cached, so that it can route prompts by prefix.
 
-    events, items ──> note ──> what has changed ──> tell ──> one message; everything, if the last one may not have come
-
-Knows nothing of the order of requests. Invariant: a frontend that has all messages since the last one with `is_all`
-knows exactly what is held.
+Sends changes; all content if the last message may be lost. Invariant: a frontend that has all messages since the last
+one with `is_all` knows the exact content.
 """
 
 from __future__ import annotations
@@ -20,26 +18,19 @@ log = structlog.get_logger("mmcached.engine")
 
 
 class HeldContent:
-    """What is held, and what the frontend knows of it."""
-
     def __init__(self) -> None:
         self._blocks: set[bytes] = set()
         self._items: Set[str] = frozenset()
-        self._changed_blocks: dict[bytes, bool] = {}  # since the last message: held now, or not
+        self._changed_blocks: dict[bytes, bool] = {}  # since the last message: whether cached now
         self._known_items: Set[str] = frozenset()
         self._is_known = False
 
     def forget_frontend(self) -> None:
-        """Tell everything next time: it is another frontend, or has lost messages."""
+        """Send all content next time: the frontend is new, or has lost messages."""
         self._is_known = False
 
     def note(self, events: Iterable[KVEvent], items: Set[str]) -> None:
-        """Take note of what has changed.
-
-        Args:
-            events: of KV blocks, whose digests are bytes.
-            items: all whose encoder output is held now.
-        """
+        """Record changes: KV events with digests as bytes, and all items whose encoder output is cached now."""
         self._items = items
         for event in events:
             match event:
@@ -54,18 +45,18 @@ class HeldContent:
     def _change(self, digests: Iterable[bytes | int], *, is_held: bool) -> None:
         changed = [digest for digest in digests if isinstance(digest, bytes)]
         (self._blocks.update if is_held else self._blocks.difference_update)(changed)
-        if self._is_known:  # else everything is told
+        if self._is_known:  # else all content is sent
             self._changed_blocks.update(dict.fromkeys(changed, is_held))
 
     def tell(self, send: Callable[[CacheChanged], object]) -> None:
-        """Send what the frontend does not know; nothing if it knows all. `send` raises `ChannelFull` if it cannot."""
+        """Send the changes that the frontend does not know, if any. `send` raises `ChannelFull` if it cannot."""
         message = self._news()
         if message is None:
             return
         try:
             send(message)
         except ChannelFull as error:
-            log.warning("what the caches hold is told later", reason=str(error))
+            log.warning("cache contents not sent to the frontend; retried later", reason=str(error))
             self._is_known = False
         else:
             self._is_known = True

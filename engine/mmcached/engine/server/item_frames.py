@@ -1,6 +1,6 @@
-"""Keeps the frames of items that do not lie in the ring, from their request's message until the request ends.
+"""Keeps the frames of items outside the ring, from their request's message until the request ends.
 
-Frames are forwarded to the workers undecoded. In mode `lru` each message first moves the `frame_cache`.
+Frames are forwarded to the workers undecoded. In mode `lru` each message first updates the `frame_cache`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from mmcached.wire.sockets.frames import Frame
 
 
 class ItemFrames:
-    """Request and item -> frames."""
+    """Frames by request and item index."""
 
     def __init__(self, config: ServiceConfig) -> None:
         is_mirrored = processor_cache_kind(config) == "lru"
@@ -29,8 +29,8 @@ class ItemFrames:
         """Keep the frames of a request's items.
 
         Raises:
-            CacheMiss: items came without data and are not here; those that came with data are cached all the same.
-            RemoteProtocolError: an item names frames that have not come; nothing is kept.
+            CacheMiss: items were sent without data and are not cached; items with data are cached nevertheless.
+            RemoteProtocolError: an item names frames that were not sent; nothing is kept.
         """
         came = [_frames_of(index, feature, payload) for index, feature in enumerate(message.features)]
         if self._cache is not None and message.mirror_seq:
@@ -54,17 +54,15 @@ class ItemFrames:
     def frames_of(self, request_id: int, index: int) -> Sequence[Frame]:
         return self._frames[request_id][index]
 
-    def forget(self, request_id: int) -> None:
-        """Drop the frames of a request that has ended, but not from the cache."""
+    def forget_request(self, request_id: int) -> None:
         self._frames.pop(request_id, None)
 
     def clear_cache(self) -> None:
-        """Empty the cache; requests keep their frames."""
         if self._cache is not None:
             self._cache.clear()
 
     def clear(self) -> None:
-        """Forget everything for a new frontend, whose mirror is empty."""
+        """Drop everything for a new frontend, whose mirror is empty."""
         self.clear_cache()
         self._frames.clear()
 
@@ -75,5 +73,5 @@ def _frames_of(index: int, feature: Feature, payload: Sequence[Frame]) -> Sequen
         return None
     end = where.first_frame + where.num_frames
     if end > len(payload):
-        raise RemoteProtocolError(f"frames up to {end} are named, {len(payload)} came", f"features[{index}]")
+        raise RemoteProtocolError(f"frames up to {end} named, {len(payload)} received", f"features[{index}]")
     return payload[where.first_frame : end]

@@ -1,20 +1,19 @@
-"""The KV event publisher sends what has changed in an engine's prefix cache, and again to readers that missed some.
+"""Publishes the KV events of an engine, and replays recent batches to subscribers that missed some.
 
-    publish ──> [batch n] ──┬──> PUB ──> every reader; drops what one is too late for
-                            └──> ring of the last batches ──> ROUTER ──> who asks: all from number k on, then the end
+    publish ──> [batch n] ──┬──> PUB ──> every subscriber; slow ones lose batches
+                            └──> ring of the last batches ──> ROUTER ──> replay: all from number k on, then the end
 
-The form of all frames: `mmcached.wire.messages.kv_events`. Numbers begin at the clock's nanoseconds and rise by one, so
-for a reader a restart is a gap that nobody can fill. The first batch of a life says that nothing is stored.
+Frame layout: `mmcached.wire.messages.kv_events`. Batch numbers begin at the clock's nanoseconds and rise by one, so a
+restart is a gap that cannot be filled. The first batch after a start says that nothing is stored.
 
-Nothing here waits: the engine's loop calls `publish` and `serve_replay`. A long answer goes out in parts, one in a turn
-of the loop. A reader that does not take its answer costs its queue; one that asks again is answered anew.
+Nothing here blocks: the engine's loop calls `publish` and `serve_replay`. A long replay is sent in parts, one per turn
+of the loop. A subscriber that does not read its replay costs its queue; if it asks again, the replay starts anew.
 
-A reader may send a few bytes at a time, and what waits for it is bounded in bytes. Against a message of endless small
-frames, more connections than there are descriptors, and a reader that subscribes to topics without end, a tcp endpoint
-needs a guard: ZeroMQ keeps every topic of a connection, about 50 bytes for each byte of it, and an XPUB in manual mode,
-which may leave a subscription out, keeps it all the same.
+Incoming frames and queues are bounded in bytes. A tcp endpoint also needs a guard against messages of endless small
+frames, more connections than file descriptors, and endless subscriptions: ZeroMQ keeps every topic of a connection,
+about 50 bytes per byte (an XPUB in manual mode keeps rejected topics too).
 
-Knows nothing of blocks or of what makes the events. Invariant: the ring holds the last batches without a gap.
+Invariant: the ring holds the last batches without a gap.
 """
 
 from __future__ import annotations
@@ -48,32 +47,23 @@ from mmcached.wire.sockets.channels import bind_named
 log = structlog.get_logger("mmcached.engine")
 
 BATCHES_AT_ONCE = 64
-"""Batches of an answer that go out per call; some hundred kilobytes."""
+"""Batches of a replay sent per call; some hundred kilobytes."""
 QUESTIONS_AT_ONCE = 64
 REPLAY_HIGH_WATER_MARK = 1000
 MAX_ANSWERS = 64
-"""Readers that are answered at a time; the questions of others are dropped, and they ask again."""
+"""Concurrent replays; further requests are dropped, and subscribers ask again."""
 MAX_QUESTION_BYTES = 4096
-"""Size of one frame that a reader may send: a number, or a topic."""
+"""Largest frame, in bytes, that a subscriber may send: a number, or a topic."""
 TOKEN_BYTES, BLOCK_BYTES, BATCH_BYTES = 5, 192, 256
-"""Most bytes, as a rule, of a token, a block (hashes, keys, its removal) and a batch itself."""
+"""Usual upper limits, in bytes, of a token, a block (hashes, keys, its removal) and a batch's header."""
 
 _encoder = msgspec.msgpack.Encoder()
 
 
 class KVEventPublisher:
-    """Two bound sockets and the ring between them.
+    """Bound PUB and ROUTER sockets, and the ring of batches for replays. Raises `ConfigError` if it cannot bind.
 
-    Args:
-        most_bytes: size of one batch, as a rule.
-        data_parallel_rank: index of the engine.
-        clock: nanoseconds since the epoch.
-
-    Attributes:
-        next_number: number of the batch that will be published next.
-
-    Raises:
-        ConfigError: cannot bind.
+    `most_bytes` is the usual size limit of one batch; `clock` returns nanoseconds since the epoch.
     """
 
     def __init__(
@@ -95,7 +85,7 @@ class KVEventPublisher:
         self._ring_bytes = 0
         self._most_kept = config.buffer_steps
         self._most_kept_bytes = config.buffer_mb * MIB
-        self._answers: dict[bytes, int] = {}  # under way: the number that its reader wants next
+        self._answers: dict[bytes, int] = {}  # next batch number of each unfinished replay
         self.next_number = clock()
         high_water_mark = max(1, min(config.hwm, self._most_kept_bytes // most_bytes))
         with ExitStack() as undo:
@@ -112,11 +102,10 @@ class KVEventPublisher:
 
     @property
     def num_answers(self) -> int:
-        """Readers that are being answered."""
         return len(self._answers)
 
     def publish(self, events: Sequence[KVEvent]) -> None:
-        """Send a batch to all readers, and keep it. No events are no batch."""
+        """Send a batch to all subscribers, and keep it; no-op without events."""
         if not events:
             return
         events = [_with_int_hashes(event) for event in events] if self._has_int_hashes else [*events]
@@ -129,7 +118,7 @@ class KVEventPublisher:
             self._ring_bytes -= len(self._ring.popleft())
 
     def serve_replay(self) -> bool:
-        """Take new questions, and send the next part of one answer; return whether to call again at once."""
+        """Accept new replay requests, and send the next part of one replay; return whether to call again at once."""
         self._take_questions()
         for reader in list(self._answers):
             wanted = self._answers.pop(reader)
@@ -137,11 +126,11 @@ class KVEventPublisher:
                 if not self._send_part(reader, wanted):
                     return True
             except zmq.Again:
-                continue  # its queue is full
+                continue  # the subscriber's queue is full
             except zmq.ZMQError as error:
                 if error.errno != zmq.EHOSTUNREACH:
                     raise
-                del self._answers[reader]  # it has gone
+                del self._answers[reader]  # the subscriber has disconnected
             return bool(self._answers)
         return False
 
@@ -158,10 +147,10 @@ class KVEventPublisher:
                 if reader in self._answers or len(self._answers) < MAX_ANSWERS:
                     self._answers[reader] = int.from_bytes(frames[1], "big")
             else:
-                log.warning("not a question for KV events", peer=reader.hex(), frames=len(frames))
+                log.warning("invalid replay request for KV events", peer=reader.hex(), frames=len(frames))
 
     def _send_part(self, reader: bytes, wanted: int) -> bool:
-        """Send some of the batches from number `wanted` on to a reader; return whether that was all."""
+        """Send a part of the batches from number `wanted` on; return whether the replay is complete."""
         oldest = self.next_number - len(self._ring)
         first = min(max(wanted, oldest), self.next_number)
         self._answers[reader] = first
@@ -181,7 +170,6 @@ class KVEventPublisher:
 def kv_event_publisher_from_config(
     context: zmq.Context[zmq.Socket[bytes]], config: ServiceConfig, run_dir: Path, engine_index: int
 ) -> KVEventPublisher | None:
-    """Return an engine's publisher; None if events are disabled."""
     if not config.kv_events.enable_kv_cache_events:
         return None
     publish_address, replay_address = config.kv_events.addresses(run_dir, engine_index)
@@ -206,7 +194,6 @@ def _bound(
     *,
     high_water_mark: int,
 ) -> zmq.Socket[bytes]:
-    """Make and bind a socket; `stack` closes it."""
     socket = context.socket(kind)
     socket.setsockopt(zmq.LINGER, 0)
     socket.setsockopt(zmq.SNDHWM, high_water_mark)

@@ -1,7 +1,7 @@
-"""Keeps the engine's open requests: each from the message that brings it to its answer or its error.
+"""Open requests of the engine, each from its message to its answer or error.
 
-What a request holds outside the scheduler is held under its number, and let go of at its end: inline items, leases on
-chunks and on encoder outputs, results. Invariant: every open request has results, and nobody else has.
+A request's resources outside the scheduler are stored under its id and released at its end: inline items, leases on
+chunks and encoder outputs, results. Invariant: exactly the open requests have results.
 """
 
 from __future__ import annotations
@@ -40,14 +40,7 @@ log = structlog.get_logger("mmcached.engine")
 
 
 class OpenRequests:
-    """The open requests of one engine.
-
-    Args:
-        publish: shows the engine's figures; called before an error is answered.
-    Attributes:
-        results: what is to be answered, by request.
-        num_finished, num_poisonous: how many have ended so.
-    """
+    """Open requests of one engine; `publish` publishes the statistics before an error is answered."""
 
     def __init__(
         self,
@@ -80,13 +73,13 @@ class OpenRequests:
         return len(self._requests)
 
     def add(self, message: received.AddRequest, payload: list[Frame]) -> None:
-        """Queue a request with its leases and items, or answer it with an error, or that it has to be sent again."""
+        """Queue a request with its leases and items; answer an error, or `RequestMissed` if it must be sent again."""
         request_id = message.request_id
         if request_id in self._requests:
-            log.error("request came twice; the second is dropped", request_id=request_id)
+            log.error("duplicate request dropped", request_id=request_id)
             return
         try:
-            has_records = self._records.hold(message, self._group.encoder_fingerprint)
+            has_records = self._records.lease_records(message, self._group.encoder_fingerprint)
             self._items.add(message, payload)
             if not has_records:
                 raise CacheMiss([])
@@ -105,7 +98,6 @@ class OpenRequests:
             self.results.open(request, is_streamed=message.is_streamed)
 
     def abort(self, request_id: int) -> None:
-        """End a request without an answer."""
         self._scheduler.abort(request_id)
         self._forget(request_id, "cancelled")
 
@@ -116,7 +108,7 @@ class OpenRequests:
     def take_answers(
         self, finished: Iterable[Request]
     ) -> list[tuple[to_frontend.RequestGenerated | to_frontend.RequestEncoded, list[Frame]]]:
-        """Return the answers of those that are still open, and forget them."""
+        """Return the answers of the finished requests that are still open, and forget them."""
         answers = []
         for request in finished:
             if request.request_id in self._requests:
@@ -126,7 +118,7 @@ class OpenRequests:
         return answers
 
     def fail(self, request: Request, error: MmcachedError) -> None:
-        """Answer a request, which the scheduler has ended, with an error; one that lacks an item is sent again."""
+        """Answer a request that the scheduler has ended with an error; a `CacheMiss` asks to send it again."""
         if isinstance(error, CacheMiss):
             self.miss(request)
             return
@@ -137,7 +129,7 @@ class OpenRequests:
         self.end_with(request.request_id, error)
 
     def miss(self, request: Request) -> None:
-        """Have a request sent again that lacks an output; if part of it has been answered, its client has to."""
+        """Ask the frontend to send a request again that lacks an output; fail it if it was partly answered."""
         if request.num_tokens > request.num_prompt_tokens or request.num_emitted or request.num_rows_delivered:
             reason = "the encoder's output of an item was lost while it was computed; try again"
             self.end_with(request.request_id, RequestAborted(reason))
@@ -146,19 +138,18 @@ class OpenRequests:
             self._frontend.send(to_frontend.RequestMissed(request.request_id, []))
 
     def end_with(self, request_id: int, error: MmcachedError) -> None:
-        """Answer a request with an error."""
         self._forget(request_id, error.code)
         self._publish()
         self._frontend.send(to_frontend.RequestFailed(request_id, error_to_wire(error)))
 
     def forget_outputs(self) -> None:
-        """Load nothing of the former epoch into the books of the next: who still needs it has it sent anew."""
+        """Drop the leases on encoder outputs of the former epoch; requests that still need one are sent again."""
         self._records.forget_outputs()
         for request in self._requests.values():
             request.outputs.clear()
 
-    def that_read(self, step: ScheduledStep, mm_hashes: Sequence[str]) -> list[tuple[Request, Feature]]:
-        """Return the open requests of a step that have one of these items, or its output, in the store, with it."""
+    def requests_reading(self, step: ScheduledStep, mm_hashes: Sequence[str]) -> list[tuple[Request, Feature]]:
+        """Return the step's open requests that have one of these items, or its output, in the store, with the item."""
         lost = {}
         for request in step.requests():
             for feature in request.features:
@@ -195,13 +186,9 @@ class OpenRequests:
         )
 
     def _forget(self, request_id: int, error: str = "") -> None:
-        """Let go of all that a request held outside the scheduler; what a step in flight reads stays until its end.
-
-        Args:
-            error: code of what has ended it; "": it is answered.
-        """
+        """Release a request's resources outside the scheduler; a step in flight keeps the records that it reads."""
         self._requests.pop(request_id, None)
-        self._latency.forget(request_id, error)
-        self._items.forget(request_id)
-        self.results.forget(request_id)
-        self._records.forget(request_id)
+        self._latency.end_request(request_id, error)
+        self._items.forget_request(request_id)
+        self.results.forget_request(request_id)
+        self._records.release_request(request_id)

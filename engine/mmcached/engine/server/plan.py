@@ -1,4 +1,4 @@
-"""Makes the plan that a worker receives of a scheduled step: its parts become messages, inline items their frames."""
+"""Converts a scheduled step to a worker's plan: its parts become messages, inline items become payload frames."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from mmcached.wire.sockets.frames import Frame
 def build_plan(
     step: ScheduledStep, items: ItemFrames, *, engine_incarnation: int, worker_epoch: int
 ) -> tuple[StepPlan, list[Frame]]:
-    """Return one worker's plan and its payload frames."""
     payload: list[Frame] = []
     plan = StepPlan(
         engine_incarnation=engine_incarnation,
@@ -35,7 +34,7 @@ def _encode_item(request: Request, index: int, key: str, items: ItemFrames, payl
     feature = request.features[index]
     where: StoredItem | Inline | StoredOutput
     if feature.has_output:
-        if index not in request.outputs:  # reserved by one that has it, and has lost its blocks since
+        if index not in request.outputs:  # the request that had the lease was preempted after reserving the item
             raise CacheMiss([feature.mm_hash])
         where = StoredOutput(request.outputs[index])
     elif isinstance(feature.payload, StoredItem):

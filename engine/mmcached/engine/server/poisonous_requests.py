@@ -1,7 +1,7 @@
-"""Poisonous requests have killed workers; the same ones are refused when they come again.
+"""Poisonous requests: requests that have killed workers; equal requests are refused for a while.
 
-They are remembered for the supervisor's window: a role that dies too often within it is given up. Requests of equal
-kind, tenant, tokens and items are the same. Invariant: at most `MAX_KEPT`, the latest.
+They are remembered for the supervisor's restart window, within which a role that dies too often is given up. Requests
+of equal kind, tenant, tokens and items are equal. Invariant: at most `MAX_KEPT`, the latest.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ MAX_KEPT = 256
 
 
 class PoisonousRequests:
-    """The poisonous requests of one engine, each remembered for `window_s` by a monotonic clock."""
+    """Poisonous requests of one engine, each remembered for `window_s` seconds of the monotonic clock."""
 
     def __init__(self, window_s: float, *, clock: Callable[[], float]) -> None:
         self._window_s = window_s
@@ -34,7 +34,7 @@ class PoisonousRequests:
             self._kept.popitem(last=False)
 
     def check(self, request: Request) -> None:
-        """Raise `PoisonousRequest` if the same request has killed workers lately."""
+        """Raise `PoisonousRequest` if an equal request has killed workers recently."""
         if not self._kept:
             return
         key = _key(request)

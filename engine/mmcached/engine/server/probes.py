@@ -1,7 +1,7 @@
-"""Probes pass a small item to every worker of this engine, and gather its checksums.
+"""Probes: pass a small item through every worker of this engine, and collect the checksums.
 
-The item of a probe is held like that of a request, under the probe's negative number, until every worker has answered.
-Invariant: at most `MAX_OPEN` probes are remembered; the oldest is forgotten first.
+A probe's item is leased like a request's, under the probe's negative number, until every worker has answered.
+Invariant: at most `MAX_OPEN` probes are open; the oldest is forgotten first.
 """
 
 from __future__ import annotations
@@ -19,8 +19,6 @@ MAX_OPEN = 16
 
 
 class EngineProbes:
-    """The probes that are under way."""
-
     def __init__(self, engine_incarnation: int, group: WorkerGroup, records: HeldRecords) -> None:
         self._engine_incarnation = engine_incarnation
         self._group = group
@@ -28,8 +26,8 @@ class EngineProbes:
         self._checksums: dict[int, dict[int, str]] = {}
 
     def start(self, probe: ProbeEngine, payload: Sequence[Frame]) -> bool:
-        """Pass a probe on to every worker; return False if a worker, or the item, is missing: it has no answer."""
-        if not self._group.are_all_attached or not self._records.hold_items(-probe.token, [probe.payload]):
+        """Send a probe to every worker; return False if a worker or the item is missing."""
+        if not self._group.are_all_attached or not self._records.lease_items(-probe.token, [probe.payload]):
             return False
         self._checksums[probe.token] = {}
         if len(self._checksums) > MAX_OPEN:
@@ -46,7 +44,7 @@ class EngineProbes:
         return is_answerable
 
     def answered(self, message: WorkerProbed) -> list[str] | None:
-        """Take a worker's answer; return all checksums, by rank, once every worker has answered."""
+        """Record a worker's answer; return all checksums, by rank, once every worker has answered."""
         link = self._group.by_epoch(message.worker_epoch)
         checksums = self._checksums.get(message.token)
         if link is None or checksums is None:
@@ -58,7 +56,6 @@ class EngineProbes:
         return [checksums[rank] for rank in sorted(checksums)]
 
     def take_all(self) -> list[int]:
-        """Return and forget the probes under way."""
         tokens = list(self._checksums)
         for token in tokens:
             self._forget(token)
@@ -66,4 +63,4 @@ class EngineProbes:
 
     def _forget(self, token: int) -> None:
         del self._checksums[token]
-        self._records.forget(-token)
+        self._records.release_request(-token)

@@ -1,16 +1,16 @@
-"""The engine server (P1) schedules steps, sends their plans to the workers, and commits what these have computed.
+"""Engine server (P1): schedules steps, sends their plans to the workers, and commits the results.
 
     frontend <==DEALER (frontend_connection)== EngineServer ==(worker_group) ROUTER workers-<i>.sock==> workers 0 … N-1
 
-One thread, one loop, one step in flight. What its requests need of the store it holds under leases of its own, as a
-client; its workers open their tokens. It never touches tensor bytes, so it imports no torch. What a peer sends wrong is
-logged or answered; what contradicts the scheduler's tables ends the process, before anything of that step is answered.
+One thread, one loop, one step in flight. As a client of the store it holds leases on its requests' records; its workers
+open their tokens. It never touches tensor bytes, so it imports no torch. Invalid messages are logged or answered; a
+contradiction with the scheduler's tables ends the process, before any result of that step is sent.
 
-After a death:
-    frontend   its requests end; all caches stay; the same when it lives and has dropped this engine
-    worker     the step in flight is void; all caches are cleared; requests start over at token 0 when the rank is back,
-               those of that step one by one; a request that kills workers alone fails
-    step hung  past its deadline this process ends, and with it the group: nothing is taken from a living reader
+After a failure:
+    frontend   dead, or alive and has dropped this engine: its requests are aborted; all caches stay
+    worker     dead: the step in flight is void; all caches are cleared; requests start over at token 0 when the rank is
+        back, those of that step one by one; a request that kills workers alone fails
+    step hung  past its deadline this process ends, and the group with it: no memory is taken from a living reader
 """
 
 from __future__ import annotations
@@ -63,16 +63,14 @@ if TYPE_CHECKING:
 log = structlog.get_logger("mmcached.engine")
 
 POLL_INTERVAL_S = 0.25
-"""The longest wait while a step is computed, whose deadline is looked at."""
+"""Longest wait while a step is computed, so that its deadline is checked."""
 
 
 class EngineServer(Closeable):
-    """The engine's sockets, scheduler and loop: `poll`, again and again, then `close`.
+    """Sockets, scheduler and loop of one engine: call `poll` repeatedly, then `close`.
 
-    Args:
-        engine_index: number of its `workers-<i>.sock`.
-        clock: monotonic seconds.
-        start_span: begins the span of a request; None: requests have none.
+    `engine_index` selects its `workers-<i>.sock`; `clock` returns monotonic seconds; `start_span` None turns tracing
+    off.
     """
 
     def __init__(
@@ -121,7 +119,6 @@ class EngineServer(Closeable):
             self._poller.register(kv_events.replay_socket, zmq.POLLIN)
 
     def _make_parts(self, config: ServiceConfig) -> None:
-        """Put together what serves requests, steps and peers."""
         self._steps = StepRunner(
             self._scheduler,
             self._group,
@@ -182,49 +179,49 @@ class EngineServer(Closeable):
         )
 
     def poll(self, timeout_s: float) -> None:
-        """Serve what has come, waiting up to `timeout_s` unless a step can start; then start one if possible.
+        """Handle received messages, waiting up to `timeout_s` unless a step can start; then start a step if possible.
 
         Raises:
             InvariantError: the tables, the ranks or their caches contradict each other.
             PeerGone: a step is past its deadline.
-            ConfigError: the frontend was started otherwise. After each of the three the process must end.
+            ConfigError: the frontend has another configuration. After each of the three the process must end.
         """
         ready = dict(self._poller.poll(math.ceil(self._wait_s(timeout_s) * 1000)))
         if self._worker_channel.socket in ready:
             self._workers.serve(self._share)
         if self._frontend.channel.socket in ready:
             self._from_frontend.serve(self._share)
-        self._frontend.keep(self._clock())
+        self._frontend.maintain(self._clock())
         self._from_frontend.send_ready()
         self._steps.check_deadline()
         if self._steps.can_start:
             failed = self._steps.start()
             if failed is not None:
-                self._ends.end(failed)
+                self._ends.end_step(failed)
         for request, error in self._scheduler.take_failed():
             self._requests.fail(request, error)
         self._guard.call("KV events", self._news.publish)  # late: the workers compute meanwhile
         self._page.publish_if_due(self.stats)
 
     def wake_on(self, source: StopFlag) -> None:
-        """End a wait as soon as `source` can be read, too."""
+        """Also end a wait as soon as `source` is readable."""
         self._poller.register(source.fileno(), zmq.POLLIN)
 
     def _wait_s(self, timeout_s: float) -> float:
-        """Return the time until something is due by itself, at most `timeout_s`."""
+        """Return the time until the next timed action, at most `timeout_s`."""
         if self._steps.can_start or self._news.is_replaying:
             return 0.0
         due_s = POLL_INTERVAL_S if self._steps.has_deadline else self._rest_s
         return max(0.0, min(timeout_s, due_s, self._frontend.next_hello - self._clock()))
 
     def close(self) -> None:
-        """End the workers, give the leases back, close the sockets. A second call does nothing."""
+        """Shut down the workers, return the leases, close the sockets. Idempotent."""
         if self._worker_channel.socket.closed:
             return
         self._group.send_all(to_worker.Shutdown(self._incarnation))
         self._closing.close()
 
-    # ---- looking in
+    # ---- inspection
 
     def stats(self) -> EngineStats:
         return EngineStats(
@@ -246,7 +243,7 @@ class EngineServer(Closeable):
         )
 
     def _encoder_stats(self) -> EncoderCacheStats:
-        """Return the encoder cache's figures, in bytes too as soon as a worker has measured an embedding."""
+        """Return the encoder cache's statistics, with bytes once a worker has measured an embedding."""
         stats, embedding_bytes = self._scheduler.encoder_cache_manager.stats(), self._group.embedding_bytes
         return msgspec.structs.replace(
             stats,
@@ -264,7 +261,7 @@ class EngineServer(Closeable):
 
 
 def main(run_dir: Path, engine_index: int) -> int:
-    """Run one engine of a run directory until SIGTERM; return the exit status (1: it had to end, the log says why)."""
+    """Run one engine of a run directory until SIGTERM; return the exit status, 1 after an error (see the log)."""
     directory = RunDir(run_dir)
     config = ServiceConfig.load(directory.config)
     stop = StopFlag()

@@ -1,4 +1,4 @@
-"""Ends a step: commits what all ranks have computed and sends it on, or withdraws it."""
+"""Ends a step: commits it and sends the results if all ranks have computed it, or withdraws it."""
 
 from __future__ import annotations
 
@@ -24,13 +24,9 @@ log = structlog.get_logger("mmcached.engine")
 
 
 class StepEnds:
-    """How the steps of one engine end.
+    """Commits or withdraws the steps of one engine; `publish` publishes the statistics before results are sent.
 
-    Args:
-        checks_workers: compare the books of the encoder cache with what the workers have, after each step.
-        publish: shows the engine's figures; called before anybody is answered.
-    Attributes:
-        num_failed: steps that were withdrawn.
+    If `checks_workers`, compares the encoder cache table with the workers' caches after each step.
     """
 
     def __init__(
@@ -59,8 +55,8 @@ class StepEnds:
         self._checks_workers = checks_workers
         self._publish = publish
 
-    def end(self, results: StepResults) -> None:
-        """Commit a step that all ranks have run, or withdraw it. Raises InvariantError if they disagree."""
+    def end_step(self, results: StepResults) -> None:
+        """Commit a step that all ranks have run, or withdraw it. Raises `InvariantError` if the ranks disagree."""
         error = results.failure()
         if error is not None:
             self._withdraw(results, error)
@@ -76,16 +72,15 @@ class StepEnds:
         if self._checks_workers:
             table = self._scheduler.encoder_cache_manager
             check_encoder_caches(table.ready_keys(), table.lingering_keys(), results.encoder_keys(), step=step.step_id)
-        if self._news.is_routed_by:  # first: who is answered may go on with what has just been computed
-            self._guard.call("what the caches hold", self._news.tell)
+        if self._news.is_routed_by:  # before the answers: a client's next prompt may extend what was just computed
+            self._guard.call("cache contents", self._news.announce)
         answers = self._requests.take_answers(finished)
         self._publish()
         for message, frames in answers:
             self._frontend.send(message, frames)
-        self._send_streams(step, output)  # those that were just answered are streamed no more
+        self._send_streams(step, output)  # after the answers, which end their streams
 
     def _send_streams(self, step: ScheduledStep, output: received.StepOutput) -> None:
-        """Send what a committed step has added to streamed generations."""
         results = self._requests.results
         if not results.has_streams:
             return
@@ -96,7 +91,7 @@ class StepEnds:
         try:
             self._frontend.channel.send(message, frames)
         except ChannelFull as error:
-            log.warning("tokens and rows wait for the next step", reason=str(error))
+            log.warning("tokens and rows not sent; retried with the next step", reason=str(error))
         else:
             results.mark_sent(message)
 
@@ -106,7 +101,7 @@ class StepEnds:
         self.num_failed += 1
         self._scheduler.withdraw(step, results.prefix_report())
         cause = error_from_wire(error)
-        lost = self._requests.that_read(step, cause.mm_hashes) if isinstance(cause, CacheMiss) else []
+        lost = self._requests.requests_reading(step, cause.mm_hashes) if isinstance(cause, CacheMiss) else []
         if not lost:
             self._scheduler.blame_failure(step, cause)
         for request, feature in lost:

@@ -1,4 +1,4 @@
-"""Step results collect what the ranks answer to one step."""
+"""Results of one step, by rank."""
 
 from __future__ import annotations
 
@@ -14,16 +14,13 @@ Result = StepOutput | StepFailed
 
 
 class StepResults:
-    """A step in flight, and its answers by rank.
-
-    Args:
-        deadline: seconds on the engine's clock; later the step counts as hung.
+    """Step in flight, and its results by rank; it counts as hung after `deadline`, in seconds of the engine's clock.
 
     Attributes:
         given_to: epochs, by rank, of the workers that were sent its plan.
-        held: leases of what its workers read in the store.
-        is_shared: true if each rank has of the others what these have encoded, out of the store.
-        plan_error: reason why no plan could be made of it, nor sent.
+        held: leases on the records that its workers read in the store.
+        is_shared: whether ranks exchange their encoder outputs through the store.
+        plan_error: reason why its plan could not be built or sent.
     """
 
     def __init__(self, step: ScheduledStep, world_size: int, deadline: float) -> None:
@@ -48,14 +45,13 @@ class StepResults:
         return [rank for rank in range(self._world_size) if rank not in self._results]
 
     def computing(self) -> dict[int, int]:
-        """Return the epochs, by rank, of the workers that were given the step and have not answered."""
+        """Return the epochs, by rank, of the workers that were sent the plan and have not answered."""
         return {rank: epoch for rank, epoch in self.given_to.items() if rank not in self._results}
 
     def failure(self) -> ErrorInfo | None:
-        """Return the error of the plan, else of the first rank that failed, or None if every rank has run the step.
+        """Return the plan's error, else the error of the first rank that failed, else None.
 
-        Raises:
-            InvariantError: a rank lacks what the engine lists.
+        Raises `InvariantError` if a rank lacks content that the engine lists.
         """
         ordered = ((rank, self._results[rank][0]) for rank in sorted(self._results))
         failures = {rank: result.error for rank, result in ordered if isinstance(result, StepFailed)}
@@ -63,12 +59,12 @@ class StepResults:
             if error.code == InvariantError.code:
                 raise InvariantError(f"step {self.step.step_id}: rank {rank} contradicts the engine: {error.message}")
         if not failures and self.is_shared and self._differing():
-            # Not ours alone: whoever may put records has put another one in the place of an output.
+            # Perhaps not this engine's fault: any client that may put records can replace an output in the store.
             return error_to_wire(ComputationFailed("encoder outputs that differ", retryable=True))
         return next(iter(failures.values()), self.plan_error)
 
     def encoder_keys(self) -> dict[int, list[str] | None]:
-        """Return the keys in each rank's encoder cache after the step; None of a rank that has not said."""
+        """Return the keys in each rank's encoder cache after the step; None for a rank that has not sent them."""
         return {rank: output.encoder_keys for rank, output in self._outputs().items()}
 
     def prefix_report(self) -> PrefixReport:
@@ -76,14 +72,13 @@ class StepResults:
         return self._results[0][0].prefix_report if self._results else {}
 
     def answer(self) -> tuple[StepOutput, list[Frame]]:
-        """Return rank 0's output with its payload. Raises InvariantError if the ranks computed different things."""
+        """Return rank 0's output with its payload. Raises `InvariantError` if the ranks' outputs differ."""
         differing = self._differing()
         if differing:
-            raise InvariantError(f"step {self.step.step_id}: ranks {differing} computed something else than rank 0")
+            raise InvariantError(f"step {self.step.step_id}: outputs of ranks {differing} differ from rank 0's")
         return self._outputs()[0], self._results[0][1]
 
     def _differing(self) -> list[int]:
-        """Return the ranks that have computed something else than rank 0."""
         outputs = self._outputs()
         return [rank for rank, output in outputs.items() if output.digest != outputs[0].digest]
 

@@ -1,11 +1,11 @@
-"""The step runner sends one step at a time to the workers, keeps what they read, and collects the answers.
+"""Runs one step at a time: sends its plan to the workers, holds leases for their reads, and collects the results.
 
-    idle -- start --> in flight -- every rank has answered --> idle        the outcome is the caller's to commit
+    idle -- start --> in flight -- every rank has answered --> idle        the caller commits the results
                           |
                           +-- void: a rank has lost its caches --> idle when every living rank has answered or died
 
-Answers to a void step count for nothing; but nothing new is started beside it, so that a worker dies of the step that
-it was given last.
+Results of a void step are ignored; but no step starts until they are in, so that a worker's death is attributed to the
+step that it was given last.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ log = structlog.get_logger("mmcached.engine")
 
 
 class StepRunner:
-    """The step in flight of one engine. After `timeout_s` on the monotonic clock it counts as hung."""
+    """Step in flight of one engine. After `timeout_s` on the monotonic clock it counts as hung."""
 
     def __init__(
         self,
@@ -61,14 +61,14 @@ class StepRunner:
         return is_idle and self._group.are_all_attached and self._scheduler.has_work()
 
     def start(self) -> StepResults | None:
-        """Schedule a step, if there is work, and send its plan to every worker; return it if no plan can be made."""
+        """Schedule a step, if there is work, and send its plan to every worker; return the step if it has no plan."""
         step = self._scheduler.schedule()
         if step is None:
             return None
         self.latency.start(step)
         links = self._group.in_rank_order()
         results = StepResults(step, len(links), self._clock() + self._timeout_s)
-        results.held = self._records.keep([request.request_id for request, *_ in step.encode])
+        results.held = self._records.hits_of([request.request_id for request, *_ in step.encode])
         try:
             plan, payload = build_plan(step, self._items, engine_incarnation=self._incarnation, worker_epoch=0)
             results.is_shared = len(links) > 1 and any(item.store_epoch for item in plan.encode)
@@ -76,8 +76,8 @@ class StepRunner:
             results.plan_error = error_to_wire(miss)
             return results
         except Exception as error:
-            log.exception("no plan can be made of a step", step=step.step_id)
-            reason = f"no plan can be made of its step: {type(error).__name__}; see the engine's log, and report it"
+            log.exception("cannot build the plan of a step", step=step.step_id)
+            reason = f"cannot build the plan of its step: {type(error).__name__}; see the engine's log, and report it"
             results.plan_error = error_to_wire(InvariantError(reason))
             return results
         self._in_flight = results
@@ -93,7 +93,7 @@ class StepRunner:
         return None
 
     def take(self, result: Result, payload: list[Frame]) -> StepResults | None:
-        """Take a rank's answer; return the step's results if it was the last one awaited."""
+        """Add a rank's result; return the step's results if it was the last rank."""
         link = self._group.by_epoch(result.worker_epoch)
         if link is None or result.engine_incarnation != self._incarnation:
             return None
@@ -109,32 +109,32 @@ class StepRunner:
         return results
 
     def computed_by(self, rank: int) -> ScheduledStep | None:
-        """Return the step in flight if this rank was given it and has not answered: the one that it has died of."""
+        """Return the step in flight if this rank was given it and has not answered; its death is blamed on it."""
         if self._in_flight is None or rank not in self._in_flight.computing():
             return None
         return self._in_flight.step
 
     def void(self) -> None:
-        """Forget the step in flight: its caller has reset the scheduler."""
+        """Void the step in flight, after the caller has reset the scheduler."""
         if self._in_flight is not None:
             self._void, self._in_flight = self._in_flight, None
 
     @property
     def has_deadline(self) -> bool:
-        """A step is computed, and may take too long."""
+        """Whether a step is being computed, so that its deadline must be checked."""
         return self._in_flight is not None or self._void is not None
 
     def check_deadline(self) -> None:
-        """Raise `PeerGone` with the ranks that have not answered, if the step is past its deadline."""
+        """Raise `PeerGone`, with the ranks that have not answered, if the step is past its deadline."""
         hung = self._in_flight
         if hung is None:
             hung = self._void if self._is_void_computed() else None
         if hung is not None and self._clock() > hung.deadline:
             missing = hung.missing_ranks
-            raise PeerGone(f"step {hung.step.step_id}: no output of rank(s) {missing} in {self._timeout_s} s")
+            raise PeerGone(f"step {hung.step.step_id}: no output from rank(s) {missing} in {self._timeout_s} s")
 
     def _is_void_computed(self) -> bool:
-        """Return whether a living worker may still compute the void step; forget the step if none does."""
+        """Return whether a living worker may still compute the void step; forget the step if not."""
         if self._void is not None and set(self._void.computing().values()).isdisjoint(self._group.epochs):
             self._void = None
         return self._void is not None

@@ -1,7 +1,7 @@
-"""The worker group knows an engine's workers: connected, attached, replaced; and sends what goes to all of them.
+"""Worker group: the workers of an engine, from hello to attached, and broadcasts to them.
 
     hello --> attaching --> attached
-A rank whose process is another one than before has lost its caches: the whole group must start over, see `hello`.
+If a rank's process was replaced, its caches are lost and the whole group must start over, see `hello`.
 """
 
 from __future__ import annotations
@@ -23,13 +23,11 @@ log = structlog.get_logger("mmcached.engine")
 
 @dataclass(slots=True)
 class WorkerLink:
-    """One worker, by rank.
+    """Worker of one rank.
 
     Attributes:
-        is_attached: true if it takes plans.
+        is_attached: whether it accepts plans; until then, `fingerprint` is "" and `encoder` is None.
         embedding_bytes: size of one embedding in its encoder cache; 0 until it has measured.
-        fingerprint: of its encoder; "" until it is attached.
-        encoder: what its encoder takes and gives; None until then.
     """
 
     peer: bytes
@@ -43,8 +41,6 @@ class WorkerLink:
 
 
 class WorkerGroup:
-    """The ranks of one engine."""
-
     def __init__(
         self, channel: RouterChannel[FromWorker], world_size: int, *, incarnation: int, config_digest: str
     ) -> None:
@@ -55,11 +51,7 @@ class WorkerGroup:
         self._links: dict[int, WorkerLink] = {}
 
     def hello(self, peer: bytes, message: WorkerHello) -> tuple[WorkerLink, bool] | None:
-        """Take note of a worker.
-
-        Returns:
-            Its link, and whether it has replaced another process of its rank; None if it was refused.
-        """
+        """Register a worker; return its link and whether it replaces a process of its rank, or None if refused."""
         if message.config_digest != self._config_digest:
             limit = f"the engine has {self._config_digest}: restart both"
             error = ConfigError("config digest", message.config_digest, limit)
@@ -79,7 +71,7 @@ class WorkerGroup:
         self._send_or_log(link.peer, link.rank, to_worker.Attach(self._incarnation))
 
     def attached(self, message: WorkerAttached) -> WorkerLink | None:
-        """Take note of an answer; return the link unless it is stale, of another process or engine."""
+        """Mark a worker as attached; return None if the message is stale, of another process or engine, or refused."""
         link = self.by_epoch(message.worker_epoch)
         if link is None or message.engine_incarnation != self._incarnation:
             return None
@@ -110,12 +102,12 @@ class WorkerGroup:
 
     @property
     def encoder_fingerprint(self) -> str:
-        """What the ranks' encoders have in common; "" before all are attached."""
+        """Fingerprint that all ranks' encoders share; "" before all are attached."""
         return self._links[0].fingerprint if self.are_all_attached else ""
 
     @property
     def encoder(self) -> EncoderForm | None:
-        """What the ranks' encoders take and give; None before all are attached."""
+        """Input and output of the ranks' encoders; None before all are attached."""
         return self._links[0].encoder if self.are_all_attached else None
 
     @property
@@ -126,7 +118,7 @@ class WorkerGroup:
         return [self._links[rank] for rank in sorted(self._links)]
 
     def send(self, link: WorkerLink, message: to_worker.FromEngineToWorker, payload: Sequence[Frame] = ()) -> None:
-        """Queue a message that must arrive. Raises PeerGone (attached no more) or ChannelFull if it was not queued."""
+        """Queue a message that must arrive; raises `PeerGone` (it is no longer attached) or `ChannelFull`."""
         try:
             self._channel.send(link.peer, message, payload)
         except PeerGone:
@@ -134,7 +126,7 @@ class WorkerGroup:
             raise
 
     def send_all(self, message: to_worker.FromEngineToWorker) -> None:
-        """Queue a message for every worker that is there; one that is gone starts over anyway."""
+        """Queue a message for every connected worker; logs a failure, because a dead worker starts over anyway."""
         for link in self.in_rank_order():
             try:
                 self.send(link, message)

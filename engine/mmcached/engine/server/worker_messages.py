@@ -1,6 +1,6 @@
-"""Takes in what the workers say: hellos, attachments, outputs of a step, checksums of probes.
+"""Handles messages of the workers: hellos, attachments, step outputs, checksums of probes.
 
-A rank whose process is another has lost its caches, so all caches start over with it.
+If a rank's process was replaced, its caches are lost, so all caches are cleared.
 """
 
 from __future__ import annotations
@@ -26,11 +26,7 @@ log = structlog.get_logger("mmcached.engine")
 
 
 class WorkerMessages:
-    """What comes from the workers of one engine.
-
-    Attributes:
-        num_deaths_in_steps: deaths of workers that were computing.
-    """
+    """Handler of the workers' messages; `num_deaths_in_steps` counts deaths of workers that were computing."""
 
     def __init__(
         self,
@@ -59,7 +55,7 @@ class WorkerMessages:
         self._publish = publish
 
     def serve(self, share: TurnShare) -> None:
-        """Take in the workers' share of a turn; ZeroMQ takes from each of them in rotation."""
+        """Handle the workers' share of messages in one turn of the loop; ZeroMQ serves them in rotation."""
         for _ in share:
             raw = self._channel.receive_raw()
             if raw is None:
@@ -74,17 +70,17 @@ class WorkerMessages:
                 case received.WorkerHello():
                     self._guard.call("hello of a worker", self._on_hello, peer, message)
                 case received.WorkerAttached():
-                    self._guard.call("word of a worker", self._on_attached, message)
+                    self._guard.call("attachment of a worker", self._on_attached, message)
                 case received.StepOutput() | received.StepFailed():
-                    # Not guarded: a step that is committed by half contradicts the tables.
+                    # Not guarded: a partly committed step would contradict the tables.
                     finished = self._steps.take(message, payload)
                     if finished is not None:
-                        self._ends.end(finished)
+                        self._ends.end_step(finished)
                 case received.WorkerProbed():
-                    self._guard.call("word of a worker", self._on_probed, message)
+                    self._guard.call("probe answer of a worker", self._on_probed, message)
 
     def start_over(self) -> None:
-        """Clear all caches, since a rank has lost its own; requests start at token 0."""
+        """Clear all caches, since a rank has lost its own; requests start over at token 0."""
         self._scheduler.reset()
         self._steps.void()
         for token in self._probes.take_all():
@@ -118,5 +114,5 @@ class WorkerMessages:
             return
         checksums = self._probes.answered(message)
         if checksums is not None:
-            self._publish()  # who has asked looks at the figures next: not at those of the middle of its probe
+            self._publish()  # the prober reads the statistics next: they must not be from the middle of its probe
             self._frontend.send(to_frontend.EngineProbed(message.token, checksums))

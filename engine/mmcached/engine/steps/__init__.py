@@ -1,5 +1,5 @@
-"""Requests take part in steps, one step at a time.
+"""Requests, and the transaction log of a step.
 
-request    one request: tokens, items, how far it is computed
-step_log   one manager's open step, and what is sent to the workers with it
+request    one request: tokens, items, progress
+step_log   one manager's open step, and the notices sent to the workers with it
 """

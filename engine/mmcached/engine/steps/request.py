@@ -1,13 +1,11 @@
-"""A request has tokens and multimodal items, and is computed step by step.
-
-Knows nothing of blocks, budgets or sockets. The token axis:
+"""Request: tokens and multimodal items that are computed step by step.
 
     | prompt_token_ids                    | output_token_ids |
     |---- computed ----|---------- to be computed ----------|
     0                  num_computed_tokens                  num_tokens
 
 Invariant: `0 <= num_computed_tokens <= num_tokens`, and less than `num_tokens` while the request is not finished.
-Output tokens survive preemption; they are recomputed.
+Output tokens survive preemption; their KV is recomputed.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ FinishReason = Literal["stop", "length"]
 
 
 class RequestStatus(enum.Enum):
-    """WAITING -> RUNNING -> FINISHED; back to WAITING by preemption, withdrawal or reset; ABORTED from anywhere."""
+    """WAITING -> RUNNING -> FINISHED; back to WAITING by preemption, withdrawal or reset; ABORTED from any state."""
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -34,30 +32,28 @@ class RequestStatus(enum.Enum):
 
 
 class Request:
-    """A generation, or (kind "encode") a list of items of which only the embeddings are wanted.
+    """A generation, or (kind "encode") a list of items of which only the embeddings are returned.
 
     Attributes:
-        request_id: its only identity: a second request with an id that is held goes on as the first.
+        request_id: its only identity: a second request with an id in use continues the first.
         token_ids: prompt and output; append only, or call `KVCacheManager.free_block_hashes` after a change in place.
-        prompt_embeds: digest of the embedding that stands in the place of a token id, by position.
-        num_computed_tokens: tokens from position 0 on whose KV is in its blocks.
-        num_cached_tokens: prompt tokens that came from the prefix cache when the request was first admitted.
+        prompt_embeds: digest of the embedding that replaces a token id, by position.
+        num_cached_tokens: prompt tokens found in the prefix cache at the first admission.
         num_emitted: items of an "encode" request whose embeddings have been returned, in order.
-        num_faults: steps with it that failed, or in which a worker died.
+        num_faults: steps with this request that failed, or in which a worker died.
         alone_until: `progress` up to which it is computed alone, as a suspect; 0 for other requests.
-        was_admitted: true if it was scheduled before, so that a prefix hit now is not a new one.
-        block_hashes: hashes of the full blocks so far. An engine with hashes of its own puts them here: 32 bytes for
-            each `hash_block_size` tokens, each covering all before it.
-        skip_reading_prefix_cache: true if all is computed; it is published all the same.
-        priority: urgency, lower first, under the "priority" policy.
-        outputs: of its items whose encoder output is in the store under a lease of the engine, the lease's token.
-        store_epoch: of the store, in which outputs made for it are saved; 0: they are not.
-        takes_keys: its large outputs may be named by their key in the store.
-        rows_name: names in the store of large parts of its rows begin so; "": none are named.
-        rows: rows that its client wants, if any.
+        was_admitted: whether it was scheduled before, so that a prefix hit now is not a new one.
+        block_hashes: hashes of the full blocks so far. An engine with its own hashes puts them here: 32 bytes for each
+            `hash_block_size` tokens, each covering all tokens before it.
+        skip_reading_prefix_cache: whether all tokens are computed; they are published nevertheless.
+        priority: under the "priority" policy, lower is served first.
+        outputs: lease tokens of encoder outputs in the store, by item.
+        store_epoch: epoch of the store in which new encoder outputs are saved; 0 if they are not saved.
+        takes_keys: whether large outputs may be returned as keys in the store.
+        rows_name: prefix of the names under which large row parts are stored; "" if rows are not stored.
         num_rows_delivered: position before which no row is wanted any more.
-        place: sort key of the order of service, from the scheduler.
-        features_end: position behind the last placeholder of an item; 0 if there is none.
+        place: sort key of the order of service, set by the scheduler.
+        features_end: position after the last item's placeholders; 0 without items.
     """
 
     def __init__(
@@ -133,14 +129,14 @@ class Request:
 
     @property
     def progress(self) -> int:
-        """Number of computed tokens; of an "encode" request, of emitted items."""
+        """Number of computed tokens; for an "encode" request, of emitted items."""
         return self.num_emitted if self.kind == "encode" else self.num_computed_tokens
 
     def append_output_token(self, token_id: int) -> None:
         self.token_ids.append(token_id)
 
     def reason_to_finish(self) -> FinishReason | None:
-        """Return why a generation is complete now, or None. Changes nothing."""
+        """Return the finish reason if a generation is complete, else None. Changes nothing."""
         token_ids = self.token_ids
         num_output_tokens = len(token_ids) - self.num_prompt_tokens
         if token_ids[-1] == END_TOKEN_ID and num_output_tokens > 0:
@@ -157,8 +153,6 @@ class Request:
 
 
 class ScheduledItem(NamedTuple):
-    """One multimodal item of a request, and the key of its encoder output."""
-
     request: Request
     input_id: int
     key: str

@@ -1,14 +1,13 @@
-"""A step log makes a manager's step a transaction: what the workers are sent with it is done once it is committed.
+"""Step log: makes a manager's step a transaction; notices sent to the workers count as done once it is committed.
 
     (none) --begin--> open --commit | withdraw--> (none)
 
-    notice:  add --> pending --take--> sent with the open step --commit--> (gone)
-                       |^                 |
-                       |+--- withdraw ----+    the step failed: perhaps no worker has done it
+    notice:  add --> pending --take_notices--> sent with the open step --commit--> (gone)
+                       |^                         |
+                       |+------- withdraw --------+    the step failed: perhaps no worker has done it
                        +--discard--> (gone)
 
-Sending a notice twice is harmless, never sending it would keep what it names for ever. Knows nothing of what a notice
-means.
+Sending a notice twice is harmless; never sending it would leak the content that it names.
 """
 
 from __future__ import annotations
@@ -34,24 +33,23 @@ class StepLog(Generic[Notice]):
         return self._step_id is not None
 
     def begin(self, step_id: int) -> None:
-        """Open a step. Raises `LocalProtocolError` if another one is open."""
+        """Open a step; raises `LocalProtocolError` if another step is open."""
         if self._step_id is not None:
             raise LocalProtocolError(f"step {step_id} cannot begin: step {self._step_id} has not ended")
         self._step_id = step_id
 
     def check_open(self, step_id: int) -> None:
-        """Raise `LocalProtocolError` if this step is not open."""
         if self._step_id != step_id:
-            raise LocalProtocolError(f"step {step_id} cannot end: open is {self._step_id}")
+            raise LocalProtocolError(f"step {step_id} cannot end: the open step is {self._step_id}")
 
     def commit(self, step_id: int) -> None:
-        """End the step: what was sent with it is done. Raises as `check_open` does."""
+        """End the step: notices sent with it are done. Raises as `check_open`."""
         self.check_open(step_id)
         self._step_id = None
         self._sent.clear()
 
     def withdraw(self, step_id: int) -> None:
-        """End the step: what was sent with it is pending again, before all else. Raises as `check_open` does."""
+        """End the step: notices sent with it are pending again, before all others. Raises as `check_open`."""
         self.check_open(step_id)
         self._step_id = None
         self._pending = {**self._sent, **self._pending}
@@ -65,8 +63,8 @@ class StepLog(Generic[Notice]):
     def discard(self, notice: Notice) -> None:
         self._pending.pop(notice, None)
 
-    def take(self) -> list[Notice]:
-        """Return and clear what is pending; between two steps, the caller is to see to it."""
+    def take_notices(self) -> list[Notice]:
+        """Return and clear the pending notices; outside a step the caller must ensure delivery."""
         notices = list(self._pending)
         if self.is_open:
             self._sent.update(self._pending)
@@ -77,5 +75,5 @@ class StepLog(Generic[Notice]):
         return list(self._pending)
 
     def unconfirmed(self) -> set[Notice]:
-        """Return what is pending, or was sent with the open step."""
+        """Return the notices that are pending, or were sent with the open step."""
         return self._pending.keys() | self._sent.keys()

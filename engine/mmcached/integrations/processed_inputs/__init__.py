@@ -1,13 +1,13 @@
-"""Keeps what processors make of images for render servers and engines, once per host: counts and pixels apart.
+"""Shares processed items of render servers and engines once per host, with counts and pixels in separate records.
 
-    items        what any program asks: find or process an item, or only its counts
-    vllm_items   vLLM's items and prompt updates as such items, and back
+    items        finds or processes an item, or only its counts; for any program
+    vllm_items   converts vLLM's items and prompt updates to such items, and back
     vllm_cache   a processor cache of vLLM on top of that
-    vllm_plugin  puts it into vLLM's servers
-    vllm_names   names what vLLM's processor makes of an item depends on
+    vllm_plugin  installs the cache in vLLM's servers
+    vllm_names   the fingerprint of vLLM's processor
 
-Who routes a request needs the counts of its images, a few hundred bytes each, and reads no pixels; who encodes needs
-both. Importing this imports neither vLLM nor torch.
+A router needs the counts of a request's images, a few hundred bytes each, and reads no pixels; an encoder needs both.
+Importing this imports neither vLLM nor torch.
 """
 
 from mmcached.integrations.processed_inputs.items import ProcessedItem, ProcessedItems, name_of

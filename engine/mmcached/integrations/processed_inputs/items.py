@@ -1,11 +1,11 @@
-"""Finds processed items that any process of the host has made, or has one process make them.
+"""Finds processed items in the store, or has one process of the host make them.
 
-    processed-item/<processor>/<item>/counts     grid, number of placeholders, what a prompt is updated with
+    processed-item/<processor>/<item>/counts     grid, number of placeholders, prompt updates
     processed-item/<processor>/<item>/pixels     the tensors that an encoder reads
 
-Two records under one name: who asks for the counts does not touch the pixels. The pixels are put first, and whoever
-makes an item claims its counts; so those that wait for the counts find the pixels too, unless these were evicted.
-Knows nothing of any processor.
+Two records under one name: a reader of the counts does not touch the pixels. The pixels are put first, and the process
+that makes an item claims its counts; so processes that wait for the counts find the pixels too, unless these were
+evicted. Independent of any processor.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from mmcached.shm.store.codec import Library, Record
 
 @dataclass(frozen=True, slots=True)
 class ProcessedItem:
-    """What a processor makes of one image, video or sound.
+    """The output of a processor for one image, video or sound.
 
     Attributes:
-        counts: plain values and small tensors: what the prompt and the positions of its tokens depend on.
-        pixels: what the encoder reads, and nobody else.
+        counts: Plain values and small tensors that the prompt and its tokens' positions depend on.
+        pixels: Tensors that only the encoder reads.
     """
 
     counts: Record
@@ -36,26 +36,26 @@ class ProcessedItem:
 
 
 def name_of(file: bytes) -> str:
-    """Return the name of an encoded file's content: 64 hex digits."""
+    """Return the digest of an encoded file's content: 64 hex digits."""
     return blake3(file).hexdigest()
 
 
 def keys_of(processor: str, item: str) -> tuple[str, str]:
-    """Return the keys of an item's counts and of its pixels."""
     return f"processed-item/{processor}/{item}/counts", f"processed-item/{processor}/{item}/pixels"
 
 
 class ProcessedItems:
-    """The items of one processor. Threads may share it.
+    """The processed items of one processor; threads may share it.
 
     Args:
-        processor: all that an item depends on beside the content: class, version, configuration, arguments, as JSON
+        processor: All that an item depends on beside the content (class, version, configuration, arguments), as JSON
             values.
-        view: hand out pixels in place: read them, never write.
-        tensors: the library of the tensors.
-        timeout_s: how long to wait for another process that makes an item; then it is made here.
+        view: Hand out pixels in place: read them, never write.
+        tensors: Library of the returned tensors.
+        timeout_s: How long to wait for another process that makes an item, before it is made here.
+
     Attributes:
-        num_processed: items that were made here.
+        num_processed: Items that were made here.
     """
 
     def __init__(
@@ -76,7 +76,6 @@ class ProcessedItems:
         self._lock = threading.Lock()
 
     def find_counts(self, item: str) -> Record | None:
-        """Return the counts of an item that somebody has made."""
         hit = self._client.get(keys_of(self._processor, item)[0], tensors=self._tensors)
         return None if hit is None else hit.record
 
@@ -84,8 +83,8 @@ class ProcessedItems:
         """Return the counts of an item; no pixels are read unless it has to be made.
 
         Args:
-            item: a name that says what it is, such as `name_of` its file.
-            process: makes the item; of all processes that ask for it now, one calls it.
+            item: A name that identifies the content, such as `name_of` its file.
+            process: Makes the item; called by one of the processes that ask for it at the same time.
         """
         counts, _ = self._counts(item, process)
         return counts

@@ -1,13 +1,13 @@
-"""Gives vLLM's render and API servers the items that any process of the host has processed.
+"""A processor cache for vLLM's render and API servers that shares items with all processes of the host.
 
-    is_cached ──claim_many──> hit: cached │ claim: vLLM processes it here │ pending: wait for who does
-    get_and_update_item ─────> hit: counts at once, pixels when they are asked for │ processed: put, the claim ends
+    is_cached ──claim_many──> hit: cached │ claim: vLLM processes it here │ pending: wait for the other process
+    get_and_update_item ─────> hit: counts at once, pixels when they are read │ processed: put, the claim ends
 
-`MmcachedProcessorCache` takes the place of vLLM's `MultiModalProcessorOnlyCache`, whose items stay in the process: that
-is the cache of `vllm launch render`, of tokenize requests, and of servers with several API processes.
+`MmcachedProcessorCache` replaces vLLM's `MultiModalProcessorOnlyCache`, whose items stay in the process: the cache of
+`vllm launch render`, of tokenize requests, and of servers with several API processes.
 
-A wait never closes a circle: who holds a claim waits for nobody. What cannot be shared (an item that a client has
-named, no service) is kept as vLLM keeps it.
+Waits cannot deadlock: a process that holds a claim does not wait. Items that cannot be shared (named by a client, or no
+service) are kept as vLLM keeps them.
 """
 
 from __future__ import annotations
@@ -37,30 +37,31 @@ from mmcached.integrations.processed_inputs.vllm_names import processor_parts
 from mmcached.integrations.vllm.keys import says_what_it_is
 
 MAX_CLAIM_S = 10.0
-"""How long others are waited for; also after which time a claim is dropped whose item vLLM could not process."""
+"""The longest wait for other processes; also the age at which a claim is dropped whose item vLLM did not process."""
 _POLL_S = 0.005
 _POLLS = 50
-"""Looks before the claims are asked for again."""
+"""Number of polls before the claims are asked for again."""
 _CALL_S = 1.0
 
 _LOG = logging.getLogger("vllm.mmcached")
 
 
 class PixelsNotKept(Exception):
-    """A server that keeps counts only was asked for pixels."""
+    """A server that keeps only counts was asked for pixels."""
 
 
 class MmcachedProcessorCache(MultiModalProcessorOnlyCache):
-    """vLLM's cache of processed items, shared with all processes of the host. One thread uses it, as vLLM does.
+    """vLLM's cache of processed items, shared with all processes of the host. Used by one thread, as vLLM's own.
 
     Args:
-        model_config: of vLLM.
-        client: it fails open: without a service everything is a miss.
-        counts_only: keep no pixels, and need none: for servers that are asked for counts only (`mm_payload="none"`).
-        clock, wait: monotonic seconds; how to wait for some.
+        client: A client that fails open: without a service everything is a miss.
+        counts_only: Keep and read no pixels: for servers that return only counts (`mm_payload="none"`).
+        clock: Monotonic seconds.
+
     Attributes:
-        num_hits, num_processed, num_not_shared: items that were found, that vLLM has processed here, and those of them
-            that are kept here only.
+        num_hits: Items that were found.
+        num_processed: Items that vLLM has processed here.
+        num_not_shared: Processed items that are kept only in this process.
     """
 
     def __init__(
@@ -131,7 +132,7 @@ class MmcachedProcessorCache(MultiModalProcessorOnlyCache):
     # ---- how
 
     def _look(self, mm_hashes: list[str]) -> None:
-        """Note what is there, and claim the rest; wait for what others are making if nothing is claimed here."""
+        """Note found items, and claim the rest; wait for other processes if nothing was claimed here."""
         give_up = self._clock() + MAX_CLAIM_S
         missing = mm_hashes
         while missing:
@@ -151,7 +152,7 @@ class MmcachedProcessorCache(MultiModalProcessorOnlyCache):
             self._wait_for_one(missing)
 
     def _wait_for_one(self, mm_hashes: list[str]) -> None:
-        """Return when one is there, or after some time: the process that makes them may have died. Asks nobody."""
+        """Return when an item is in the store, or after `_POLLS` polls: the process that makes them may have died."""
         keys = [keys_of(self._processor, each)[0] for each in mm_hashes]
         for _ in range(_POLLS if keys else 0):
             if any(self._client.contains_many(keys, timeout_s=_CALL_S)):
@@ -159,7 +160,7 @@ class MmcachedProcessorCache(MultiModalProcessorOnlyCache):
             self._wait(_POLL_S)
 
     def _note(self, mm_hash: str, counts: Hit) -> None:
-        # The lease makes sure that the pixels can be read later; it reads none of them.
+        # The lease keeps the pixels readable for later; nothing is read of them here.
         pixels = None if self._counts_only else self._client.get(keys_of(self._processor, mm_hash)[1], view=True)
         if pixels is not None or self._counts_only:
             self._hits[mm_hash] = counts, pixels
@@ -173,7 +174,7 @@ class MmcachedProcessorCache(MultiModalProcessorOnlyCache):
         return LazyItem(elements_of(counts.record["fields"]), load), updates_of(counts.record)
 
     def _share(self, mm_hash: str, mm_item: tuple[MultiModalKwargsItem, Updates]) -> bool:
-        """Put an item; return whether others can find it."""
+        """Put an item; return whether other processes can find it."""
         if not says_what_it_is(mm_hash):
             return False
         of_counts, of_pixels = keys_of(self._processor, mm_hash)

@@ -1,10 +1,10 @@
-"""Turns vLLM's items and prompt updates into processed items of two records, and back, bit for bit.
+"""Converts vLLM's items and prompt updates to processed items of two records, and back, bit for bit.
 
     field of an item    "batched" | "flat" | "shared", its settings, its tensors      counts, if small; else pixels
     prompt update       modality, mode, target tokens, new tokens, which of them are placeholders        counts
 
-A prompt update may hold a function that says which of its tokens are placeholders. The tokens that it chooses are kept
-instead; where that does not say the same, and where a target is a function, the item is `NotPlain`: it is not shared.
+A prompt update may hold a function that selects placeholders among its tokens. The selected tokens are kept instead;
+where a token does not determine the selection, and where a target is a function, the item is `NotPlain` and not shared.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from mmcached.integrations.processed_inputs.items import ProcessedItem
 from mmcached.shm.store.codec import Record
 
 SMALL_BYTES = 4096
-"""A field of more is read by the encoder alone, unless vLLM itself says that it is to stay on the CPU."""
+"""A larger field is read by the encoder alone, unless vLLM itself keeps it on the CPU."""
 _FIELDS: dict[str, type[BaseMultiModalField]] = {
     "batched": MultiModalBatchedField,
     "flat": MultiModalFlatField,
@@ -40,14 +40,14 @@ Updates = Sequence[ResolvedPromptUpdate]
 
 
 class NotPlain(Exception):
-    """An item holds what cannot be said in plain values."""
+    """An item has a value that plain values cannot represent."""
 
 
 class LazyItem(MultiModalKwargsItem):
-    """An item whose pixels are read when somebody asks for them; its counts are there."""
+    """An item whose pixels are loaded on first access; its counts are loaded."""
 
     def __init__(self, counts: Elements, load: Callable[[], Elements]) -> None:
-        # Not the base's: that would fill `data`.
+        # Do not call the base's: it would fill `data`.
         self._counts = counts
         self._load: Callable[[], Elements] | None = load
         self._whole: Elements | None = None
@@ -58,10 +58,9 @@ class LazyItem(MultiModalKwargsItem):
 
     @property
     def data(self) -> Elements:
-        """All fields, by name."""
         if self._whole is None and self._load is not None:
             self._whole = self._counts | self._load()
-            self._load = None  # and with it the lease of what it read
+            self._load = None  # and with it the lease on the pixels
         return self._whole or {}
 
     @data.setter
@@ -73,11 +72,7 @@ class LazyItem(MultiModalKwargsItem):
 
 
 def to_processed(item: MultiModalKwargsItem, updates: Updates) -> ProcessedItem:
-    """Return an item as two records.
-
-    Raises:
-        NotPlain: it cannot be said in plain values.
-    """
+    """Return an item as two records; `NotPlain` if plain values cannot represent it."""
     counts: Record = {}
     pixels: Record = {}
     for name, element in item.items():
@@ -87,12 +82,10 @@ def to_processed(item: MultiModalKwargsItem, updates: Updates) -> ProcessedItem:
 
 
 def elements_of(fields: Record) -> Elements:
-    """Return the fields of one of the records."""
     return {name: MultiModalFieldElem(_data(plain["data"]), _field(plain)) for name, plain in fields.items()}
 
 
 def updates_of(counts: Record) -> list[ResolvedPromptUpdate]:
-    """Return the prompt updates of an item's counts."""
     return [
         ResolvedPromptUpdate(
             modality=each["modality"],
@@ -152,7 +145,7 @@ def _data_to_plain(data: Any) -> Any:
 
 
 def _data(plain: Any) -> Any:
-    """Return data that the caller owns: vLLM may write into it."""
+    """Return a copy of the data, because vLLM may write into it."""
     if isinstance(plain, torch.Tensor):
         return plain.clone()
     return [_data(each) for each in plain] if isinstance(plain, list) else plain
@@ -185,7 +178,7 @@ def _tokens(tokens: Any, what: str) -> list[int]:
 
 
 def _runs(tokens: list[int]) -> list[torch.Tensor]:
-    """Return tokens, and how often each is repeated: nearly all are one and the same."""
+    """Return distinct runs of tokens with their lengths: nearly all tokens of an update are equal."""
     runs, counts = torch.unique_consecutive(torch.tensor(tokens, dtype=torch.int64), return_counts=True)
     return [runs, counts]
 

@@ -1,4 +1,4 @@
-"""Names what vLLM's processor makes of an item depends on, beside the item.
+"""Computes the fingerprint of vLLM's processor: everything that an item depends on beside its content.
 
 vLLM's hash of an item has its content, the processor's arguments of the request, and the model's name as it was given.
 The bytes of the processor's and tokenizer's files, the versions, and the arguments of the server come from here.
@@ -14,7 +14,7 @@ from mmcached.integrations.identity import checkpoint_folder, checkpoint_identit
 from mmcached.wire.extras import package_versions
 
 SUFFIXES = frozenset({".json", ".py", ".txt", ".jinja", ".model", ".tiktoken"})
-"""Files of a checkpoint that a processor may read; weights are none of its business."""
+"""Suffixes of checkpoint files that a processor may read; it reads no weights."""
 _ARGUMENTS = ("limit_per_prompt", "mm_processor_kwargs", "media_io_kwargs", "video_pruning_rate")
 
 
@@ -22,10 +22,10 @@ def processor_parts(model_config: Any, client: Client) -> dict[str, Any]:
     """Return all that items depend on, as JSON values.
 
     Args:
-        model_config: of vLLM.
-        client: of the store that remembers digests.
+        model_config: vLLM's model configuration.
+
     Raises:
-        OSError: the checkpoint's files are not on this host.
+        OSError: The checkpoint's files are not on this host.
     """
     encoder = model_config.multimodal_config
     files = checkpoint_folder(model_config.model, model_config.revision)

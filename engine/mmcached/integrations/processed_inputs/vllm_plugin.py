@@ -1,6 +1,6 @@
-"""Puts the shared cache into vLLM's servers: a plug-in, which vLLM finds by its entry point and calls in each process.
+"""Installs the shared processor cache in vLLM's servers, as a plug-in that vLLM calls in each process.
 
-MMCACHED_PROCESSED_INPUTS=RUN_DIR           share with all that name the same service; without it nothing happens
+MMCACHED_PROCESSED_INPUTS=RUN_DIR           share items through this service; without it nothing happens
 MMCACHED_PROCESSED_INPUTS_COUNTS_ONLY=1     keep no pixels
 """
 
@@ -20,7 +20,7 @@ _LOG = logging.getLogger("vllm.mmcached")
 
 
 def register() -> None:
-    """Have vLLM's servers use this cache where they use one that stays in the process; vLLM calls this at its start."""
+    """Replace vLLM's in-process processor cache by the shared one; vLLM calls this at its start."""
     run_dir = os.environ.get(RUN_DIR)
     if not run_dir:
         return

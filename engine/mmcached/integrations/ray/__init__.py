@@ -1,6 +1,6 @@
-"""Encoders as actors on a Ray cluster. `mmcached ray up` starts them; a worker asks them as `encoder.ray_address` says.
+"""Encoders as actors on a Ray cluster. `mmcached ray up` starts them; workers call them by `encoder.ray_address`.
 
-    encoder_actor   one actor: an encoder, and whoever asks it
+    encoder_actor   an actor with one encoder
 
-Ray is imported by whoever starts an actor, not here.
+Ray is imported where an actor is started, not here.
 """

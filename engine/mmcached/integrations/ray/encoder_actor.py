@@ -1,6 +1,6 @@
-"""An encoder actor encodes what it is sent, one image at a time, and says how much waits.
+"""An actor that encodes one image at a time, and reports its queue length.
 
-What comes and goes are plain values and records in our own encoding; Ray carries them.
+Arguments and results are plain values and records in the store's encoding; Ray carries them.
 """
 
 from __future__ import annotations
@@ -31,9 +31,10 @@ class EncoderActor:
     """An encoder, to be made an asynchronous actor of Ray.
 
     Args:
-        fields: of a `ServiceConfig`; what it says of model, encoder and device counts.
+        fields: Fields of a `ServiceConfig`; model, encoder and device are used.
+
     Raises:
-        ConfigError: the encoder cannot be had here.
+        ConfigError: The encoder cannot be made here.
     """
 
     def __init__(self, fields: Mapping[str, Any]) -> None:
@@ -58,13 +59,14 @@ class EncoderActor:
         return str(ray.get_runtime_context().get_node_id())
 
     async def encode(self, num_embeds: int, num_returned: int, *pieces: Bytes1D) -> tuple[Any, ...]:
-        """Encode one item, when those that came before are done.
+        """Encode one item, in order of arrival.
 
         Args:
-            num_returned: in so many pieces the outputs are wanted.
-            pieces: of the item's record, as the codec encodes it.
+            num_returned: Number of pieces in which to return the outputs.
+            pieces: Pieces of the item's record, as the codec encodes it.
+
         Returns:
-            an `Answer` without outputs; then their pieces.
+            An `Answer` without outputs, followed by the pieces of the outputs.
         """
         self._num_open += 1
         try:
@@ -82,7 +84,7 @@ class EncoderActor:
             return _error(failed), NOTHING
         except Exception as failed:
             if not is_alive(self._device):
-                os._exit(1)  # Ray starts the process anew
+                os._exit(1)  # Ray restarts the process
             return _error(failure_of(failed)), NOTHING
 
 

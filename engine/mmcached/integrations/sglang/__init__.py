@@ -1,10 +1,10 @@
-"""Lets SGLang share embeddings: encoder servers by a store, engines by a second level behind their own cache.
+"""Lets SGLang share embeddings: encoder servers through a store, engines through a second level behind their cache.
 
-    plugin            registers in a process of SGLang what the environment asks for; nothing is asked, nothing is done
+    plugin            registers the configured parts in a process of SGLang; does nothing without configuration
     settings          reads the environment
-    identity          names what SGLang's embeddings depend on, and says what they look like
-    contact           says in SGLang's log whether embeddings are shared
-    buffers           records that are copied out of and into the host's memory, for encoder servers
+    identity          the fingerprint of SGLang's embeddings, and their expected form
+    contact           logs to SGLang's log whether embeddings are shared
+    buffers           copies records out of and into the host's memory, for encoder servers
     embedding_store   the same, as SGLang's store of embeddings
     tensors           records of one tensor each, for engines
     engine_cache      SGLang's embedding cache of an engine, with `tensors` behind it
@@ -14,7 +14,7 @@
                                       └─ engine_cache ─────> hooks: the cache is `engine_cache`; a flush reaches it
 
 SGLang loads `register` in its processes, by the entry point group `sglang.srt.plugins`. It imports neither SGLang nor
-torch unless it is asked for something.
+torch unless a part is configured.
 """
 
 from mmcached.integrations.sglang.plugin import register

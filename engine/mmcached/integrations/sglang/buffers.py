@@ -1,8 +1,8 @@
-"""Copies embeddings between records of the store and buffers of the host, which are given by address and size.
+"""Copies embeddings between records of the store and the host's buffers, given by address and size.
 
-An embedding lies in one buffer or in several, one after the other; its record has the bytes without a form. A record
-of another size is a miss, and so is one whose bytes are not finite numbers of the model's dtype. What is saved is
-copied before the call returns, for its buffers may be reused then. Any thread may call.
+An embedding lies in one buffer or in several, one after the other; its record has the bytes without a shape. A record
+of another size is a miss, and so is one whose bytes are not finite numbers of the model's dtype. Saved buffers are
+copied before the call returns, because the host may reuse them then. Any thread may call.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class Buffers:
     """Reads and saves embeddings by their keys.
 
     Args:
-        saver: puts the copies of what is saved.
-        dtype: of the numbers in an embedding; None if it is unknown.
+        saver: Puts the copies in the background.
+        dtype: Dtype of an embedding's numbers; None if it is unknown.
     """
 
     def __init__(self, client: Client, saver: Saver, dtype: torch.dtype | None = None) -> None:
@@ -39,7 +39,7 @@ class Buffers:
         self._dtype = dtype
 
     def contains(self, keys: Sequence[str]) -> list[bool]:
-        """Return which keys have a record; a hint. What another host has is brought here, to be read next."""
+        """Return which keys have a record; a hint. Records of other hosts are fetched, to be read next."""
         are_known = self._client.contains_many(keys)
         missing = [key for key, is_known in zip(keys, are_known, strict=True) if not is_known]
         brought = iter(self._client.get_many(missing, view=True, tensors="numpy") if missing else ())
@@ -48,14 +48,14 @@ class Buffers:
     def read(
         self, keys: Sequence[str], pointers: Sequence[Sequence[int]], sizes: Sequence[Sequence[int]]
     ) -> list[bool]:
-        """Fill the buffers of each key that has a record of their size, in bytes; return which were filled."""
+        """Fill the buffers (sizes in bytes) of each key that has a record of their size; return which were filled."""
         hits = self._client.get_many(keys, view=True)
         return [_fill(hit, to, lengths, self._dtype) for hit, to, lengths in zip(hits, pointers, sizes, strict=True)]
 
     def save(
         self, keys: Sequence[str], pointers: Sequence[Sequence[int]], sizes: Sequence[Sequence[int]]
     ) -> list[bool]:
-        """Have a copy of each key's buffers saved; return which have a record, or will if the service takes it."""
+        """Save a copy of each key's buffers; return which have a record, or will if the service accepts it."""
         known = self._client.contains_many(keys)
         return [
             is_known or self._saver.save(key, sum(lengths), _record(_copy(source, lengths)))

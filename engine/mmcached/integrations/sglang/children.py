@@ -3,8 +3,8 @@
     encoder server ──spawn──> launch_encoder, one per further tensor-parallel rank
                    └─spawn──> launch_dp_worker, one per data-parallel rank
 
-Their targets are found by name in the new process. Here they have the names of SGLang's own; in the new process, whose
-plugins are not loaded yet, these are what is called in the end.
+A spawned process finds its target by name. The functions here have the names of SGLang's own and replace them in the
+parent; in the new process, where nothing is replaced yet, they load the plugins and call SGLang's.
 """
 
 from __future__ import annotations
@@ -13,24 +13,22 @@ from typing import Any
 
 
 def launch_encoder(*arguments: Any, **named: Any) -> None:
-    """Run SGLang's function of that name, with plugins."""
     from sglang.srt.disaggregation.encoder import server
 
     _run(server.launch_encoder, *arguments, **named)
 
 
 def launch_dp_worker(*arguments: Any, **named: Any) -> None:
-    """Run SGLang's function of that name, with plugins."""
     from sglang.srt.disaggregation.encoder import runtime
 
     _run(runtime.launch_dp_worker, *arguments, **named)
 
 
 def reach_children() -> None:
-    """Have encoder servers that are started from this process start their processes by way of this module."""
+    """Make encoder servers that this process starts spawn their processes through this module."""
     from sglang.srt.disaggregation.encoder import runtime, server
 
-    server.launch_encoder = launch_encoder  # for the gRPC server, which takes it from there when it is imported
+    server.launch_encoder = launch_encoder  # for the gRPC server, which imports it from there
     runtime.launch_encoder = launch_encoder
     runtime.launch_dp_worker = launch_dp_worker
 

@@ -1,4 +1,4 @@
-"""Says in SGLang's log, at its default level, whether embeddings are shared."""
+"""Logs to SGLang's log, at its default level, whether embeddings are shared."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _LOG = logging.getLogger("mmcached.sglang")
 
 
 def log_contact(client: Client) -> None:
-    """Greet the service, and log whether it answers; one that comes later is found by itself."""
+    """Log whether the service answers; if it starts later, the client connects by itself."""
     try:
         _ = client.service
     except MmcachedError as error:

@@ -1,11 +1,11 @@
-"""Keeps the embeddings of SGLang's encoder servers: what one has encoded, every other of the host finds.
+"""Keeps the embeddings of SGLang's encoder servers in the store, for all encoder servers of the host.
 
     EmbeddingCacheController ──its I/O thread: read, save──┐
                              ──threads of a pool: exist────┴──> MmcachedEmbeddingStore ──> Buffers
 
-SGLang makes the store without arguments, in the process whose rank 0 asks it. It keeps the pages of what is saved from
-being reused until `batch_put…` returns, which is when they are copied; the copy is put by another thread, so that the
-embeddings which others wait for are not kept waiting. A page that could not be filled is encoded again.
+SGLang makes the store without arguments, in the process whose rank 0 uses it. It does not reuse the saved pages until
+`batch_put…` returns, and they are copied by then; another thread puts the copy, so that the embeddings which others
+wait for are not delayed. A page that could not be filled is encoded again.
 """
 
 from __future__ import annotations
@@ -23,16 +23,17 @@ from mmcached.integrations.sglang.settings import EMBEDDING_STORE, Settings
 from mmcached.wire.closeable import Closeable
 
 TIMEOUT_S = 1.0
-"""Deadline of a look, which asks the service only where its memory cannot be seen."""
+"""Deadline of a look-up, which asks the service only where its memory cannot be read."""
 
 
 class MmcachedEmbeddingStore(EmbeddingStore, Closeable):
-    """SGLang's store of embeddings over the service that the environment names.
+    """SGLang's store of embeddings, over the service that the environment names.
 
     Args:
-        storage_config: as SGLang's other stores take it; nothing of it is used.
+        storage_config: Ignored; SGLang's other stores take it.
+
     Raises:
-        ConfigError: the environment does not say enough.
+        ConfigError: The environment lacks a required setting.
     """
 
     def __init__(self, storage_config: Any = None) -> None:
@@ -46,7 +47,6 @@ class MmcachedEmbeddingStore(EmbeddingStore, Closeable):
 
     @property
     def counters(self) -> SaverCounters:
-        """What has become of the embeddings that were to be saved."""
         return self._saver.counters
 
     def get_key(self, mm_hash: str) -> str:
@@ -72,11 +72,9 @@ class MmcachedEmbeddingStore(EmbeddingStore, Closeable):
         return self._buffers.save(self._keys(hashes), [[ptr] for ptr in ptrs], [[size] for size in sizes])
 
     def drain(self, timeout_s: float) -> bool:
-        """Wait until nothing waits to be saved; return whether that is so."""
         return self._saver.drain(timeout_s)
 
     def close(self) -> None:
-        """End the saver and the client. A second call does nothing."""
         self._saver.close()
         self._client.close()
 

@@ -3,11 +3,11 @@
     embedding_cache.get, get_single ──> SGLang's own ──miss──> the host's ──> and into SGLang's own
                     set ──────────────> SGLang's own, and saved for the host
                     free ─────────────> out of both: SGLang found that it does not fit the item
-                    clear ────────────> SGLang's own is empty; the host's is never looked at again under these names
+                    clear ────────────> SGLang's own is empty; the host's is not read any more under these keys
 
-After `clear` an engine is by itself until it starts again: nothing says whether its weights are still those of the
-checkpoint. With several tensor-parallel ranks each would look for itself, and they could disagree about what to encode,
-so there is no such cache for them.
+After `clear` an engine shares nothing until it restarts: nothing says whether its weights are still those of the
+checkpoint. With several tensor-parallel ranks each would look up for itself, and they could disagree about what to
+encode, so several ranks are refused.
 """
 
 from __future__ import annotations
@@ -31,19 +31,20 @@ from mmcached.wire.closeable import Closeable
 from mmcached.wire.errors import ConfigError
 
 TIMEOUT_S = 0.25
-"""Deadline of a look, which asks the service only where its memory cannot be seen. The engine waits for it."""
+"""Deadline of a look-up, which asks the service only where its memory cannot be read. The engine waits for it."""
 
 
 class EngineCache(MultiModalStaticCache, Closeable):
     """SGLang's cache of one engine, with the host's embeddings behind it.
 
-    Attributes:
-        num_found: embeddings that the engine has not encoded, because the host had them.
-
     Args:
-        max_size: of SGLang's own, bytes.
+        max_size: Size of SGLang's own cache in bytes.
+
+    Attributes:
+        num_found: Embeddings that the engine has not encoded, because the host had them.
+
     Raises:
-        ConfigError: there are several tensor-parallel ranks, or the environment does not say enough.
+        ConfigError: There are several tensor-parallel ranks, or the environment lacks a required setting.
     """
 
     def __init__(self, max_size: int) -> None:
@@ -58,11 +59,11 @@ class EngineCache(MultiModalStaticCache, Closeable):
         self._device = device_of(str(get_device().device), max_pinned_bytes=settings.max_pinned_bytes)
         self._tensors = Tensors(self._client, self._saver, self._device, forms_of_embeddings())
         self._list: tuple[int | None, str | None] = (None, None)
-        """Python's hash of the list of items that was asked for last, and its key."""
+        """Python's hash of the last requested list of items, and the list's key."""
         log_contact(self._client)
 
     def get(self, mm_hashes: list[int | None], combined_hash: int | None = None) -> EmbeddingResult | None:
-        # Python's hash is no name for a host, but what SGLang then gives to `set` and `free`.
+        # Python's hash differs between processes, so it is no key; SGLang passes it to `set` and `free`.
         combined = self.combine_hashes(mm_hashes)
         self._list = (combined, self._key("list", *mm_hashes))
         found = super().get(mm_hashes, combined_hash)
@@ -77,7 +78,8 @@ class EngineCache(MultiModalStaticCache, Closeable):
         is_kept = bool(super().set(mm_hash, embedding, loc))
         key = self._key_of(mm_hash)
         if is_new and key is not None and type(embedding) is EmbeddingResult:  # a subclass has more than the tensor
-            own = self.mm_cache[mm_hash] if is_kept else embedding  # a copy of its own, if it was part of a batch
+            # the cache's copy, if the embedding was part of a batch
+            own = self.mm_cache[mm_hash] if is_kept else embedding
             self._tensors.save(key, own.embedding)
         return is_kept
 
@@ -102,43 +104,40 @@ class EngineCache(MultiModalStaticCache, Closeable):
         return found
 
     def _key_of(self, mm_hash: int | None) -> str | None:
-        """Return the key of an item, or of the list that was asked for last."""
+        """Return the key of an item, or of the last requested list."""
         combined, key = self._list
         return key if mm_hash == combined else self._key(mm_hash)
 
     def _key(self, *mm_hashes: int | str | None) -> str | None:
-        """Return the key of an item, or of several; None if one has no name."""
+        """Return the key of one item or of several; None if an item has no hash."""
         names = [name for name in mm_hashes if name is not None]
         return item_key(self._names, *names) if len(names) == len(mm_hashes) else None
 
     @property
     def counters(self) -> SaverCounters:
-        """What has become of the embeddings that were to be saved."""
         return self._saver.counters
 
     def drain(self, timeout_s: float) -> bool:
-        """Wait until nothing waits to be saved; return whether that is so."""
         return self._saver.drain(timeout_s)
 
     def close(self) -> None:
-        """End the saver and the client, and let go of the device. A second call does nothing."""
         self._saver.close()
         self._device.close()
         self._client.close()
 
 
 def install(result: None, max_size: int = 0) -> None:
-    """Put an `EngineCache` in the place of the cache that SGLang has just made; SGLang calls this."""
+    """Replace the cache that SGLang has just made by an `EngineCache`; SGLang calls this."""
     mm_schedule.embedding_cache = EngineCache(max_size)
 
 
 def clear_after_flush(result: bool, *arguments: Any, **named: Any) -> None:
-    """Clear the cache when SGLang has flushed its others; SGLang calls this."""
+    """Clear the cache after SGLang has flushed its others; SGLang calls this."""
     if result:
         clear_after_update(result)
 
 
 def clear_after_update(result: Any, *arguments: Any, **named: Any) -> None:
-    """Clear the cache after an update of the weights, also one that failed half-way; SGLang calls this."""
+    """Clear the cache after an update of the weights, even a partial one; SGLang calls this."""
     if mm_schedule.embedding_cache is not None:
         mm_schedule.embedding_cache.clear()

@@ -1,12 +1,12 @@
-"""Names what SGLang's embeddings depend on beside the item, and the key of an item.
+"""Computes the namespace of SGLang's embeddings and the key of an item.
 
     content of the checkpoint | MMCACHED_NAMESPACE ──┐
-    what SGLang was started with                     ├──> namespace ──┐
+    SGLang's arguments                               ├──> namespace ──┐
     versions, variables, kind of device              ┘                ├──> key
     SGLang's hashes of the item's pixels ─────────────────────────────┘
 
-SGLang's hashes have 64 bits and are of the item alone, so all else is in the namespace. What depends on how items are
-batched is not in it: an embedding is what was computed once, as in SGLang's own cache.
+SGLang's hashes have 64 bits and cover the item alone, so everything else is in the namespace, except the batching: an
+embedding is shared as it was computed once, as in SGLang's own cache.
 """
 
 from __future__ import annotations
@@ -46,21 +46,23 @@ FROM_THE_FOLDER = frozenset(
         *("sharded_state", "presharded", "expert_pack", "bitsandbytes", "mistral", "layered", "flash_rl"),
     }
 )
-"""Formats whose weights are those in the checkpoint's folder; the others make them up, or bring them from afar."""
+"""Load formats whose weights are those in the checkpoint's folder; other formats generate or download them."""
 
 
 def item_key(namespace: str, *hashes: int | str) -> str:
-    """Return the key of an item, or of several that were encoded as one."""
+    """Return the key of an item, or of several items that were encoded as one."""
     return f"encoder/{namespace}/{blake3(','.join(map(str, hashes)).encode()).hexdigest(16)}"
 
 
 def namespace(room: str, settings: Settings, client: Client) -> str:
-    """Return the name of all that embeddings of this process depend on; reads a checkpoint that the host does not know.
+    """Return the fingerprint of all that this process's embeddings depend on; reads the checkpoint if the host has no
+    digest.
 
     Args:
-        room: whose records; those of encoder servers and of engines are of different forms.
+        room: The adapter part; records of encoder servers and of engines have different forms.
+
     Raises:
-        ConfigError: the content of the checkpoint cannot be known here, and nothing else names it.
+        ConfigError: The content of the checkpoint is unknown here, and no setting names it.
     """
     parts: dict[str, Any] = {"host": "sglang", "room": room}
     parts |= {"packages": package_versions(PACKAGES), "variables": computing_variables()}
@@ -81,7 +83,7 @@ def namespace(room: str, settings: Settings, client: Client) -> str:
 
 
 def forms_of_embeddings() -> list[PartForm]:
-    """Return what embeddings of the model that SGLang was started with can look like; nothing if that is unknown."""
+    """Return the possible forms of embeddings of SGLang's model; empty if the model is unknown."""
     if _published() is None:
         return []
     from sglang.srt.configs.model_config import ModelConfig
@@ -95,7 +97,7 @@ def forms_of_embeddings() -> list[PartForm]:
 
 
 def _has_audio(config: Mapping[str, Any]) -> bool:
-    """Return whether a model's configuration, or one in it, is of a tower for sounds."""
+    """Return whether a model's configuration, at any depth, has an audio tower."""
     nested = [each for each in config.values() if isinstance(each, Mapping)]
     return "audio_config" in config or any(map(_has_audio, nested))
 
@@ -111,7 +113,7 @@ def _plain(value: Any) -> Any:
 
 
 def _published() -> tuple[Any, Any, Any] | None:
-    """Return what SGLang was started with: of model, items and device; None where it has published nothing."""
+    """Return SGLang's arguments for model, items and device; None where it has not published them."""
     from sglang.srt import runtime_context
 
     try:
@@ -128,7 +130,7 @@ def _device_name(device: str) -> str:
 
 
 def _folder(model: Any) -> Path:
-    """Return where the checkpoint lies."""
+    """Return the folder of the checkpoint; ConfigError if the weights come from none, or it is not on this host."""
     if model.load_format not in FROM_THE_FOLDER:
         limit = f"must name the weights: with --load-format {model.load_format} no folder has them"
         raise ConfigError(NAMESPACE, "", limit)

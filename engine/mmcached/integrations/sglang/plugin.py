@@ -1,10 +1,10 @@
-"""Registers in a process of SGLang what the environment asks for; SGLang calls it, and logs what it raises.
+"""Registers the configured parts of the adapter in a process of SGLang; SGLang calls it, and logs its errors.
 
     MMCACHED_SGLANG unset ──> nothing is imported, nothing changes
                     set ────> version, settings, places to hook into: all there? ──> registered | ConfigError
 
-The command line of SGLang knows one store of embeddings, "mooncake"; ours takes that name, and SGLang says in its log
-that it has been overwritten.
+SGLang's command line has one store of embeddings, "mooncake"; this adapter takes that name, and SGLang logs that it was
+overwritten.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from mmcached.integrations.sglang.settings import ASKED, EMBEDDING_STORE, ENGINE
 from mmcached.wire.errors import ConfigError
 
 FIRST = (0, 5, 23)
-"""The first version of SGLang that this has been run with."""
+"""The first version of SGLang that the adapter was tested with."""
 END = (0, 6)
 BACKEND = "mooncake"
 MAKES_THE_CACHE = "sglang.srt.managers.mm_schedule.init_mm_embedding_cache"
@@ -34,10 +34,10 @@ UPDATES = tuple(
 
 
 def register() -> None:
-    """Register what the environment asks for.
+    """Register the parts that the environment configures.
 
     Raises:
-        ConfigError: this is not a version of SGLang that it is for, or the environment asks for what cannot be.
+        ConfigError: This version of SGLang is not supported, or the environment has an invalid setting.
     """
     settings = Settings.read()
     if not settings.asked:
@@ -51,11 +51,7 @@ def register() -> None:
 
 
 def check_version(version: str) -> None:
-    """Refuse a version of SGLang whose inner parts may be others.
-
-    Raises:
-        ConfigError: it is not from 0.5.23 on and below 0.6.
-    """
+    """Raise ConfigError unless the version is at least 0.5.23 and below 0.6."""
     found = re.match(r"\d+(\.\d+)*", version)
     numbers = tuple(map(int, found[0].split("."))) if found else ()
     if not FIRST <= numbers < END:

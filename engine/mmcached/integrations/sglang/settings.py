@@ -1,10 +1,10 @@
-"""Reads what the environment asks for: SGLang gives a plugin no arguments.
+"""Reads the adapter's settings from the environment: SGLang gives a plugin no arguments.
 
 MMCACHED_SGLANG        "embedding_store", "engine_cache", or both with a comma; unset: nothing is done
-MMCACHED_RUN_DIR       the service's run directory; unset: where `mmcached serve` has it
+MMCACHED_RUN_DIR       the service's run directory; unset: the default of `mmcached serve`
 MMCACHED_NAMESPACE     names the weights, instead of the content of the checkpoint
 MMCACHED_MAX_SAVE_MB   MiB of embeddings that may wait to be saved; 256
-MMCACHED_MAX_PINNED_MB MiB of the store's memory that an engine with CUDA pins, where it reads again; 2048; 0: none
+MMCACHED_MAX_PINNED_MB MiB of the store's memory that a CUDA engine pins, where it reads again; 2048; 0: none
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ ENGINE_CACHE = "engine_cache"
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What the environment asks for.
+    """The adapter's settings from the environment.
 
     Attributes:
-        asked: which of the two are wanted.
-        run_dir: of the service; None for the default.
-        namespace: name of the weights; empty for the content of the checkpoint.
-        max_save_bytes: of embeddings that may wait to be saved.
-        max_pinned_bytes: of the store's memory that an engine pins.
+        asked: The configured parts.
+        run_dir: Run directory of the service; None for the default.
+        namespace: Name of the weights; empty for the content of the checkpoint.
+        max_save_bytes: Bytes of embeddings that may wait to be saved.
+        max_pinned_bytes: Bytes of the store's memory that an engine pins.
     """
 
     asked: frozenset[str] = frozenset()
@@ -44,11 +44,6 @@ class Settings:
 
     @classmethod
     def read(cls, environment: Mapping[str, str] = os.environ) -> Settings:
-        """Return the settings.
-
-        Raises:
-            ConfigError: a variable has a value that cannot be.
-        """
         asked = frozenset(word.strip() for word in environment.get(ASKED, "").split(",")) - {""}
         if asked - {EMBEDDING_STORE, ENGINE_CACHE}:
             limit = f"names of {EMBEDDING_STORE}, {ENGINE_CACHE}, with a comma between"

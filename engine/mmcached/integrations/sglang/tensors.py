@@ -1,10 +1,10 @@
-"""Keeps embeddings of one engine in the store: one tensor each, read onto the engine's device, saved behind its back.
+"""Keeps one engine's embeddings in the store: one tensor each, read onto the engine's device, saved in the background.
 
     get ──> record? ──of a form that the model takes──> a tensor on the device
-              └──of another: it is dropped for all, and a miss
+              └──of another form: it is dropped for all processes, and a miss
     save ──> the device begins a copy ──> saver's thread: the copy has ended ──> record
 
-A record has two dimensions, (rows, width), as SGLang reads it. One thread calls, the engine's; what it saves must not
+A record has two dimensions, (rows, width), as SGLang reads it. Only the engine's thread calls; a saved tensor must not
 change afterwards.
 """
 
@@ -26,9 +26,9 @@ class Tensors:
     """Reads, saves and drops embeddings by their keys.
 
     Args:
-        device: where embeddings are wanted.
-        saver: puts what is saved.
-        forms: of the model's embeddings, of any number of rows. What it saves is of a right form too.
+        device: Device of the returned embeddings.
+        saver: Puts the saved embeddings.
+        forms: Forms of the model's embeddings, of any number of rows. Forms of saved embeddings are added.
     """
 
     def __init__(self, client: Client, saver: Saver, device: Device, forms: Iterable[PartForm]) -> None:
@@ -38,7 +38,7 @@ class Tensors:
         self._forms = set(forms)
 
     def get(self, key: str) -> torch.Tensor | None:
-        """Return the embedding of a key, owned and on the device, for what is queued on the current stream; or None."""
+        """Return a copy of a key's embedding on the device, ready for work queued on the current stream; or None."""
         hit = self._client.get(key, view=self._device.reads_in_place)
         if hit is None:
             return None
@@ -51,10 +51,10 @@ class Tensors:
         return None
 
     def save(self, key: str, embedding: torch.Tensor) -> bool:
-        """Have an embedding saved, on whatever stream it is being computed; return whether it was taken.
+        """Save an embedding, computed on any stream; return whether it was accepted.
 
         Args:
-            embedding: (…, width); of more than two dimensions it is saved as (rows, width).
+            embedding: `(…, width)`; with more than two dimensions it is saved as (rows, width).
         """
         if embedding.dim() < 2:
             return False
@@ -64,7 +64,7 @@ class Tensors:
         return self._saver.save(key, embedding.nbytes, lambda: {TENSOR: wait()[0]})
 
     def drop(self, key: str) -> None:
-        """Forget the embedding of a key, for all: it is wrong."""
+        """Drop the invalid embedding of a key, for all processes."""
         self._client.drop(key)
 
     def _fits(self, found: torch.Tensor) -> bool:

@@ -1,13 +1,13 @@
-"""Gives models and image processors of Transformers what any process of the host has computed before.
+"""Shares image features and processed images among all processes of a host that use Transformers.
 
     features          `cached_image_features`: a vision tower runs once per image and host
-    tower_code        names the code of a tower, and notices when it changes
-    forms             says which form the features of an image have
-    splitting         takes a call for several images apart, and puts the results together
-    records           finds what is in the store, has the rest made by one process each
+    tower_code        a digest of a tower's code, and detection of changes
+    forms             the expected form of the features of an image
+    splitting         splits a call for several images, and joins the results
+    records           finds records in the store, and has each missing one made by one process
     image_processor   `CachedImageProcessor`: an image is processed once per host
 
-Importing it does not import Transformers; what is handed in is Transformers' own.
+Importing it does not import Transformers; models and processors are handed in.
 """
 
 from mmcached.integrations.transformers.features import ImageFeatures, cached_image_features

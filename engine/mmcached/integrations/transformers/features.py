@@ -1,16 +1,16 @@
-"""Replaces what a model asks for image features, so that the tower runs once per image and host.
+"""Replaces a model's method for image features, so that the tower runs once per image and host.
 
     call ──split──> images ──look up all──> found, or encoded alone by one process while others wait ──join──> output
 
-An image is encoded alone: what a tower gives for it depends, in the last bits, on what else is in its batch. So what is
-found has the bits of the image alone, whoever has encoded it. What is found and has not the form that the model's
-configuration says is encoded again.
+An image is encoded alone: a tower's output for it depends, in the last bits, on the rest of its batch. So a found
+record has the bits of the image encoded alone, in whichever process. A record of another form than the model's
+configuration implies is encoded again.
 
-A call goes to the model as it is, and is counted as bypassed, where its result is not a function of weights, code,
-settings and image: in training, with gradients, with adapters, foreign code or foreign hooks in the tower, compiled, or
-with arguments that are not known.
+A call goes to the model unchanged, and is counted as bypassed, where its result is not a function of weights, code,
+settings and image: in training, with gradients, with adapters, with foreign code or foreign hooks in the tower,
+compiled, or with unknown arguments.
 
-A thread reads all weights again and again, for a change of them that leaves no trace.
+A thread reads all weights repeatedly, to detect changes that leave no trace.
 """
 
 from __future__ import annotations
@@ -59,12 +59,12 @@ _TOLD_APART_BY_CONTENT = frozenset({"text_config", "architectures", "dtype", "to
 
 @dataclass(slots=True)
 class _Tower:
-    """What is known of a model's tower.
+    """A model's tower as it was last read.
 
     Attributes:
-        attention: names of the attention functions of its configurations.
-        dtype: of its parameters; None if they have several.
-        read_at: when the reading of all its weights began that was the last to find them as their digest says.
+        attention: Names of the attention functions of its configurations.
+        dtype: Dtype of its parameters; None if they have several.
+        read_at: Start of the last complete reading of the weights that found them unchanged, in monotonic seconds.
     """
 
     weights: Weights
@@ -76,26 +76,27 @@ class _Tower:
 
 _KNOWN: weakref.WeakKeyDictionary[torch.nn.Module, _Tower] = weakref.WeakKeyDictionary()
 _WRITTEN: weakref.WeakSet[Weights] = weakref.WeakSet()
-"""Weights that were found to have been written without a trace: what they name may be another's."""
+"""Weights that were found changed without a trace: records under their name may belong to other weights."""
 
 
 @contextmanager
 def cached_image_features(
     model: Any, client: Client, *, view: bool = False, timeout_s: float = 30.0, max_pinned_mb: int = 2048
 ) -> Iterator[ImageFeatures]:
-    """Have a model take image features from the store while the block runs; yields the counters.
+    """Make a model take image features from the store while the block runs; yields the counters.
 
     Args:
-        model: of a known family (`families.FAMILIES`), or one that wraps it.
-        view: hand out tensors in the store's memory where nothing has to be copied: **read them, never write**.
-        timeout_s: how long to wait for another process that encodes an image; then it is encoded here.
-        max_pinned_mb: of the store's memory, pinned for a CUDA device where features are read again; 0: none is.
+        model: A model of a known family (`families.FAMILIES`), or a model that wraps one.
+        view: Hand out tensors in the store's memory where nothing has to be copied: **read them, never write**.
+        timeout_s: How long to wait for another process that encodes an image, before it is encoded here.
+        max_pinned_mb: MiB of the store's memory, pinned for a CUDA device where features are read again; 0 pins none.
+
     Raises:
-        InvalidRequest: the model is of no known family, or its weights cannot be read.
+        InvalidRequest: The model is of no known family, or its weights cannot be read.
     """
     inner, family = find_family(model)
     before = inner.__dict__.get(family.method)
-    # Of a block around this one: through its method each image would wait for its own encoding.
+    # Set by a block around this one: through its method each image would wait for its own encoding.
     patched = None if before is None else getattr(before, "patched", before)
     features = ImageFeatures(
         inner, family, client, view=view, timeout_s=timeout_s, max_pinned_bytes=max_pinned_mb << 20
@@ -123,10 +124,10 @@ class ImageFeatures(Closeable):
     """Answers calls for image features of one model; threads may share it.
 
     Attributes:
-        num_images: that were asked for, not counting bypassed calls.
-        num_encoded: how many of them the tower has encoded here; all others were found.
-        num_bypassed: calls that went to the model as they were.
-        num_refused: records that were found and had not the form that the model expects.
+        num_images: Requested images, without those of bypassed calls.
+        num_encoded: Images that the tower has encoded here; all others were found.
+        num_bypassed: Calls that went to the model unchanged.
+        num_refused: Found records whose form is not the one that the model expects.
     """
 
     def __init__(
@@ -143,27 +144,23 @@ class ImageFeatures(Closeable):
         self._max_pinned_bytes = max_pinned_bytes
         self._devices: dict[str, Device] = {}
         self._made: list[tuple[Weights, str]] = []
-        """Keys of what was encoded here since all weights were read, and the weights that name them."""
+        """Keys of the records encoded here since all weights were read, with the weights that name them."""
         self._said: set[str] = set()
         self._is_over = threading.Event()
         self._reading = threading.Thread(target=self._read_again, name="mmcached-weights", daemon=True)
 
     def start(self) -> None:
-        """Read all weights, and begin to read them again and again.
-
-        Raises:
-            InvalidRequest: a weight's bytes cannot be read.
-        """
+        """Read all weights, and start the thread that reads them again; InvalidRequest if one cannot be read."""
         self.fingerprint(self._model.device)
         self._reading.start()
 
     @property
     def num_hits(self) -> int:
-        """How many images were found, or encoded by another process while this one waited."""
+        """Number of images found, or encoded by another process while this one waited."""
         return self.num_images - self.num_encoded
 
     def of_call(self, original: Callable[..., Any], values: tuple[Any, ...], named: dict[str, Any]) -> Any:
-        """Return what `original(*values, **named)` is for: of each image alone, found or encoded."""
+        """Return the output of `original(*values, **named)`, joined from each image's features, found or encoded."""
         pictures = self._pictures(original, values, named)
         named_by = self._named_by(pictures[0].pixels.device) if pictures else None
         forms = self._forms(pictures, named_by[1]) if pictures and named_by else None
@@ -181,27 +178,28 @@ class ImageFeatures(Closeable):
         return splitting.output_class(self._model, self._family)(**parts)
 
     def fingerprint(self, device: torch.device) -> str | None:
-        """Return the name of all that features depend on beside the image, as it is now; None if it has none.
+        """Return the fingerprint of all that features depend on beside the image; None if they cannot be shared.
 
         Args:
-            device: where the tower runs.
+            device: The device on which the tower runs.
+
         Raises:
-            InvalidRequest: a weight's bytes cannot be read.
+            InvalidRequest: A weight's bytes cannot be read.
         """
         named_by = self._named_by(device)
         return None if named_by is None else named_by[0]
 
     def read_weights(self) -> bool:
-        """Read all weights now; return whether they are as they were.
+        """Read all weights now; return whether they are unchanged.
 
-        Otherwise the next call names them anew, and what this process has encoded since they were read before, under a
-        name that may not have been theirs any more, is dropped from the store.
+        If they have changed, the next call computes a new fingerprint, and records that this process has encoded since
+        the last reading are dropped from the store: their fingerprint may have been wrong already.
         """
         with self._lock:
             tower, num_made, began_at = _KNOWN.get(self._model), len(self._made), monotonic()
         try:
             is_same = tower is not None and tower.weights.is_as_read()
-        except (InvalidRequest, RuntimeError):  # they have been moved to where they cannot be read
+        except (InvalidRequest, RuntimeError):  # the weights have moved to a device from which they cannot be read
             is_same = False
         with self._lock:
             made, self._made = self._made, self._made[num_made:] if is_same else []
@@ -216,7 +214,7 @@ class ImageFeatures(Closeable):
         return is_same
 
     def close(self) -> None:
-        """Read all weights if something was encoded since, and let go of devices. A second call does nothing."""
+        """Read all weights if something was encoded since, and close devices. A second call does nothing."""
         self._is_over.set()
         if self._reading.is_alive():
             self._reading.join()
@@ -236,7 +234,7 @@ class ImageFeatures(Closeable):
             self._client.drop(key)
 
     def _named_by(self, device: torch.device) -> tuple[str, _Tower] | None:
-        """Return the fingerprint, and the tower that it names; None if it has none."""
+        """Return the fingerprint and its tower; None if the features cannot be shared."""
         with self._lock:
             tower = self._tower()
             if monotonic() - tower.read_at > MAX_AGE_S and not self.read_weights():
@@ -260,7 +258,7 @@ class ImageFeatures(Closeable):
             return self._name[1], tower
 
     def _tower(self) -> _Tower:
-        """Return the tower as it is now: read again as far as it has changed."""
+        """Return the tower as it is now, reading only changed parts again."""
         tower = _KNOWN.get(self._model)
         if tower is None or tower.weights.is_changed():
             read_at = monotonic()
@@ -276,7 +274,7 @@ class ImageFeatures(Closeable):
         return tower
 
     def _forms(self, pictures: Sequence[Picture], tower: _Tower) -> list[RecordForm] | None:
-        """Return the form of each image's features; None if it is not known of one."""
+        """Return the form of each image's features; None if one form is unknown."""
         forms = [form_of(self._model, picture, tower.dtype) for picture in pictures]
         known = [form for form in forms if form is not None]
         if len(known) == len(forms):
@@ -308,7 +306,7 @@ class ImageFeatures(Closeable):
     def _pictures(
         self, original: Callable[..., Any], values: tuple[Any, ...], named: dict[str, Any]
     ) -> list[Picture] | None:
-        """Return the images of a call; None if it has to go to the model as it is."""
+        """Return the images of a call; None if it must go to the model unchanged."""
         if torch.compiler.is_compiling() or torch.is_grad_enabled() or self._model.training:
             return None
         if getattr(original, "__func__", None) is not getattr(type(self._model), self._family.method):
@@ -322,7 +320,7 @@ class ImageFeatures(Closeable):
         pixels = arguments.pop("pixel_values", None)
         if not isinstance(pixels, torch.Tensor) or not set(arguments) <= self._family.arguments:
             return None
-        for name in FROM_CONFIG:  # said, or left to the configuration: one key
+        for name in FROM_CONFIG:  # given, or taken from the configuration: the same key
             if name in self._family.arguments and name not in arguments:
                 arguments[name] = getattr(config, name)
         return splitting.split(self._family, pixels, arguments)
@@ -337,7 +335,8 @@ class ImageFeatures(Closeable):
         *,
         view: bool,
     ) -> list[Parts]:
-        # Parts that are put together are copied then; others are handed out, so the caller says whether they are his.
+        # Stacked parts are copied when they are joined; others are handed out as they are, so the caller's `view`
+        # decides.
         view = view or set(self._family.parts.values()) == {"stacked"}
         encoded: dict[int, Parts] = {}
 
@@ -356,10 +355,13 @@ class ImageFeatures(Closeable):
         found = find_or_make(self._client, keys, make, is_right=is_right, view=view, timeout_s=self._timeout_s)
         if encoded:
             self._note_made([keys[place] for place in encoded], weights)
-        return [encoded.get(place, parts) for place, parts in enumerate(found)]  # those are on the device already
+        # encoded outputs are on the device already
+        return [encoded.get(place, parts) for place, parts in enumerate(found)]
 
     def _note_made(self, keys: list[str], weights: Weights) -> None:
-        """Note what is to be dropped if the weights were not those that name it; drop it if that is known already."""
+        """Remember keys to be dropped if their fingerprint proves wrong; drop them now if the weights have changed
+        already.
+        """
         with self._lock:
             is_named_right = self._tower().weights is weights
             if is_named_right:
@@ -369,7 +371,7 @@ class ImageFeatures(Closeable):
 
 
 def _arguments(signature: inspect.Signature, values: tuple[Any, ...], named: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a call by name, without those that say what is meant anyway."""
+    """Return the arguments of a call by name, without those that are None or equal to their default."""
     bound = signature.bind(*values, **named).arguments
     rest = next((name for name, each in signature.parameters.items() if each.kind is each.VAR_KEYWORD), "")
     given = {**bound, **bound.get(rest, {})}
@@ -383,7 +385,7 @@ def _attention_of(weights: Weights) -> list[str]:
 
 
 def _relevant(config: Any) -> Any:
-    """Return a configuration without its text model, and what says only where it comes from or is told elsewhere."""
+    """Return a configuration without its text model, its origin, and settings that other parts of the name cover."""
     if not isinstance(config, dict):
         return config
     return {

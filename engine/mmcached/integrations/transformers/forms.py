@@ -1,6 +1,6 @@
-"""Says which form the features of an image have, by the configuration of its model: before anything is encoded.
+"""Computes the form of an image's features from the model's configuration, before anything is encoded.
 
-A record of the store that has another one is not given to the model.
+A record of another form is not given to the model.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from mmcached.integrations.transformers.splitting import Picture
 from mmcached.worker.encoders.families import Family
 
 Sizes = Mapping[str, tuple[int, ...] | list[tuple[int, ...]] | None]
-"""Of each part of one image, as `splitting.Parts`: sizes of a tensor, of each of a list of tensors, or None."""
+"""For each part of one image, as in `splitting.Parts`: sizes of a tensor, of each of a list of tensors, or None."""
 
 _CLASS_TOKENS = {"clip_vision_model": 1, "siglip_vision_model": 0}
-"""Rows that a tower of LLaVA has beside those of the patches."""
+"""Number of rows of a LLaVA tower beside those of the patches."""
 _LEFT_TO_AUTOCAST = frozenset({"Gemma3Model", "CLIPVisionModel", "SiglipVisionModel"})
-"""Models that do not end with a product of matrices: under autocast their dtype depends on the device."""
+"""Models that do not end with a matrix product: under autocast their dtype depends on the device."""
 
 
 def form_of(model: Any, picture: Picture, dtype: torch.dtype | None) -> RecordForm | None:
-    """Return the form of the features of an image; None if the configuration does not say it.
+    """Return the form of an image's features; None if the configuration does not determine it.
 
     Args:
-        dtype: of the model's parameters, as `dtype_of` returns it.
+        dtype: Dtype of the model's parameters, as `dtype_of` returns it.
     """
     kind = type(model).__name__
     device = picture.pixels.device.type

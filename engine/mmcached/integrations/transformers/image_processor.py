@@ -1,12 +1,12 @@
-"""Gives an image processor of Transformers the images that any process of the host has processed before.
+"""Wraps an image processor of Transformers, so that each image is processed once per host.
 
-    images ──content of each──> look up all ──> found, or processed alone by one process ──put together──> batch
+    images ──content of each──> look up all ──> found, or processed alone by one process ──joined──> batch
 
-What is put together is what the processor itself returns, bit for bit: that is known of the processors in `ONE_BY_ONE`,
-which treat the images of a batch one by one. Calls of others, and those that pad several images to one size, go to
-the processor as they are and count as bypassed.
+The joined result equals the processor's own, bit for bit: this is tested for the processors in `ONE_BY_ONE`, which
+treat the images of a batch one by one. Calls of other processors, and calls that pad several images to one size, go to
+the processor unchanged and count as bypassed.
 
-What a record must look like is seen from what the processor makes of a few blank images of the same kind.
+The expected form of a record is found by processing a few blank images of the same kind.
 """
 
 from __future__ import annotations
@@ -33,36 +33,37 @@ from mmcached.worker.encoders.content import Content, add_image
 
 _LOG = logging.getLogger(__name__)
 Arrays = dict[str, torch.Tensor]
-"""What the processor gives for one image, by name; the first dimension is what batches are put together along."""
+"""The processor's result for one image, by name; batches are joined along the first dimension."""
 
 ONE_BY_ONE = frozenset(
     f"{name}ImageProcessor{backend}"
     for name in ("CLIP", "Siglip", "Llava", "Qwen2VL", "Gemma3", "GotOcr2")
     for backend in ("", "Pil")
 )
-"""Classes of Transformers that treat the images of a batch one by one; a test looks at each."""
+"""Classes of Transformers that treat the images of a batch one by one; a test checks each."""
 _TYING = ("do_pad", "pad_size")
-"""Settings with which they do not."""
+"""Settings with which the images of a batch depend on each other."""
 EXAMPLES = ((224, 448), (448, 224), (224, 224))
-"""Heights and widths of the blank images that show the form of what a processor returns; patches divide them."""
+"""Heights and widths of the blank images that show the form of a processor's result; patches divide them."""
 _CHANNELS = (1, 3, 4)
 _PACKAGES = ("transformers", "torch", "torchvision", "numpy", "pillow")
 
 
 class CachedImageProcessor:
-    """An image processor that is asked as the one that it wraps, and has its attributes.
+    """A drop-in image processor that takes processed images from the store, with the wrapped processor's attributes.
 
-    Beside arrays, tensors and Pillow's images it takes encoded files, as `bytes` or `Path`. Such a one gives what
-    `processor(load_image(path))` gives, and is not decoded if it is found.
+    Beside arrays, tensors and Pillow images it takes encoded files, as `bytes` or `Path`. A file gives the result of
+    `processor(load_image(path))`, and is not decoded if the result is found.
 
     Args:
-        processor: of Transformers; it may go on to be changed.
-        timeout_s: how long to wait for another process that processes an image; then it is processed here.
+        processor: The processor of Transformers; its settings may still be changed.
+        timeout_s: How long to wait for another process that processes an image, before it is processed here.
+
     Attributes:
-        num_images: that were asked for, not counting bypassed calls.
-        num_processed: how many of them were processed here; all others were found.
-        num_bypassed: calls that went to the processor as they were.
-        num_refused: records that were found and had not the form of what the processor returns.
+        num_images: Requested images, without those of bypassed calls.
+        num_processed: Images that were processed here; all others were found.
+        num_bypassed: Calls that went to the processor unchanged.
+        num_refused: Found records whose form is not that of the processor's results.
     """
 
     def __init__(self, processor: Any, client: Client, *, timeout_s: float = 30.0) -> None:
@@ -74,7 +75,7 @@ class CachedImageProcessor:
         self._forms: dict[tuple[str, Hashable], RecordForm] = {}
 
     def __getattr__(self, name: str) -> Any:
-        if name == "processor":  # while it is copied or unpacked, before it has one
+        if name == "processor":  # while it is copied or unpickled, before it has a processor
             raise AttributeError(name)
         return getattr(self.processor, name)
 
@@ -82,9 +83,9 @@ class CachedImageProcessor:
         """Return a `BatchFeature`, as the processor would.
 
         Args:
-            images: one, or a list of them.
-            return_tensors: `"pt"` or `"np"`; any other goes to the processor.
-            kwargs: of the processor.
+            images: An image, or a list of images.
+            return_tensors: `"pt"` or `"np"`; with any other value the call goes to the processor.
+            kwargs: Arguments of the processor.
         """
         images = _with_files_read(images)
         flat = _flat(images)
@@ -104,13 +105,13 @@ class CachedImageProcessor:
 
     @property
     def num_hits(self) -> int:
-        """How many images were found, or processed by another process while this one waited."""
+        """Number of images found, or processed by another process while this one waited."""
         return self.num_images - self.num_processed
 
     # ---- how
 
     def _of_each(self, images: Sequence[Any], kwargs: dict[str, Any]) -> list[Arrays] | None:
-        """Return what the processor gives for each image; None if the call has to go to it as it is."""
+        """Return the processor's result for each image; None if the call must go to the processor unchanged."""
 
         def has(name: str) -> bool:
             return bool(kwargs.get(name, getattr(self.processor, name, None)))
@@ -123,7 +124,8 @@ class CachedImageProcessor:
             name = self._fingerprint(kwargs)
             keys = [f"processed/{name}/{_name_of(image)}" for image in images]
             forms = [self._form(name, image, kwargs) for image in images]
-        except (TypeError, ValueError, NotCarried):  # no JSON value, or no image whose content can be seen
+        # an argument is no JSON value, or an image's content cannot be hashed
+        except (TypeError, ValueError, NotCarried):
             return None
 
         def make(place: int) -> Arrays:
@@ -136,17 +138,17 @@ class CachedImageProcessor:
 
         with self._lock:
             self.num_images += len(images)
-        # Views: what is put together is copied then.
+        # Views are enough: joining copies them.
         return find_or_make(self._client, keys, make, is_right=is_right, view=True, timeout_s=self._timeout_s)
 
     def _alone(self, image: Any, kwargs: dict[str, Any]) -> Arrays:
         return dict(self.processor(image, return_tensors="pt", **kwargs))
 
     def _form(self, fingerprint: str, image: Any, kwargs: dict[str, Any]) -> RecordForm:
-        """Return the form of what the processor makes of an image; sizes that depend on the image are left open.
+        """Return the form of the processor's result for an image; sizes that depend on the image are left open.
 
         Raises:
-            ValueError: the processor does not take an image of this kind.
+            ValueError: The processor does not take an image of this kind.
         """
         kind = _kind_of(image)
         if (fingerprint, kind) not in self._forms:
@@ -166,7 +168,7 @@ class CachedImageProcessor:
                 self.num_refused += 1
                 is_first = self.num_refused == 1
             if is_first:
-                _LOG.warning("a record of the store is not used: %s (said once)", reason)
+                _LOG.warning("a record of the store is not used: %s (logged once)", reason)
         return reason is None
 
     def _fingerprint(self, kwargs: dict[str, Any]) -> str:
@@ -189,7 +191,7 @@ def _form(seen: Sequence[torch.Tensor]) -> PartForm:
 
 
 def _mismatch_of_rows(record: Arrays) -> str | None:
-    """Return why the number of an image's rows is not what the record says, or not one; None if it is."""
+    """Return why the rows do not match the record's grid or crops (without either: 1 row); None if they do."""
     num_rows = len(record["pixel_values"])
     if "image_grid_thw" in record:
         wanted = record["image_grid_thw"].prod(-1)
@@ -201,7 +203,7 @@ def _mismatch_of_rows(record: Arrays) -> str | None:
 
 
 def _kind_of(image: Any) -> Hashable:
-    """Return what an image has in common with those of which a processor makes results of one form."""
+    """Return the properties of an image that decide the form of a processor's result."""
     if isinstance(image, bytes):
         return "RGB"  # as `load_image` decodes it
     if not is_tensor(image):
@@ -257,7 +259,7 @@ def _decoded(images: Any) -> Any:
 
 
 def _flat(images: Any) -> list[Any]:
-    """Return images one by one, as processors take them out of lists, lists of lists, and batches."""
+    """Return images one by one, taken out of lists, lists of lists, and batches as processors do."""
     if isinstance(images, list):
         return [image for each in images for image in _flat(each)]
     return list(images) if getattr(images, "ndim", 0) == 4 else [images]

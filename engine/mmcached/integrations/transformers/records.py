@@ -1,4 +1,4 @@
-"""Finds the records of many keys, and makes those that are missing: each in one process, while others wait for it."""
+"""Finds the records of many keys, and makes each missing one in one process while others wait for it."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def find_or_make(
 ) -> list[Record]:
     """Return the record of each key.
 
-    A record of a wrong form is dropped and made anew, for it could be used by no process.
+    A record of a wrong form is dropped and made anew: no process could use it.
 
     Args:
-        make: returns the record of a key, which it is told by its place.
-        is_right: returns whether a record that was found for a place has the form that is expected there.
-        view: tensors of records that were found lie in the store's memory.
-        timeout_s: how long to wait for another process that makes a record; then it is made here.
+        make: Returns the record of the key at a given index.
+        is_right: Returns whether the record found for an index has the expected form.
+        view: Leave the tensors of found records in the store's memory.
+        timeout_s: How long to wait for another process that makes a record, before it is made here.
     """
     hits = client.get_many(keys, view=view, tensors=tensors)
     found: list[Record] = []
@@ -52,7 +52,7 @@ def find_or_make(
             num_failures = client.store_counters().failures
             compute = partial(make_here, place)
             record = client.get_or_compute(key, compute, view=view, tensors=tensors, timeout_s=timeout_s)
-            # What was waited for in vain once would be waited for again with each key.
+            # After one failure do not wait again with each further key.
             is_served = client.store_counters().failures == num_failures
         if place not in made and not (record is not None and is_right(place, record)):
             record = make_here(place)

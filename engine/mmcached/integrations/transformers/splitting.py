@@ -1,4 +1,4 @@
-"""Takes a call for several images apart, and puts what was found for each together. Knows nothing of the store."""
+"""Splits a call for several images into one per image, and joins their outputs."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ import torch
 from mmcached.worker.encoders.families import GRID, Family, Form
 
 Parts = dict[str, Any]
-"""What is kept of one image, by part: a tensor, for `levels` a list of tensors, or None."""
+"""The kept parts of one image's output: a tensor, for `levels` a list of tensors, or None."""
 Load = Callable[[list[torch.Tensor]], list[torch.Tensor]]
 
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """One image of a call, and the arguments with which it is asked for alone.
+    """One image of a call, and the arguments to encode it alone.
 
     Attributes:
         pixels: `(1, …)`, or `(patches, …)` for a family with a grid; contiguous.
-        arguments: of the method, beside the pixels.
+        arguments: Arguments of the method beside the pixels.
     """
 
     pixels: torch.Tensor
@@ -30,7 +30,7 @@ class Picture:
 
 
 def split(family: Family, pixels: torch.Tensor, arguments: Mapping[str, Any]) -> list[Picture] | None:
-    """Return the images of a call in order; None if pixels and grid do not fit together."""
+    """Return the images of a call in order; None if pixels and grid disagree."""
     if not family.has_grid:
         return [Picture(image[None].contiguous(), arguments) for image in pixels]
     grid = arguments.get(GRID)
@@ -46,21 +46,21 @@ def split(family: Family, pixels: torch.Tensor, arguments: Mapping[str, Any]) ->
 
 
 def parts_of(family: Family, output: Any) -> Parts:
-    """Return what is kept of the output for one image."""
+    """Return the parts of one image's output that are kept."""
     return {name: _TAKE[form](getattr(output, name)) for name, form in family.parts.items()}
 
 
 def join(family: Family, found: Sequence[Parts], load: Load) -> dict[str, Any]:
-    """Return each part of all images in the form of its family.
+    """Return each part of all images, joined in the form of its family.
 
     Args:
-        load: returns tensors on the model's device; what is there already it does not copy.
+        load: Returns tensors on the model's device; copies only those that are elsewhere.
     """
     return {name: _JOIN[form]([parts[name] for parts in found], load) for name, form in family.parts.items()}
 
 
 def output_class(model: Any, family: Family) -> Any:
-    """Return the class of the output, which the model's own module has."""
+    """Return the output class of a family, from the model's module."""
     return getattr(sys.modules[type(model).__module__], family.output)
 
 

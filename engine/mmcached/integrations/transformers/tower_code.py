@@ -1,14 +1,15 @@
-"""Names the code that decides what a vision tower computes, and notices when it changes.
+"""Computes a digest of the code that a vision tower runs, and detects changes of it.
 
-    `forward` and `__call__` of each module's class; the model's method that is asked; the attention function in use
-        methods of the class that these name             followed: what they name counts too
+    `forward` and `__call__` of each module's class; the model's method for images; the attention function in use
+        methods of the class that these name             followed: names in their code count too
         functions of their own module that these name    followed
         functions, classes, constants of other modules   count by their own code or value, and are not followed
     attributes of each module that this code names, such as the epsilon of a norm
 
-Code of Transformers, torch and Python goes into a digest: another version, an edited file or an exchanged function has
-another one, whenever the exchange was made. Code from elsewhere may depend on anything: a tower that runs such code has
-no name. Nor has one that is compiled. What a function that is not followed calls in turn is not seen.
+Code of Transformers, torch and Python goes into the digest: another version, an edited file or a replaced function
+changes it, whenever it was replaced. Code from elsewhere may depend on anything: a tower that runs such code has no
+digest that could be shared, and neither has a compiled one. Functions called by a function that is not followed are not
+covered.
 """
 
 from __future__ import annotations
@@ -36,16 +37,17 @@ _ABSENT = object()
 
 
 class TowerCode:
-    """The code of a model's image features, as it is now.
+    """The code behind a model's image features, as it is now.
 
     Args:
-        model: of Transformers. It may die while this is kept.
-        others: names of its children that do not matter.
-        method: of the model, the one that is asked for images.
-        attention: names of the attention functions that the configuration asks for.
+        model: A model of Transformers. No reference to it is kept.
+        others: Names of the model's children that image features do not depend on.
+        method: The model's method for image features.
+        attention: Names of the attention functions that the configuration selects.
+
     Attributes:
-        digest: of the code, 64 hex digits.
-        obstacle: why outputs of this code cannot be named; None if they can.
+        digest: Digest of the code, 64 hex digits.
+        obstacle: Why outputs of this code cannot be shared; None if they can.
     """
 
     def __init__(self, model: torch.nn.Module, others: frozenset[str], method: str, attention: Iterable[str]) -> None:
@@ -63,7 +65,7 @@ class TowerCode:
         self.obstacle = reader.obstacle
 
     def is_changed(self, model: torch.nn.Module) -> bool:
-        """Return whether a class, a function, or an attribute that the code names, is another one now."""
+        """Return whether a class, a function, or an attribute that the code names was replaced since."""
         if type(model) is not self._kind or any(type(module) is not kind for module, kind in self._kinds):
             return True
         try:
@@ -71,13 +73,13 @@ class TowerCode:
                 values_of(holder) != values or not absent.isdisjoint(holder)
                 for holder, values_of, values, absent in self._instances
             )
-        except (KeyError, RuntimeError, TypeError, ValueError):  # one is gone, or cannot be compared
+        except (KeyError, RuntimeError, TypeError, ValueError):  # an attribute is gone, or cannot be compared
             return True
         return has_other_attributes or self._reader.is_changed()
 
 
 def is_run_unchanged(modules: Iterable[torch.nn.Module]) -> bool:
-    """Return whether nothing comes between the code of modules and what it computes, now and in this thread.
+    """Return whether nothing intercepts the modules' code now, in this thread.
 
     That is: no hooks but those of Transformers, no modes that intercept operations, no compiler.
     """
@@ -87,7 +89,7 @@ def is_run_unchanged(modules: Iterable[torch.nn.Module]) -> bool:
         type(torch._C._get_function_stack_at(place)) is not torch.utils._device.DeviceContext
         for place in range(torch._C._len_torch_function_stack())
     )
-    # A compiler that has left its trace in the middle of a model compiles what is called from there.
+    # A compiler that has broken its graph in the middle of a model compiles the functions called from there.
     is_compiled = torch._C._dynamo.eval_frame.get_eval_frame_callback() is not None
     return not (is_hooked or is_intercepted or is_compiled) and all(
         isinstance(hook, FunctionType) and _is_known(hook.__globals__)
@@ -99,11 +101,11 @@ def is_run_unchanged(modules: Iterable[torch.nn.Module]) -> bool:
 
 
 class _Instance(NamedTuple):
-    """The attributes of one module that its code names, as they were.
+    """The attributes of one module that its code names, as they were read.
 
     Attributes:
-        values_of: returns those that it has, out of its `__dict__`.
-        absent: names that its class has and it has not.
+        values_of: Returns the attributes that the module has, from its `__dict__`.
+        absent: Names that the class has and the module's `__dict__` lacks.
     """
 
     holder: dict[str, Any]
@@ -113,11 +115,11 @@ class _Instance(NamedTuple):
 
 
 class _Reader:
-    """Reads code, and remembers where it was found.
+    """Reads code, and remembers where each value was found.
 
     Attributes:
-        lines: of what was found where.
-        obstacle: the first thing found that cannot be named.
+        lines: A description of each value, with its place.
+        obstacle: The first value that cannot be described.
     """
 
     def __init__(self) -> None:
@@ -129,7 +131,7 @@ class _Reader:
         self._names: dict[type, set[str]] = {}
 
     def is_changed(self) -> bool:
-        """Return whether another value is found now where a value was found, or a function has other code."""
+        """Return whether a name now has another value, or a function other code."""
         return not (
             all(holder.get(name, _ABSENT) is value for holder, name, value in self._links.values())
             and all(
@@ -139,7 +141,6 @@ class _Reader:
         )
 
     def read_class(self, kind: type, entries: Iterable[str]) -> None:
-        """Read the methods of a module's class."""
         for each in kind.__mro__:
             if not _is_known_name(each.__module__):
                 self._refuse(f"class {_name_of(each)}")
@@ -147,7 +148,6 @@ class _Reader:
             self._read_method(kind, name)
 
     def read_attention(self, names: Iterable[str]) -> None:
-        """Read the functions that are registered for attention under these names."""
         for module, registry in (
             ("transformers.modeling_utils", "ALL_ATTENTION_FUNCTIONS"),
             ("transformers.masking_utils", "ALL_MASK_ATTENTION_FUNCTIONS"),
@@ -160,11 +160,7 @@ class _Reader:
                     self._line(f"{registry}[{name}]", function, None, follows=True)
 
     def read_instance(self, path: str, module: torch.nn.Module, exempt: str) -> _Instance:
-        """Read the attributes of a module that its code names.
-
-        Args:
-            exempt: the name of an attribute that is not read.
-        """
+        """Read the attributes, except `exempt`, of a module that its code names."""
         kind, holder = type(module), module.__dict__
         names = self._names.get(kind, set()) | set(_ENTRIES)
         names -= {exempt, *_OF_EVERY_MODULE}
@@ -203,12 +199,12 @@ class _Reader:
                 return
 
     def _describe(self, place: str, value: Any, owner: type | None, *, follows: bool, by_value: bool) -> str:
-        """Return what a value is; what cannot be named is an obstacle.
+        """Return a description of a value; a value without one is an obstacle.
 
         Args:
-            owner: the class whose method it is, if it is one.
-            follows: whether what its code names is read, too.
-            by_value: whether a collection counts by what is in it: not one of a module, which may be a cache.
+            owner: The class, if the value is a method.
+            follows: Also read the names in the value's code.
+            by_value: Describe a collection by its elements; not for a collection of a module, which may be a cache.
         """
         describe = functools.partial(self._describe, place, owner=owner, follows=follows, by_value=by_value)
         if isinstance(value, _SCALARS):
@@ -267,26 +263,26 @@ class _Reader:
     def _follow(self, function: FunctionType, owner: type | None) -> None:
         space = function.__globals__
         if owner is not None:
-            # Of attributes it is not known whose they are; too many names do no harm.
+            # The owner of an attribute is unknown here; additional names do no harm.
             names = _names_in(function.__code__)
             self._names.setdefault(owner, set()).update(names)
             for name in sorted(names):
                 if any(name in vars(each) for each in owner.__mro__[:-1]):
                     self._read_method(owner, name)
         if space is _OF_TORCH:
-            return  # what each module of torch does around `forward`; its hooks are looked at with each call
+            return  # torch's code around `forward`; `is_run_unchanged` checks its hooks with each call
         for path in sorted(_paths_in(function.__code__)):
             self._read_path(space, path, home=space)
 
     def _read_path(self, space: dict[str, Any], path: Sequence[str], home: dict[str, Any]) -> None:
-        """Read what code names by a path such as `torch.nn.functional.linear`, as far as it leads through modules.
+        """Read the value of a path in code, such as `torch.nn.functional.linear`, as far as it leads through modules.
 
         Args:
-            home: globals of the code.
+            home: Globals of the code.
         """
         name, *rest = path
         if name not in space:
-            return  # one of Python's own, or an attribute of what a module computes
+            return  # a builtin, or an attribute of a computed value
         value = space[name]
         self._link(space, name, value)
         if isinstance(value, ModuleType) and rest:
@@ -321,13 +317,13 @@ def _is_empty(cell: Any) -> bool:
 
 
 def _names_in(code: CodeType) -> set[str]:
-    """Return the names of globals and attributes in a function, and in those that it defines."""
+    """Return the names of globals and attributes in a function, and in the functions that it defines."""
     inner = (_names_in(each) for each in code.co_consts if isinstance(each, CodeType))
     return set(code.co_names).union(*inner)
 
 
 def _paths_in(code: CodeType) -> set[tuple[str, ...]]:
-    """Return the globals of a function and of those that it defines, each with the attributes that are taken of it."""
+    """Return the globals in a function and its inner functions, each with the attributes taken of it."""
     found: set[tuple[str, ...]] = set()
     path: tuple[str, ...] = ()
     for instruction in dis.get_instructions(code):
@@ -341,12 +337,12 @@ def _paths_in(code: CodeType) -> set[tuple[str, ...]]:
 
 
 def _text_of(code: CodeType) -> str:
-    """Return a digest of what a function does: not of its name, nor where it is written."""
+    """Return a digest of a function's code, without its name and source position."""
     return blake3(repr(_parts_of(code)).encode()).hexdigest(length=16)
 
 
 def _parts_of(value: Any) -> Any:
-    """Return code and its constants in a form that has the same `repr` in each process."""
+    """Return code and its constants in a form with the same `repr` in every process."""
     if isinstance(value, CodeType):
         return (
             *(value.co_code, value.co_exceptiontable, value.co_flags, value.co_names),
@@ -366,5 +362,5 @@ def _none_of(holder: dict[str, Any]) -> tuple[Any, ...]:
 
 
 def _copies(values: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return values with their collections copied, so that a change of one shows."""
+    """Return values with their collections copied, so that in-place changes can be detected."""
     return tuple(type(each)(each) if type(each) in _COLLECTIONS else each for each in values)

@@ -1,14 +1,15 @@
-"""Holds the keys that this engine encodes for the host, and those for which it waits while another engine does.
+"""Tracks the keys that this engine encodes for the host, and the keys that another engine encodes.
 
     wanted ──> asked ──claimed──> held ──item allocated──> being encoded ──its save has ended──> over
                  │                  └──no request asks for it in a step──> dropped
-                 └──somebody else has it──> waited for, until a record is there, or `wait_s` have passed
+                 └──claimed by another engine──> waited for, until a record is there, or `wait_s` have passed
 
-The service is asked beside the steps: a request whose item is *asked* is left out of a step or two, and the step goes
-on. That is over soon, with a claim that is not exclusive if there is no answer, so it is no waiting for somebody else.
+The service is asked in a thread beside the steps: a request with an *asked* item is left out of a step or two while
+other requests go on. The answer is soon there (a non-exclusive claim if the service does not answer), so this is not
+the wait for another engine.
 
-Whoever must wait for one item of a request holds no claim for the others: two engines never wait for each other. A
-claim that is not exclusive is none: without a service everybody encodes.
+A request that must wait for one item holds no claim on its other items, so two engines never wait for each other. A
+non-exclusive claim keeps no other engine from encoding: without a service every engine encodes.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ from mmcached.client import Claim, Hit, Pending
 from mmcached.integrations.vllm.contact import Contact
 
 ASK_AGAIN_S = 0.01
-"""How often the service is asked about a key that somebody else encodes; the store itself is looked into each step."""
+"""Interval between questions to the service about a key that another engine encodes; the store is read each step."""
 MAX_SAVE_S = 60.0
-"""How long a claim is kept for a save of whose end nobody tells."""
+"""The longest time that a claim is kept for a save whose end is not reported."""
 
 PAUSE_S = 10.0
-"""How long every engine encodes for itself after the store has not kept something: it is too small, or full."""
+"""Time in which every engine encodes for itself after the store has refused a record: it is too small, or full."""
 
 
 class _Wait(NamedTuple):
@@ -38,8 +39,8 @@ class Claims:
     """The claims of one engine.
 
     Args:
-        wait_s: how long it waits for another engine's encoder.
-        clock: monotonic seconds.
+        wait_s: How long to wait for another engine's encoder.
+        clock: Monotonic seconds.
     """
 
     def __init__(self, contact: Contact, wait_s: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -56,7 +57,7 @@ class Claims:
 
     @property
     def num_asked(self) -> int:
-        """Keys about which the service has been asked, and has not said anything yet."""
+        """Keys about which the service was asked, without an answer yet."""
         return len(self._asked)
 
     @property
@@ -70,11 +71,11 @@ class Claims:
         return len(self._encoding)
 
     def must_wait(self, keys: list[str]) -> tuple[bool, dict[str, Hit]]:
-        """Claim what one request misses.
+        """Claim the keys that one request misses.
 
         Returns:
-            whether the request must wait, because somebody else encodes some of it or that is not known yet; and what
-            has come meanwhile.
+            Whether the request must wait, because another engine encodes one of the items or the answer is not there
+            yet; and the records that arrived meanwhile.
         """
         now = self._clock()
         if now < self._pause_until:
@@ -94,16 +95,16 @@ class Claims:
         return bool(unknown) and self._ask(unknown), hits
 
     def encode(self, key: str) -> None:
-        """Take note that an item is encoded in this step, and will be saved."""
+        """Note that an item is encoded in this step, and will be saved."""
         self._waits.pop(key, None)
         former, _ = self._encoding.pop(key, (None, 0.0))
         self._encoding[key] = (self._held.pop(key, None) or former, self._clock())
 
     def not_saved(self, key: str, *, is_refused: bool = False) -> None:
-        """Let others encode an item: this engine has not, or has not saved it.
+        """Drop the claim on an item that this engine has not encoded or not saved, so that others may encode it.
 
         Args:
-            is_refused: the store does not keep it. Then nobody need wait for anybody, for a while: it would be in vain.
+            is_refused: The store has refused the record. Waiting would be in vain, so no request waits for `PAUSE_S`.
         """
         claim, _ = self._encoding.pop(key, (None, 0.0))
         _drop(claim)
@@ -111,11 +112,11 @@ class Claims:
             self._pause_until = self._clock() + PAUSE_S
 
     def saved(self, key: str) -> None:
-        """Take note that a key has a record, which has ended the claim."""
+        """Note that the record of a key was saved, which has ended the claim."""
         self._encoding.pop(key, None)
 
     def end_pass(self) -> None:
-        """Let go of what no request has asked for in this step, and of saves of whose end nobody has told."""
+        """Drop keys that no request has asked for in this step, and claims on saves older than `MAX_SAVE_S`."""
         self._take_answers(self._clock())
         for key in self._found.keys() - self._wanted:
             del self._found[key]
@@ -132,7 +133,6 @@ class Claims:
             self.not_saved(next(iter(self._encoding)))
 
     def clear(self) -> None:
-        """Drop all claims."""
         self._wanted.clear()
         for claim in [*self._held.values(), *(claim for claim, _ in self._encoding.values())]:
             _drop(claim)
@@ -145,7 +145,7 @@ class Claims:
     # ---- how
 
     def _ask(self, keys: list[str]) -> bool:
-        """Have the service asked about keys unless it is being asked; return False if it cannot be."""
+        """Ask the service about keys that it is not being asked about; return False if it cannot be asked."""
         new = [key for key in keys if key not in self._asked]
         if new and not self._contact.ask(new):
             for key in new:
@@ -169,7 +169,7 @@ class Claims:
     def _claimed(self, key: str, claim: Claim) -> None:
         if key not in self._encoding:
             self._held[key] = claim
-        else:  # nobody has waited for the answer
+        else:  # a request was scheduled before the answer came
             former, since = self._encoding[key]
             _drop(former)
             self._encoding[key] = (claim, since)

@@ -1,9 +1,11 @@
-"""Passes vLLM's calls on to the half that serves the process it was made in, and lets no error out.
+"""Connects vLLM's calls to the scheduler's or the worker's half, and catches errors of the store.
 
     in the scheduler    MmcachedECConnector ──> SchedulerSide ──plan, with each step──┐
     in each worker      MmcachedECConnector ──> WorkerSide    <───────────────────────┘ ──report──> SchedulerSide
 
-An error in here would end the engine; so it is logged once, and the call ends as if the store were empty.
+An error that reached vLLM would end the engine. It is logged once per method, and the call returns as if the store were
+empty. Two methods raise: `__init__`, so that an engine with a wrong setting does not start, and `build_connector_meta`,
+which only reads the scheduler half's own tables.
 """
 
 from __future__ import annotations
@@ -50,7 +52,7 @@ CallT = TypeVar("CallT", bound=Callable[..., Any])
 
 
 def _guarded(otherwise: Any) -> Callable[[CallT], CallT]:
-    """Make a method return what `otherwise` returns instead of raising."""
+    """Decorate a method to return `otherwise` (or its result, if callable) instead of raising."""
 
     def guard(method: CallT) -> CallT:
         @functools.wraps(method)
@@ -67,7 +69,7 @@ def _guarded(otherwise: Any) -> Callable[[CallT], CallT]:
 
 
 class MmcachedECConnector(ECConnectorBase):
-    """One engine's share in the encoder outputs of its host; `Settings` are its `ec_connector_extra_config`."""
+    """vLLM's encoder-cache connector for one engine; `Settings` are its `ec_connector_extra_config`."""
 
     def __init__(self, vllm_config: VllmConfig, role: ECConnectorRole) -> None:
         super().__init__(vllm_config=vllm_config, role=role)
@@ -86,7 +88,7 @@ class MmcachedECConnector(ECConnectorBase):
 
     @property
     def is_sharing(self) -> bool:
-        """Whether this is the scheduler's, and finds a service just now."""
+        """Whether this is the scheduler's connector and the service is connected."""
         return self._scheduler is not None and self._scheduler.is_sharing
 
     @_guarded(True)
@@ -105,7 +107,8 @@ class MmcachedECConnector(ECConnectorBase):
     def build_connector_meta(self, scheduler_output: Any) -> StepPlan:
         if self._scheduler is None:
             return StepPlan(0)
-        plan = self._scheduler.plan(scheduler_output)  # what is announced must reach the workers, whatever follows
+        # announced claims and saves must reach the workers even if `_end_pass` fails
+        plan = self._scheduler.plan(scheduler_output)
         self._end_pass(plan, scheduler_output)
         return plan
 
@@ -121,7 +124,7 @@ class MmcachedECConnector(ECConnectorBase):
 
     @_guarded(lambda: (False, None))
     def request_finished(self, request: Any) -> tuple[bool, dict[str, Any] | None]:
-        """Tell a proxy what the items of a request are called, if this engine encodes for others."""
+        """Return the items' metadata, for a proxy to pass on, if this engine only encodes for others."""
         if not self._is_encode_only:
             return False, None
         return False, collect_ec_item_metadata(request.mm_features, self._resolver) or None
@@ -130,7 +133,7 @@ class MmcachedECConnector(ECConnectorBase):
 
     @_guarded(None)
     def start_save_caches(self, **kwargs: Any) -> None:
-        """Do what an engine that encodes for others does before the encoder runs: vLLM lets it load nothing."""
+        """Load and save before the encoder runs, in an encode-only engine: vLLM lets it load nothing."""
         if self._worker is not None and self._is_encode_only:
             plan, cache = self._plan(), kwargs["encoder_cache"]
             self._worker.load(plan, cache)
@@ -154,10 +157,10 @@ class MmcachedECConnector(ECConnectorBase):
 
     @_guarded(None)
     def get_ec_connector_stats(self) -> Any:
-        """Return the figures of the whole engine, in the scheduler; workers' travel in their reports."""
+        """Return the engine's figures in the scheduler; those of workers arrive in their reports."""
         if self._scheduler is None or not any(self._scheduler.counts.values()):
             return None
-        from mmcached.integrations.vllm.metrics import MmcachedStats  # of a later vLLM than all else
+        from mmcached.integrations.vllm.metrics import MmcachedStats  # needs a later vLLM than the rest
 
         stats = MmcachedStats(data=dict(self._scheduler.counts))
         self._scheduler.counts.clear()
@@ -186,7 +189,7 @@ class MmcachedECConnector(ECConnectorBase):
         """Log an error that was kept from vLLM, once for each method."""
         if where not in self._failed:
             self._failed.add(where)
-            logger.exception("mmcached: %s failed; the engine goes on as if nothing were stored (said once)", where)
+            logger.exception("mmcached: %s failed; the engine goes on as if the store were empty (logged once)", where)
 
     # ---- how
 
@@ -232,7 +235,7 @@ class MmcachedECConnector(ECConnectorBase):
         num_ranks = vllm_config.parallel_config.tensor_parallel_size
         saves = self.is_producer and (num_ranks == 1 or _rank() == 0)
         return WorkerSide(
-            _client(settings, fail_open=True, counts_hits=False),  # the scheduler's client has counted what is loaded
+            _client(settings, fail_open=True, counts_hits=False),  # hits are counted by the scheduler's client
             device_of(device, max_pinned_bytes=settings.max_pinned_bytes),
             vllm_config.model_config.dtype,
             max_waiting_bytes=settings.max_waiting_bytes if saves else 0,
@@ -247,25 +250,25 @@ class MmcachedECConnector(ECConnectorBase):
         return plan
 
     def _can_be_encoded(self, feature: Any) -> bool:
-        """Return whether a feature has more than what sizes its placeholder: pixels, or an embedding."""
+        """Return whether a feature has data beyond the sizes of its placeholder: pixels, or an embedding."""
         if feature.data is None:
-            return True  # vLLM has taken it away, because it is not needed
+            return True  # vLLM has dropped the data, because it is not needed
         sizes = self._resolver.fields_for(feature.modality)
         return any(each.data is not None for name, each in feature.data.items() if name not in sizes)
 
 
 def _watch_weights(vllm_config: VllmConfig, engine_id: str | None) -> None:
-    """Have changes of weights noticed; share with no engine where they cannot be."""
+    """Watch for weight changes; share with no other engine where this vLLM does not allow it."""
     try:
         from vllm.v1.executor.abstract import Executor
 
         watch(Executor.get_class(vllm_config))
     except (ImportError, AttributeError) as error:
-        note_change(engine_id, f"what cannot be watched in this vLLM ({error})")
+        note_change(engine_id, f"calls that cannot be watched in this vLLM ({error})")
 
 
 def _width(vllm_config: VllmConfig, modality: str) -> int:
-    """Return how wide a row of an output is: as vLLM has measured it, which engines do that encode, or as computed."""
+    """Return the width of an output row: as vLLM has measured it (in encoding engines), or as computed."""
     measured = getattr(vllm_config.ec_transfer_config, "mm_encoder_output_widths", {})
     model = vllm_config.model_config
     if modality in measured:

@@ -1,11 +1,11 @@
-"""Keeps the scheduler's client in contact with the service, in a thread beside the steps.
+"""Keeps the scheduler's client connected to the service, in a thread beside the steps.
 
-    away ──contact made, `prepare` has run──> there ──a look-up failed──> away … once a second
-                                                ├──look up: in the step; it asks nobody
-                                                └──ask: in the thread; a later step takes the answers
+    away ──connected, `prepare` has run──> there ──a look-up failed──> away … once a second
+                                             ├──look up: in the step; without a message
+                                             └──ask: in the thread; a later step takes the answers
 
-Who encodes an item the service knows alone. No step waits for its word; after a question that was not answered none is
-put for a while. Without a service every look-up is a miss, at the price of one comparison. Nothing here raises.
+Only the service knows which engine encodes an item. No step waits for its answer; after an unanswered question none is
+sent for a while. Without a service every look-up is a miss, at the price of one comparison. Nothing here raises.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ _LOG = logging.getLogger("vllm.mmcached")
 RETRY_S = 1.0
 MAX_RETRY_S = 30.0
 CLAIM_S = 1.0
-"""The longest that a request waits for the service's word: where encoders have all processors it takes a while."""
+"""The longest that a request waits for the service's answer, which takes a while where encoders use all processors."""
 CLAIM_AGAIN_S = 0.1
-"""How long nothing is asked after a question that was not answered; twice as long after each further one."""
+"""Pause after an unanswered question; it doubles after each further one, up to `MAX_RETRY_S`."""
 _CONTACT_S = 5.0
 _NO_CLAIMS = "no claims"
 
 
 class Contact(Closeable):
-    """A client that is there or not.
+    """A client that connects, and reconnects, in a thread.
 
     Args:
-        connect: returns a client that does not fail open, or raises.
-        prepare: does with a client what must be done before it can be used; runs once, in the thread.
-        call_timeout_s: of a look-up that must ask, because the service has been restarted.
-        clock: monotonic seconds.
+        connect: Returns a client that does not fail open, or raises.
+        prepare: Prepares the first client for use; runs once, in the thread.
+        call_timeout_s: Timeout of a look-up that must ask the service, because it was restarted.
+        clock: Monotonic seconds.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Contact(Closeable):
         self._is_prepared = self._is_there = self._is_closed = False
         self._said: set[str] = set()
         self._no_claims_before = self._claim_pause_s = 0.0
-        self._questions: dict[str, bool] = {}  # by key: does somebody want the answer still?
+        self._questions: dict[str, bool] = {}  # by key: is the answer still wanted?
         self._answers: deque[tuple[str, Hit | Claim | Pending]] = deque()
         self._news = threading.Condition()
         self._thread = threading.Thread(target=self._keep, name="mmcached contact", daemon=True)
@@ -66,23 +66,22 @@ class Contact(Closeable):
 
     @property
     def is_there(self) -> bool:
-        """Whether look-ups make sense."""
+        """Whether the service is connected and prepared."""
         return self._is_there
 
     @property
     def is_starting(self) -> bool:
-        """Whether the service has not been reached yet since the engine started."""
+        """Whether the service was never reached since the engine started."""
         return not self._is_prepared
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait until the service is there; return whether it is."""
         with self._news:
             return self._news.wait_for(lambda: self._is_there, timeout_s)
 
     def look_up(self, keys: list[str]) -> list[Hit | None]:
-        """Return what this host has of some records, in place and under leases; what others have `ask` brings.
+        """Return the records that this host has, in place and under leases; `ask` brings those of other hosts.
 
-        No hit and no miss in the service's figures: a request that waits is looked for in each step. See `count`.
+        Counts no hit and no miss: a waiting request is looked up in each step. `count` counts.
         """
         return self._get(keys, counts=False)
 
@@ -91,9 +90,10 @@ class Contact(Closeable):
         self._get(keys, counts=True)
 
     def ask(self, keys: Iterable[str]) -> bool:
-        """Ask who encodes some items, beside the steps; return False if nobody is asked just now: then everybody does.
+        """Ask in the thread which engine encodes some items; return False if it is not asked: then every engine
+        encodes.
 
-        The answers come together, after `CLAIM_S` at the latest; without the service's word it is everybody.
+        The answers come together, after `CLAIM_S` at the latest; without an answer they are non-exclusive claims.
         """
         if not self._is_there or self._clock() < self._no_claims_before:
             return False
@@ -103,16 +103,15 @@ class Contact(Closeable):
         return True
 
     def forget(self, keys: Iterable[str]) -> None:
-        """Want no answers about some items: what is claimed for them is let go of."""
+        """Drop the questions about some items, and the claims that they may still bring."""
         with self._news:
             self._questions.update((key, False) for key in keys if key in self._questions)
 
     def take_answers(self) -> list[tuple[str, Hit | Claim | Pending]]:
-        """Return what has been answered since the last time."""
+        """Return the answers since the last call."""
         return [self._answers.popleft() for _ in range(len(self._answers))]
 
     def close(self) -> None:
-        """End the thread and the client. A second call does nothing."""
         with self._news:
             self._is_closed, self._is_there = True, False
             self._news.notify_all()
@@ -140,7 +139,7 @@ class Contact(Closeable):
             self._news.notify_all()
 
     def _say(self, cause: str, text: str) -> None:
-        """Say each cause once; what goes on is in the figures."""
+        """Log each cause once; the figures show the rest."""
         if cause not in self._said:
             self._said.add(cause)
             _LOG.warning("mmcached: %s", text)
@@ -161,7 +160,7 @@ class Contact(Closeable):
                 continue
             except MmcachedError as error:
                 self._say(error.code, f"encoder outputs are not shared: {error}; it is tried again")
-            except Exception as error:  # of reading a checkpoint: files, a hub that is not there, and what they raise
+            except Exception as error:  # from reading a checkpoint: file errors, and whatever a hub client raises
                 self._say("prepare", f"encoder outputs are not shared: {type(error).__name__}: {error}")
                 pause_s = min(MAX_RETRY_S, 2 * pause_s)
             with self._news:
@@ -170,7 +169,7 @@ class Contact(Closeable):
             self._client.close()
 
     def _answer(self) -> None:
-        """Put all questions to the service, and keep its answers for the next step."""
+        """Send all questions to the service, and keep its answers for the next step."""
         with self._news:
             self._questions = {key: True for key, is_wanted in self._questions.items() if is_wanted}
             keys = list(self._questions)

@@ -1,11 +1,11 @@
-"""Names what an encoder output depends on beside its item, and tells items that may be shared from those that may not.
+"""Builds the keys of encoder outputs, and decides which items may be shared.
 
     encoder/<fingerprint>/<item>      item: vLLM's hash of the content and of how it is processed
 
-vLLM's hash names a model by its path only. What else an output depends on is in the fingerprint: the bytes of weights
-and configurations, how the encoder is run, on which device, and the versions of vLLM and of what computes beside it.
-Knows nothing of vLLM but the names of its settings. A setting that it does not know is part of the key: two engines
-that differ in one which does not matter encode for themselves, which is better than a wrong output.
+vLLM's hash names a model by its path only. The fingerprint covers everything else that an output depends on: the bytes
+of weights and configurations, how the encoder is run, on which device, and the versions of vLLM and of the packages
+that compute beside it. Only the names of vLLM's settings are used here, not its classes. An unknown setting is part of
+the key: two engines that differ in an irrelevant one encode for themselves, which is better than a wrong output.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from mmcached.wire.extras import package_versions
 
 _HASH = re.compile("[0-9a-f]{64}|[0-9a-f]{128}")
 _NUMBERED = re.compile(r".*-(image|video|audio|vision_chunk|prompt_embeds)-\d+", re.DOTALL)
-"""What vLLM calls items that it does not hash: the same in every engine, whatever the picture."""
+"""vLLM's names for items that it does not hash: the same in every engine, whatever their content."""
 MAX_NAME = 128
 _NOT_OF_THE_ENCODER = frozenset({"text_config", "_name_or_path", "transformers_version", "_commit_hash"})
 _NOT_OF_OUTPUTS = frozenset(
@@ -36,7 +36,7 @@ _NOT_OF_OUTPUTS = frozenset(
         *("mm_encoder_fp8_scale_save_path", "mm_encoder_fp8_scale_save_margin", "mm_encoder_fp8_scale_path"),
     }
 )
-"""vLLM's settings of multimodal models that change no output, or only between an encoder server and its consumers."""
+"""vLLM's multimodal settings that change no output, or only between an encoder server and its consumers."""
 _OF_COMPILATION = (
     *("mode", "backend", "custom_ops", "compile_mm_encoder", "cudagraph_mm_encoder"),
     *("encoder_cudagraph_token_budgets", "encoder_cudagraph_max_vision_items_per_batch"),
@@ -45,12 +45,12 @@ _OF_KERNELS = ("ir_op_priority", "enable_flashinfer_autotune")
 
 
 class Namespace:
-    """What the keys of one engine's items begin with.
+    """The key prefix of one engine's items.
 
     Args:
-        versions: of vLLM and torch as they are imported, and the name of the device.
-        num_changes: returns how often the engine's weights may have been changed since it started. After the first
-            change it shares with no other engine: what its weights are is unknown.
+        versions: Versions of vLLM and torch as imported, and the name of the device.
+        num_changes: Returns how often the engine's weights may have changed since it started. After the first change
+            the engine shares with no other: its weights are unknown.
     """
 
     def __init__(
@@ -65,10 +65,10 @@ class Namespace:
         self._made: tuple[int, str] = (-1, "")
 
     def prepare(self, client: Client) -> None:
-        """Read the checkpoint, unless somebody on this host has done so: seconds to minutes, once per host.
+        """Read the checkpoint (seconds to minutes) unless another process of this host has done so.
 
         Raises:
-            OSError: it cannot be read.
+            OSError: The checkpoint cannot be read.
         """
         if self._settings.encoder:
             self._parts = {"encoder": self._settings.encoder}
@@ -81,7 +81,7 @@ class Namespace:
         self._parts = parts
 
     def prefix(self) -> str:
-        """Return the beginning of keys; empty before `prepare` has ended."""
+        """Return the key prefix; empty before `prepare` has ended."""
         if self._parts is None:
             return ""
         if (changes := self._num_changes()) != self._made[0]:
@@ -91,10 +91,10 @@ class Namespace:
 
 
 def key_of(encoder: str, item: str) -> str:
-    """Return the key of an item for engines whose setting `encoder` is this, and whose weights never change.
+    """Return the key of an item for engines with this setting `encoder` whose weights never change.
 
     Args:
-        item: what requests call it, as `uuid`.
+        item: The name of the item in requests (`uuid`).
     """
     return _prefix({"encoder": encoder}, "") + item
 
@@ -130,26 +130,26 @@ def parts_of(vllm_config: Any, settings: Settings, versions: Mapping[str, str], 
 
 
 def checkpoint_path(vllm_config: Any) -> Path:
-    """Return where the model's files lie on this host.
+    """Return the folder with the model's files on this host.
 
     Raises:
-        OSError: they do not; then `checkpoint` must be set.
+        OSError: The files are not on this host; the setting `checkpoint` must be set.
     """
     model = vllm_config.model_config
     return checkpoint_folder(model.model, model.revision, getattr(vllm_config.load_config, "download_dir", None))
 
 
 def says_what_it_is(name: str) -> bool:
-    """Return whether an item's name is a hash of its content, and not one that a client or a counter has given."""
+    """Return whether an item's name is a hash of its content, rather than given by a client or a counter."""
     return _HASH.fullmatch(name) is not None
 
 
 class Sharing:
-    """Tells which items of an engine may be shared with others.
+    """Decides which items of an engine may be shared with others.
 
     Args:
         is_possible: False for an engine whose encoder outputs are not in vLLM's encoder cache, or depend on more.
-        has_named: also those that a client has named.
+        has_named: Also share items that a client has named.
     """
 
     def __init__(self, *, is_possible: bool, has_named: bool) -> None:
@@ -158,7 +158,7 @@ class Sharing:
 
     @classmethod
     def of(cls, vllm_config: Any, settings: Settings) -> Sharing:
-        """Return what an engine may share: nothing if an adapter changes its encoder, or in encoder-decoder models."""
+        """Return the sharing rules of an engine: none is shared with tower adapters, or in encoder-decoder models."""
         adapters = getattr(vllm_config, "lora_config", None)
         is_possible = not (
             getattr(adapters, "enable_tower_connector_lora", False) or vllm_config.model_config.is_encoder_decoder
@@ -166,7 +166,7 @@ class Sharing:
         return cls(is_possible=is_possible, has_named=settings.share_named_items)
 
     def may_share(self, feature: Any) -> bool:
-        """Return whether an item's name says what it is, on the whole host."""
+        """Return whether an item's name identifies its content on the whole host."""
         name = feature.identifier
         if not self._is_possible or (feature.mm_hash or name) != name or feature.modality == "prompt_embeds":
             return False
@@ -176,7 +176,7 @@ class Sharing:
 
 
 def _settings_of(config: Any, without: Set[str] = frozenset()) -> dict[str, Any]:
-    """Return all settings of a configuration but some, as JSON values."""
+    """Return all settings of a configuration except `without`, as JSON values."""
     return {} if config is None else _named(config, [name for name in sorted(vars(config)) if name not in without])
 
 

@@ -1,9 +1,9 @@
-"""Holds what goes from the scheduler's half to the workers' with each step, and what comes back.
+"""Defines the messages between the scheduler's half and the workers'.
 
     StepPlan    with the scheduler's output, by the executor's own means, to every rank
     StepReport  with the runner's output; vLLM merges those of the ranks
 
-Knows nothing of vLLM: the connector declares both to be of vLLM's kinds.
+Imports nothing of vLLM: the connector registers both as vLLM's kinds.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from typing import NamedTuple
 
 
 class Load(NamedTuple):
-    """An item that is in the store.
+    """An item to load from the store.
 
     Attributes:
-        name: vLLM's identifier of it.
-        key: of its record.
-        token: of the lease that the scheduler holds until every rank has read.
-        num_rows, width: of the embedding, as the request and the model expect them.
-        request_id, item: the request, and which of its items.
-        is_scheduled: the request takes part in this step, so the item can be encoded after all.
-        can_be_encoded: there is something to encode; else the record is all there is.
+        name: vLLM's identifier of the item.
+        key: Key of its record.
+        token: Token of the lease that the scheduler holds until every rank has read.
+        num_rows, width: Shape of the embedding, as the request and the model expect it.
+        request_id, item: The request, and the index of the item in it.
+        is_scheduled: The request takes part in this step, so the item can be encoded if the load fails.
+        can_be_encoded: The request has the item's data; otherwise only the record has the embedding.
     """
 
     name: str
@@ -40,12 +40,12 @@ class Load(NamedTuple):
 
 @dataclass(slots=True)
 class StepPlan:
-    """What the workers do in one step.
+    """The workers' orders for one step.
 
     Attributes:
-        saves: keys of the items that are encoded in it, and of those that a producer has and the store has not.
-        scheduled: the very dict of the scheduler's output, so the same object also where both have been sent to: what
-            is added here is encoded.
+        saves: Keys, by name, of the items encoded in this step, and of those that a producer has and the store lacks.
+        scheduled: The very dict of the scheduler's output, so the same object also after both were sent to a worker: an
+            item added here is encoded.
     """
 
     step: int
@@ -56,14 +56,14 @@ class StepPlan:
 
 @dataclass(slots=True)
 class StepReport:
-    """What workers have done.
+    """The workers' report after a step.
 
     Attributes:
-        step: all loads up to that step have ended.
-        num_ranks: how many say so.
-        ended: keys of saves that have ended, now or earlier, and how: see `Saver`.
-        lost: requests that have got rows of zeros, because nothing else was there.
-        counts: figures since the last report, see `metrics`.
+        step: All loads up to that step have ended.
+        num_ranks: Number of ranks that this report covers.
+        ended: Keys of saves that have ended since the last report, with the outcome: see `Saver`.
+        lost: Requests that got rows of zeros, because there was neither a record nor data to encode.
+        counts: Figures since the last report, see `metrics`.
     """
 
     step: int
@@ -73,7 +73,7 @@ class StepReport:
     counts: Mapping[str, float] = field(default_factory=dict)
 
     def aggregate(self, other: StepReport) -> StepReport:
-        """Return what both say together."""
+        """Return the merged report of two groups of ranks."""
         return StepReport(
             min(self.step, other.step),
             self.num_ranks + other.num_ranks,

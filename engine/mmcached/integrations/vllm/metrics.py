@@ -1,7 +1,7 @@
-"""Shows a connector's figures in vLLM's log and on its /metrics page: `vllm:mmcached_ec_…`.
+"""Exports the connector's figures to vLLM's log and its /metrics page: `vllm:mmcached_ec_…`.
 
 The scheduler's half adds up its own figures and those in the workers' reports; vLLM takes them once per step. A figure
-that is counted by modality is named "queries/image". Names are spelled as vLLM's: `vllm:mm_cache_queries`.
+counted by modality is named "queries/image". Names follow vLLM's spelling: `vllm:mm_cache_queries`.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from prometheus_client import Counter
 from vllm.distributed.ec_transfer.ec_connector.metrics import ECConnectorPromMetrics, ECConnectorStats
 
 BY_MODALITY = {
-    "queries": "Items looked for in the host's store, because this engine had not got them",
+    "queries": "Items looked up in the host's store, because they were not in this engine's cache",
     "hits": "Items found there, and loaded instead of encoded",
     "encodes": "Items that this engine has encoded",
 }
 FIGURES = {
-    "unusable": "Records found there that the model cannot take: of other rows, width or dtype, or not finite",
-    "waits": "Steps in which a request waited for an item that another engine was encoding, or to know whether one was",
-    "loads": "Items that were to be loaded from the store",
+    "unusable": "Records found there that do not fit the model: other rows, width or dtype, or not finite",
+    "waits": "Steps in which a request waited for another engine's encoder, or for the service's answer about it",
+    "loads": "Items scheduled to be loaded from the store",
     "load_failures": "Items that could not be loaded, and were encoded",
     "saved": "Encoder outputs that the store has",
-    "dropped": "Encoder outputs that were not saved, because too much waited",
+    "dropped": "Encoder outputs not saved, because too many bytes waited to be saved",
     "refused": "Encoder outputs that the store has not kept",
     "failed": "Encoder outputs that could not be saved",
     "lookup_us": "Microseconds that steps have spent on look-ups",
@@ -31,7 +31,7 @@ FIGURES = {
     "save_us": "Microseconds that steps have spent on saves",
 }
 FORMER_QUERIES = "lookups"
-"""What `queries` was called; exported for one more release, as the sum of all modalities."""
+"""The former name of `queries`; exported for one more release, as the sum of all modalities."""
 
 
 class MmcachedStats(ECConnectorStats):
@@ -53,7 +53,7 @@ class MmcachedStats(ECConnectorStats):
 
 
 class MmcachedPromMetrics(ECConnectorPromMetrics):
-    """One counter per figure, with vLLM's own labels, and the modality where it is counted."""
+    """One counter per figure, with vLLM's own labels, and a modality label where it is counted by modality."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Lets the ranks of an engine agree on what they load."""
+"""Agrees on failed loads among the ranks of an engine."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ import torch
 
 
 def failed_in_any(failures: list[bool], group: Any) -> list[bool]:
-    """Return for each load whether it has failed in any rank; all ranks of a group call it, with lists of one length.
+    """Return for each load whether it has failed in any rank; collective: every rank calls it with a list of one
+    length.
 
     Args:
-        group: of processes that talk over the host, not over its devices.
+        group: A process group that communicates over the host, not over its devices.
     """
     flags = torch.tensor(failures, dtype=torch.uint8)
     torch.distributed.all_reduce(flags, torch.distributed.ReduceOp.MAX, group=group)

@@ -1,8 +1,8 @@
-"""Turns encoder outputs into records, and says which records a model can take.
+"""Encodes encoder outputs as records, and validates records for a model.
 
 {"embeds": tensor}      (rows, width); DeepStack levels are part of the width
 
-A record may have more than that, which is not looked at.
+Further entries of a record are ignored.
 """
 
 from __future__ import annotations
@@ -20,16 +20,15 @@ EMBEDS = "embeds"
 
 
 def record_of(output: torch.Tensor) -> dict[str, Any]:
-    """Return the record of an output."""
     return {EMBEDS: output}
 
 
 def mismatch(record: Mapping[str, Any], form: PartForm) -> str | None:
-    """Return why the model cannot take a record; None if it can.
+    """Return why a record does not fit the model; None if it fits.
 
     Args:
-        form: rows and width of the item, and the dtype that the model computes in. float32 is right too: vLLM rounds
-            it as it rounds the output of a tower that computes in float32.
+        form: Rows and width of the item, and the dtype that the model computes in. float32 fits too: vLLM rounds it
+            like the output of a tower that computes in float32.
     """
     import torch
 

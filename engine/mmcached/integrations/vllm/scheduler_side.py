@@ -1,16 +1,16 @@
-"""Decides, in the scheduler, which items a step loads from the store, which it encodes, and which of those are saved.
+"""Decides in the scheduler which items a step loads from the store, encodes and saves.
 
-    before a request is scheduled   ensure_available   leases of what is there; claims for the rest; or: not this step
+    before a request is scheduled   ensure_available   leases on records; claims on the rest; or: not this step
     for each of its items           has_item           is there a lease?
-    an item has room                allocated          its lease is used: load it; or there is none: encode and save it
-    at the end                      plan, end_pass     what the workers are told; what was not used is given back
+    an item has room                allocated          load it under its lease; without one: encode and save it
+    at the end                      plan, end_pass     the plan for the workers; unused leases are given back
     a step's report has come        reported           leases that all ranks have read under go back; claims end
 
-Invariant: what `has_item` says is there lies under a lease until every rank has read it. An item is looked for only
-where this engine has not got it, and in the part of a request that the next step can reach. A record is judged here,
-once, before a worker reads it: one that the model cannot take is a miss.
+Invariant: an item for which `has_item` is true lies under a lease until every rank has read it. An item is looked up
+only where it is not in this engine's cache, and in the part of a request that the next step can reach. A record is
+validated here, once, before a worker reads it: an unusable record is a miss.
 
-Knows nothing of vLLM but the names of its attributes.
+Only the names of vLLM's attributes are used here, not its classes.
 """
 
 from __future__ import annotations
@@ -35,23 +35,24 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger("vllm.mmcached")
 MAX_JUDGED = 4096
-"""How many records are remembered as judged. A request that waits is looked for in each step."""
+"""Number of records whose validation is remembered: a waiting request is looked up in each step."""
 
 
 class SchedulerSide:
     """The scheduler's half of one engine.
 
     Args:
-        prefix: returns what keys begin with, and another text after each change of weights.
-        claims: None to encode what is not there without asking who else does.
-        can_save: whether this engine's workers save what they encode.
-        is_encode_only: whether it encodes for others alone; then what it has is saved again when the store has lost it.
-        window: tokens that a step can reach beyond the computed ones.
-        can_be_encoded: whether a feature has more than what sizes its placeholder.
-        width_of: returns how wide a row of an output of a modality is.
-        dtype: that the model computes in.
-        wait_s: how long a request whose embeddings come from the store alone waits for a service at the start.
-        clock: monotonic seconds.
+        prefix: Returns the key prefix, which differs after each change of weights.
+        claims: None to encode missing items without asking which engine encodes them.
+        can_save: Whether this engine's workers save what they encode.
+        is_encode_only: Whether the engine only encodes for others; it then saves its items again when the store has
+            lost them.
+        window: Number of tokens that a step can reach beyond the computed ones.
+        can_be_encoded: Returns whether a feature has data beyond the sizes of its placeholder.
+        width_of: Returns the width of an output row of a modality.
+        dtype: The dtype that the model computes in.
+        wait_s: How long a request whose embeddings come only from the store waits for a service at the start.
+        clock: Monotonic seconds.
     """
 
     def __init__(
@@ -96,13 +97,12 @@ class SchedulerSide:
 
     @property
     def is_sharing(self) -> bool:
-        """Whether there is a service just now."""
         return self._contact.is_there
 
     # ---- calls of the scheduler, in their order
 
     def ensure_available(self, request: Any, num_computed_tokens: int) -> bool:
-        """Look for what a request needs next; return False if it shall not be scheduled in this step."""
+        """Look up the items that a request needs next; return False if it must not be scheduled in this step."""
         prefix = self._current_prefix()
         wanted = self._wanted(request, num_computed_tokens)
         if not wanted:
@@ -113,14 +113,14 @@ class SchedulerSide:
         return all(name in self._leases for name in wanted) or self._can_do_without(request, wanted, shared)
 
     def has_item(self, name: str) -> bool:
-        """Return whether an item that the engine has not got can be loaded in this step."""
+        """Return whether an item that is not in the engine's cache can be loaded in this step."""
         if name in self._local and name not in self._leases and name in self._forms:
-            self._local.discard(name)  # the engine has forgotten it without a word
+            self._local.discard(name)  # the engine has dropped the item without telling the connector
             self._look_up({name: self._prefix() + name})
         return name in self._leases
 
     def allocated(self, request: Any, index: int) -> None:
-        """Take note that an item has room in the engine: it is loaded if it was found, else encoded."""
+        """Plan to load an item that was allocated, if it was found; otherwise to encode it."""
         feature = request.mm_features[index]
         name = feature.identifier
         self._local.add(name)
@@ -145,7 +145,7 @@ class SchedulerSide:
             )
             return
         self.counts[f"encodes/{feature.modality}"] += 1
-        if is_looked_for and self._claims is None:  # else the service has counted it when it gave the claim
+        if is_looked_for and self._claims is None:  # else the service counted it when it granted the claim
             self._contact.count([self._prefix() + name])
         if is_looked_for and self._can_save:
             key = self._prefix() + name
@@ -155,10 +155,10 @@ class SchedulerSide:
                 self._claims.encode(key)
 
     def plan(self, output: Any) -> StepPlan:
-        """Return what the workers do in a step; `end_pass` must follow."""
+        """Return the workers' plan for a step; `end_pass` must follow."""
         plan, self._plan = self._plan, StepPlan(self._plan.step + 1)
         plan.scheduled = output.scheduled_encoder_inputs
-        gone = set(output.free_encoder_mm_hashes)  # allocated, and taken back in the same pass
+        gone = set(output.free_encoder_mm_hashes)  # allocated and freed in the same pass
         plan.loads = [
             each._replace(is_scheduled=each.request_id in output.num_scheduled_tokens)
             for each in plan.loads
@@ -167,7 +167,7 @@ class SchedulerSide:
         return plan
 
     def end_pass(self, plan: StepPlan, output: Any) -> None:
-        """Forget what a step has not used, and let others encode what it has not encoded."""
+        """Give back the leases that a step has not used, and the claims on items that it does not encode."""
         for name, request_id, index in self._encoded:
             if index not in plan.scheduled.get(request_id, ()):  # preempted in the same pass
                 key = plan.saves.pop(name)
@@ -183,12 +183,12 @@ class SchedulerSide:
             self._claims.end_pass()
 
     def take_unavailable(self) -> set[str]:
-        """Return the requests that cannot be answered: their embeddings were to come from the store, and do not."""
+        """Return and clear the requests that must fail, because the store lacks their embeddings."""
         gone, self._unavailable = self._unavailable, set()
         return gone
 
     def reported(self, report: StepReport) -> None:
-        """Take what workers have done."""
+        """Take the workers' report: give back leases, end claims, add up figures."""
         self._leases.end_step(report.step, report.num_ranks)
         self._unavailable.update(report.lost)
         self.counts.update(report.counts)
@@ -200,7 +200,6 @@ class SchedulerSide:
                     self._claims.not_saved(key, is_refused=outcome == "refused")
 
     def close(self) -> None:
-        """Give all leases and claims back."""
         self._contact.close()
         self._leases.clear()
         if self._claims is not None:
@@ -209,7 +208,7 @@ class SchedulerSide:
     # ---- how
 
     def _current_prefix(self) -> str:
-        """Return what keys begin with; after a change of weights the engine has nothing."""
+        """Return the key prefix; after a change of weights forget the items of the engine."""
         prefix = self._prefix()
         if prefix != self._former_prefix:
             self._former_prefix = prefix
@@ -218,7 +217,7 @@ class SchedulerSide:
         return prefix
 
     def _wanted(self, request: Any, num_computed_tokens: int) -> dict[str, int]:
-        """Return the items, by name, that the next step may need and the engine has not got."""
+        """Return the items, as index by name, that the next step may need and the engine lacks."""
         wanted: dict[str, int] = {}
         for index, feature in enumerate(request.mm_features):
             name, place = feature.identifier, feature.mm_position
@@ -235,7 +234,7 @@ class SchedulerSide:
         return wanted
 
     def _look_up(self, keys: dict[str, str]) -> None:
-        """Take leases of what is there and the model can take. Keys by name."""
+        """Take leases on the records (keys by name) that exist and fit the model."""
         started = time.perf_counter_ns()
         for name, hit in zip(keys, self._contact.look_up(list(keys.values())), strict=True):
             if hit is not None:
@@ -244,7 +243,7 @@ class SchedulerSide:
 
     def _add(self, name: str, hit: Hit) -> None:
         form = self._forms.get(name)
-        # A hit without a token is a copy: so much is held that others would find no room. It cannot be handed on.
+        # A hit without a token is a copy, made because too many leases are out. Workers cannot open it.
         if form is None or hit.token is None:
             return
         judged = (hit.token, form)
@@ -261,17 +260,17 @@ class SchedulerSide:
         self.counts["unusable"] += 1
         if not self._has_warned:
             self._has_warned = True
-            _LOG.warning("mmcached: the record of %s is not what the model takes, and is not loaded: %s", name, reason)
+            _LOG.warning("mmcached: the record of %s does not fit the model, and is not loaded: %s", name, reason)
 
     def _can_do_without(self, request: Any, wanted: dict[str, int], shared: dict[str, str]) -> bool:
-        """Claim what was not found; return False if the request shall not be scheduled in this step."""
+        """Claim the missing items; return False if the request must not be scheduled in this step."""
         if self._contact.is_there:
             lost = [name for name in shared if name in self._local and name not in self._leases]
             self._plan.saves.update((name, shared[name]) for name in lost)
         missing = [name for name in wanted if name not in self._leases and name not in self._local]
         for name in missing:
             if not self._can_be_encoded(request.mm_features[wanted[name]]):
-                # Its embedding was to come from the store. Scheduled without one, it would end the engine.
+                # Its embedding was to come from the store. Scheduled without it, the request would end the engine.
                 if not (name in shared and self._contact.is_starting and self._clock() < self._give_up_at):
                     self._unavailable.add(request.request_id)
                 return False

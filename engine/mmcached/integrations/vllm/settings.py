@@ -1,4 +1,4 @@
-"""Holds what a user may set in `ec_connector_extra_config`."""
+"""Defines and checks the user settings in `ec_connector_extra_config`."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ class Settings:
     """Settings of one engine's connector.
 
     Attributes:
-        run_dir: of the service; None for the one that `mmcached serve` uses by default.
-        tenant: engines share with those of the same tenant.
-        checkpoint: a name for the content of the checkpoint, for one that is not a folder on this host. Else the name
-            is made of the bytes of its files.
-        encoder: a name that stands for all that an output depends on, for engines whose images another program encodes.
-            Who sets it vouches for it: all that share it must say the same of an item.
-        weights_version: any text; engines share with those that say the same. For weights that come from elsewhere.
-        share_named_items: also share items that clients have named (`uuid`): they are what the client says they are.
-        single_flight: have one engine of the host encode a new item while the others wait for it.
-        claim_wait_s: how long an engine waits for another one's encoder.
-        max_pinned_mb: of the store's memory, pinned in each rank with CUDA where outputs are loaded from again; 0: none
-            is, and loads take longer.
-        max_waiting_saves_mb: outputs that wait to be saved, per engine; what is more is not saved.
-        call_timeout_s: the longest that a look-up in a step may wait for the service, after that was restarted.
-        lease_steps: for how many steps a record is kept for ranks whose report does not come.
+        run_dir: Run directory of the service; None for the default of `mmcached serve`.
+        tenant: Engines share with engines of the same tenant.
+        checkpoint: A name for the content of the checkpoint, for checkpoints that are not a folder on this host. By
+            default the name is made of the bytes of its files.
+        encoder: A name that stands for all that an output depends on, for engines whose images another program encodes.
+            The user vouches for it: all engines that share it must compute the same output for an item.
+        weights_version: Any text; engines share with engines of the same text. For weights that come from elsewhere.
+        share_named_items: Also share items that clients have named (`uuid`); the client vouches for the content.
+        single_flight: Have one engine of the host encode a new item while the others wait for it.
+        claim_wait_s: How long an engine waits for another engine's encoder.
+        max_pinned_mb: Memory of the store that each rank pins with CUDA where outputs are loaded repeatedly; 0 pins
+            none, and loads take longer.
+        max_waiting_saves_mb: Outputs that may wait to be saved, per engine; further ones are not saved.
+        call_timeout_s: The longest that a look-up in a step may wait for a restarted service.
+        lease_steps: Number of steps for which a record is kept for ranks whose report is missing.
     """
 
     run_dir: str | None = None
@@ -46,14 +46,12 @@ class Settings:
 
     @classmethod
     def of(cls, extra: Mapping[str, Any]) -> Self:
-        """Read a user's settings.
-
-        Raises:
-            ValueError: there is no such setting, or it cannot have that value.
-        """
+        """Read a user's settings; ValueError for an unknown one, or a value of the wrong type or range."""
         kinds = {field.name: field.type for field in fields(cls)}
         if unknown := sorted(set(extra) - set(kinds)):
-            raise ValueError(f"ec_connector_extra_config: there is no {unknown[0]!r}; there are {', '.join(kinds)}")
+            raise ValueError(
+                f"ec_connector_extra_config: unknown setting {unknown[0]!r}; the settings are {', '.join(kinds)}"
+            )
         values: dict[str, Any] = {}
         for name, value in extra.items():
             values[name] = float(value) if kinds[name] == "float" and type(value) is int else value

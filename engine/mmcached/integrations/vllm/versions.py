@@ -1,4 +1,4 @@
-"""Refuses a vLLM that is too old for the connector, in words that say what to do."""
+"""Checks that the installed vLLM is new enough for the connector."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ LEAST = (0, 30)
 
 
 def check_vllm() -> None:
-    """Raise ImportError unless a vLLM is installed that the connector can serve."""
+    """Raise ImportError unless vLLM is installed in a release that the connector supports."""
     if find_spec("vllm") is None:
         raise ImportError("mmcached.integrations.vllm needs vLLM, which is not installed here")
     from vllm import __version__
@@ -19,7 +19,7 @@ def check_vllm() -> None:
 
 
 def check_version(version: str) -> None:
-    """Raise ImportError for a release that is too old; what has no number is a build of somebody's own."""
+    """Raise ImportError for a release that is too old; a version without numbers is a private build, and passes."""
     found = re.match(r"(\d+)\.(\d+)", version)
     if found and (int(found[1]), int(found[2])) < LEAST:
         least = ".".join(map(str, LEAST))

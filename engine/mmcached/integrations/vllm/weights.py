@@ -1,10 +1,10 @@
-"""Notices that the weights of an engine may have changed, since vLLM tells its connectors of no change.
+"""Counts changes of an engine's weights, since vLLM tells its connectors of none.
 
     LLM.collective_rpc, /collective_rpc, /sleep, /reset_encoder_cache, weight transfer …
         ──> EngineCore ──> the executor's `collective_rpc` ──> the workers
 
 All calls to workers go through the executor, in the process of the scheduler's connector. vLLM's own names for calls
-that leave the weights as they are do not matter; any other name or function counts as a change, when it is called.
+that leave the weights as they are do not count; a call of any other name or function counts as a change.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ HARMLESS = frozenset(
         *("synchronize_device", "compute_weight_checksums"),
     }
 )
-"""Names of vLLM's own methods of workers that change no weights of a tower. An engine with LoRA on it never shares."""
+"""Names of vLLM's worker methods that change no weights of a tower. An engine with tower LoRA never shares."""
 _CHANGES: Counter[str | None] = Counter()
 _WATCHED = "_mmcached_watches"
 
 
 def note_change(engine_id: str | None, cause: str) -> None:
-    """Take note that the weights of an engine may be others from now on.
+    """Count a possible change of an engine's weights.
 
     Args:
         engine_id: vLLM's name of the engine's connector.
-        cause: for the log.
+        cause: Cause for the log.
     """
     _CHANGES[engine_id] += 1
     if _CHANGES[engine_id] == 1:
-        text = "mmcached: %s may have changed the weights: this engine shares encoder outputs with no other any more"
+        text = "mmcached: %s may have changed the weights: this engine no longer shares encoder outputs with others"
         _LOG.warning(text, cause)
 
 
@@ -49,10 +49,10 @@ def num_changes(engine_id: str | None) -> int:
 
 
 def watch(executor_class: type[Any]) -> None:
-    """Have the calls of a class of executors noticed. A second time, and for a subclass, it changes nothing.
+    """Wrap an executor class's `collective_rpc` to count changes; a second call, or one for a subclass, does nothing.
 
     Raises:
-        AttributeError: it has no `collective_rpc`: how this vLLM calls its workers is unknown.
+        AttributeError: The class has no `collective_rpc`: how this vLLM calls its workers is unknown.
     """
     call = executor_class.collective_rpc
     if hasattr(call, _WATCHED):

@@ -1,13 +1,13 @@
 """Loads and saves encoder outputs in one rank's worker.
 
-    before the encoder runs    load      what the plan names, into the runner's cache; what cannot be had is encoded
+    before the encoder runs    load      the plan's items into the runner's cache; what cannot be loaded is encoded
     an item was encoded        save      begins a copy, and leaves the rest to the saver's thread
-    at the end of the step     report    loads that have ended, saves that have, figures
+    at the end of the step     report    loads that have ended, saves that have ended, figures
 
-Ranks encode together, so they agree on what is loaded: an item that one of them cannot have is encoded by all. The
-scheduler's lease makes a load certain for all that see the store's memory.
+Ranks encode together, so they agree on the loads: an item that one rank cannot load is encoded by all. The scheduler's
+lease makes a load certain for all ranks that see the store's memory.
 
-Knows nothing of vLLM but what its encoder cache is: a dict of tensors by name.
+Of vLLM only the encoder cache is used here: a dict of tensors by name.
 """
 
 from __future__ import annotations
@@ -29,28 +29,28 @@ from mmcached.integrations.vllm.records import EMBEDS, mismatch, record_of
 
 _LOG = logging.getLogger("vllm.mmcached")
 LAST_CALL_S = 5.0
-"""How long a rank tries to get a record that nothing could replace."""
+"""How long a rank tries to get a record when the item cannot be encoded instead."""
 PUBLISH_S = 5.0
-"""How long an engine that encodes for others waits at the end of a step until they can find what it has encoded."""
+"""How long an encode-only engine waits at the end of a step until its outputs can be found."""
 PAUSE_S = 30.0
-"""How long it does not wait after it has waited in vain."""
+"""How long it does not wait after a wait that timed out."""
 LAST_SAVES_S = 1.0
-"""How long the end of an engine waits for saves."""
+"""How long the engine's shutdown waits for saves."""
 
 Agree = Callable[[list[bool]], list[bool]]
-"""Returns, for each load, whether any rank has failed; all ranks call it with lists of one length."""
+"""Returns, for each load, whether any rank has failed; collective: all ranks call it with lists of one length."""
 
 
 class WorkerSide:
-    """The half of one rank.
+    """The connector's half in one rank.
 
     Args:
-        client: fails open.
-        dtype: that the model computes in.
-        max_waiting_bytes: of saves; 0 for a rank that saves nothing, because others have the same.
-        agree: see `Agree`.
-        is_encode_only: whether the engine encodes for others alone.
-        call_timeout_s: of a load, when the service must be asked.
+        client: A client that fails open.
+        dtype: The dtype that the model computes in.
+        max_waiting_bytes: Bytes of waiting saves; 0 for a rank that saves nothing, because another rank has the same.
+        agree: See `Agree`.
+        is_encode_only: Whether the engine only encodes for others.
+        call_timeout_s: Timeout of a load that must ask the service.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class WorkerSide:
         self._drain_from = time.monotonic()
 
     def load(self, plan: StepPlan, cache: dict[str, Any]) -> None:
-        """Put what the plan names into the runner's cache, or into the list of what it will encode."""
+        """Load the plan's items into the runner's cache, and add the others to the items that it will encode."""
         if not plan.loads:
             return
         self._report_step = plan.step
@@ -94,17 +94,17 @@ class WorkerSide:
                 self._replace(load, plan, cache)
             else:
                 cache[load.name] = output
-        if self._saver is not None:  # one rank's figures are the engine's
+        if self._saver is not None:  # one rank reports for the engine
             self._counts.update(loads=len(loads), load_failures=sum(failures))
             self._counts["load_us"] += round((time.perf_counter() - started) * 1e6)
 
     def publish(self, plan: StepPlan, cache: dict[str, Any]) -> None:
-        """Save what the engine has had before and the store has lost."""
+        """Save items that are in the engine's cache already, and that the store has lost."""
         for name in [name for name in plan.saves if name in cache]:
             self.save(plan, cache, name)
 
     def save(self, plan: StepPlan, cache: dict[str, Any], name: str) -> None:
-        """Have an output saved, if the plan says so."""
+        """Save an output in the background, if the plan says so."""
         key = plan.saves.get(name)
         if key is None or self._saver is None:
             return
@@ -118,7 +118,7 @@ class WorkerSide:
         self._counts["save_us"] += round((time.perf_counter() - started) * 1e6)
 
     def end_step(self, plan: StepPlan) -> StepReport | None:
-        """Return what there is to report of a step; of an engine that encodes for others, after its saves."""
+        """Return the report of a step, or None if there is nothing to report; an encode-only engine waits for saves."""
         is_awaited = self._is_encode_only and bool(plan.saves) and time.monotonic() >= self._drain_from
         if is_awaited and self._saver is not None and not self._saver.drain(PUBLISH_S):
             self._drain_from = time.monotonic() + PAUSE_S
@@ -133,7 +133,7 @@ class WorkerSide:
         return report
 
     def close(self) -> None:
-        """Save what waits, as far as that is quickly done, and let go of the service."""
+        """Wait up to `LAST_SAVES_S` for saves, and close the client."""
         if self._saver is not None:
             self._saver.drain(LAST_SAVES_S)
             self._saver.close()
@@ -146,17 +146,18 @@ class WorkerSide:
         self._ended.append((key, outcome))
 
     def _output(self, load: Load) -> torch.Tensor | None:
-        """Return the output of an item on the device; None if it cannot be had here."""
+        """Return the output of an item on the device; None if this rank cannot load it."""
         view, timeout_s = self._device.reads_in_place, self._call_timeout_s
         try:
             hit = self._client.open(load.token, view=view, timeout_s=timeout_s)
-            is_judged = hit is not None  # by the scheduler: it is still the record that the scheduler has seen
-            if hit is None:  # not under that lease any more, or not in this rank's memory
-                is_needed = not load.can_be_encoded  # else the step waits for nobody
+            is_judged = hit is not None  # the lease still covers the record that the scheduler has validated
+            if hit is None:  # the lease has ended, or this rank does not see the ring's memory
+                is_needed = not load.can_be_encoded  # else the step does not wait, and the item is encoded
                 limit_s = LAST_CALL_S if is_needed else timeout_s
                 hit = self._client.get(load.key, view=view, timeout_s=limit_s, local=not is_needed)
             return None if hit is None else self._own(load, hit, is_judged=is_judged)
-        except Exception as error:  # whatever a device raises, other ranks must hear that this one has not got it
+        # a device may raise anything, and the other ranks must learn that this one has failed
+        except Exception as error:
             self._warn(f"an encoder output could not be loaded: {type(error).__name__}: {error}")
             return None
 
@@ -168,16 +169,16 @@ class WorkerSide:
             return own
 
     def _replace(self, load: Load, plan: StepPlan, cache: dict[str, Any]) -> None:
-        """Have an item encoded that cannot be loaded."""
-        self._warn("an encoder output went between look-up and load, and is computed")
+        """Schedule an item to be encoded after a failed load; without data it gets zeros, and its request fails."""
+        self._warn("an encoder output was dropped between look-up and load, and is computed")
         if load.can_be_encoded and load.is_scheduled:
             plan.scheduled.setdefault(load.request_id, []).append(load.item)
             plan.saves[load.name] = load.key
-        else:  # there must be something, or the engine ends; the request fails, and no other
+        else:  # an item without a tensor would end the engine; only this request fails
             (cache[load.name],) = self._device.load([torch.zeros(load.num_rows, load.width, dtype=self._dtype)])
             self._lost.append(load.request_id)
 
     def _warn(self, text: str) -> None:
         if not self._has_warned:
             self._has_warned = True
-            _LOG.warning("mmcached: %s (said once)", text)
+            _LOG.warning("mmcached: %s (logged once)", text)

@@ -1,12 +1,8 @@
-"""Verbs that look at a running service and end it.
+"""Commands that inspect a running service and end it.
 
-verbs      ping, status, shm ls, shm gc, drain, flush
-info       all facts and figures, as name:value
-store_verbs   keys and inspect: what lies in the store
-records    looks into a store, out of shared memory alone
-client_locks  the living clients of a run directory
-versions   which versions meet in a run directory
-observe    how a command finds a running service
-shm_list   shared-memory segments of this user
-printing   what verbs say alike
+verbs         ping, status, top, shm, drain, flush    info         all facts and figures, as name:value
+store_verbs   keys and inspect                        records      a store's records, from shared memory
+client_locks  live clients of a run directory         versions     of the command and the service
+observe       finds a running service                 shm_list     shared-memory segments of this user
+printing      output common to all commands
 """

@@ -1,4 +1,4 @@
-"""Reads which clients of a run directory live, and which processes they are in, from the locks that they hold."""
+"""Lists the live clients of a run directory, with their pids, from the locks that they hold."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _MAX_LOCK_TEXT = 64
 
 
 def living_clients(directory: RunDir) -> Iterator[tuple[int, str]]:
-    """Yield the pid and the name of each living client, "" if it has none; passes over what is no lock of a client."""
+    """Yield pid and name of each live client, "" without a name; other files are skipped."""
     for path in directory.clients.glob("*.lock"):
         with contextlib.suppress(OSError, ValueError):
             if is_held(path):

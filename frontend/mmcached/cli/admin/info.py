@@ -1,10 +1,10 @@
-"""`mmcached info`: every fact and figure of a service as `name:value`, in sections, for scripts; it judges nothing.
+"""`mmcached info`: every fact and figure of a service as `name:value`, in sections, for scripts.
 
     # Server
     version:0.1.0
     …
-`status` says whether it works and what is wrong; this says what there is. A field of a statistics record is a line here
-by itself, under its own name. Without a service `server` alone has something to say.
+Unlike `status` it makes no judgement. Each field of a statistics record is a line, under its own name. Without a
+service only the section `server` has content.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import typer
 from mmcached.cli.admin.printing import JsonOption, RunDirOption, directory_of, no_service, print_json, say
 from mmcached.cli.installed import installed_version
 from mmcached.cli.terminal_text import shown
+from mmcached.wire.figures import tables
 from mmcached.wire.latency import Histogram
 from mmcached.wire.paths import RunDir
 from mmcached.wire.stats import StoreStats
@@ -44,8 +45,6 @@ _LIMITS = (
 
 
 class Section(StrEnum):
-    """A part of what there is to say."""
-
     SERVER = "server"
     CLIENTS = "clients"
     MEMORY = "memory"
@@ -58,13 +57,12 @@ class Section(StrEnum):
 
 
 _OF_CLIENTS = ("client", "connection", "protocol")
-"""How those figures of the frontend begin that are of its clients."""
+"""Prefixes of the frontend's figures that belong to its clients."""
 _LATENCIES = {"hit": Section.STORE, "put": Section.STORE, "encode": Section.ENCODER}
-"""Where each kind of work is said; those of an engine with the engines."""
+"""Section of each kind of work; other kinds are in the engines' section."""
 
 
 def register(app: typer.Typer) -> None:
-    """Add the verb to the command line."""
     app.command()(info)
 
 
@@ -91,7 +89,6 @@ def info(
 
 
 def server_facts(path: Path, config: ServiceConfig, status: ServiceStatus | None) -> Facts:
-    """Say what runs, where, and with which configuration."""
     from mmcached.shm import WORD_STORE_NAME
 
     facts: Facts = {
@@ -123,13 +120,13 @@ def server_facts(path: Path, config: ServiceConfig, status: ServiceStatus | None
 
 
 def service_facts(status: ServiceStatus) -> dict[Section, Facts]:
-    """Say what is counted."""
     stats = status.stats
     of_frontend = {name: value for name, value in _figures(stats) if "." not in name}
     clients: Facts = {name: value for name, value in of_frontend.items() if name.startswith(_OF_CLIENTS)}
     clients["own_clients"] = status.own_clients
-    for name, client in sorted(stats.by_client.items()):
-        clients[f"client_{name}"] = ",".join(f"{field}={value}" for field, value in _figures(client))
+    for table in tables(type(stats)):
+        for key, record in sorted(getattr(stats, table.field).items()):
+            clients[f"{table.by.label}_{key}"] = ",".join(f"{field}={value}" for field, value in _figures(record))
     processor: Facts = dict(_figures(stats.processor))
     processor |= {f"stored_{name}": value for name, value in _figures(stats.items)}
     kv, encoder = Counter[str](), Counter[str]()
@@ -160,13 +157,13 @@ def service_facts(status: ServiceStatus) -> dict[Section, Facts]:
 
 
 def _short(store: StoreStats) -> Facts:
-    """Say what people ask a store first; each is also, or follows from, a figure under its own name."""
+    """Return the most requested figures of a store; each also is, or follows from, a figure under its own name."""
     rate = round(store.hits / store.queries, 4) if store.queries else 0.0
     return {"hit_rate": rate, "records": store.ring.chunks, "evictions": store.ring.evictions}
 
 
 def memory_facts(roles: list[RoleStatus], ring_bytes: int, proc: Path = Path("/proc")) -> Facts:
-    """Say what the ring takes, and each process beside them and the files that it has mapped."""
+    """Return the sizes of the ring and of each process's anonymous memory."""
     facts: Facts = {"ring_bytes": ring_bytes}
     total = 0
     for role in roles:
@@ -187,11 +184,11 @@ def _anonymous_bytes(path: Path) -> int | None:
 
 
 def _figures(record: msgspec.Struct, prefix: str = "") -> Iterator[tuple[str, int | float]]:
-    """Yield each number of a record under its field's name, also those of records in it: `ring.chunks`."""
+    """Yield each number of a record under its field's name, including nested records: `ring.chunks`."""
     for field in type(record).__struct_fields__:
         value = getattr(record, field)
         if isinstance(value, Histogram):
-            continue  # its quantiles say more than its sum: `latency`
+            continue  # shown as quantiles: `latency`
         if isinstance(value, msgspec.Struct):
             yield from _figures(value, f"{prefix}{field}.")
         elif isinstance(value, int | float):

@@ -1,13 +1,9 @@
-"""Looks at a running service from outside: through its HTTP socket, else through what it leaves behind.
+"""Reads the status of a service from outside: over its HTTP socket, else from its stats page.
 
-    seat taken?              no ──► nobody runs here: None
-          │ yes
-    GET /status, /overview   answered ──► the supervisor's word
-          │ not within the deadline
-    stats page, /proc, a probe of our own ──► `source = "page"`, and the reason says that the supervisor does not answer
-
-Asks at the unix socket in the run directory, in which nobody else can put one; no file says where to ask. What the page
-needs is imported only then: numpy comes with it, and a command that is answered must start fast.
+A free seat means that no service runs (None). If the supervisor does not answer within the deadline, the stats page,
+/proc and a probe are read: `source = "page"`, and the reason says so. Uses only the unix socket in the run directory,
+which other users cannot replace. Modules that import numpy, as the page does, are imported late: a command that the
+supervisor answers must start fast.
 """
 
 from __future__ import annotations
@@ -37,20 +33,20 @@ if TYPE_CHECKING:
 
 AnswerT = TypeVar("AnswerT", bound=msgspec.Struct)
 HTTP_SLACK_S = 2.0
-"""How much longer than the probe an answer of the supervisor may take."""
+"""Additional time for the supervisor's answer beyond the probe's deadline."""
 
 
 def look_at(run_dir: Path) -> ServiceStatus | None:
-    """Return what is known of the service, whatever state it is in; None if none runs there. Bounded in time."""
+    """Return the status of a service in any state; None if none runs there. Bounded in time."""
     config = saved_config(run_dir)
     found = _ask(run_dir, "/status", ServiceStatus, config)
     return _status_of_page(run_dir, config, found) if isinstance(found, str) else found
 
 
 def overview_at(run_dir: Path) -> Overview | None:
-    """Return a frame of the service, as `look_at`: the one that its web page shows.
+    """Return a frame of the service, as on its web page, or None.
 
-    Rates, and what else is of now, are the supervisor's: while it does not answer there are only totals.
+    Rates are computed by the supervisor: while it does not answer there are only totals.
     """
     from mmcached.cli.watch.overview import Overview, look_closely, overview_of
     from mmcached.cli.watch.store_readers import store_readers
@@ -63,11 +59,11 @@ def overview_at(run_dir: Path) -> Overview | None:
 
 
 def fetch(run_dir: Path, path: str, timeout_s: float) -> bytes:
-    """Return what the service's HTTP socket says, whatever its status code.
+    """Return the body of the HTTP socket's answer, for every status code.
 
     Raises:
-        ServiceUnavailable, ConfigError: as `RunDir.check`.
-        OSError, HTTPException: no answer.
+        ServiceUnavailable, ConfigError: As `RunDir.check`.
+        OSError, HTTPException: No answer.
     """
     directory = RunDir(run_dir)
     directory.check()
@@ -80,7 +76,7 @@ def fetch(run_dir: Path, path: str, timeout_s: float) -> bytes:
 
 
 def saved_config(run_dir: Path) -> ServiceConfig:
-    """Return the configuration that the service in this directory was started with; defaults if none was yet."""
+    """Return the configuration with which the service in this directory was started; defaults if there was none."""
     directory = RunDir(run_dir)
     try:
         directory.check()
@@ -101,7 +97,7 @@ class _UnixConnection(http.client.HTTPConnection):
 
 
 def _ask(run_dir: Path, path: str, kind: type[AnswerT], config: ServiceConfig) -> AnswerT | str | None:
-    """Return the supervisor's answer, or why there is none; None if no service runs there."""
+    """Return the supervisor's answer, or the reason why there is none; None if no service runs there."""
     try:
         pid = supervisor_pid(run_dir)
     except ServiceUnavailable as error:
@@ -115,7 +111,7 @@ def _ask(run_dir: Path, path: str, kind: type[AnswerT], config: ServiceConfig) -
 
 
 def _status_of_page(run_dir: Path, config: ServiceConfig, silence: str) -> ServiceStatus:
-    """Return what page, /proc and a probe say; `silence` is why the supervisor does not."""
+    """Return the status from page, /proc and a probe; `silence` is why the supervisor does not answer."""
     from mmcached.cli.watch.readiness import ReadinessCheck
 
     snapshots, note = _read_page(run_dir)
@@ -126,7 +122,6 @@ def _status_of_page(run_dir: Path, config: ServiceConfig, silence: str) -> Servi
 
 
 def _read_page(run_dir: Path) -> tuple[Snapshots, str]:
-    """Return what the page says, and what kept us from reading it."""
     from mmcached.shm.stats.page import StatsPageReader
 
     try:

@@ -1,4 +1,4 @@
-"""Prints what a verb has found, for people and for programs; and what all verbs say alike."""
+"""Output common to all commands, for people and for programs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DEFAULT_RUN_DIR = (
 )
 RunDirOption = Annotated[
     Path | None,
-    # What is wrong with it says the typed error of whoever opens it, here as everywhere.
+    # An invalid directory is reported by the typed error of `RunDir`, as everywhere.
     typer.Option("--run-dir", help=f"Directory of the service; {DEFAULT_RUN_DIR}.", readable=False),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -32,13 +32,13 @@ def directory_of(run_dir: Path | None) -> Path:
 
 
 def no_service(path: Path) -> typer.Exit:
-    """Say that nothing runs there, and return what ends the command."""
+    """Report that no service runs there, and return the exception that ends the command."""
     say(f"no service in {path}; start one: mmcached serve --run-dir {path}", err=True)
     return typer.Exit(NO_SERVICE)
 
 
 def say(text: str, *, err: bool = False) -> None:
-    """Print lines; what does not print is escaped."""
+    """Print lines, with unprintable characters escaped."""
     typer.echo(shown_lines(text), err=err)
 
 
@@ -52,14 +52,15 @@ def print_table(rows: list[list[str]], *headings: str) -> None:
 
     table = Table(show_header=bool(headings))
     for heading in headings:
-        table.add_column(heading, overflow="fold")  # a name that is cut is of no use
+        table.add_column(heading, overflow="fold")  # keys must not be truncated
     for row in rows:
-        table.add_row(*(Text(shown(cell)) for cell in row))  # a name with brackets is no markup
+        # `Text`, so that brackets in names are not parsed as markup
+        table.add_row(*(Text(shown(cell)) for cell in row))
     console().print(table)
 
 
 def console() -> Console:
     from rich.console import Console
 
-    # Off a terminal rich would take 80 columns, which most tables exceed.
+    # Without a terminal rich would take 80 columns, which most tables exceed.
     return Console() if sys.stdout.isatty() else Console(width=140)

@@ -1,10 +1,8 @@
-"""Tells what a store holds and who holds it, out of shared memory alone: nothing is sent, leased or locked.
+"""Lists a store's records and the processes that lease them, from shared memory alone, without messages and locks.
 
-    <run dir>/store.ring ──> slot table ──note behind each record──> tenant, key
-                                   └── entries of readers ──pid──> <run dir>/clients/*.lock ──> name
-
-So it works whether the frontend answers, hangs or is dead, and costs the service nothing. Each record is as it was at
-one moment.
+The slot table and the note behind each record give tenant and key; the entries of readers give pids, which the locks in
+`clients/` map to names. So it works whether the frontend answers, hangs or is dead, and costs the service nothing. Each
+record is consistent by itself, but not with the others.
 """
 
 from __future__ import annotations
@@ -34,10 +32,10 @@ from mmcached.wire.version import PROTOCOL_VERSION
 
 
 class Reader(msgspec.Struct, frozen=True):
-    """A process that has leases of one record.
+    """A process that has leases on one record.
 
     Attributes:
-        name: that its clients give themselves, several joined by "/"; "" if it has no client any more.
+        name: Names of its clients, joined by "/"; "" if it has none any more.
     """
 
     pid: int
@@ -49,10 +47,10 @@ class StoredKey(msgspec.Struct, frozen=True, kw_only=True):
     """One record.
 
     Attributes:
-        age: 1 is the newest of all records.
-        age_s: seconds since it was put, or fetched from a second level.
-        ttl_s: seconds until it expires; None: it does not.
-        nbytes: of the record, without its names.
+        age: Rank by time of put; 1 is the newest record.
+        age_s: Seconds since it was put, or fetched from a second level.
+        ttl_s: Seconds until it expires; None: it does not.
+        nbytes: Size of the record, without its names.
     """
 
     key: str
@@ -65,11 +63,11 @@ class StoredKey(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KeyList(msgspec.Struct, frozen=True):
-    """Records that were asked for, the newest first.
+    """The listed records, the newest first.
 
     Attributes:
-        num_records: in the store, asked for or not.
-        is_cut: there are more that were asked for.
+        num_records: All records in the store.
+        is_cut: More records match than are listed.
     """
 
     num_records: int
@@ -87,13 +85,13 @@ class StoredTensor(msgspec.Struct, frozen=True):
 
 
 class FoundRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of one key.
+    """The record of one key.
 
     Attributes:
-        state: `valid`: a get finds it. `expired`: its time to live is over. `retired`, `sealed`: it is forgotten, and
-            lies there for those who read it.
-        ttl_s: seconds until it expires; None: it does not.
-        num_values: list items and keys that are no tensors.
+        state: `valid`: a get finds it. `expired`: its time to live is over. `retired`, `sealed`: it was dropped, and
+            stays for its readers.
+        ttl_s: Seconds until it expires; None: it does not.
+        num_values: Number of values that are not tensors.
     """
 
     key: str
@@ -109,12 +107,12 @@ class FoundRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StoreOnlooker(Closeable):
-    """The store of one run directory, served or left behind.
+    """The store of one run directory, with or without a running service.
 
     Raises:
-        ConfigError, ServiceUnavailable: as `RunDir.check`.
-        SegmentError, LayoutMismatch: its ring is gone, or of another version.
-        FileNotFoundError: there is no store.
+        ConfigError, ServiceUnavailable: As `RunDir.check`.
+        SegmentError, LayoutMismatch: Its ring is gone, or of another version.
+        FileNotFoundError: There is no store.
     """
 
     def __init__(self, run_dir: Path) -> None:
@@ -129,11 +127,7 @@ class StoreOnlooker(Closeable):
         self._readers = self._ring.attached()
 
     def list_keys(self, glob: str, tenant: str | None, limit: int) -> KeyList:
-        """Return the records whose key matches, the newest first.
-
-        Args:
-            tenant: None for all.
-        """
+        """Return the records whose key matches, the newest first; of all tenants if `tenant` is None."""
         rows, now_ns = self._ring.rows(), boot_ns()
         slots = newest_first(rows)
         found: list[StoredKey] = []
@@ -155,7 +149,7 @@ class StoreOnlooker(Closeable):
         return KeyList(len(slots), False, found)
 
     def inspect(self, key: str, tenant: str) -> FoundRecord:
-        """Return what is known of a key; of several contents, the one that a get finds."""
+        """Return the record of a key; among several, the valid one that a get finds."""
         rows, digest = self._ring.rows(), key_digest(store_key(tenant, key))
         is_its = (rows[:, FIRST_KEY] == np.uint64(digest[0])) & (rows[:, SECOND_KEY] == np.uint64(digest[1]))
         slots = np.flatnonzero(is_its & (rows[:, GENERATION] != 0)).tolist()
@@ -163,7 +157,7 @@ class StoreOnlooker(Closeable):
             row = rows[slot]
             head = self._head(slot, row)
             if head is None:
-                continue  # it went while we looked
+                continue  # it was evicted meanwhile
             tree = list(leaves_of(head.tree))
             types = {path: head.tensors[leaf.index][0] for path, leaf in tree if isinstance(leaf, TensorRef)}
             return FoundRecord(
@@ -181,7 +175,7 @@ class StoreOnlooker(Closeable):
         return FoundRecord(key=key, tenant=tenant, state="absent")
 
     def readers(self) -> list[Reader]:
-        """Return the processes that hold leases, with those of all records."""
+        """Return the processes with leases, and the numbers of their leases on all records."""
         held: Counter[int] = Counter()
         for holder in self._ring.totals(self._readers):
             held[holder.pid] += holder.num_leases
@@ -212,13 +206,11 @@ class StoreOnlooker(Closeable):
 
 
 def _ttl_s(row: Row, now_ns: int) -> float | None:
-    """Return the seconds until a record expires; None: it does not."""
     expires_at = int(row[EXPIRY])
     return (expires_at - now_ns) / 1e9 if expires_at else None
 
 
 def _names(directory: RunDir) -> dict[int, set[str]]:
-    """Return the names that the clients of each process give themselves, as far as they live."""
     names: defaultdict[int, set[str]] = defaultdict(set)
     for pid, name in living_clients(directory):
         if name and os.path.exists(f"/proc/{pid}"):

@@ -1,4 +1,4 @@
-"""Lists the shared-memory segments of this user: what each is for, and whether its writer lives. Removes leftovers."""
+"""Lists this user's shared-memory segments: purpose, writer, state. Removes leftovers."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ from mmcached.wire.paths import RunDir
 from mmcached.wire.stats import RoleName
 
 ORPHAN_S = 3600.0
-"""How long `shm gc` leaves the rings of a service that died, after its frontend's last sign of life."""
+"""Time after the frontend's last heartbeat for which `shm gc` leaves the rings of a dead service."""
 
 
 class SegmentEntry(msgspec.Struct, frozen=True):
     """One name in /dev/shm.
 
     Attributes:
-        nbytes: what it takes at most; a page that was never written takes nothing yet. Of a nursery, what it takes now.
-        is_live: its writer holds its lock.
-        is_kept: a service in its run directory is to adopt it, or it was left for one on purpose (`--keep-cache`).
-        is_orphaned: the service in its run directory died and has not been started again; the next one adopts it.
-        pid: of its writer, if it can be read; the process may be long gone.
-        process: name of the writer's program, if it lives; says whose a ring without a run directory is, as a client's.
-        purpose: the store is what clients put into, in a nursery they lay large records themselves, a ring is another
-            program's; "" if the header cannot be read.
-        run_dir: of the service that it is, or was, made for; "" for any other.
+        nbytes: Maximum size (unwritten pages take no memory yet); of a nursery, its current size.
+        is_live: Its writer holds its lock.
+        is_kept: A running service is to adopt it, or it was kept for the next one (`--keep-cache`).
+        is_orphaned: The service in its run directory died and was not restarted yet; the next one adopts it.
+        pid: Pid of its writer, if it can be read; the process may have ended.
+        process: Program name of the live writer; identifies rings without a run directory, such as a client's.
+        purpose: "store" for clients' records, "nursery" for large records that a client writes itself, "ring" for
+            another program's ring; "" if the header cannot be read.
+        run_dir: Run directory of its service; "" for other segments.
     """
 
     name: str
@@ -64,9 +64,9 @@ def list_segments() -> list[SegmentEntry]:
     found = []
     for name in leftover_names(os.getuid()):
         stem = re.sub(r"\.(ctl|data|nursery[0-9]+)$", "", name)
-        with contextlib.suppress(OSError):  # it went while we looked
+        with contextlib.suppress(OSError):  # it was removed meanwhile
             status = _path(name).lstat()
-            # A nursery is as long as it may ever become.
+            # A nursery's file has its maximum size from the start.
             nbytes = 512 * status.st_blocks if ".nursery" in name else status.st_size
             is_live, layout, home = _look(f"{stem}.ctl")
             ring_id = stem.rpartition(".")[2]
@@ -86,11 +86,11 @@ def list_segments() -> list[SegmentEntry]:
 def remove_segments(*, removes_all: bool) -> list[str]:
     """Remove the segments of dead writers that no run directory claims; return their names.
 
-    What the next service of a run directory would adopt stays: for good if it is kept, else until the service has been
-    dead for `ORPHAN_S`.
+    Segments that the next service of a run directory would adopt stay: always if they are kept, else until the service
+    has been dead for `ORPHAN_S`.
 
     Args:
-        removes_all: remove that too, unless a service holds the directory.
+        removes_all: Remove those too, unless a service holds the directory.
     """
 
     def spares(claim: Claim) -> bool:
@@ -103,7 +103,7 @@ def remove_segments(*, removes_all: bool) -> list[str]:
 
 
 def _silent_s(home: Path) -> float | None:
-    """Return the time since the last sign of life of a run directory's frontend; None if none can be read."""
+    """Return the age of the frontend's last heartbeat; None if it cannot be read."""
     try:
         directory = RunDir(home)
         directory.check()
@@ -119,7 +119,7 @@ def _path(name: str) -> Path:
 
 
 def _look(ctl_name: str) -> tuple[bool, Layout | None, Path | None]:
-    """Return whether the writer of a ring lives, its layout, and its home; a data object alone has none of these."""
+    """Return whether the writer of a ring lives, its layout and run directory; empty values for a lone data object."""
     try:
         fd = open_own(_path(ctl_name))
     except OSError:
@@ -136,7 +136,7 @@ def _look(ctl_name: str) -> tuple[bool, Layout | None, Path | None]:
 
 
 def _writer_pid(data_name: str, layout: Layout) -> int | None:
-    """Return the pid on the board; the header only has that of the creator."""
+    """Return the pid on the board; the header only has the creator's."""
     try:
         fd = open_own(_path(data_name))
     except OSError:
@@ -148,7 +148,6 @@ def _writer_pid(data_name: str, layout: Layout) -> int | None:
 
 
 def _program(pid: int | None) -> str:
-    """Return the name of a process's program; "" if there is none."""
     try:
         return Path(f"/proc/{pid}/comm").read_text(errors="replace").strip()
     except OSError:

@@ -1,6 +1,6 @@
-"""The verbs that look into the store: keys and inspect. They parse and print; `records` looks.
+"""The commands `keys` and `inspect`, which print a store's records.
 
-Exit status of `inspect`: 0 there, 1 not there, 3 no store in that directory.
+Exit status of `inspect`: 0 found, 1 not found, 3 no store in that directory.
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
 
 def register(app: typer.Typer) -> None:
-    """Add the verbs to the command line."""
     app.command()(keys)
     app.command()(inspect)
 
@@ -66,7 +65,7 @@ def inspect(
     run_dir: RunDirOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show one record. Prints its tensors, its expiry, and who leases it. Exit status 0: there, 1: not."""
+    """Show one record. Prints its tensors, its expiry, and its readers. Exit status 0: there, 1: not."""
     _require_text(key=key, tenant=tenant)
     with _look(run_dir) as store:
         found = store.inspect(key, tenant)
@@ -83,19 +82,19 @@ def _show(found: FoundRecord) -> None:
         say(f"{shown(found.key)}{whose}: not there")
         return
     states = {"valid": "there", "expired": "not there: its time to live is over"}
-    state = states.get(found.state, f"forgotten, and {found.state} for those who read it")
+    state = states.get(found.state, f"dropped, and {found.state} for its readers")
     say(f"{shown(found.key)}{whose}: {state}")
     expiry = f", expires in {_time(found.ttl_s)}" if found.ttl_s is not None and found.state == "valid" else ""
     say(f"{found.nbytes:,} bytes in slot {found.slot}, generation {found.generation}{expiry}")
     rows = [[t.path, t.dtype, "x".join(map(str, t.shape)), f"{t.nbytes:,}"] for t in found.tensors]
     if rows:
         print_table(rows, "tensor", "dtype", "shape", "bytes")
-    say(f"{found.num_values} values that are no tensors")
+    say(f"{found.num_values} values that are not tensors")
     say(f"leased by {_readers(found.readers) or 'nobody'}")
 
 
 def _time(seconds: float | None) -> str:
-    """Return seconds in the largest unit of which there is one; "" for None.
+    """Return seconds in the largest unit that fits; "" for None.
 
     >>> [_time(seconds) for seconds in (None, 0.4, 59.9, 60, 7300, 200_000)]
     ['', '0 s', '59 s', '1 min', '2 h', '2 d']
@@ -114,7 +113,7 @@ def _readers(readers: list[Reader]) -> str:
 
 
 def _require_text(**names: str) -> None:
-    """Refuse what nobody can have put: a command line may have bytes that are no text."""
+    """Refuse keys that are not UTF-8, which no record can have."""
     for field, name in names.items():
         try:
             name.encode()

@@ -1,7 +1,7 @@
-"""The verbs that look at a service and end it: ping, status, top, shm ls, shm gc, drain, flush.
+"""The commands that inspect a service and end it: ping, status, top, shm ls, shm gc, drain, flush.
 
-Exit status of those that judge: 0 ready, 1 there but not ready, 3 no service in that directory. Parses and prints only;
-`observe` looks. No verb imports torch or the HTTP server.
+Exit status of those that judge: 0 ready, 1 running but not ready, 3 no service in that directory. Imports neither torch
+nor the HTTP server.
 """
 
 from __future__ import annotations
@@ -32,11 +32,10 @@ if TYPE_CHECKING:
     from mmcached.cli.watch.service_status import ServiceStatus
 
 DRAIN_SLACK_S = 30.0
-"""Beyond the service's own drain timeout: the roles' ends come after the drain."""
+"""Additional wait beyond the service's own drain timeout: the roles end after the drain."""
 
 
 def register(app: typer.Typer) -> None:
-    """Add the verbs to the command line."""
     app.command()(ping)
     app.command()(status)
     app.command()(top)
@@ -56,7 +55,7 @@ def ping(run_dir: RunDirOption = None) -> None:
 
 
 def status(run_dir: RunDirOption = None, as_json: JsonOption = False) -> None:
-    """Show processes, caches and what is wrong. Works also when the service hangs. Exit status as `ping`."""
+    """Show processes, caches and faults. Works also when the service hangs. Exit status as `ping`."""
     found = _look(run_dir)
     if as_json:
         print_json(found)
@@ -108,7 +107,7 @@ def shm_ls(as_json: JsonOption = False) -> None:
 
 def shm_gc(
     removes_all: Annotated[
-        bool, typer.Option("--all", help="Also what the next service of a run directory would adopt.")
+        bool, typer.Option("--all", help="Also segments that the next service of a run directory would adopt.")
     ] = False,
 ) -> None:
     """Remove the segments of dead services. Prints their names.
@@ -150,7 +149,7 @@ def drain(
 def flush(
     run_dir: RunDirOption = None,
     timeout: Annotated[float, typer.Option("--timeout", min=0.001, metavar="SECONDS", help="How long to wait.")] = 30.0,
-    epoch: Annotated[bool, typer.Option("--epoch", help="Weights changed: refuse what is being computed now.")] = False,
+    epoch: Annotated[bool, typer.Option("--epoch", help="Weights changed: refuse records being computed now.")] = False,
 ) -> None:
     """Make the service forget everything cached. Reaches all roles; requests that run start over."""
     from mmcached.cli.serve.seat import supervisor_pid
@@ -171,11 +170,7 @@ def flush(
 
 
 def _terminate(run_dir: Path, pid: int, timeout_s: float) -> None:
-    """Signal the supervisor and wait for its end.
-
-    Raises:
-        DeadlineExceeded: it lives on; it goes on draining.
-    """
+    """Signal the supervisor and wait for its end; DeadlineExceeded if it goes on draining."""
     from mmcached.cli.serve.pidfd import has_ended, open_pidfd, terminate
     from mmcached.cli.serve.seat import supervisor_pid
 
@@ -184,7 +179,7 @@ def _terminate(run_dir: Path, pid: int, timeout_s: float) -> None:
     except ProcessLookupError:
         return
     try:
-        # The pid was told before we held the process: only now is it certain that it is still the one that listens.
+        # The pid was read before we held the pidfd: only now is it certain that it is still the supervisor.
         if supervisor_pid(run_dir) != pid:
             return
         terminate(pid, pidfd)

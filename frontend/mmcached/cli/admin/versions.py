@@ -1,4 +1,4 @@
-"""Tells which versions meet in a run directory: this command's, and the service's."""
+"""Reports the versions of this command and of the service in a run directory."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class ServiceVersion(msgspec.Struct, frozen=True):
     """The version of the service in a run directory.
 
     Attributes:
-        protocol: of the last that has run there, as it says; None: none has.
-        package: "" if none runs now, or it speaks another protocol.
+        protocol: Protocol of the last service there; None if there was none.
+        package: Package version; "" if no service runs now, or it has another protocol.
     """
 
     protocol: object
@@ -31,11 +31,11 @@ class ServiceVersion(msgspec.Struct, frozen=True):
 
 
 def service_version(run_dir: Path) -> ServiceVersion:
-    """Look at the configuration that the service has left, and ask it if it runs.
+    """Read the service's saved configuration, and ask the service if it runs.
 
     Raises:
-        ConfigError: the directory is not private, or nothing that can be read.
-        ServiceUnavailable: it is just starting, or ending, or does not answer.
+        ConfigError: The directory is not private, or its configuration cannot be read.
+        ServiceUnavailable: The service is just starting or ending, or does not answer.
     """
     directory = RunDir(run_dir)
     with contextlib.suppress(ServiceUnavailable):
@@ -56,12 +56,11 @@ def service_version(run_dir: Path) -> ServiceVersion:
         status = msgspec.json.decode(fetch(run_dir, "/status", CALL_S), type=dict[str, Any])
     except (OSError, http.client.HTTPException, msgspec.DecodeError) as error:
         reason = str(error) or type(error).__name__
-        raise ServiceUnavailable(f"the service in {run_dir} does not say its version: {reason}") from error
+        raise ServiceUnavailable(f"the service in {run_dir} does not report its version: {reason}") from error
     return ServiceVersion(protocol, str(status.get("version", "")))
 
 
 def print_versions(run_dir: Path) -> None:
-    """Print a line for the client and one for the service."""
     say(f"client: {installed_version()}, protocol {PROTOCOL_VERSION}")
     found = service_version(run_dir)
     if found.protocol is None:

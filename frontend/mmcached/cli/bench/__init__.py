@@ -1,12 +1,8 @@
-"""`mmcached bench`: what the store does on this host, beside a copy of memory and Redis.
+"""`mmcached bench`: measures the store on this host, in comparison with a memory copy and Redis.
 
-command    what people type
-figures    what is measured, and one figure
-redis      a Redis server of the bench's own, and the fastest client that there can be
-client     one client process: it calls as it is told, and says how long each call took
-processes  runs such processes, and tells them
-run        starts a store, Redis and clients, and lets all kinds of calls take turns
-table      the figures on a terminal
-plot       a chart with logarithmic axes, as SVG
-page       the figures as one HTML page
+command    the command line                           figures     kinds of calls, and one measurement
+client     a process that makes and times calls       processes   runs such processes
+redis      a Redis server, and a minimal client       run         starts all, and alternates between calls
+table      tables for a terminal                      plot        a chart with logarithmic axes, as SVG
+page       the measurements as one HTML page
 """

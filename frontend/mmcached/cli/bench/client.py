@@ -1,4 +1,4 @@
-"""Calls as it is told, in a process of its own, and says how long each call took.
+"""A client process that makes the calls it is ordered to, and returns the time of each.
 
     python -m mmcached.cli.bench.client RUN_DIR [REDIS_SOCKET]
 
@@ -32,12 +32,11 @@ MIN_CALLS = 3
 
 
 def key_of(num_bytes: int) -> str:
-    """Return the key of the record that reads find."""
     return f"{num_bytes} bytes"
 
 
 def value_of(num_bytes: int) -> Any:
-    """Return what is put: bytes that no memory has twice."""
+    """Return the value to put: random bytes."""
     return np.random.default_rng(0).integers(0, 256, num_bytes, np.uint8)
 
 
@@ -54,7 +53,7 @@ def main(run_dir: Path, redis: str | None) -> None:
 
 
 class _Calls:
-    """Makes the calls; a connection to Redis lasts until the process ends."""
+    """Prepares the calls; a connection to Redis lasts until the process ends."""
 
     def __init__(self, client: Client, redis: str | None, stack: ExitStack) -> None:
         self._client = client
@@ -64,7 +63,6 @@ class _Calls:
         self._value = cache(value_of)
 
     def prepare(self, kind: Kind, num_bytes: int) -> Callable[[], Any]:
-        """Return one call of a kind."""
         value = self._value(num_bytes)
         match kind:
             case Kind.VIEW | Kind.OWNED:
@@ -95,7 +93,7 @@ class _Calls:
 
 
 def _times_us(call: Callable[[], Any], seconds: float) -> list[float]:
-    """Return the time of each call; the first, which connects, maps and faults, does not count."""
+    """Return the time of each call, without the first one, which connects, maps and faults."""
     call()
     times: list[float] = []
     until = time.perf_counter() + seconds

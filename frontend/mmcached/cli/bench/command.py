@@ -1,4 +1,4 @@
-"""Parses `mmcached bench`, measures, and hands the figures to table and page."""
+"""The command `mmcached bench`."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ _SIZES = ",".join(size_text(each).replace(" ", "") for each in SIZES)
 
 
 def bench(
-    page: Annotated[Path, typer.Option("--page", metavar="FILE", help="The page that is written.")] = PAGE,
-    sizes: Annotated[str, typer.Option("--sizes", metavar="SIZES", help="Of the records: `4KiB,1MiB`.")] = _SIZES,
-    clients: Annotated[str, typer.Option("--clients", metavar="NUMBERS", help="Of client processes: `1,4`.")] = "1,4",
+    page: Annotated[Path, typer.Option("--page", metavar="FILE", help="The page to write.")] = PAGE,
+    sizes: Annotated[str, typer.Option("--sizes", metavar="SIZES", help="Record sizes: `4KiB,1MiB`.")] = _SIZES,
+    clients: Annotated[str, typer.Option("--clients", metavar="NUMBERS", help="Numbers of clients: `1,4`.")] = "1,4",
     seconds: Annotated[float, typer.Option("--seconds", min=0.1, max=3600, help="How long to measure.")] = 60.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
 ) -> None:
@@ -48,11 +48,7 @@ def bench(
 
 
 def parse_sizes(text: str) -> list[int]:
-    """Return sizes in bytes, the smallest first.
-
-    Raises:
-        ConfigError: one of them is no size, or beyond 1 GiB.
-    """
+    """Return sizes in bytes, the smallest first; ConfigError for an invalid size, or one above 1 GiB."""
     found = set()
     for each in text.split(","):
         size = in_unit_of("size_bytes", each)
@@ -64,11 +60,7 @@ def parse_sizes(text: str) -> list[int]:
 
 
 def parse_clients(text: str) -> list[int]:
-    """Return numbers of clients, the smallest first.
-
-    Raises:
-        ConfigError: one of them is no number, or beyond what a store takes.
-    """
+    """Return numbers of clients, the smallest first; ConfigError for an invalid number, or more than a store takes."""
     found = set()
     for each in text.split(","):
         if not each.strip().isdecimal() or not 1 <= int(each) <= MAX_CLIENTS:

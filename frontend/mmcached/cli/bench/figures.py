@@ -1,6 +1,6 @@
-"""Names the kinds of calls that are measured, and holds what one kind took at one size.
+"""The kinds of measured calls, and the measurement of one kind at one size.
 
-A figure is of single calls: all of all clients, in all rounds. Every size and kind has the same share of the time.
+A figure covers single calls of all clients, in all rounds. Every size and kind has the same share of the time.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from pathlib import Path
 
 KIB, MIB = 1 << 10, 1 << 20
 SIZES = (4 * KIB, 64 * KIB, 256 * KIB, MIB, 4_928_307, 16 * MIB)
-"""Bytes; 4.7 MiB is what a vision tower says of an image of two megapixels."""
+"""Bytes; 4.7 MiB is the output of a vision tower for an image of two megapixels."""
 
 
 class Kind(StrEnum):
-    """A call, in the words of table and page."""
+    """A kind of call; its value is the display name."""
 
     VIEW = "hit, in place"
     OWNED = "hit, a copy"
@@ -33,28 +33,28 @@ class Kind(StrEnum):
 OURS = (Kind.VIEW, Kind.OWNED, Kind.PUT, Kind.COMPUTE)
 OF_REDIS = (Kind.REDIS_GET, Kind.REDIS_SET)
 READS = (Kind.VIEW, Kind.OWNED, Kind.REDIS_GET)
-"""Find one record again and again; each of the others makes a new one."""
+"""Kinds that read one record repeatedly; each call of the others makes a new one."""
 MEANINGS = {
-    Kind.VIEW: "`client.get(key, view=True)`: looked up, leased and read where it lies in shared memory",
+    Kind.VIEW: "`client.get(key, view=True)`: looked up, leased and read in place in shared memory",
     Kind.OWNED: "`client.get(key)`: the client's own copy",
     Kind.PUT: "`client.put` of a new key until it is answered: from then on every client can read it",
     Kind.COMPUTE: "`client.get_or_compute` of a new key, whose computation takes no time",
-    Kind.MEMCPY: "one copy of that many bytes within a process: what moving the bytes costs at least",
-    Kind.REDIS_GET: "GET over a unix socket into a buffer that is there already, without decoding",
+    Kind.MEMCPY: "one copy of that many bytes within a process: the minimal cost of moving the bytes",
+    Kind.REDIS_GET: "GET over a unix socket into an existing buffer, without decoding",
     Kind.REDIS_SET: "SET over a unix socket",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """What calls of one kind took.
+    """The measured calls of one kind.
 
     Attributes:
-        num_clients: processes that called at the same time.
-        num_bytes: of the record's tensor.
-        num_calls: over all clients and rounds.
-        p50_us, p99_us: of single calls, in microseconds.
-        calls_per_s: of all clients together.
+        num_clients: Processes that called at the same time.
+        num_bytes: Bytes of the record's tensor.
+        num_calls: Calls of all clients and rounds.
+        p50_us, p99_us: Percentiles of single calls, in microseconds.
+        calls_per_s: Rate of all clients together.
     """
 
     kind: Kind
@@ -75,25 +75,23 @@ def figure(kind: Kind, num_bytes: int, times_us: Sequence[Sequence[float]]) -> F
 
 
 def find(figures: Iterable[Figure], kind: Kind, num_clients: int, num_bytes: int) -> Figure | None:
-    """Return a figure; None: this was not measured."""
     wanted = (kind, num_clients, num_bytes)
     return next((each for each in figures if (each.kind, each.num_clients, each.num_bytes) == wanted), None)
 
 
 def size_text(num_bytes: int) -> str:
-    """Return a size for people: `4 KiB`, `4.7 MiB`."""
+    """Return a size as text: `4 KiB`, `4.7 MiB`."""
     amount, unit = (num_bytes / MIB, "MiB") if num_bytes >= MIB else (num_bytes / KIB, "KiB")
     return f"{amount:.1f}".removesuffix(".0") + f" {unit}"
 
 
 def time_text(us: float) -> str:
-    """Return a time for people, with two or three digits that count: `16 µs`, `1.4 ms`."""
+    """Return a time as text, with two or three significant digits: `16 µs`, `1.4 ms`."""
     amount, unit = (us, "µs") if us < 1000 else (us / 1000, "ms") if us < 1e6 else (us / 1e6, "s")
     return f"{amount:.{1 if amount < 10 else 0}f} {unit}"
 
 
 def this_host() -> str:
-    """Return a line that says what the figures are of: processor, cores, memory, kernel, Python."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     processor = next(named, platform.machine())

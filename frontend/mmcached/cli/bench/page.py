@@ -1,7 +1,4 @@
-"""Writes the figures as one HTML page that needs nothing else: no script, no font, no file, no network.
-
-It follows the reader's choice of light or dark.
-"""
+"""Writes the figures as one self-contained HTML page, in the reader's light or dark mode."""
 
 from __future__ import annotations
 
@@ -29,12 +26,7 @@ svg { width: 100%; height: auto; } svg text { font-size: 12px; fill: var(--soft)
 
 
 def page(figures: Sequence[Figure], host: str, made: str) -> str:
-    """Return the page.
-
-    Args:
-        host: what was measured on, in a line.
-        made: when and with which version, in a line.
-    """
+    """Return the page; `host` describes the measured host, `made` gives date and version, in a line each."""
     kinds = kinds_of(figures)
     parts = [
         '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>mmcached bench</title>',
@@ -45,21 +37,19 @@ def page(figures: Sequence[Figure], host: str, made: str) -> str:
         name = clients_text(num_clients)
         parts += [f"<h2>{name}: median time of a call</h2>", _chart(name, figures, num_clients, _p50_us, time_text)]
         parts += [
-            f"<h2>{name}: bytes in their hands per second</h2>",
+            f"<h2>{name}: bytes received or stored per second</h2>",
             _chart(name, figures, num_clients, _mb_per_s, _rate_text),
         ]
         parts += [f"<h2>{name}: median / 99th percentile</h2>", _table(kinds, rows(figures, num_clients))]
-    parts.append("<h2>What is what</h2><dl>")
+    parts.append("<h2>Kinds of calls</h2><dl>")
     parts += [f"<dt>{escape(kind)}</dt><dd>{_with_code(MEANINGS[kind])}</dd>" for kind in kinds]
-    parts.append(
-        "</dl><p>Times are of single calls, all of all clients; kinds took turns. A store and a Redis of its own"
-    )
+    parts.append("</dl><p>Times are of single calls of all clients; kinds took turns. A store and a Redis of its own")
     parts.append("were started for this, and ended with it.</p></body></html>\n")
     return "\n".join(parts)
 
 
 def colours(num_series: int) -> str:
-    """Return the rules for the series of a chart, at most seven."""
+    """Return the CSS rules for the series of a chart, at most seven."""
     rules = (
         f".line.s{n} {{ stroke: var(--c{n}) }} .dot.s{n}, svg .name.s{n} {{ fill: var(--c{n}) }}"
         for n in range(num_series)
@@ -102,6 +92,5 @@ def _table(kinds: Sequence[Kind], lines: Sequence[Sequence[str]]) -> str:
 
 
 def _with_code(text: str) -> str:
-    """Return a text as HTML; what stands between backticks is code."""
     pieces = escape(text).split("`")
     return "".join(f"<code>{piece}</code>" if number % 2 else piece for number, piece in enumerate(pieces))

@@ -1,8 +1,6 @@
 """Draws a chart with two logarithmic axes as SVG; colours are the page's, by CSS variables and classes.
 
-values ^        each series is a line of class `s0`, `s1`, … and ends with its name, so that
-       |  /     nobody must compare colours with a legend
-       +---> x
+Each series is a line of class `s0`, `s1`, … and ends with its name, so that the chart needs no legend.
 """
 
 from __future__ import annotations
@@ -26,8 +24,8 @@ def chart(
     """Return an `<svg>` element.
 
     Args:
-        series: points by name, with x and y above 0; at least one point in all.
-        x_ticks: where the x axis has a mark.
+        series: Points by name, with x and y above 0; at least one point in all.
+        x_ticks: Positions of the marks of the x axis.
     """
     points = [point for line in series.values() for point in line]
     x_of = _scale([x for x, _ in points] + list(x_ticks), LEFT, WIDTH - RIGHT)
@@ -55,14 +53,14 @@ def chart(
 
 
 def _scale(values: Sequence[float], start: float, end: float) -> Callable[[float], float]:
-    """Return what turns a value into a place between `start` and `end`, by its logarithm."""
+    """Return a function from a value to a coordinate between `start` and `end`, by its logarithm."""
     low, high = math.log(min(values)), math.log(max(values))
     span = high - low or 1.0
     return lambda value: start + (math.log(value) - low) / span * (end - start)
 
 
 def _decades(values: Sequence[float]) -> list[float]:
-    """Return the powers of ten from below the least value to above the largest."""
+    """Return the powers of ten from below the smallest value to above the largest."""
     first, last = math.floor(math.log10(min(values))), math.ceil(math.log10(max(values)))
     return [10.0**power for power in range(first, max(last, first + 1) + 1)]
 

@@ -1,6 +1,6 @@
-"""Runs processes that measure as they are told: each line of their input is an order, each line they say an answer.
+"""Runs measuring processes: each line of their input is an order, each line of their output an answer.
 
-They say `READY` first, and end with their input.
+They print `READY` first, and end with their input.
 """
 
 from __future__ import annotations
@@ -21,11 +21,7 @@ Process = subprocess.Popen[str]
 
 @contextmanager
 def measuring(module: str, arguments: Sequence[str], number: int) -> Iterator[list[Process]]:
-    """Run so many processes of a module; yield them when all are ready.
-
-    Raises:
-        ServiceUnavailable: one has not started.
-    """
+    """Run `number` processes of a module; yield them when all are ready, or raise ServiceUnavailable."""
     with ExitStack() as stack:
         started = []
         for _ in range(number):
@@ -35,9 +31,9 @@ def measuring(module: str, arguments: Sequence[str], number: int) -> Iterator[li
                 stdout=subprocess.PIPE,
                 text=True,
                 env=environment_for_children(),
-                process_group=0,  # Ctrl-C is for this process, which closes their input
+                process_group=0,  # Ctrl-C reaches only this process, which then closes their input
             )
-            stack.enter_context(process)  # its end: closes the input, and waits
+            stack.enter_context(process)  # its exit closes the input, and waits
             started.append(process)
         for process in started:
             if _line(process) != READY:
@@ -46,18 +42,14 @@ def measuring(module: str, arguments: Sequence[str], number: int) -> Iterator[li
 
 
 def tell(process: Process, *order: str | float) -> None:
-    """Give an order; `answer` waits until it is carried out."""
+    """Send an order; `answer` waits until it is carried out."""
     if process.stdin is not None:
         process.stdin.write(json.dumps(order) + "\n")
         process.stdin.flush()
 
 
 def answer(process: Process) -> list[float]:
-    """Return the microseconds of each call of the oldest order that was not answered yet.
-
-    Raises:
-        ServiceUnavailable: the process has ended.
-    """
+    """Return the microseconds of each call of the oldest open order; ServiceUnavailable if the process has ended."""
     times: list[float] = json.loads(_line(process))
     return times
 
@@ -65,5 +57,5 @@ def answer(process: Process) -> list[float]:
 def _line(process: Process) -> str:
     line = "" if process.stdout is None else process.stdout.readline()
     if not line:
-        raise ServiceUnavailable("a client process has ended; its last words are above")
+        raise ServiceUnavailable("a client process has ended; see its output above")
     return line

@@ -1,7 +1,7 @@
 """Measures every kind of call at every size, with some numbers of clients, in turns.
 
-The store is a service of its own in a folder of its own, without workers, as is Redis: a service that runs on this host
-is not touched, though it shares the processor.
+The store is a service of its own in a folder of its own, without workers, as is Redis: services on this host are not
+touched, although they share the processor.
 """
 
 from __future__ import annotations
@@ -29,26 +29,26 @@ from mmcached.wire.errors import ConfigError
 NUM_ROUNDS = 2
 STORE_BYTES = 512 * MIB
 SHARE = 0.5
-"""Of the room in /dev/shm, for the store."""
+"""Share of the room in /dev/shm for the store."""
 RECORDS_IN_STORE = 8
-"""How many records of the largest size the store must hold, so that a put drives out no record that is being put."""
+"""Number of the largest records that the store must hold, so that a put evicts no record that is being put."""
 
 
 def measure(sizes: Sequence[int], clients: Sequence[int], seconds: float) -> list[Figure]:
     """Return the figures, by number of clients, size and kind; with a progress bar on a terminal.
 
     Args:
-        sizes: bytes of a record's tensor.
-        clients: numbers of client processes.
-        seconds: for all figures together; beside it some seconds go into starting.
+        sizes: Bytes of a record's tensor.
+        seconds: Time for all figures together, without the start of the processes.
+
     Raises:
         ConfigError: /dev/shm has no room for records of that size.
-        ServiceUnavailable: the store, Redis or a client has not started, or was killed.
+        ServiceUnavailable: The store, Redis or a client has not started, or was killed.
     """
     store_bytes = _room_for(sizes)
     kinds = [kind for kind in Kind if kind not in OF_REDIS or has_redis_server()]
     each_s = seconds / (len(sizes) * len(clients) * len(kinds) * NUM_ROUNDS)
-    # In a pipe it prints nothing at all.
+    # In a pipe it prints nothing.
     bar = Progress(*Progress.get_default_columns()[:-1], TimeRemainingColumn(), console=Console(stderr=True))
     bar.disable = not bar.console.is_terminal
     found = []
@@ -65,7 +65,7 @@ def measure(sizes: Sequence[int], clients: Sequence[int], seconds: float) -> lis
 
 
 def _room_for(sizes: Sequence[int]) -> int:
-    """Return how large a store there can be; it takes the largest record."""
+    """Return the size of the store, which must hold the largest records."""
     store_bytes = min(STORE_BYTES, int(Host().shm_free_bytes() * SHARE)) // MIB * MIB
     largest = max(sizes)
     if largest > store_bytes // RECORDS_IN_STORE:
@@ -94,11 +94,7 @@ def _turns(
     processes: Sequence[Process],
     fill: Callable[[Kind, int], None],
 ) -> Iterator[Figure]:
-    """Let all kinds take turns in each of the rounds; yield a figure of each kind.
-
-    Args:
-        fill: makes sure that a kind of read finds its record.
-    """
+    """Alternate between all kinds in each of the rounds; yield a figure of each kind."""
     times: dict[Kind, list[list[float]]] = {kind: [[] for _ in processes] for kind in kinds}
     for _ in range(NUM_ROUNDS):
         for kind in kinds:
@@ -113,7 +109,7 @@ def _turns(
 
 
 def _fill(filler: Client, redis: str | None, kind: Kind, num_bytes: int) -> None:
-    """Put the record that reads find; puts of other keys may have driven it out."""
+    """Put the record for reads, unless it is there; puts of other keys may have evicted it."""
     key, value = key_of(num_bytes), value_of(num_bytes)
     if kind == Kind.REDIS_GET and redis is not None:
         with closing(RawRedis(redis, num_bytes)) as connection:

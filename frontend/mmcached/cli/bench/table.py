@@ -1,4 +1,4 @@
-"""Shows the figures as tables: on the page a line for each size, on a terminal, in 80 columns, one for each call."""
+"""The figures as tables: on the page a row for each size, on a terminal, in 80 columns, a row for each kind."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from mmcached.cli.bench.figures import Figure, Kind, find, size_text, time_text
 
 
 def kinds_of(figures: Sequence[Figure]) -> list[Kind]:
-    """Return the kinds that were measured, in their order."""
     measured = {each.kind for each in figures}
     return [kind for kind in Kind if kind in measured]
 
@@ -20,7 +19,7 @@ def clients_text(num_clients: int) -> str:
 
 
 def rows(figures: Sequence[Figure], num_clients: int) -> list[list[str]]:
-    """Return a line for each size: the size, then `p50 / p99` of each kind."""
+    """Return a row for each size: the size, then `p50 / p99` of each kind."""
     lines = []
     for num_bytes in sorted({each.num_bytes for each in figures}):
         found = [find(figures, kind, num_clients, num_bytes) for kind in kinds_of(figures)]
@@ -30,7 +29,7 @@ def rows(figures: Sequence[Figure], num_clients: int) -> list[list[str]]:
 
 
 def tables(figures: Sequence[Figure]) -> list[Table]:
-    """Return a table for each number of clients: for each kind a line of medians, and one of 99th percentiles."""
+    """Return a table for each number of clients: for each kind a row of medians, and one of 99th percentiles."""
     made = []
     sizes = sorted({each.num_bytes for each in figures})
     for num_clients in sorted({each.num_clients for each in figures}):
@@ -47,9 +46,9 @@ def tables(figures: Sequence[Figure]) -> list[Table]:
 
 
 def verdict(figures: Sequence[Figure]) -> str:
-    """Return a sentence: what a hit of the largest record is, beside a copy and, if it was measured, Redis.
+    """Return a sentence that compares a hit of the largest record with a copy and, if it was measured, Redis.
 
-    It speaks of the smallest number of clients.
+    It is about the smallest number of clients.
     """
     num_clients = min(each.num_clients for each in figures)
     num_bytes = max(each.num_bytes for each in figures)

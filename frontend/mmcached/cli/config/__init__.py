@@ -1,12 +1,8 @@
-"""Settings of a service, out of four layers.
+"""Settings of a service, from four layers.
 
-settings    merges the layers
-fields      what can be set, and its name in each layer
-arguments   settings as flags
-units       sizes and durations with a unit
-texts       what each setting is for
-show        `mmcached config show`
-init        `mmcached config init`
-toml        one value as TOML has it
-completion  the flags of settings, as a shell completes them
+settings    merges the layers                         fields      the settings, and their names in each layer
+arguments   settings as flags                         units       sizes and durations with a unit
+texts       description of each setting               show        `mmcached config show`
+init        `mmcached config init`                    toml        formats one value as TOML
+completion  shell completion of the flags
 """

@@ -1,10 +1,10 @@
-"""Reads the settings on a command line: every field is a flag, in the style of vLLM.
+"""Parses the settings on a command line: every field is a flag, in the style of vLLM.
 
     --world-size 2    --world-size=2    --model.hidden-size 32
     --enable-prefix-caching    --no-enable-prefix-caching    --enable-prefix-caching false
 
-A value that begins with `--` must be joined by `=`. A flag that comes twice counts the last time, so that a script can
-append to its defaults. Knows names, but no types and no ranges: values stay text.
+A value that begins with `--` must be joined by `=`. Of a repeated flag the last one counts, so that a script can append
+to its defaults. Values stay text.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ LAYER = "command line"
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """The meaning of one flag.
+    """A command-line flag.
 
     Attributes:
-        implied: the value when none follows; None: one must follow.
-        is_negation: the flag stands for false and takes no value.
+        implied: Value if none follows; None: a value is required.
+        is_negation: The flag means false and takes no value.
     """
 
     setting: Setting
@@ -46,14 +46,16 @@ FLAGS: Mapping[str, Flag] = _all_flags()
 
 
 def parse_arguments(arguments: Sequence[str], other_flags: Sequence[str] = ()) -> dict[str, tuple[str, str]]:
-    """Read the flags.
+    """Parse the flags.
 
     Args:
-        other_flags: flags that somebody else has taken out of the command line; only proposed for a misspelt one.
+        other_flags: The command's own flags, proposed for a misspelt one.
+
     Returns:
-        by path of the setting: the text of its value, and the flag that set it.
+        By path of the setting: the text of its value, and the flag that set it.
+
     Raises:
-        ConfigError: an unknown flag, one without its value, a word that belongs to no flag, or two flags for one value.
+        ConfigError: An unknown flag, a flag without its value, a word without a flag, or two flags for one value.
     """
     found: dict[str, tuple[str, str]] = {}
     rest = deque(arguments)
@@ -83,5 +85,5 @@ def parse_arguments(arguments: Sequence[str], other_flags: Sequence[str] = ()) -
 
 
 def _value_after(rest: Sequence[str]) -> str | None:
-    """Return the word that follows if it can be a value; `-1` can, `--x` is the next flag."""
+    """Return the next word if it can be a value; `-1` can, `--x` is the next flag."""
     return rest[0] if rest and not rest[0].startswith("--") else None

@@ -1,6 +1,6 @@
-"""Offers the flags of settings to a shell that completes a command: typer does not know them.
+"""Completes the flags of settings in a shell, since typer does not know them.
 
-`TAKES_SETTINGS` hands them to `load_config`, unread, so they are in no command's list of parameters.
+`TAKES_SETTINGS` passes them to `load_config` unparsed, so they are in no command's list of parameters.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from mmcached.cli.config.texts import INTERNAL, describe
 
 @dataclass(frozen=True, slots=True)
 class _Flag:
-    """One flag as typer's completion wants it; which class that is differs from version to version."""
+    """One flag in the form that typer's completion expects; typer's own class differs between versions."""
 
     value: str
     help: str
@@ -24,10 +24,8 @@ class _Flag:
 
 
 class SettingsCommand(TyperCommand):
-    """A command that takes settings as flags."""
-
     def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:
-        """Return what may follow: also the flags of settings once a flag is begun."""
+        """Return the completions, with the flags of settings once a flag is begun."""
         known = super().shell_complete(ctx, incomplete)
         if not incomplete.startswith("-"):
             return known

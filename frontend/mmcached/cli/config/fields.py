@@ -1,12 +1,10 @@
-"""Lists the settings and the name of each in every layer. All of it follows from the fields of `ServiceConfig`.
+"""The settings and the name of each in every layer, derived from the fields of `ServiceConfig`.
 
-    field                    command line                 environment                file
-    world_size               --world-size, --workers      MMC_WORLD_SIZE             world_size
-    enable_prefix_caching    --[no-]enable-prefix-…       MMC_ENABLE_PREFIX_CACHING  enable_prefix_caching
-    model.hidden_size        --model.hidden-size          MMC_MODEL__HIDDEN_SIZE     hidden_size in table [model]
-    _api_process_count       --api-process-count          MMC_API_PROCESS_COUNT      with or without the underscore
-
-Knows nothing about layers, their order, or values.
+field                    command line                 environment                file
+world_size               --world-size, --workers      MMC_WORLD_SIZE             world_size
+enable_prefix_caching    --[no-]enable-prefix-…       MMC_ENABLE_PREFIX_CACHING  enable_prefix_caching
+model.hidden_size        --model.hidden-size          MMC_MODEL__HIDDEN_SIZE     hidden_size in table [model]
+_api_process_count       --api-process-count          MMC_API_PROCESS_COUNT      with or without the underscore
 """
 
 from __future__ import annotations
@@ -26,29 +24,23 @@ from mmcached.wire.process.death import PARENT_PID_VARIABLE
 
 ENVIRONMENT_PREFIX = "MMC_"
 DEFAULT = "default"
-"""The origin of what no layer has set."""
+"""The origin of a value that no layer has set."""
 ALIASES: Mapping[str, str] = MappingProxyType({"workers": "world_size"})
 """Other names of settings, in every layer."""
 
-# These begin like settings: the failpoint of a test, the parent of a child, and the place of the service.
+# These have the prefix of settings: the failpoint of a test, the parent of a child, and the run directory.
 RESERVED_VARIABLES = frozenset({"MMC_CRASH_AT", PARENT_PID_VARIABLE, RUN_DIR_VARIABLE})
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One field of the configuration that is no section.
-
-    Attributes:
-        path: dotted name of the field, as `ConfigError` names it: `model.hidden_size`.
-        type: what its value must be, as annotated in the Struct.
-    """
+    """One field of the configuration, not a section; `path` as in `ConfigError`: `model.hidden_size`."""
 
     path: str
     type: Any
 
     @property
     def key(self) -> str:
-        """The path without leading underscore."""
         return self.path.removeprefix("_")
 
     @property
@@ -57,7 +49,7 @@ class Setting:
 
     @property
     def negation(self) -> str | None:
-        """The flag that says false, or None if the setting is not true or false."""
+        """The flag that sets false; None if the setting is not a bool."""
         return "--no-" + self.flag.removeprefix("--") if self.type is bool else None
 
     @property
@@ -74,7 +66,6 @@ def _settings_of(struct: type[msgspec.Struct], prefix: str = "") -> Iterator[Set
 
 
 def is_section(field_type: Any) -> bool:
-    """Return whether a field of this type holds settings of its own."""
     return isinstance(field_type, type) and issubclass(field_type, msgspec.Struct)
 
 
@@ -83,12 +74,12 @@ SECTIONS = frozenset(path.rpartition(".")[0] for path in SETTINGS if "." in path
 
 
 def is_setting_variable(name: str) -> bool:
-    """Return whether an environment variable is meant for the configuration, rightly spelt or not."""
+    """Return whether an environment variable is meant as a setting, even if misspelt."""
     return name.startswith(ENVIRONMENT_PREFIX) and name not in RESERVED_VARIABLES
 
 
 def unknown_setting(name: str, value: str, layer: str, known: Iterable[str]) -> ConfigError:
-    """Return the error about a name that is no setting; it proposes the nearest of the known ones."""
+    """Return the error for an unknown setting; it proposes the nearest known name."""
     by_folded = {spelling.casefold(): spelling for spelling in known}
     near = difflib.get_close_matches(name.casefold(), by_folded, n=1)
     advice = f"did you mean {by_folded[near[0]]}?" if near else "`mmcached config show` lists all settings"

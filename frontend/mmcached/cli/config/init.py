@@ -1,9 +1,9 @@
-"""`mmcached config init`: a file with every setting, its default and what it is for, to be kept and changed.
+"""`mmcached config init`: writes a file with every setting, its default and description.
 
-    # records that clients put; 0: no store [GiB]
+    # capacity for clients' records; 0: no store [GiB]
     #store_gb = 0.25
 
-Every setting is commented out, so what nobody has changed stays a default of the version that reads the file.
+Every setting is commented out, so unchanged ones keep the default of the version that reads the file.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from mmcached.wire.errors import ConfigError
 
 _HEAD = """\
 # Settings of mmcached: take the # away from a line to change it, then `mmcached serve --config FILE`.
-# The environment (MMC_STORE_GB=2GiB) and flags (--store-gb 2GiB) overrule the file; sizes and durations may have a
-# unit, as text: "2GiB", "500ms". `mmcached config show --origin --config FILE` says what a service would start with.
-# What most services change comes first. The run directory is no setting: --run-dir DIR, or MMC_RUN_DIR.
+# The environment (MMC_STORE_GB=2GiB) and flags (--store-gb 2GiB) override the file; sizes and durations may have a
+# unit, as text: "2GiB", "500ms". `mmcached config show --origin --config FILE` prints the resulting settings.
+# The most changed settings come first. The run directory is not a setting: --run-dir DIR, or MMC_RUN_DIR.
 """
 _FIRST = (
     *("world_size", "device", "store_gb", "mm_processor_cache_gb", "store_l2", "keep_cache"),
@@ -38,9 +38,9 @@ _FIRST = (
 
 def init(
     file: Annotated[Path, typer.Argument(help="Where to; - is the standard output.")] = Path("mmcached.toml"),
-    force: Annotated[bool, typer.Option("--force", help="Overwrite a file that is there.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
 ) -> None:
-    """Write a file with every setting. Each is commented out, with its default and what it is for."""
+    """Write a file with every setting, commented out, with its default and its description."""
     text = "\n".join(_lines()) + "\n"
     if str(file) == "-":
         typer.echo(text, nl=False)
@@ -51,7 +51,7 @@ def init(
         with file.open("w" if force else "x") as out:
             out.write(text)
     except FileExistsError:
-        raise ConfigError("file", str(file), "is there already: --force overwrites it") from None
+        raise ConfigError("file", str(file), "exists already: --force overwrites it") from None
     except OSError as error:
         raise ConfigError("file", str(file), f"cannot be written: {error.strerror}") from error
     say(f"wrote {file}; mmcached serve --config {file}")
@@ -61,7 +61,7 @@ def _lines() -> Iterator[str]:
     yield _HEAD
     defaults = ServiceConfig()
     shown = [setting for path, setting in SETTINGS.items() if path not in INTERNAL]
-    # TOML has the settings of no section first.
+    # TOML requires settings without a section first.
     rank = {path: place for place, path in enumerate(_FIRST)}
     shown.sort(key=lambda setting: ("." in setting.path, rank.get(setting.path, len(rank))))
     for section, members in itertools.groupby(shown, lambda setting: setting.path.rpartition(".")[0]):

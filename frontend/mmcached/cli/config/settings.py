@@ -1,4 +1,4 @@
-"""Reads the configuration of a service out of its four layers; each one overrules those below.
+"""Merges the four layers of a service's configuration; each layer overrides those below.
 
     command line    --world-size 4                     `mmcached.cli.config.arguments`
     environment     MMC_WORLD_SIZE=4
@@ -7,8 +7,8 @@
 
     layers --> {path: (value, origin)} --> units --> types --> ServiceConfig, which checks the ranges
 
-A value of a higher layer hides what a lower one says about the same field, right or wrong; an unknown name is an error
-in every layer. Roles read only the `config.json` that results.
+A value of a higher layer hides a lower one for the same field, even an invalid one; an unknown name is an error in
+every layer. Roles read only the resulting `config.json`.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ from mmcached.wire.version import VERSION_FIELD
 
 @dataclass(frozen=True, slots=True)
 class LoadedConfig:
-    """A configuration, and where each of its values comes from.
+    """A configuration, and the origin of each value.
 
     Attributes:
-        origins: by dotted path of every field: "default", "file F", "environment MMC_X" or "command line --x".
+        origins: By dotted path of every field: "default", "file F", "environment MMC_X" or "command line --x".
     """
 
     config: ServiceConfig
@@ -63,18 +63,18 @@ class Given:
 def load_config(
     *, file: Path | None, environment: Mapping[str, str], arguments: Sequence[str], other_flags: Sequence[str] = ()
 ) -> LoadedConfig:
-    """Read all layers and make the configuration of them.
+    """Read all layers and merge them into a configuration.
 
     Args:
         file: TOML or JSON, told apart by suffix.
-        environment: all of it; what does not begin with MMC_ is passed over.
-        arguments: flags of settings, as on a command line.
-        other_flags: the command's own flags, to be proposed for a misspelt one.
+        environment: All variables; those without the prefix MMC_ are ignored.
+        other_flags: The command's own flags, proposed for a misspelt one.
+
     Raises:
-        ConfigError: an unknown name, or a value of the wrong unit or type, or outside its limits; names field, value,
-            limit and layer. Or the file cannot be read.
+        ConfigError: An unknown name, or a value of the wrong unit, type or range, with field, value, limit and layer;
+            or the file cannot be read.
     """
-    # A later operand of | overrules an earlier one: this line is the precedence.
+    # A later operand of | overrides an earlier one: this line is the precedence.
     given = _file_layer(file) | _environment_layer(environment) | _command_line_layer(arguments, other_flags)
     origins = {path: given[path].origin if path in given else DEFAULT for path in SETTINGS}
     nested: dict[str, Any] = {}
@@ -113,11 +113,7 @@ def _environment_layer(environment: Mapping[str, str]) -> dict[str, Given]:
 
 
 def _file_layer(file: Path | None) -> dict[str, Given]:
-    """Read a file's settings.
-
-    Raises:
-        ConfigError: an unknown name, a value in the place of a section, or a setting that comes twice.
-    """
+    """Read a file's settings; ConfigError for an unknown name, a value in place of a section, or a repeated setting."""
     if file is None:
         return {}
     origin = f"file {file}"
@@ -147,8 +143,8 @@ def _content(file: Path) -> dict[str, Any]:
     except OSError as error:
         raise ConfigError("config", str(file), f"cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
-        raise ConfigError("config", str(file), f"cannot be understood: {error}") from error
-    fields.pop(VERSION_FIELD, None)  # a run directory's file may serve as a file of settings
+        raise ConfigError("config", str(file), f"cannot be parsed: {error}") from error
+    fields.pop(VERSION_FIELD, None)  # a run directory's config.json is accepted as a file of settings
     return fields
 
 
@@ -161,11 +157,11 @@ def _leaves(nested: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]
 
 
 def _converted(setting: Setting, given: Given) -> object:
-    """Return the value in the field's unit and of the field's type; text is read where it means a number or a bool."""
+    """Return the value in the field's unit and type; text is parsed for numbers and bools."""
     value, origin = given.value, given.origin
     try:
         if isinstance(value, str):
-            value.encode()  # an environment variable need not be UTF-8; config.json must be
+            value.encode()  # an environment variable may be invalid UTF-8, which config.json cannot hold
         return msgspec.convert(in_unit_of(setting.path, value), setting.type, strict=False)
     except ConfigError as error:
         raise _config_error(setting.path, value, error.details["limit"], origin) from error
@@ -174,7 +170,6 @@ def _converted(setting: Setting, given: Given) -> object:
 
 
 def _limit(setting: Setting) -> str:
-    """Say what the value of a setting must look like."""
     if get_origin(setting.type) is Literal:
         return f"must be one of {', '.join(map(str, get_args(setting.type)))}"
     must_be = {
@@ -194,5 +189,5 @@ def _config_error(field: object, value: object, limit: object, origin: str) -> C
 
 
 def _shown(value: object) -> str:
-    """Return a value as text; of what holds others only the outer levels: a file may nest them by the thousand."""
+    """Return a value as text, of nested values only the outer levels: a file may nest them a thousandfold."""
     return reprlib.repr(value) if isinstance(value, dict | list) else str(value)

@@ -1,6 +1,6 @@
-"""`mmcached config show`: the configuration that a service would start with, or runs with, and where values come from.
+"""`mmcached config show`: prints the settings of a service, and the origin of each.
 
-Without `--json` the output is TOML, so that it can be kept in a file and given back by `--config`.
+Without `--json` the output is TOML, which `--config` accepts.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from mmcached.cli.terminal_text import shown
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import ConfigError
 
-# Every field is a flag: what the command does not know itself, `load_config` reads, or refuses.
+# Every field is a flag: flags unknown to the command are passed to `load_config`.
 TAKES_SETTINGS = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 ConfigOption = Annotated[
@@ -33,7 +33,6 @@ ConfigOption = Annotated[
 
 
 def register(app: typer.Typer) -> None:
-    """Add the verbs to the command line."""
     config = typer.Typer(help="Look at the configuration, or begin one.", no_args_is_help=True)
     config.command(cls=SettingsCommand, context_settings=TAKES_SETTINGS)(show)
     config.command()(init)
@@ -45,7 +44,7 @@ def show(
     *,
     config: ConfigOption = None,
     origin: Annotated[bool, typer.Option("--origin", help="Say which layer has set each value.")] = False,
-    everything: Annotated[bool, typer.Option("--all", help="Also what is for our own tests only.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Also the settings for our own tests.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of TOML.")] = False,
     live: Annotated[bool, typer.Option("--live", help="The settings of the service that runs in --run-dir.")] = False,
     run_dir: RunDirOption = None,
@@ -70,11 +69,7 @@ def show(
 
 
 def _live(run_dir: Path) -> LoadedConfig:
-    """Return the settings of the service that runs there; which layer has set them is not kept.
-
-    Raises:
-        typer.Exit: no service runs there.
-    """
+    """Return the settings of the running service, without their origins; typer.Exit if none runs."""
     from mmcached.cli.admin.observe import saved_config
     from mmcached.cli.serve.seat import supervisor_pid
 
@@ -89,17 +84,13 @@ def _live(run_dir: Path) -> LoadedConfig:
 
 
 def load(context: typer.Context, file: Path | None, more: tuple[str, ...] = ()) -> LoadedConfig:
-    """Read the configuration for a command whose context has `TAKES_SETTINGS`.
-
-    Args:
-        more: arguments that stand before those which the command has left.
-    """
+    """Read the configuration for a command whose context has `TAKES_SETTINGS`; `more` precedes its arguments."""
     own_flags = [flag for parameter in context.command.params for flag in parameter.opts]
     return load_config(file=file, environment=os.environ, arguments=[*more, *context.args], other_flags=own_flags)
 
 
 def _toml_lines(loaded: LoadedConfig, *, with_origin: bool, everything: bool) -> list[str]:
-    # What somebody has set is shown: the output is a file that gives the same configuration.
+    # Changed internal settings are shown too, so that the output gives the same configuration.
     paths = [path for path in SETTINGS if everything or path not in INTERNAL or loaded.origins[path] != DEFAULT]
     lines = {path: _line(path, attrgetter(path)(loaded.config.shown())) for path in paths}
     width = max(map(len, lines.values()))
@@ -108,5 +99,5 @@ def _toml_lines(loaded: LoadedConfig, *, with_origin: bool, everything: bool) ->
 
 
 def _line(path: str, value: Any) -> str:
-    # TOML has no word for what is not set.
+    # TOML has no null.
     return f"# {path} = not set" if value is None else f"{path} = {toml_value(value)}"

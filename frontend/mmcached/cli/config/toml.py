@@ -1,4 +1,4 @@
-"""Writes one value as TOML has it."""
+"""Formats one value as TOML."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ def toml_value(value: str | float | bool) -> str:
     >>> toml_value("a"), toml_value(True), toml_value(0.5)
     ('"a"', 'true', '0.5')
     """
-    # JSON's words for these types are TOML's, but for characters beyond U+FFFF, of which TOML has no surrogates.
+    # JSON's forms of these types are TOML's, except for characters beyond U+FFFF: TOML has no surrogates.
     text = json.dumps(value, ensure_ascii=False)
     return "".join(sign if sign.isprintable() else _escape(sign) for sign in text)
 

@@ -1,11 +1,11 @@
-"""Reads sizes and durations with a unit: `2GiB`, `500ms`. A field's name says the unit that it counts in.
+"""Parses sizes and durations with a unit: `2GiB`, `500ms`. The suffix of a field's name gives the field's own unit.
 
     ..._gb       GiB        ..._bytes    bytes
     ..._mb       MiB        ..._s        seconds
     ..._kb       KiB
 
 Sizes: B; KiB, MiB, GiB, TiB are powers of 1024; KB, MB, GB, TB are powers of 1000; case does not matter. Nothing is
-rounded: what is not whole in the unit of its field stays a fraction, for the field's type to refuse.
+rounded: a fraction in the field's unit stays one, and an integer field refuses it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _DURATIONS: Mapping[str, Fraction] = {
     "m": Fraction(60),
     "h": Fraction(3600),
 }
-# Bounded, because reading a number of a million digits takes minutes.
+# Bounded, because parsing a number of a million digits takes minutes.
 _QUANTITY = re.compile(r"([+-]?\d{1,18}(?:\.\d{1,18})?)\s*([A-Za-z]+)")
 
 
@@ -37,10 +37,10 @@ class Unit:
     """The unit of a field.
 
     Attributes:
-        name: of one unit, for people.
-        size: of one unit, in that of `units` which is 1.
-        units: those that a value may carry, by lower-case name.
-        example: values with a unit, for people.
+        name: Display name.
+        size: Size of the unit, in the unit of `units` whose value is 1.
+        units: Accepted units of a value, by lower-case name.
+        example: Example values with a unit.
     """
 
     name: str
@@ -61,26 +61,24 @@ _SUFFIXES = {
 
 
 def unit_of(field: str) -> Unit | None:
-    """Return what the field counts in, or None if its name ends in no unit."""
+    """Return the unit of a field, or None if its name has no unit."""
     return _SUFFIXES.get(field.rpartition("_")[2]) if "_" in field else None
 
 
 def in_unit_of(field: str, value: object) -> object:
-    """Convert a text like `2GiB` into the number of the field's units; return every other value as it is.
+    """Convert text like `2GiB` to a number in the field's unit (an int if it is whole); return other values unchanged.
 
-    Returns:
-        An int if the number is whole, else a float.
     Raises:
-        ConfigError: the unit is none of those that the field takes.
+        ConfigError: The field does not accept the unit.
     """
     unit = unit_of(field)
     quantity = _QUANTITY.fullmatch(value.strip()) if isinstance(value, str) else None
     if unit is None or quantity is None:
         return value
     number, given = quantity.groups()
-    # A duration's "M" could be taken for a month or for mega; a size has no such pair.
+    # Durations are case-sensitive: "M" could mean month or mega; sizes have no such ambiguity.
     factor = unit.units.get(given if unit.units is _DURATIONS else given.lower())
     if factor is None:
-        raise ConfigError(field, str(value), f"{given} is no unit for it: give {unit.name}, or {unit.example}")
+        raise ConfigError(field, str(value), f"unknown unit {given}; give {unit.name}, or {unit.example}")
     amount = Fraction(number) * factor / unit.size
     return int(amount) if amount.denominator == 1 else float(amount)

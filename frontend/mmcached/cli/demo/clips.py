@@ -1,11 +1,7 @@
-"""The demo's film and sound: the camera moves over a photograph, and a tone rises. Both are small, and made here.
+"""Makes the demo's small film and sound: the camera moves over a photograph, and a tone rises.
 
-    seconds    0   1   2   3   4   5   6
-    slices       a   b   c   d   e   f        two frames each
-    asked        └──────┬──────┘              first
-                        └──────┬──────┘       then: c and d are known
-
-Each is there only where what decodes it is installed.
+Two overlapping windows of the film are requested, so that the second one finds half of its slices cached. Each clip is
+made only where its decoder is installed.
 """
 
 from __future__ import annotations
@@ -32,24 +28,20 @@ MODALITIES: Sequence[Modality] = ("video", "audio")
 
 
 def missing_extras() -> list[str]:
-    """Return the extras without which there is no film, or no sound."""
+    """Return the missing extras for films and sounds."""
     return [EXTRAS[modality] for modality in MODALITIES if not decoder_of(modality)]
 
 
 def clip_turns(photo: Photo) -> list[Turn]:
-    """Return what one more user says: about a film, the same film a little later, and a sound, as far as is installed.
-
-    Args:
-        photo: what the film shows.
-    """
+    """Return the turns of a user with a film, the same film a little later, and a sound, if decoders are installed."""
     turns = []
     if decoder_of("video"):
         film = _film(photo)
         first, then = (Video(film, start_s=start_s, end_s=start_s + WINDOW_S) for start_s in (0.0, SHIFT_S))
-        turns.append(Turn("Somebody with a film: What happens in it?", Files(videos=[first])))
-        turns.append(Turn("Somebody with a film: And a little later?", Files(videos=[then])))
+        turns.append(Turn("A user with a film: What happens in it?", Files(videos=[first])))
+        turns.append(Turn("A user with a film: And a little later?", Files(videos=[then])))
     if decoder_of("audio"):
-        turns.append(Turn("Somebody with a sound: What do you hear?", Files(audios=[Audio(_sound())])))
+        turns.append(Turn("A user with a sound: What do you hear?", Files(audios=[Audio(_sound())])))
     return turns
 
 

@@ -1,12 +1,12 @@
-"""Measures what one photograph costs a request, by what is known of it.
+"""Measures the time of a request with one photograph, by where its output is cached.
 
     new                     decoded, processed and encoded for this request
     known to this engine    the engine's encoder cache has its output
     known to another one    the output is read from the store, where the first engine has put it
     in a client             the client reads the output in shared memory by itself; no message is sent
 
-The time of a request with one photograph and one token to generate, from the call to its answer. The words before the
-photograph differ from request to request, so no cached prefix spares the engine the photograph.
+The time is from the call to the answer, with one token to generate. The text before the photograph differs in each
+request, so that no cached prefix covers the photograph.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Cost:
 
 
 def warm_up(client: Client, num_engines: int) -> None:
-    """Send each engine a picture of its own, so that no measured request pays for a first use of anything."""
+    """Send each engine an image of its own, so that measured requests do not include first-use costs."""
     for engine in range(num_engines):
         picture = io.BytesIO()
         Image.new("RGB", (256, 256), (40 * engine, 0, 0)).save(picture, "PNG")
@@ -47,10 +47,10 @@ def warm_up(client: Client, num_engines: int) -> None:
 
 
 def measure_costs(client: Client, photos: Sequence[Photo], num_engines: int, advance: Callable[[], None]) -> list[Cost]:
-    """Return what photographs cost that the service has never seen, and then what they cost once it has.
+    """Return the costs of photographs that are new to the service, and then of the same photographs.
 
     Args:
-        client: of a service that routes round robin and has no other requests: requests go to each engine in turn.
+        client: Client of a service that routes round robin and has no other requests, so that engines take turns.
         advance: Called after each photograph.
     """
     new, others, again, in_place = [], [], [], []
@@ -69,12 +69,11 @@ def measure_costs(client: Client, photos: Sequence[Photo], num_engines: int, adv
 
 
 def measure_again(client: Client, photos: Sequence[Photo], situation: str) -> Cost:
-    """Return what photographs cost that the service has seen before, one request each."""
     return Cost(situation, [_request(client, situation, photo.data) for photo in photos])
 
 
 def make_cost_table(costs: Sequence[Cost]) -> Table:
-    """Return the table: a row for each situation, its median in milliseconds, and that of the first row over it."""
+    """Return a table with a row for each situation: its median in milliseconds, and the first row's median over it."""
     table = Table(title="what a photograph costs (median)", title_justify="left")
     table.add_column("situation", no_wrap=True)
     table.add_column("ms", justify="right", no_wrap=True)
@@ -86,13 +85,12 @@ def make_cost_table(costs: Sequence[Cost]) -> Table:
 
 
 def shown_factor(new: Cost, known: Cost) -> str:
-    """Return how many times as much as a known photograph a new one has cost."""
+    """Return the ratio of the cost of a new photograph to that of a known one."""
     factor = new.median_s / known.median_s
     return f"{factor:,.0f} x" if factor >= 10 else f"{factor:.1f} x"
 
 
 def _request(client: Client, words: str, photo: bytes) -> float:
-    """Return the seconds until a request with one photograph has its first token."""
     started = time.perf_counter()
     client.generate(f"{words}: <image>", [photo], max_tokens=1)
     return time.perf_counter() - started

@@ -1,7 +1,6 @@
-"""Kills the frontend, then all engines, and says what was found meanwhile and afterwards.
+"""Kills the frontend, then all engines, and counts the records found meanwhile and afterwards.
 
-Records lie in the store, in shared memory: a client finds them while there is no frontend, and the next one takes them
-over.
+Records lie in the store, in shared memory: a client finds them without a frontend, and the next frontend adopts them.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     import torch
 
 DEADLINE_S = 600.0
-"""Of the next frontend and the next engines; they are there after 1 s and 4 s on two idle cores."""
+"""Deadline of the next frontend and engines, which take 1 s and 4 s on two idle cores."""
 CALL_S = 1.0
 PAUSE_S = 0.02
 FRONTEND = RoleName("frontend")
@@ -32,10 +31,10 @@ FRONTEND = RoleName("frontend")
 
 @dataclass(frozen=True, slots=True)
 class Survival:
-    """How many of the records were found with all their bytes.
+    """The number of records found with all their bytes, during and after the frontend's death.
 
     Attributes:
-        seconds: until another frontend answered.
+        seconds: Time until the next frontend answered.
     """
 
     num_records: int
@@ -49,10 +48,8 @@ class Survival:
 
 
 def kill_frontend(run_dir: Path, embeddings: Sequence[torch.Tensor]) -> Survival:
-    """Put embeddings into the store, kill the frontend, and look for them before and after the next one is there.
-
-    Raises:
-        DeadlineExceeded: no frontend came.
+    """Put embeddings, kill the frontend, and look them up before and after the next one is there, or raise
+    DeadlineExceeded.
     """
     records = {f"photograph {index}": embedding for index, embedding in enumerate(embeddings)}
     with Client(run_dir) as client:
@@ -67,11 +64,7 @@ def kill_frontend(run_dir: Path, embeddings: Sequence[torch.Tensor]) -> Survival
 
 
 def kill_engines(run_dir: Path, num_engines: int) -> float:
-    """Kill all engines; return how many seconds later as many others are ready.
-
-    Raises:
-        DeadlineExceeded: one did not come.
-    """
+    """Kill all engines; return the seconds until as many others are ready, or raise DeadlineExceeded."""
     roles = [RoleName("engine", index) for index in range(num_engines)]
     victims = {_pid(run_dir, role) for role in roles}
     for victim in victims:
@@ -95,7 +88,7 @@ def _num_found(client: Client, records: dict[str, torch.Tensor]) -> int:
 
 
 def _num_ready(client: Client) -> int | None:
-    """Return how many engines are ready; None: there is no frontend."""
+    """Return the number of ready engines; None without a frontend."""
     try:
         return len(client.stats(timeout_s=CALL_S).engines)
     except MmcachedError:

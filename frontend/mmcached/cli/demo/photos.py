@@ -1,4 +1,4 @@
-"""The demo's photographs: the user's directory, or those in the scikit-image wheel, with crops and sizes of each."""
+"""Loads the demo's photographs, with a crop and a smaller size of each: the user's, or the scikit-image wheel's."""
 
 from __future__ import annotations
 
@@ -20,8 +20,6 @@ SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff")
 
 @dataclass(frozen=True, slots=True)
 class Photo:
-    """An encoded image file in memory."""
-
     name: str
     data: bytes
 
@@ -30,20 +28,17 @@ def load_photos(directory: Path | None) -> list[Photo]:
     """Return the photographs with a centre crop and a smaller size of each.
 
     Args:
-        directory: the user's images; None takes those of scikit-image.
+        directory: The user's images; None for those of scikit-image.
+
     Raises:
-        InvalidRequest: there are none, or scikit-image is not installed.
+        InvalidRequest: There are none, or scikit-image is not installed.
     """
     photos = _bundled() if directory is None else photos_in(directory)
     return [variant for photo in photos for variant in (photo, *_variants(photo))]
 
 
 def photos_in(directory: Path) -> list[Photo]:
-    """Return the images in a directory, by name.
-
-    Raises:
-        InvalidRequest: there are none.
-    """
+    """Return the images in a directory, by name; InvalidRequest if there are none."""
     paths = sorted(path for path in directory.glob("*") if path.suffix.lower() in SUFFIXES)
     if not paths:
         raise InvalidRequest("--images", str(directory), f"holds no file that ends in one of {', '.join(SUFFIXES)}")

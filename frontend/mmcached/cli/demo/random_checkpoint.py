@@ -2,9 +2,9 @@
 
     python -m mmcached.cli.demo.random_checkpoint FOLDER
 
-The tokenizer is byte-level without merges: 256 bytes and the special tokens. Everything follows from a fixed seed. The
-language model takes milliseconds a token; the vision tower is as large as is asked for. Run as a program, it keeps
-Transformers out of the process of the command.
+The tokenizer is byte-level without merges: 256 bytes and the special tokens. All weights follow from a fixed seed. The
+language model takes milliseconds per token; the size of the vision tower is an argument. Run as a program, it keeps
+Transformers out of the command's process.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class Tower:
     """The size of a vision tower.
 
     Attributes:
-        depth: layers, at least 4.
-        width: hidden size, a multiple of 64.
+        depth: Number of layers, at least 4.
+        width: Hidden size, a multiple of 64.
     """
 
     depth: int = 4
@@ -55,17 +55,17 @@ class Tower:
 
 
 DEMO_TOWER = Tower(depth=8, width=768)
-"""86 million parameters, as many as ViT-B has."""
+"""86 million parameters, like ViT-B."""
 DEMO_PIXELS = 448 * 448
-"""Of an image after the processor. vLLM encodes one of the largest size when it starts."""
+"""Pixels of an image after the processor. vLLM encodes an image of the largest size when it starts."""
 
 
 def qwen2_5_vl(folder: Path, tower: Tower, max_pixels: int) -> None:
-    """Write a checkpoint of the class of Qwen2.5-VL.
+    """Write a checkpoint of Qwen2.5-VL's class.
 
     Args:
         folder: Empty or missing.
-        max_pixels: Of an image after the processor.
+        max_pixels: Pixels of an image after the processor.
     """
     vision = tower.sizes | {
         "intermediate_size": tower.mlp_width,
@@ -83,7 +83,7 @@ def qwen(family: str, folder: Path, vision: dict[str, Any], text: dict[str, Any]
 
     Args:
         vision: Configuration of the tower.
-        text: What that of the language model has beside `language_model`.
+        text: Configuration of the language model, in addition to `language_model`.
     """
     tokenizer = byte_tokenizer(QWEN_TOKENS, QWEN_IMAGE, eos_token="<|im_end|>", pad_token="<|endoftext|>")
     ids = {token: tokenizer.convert_tokens_to_ids(token) for token in QWEN_TOKENS}
@@ -109,7 +109,7 @@ def qwen(family: str, folder: Path, vision: dict[str, Any], text: dict[str, Any]
 
 
 def byte_tokenizer(special: list[str], image: str, **names: str) -> Any:
-    """Return a tokenizer of bytes; `image` stands for an image in a chat, `names` are tokens by their role."""
+    """Return a tokenizer of bytes; `image` is an image's text in a chat, `names` are special tokens by their role."""
     vocabulary = {letter: number for number, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
     raw = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -125,7 +125,6 @@ def byte_tokenizer(special: list[str], image: str, **names: str) -> Any:
 
 
 def language_model(bos: int, eos: int, pad: int) -> dict[str, Any]:
-    """Return the configuration of a language model of two layers."""
     return {
         "vocab_size": 512,
         "hidden_size": TEXT_WIDTH,
@@ -143,12 +142,11 @@ def language_model(bos: int, eos: int, pad: int) -> dict[str, Any]:
 
 
 def save(model_class: Any, config: Any, processor: Any, folder: Path) -> None:
-    """Draw the weights and write all files."""
     torch.manual_seed(0)
     model = model_class(config).to(torch.float32).eval()
     with torch.no_grad():
         for parameter in model.parameters():
-            if parameter.dim() > 1:  # as they are initialised, all images look alike after a few layers
+            if parameter.dim() > 1:  # with the initial weights, all images give nearly equal outputs after a few layers
                 parameter.mul_(3.0)
     model.save_pretrained(folder)
     processor.save_pretrained(folder)

@@ -1,4 +1,4 @@
-"""The demo's last lines: what was encoded once, what the kills cost, and whether caching changed a bit."""
+"""Formats the demo's final lines: items encoded once, the cost of the kills, and whether caching changed a bit."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from mmcached.cli.watch.shown_figures import queries_and_hits
 from mmcached.wire.stats import ServiceStats, WorkerStats
 
 CACHES = {"processor": "processor", "encoder": "encoder", "kv_prefix": "KV prefix", "tensor_prefix": "hidden states"}
-"""By the label of the metrics page: what the demo calls the cache."""
+"""Display name of each cache, by the label of the metrics page."""
 ENCODED: dict[str, Callable[[WorkerStats], int]] = {
     "photographs": lambda worker: worker.by_modality.image.encoded,
     "film slices": lambda worker: worker.by_modality.video.encoded,
     "sound slices": lambda worker: worker.by_modality.audio.encoded,
 }
-"""By the demo's name of the items: how many of them a worker has encoded."""
+"""By display name of the items: the number that a worker has encoded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,23 +30,19 @@ class Measured:
     after: ServiceStats
 
     def by_engine(self, figure: Callable[[WorkerStats], int]) -> list[int]:
-        """Return by how much a figure of its workers has grown, for each engine."""
         old, new = (
             [sum(map(figure, engine.workers)) for engine in stats.engines] for stats in (self.before, self.after)
         )
         return [after - before for before, after in zip(old, new, strict=True)]
 
     def encoded_by_engine(self) -> list[int]:
-        """Return the number of items that the workers of each engine have encoded."""
         return self.by_engine(lambda worker: worker.items_encoded)
 
     def num_loaded(self) -> int:
-        """Return the number of items of which workers have read the output from the store."""
         return sum(self.by_engine(lambda worker: worker.items_loaded))
 
 
 def encoded_line(first: Measured) -> str:
-    """Return the sentence that says how many items were encoded, and where."""
     counts = {name: sum(first.by_engine(figure)) for name, figure in ENCODED.items()}
     items = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
     engines = " + ".join(map(str, first.encoded_by_engine()))
@@ -56,7 +52,6 @@ def encoded_line(first: Measured) -> str:
 
 
 def hits_line(first: Measured) -> str:
-    """Return the sentence with the hit rate of each of the four caches."""
     (old_queries, old_hits), (queries, hits) = queries_and_hits(first.before), queries_and_hits(first.after)
     rates = [
         f"{name} {(hits[cache] - old_hits[cache]) / max(1, queries[cache] - old_queries[cache]):.0%}"
@@ -66,13 +61,11 @@ def hits_line(first: Measured) -> str:
 
 
 def kills_line(killed: Measured) -> str:
-    """Return the sentence that says what was encoded again after the engines were killed."""
     encoded = sum(killed.encoded_by_engine())
     return f"after the kills: {encoded} items encoded, {killed.num_loaded()} read from the store"
 
 
 def store_line(survival: Survival) -> str:
-    """Return the sentence that says what the death of the frontend has cost."""
     num = survival.num_records
     return (
         f"frontend dead: {survival.while_dead} of {num} records found; its successor, {survival.seconds:.1f} s later, "
@@ -81,7 +74,7 @@ def store_line(survival: Survival) -> str:
 
 
 def differences(on: Outcome, off: Outcome) -> list[str]:
-    """Return what differs between two plays, in words; empty if every bit is the same."""
+    """Return the differences between two plays as text; empty if every bit is equal."""
     found = []
     if len(on.generations) != len(off.generations) or len(on.embeddings) != len(off.embeddings):
         found.append("the number of answers")
@@ -97,7 +90,6 @@ def differences(on: Outcome, off: Outcome) -> list[str]:
 
 
 def proof_line(on: Outcome, different: list[str]) -> str:
-    """Return the sentence that says whether caching changed anything."""
     if different:
         return f"DIFFERENT with all four caches off: {', '.join(different[:5])} ({len(different)} in all)"
     tokens = sum(len(generation.tokens) for generation in on.generations)

@@ -1,4 +1,4 @@
-"""Runs the demo's stages: what a photograph costs, then conversations with all caches on, after two kills, and off."""
+"""Runs the demo's stages: the cost of a photograph, then conversations with all caches on, after two kills, and off."""
 
 from __future__ import annotations
 
@@ -44,17 +44,13 @@ SHOWN = {
     "start_timeout_s": 600.0,
     "request_timeout_s": REQUEST_S,
 }
-"""The demo's own defaults: small processes, more than one engine, requests that go to each of them in turn, and time on
-a busy host.
-"""
+"""The demo's own defaults: small processes, several engines with round-robin routing, long timeouts for a busy host."""
 TOWER = {"encoder_width": 512, "encoder_layers": 16}
 """The demo's encoder, unless the user sets one: it computes for about 0.1 s per photograph on one core."""
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """What is played, again and again."""
-
     photos: list[Photo]
     users: list[User]
 
@@ -64,7 +60,7 @@ class Workload:
 
 
 def as_shown(loaded: LoadedConfig) -> ServiceConfig:
-    """Return what the user has set, with the demo's own defaults for the rest."""
+    """Return the user's settings, with the demo's own defaults for the rest."""
     own = {name: value for name, value in SHOWN.items() if loaded.origins[name] == DEFAULT}
     tower = {name: value for name, value in TOWER.items() if loaded.origins[f"model.{name}"] == DEFAULT}
     model: ModelConfig = msgspec.structs.replace(loaded.config.model, **tower)
@@ -72,7 +68,7 @@ def as_shown(loaded: LoadedConfig) -> ServiceConfig:
 
 
 def all_caches_off(config: ServiceConfig) -> ServiceConfig:
-    """Return the same service without any of the four caches: every request computes all of its own."""
+    """Return the same service without any of the four caches, so that every request is computed in full."""
     return msgspec.structs.replace(
         config,
         mm_processor_cache_gb=0.0,
@@ -89,7 +85,7 @@ def run_demo(config: ServiceConfig, *, images: Path | None, num_users: int, num_
         The exit status: 0 if all plays are bit-identical and no record was lost with the frontend, else 1.
 
     Raises:
-        ConfigError: There are no workers to play with.
+        ConfigError: The service has no workers.
     """
     if not config.has_workers:
         raise ConfigError("world_size", 0, "must be at least 1: the demo generates")
@@ -111,7 +107,7 @@ def run_demo(config: ServiceConfig, *, images: Path | None, num_users: int, num_
 
 
 def _run(config: ServiceConfig, workload: Workload, console: Console, stages: Stages) -> int:
-    """Run all stages and print what was found; return the exit status."""
+    """Run all stages and print the results; return the exit status."""
     photos = workload.photos
     with (
         _service(config, stages, "start a service with all caches on") as run_dir,
@@ -149,7 +145,6 @@ def _run(config: ServiceConfig, workload: Workload, console: Console, stages: St
 
 
 def _clips_in(turns: Sequence[Turn]) -> str:
-    """Return what is in turns beside photographs, in words."""
     return (", a film" if any(turn.files.videos for turn in turns) else "") + (
         ", a sound" if any(turn.files.audios for turn in turns) else ""
     )

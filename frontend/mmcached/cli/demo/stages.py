@@ -1,4 +1,4 @@
-"""Shows the demo's stages: a bar on a terminal while one runs, one line with its time when it has ended."""
+"""Shows the demo's stages: a bar on a terminal while a stage runs, one line with its time at the end."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Stages:
 
     @contextmanager
     def stage(self, title: str, total: int | None = None) -> Iterator[Callable[[], None]]:
-        """Run one stage; yields what is to be called after each of its `total` parts."""
+        """Run one stage; yields a function to be called after each of its `total` parts."""
         task = self._progress.add_task(title, total=total)
         started = time.monotonic()
         yield lambda: self._progress.advance(task)

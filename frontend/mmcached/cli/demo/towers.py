@@ -1,6 +1,7 @@
 """`mmcached demo --encoder DIR`: a user's checkpoint encodes the photographs twice, for two clients.
 
-What the first client has had processed and encoded, the second one finds; every bit of both answers is compared.
+The second client must find everything that the first one had processed and encoded; every bit of both answers is
+compared.
 """
 
 from __future__ import annotations
@@ -30,12 +31,12 @@ from mmcached.wire.stats import ServiceStats
 
 @dataclass(frozen=True, slots=True)
 class Play:
-    """One client's requests, a photograph each.
+    """One client's requests, one photograph each.
 
     Attributes:
-        processed: photographs that were decoded and processed for it.
-        encoded: runs of the tower.
-        seconds: of all requests, one after the other.
+        processed: Photographs that were decoded and processed for it.
+        encoded: Runs of the tower.
+        seconds: Time of all requests, in sequence.
     """
 
     outputs: list[Any]
@@ -47,12 +48,11 @@ class Play:
 def run_tower_demo(config: ServiceConfig, folder: Path, *, images: Path | None) -> int:
     """Run the demo on the terminal.
 
-    Args:
-        folder: of the checkpoint.
     Returns:
-        the exit status: 0 if both clients have had the same bits, and the second one found everything.
+        The exit status: 0 if both clients got the same bits, and the second one found everything.
+
     Raises:
-        ConfigError: the checkpoint cannot be served.
+        ConfigError: The checkpoint cannot be served.
     """
     encoder = msgspec.structs.replace(config.encoder, kind="hf", path=str(folder.resolve()))
     config = msgspec.structs.replace(config, encoder=encoder, world_size=max(1, config.world_size))
@@ -101,7 +101,7 @@ def _shape(shape: Sequence[int]) -> str:
 
 
 def _table(plays: Sequence[Play], num_photos: int) -> Table:
-    table = Table(title="what was run", title_justify="left")
+    table = Table(title="work done", title_justify="left")
     for column in ("client", "processed", "tower runs", "found", "time"):
         table.add_column(column, justify="left" if column == "client" else "right", no_wrap=True)
     for name, play in zip(("first", "second"), plays, strict=True):
@@ -112,9 +112,9 @@ def _table(plays: Sequence[Play], num_photos: int) -> Table:
 
 def _proof(plays: Sequence[Play], is_same: bool) -> str:
     if not is_same:
-        return "DIFFERENT: the second client has had other bits than the first"
+        return "DIFFERENT: the second client got other bits than the first"
     ratio = plays[0].seconds / plays[1].seconds
-    return f"proof: both clients have had the same bits; the second one waited {ratio:.0f} times less"
+    return f"proof: both clients got the same bits; the second one waited {ratio:.0f} times less"
 
 
 def _are_equal(some: Sequence[Any], others: Sequence[Any]) -> bool:

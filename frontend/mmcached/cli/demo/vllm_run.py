@@ -1,8 +1,8 @@
 """`mmcached demo --vllm`: a store, two vLLM servers with the adapter beside it, and the time to the first token.
 
-Each picture is sent to the first server twice, then to the other one, then to the other one under a name of its own:
-items that clients have named are not shared, so that shows what the picture costs there without mmcached. All requests
-about a picture are equal otherwise. Both servers have answered questions about other pictures before.
+Each image is sent to the first server twice, then to the other one, then to the other one under a name of its own:
+items named by clients are not shared, so that this measures the image's cost there without mmcached. All requests about
+an image are equal otherwise. Both servers are warmed up with other images.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ RANDOM = "random weights, 86 M parameters in the vision tower"
 RANDOM_OPTIONS = ("--max-model-len", "2048", "--max-num-seqs", "8", "--enforce-eager")
 RANDOM_ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "1"}
 RANDOM_SIDE, SIDE = 448, 1024
-"""Of a drawn picture, in pixels: the largest that the random model takes, and for other models."""
+"""Side of a drawn image in pixels: the largest that the random model takes, and for other models."""
 NUM_PICTURES = 5
 ONE_GPU = ("--gpu-memory-utilization", "0.4")
 MODEL_S = 300.0
@@ -58,14 +58,14 @@ FIRST, OTHER = "first server", "other server"
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """The replies to one question about each picture, and how many times the server's encoder has run for them."""
+    """The replies to one question about each image, and the runs of the server's encoder for them."""
 
     name: str
     replies: list[Reply] = field(default_factory=list)
     encoder_runs: list[int] = field(default_factory=list)
 
     def ask(self, server: VllmServer, picture: bytes, *, name: str | None = None) -> None:
-        """Ask a server that does nothing else."""
+        """Ask a server that is otherwise idle."""
         before = server.num_encoded()
         self.replies.append(server.ask(picture, name=name))
         self.encoder_runs.append(server.num_encoded() - before)
@@ -79,17 +79,17 @@ def run_vllm_demo(loaded: LoadedConfig, *, model: str | None, arguments: Sequenc
     """Run the demo on the terminal.
 
     Args:
-        model: name or path; None makes one with random weights.
-        arguments: further options of both servers.
+        model: Name or path; None makes one with random weights.
+        arguments: Further options of both servers.
 
     Returns:
-        The exit status: 0 if the first server has encoded each picture once, the other one none of them, and all
-        generated tokens are equal; else 1.
+        The exit status: 0 if the first server has encoded each image once, the other one none of them, and all
+            generated tokens are equal; else 1.
 
     Raises:
         InvalidRequest: No model could be made, or there are no images.
         ServiceUnavailable: The store or a server did not start, or has ended.
-        DeadlineExceeded: One of them did not answer in time.
+        DeadlineExceeded: The store or a server did not answer in time.
     """
     pictures = photos_in(images)[:NUM_PICTURES] if images else _drawn(NUM_PICTURES, SIDE if model else RANDOM_SIDE)
     launch = Launch(model or "", arguments, _environment())
@@ -113,7 +113,7 @@ def visible_gpus() -> list[str]:
 
 
 def shares_of_gpus(launch: Launch, gpus: Sequence[str]) -> list[Launch]:
-    """Return how each of two servers is started: with half of the GPUs, or with less than half of the only one."""
+    """Return the launches of two servers: each with half of the GPUs, or with less than half of the only one."""
     if len(gpus) < 2:
         return [launch.preceded_by(ONE_GPU) if gpus else launch] * 2
     half = len(gpus) // 2
@@ -124,14 +124,14 @@ def shares_of_gpus(launch: Launch, gpus: Sequence[str]) -> list[Launch]:
 def _play(
     store_config: ServiceConfig, launch: Launch, pictures: Sequence[Photo], scratch: Path, stages: Stages
 ) -> list[Situation]:
-    """Start a store and both servers, ask about each picture, and end all of them."""
+    """Start a store and both servers, ask about each image, and end all of them."""
     with ExitStack() as stack:
         with stages.stage("start a store"):
             store = stack.enter_context(ChildService(scratch / "run", store_config, scratch / "config.json"))
         client = stack.enter_context(Client(store.run_dir))
         servers = []
-        # One after the other: vLLM measures the free memory of a GPU when it starts, and the second start finds what
-        # the first one has compiled.
+        # In sequence: vLLM measures the free memory of a GPU when it starts, and the second start reuses the first
+        # one's compilations.
         launch = launch.preceded_by(_adapter(store.run_dir))
         for name, own in zip((FIRST, OTHER), shares_of_gpus(launch, visible_gpus()), strict=True):
             with stages.stage(f"start vLLM, {name}"):
@@ -143,7 +143,7 @@ def _play(
 
 
 def _warm_up(servers: Sequence[VllmServer], client: Client, advance: Callable[[], None]) -> None:
-    """Have each server encode, save and load once: no measured request pays for a first use of anything."""
+    """Make each server encode, save and load once, so that measured requests do not include first-use costs."""
     first, other = _drawn(2, SIDE, seed=1000)
     for server, picture in zip(servers, (first, other), strict=True):
         with _saved(client):
@@ -172,7 +172,7 @@ def _ask(
 
 @contextlib.contextmanager
 def _saved(client: Client) -> Iterator[None]:
-    """Return from the block when the store has one record more: outputs are saved beside the answer."""
+    """Wait after the block until the store has one record more: outputs are saved after the answer."""
     before = client.stats().store
     yield
     give_up = time.monotonic() + SAVED_S
@@ -185,7 +185,7 @@ def _saved(client: Client) -> Iterator[None]:
 
 
 def report(situations: Sequence[Situation], console: Console) -> int:
-    """Print what was found; return the exit status."""
+    """Print the results; return the exit status."""
     new, _, found, _ = situations
     num = len(new.replies)
     title = f"a request with one picture (median of {num}), time to the first token"
@@ -198,7 +198,7 @@ def report(situations: Sequence[Situation], console: Console) -> int:
         table.add_row(each.name, f"{each.cost.median_s * 1e3:,.1f}", factor, str(sum(each.encoder_runs)))
     console.print(table)
     if new.cost.median_s < CLOSE_FACTOR * found.cost.median_s:
-        words = "the encoder of this model costs little here beside the rest of a request: its runs say what is saved"
+        words = "this model's encoder is cheap here beside the rest of a request: its runs show what is saved"
         console.print(words, highlight=False)
     is_shared = all(new.encoder_runs) and not any(found.encoder_runs)
     words = f"encoder runs for {num} pictures: {sum(new.encoder_runs)} in the {FIRST}, "
@@ -222,7 +222,7 @@ def _store_config(loaded: LoadedConfig) -> ServiceConfig:
 
 
 def _adapter(run_dir: Path) -> list[str]:
-    """Return the option that docs/hosts/vllm.md tells users to give."""
+    """Return the option that docs/hosts/vllm.md documents."""
     transfer = {
         "ec_connector": "MmcachedECConnector",
         "ec_connector_module_path": "mmcached.integrations.vllm",
@@ -233,7 +233,7 @@ def _adapter(run_dir: Path) -> list[str]:
 
 
 def _environment() -> dict[str, str]:
-    """Return variables for both servers, which share the cores: neither binds threads to them, nor has one for each."""
+    """Return variables for both servers, so that they share the cores: no thread binding, half of the threads each."""
     num_threads = max(1, len(os.sched_getaffinity(0)) // 2)
     defaults = {
         "OMP_NUM_THREADS": str(num_threads),
@@ -244,7 +244,6 @@ def _environment() -> dict[str, str]:
 
 
 def _random_model(folder: Path, launch: Launch) -> Launch:
-    """Make a model; return how it is started."""
     words = [sys.executable, "-m", "mmcached.cli.demo.random_checkpoint", str(folder)]
     try:
         done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, check=False, timeout=MODEL_S)
@@ -258,7 +257,7 @@ def _random_model(folder: Path, launch: Launch) -> Launch:
 
 
 def _drawn(count: int, side: int, *, seed: int = 0) -> list[Photo]:
-    """Return pictures of random squares, `side` pixels wide and high."""
+    """Return images of random squares, `side` pixels wide and high."""
     draw = np.random.default_rng(seed)
     photos = []
     for number in range(count):
@@ -271,7 +270,7 @@ def _drawn(count: int, side: int, *, seed: int = 0) -> list[Photo]:
 
 @contextlib.contextmanager
 def _ending_in_order() -> Iterator[None]:
-    """End this process by an exception at SIGTERM and SIGHUP too, so that all that it has started is ended."""
+    """Turn SIGTERM and SIGHUP into exceptions, so that all started processes are ended."""
     former = {signum: signal.signal(signum, _end) for signum in (signal.SIGTERM, signal.SIGHUP)}
     try:
         yield

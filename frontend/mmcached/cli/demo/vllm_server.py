@@ -29,9 +29,9 @@ from mmcached.wire.extras import how_to_install
 from mmcached.wire.process.death import environment_for_children
 
 MODULE = "vllm.entrypoints.openai.api_server"
-"""What `vllm serve` runs. As a module it works with every build of vLLM, also where the command does not start."""
+"""The module behind `vllm serve`. It works with every build of vLLM, even where the command does not start."""
 START_S = 1800.0
-"""A large model is downloaded and compiled in this time."""
+"""Allows for downloading and compiling a large model."""
 ANSWER_S = 300.0
 STOP_S = 30.0
 POLL_S = 0.2
@@ -55,12 +55,11 @@ def check_host() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """How a server is started.
+    """The command line and environment of a server.
 
     Attributes:
-        model: name or path.
-        options: of vLLM's command line.
-        environment: variables beside those of this process.
+        options: Further options of vLLM's command line.
+        environment: Variables in addition to those of this process.
     """
 
     model: str
@@ -68,18 +67,18 @@ class Launch:
     environment: Mapping[str, str]
 
     def preceded_by(self, options: Sequence[str] = (), environment: Mapping[str, str] | None = None) -> Launch:
-        """Return the same with more options before its own: of an option that is there twice, the last one counts."""
+        """Return a copy with more options before its own; of a repeated option the last one counts."""
         return Launch(self.model, [*options, *self.options], {**self.environment, **(environment or {})})
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """The answer to a question about one picture.
+    """The answer to a question about one image.
 
     Attributes:
-        first_token_s: from the request to the first token.
-        tokens: generated, as text of one token each.
-        logprobs: of these tokens.
+        first_token_s: Time from the request to the first token.
+        tokens: Generated tokens, as text.
+        logprobs: Log-probabilities of these tokens.
     """
 
     first_token_s: float
@@ -90,12 +89,9 @@ class Reply:
 class VllmServer:
     """One server; see `running`.
 
-    Args:
-        name: in messages.
-
     Raises:
-        ServiceUnavailable: (from each call) The server ended, or its answer is an error. The end
-            of its log has been written to stderr.
+        ServiceUnavailable: (from each call) The server ended, or its answer is an error. The end of its log was written
+            to stderr.
         DeadlineExceeded: No answer in time; the same.
     """
 
@@ -111,14 +107,14 @@ class VllmServer:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                start_new_session=True,  # Ctrl-C comes to the demo alone
+                start_new_session=True,  # Ctrl-C reaches only the demo
             )
 
     def ask(self, picture: bytes, *, name: str | None = None) -> Reply:
-        """Ask about a picture and read the answer as it comes.
+        """Ask about an image and read the streamed answer.
 
         Args:
-            name: of the picture, which stands for its content; None for a hash of the content.
+            name: Name that stands for the image's content; None for a hash of the content.
         """
         part: dict[str, Any] = {
             "type": "image_url",
@@ -149,13 +145,12 @@ class VllmServer:
         return Reply(first_token_s, tuple(t["token"] for t in tokens), tuple(t["logprob"] for t in tokens))
 
     def num_encoded(self) -> int:
-        """Return how many items its encoder has run for, as mmcached's connector counts them."""
+        """Return the number of encoder runs, as mmcached's connector counts them."""
         with self._answer("GET", "/metrics") as answer:
             page = answer.read().decode()
         return sum(int(float(value)) for value in re.findall(r"^vllm:mmcached_ec_encodes_total\S* (\S+)$", page, re.M))
 
     def wait_until_ready(self) -> None:
-        """Return when the server answers."""
         give_up = time.monotonic() + START_S
         while not self._is_ready():
             if self.process.poll() is not None:
@@ -209,7 +204,7 @@ class VllmServer:
                 self.process.send_signal(signal.SIGTERM)
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     self.process.wait(STOP_S)
-        finally:  # also after a second Ctrl-C
+        finally:  # even after a second Ctrl-C
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
@@ -234,7 +229,6 @@ def _free_port() -> int:
 
 
 def _chunks(answer: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:
-    """Yield the parts of a stream of server-sent events."""
     for line in answer:
         data = line.removeprefix(b"data: ").strip()
         if data and data != b"[DONE]":
@@ -242,11 +236,7 @@ def _chunks(answer: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:
 
 
 def _tokens_of(chunk: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the tokens of a part, each with its log-probability.
-
-    Raises:
-        ValueError: The part is an error.
-    """
+    """Return the tokens of a part, each with its log-probability; ValueError if the part is an error."""
     if "error" in chunk:
         raise ValueError(chunk["error"])
     return [token for choice in chunk["choices"] for token in (choice.get("logprobs") or {}).get("content") or ()]

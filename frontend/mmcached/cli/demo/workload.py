@@ -1,9 +1,8 @@
-"""The demo's workload: several users who talk about photographs, turn by turn, each turn on top of all that was said
-before; at the end each of them wants the embeddings of all photographs. One more talks about a film and a sound.
+"""The demo's workload: several users in multi-turn conversations about photographs, and one about a film and a sound.
 
-Photographs repeat within a conversation and across users; all prompts start with the same words, and each turn's prompt
-starts with the whole former turn. Nothing is random: two plays differ only in how the requests of several users fall
-together.
+Each turn's prompt begins with the whole former turn, and all prompts begin with the same text; photographs repeat
+within a conversation and across users. At the end each user requests the embeddings of all photographs. Nothing is
+random: two plays differ only in the interleaving of requests.
 """
 
 from __future__ import annotations
@@ -33,15 +32,13 @@ QUESTIONS = (
 )
 REPLY_TOKENS = 12
 REQUEST_S = 600.0
-"""A request may take this long on a busy host; on two idle cores it takes 5 s at most."""
+"""Timeout of a request on a busy host; on two idle cores it takes 5 s at most."""
 PAGE = 6
-"""Photographs of one request for embeddings."""
+"""Photographs per request for embeddings."""
 
 
 @dataclass(frozen=True, slots=True)
 class Files:
-    """What a request brings along."""
-
     images: Sequence[bytes] = ()
     videos: Sequence[Video] = ()
     audios: Sequence[Audio] = ()
@@ -51,7 +48,6 @@ class Files:
 
     @property
     def markers(self) -> list[int]:
-        """Their token ids in a prompt, in order."""
         return (
             [IMAGE_TOKEN_ID] * len(self.images)
             + [VIDEO_TOKEN_ID] * len(self.videos)
@@ -61,7 +57,7 @@ class Files:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One user's words at one time, and the files that are new in this turn."""
+    """One turn of a user: the text, and the new files."""
 
     text: str
     files: Files
@@ -69,7 +65,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class User:
-    """Somebody who talks, and at the end wants the embeddings of all files of each page."""
+    """One user's conversation, and the pages of files whose embeddings are requested at the end."""
 
     turns: Sequence[Turn]
     pages: Sequence[Files]
@@ -77,11 +73,11 @@ class User:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """All that a play has produced, in an order that does not depend on timing.
+    """All results of a play, in an order that does not depend on timing.
 
     Attributes:
-        embeddings: of all photographs, for each user; the first user's are in the photographs' order. Of a film or a
-            sound, those of each slice.
+        embeddings: Embeddings of all photographs, for each user; the first user's are in the photographs' order. Of a
+            film or a sound, those of each slice.
     """
 
     generations: list[Generation]
@@ -89,12 +85,12 @@ class Outcome:
 
 
 def users_with_photos(photos: Sequence[Photo], num_users: int, num_turns: int) -> list[User]:
-    """Return who talks about photographs. Neighbouring users look at overlapping ones."""
+    """Return the users with photographs, which overlap between neighbouring users."""
     return [User(_turns(photos, user, num_turns), _pages(photos, user)) for user in range(num_users)]
 
 
 def user_with_clips(turns: Sequence[Turn]) -> User:
-    """Return who talks about films and sounds; the embeddings are those of all of them."""
+    """Return a user with clips, who requests the embeddings of all of them."""
     return User(turns, [sum((turn.files for turn in turns), Files())])
 
 
@@ -105,14 +101,14 @@ def _turns(photos: Sequence[Photo], user: int, num_turns: int) -> list[Turn]:
         if turn == 0:
             shown.append(photos[(2 * user + 1) % len(photos)])
         if turn == num_turns - 1:
-            shown.append(photos[2 * (user // 2) % len(photos)])  # "look again": shown in the first turn already
+            shown.append(photos[2 * (user // 2) % len(photos)])  # "look again": already shown in the first turn
         files = Files([photo.data for photo in shown])
         turns.append(Turn(f"User {user}: {QUESTIONS[turn % len(QUESTIONS)]}", files))
     return turns
 
 
 def _pages(photos: Sequence[Photo], user: int) -> list[Files]:
-    """Return in which order a user wants the embeddings of all photographs: each begins with another page."""
+    """Return a user's order of pages for the embeddings of all photographs: each user begins with another page."""
     data = [photo.data for photo in photos]
     all_pages = [Files(data[start : start + PAGE]) for start in range(0, len(data), PAGE)]
     first = user % len(all_pages)
@@ -124,11 +120,7 @@ def num_requests(users: Sequence[User]) -> int:
 
 
 async def play(run_dir: Path, users: Sequence[User], advance: Callable[[], None]) -> Outcome:
-    """Play all conversations at once; `advance` is called after each answer.
-
-    Raises:
-        MmcachedError: a request failed.
-    """
+    """Play all conversations at once; `advance` is called after each answer."""
     async with AsyncClient(run_dir, timeout_s=REQUEST_S) as client:
         parts = await asyncio.gather(*(_converse(client, user, advance) for user in users))
     return Outcome(

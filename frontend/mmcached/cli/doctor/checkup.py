@@ -1,4 +1,4 @@
-"""Lists all checks in the order of the report, and runs them. A new check is a function and a row here."""
+"""The table of all checks in the order of the report, and their run. A new check is a function and a row here."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ CHECKS: Mapping[str, Callable[[Host], Finding]] = {
     "engine": service.engine,
     "second level": second_level.second_level,
 }
-"""By name."""
+"""Checks by name."""
 
 
 def run_checks(host: Host, tell: Callable[[str], None] = lambda words: None) -> Iterator[tuple[str, Finding]]:
-    """Yield what each check has found; one that cannot be made is a warning, and keeps no other from it."""
+    """Yield the name and finding of each check; a check that fails with an error becomes a warning."""
     for name, check in CHECKS.items():
         tell(f"checking {name}")
         try:

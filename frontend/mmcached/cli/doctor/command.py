@@ -1,6 +1,6 @@
-"""`mmcached doctor`: prints a table on a terminal, plain lines in a pipe, or JSON.
+"""The command `mmcached doctor`: prints a table on a terminal, plain lines in a pipe, or JSON.
 
-Exit status: 0, or 1 if there is a problem; warnings are none.
+Exit status: 0, or 1 if there is a problem; warnings do not count.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def _show_table(found: list[tuple[str, Finding]]) -> None:
 
 
 def _config_of(run_dir: Path) -> ServiceConfig:
-    """Return what the service here was started with; where nobody may say that, the defaults, and a check says why."""
+    """Return the settings of the service here; the defaults if unreadable, for which a check gives the reason."""
     from mmcached.cli.admin.observe import saved_config
     from mmcached.wire.config import ServiceConfig
 

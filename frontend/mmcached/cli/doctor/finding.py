@@ -1,4 +1,4 @@
-"""Says what a check of this host has found, and what every check is given."""
+"""The finding of a check of this host, and the input of every check."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class Finding(msgspec.Struct, frozen=True):
     """One line of the report.
 
     Attributes:
-        what: the fact, with its numbers.
-        fix: a command or a setting; "" if there is nothing to fix.
+        what: The fact, with its numbers.
+        fix: A command or a setting; "" if no fix is needed.
     """
 
     level: Level
@@ -30,13 +30,13 @@ class Finding(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """The place that is looked at.
+    """The host to check.
 
     Attributes:
-        config: the service's there, or what one would be started with.
-        root: of `proc`, `sys`, `etc` and `dev`; tests put another host here.
-        shm: where rings lie.
-        loads_torch: torch may be loaded, in another process, to ask it for devices.
+        config: Settings of the service there, or those that a new one would have.
+        root: Parent of `proc`, `sys`, `etc` and `dev`; tests use another directory.
+        shm: Directory of the rings.
+        loads_torch: Whether torch may be loaded, in another process, to list devices.
     """
 
     run_dir: Path
@@ -46,7 +46,7 @@ class Host:
     loads_torch: bool = False
 
     def read(self, path: str) -> str:
-        """Return the text of a file of this host; "" if there is none that can be read."""
+        """Return the text of a file of this host; "" if it is missing or unreadable."""
         try:
             return (self.root / path).read_text(errors="replace").strip()
         except OSError:
@@ -54,7 +54,7 @@ class Host:
 
 
 def mib(num_bytes: int) -> str:
-    """Return a size for people.
+    """Return a size as text.
 
     >>> mib(64 << 20), mib(3 << 30)
     ('64 MiB', '3.0 GiB')

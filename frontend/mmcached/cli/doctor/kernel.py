@@ -1,4 +1,4 @@
-"""Checks what the kernel gives, by doing it: locks, atomic words, confinement; and how it keeps pages and time."""
+"""Checks of kernel features, by using them: locks, atomic words, confinement; and of page and clock settings."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LARGE_RING_GB = 4.0
 
 
 def kernel_locks(host: Host) -> Finding:
-    """Death is known by locks of open file descriptions, so two descriptions must really exclude each other."""
+    """Check that locks of open file descriptions exclude each other: they prove which processes live."""
     places = [host.shm, _nearest(host.run_dir)]
     for place in places:
         try:
@@ -35,7 +35,7 @@ def kernel_locks(host: Host) -> Finding:
 
 
 def atomic_words(host: Host) -> Finding:
-    """Readers and writer exchange words with release stores and fences."""
+    """Check that readers and the writer can exchange words with release stores and fences."""
     try:
         require_word_store()
     except SegmentError as error:
@@ -44,7 +44,7 @@ def atomic_words(host: Host) -> Finding:
 
 
 def huge_pages(host: Host) -> Finding:
-    """Large rings are touched faster in huge pages."""
+    """Check the setting for huge pages, in which large rings are touched faster."""
     found = re.search(r"\[(\w+)\]", host.read("sys/kernel/mm/transparent_hugepage/shmem_enabled"))
     chosen = found[1] if found else "not offered by this kernel"
     fact = f"shmem_enabled: {chosen}"
@@ -56,7 +56,7 @@ def huge_pages(host: Host) -> Finding:
 
 
 def confinement(host: Host) -> Finding:
-    """Decoders limit themselves by rlimits, and can be confined further where the kernel has the means."""
+    """Check how far decoders can be confined beyond their rlimits."""
     status = host.read("proc/self/status")
     seccomp = {"0": "off", "1": "strict", "2": "filtered"}.get(_field(status, "Seccomp"), "not built in")
     version = _landlock_version()
@@ -71,7 +71,7 @@ def confinement(host: Host) -> Finding:
 
 
 def clock(host: Host) -> Finding:
-    """The clock is read some times per request; a slow source is a system call each time."""
+    """Check the clock source, which is read several times per request; a slow one needs a system call each time."""
     source = host.read("sys/devices/system/clocksource/clocksource0/current_clocksource")
     if source in _SLOW_CLOCKS:
         fix = "boot with clocksource=tsc (on a virtual machine: kvm-clock, hyperv_clocksource)"
@@ -93,7 +93,7 @@ def _fault_of_locks(fd: int, name: str) -> str:
 
 
 def _nearest(path: Path) -> Path:
-    """Return the directory, or the nearest above it that there is."""
+    """Return the directory, or its nearest existing parent."""
     return next(each for each in (path, *path.parents) if each.is_dir())
 
 
@@ -103,6 +103,6 @@ def _field(status: str, name: str) -> str:
 
 
 def _landlock_version() -> int:
-    """Return the version of Landlock's interface; 0: there is none, or it is switched off."""
+    """Return the version of Landlock's interface; 0: missing or switched off."""
     libc = ctypes.CDLL(None, use_errno=True)
     return max(0, int(libc.syscall(_LANDLOCK_CREATE_RULESET, None, 0, 1)))

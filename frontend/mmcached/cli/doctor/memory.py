@@ -1,4 +1,4 @@
-"""Checks where rings lie, and the memory that there is for them and for the processes."""
+"""Checks of /dev/shm, and of the memory for rings and processes."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from mmcached.cli.terminal_text import shown
 from mmcached.shm.segment.headroom import READ_ONLY_SHM, memory_headroom
 
 LEAST_SHM_BYTES = 16 << 20
-"""With less room even small rings are of no use, unless exactly these were asked for."""
+"""With less space even small rings are of no use, unless configured to be that small."""
 PROCESSES_BYTES = 512 << 20
-"""What supervisor, frontend, engine and two workers take beside the rings."""
+"""Memory of supervisor, frontend, engine and two workers, without the rings."""
 DOCKER_SHM_BYTES = 64 << 20
-"""What a container gets whose runner says nothing."""
+"""Default size of /dev/shm in a container."""
 _GROW = "mount -o remount,size={size} /dev/shm; in a container --shm-size={size}, or an emptyDir of medium Memory"
 _UNITS = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40, "": 1}
 
 
 def shm_size(host: Host) -> Finding:
-    """/dev/shm must be a tmpfs that can be written, with room for ring and store."""
+    """Check that /dev/shm is a writable tmpfs with space for ring and store."""
     if os.statvfs(host.shm).f_flag & os.ST_RDONLY:
         return Finding("problem", f"{host.shm} is read-only: rings cannot be made there", READ_ONLY_SHM)
     if not os.access(host.shm, os.W_OK | os.X_OK):
@@ -45,7 +45,7 @@ def shm_size(host: Host) -> Finding:
 
 
 def shm_after_restart(host: Host) -> Finding:
-    """What was remounted by hand is lost with the next boot, or with the container."""
+    """Check that the size of /dev/shm survives the next boot: a manual remount does not."""
     total, _ = _room(host)
     if _is_container(host):
         fact = f"it is this container's, {mib(total)}, and goes with it"
@@ -63,7 +63,7 @@ def shm_after_restart(host: Host) -> Finding:
 
 
 def memory_limit(host: Host) -> Finding:
-    """Pages of /dev/shm count for the memory cgroup of whoever touches them first."""
+    """Check the memory limit: pages of /dev/shm count for the memory cgroup of the process that touches them first."""
     left = memory_headroom(host.root)
     if left is None:
         return Finding("warning", "neither /proc/meminfo nor a cgroup says what is left", "mount /proc")
@@ -79,7 +79,10 @@ def memory_limit(host: Host) -> Finding:
 
 
 def stale_segments(host: Host) -> Finding:
-    """What kill -9 has left takes memory: until any service starts, or until that of its run directory does."""
+    """Look for segments left by `kill -9`, which take memory.
+
+    They are removed when any service starts, some only when the service of their run directory does.
+    """
     entries = list_segments()
     dead = [entry for entry in entries if entry.state == "dead"]
     if dead:
@@ -95,19 +98,19 @@ def stale_segments(host: Host) -> Finding:
 
 
 def grow(host: Host) -> str:
-    """Return how to enlarge /dev/shm to the size that the configuration needs."""
+    """Return a command that enlarges /dev/shm to the size that the configuration needs."""
     wanted = -(-max(2 * rings_bytes(host.config), 1 << 30) // (1 << 30))
     return _GROW.format(size=f"{wanted}g")
 
 
 def _room(host: Host) -> tuple[int, int]:
-    """Return the size of /dev/shm, and what is free of it without the rings of this run directory."""
+    """Return the size of /dev/shm, and its free bytes without the rings of this run directory."""
     found = os.statvfs(host.shm)
     return found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize + noted_bytes(host.run_dir)
 
 
 def _mounts(host: Host) -> list[list[str]]:
-    """Return the fields of each mount, the last first: it covers those before."""
+    """Return the fields of each mount, the last first: it covers earlier ones."""
     lines = [line.split() for line in host.read("proc/mounts").splitlines()]
     return [fields for fields in reversed(lines) if len(fields) >= 4]
 
@@ -118,7 +121,7 @@ def _fstab(host: Host) -> list[list[str]]:
 
 
 def _size_of(options: str, host: Host) -> int | None:
-    """Return what `size=` says in the options of a tmpfs; None if it says nothing."""
+    """Return the `size=` in the options of a tmpfs, in bytes; None without one."""
     found = re.search(r"(?:^|,)size=(\d+)([kmgt%]?)", options, re.IGNORECASE)
     if found is None:
         return None

@@ -1,4 +1,4 @@
-"""Checks whether clients get nurseries, the files in which they lay large records themselves."""
+"""Check of nurseries, the shared-memory files into which clients write large records."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _INLINE = "large puts go through the socket, and the service copies them"
 
 
 def nurseries(host: Host) -> Finding:
-    """A client without a nursery loses nothing but time: its large records travel as messages."""
+    """Check whether clients get nurseries; without one a client's large records travel as messages."""
     config, budget = host.config, host.config.store_nursery_bytes
     if not config.store_data_bytes:
         return Finding("ok", "the service has no store (store_gb = 0)")
@@ -45,7 +45,7 @@ def nurseries(host: Host) -> Finding:
 
 
 def _has_descriptor(host: Host, pid: int | None) -> bool:
-    """Return whether the frontend may take one descriptor more; True if this cannot be seen from here."""
+    """Return whether the frontend may open one more descriptor; True if that is not visible from here."""
     limit = re.search(r"^Max open files +(\d+)", host.read(f"proc/{pid}/limits"), re.MULTILINE)
     try:
         num_open = len(os.listdir(host.root / f"proc/{pid}/fd"))

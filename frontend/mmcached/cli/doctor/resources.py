@@ -1,4 +1,4 @@
-"""Checks what a process of this user may take: descriptors, locked memory, cores; and whether there are devices."""
+"""Checks of this user's limits on descriptors, locked memory and cores, and of devices."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ _ASK_TORCH = "import torch; n = torch.cuda.device_count(); print(n, *(torch.cuda
 
 
 def open_files(host: Host) -> Finding:
-    """The frontend has a descriptor for each client and each nursery; roles raise their soft limit to the hard one."""
+    """Check the limit of open files: the frontend has a descriptor for each client and nursery.
+
+    Roles raise their soft limit to the hard one.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     reserved, num_clients = host.config.limits.reserved_descriptors, host.config.store_max_clients
     num_nurseries = host.config.limits.max_nurseries if host.config.store_nursery_bytes else 0
@@ -32,7 +35,7 @@ def open_files(host: Host) -> Finding:
 
 
 def locked_memory(host: Host) -> Finding:
-    """No ring is locked: with swap the kernel may put its pages on a disk."""
+    """Check for swap: no ring is locked, so the kernel may swap its pages out."""
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     limit = "no limit" if soft == resource.RLIM_INFINITY else mib(soft)
     swaps = host.read("proc/swaps").splitlines()[1:]
@@ -43,7 +46,7 @@ def locked_memory(host: Host) -> Finding:
 
 
 def cores(host: Host) -> Finding:
-    """Frontend, engine, workers and decoders run side by side."""
+    """Check the number of cores: frontend, engine, workers and decoders run side by side."""
     config = host.config
     allowed = float(len(os.sched_getaffinity(0)))
     quota, _, period = host.read("sys/fs/cgroup/cpu.max").partition(" ")
@@ -61,7 +64,7 @@ def cores(host: Host) -> Finding:
 
 
 def devices(host: Host) -> Finding:
-    """Torch is not loaded here; with --torch another process loads it and says what it sees."""
+    """Check torch and devices; only with `--torch` another process loads torch, and lists the devices it sees."""
     if not host.config.has_workers:
         return Finding("ok", "a store alone needs no torch")
     if find_spec("torch") is None:

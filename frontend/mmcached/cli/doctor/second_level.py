@@ -1,4 +1,4 @@
-"""Checks the second level as its process uses it: the URL, what it takes, the way there, and what runs here."""
+"""Checks of the second level, made like its process: URL, installed packages, connection, and the process here."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 CALL_S = 3.0
 VALUE = bytes(128 << 10)
 TTL_S = 10.0
-"""How long the value that is put to try it stays there."""
+"""Seconds until the trial value expires."""
 _ROLE = RoleName("second_level")
 _FIXES: Mapping[Trouble, str] = {
     "unreached": "is the server there, and are address, port and network right?",
@@ -36,8 +36,12 @@ _FIXES: Mapping[Trouble, str] = {
 
 
 class _Trial(NamedTuple):
-    """What one value took there and back, and what the server says: its epoch, what it does when it is full, and which
-    other versions have an epoch there.
+    """Result of a trial: times of one put and get, and the server's state.
+
+    Attributes:
+        epoch: Epoch of the server.
+        when_full: Problem with its behaviour when it is full; empty if there is none.
+        version_to_key: Other versions with an epoch there.
     """
 
     put_s: float
@@ -48,7 +52,7 @@ class _Trial(NamedTuple):
 
 
 def second_level(host: Host) -> Finding:
-    """A value is put there and got back; without one every miss is computed, and nothing is lost but that."""
+    """Check the second level by putting and getting a value; without it every miss is computed, and no data is lost."""
     config = host.config
     if not config.store_l2:
         return Finding("ok", "there is none (store_l2 is not set)")
@@ -110,7 +114,7 @@ def _try(backend: Backend) -> _Trial:
 
 
 def _when_full(backend: RedisBackend) -> str:
-    """Return what is wrong with how a server ends when it is full; empty if nothing is, or it does not say."""
+    """Return the problem with a server's behaviour when it is full; empty without one, or if unknown."""
     try:
         max_bytes, policy = backend.memory(deadline=time.monotonic() + CALL_S)
     except BackendError:  # this user may not ask
@@ -121,7 +125,7 @@ def _when_full(backend: RedisBackend) -> str:
 
 
 def _circuit(host: Host) -> str:
-    """Return a word about the circuit of the process that runs here; empty if it is closed, or there is none."""
+    """Return a text if the circuit breaker of the process here is open; empty if it is closed, or no process runs."""
     page = RunDir(host.run_dir).stats_page
     if not page.exists():
         return ""

@@ -1,4 +1,4 @@
-"""Checks the run directory, and the service in it: with a real record, and a real item through the engine."""
+"""Checks of the run directory, and of its service: with a real record, and a real item through the engine."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from mmcached.wire.version import PROTOCOL_VERSION, mismatch
 TENANT = "mmcached doctor"
 CALL_S = 5.0
 _ROWS = 16_384
-"""Of eight bytes: large enough for a nursery, and to come in place."""
+"""Rows of eight bytes: large enough for a nursery, and to be returned in place."""
 
 
 def run_directory(host: Host) -> Finding:
-    """It must be short, the user's own and closed to others: whatever lies in it is believed."""
+    """Check that the run directory is short, the user's own and closed to others: its contents are trusted."""
     try:
-        directory = RunDir(host.run_dir)  # which judges its length
+        directory = RunDir(host.run_dir)  # checks its length
         directory.check()
     except ServiceUnavailable:
         place = next(parent for parent in host.run_dir.absolute().parents if parent.exists())
@@ -52,7 +52,7 @@ def run_directory(host: Host) -> Finding:
 
 
 def versions(host: Host) -> Finding:
-    """Clients and service are upgraded together."""
+    """Check that client and service have the same version; both must be upgraded together."""
     mine = f"mmcached {installed_version()}, protocol {PROTOCOL_VERSION}"
     theirs = service_version(host.run_dir)
     if theirs.protocol is None:
@@ -64,7 +64,7 @@ def versions(host: Host) -> Finding:
 
 
 def round_trip(host: Host) -> Finding:
-    """A record is put, found in place by the same client, and dropped."""
+    """Put a record, find it in place with the same client, and drop it."""
     if (absent := _absent(host)) is not None:
         return absent
     if not host.config.store_data_bytes:
@@ -75,7 +75,7 @@ def round_trip(host: Host) -> Finding:
     fix = f"mmcached status --run-dir {host.run_dir}; its log says more"
     try:
         with Client(host.run_dir, timeout_s=CALL_S, connect_timeout_s=CALL_S, fail_open=False, name="doctor") as client:
-            for name in (f"{key}/first", key):  # the first one makes contact, and has a nursery opened
+            for name in (f"{key}/first", key):  # the first put makes contact and opens a nursery
                 began = time.perf_counter()
                 if not client.put(name, {"x": sent}, tenant=TENANT):
                     return Finding("problem", "a record of 128 KiB was not kept", f"larger store_gb; {fix}")
@@ -93,7 +93,7 @@ def round_trip(host: Host) -> Finding:
 
 
 def engine(host: Host) -> Finding:
-    """An item goes through ring, engine and every worker, as the probe of readiness sends it."""
+    """Send an item through ring, engine and every worker, as the readiness probe does."""
     if (absent := _absent(host)) is not None:
         return absent
     found = probe(host.run_dir, max(CALL_S, host.config.probe_timeout_s))
@@ -103,7 +103,7 @@ def engine(host: Host) -> Finding:
 
 
 def _absent(host: Host) -> Finding | None:
-    """Return what to say if no service runs here."""
+    """Return the finding if no service runs here."""
     try:
         is_there = supervisor_pid(host.run_dir) is not None
     except ServiceUnavailable as error:
@@ -112,6 +112,6 @@ def _absent(host: Host) -> Finding | None:
 
 
 def _is_open(directory: Path) -> bool:
-    """Return whether others may rename what is in a directory."""
+    """Return whether other users may rename files in a directory."""
     mode = directory.stat().st_mode
     return bool(mode & (stat.S_IWGRP | stat.S_IWOTH)) and not mode & stat.S_ISVTX

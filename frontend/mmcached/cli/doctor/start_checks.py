@@ -1,4 +1,4 @@
-"""Refuses a start where a check of `doctor` finds that no service could work; only those that take no time."""
+"""Checks before a start, which refuse it if no service could work; only checks that take no time."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ START_CHECKS: Mapping[str, tuple[Callable[[Host], Finding], type[MmcachedError]]
     "atomic words": (kernel.atomic_words, SegmentError),
     "open files": (resources.open_files, ServiceUnavailable),
 }
-"""By name: the check, and the error if it finds a problem. Run directory and settings have errors of their own."""
+"""By name: the check, and the error for a problem that it finds. Run directory and settings raise errors themselves."""
 
 
 def require_startable(host: Host) -> None:
-    """Raise for the first problem, with what `doctor` says of it.
+    """Raise an error for the first problem, with the text of `doctor`.
 
     Raises:
-        SegmentError: rings cannot be made in /dev/shm, or not used by several processes.
-        ServiceUnavailable: the frontend would have no descriptor for clients.
+        SegmentError: Rings cannot be made in /dev/shm, or not used by several processes.
+        ServiceUnavailable: The frontend would have no descriptor for clients.
     """
     for name, (check, kind) in START_CHECKS.items():
         try:

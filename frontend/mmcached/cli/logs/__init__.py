@@ -1,5 +1,1 @@
-"""Log lines.
-
-lines   one form for every log line of a process
-limit   bounds how many lines one peer can cause
-"""
+"""Log lines: `lines` formats those of a process, `limit` limits those that a peer can cause."""

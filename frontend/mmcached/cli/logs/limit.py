@@ -1,9 +1,8 @@
-"""Bounds the log lines that one peer can cause, of each kind in a window; the next line then says in `left_out` how
-many are missing.
+"""Limits the log lines that one peer can cause, of each kind in a window.
 
-A line's kind is its logger and its text before values are filled in; its peer is the first of `PEER_FIELDS` that it
-has. In one window a few peers have a count of their own, and all others share one: connecting anew for each bad message
-gains nothing.
+The next line after a gap has their number in `left_out`. A line's kind is its logger and its text before values are
+filled in; its peer is the first of `PEER_FIELDS` that it has. In one window a few peers have a count of their own, and
+all others share one, so that reconnecting for each bad message does not evade the limit.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ PEER_FIELDS = ("peer", "client_id", "role_name", "engine", "rank")
 
 @dataclass(slots=True)
 class _Window:
-    """Lines of one kind since `start`, by peer; "" stands for all that have no count of their own."""
+    """Lines of one kind since `start`, by peer; "" for all peers without a count of their own."""
 
     start: float
     counts: dict[str, int] = field(default_factory=dict)
@@ -33,11 +32,10 @@ class _Window:
 
 
 class LogLimit(logging.Filter):
-    """Decides line by line. It is a filter for lines of the standard library, and `limit` a processor for structlog's.
+    """A filter for lines of the standard library, whose `limit` is a processor for structlog's.
 
     Args:
-        max_lines: of one kind and peer in a window.
-        clock: monotonic seconds.
+        max_lines: Lines of one kind and peer in a window.
     """
 
     def __init__(self, max_lines: int, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -47,7 +45,7 @@ class LogLimit(logging.Filter):
         self._windows: dict[tuple[str, str], _Window] = {}
 
     def take(self, kind: tuple[str, str], fields: Mapping[str, Any]) -> int | None:
-        """Count a line. Return how many of its kind were left out in the last window, or None: leave this one out."""
+        """Count a line. Return how many of its kind were left out in the last window, or None to leave this one out."""
         now = self._clock()
         window = self._windows.get(kind)
         num_left_out = 0
@@ -67,7 +65,7 @@ class LogLimit(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         if isinstance(record.msg, dict):
-            return True  # structlog's: `limit` has seen it
+            return True  # structlog's, which `limit` has handled
         num_left_out = self.take((record.name, str(record.msg)), vars(record))
         if num_left_out:
             record.left_out = num_left_out

@@ -1,17 +1,17 @@
-"""One form for every log line of a process: structlog's own records and those of the standard library alike.
+"""Formats every log line of a process in one way, from structlog and from the standard library.
 
     structlog.get_logger()       ─┐   withhold user data     ┌─ console, on a terminal
     logging.getLogger("…")       ─┴─► shorten keys  ─────────┴─ one JSON object per line, otherwise     ─► stderr
 
-Fields: `ts` (UTC), `level`, `role`, `pid`, `event`, `request_id` where one is bound or given, then the rest.
+Fields: `ts` (UTC), `level`, `role`, `pid`, `event`, `request_id` where there is one, then the rest.
 
 Fields that hold user data (`USER_DATA_FIELDS`) are dropped, and `withheld` names them; bytes and tensors become their
 size or type; keys (`KEY_FIELDS`, any 64 hex digits in a text) are cut to 12 digits, enough to follow an item. A
-traceback shows no variables. Text is not understood otherwise: do not put user data into it. Nothing is raised: a log
-line must not end a request.
+traceback shows no variables. Other text is not analysed: do not put user data into it. Nothing is raised: a log line
+must not end a request.
 
 Roles may use either logger; only the process's `main` calls `set_up_logging`. Packages that a host program imports
-(wire, shm, cache, client) keep to `logging.getLogger`, because structlog without a set-up prints to stdout.
+(wire, shm, cache, client) use only `logging.getLogger`, because structlog without a set-up prints to stdout.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import sys
 from collections.abc import Mapping, MutableMapping
 from typing import Any, TextIO
 
-# structlog would import rich where it is installed, for tracebacks that are not wanted here: a fifth of a role's start.
+# structlog would import rich if it is installed, for unwanted tracebacks: a fifth of a role's start.
 _is_rich_hidden = sys.modules.setdefault("rich", None) is None  # type: ignore[arg-type]
 import structlog
 
@@ -47,11 +47,10 @@ Event = MutableMapping[str, Any]
 
 
 def set_up_logging(role: str, config: ServiceConfig, *, stream: TextIO | None = None) -> None:
-    """Make this process log in the one form. A later call replaces an earlier one.
+    """Set up this process's logging. A later call replaces an earlier one.
 
     Args:
-        role: the name of this process, as `engine 0`.
-        stream: stderr by default; whether it is a terminal decides what `log_format = "auto"` means.
+        stream: stderr by default; decides `log_format = "auto"` by whether it is a terminal.
     """
     stream = stream or sys.stderr
     limit = LogLimit(config.limits.log_lines_per_peer)
@@ -71,7 +70,7 @@ def set_up_logging(role: str, config: ServiceConfig, *, stream: TextIO | None = 
             processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *_renderers(is_console, stream)],
         )
     )
-    # Only our handler: two would say everything twice.
+    # Only our handler: two would print every line twice.
     root = logging.getLogger()
     for former in list(root.handlers):
         root.removeHandler(former)
@@ -89,12 +88,12 @@ def set_up_logging(role: str, config: ServiceConfig, *, stream: TextIO | None = 
         ],
         logger_factory=structlog.stdlib.LoggerFactory(),
         wrapper_class=structlog.stdlib.BoundLogger,
-        cache_logger_on_first_use=False,  # a logger made at import, before the set-up, must not keep its old ways
+        cache_logger_on_first_use=False,  # a logger made at import, before the set-up, must use the new configuration
     )
 
 
 def withhold_user_data(logger: object, method: str, event: Event) -> Event:
-    """Drop fields that hold user data, also in mappings inside the event; `withheld` says which."""
+    """Drop fields that hold user data, also in nested mappings; `withheld` lists them."""
     withheld: set[str] = set()
     kept = _without_user_data(event, withheld)
     if withheld:
@@ -103,7 +102,7 @@ def withhold_user_data(logger: object, method: str, event: Event) -> Event:
 
 
 def shorten_keys(logger: object, method: str, event: Event) -> Event:
-    """Cut keys to their first digits, in fields that hold keys and in every text; measure bytes and tensors."""
+    """Cut keys to their first digits, in key fields and in every text; show only the size of bytes and tensors."""
     return {field: _shown(field, value) for field, value in event.items()}
 
 
@@ -137,7 +136,7 @@ def _shown(field: str, value: Any) -> Any:
 
 
 class _Speaker:
-    """Adds who speaks: role and pid, asked for each line because a set-up may outlive a process's identity."""
+    """Adds role and pid; the pid is read for each line because a set-up may outlive a fork."""
 
     def __init__(self, role: str) -> None:
         self._role = role
@@ -149,8 +148,8 @@ class _Speaker:
 
 
 def _renderers(is_console: bool, stream: TextIO) -> list[Any]:
-    # Tracebacks become text here, before keys are cut; a console renderer of its own would, with rich, show the
-    # variables of every frame.
+    # Tracebacks become text here, before keys are cut; a console renderer with rich would show the variables of every
+    # frame.
     to_text = [structlog.processors.format_exc_info, shorten_keys]
     if is_console:
         plain = structlog.dev.plain_traceback
@@ -160,7 +159,7 @@ def _renderers(is_console: bool, stream: TextIO) -> list[Any]:
 
 
 def _escape(logger: object, method: str, event: Event) -> Event:
-    """Escape what a terminal would take for a command, but for line ends: a traceback has some."""
+    """Escape terminal commands, but not line ends, which tracebacks have."""
     return {field: shown_lines(value) if isinstance(value, str) else value for field, value in event.items()}
 
 

@@ -1,9 +1,5 @@
-"""`mmcached ray`: services and encoders, placed on a Ray cluster.
+"""`mmcached ray`: services and encoders on a Ray cluster. Ray is imported by the functions that need it.
 
-    command         the verbs up, down and status
-    placed_config   what is to be placed, read from a YAML file
-    placement       places it, looks at it, and takes it away
-    service_actor   one service, run by an actor on its node
-
-Ray is imported by the functions that need it.
+command        the commands up, down and status        placed_config   the YAML file of the placement
+placement      places, shows and removes actors        service_actor   an actor that runs one service
 """

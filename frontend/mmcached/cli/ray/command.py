@@ -1,4 +1,4 @@
-"""The verbs of `mmcached ray`: up places what a file describes, status shows it, down takes it away."""
+"""The commands of `mmcached ray`: `up` places services and encoders, `status` shows them, `down` removes them."""
 
 from __future__ import annotations
 
@@ -17,12 +17,11 @@ from mmcached.cli.ray.placed_config import read
 if TYPE_CHECKING:
     from mmcached.cli.ray.placement import Placed, Placement
 
-ConfigArgument = Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML file that says what is placed where.")]
+ConfigArgument = Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML file that describes the placement.")]
 TimeoutOption = Annotated[float, typer.Option("--timeout-s", min=1.0, help="How long to wait.")]
 
 
 def register(app: typer.Typer) -> None:
-    """Add the verbs to the command line."""
     ray = typer.Typer(help="Encoders and services on a Ray cluster.", no_args_is_help=True)
     ray.command()(up)
     ray.command()(status)
@@ -31,13 +30,13 @@ def register(app: typer.Typer) -> None:
 
 
 def up(file: ConfigArgument, timeout_s: TimeoutOption = 180.0) -> None:
-    """Start encoders and services that are not there. Returns when all are ready."""
+    """Start missing encoders and services. Returns when all are ready."""
     with _placement(file) as placement:
         _print(placement.up(timeout_s))
 
 
 def status(file: ConfigArgument, as_json: JsonOption = False) -> None:
-    """Show what is there. Exit status 1 if something does not answer."""
+    """Show encoders and services. Exit status 1 if one does not answer."""
     with _placement(file) as placement:
         placed = placement.status()
     if as_json:

@@ -1,10 +1,9 @@
-"""Reads what `mmcached ray up` shall place: a YAML file, in which every name and value is judged before a cluster is
-asked for anything.
+"""Reads and checks the YAML file of `mmcached ray up`, before any call to the cluster.
 
-    address: auto                     # of the cluster
-    serve: {…}                        # settings of every service; model, encoder and device are the encoders' too
-    encoders: {count, resources, placement}
-    frontends: {resource, labels, run_dir, resources}
+address: auto                     # of the cluster
+serve: {…}                        # settings of every service; model, encoder and device also for the encoders
+encoders: {count, resources, placement}
+frontends: {resource, labels, run_dir, resources}
 """
 
 from __future__ import annotations
@@ -25,24 +24,22 @@ Section = TypeVar("Section", bound=msgspec.Struct)
 
 
 class Resources(msgspec.Struct, frozen=True, kw_only=True):
-    """What one actor takes of its node; `custom` are resources that the cluster's owner has named."""
+    """Resources of one actor; `custom` are resources that the cluster's owner has named."""
 
     num_cpus: float = 1.0
     num_gpus: float = 0.0
     custom: dict[str, float] = {}
 
     def bundle(self) -> dict[str, float]:
-        """Return them as a placement group names them."""
         named = {"CPU": self.num_cpus, "GPU": self.num_gpus, **self.custom}
         return {name: amount for name, amount in named.items() if amount}
 
     def options(self) -> dict[str, Any]:
-        """Return them as an actor's options."""
         return {"num_cpus": self.num_cpus, "num_gpus": self.num_gpus, "resources": self.custom}
 
 
 class Encoders(msgspec.Struct, frozen=True, kw_only=True):
-    """How many encoders there are, what each takes, and how they are spread over nodes."""
+    """The number of encoders, the resources of each, and their placement on nodes."""
 
     count: int = 1
     resources: Resources = Resources()
@@ -50,9 +47,9 @@ class Encoders(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Frontends(msgspec.Struct, frozen=True, kw_only=True):
-    """On which nodes there is a service: on each that has `resource`, and `labels`; by default on each.
+    """The nodes that run a service: those with `resource` and `labels`; all by default.
 
-    `run_dir` is its directory there ("": as `mmcached serve` has it); `{node}` in it becomes the node's id.
+    `run_dir` is its directory there ("" for the default of `mmcached serve`); `{node}` in it becomes the node's id.
     """
 
     resource: str = ""
@@ -62,7 +59,7 @@ class Frontends(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PlacedConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """All that is placed."""
+    """The placement of all services and encoders."""
 
     address: str = "auto"
     namespace: str = "mmcached"
@@ -93,26 +90,21 @@ class PlacedConfig(msgspec.Struct, frozen=True, kw_only=True):
             ):
                 check_range(f"{path}.{name}", amount, 0, 1 << 20)
         if not self.encoders.resources.bundle():
-            raise ConfigError("encoders.resources", "{}", "must have something that is more than 0")
-        _ = self.service_fields("auto")  # which may be impossible
+            raise ConfigError("encoders.resources", "{}", "must have a resource above 0")
+        _ = self.service_fields("auto")  # raises for an invalid configuration
 
     def service_fields(self, address: str) -> dict[str, Any]:
-        """Return the configuration of a service whose workers ask the encoders, as plain values."""
+        """Return the configuration of a service that uses the encoders, as plain values."""
         encoder = msgspec.structs.replace(self.serve.encoder, ray_address=address, ray_namespace=self.namespace)
         config = msgspec.structs.replace(self.serve, encoder=encoder)
         return cast("dict[str, Any]", msgspec.to_builtins(config))
 
     def encoder_fields(self) -> dict[str, Any]:
-        """Return the configuration of an encoder, as plain values."""
         return cast("dict[str, Any]", msgspec.to_builtins(self.serve))
 
 
 def read(file: Path) -> PlacedConfig:
-    """Read a file.
-
-    Raises:
-        ConfigError: it cannot be read, or as `from_fields`.
-    """
+    """Read a file; ConfigError if it cannot be read, or as `from_fields`."""
     try:
         import yaml
     except ModuleNotFoundError:
@@ -122,15 +114,15 @@ def read(file: Path) -> PlacedConfig:
     except OSError as error:
         raise ConfigError("CONFIG", str(file), f"cannot be read: {error.strerror}") from error
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
-        raise ConfigError("CONFIG", str(file), "is no YAML") from error
+        raise ConfigError("CONFIG", str(file), "is not valid YAML") from error
     return from_fields({} if fields is None else fields)
 
 
 def from_fields(fields: object) -> PlacedConfig:
-    """Return what plain values describe.
+    """Return the placement that plain values describe.
 
     Raises:
-        ConfigError: an unknown name, or a value of another type or outside its range.
+        ConfigError: A name is unknown, or a value has another type or is out of range.
     """
     return _section(PlacedConfig, fields, "")
 
@@ -147,7 +139,7 @@ def _section(kind: type[Section], given: object, path: str) -> Section:
     for name, value in given.items():
         full = f"{path}.{name}" if path else str(name)
         if name not in known:
-            raise ConfigError(full, str(value), f"is unknown; there are {', '.join(known)}")
+            raise ConfigError(full, str(value), f"is unknown; the names are {', '.join(known)}")
         values[name] = _value(known[name], value, full)
     return kind(**values)
 

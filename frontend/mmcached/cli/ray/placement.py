@@ -1,10 +1,10 @@
-"""Places services and encoders on a Ray cluster as detached actors, looks at them, and takes them away.
+"""Places services and encoders on a Ray cluster as detached actors, reports on them, and removes them.
 
     encoder-0 …          one in each bundle of the placement group "encoders"
     service-NODE …       one on each chosen node, and on no other
 
-Ray restarts what dies: an encoder wherever a bundle of its group finds room, a service on its node. What is there
-already is left as it is, so a second `up` adds what is missing, such as the service of a new node.
+Ray restarts dead actors: an encoder wherever a bundle of its group finds room, a service on its node. Existing actors
+are left as they are, so a second `up` adds missing ones, such as the service of a new node.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from mmcached.worker.encoders.ray_actors import PREFIX, connect
 GROUP = "encoders"
 SERVICE = "service-"
 MAX_CALLS = 100_000
-"""Calls that an encoder takes at a time; it computes one of them, and the others wait."""
+"""Calls that an encoder accepts at a time; it computes one of them, and the others wait."""
 _ANSWER_S = 10.0
 _PAUSE_S = 0.2
 
@@ -34,8 +34,8 @@ class Placed(NamedTuple):
     """One actor.
 
     Attributes:
-        node: id of its node; "" if it does not answer.
-        about: a service's run directory; an encoder's fingerprint, and the calls that are open there.
+        node: Id of its node; "" if it does not answer.
+        about: A service's run directory; an encoder's fingerprint and number of open calls.
     """
 
     name: str
@@ -44,11 +44,11 @@ class Placed(NamedTuple):
 
 
 class Placement:
-    """Everything of ours in one namespace of a cluster; this process is its driver until `close`.
+    """The actors in one namespace of a cluster; this process is its driver until `close`.
 
     Raises:
         ConfigError: Ray is not installed.
-        ServiceUnavailable: the cluster is not there.
+        ServiceUnavailable: The cluster is not reachable.
     """
 
     def __init__(self, config: PlacedConfig) -> None:
@@ -61,11 +61,11 @@ class Placement:
         connect(config.address, config.namespace)
 
     def up(self, timeout_s: float) -> list[Placed]:
-        """Start what is not there, encoders first, and return all when they answer.
+        """Start missing actors, encoders first, and return all when they answer.
 
         Raises:
-            ConfigError: there is a group of another size, or no node for a service.
-            ServiceUnavailable: something does not answer in time; what was started stays.
+            ConfigError: There is a group of another size, or no node for a service.
+            ServiceUnavailable: An actor does not answer in time; started actors stay.
         """
         deadline = time.monotonic() + timeout_s
         nodes = self._nodes()
@@ -76,16 +76,12 @@ class Placement:
         return placed + [self._wait_for(name, deadline) for name in names]
 
     def status(self) -> list[Placed]:
-        """Return all that there is; who does not answer within seconds has no node."""
+        """Return all actors; one that does not answer within seconds has no node."""
         deadline = time.monotonic() + _ANSWER_S
         return [self._look(name, deadline) for name in self._names()]
 
     def down(self, timeout_s: float) -> int:
-        """End services in order, then all actors; return how many there were.
-
-        Raises:
-            ServiceUnavailable: some are still there.
-        """
+        """End services in order, then all actors; return their number. ServiceUnavailable if some are still there."""
         deadline = time.monotonic() + timeout_s
         names = list(self._names())
         ending = [self._handle(name).stop.remote() for name in names if name.startswith(SERVICE)]
@@ -93,7 +89,7 @@ class Placement:
         for name in names:
             try:
                 self._ray.kill(self._ray.get_actor(name), no_restart=True)
-            except ValueError:  # it has gone by itself
+            except ValueError:  # it has ended by itself
                 continue
         self._remove_group()
         while left := list(self._names()):
@@ -103,7 +99,7 @@ class Placement:
         return len(names)
 
     def close(self) -> None:
-        """Leave the cluster; what was placed stays."""
+        """Disconnect from the cluster; the actors stay."""
         self._ray.shutdown()
 
     def _names(self) -> Iterator[str]:
@@ -112,7 +108,7 @@ class Placement:
         return (name for name in sorted(list_named_actors()) if name.startswith((PREFIX, SERVICE)))
 
     def _nodes(self) -> list[str]:
-        """Return the ids of the nodes that shall have a service."""
+        """Return the ids of the nodes that are to have a service."""
         wanted = self._config.frontends
         found = [
             node["NodeID"]
@@ -136,7 +132,7 @@ class Placement:
         except ValueError:
             group = placement_group(bundles, strategy=encoders.placement, name=GROUP, lifetime="detached")
         if group.bundle_count != encoders.count:
-            limit = f"the cluster has a group of {group.bundle_count}: `mmcached ray down` takes it away"
+            limit = f"the cluster has a group of {group.bundle_count}: `mmcached ray down` removes it"
             raise ConfigError("encoders.count", encoders.count, limit)
         if not group.wait(max(1, round(deadline - time.monotonic()))):
             raise ServiceUnavailable(
@@ -180,15 +176,11 @@ class Placement:
         return self._ray.get_actor(name)
 
     def _wait_for(self, name: str, deadline: float) -> Placed:
-        """Return an actor when it answers.
-
-        Raises:
-            ServiceUnavailable: it does not in time, or could not be started.
-        """
+        """Return an actor when it answers; ServiceUnavailable if it could not be started, or not in time."""
         try:
             return self._ask(name, deadline)
         except (self._ray.exceptions.RayError, ValueError) as error:
-            # The lines before the last one are where it happened, in an actor's process.
+            # The earlier lines are the traceback in the actor's process.
             reason = (str(error).strip().splitlines() or [""])[-1][:300]
             raise ServiceUnavailable(f"{name} does not answer: {type(error).__name__}: {reason}") from error
 

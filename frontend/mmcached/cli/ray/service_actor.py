@@ -1,6 +1,6 @@
-"""A service actor runs one service on its node, as `mmcached serve` does, and ends with it.
+"""An actor that runs one service on its node, as `mmcached serve` does, and ends with it.
 
-the service ends by itself   the actor ends too, and Ray starts both anew
+the service ends by itself   the actor ends too, and Ray restarts both
 the actor is killed          the service is killed with it
 """
 
@@ -27,10 +27,11 @@ class ServiceActor:
     """A service, to be made an actor of Ray with one thread; it is ready when this is made.
 
     Args:
-        fields: of its `ServiceConfig`; without the cluster's address, which the actor knows.
-        run_dir: on this node; "{node}" in it becomes the node's id, as `mmcached ray status` shows it.
+        fields: Fields of its `ServiceConfig`, without the cluster's address, which the actor knows.
+        run_dir: Run directory on this node; "{node}" becomes the node's id, as `mmcached ray status` shows it.
+
     Raises:
-        ServiceUnavailable: it did not become ready.
+        ServiceUnavailable: It did not become ready.
     """
 
     def __init__(self, fields: Mapping[str, Any], run_dir: str) -> None:
@@ -46,7 +47,6 @@ class ServiceActor:
         threading.Thread(target=self._end_with_service, name="mmcached-service", daemon=True).start()
 
     def describe(self) -> dict[str, str]:
-        """Return where the service is."""
         return {"node": self._node_id, "run_dir": str(self._service.run_dir)}
 
     def stop(self) -> int:
@@ -61,7 +61,7 @@ class ServiceActor:
 
 
 def _started(config: ServiceConfig, run_dir: Path) -> ChildService:
-    """Start a service; again if it does not start: one that was killed with its actor may not have let go yet."""
+    """Start a service, with retries: a service killed with its former actor may still hold the run directory."""
     for last in (False,) * (_TRIES - 1) + (True,):
         with tempfile.TemporaryDirectory(prefix="mmcached-") as scratch:
             service = ChildService(run_dir, config, Path(scratch) / "config.json")

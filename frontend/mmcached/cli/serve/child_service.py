@@ -1,4 +1,4 @@
-"""Run a whole service as a child process, as its users do: a command, a ready line, SIGTERM."""
+"""Runs a whole service as a child process, as users do: a command, a ready line, SIGTERM."""
 
 from __future__ import annotations
 
@@ -22,16 +22,17 @@ _SERVE = (sys.executable, "-m", "mmcached", "serve", "--quiet")
 
 
 class ChildService:
-    """One `mmcached serve` process. Entering starts it and waits until it is ready; leaving ends it with SIGTERM.
+    """One `mmcached serve` process: entering starts it and waits until it is ready; leaving ends it with SIGTERM.
 
     It dies with this process. Make it in the main thread.
 
     Args:
-        run_dir: where the service shall live; need not exist.
-        config_file: where to write its configuration; its directory must exist.
-        log_file: where its log goes; by default where this process's does.
+        run_dir: Run directory of the service; need not exist.
+        config_file: Path for its configuration; the directory must exist.
+        log_file: File for its log; this process's stderr by default.
+
     Raises:
-        ServiceUnavailable: (on entering) it did not become ready.
+        ServiceUnavailable: (on entering) It did not become ready.
     """
 
     def __init__(
@@ -52,11 +53,7 @@ class ChildService:
             )
 
     def wait_until_ready(self) -> None:
-        """Return when the service has announced itself.
-
-        Raises:
-            ServiceUnavailable: it ended, said something else, or said nothing in time.
-        """
+        """Wait for the service's ready line."""
         output = self.process.stdout
         if output is None:
             raise ServiceUnavailable("the service has no output to read")
@@ -69,17 +66,17 @@ class ChildService:
             raise ServiceUnavailable(f"the service did not start: {self._last_words(line)}")
 
     def _last_words(self, line: bytes) -> str:
-        """Return what a service has said instead of being ready: a line, or the last one of its log."""
+        """Return the line that the service printed instead of the ready line, or the last line of its log."""
         if line:
-            return f"it said {line!r}"
+            return f"it printed {line!r}"
         ended = f"it ended with status {self.stop()}"
         if self._log_file is None:
-            return f"{ended}; what it said on stderr is above"
+            return f"{ended}; see its stderr above"
         said = self._log_file.read_text(errors="replace").splitlines()
         return f"{ended}: {said[-1]}" if said else ended
 
     def stop(self) -> int:
-        """End the service in order and return its exit status; kill it if it does not end. May be called again."""
+        """End the service in order, or kill it after `STOP_TIMEOUT_S`; return its exit status. May be called again."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
         try:
@@ -106,5 +103,5 @@ class ChildService:
 
 
 def _environment() -> dict[str, str]:
-    """Return the environment without settings: the service's configuration is the file, and nothing else."""
+    """Return the environment without settings: the service's configuration is only the file."""
     return {name: value for name, value in environment_for_children().items() if not is_setting_variable(name)}

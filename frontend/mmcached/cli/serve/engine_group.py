@@ -1,4 +1,4 @@
-"""One engine with its workers: they live and die together, and other engines' do not."""
+"""One engine with its workers, which live and die together, apart from other engines."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from mmcached.shm.stats.service import stats_of
 from mmcached.wire.stats import EngineStats, RoleName
 
 ORPHAN_GRACE_S = 2.0
-"""How long a worker may take to notice that its engine is dead, before it is killed."""
+"""Time for a worker to notice that its engine is dead, before it is killed."""
 
 
 class EngineGroup:
     """The processes of one engine.
 
     Attributes:
-        roles: in the order in which they are started.
-        num_deaths: of the engine.
+        roles: In the order in which they are started.
+        num_deaths: Number of the engine's deaths.
     """
 
     def __init__(self, engine: Role, workers: list[Role]) -> None:
@@ -37,13 +37,13 @@ class EngineGroup:
         return all(role.is_alive for role in self.roles)
 
     def engine_died(self, now: float) -> None:
-        """Have the workers killed that do not end by themselves: what a hung one reads is pinned until it is dead."""
+        """Schedule the killing of workers that do not end by themselves: a stuck worker pins its leases."""
         self.num_deaths += 1
         for worker in self.workers:
             worker.kill_at = now + ORPHAN_GRACE_S if worker.is_alive else None
 
     def forgive_blamed_deaths(self, snapshots: Mapping[RoleName, RoleSnapshot]) -> None:
-        """Count no worker's deaths for which the engine has found the request: different ones may come all day."""
+        """Do not count workers' deaths for which the engine has found the request: such requests may come all day."""
         num_found = stats_of(snapshots, self.engine.name, EngineStats).poisonous_requests
         if num_found > self._num_poisonous_requests:
             for worker in self.workers:

@@ -1,4 +1,4 @@
-"""Sends the requests after which a service says that it is ready: small ones about a small file, end to end."""
+"""Sends the requests that must succeed before a service is ready: small ones with a small file, end to end."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mmcached.wire.errors import MmcachedError
 
 TIMEOUT_S = 10.0
 DECODER_TIMEOUT_S = 60.0
-"""For a service whose decoders bring Transformers: one that is not ready in time is ended, and begins again."""
+"""For a service whose decoders import Transformers: a decoder that is not ready in time is ended, and restarted."""
 TINY_PNG = base64.b64decode(
     "iVBORw0KGgoAAAANSUhEUgAAAAgAAAAICAAAAADhZOFXAAAAEElEQVR42mNsYIAAJgaKGAAmCACQtTEKkQAAAABJRU5ErkJggg=="
 )
@@ -20,12 +20,13 @@ TINY_PNG = base64.b64decode(
 
 
 def first_request(run_dir: Path, timeout_s: float = TIMEOUT_S, *, num_engines: int = 1, generates: bool = True) -> None:
-    """Send real requests through frontend, ring, engine and every worker: one after the other, for each engine one.
+    """Send real requests through frontend, ring, engine and every worker: one for each engine, in sequence.
 
     Args:
-        generates: the service generates about images; one with a checkpoint only encodes them.
+        generates: The service generates text; with a checkpoint it only encodes.
+
     Raises:
-        MmcachedError: it was not answered, or not with one token.
+        MmcachedError: A request was not answered, or not with one token.
     """
     with Client(run_dir, connect_timeout_s=timeout_s, fail_open=False) as client:
         for number in range(num_engines):
@@ -38,9 +39,9 @@ def first_request(run_dir: Path, timeout_s: float = TIMEOUT_S, *, num_engines: i
 
 
 def _encode(client: Client, number: int) -> None:
-    """Have a small file encoded, another one for each number, of a modality that the service's checkpoint takes."""
+    """Encode a small file of a modality that the service takes, different for each number."""
     taken = client.processor_info().inputs
-    # As bytes: here, torch would take more memory than all the rest.
+    # As bytes, because importing torch would take more memory than everything else.
     if "image" in taken:
         client.encode([TINY_PNG], image_ids=[f"ready {number}"], tensors="bytes", timeout_s=DECODER_TIMEOUT_S)
     elif "audio" in taken:
@@ -48,7 +49,6 @@ def _encode(client: Client, number: int) -> None:
 
 
 def _silence(number: int) -> bytes:
-    """Return a WAV file of some milliseconds."""
     file = io.BytesIO()
     with wave.open(file, "wb") as writer:
         writer.setnchannels(1)

@@ -1,7 +1,7 @@
-"""Ends the wait of dead processes that nobody else waits for: PID 1 of a container inherits them.
+"""Reaps dead processes inherited by PID 1 of a container.
 
-A frontend that is killed leaves its decoders. They end at once, and stay as zombies, each a slot of the pid limit,
-until their new parent has asked for their status.
+A killed frontend leaves its decoders. They end at once, and stay as zombies, each a slot of the pid limit, until their
+new parent reaps them.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Container
 
 
 def reap_orphans(own: Container[int]) -> None:
-    """Reap the dead children of this process up to the first one that is `own`, whose status somebody else wants."""
+    """Reap dead children up to the first one that is `own`, whose status other code needs."""
     while True:
         try:
             dead = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)

@@ -1,5 +1,3 @@
-"""Descriptors of processes, where the kernel and its seccomp profile allow them."""
-
 from __future__ import annotations
 
 import contextlib
@@ -14,11 +12,7 @@ _POLL_S = 0.05
 
 
 def open_pidfd(pid: int) -> int:
-    """Return a descriptor that becomes readable when the process ends; -1 if there is none to be had.
-
-    Raises:
-        ProcessLookupError: there is no such process.
-    """
+    """Return a descriptor that is readable at the end of a process, or -1; ProcessLookupError without a process."""
     try:
         return os.pidfd_open(pid)
     except ProcessLookupError:
@@ -28,7 +22,6 @@ def open_pidfd(pid: int) -> int:
 
 
 def terminate(pid: int, pidfd: int) -> None:
-    """Send SIGTERM; nothing happens if the process has gone."""
     with contextlib.suppress(ProcessLookupError):
         if pidfd >= 0:
             signal.pidfd_send_signal(pidfd, signal.SIGTERM)
@@ -37,7 +30,6 @@ def terminate(pid: int, pidfd: int) -> None:
 
 
 def has_ended(pid: int, pidfd: int, timeout_s: float) -> bool:
-    """Wait up to `timeout_s` for the end of a process, and return whether it has come."""
     if pidfd >= 0:
         return bool(select.select([pidfd], [], [], timeout_s)[0])
     give_up = time.monotonic() + timeout_s

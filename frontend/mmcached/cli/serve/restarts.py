@@ -1,4 +1,4 @@
-"""Decides when a role that died is started again, and when it is given up. Sans I/O: time is an argument.
+"""Decides when a dead role is restarted, and when it is given up. Does no I/O: time is an argument.
 
     died ... backoff ... started        each death within the window doubles the wait, up to a maximum
     died more than `max_restarts` times within the window: given up
@@ -18,8 +18,6 @@ from mmcached.wire.config import ServiceConfig
 
 
 class RestartPolicy:
-    """The deaths of one role."""
-
     def __init__(self, *, max_restarts: int, window_s: float, backoff_s: float, backoff_max_s: float) -> None:
         self._max_restarts = max_restarts
         self._window_s = window_s
@@ -29,7 +27,7 @@ class RestartPolicy:
 
     @classmethod
     def from_config(cls, config: ServiceConfig, *, gives_up: bool = True) -> RestartPolicy:
-        """Return the policy of a role; one that does without `gives_up` is started again for ever."""
+        """Return the policy of a role; without `gives_up` it is restarted forever."""
         return cls(
             max_restarts=config.max_restarts if gives_up else sys.maxsize,
             window_s=config.restart_window_s,
@@ -38,7 +36,7 @@ class RestartPolicy:
         )
 
     def died(self, now: float) -> float | None:
-        """Take note of a death; return how long to wait before the restart, or None: it is of no use."""
+        """Record a death; return the seconds until the restart, or None to give up."""
         self._deaths = [at for at in self._deaths if now - at < self._window_s]
         self._deaths.append(now)
         if len(self._deaths) > self._max_restarts:
@@ -46,9 +44,9 @@ class RestartPolicy:
         return self.backoff_s(len(self._deaths))
 
     def forgive(self) -> None:
-        """Forget the deaths so far: what caused them is found, and fails alone from now on."""
+        """Forget all deaths, after their cause was found and fails alone from now on."""
         self._deaths.clear()
 
     def backoff_s(self, num_failures: int) -> float:
-        """Return how long to wait after so many failures in a row, at least one."""
+        """Return the seconds to wait after `num_failures` (at least 1) failures in a row."""
         return min(self._backoff_max_s, self._backoff_s * 2.0 ** min(num_failures - 1, 32))

@@ -1,14 +1,14 @@
-"""The processes of one service: started together, started again one by one when they die, ended in order.
+"""The processes of one service: started together, restarted one by one when they die, ended in order.
 
     frontend
-    second level                      if there is one; its death is nobody else's
+    second level                      if configured; its death affects no other role
     engine 0, worker 0.0 … 0.N-1      a group: when the engine dies, its workers end by themselves, or are killed
-    engine 1, worker 1.0 … 1.N-1      as many groups as there are engines; none: the frontend alone is a store
+    engine 1, worker 1.0 … 1.N-1      one group per engine; without engines the frontend alone is a store
 
-A role that dies is started again after a backoff, and given up when it dies too often; a worker's death for which its
-engine has found the request does not count. The second level is never given up, and nobody waits for it. If a group
-lives and nothing goes through it for long, it is killed. If nothing goes through any, the frontend is killed too the
-second time (at once where it is alone). A process that cannot be made is tried again for ever.
+A dead role is restarted after a backoff, and given up when it dies too often; a worker's death for which its engine has
+found the request does not count. The second level is never given up, and no other role waits for it. A group that lives
+but serves nothing for long is killed. If no group serves anything, the frontend is killed too the second time (at once
+where it is alone). A process that cannot be created is retried forever.
 """
 
 from __future__ import annotations
@@ -45,15 +45,14 @@ class RoleGroup(Closeable):
     """The roles of one service. Use it in the main thread: the parent-death signal follows the thread that spawns.
 
     Args:
-        run_dir: as the roles are told it.
-        directory: the same, as this process reaches it.
-        page: says for how many requests an engine has found that they kill workers.
-        readiness: says since when nothing goes through; forgiven when something was done about it.
+        run_dir: Run directory as the roles are given it.
+        directory: The same, as this process reaches it.
+        page: Has the number of requests that an engine has found to kill workers.
+        readiness: Has the time since when nothing is served; reset after a kill.
 
     Attributes:
-        roles: in the order in which they are started.
-        second_level: what stands between the store and a server that several hosts share; one at most.
-        engines: by index; none without workers.
+        second_level: The role of the second level; at most one.
+        engines: By index; empty without workers.
     """
 
     def __init__(
@@ -74,17 +73,16 @@ class RoleGroup(Closeable):
         self.roles = [self.frontend, *self.second_level, *(role for group in self.engines for role in group.roles)]
 
     def start(self) -> None:
-        """Start all roles."""
         for role in self.roles:
             self._spawn(role)
 
     @property
     def is_at_rest(self) -> bool:
-        """No role is to be started or killed."""
+        """Whether no role is to be started or killed."""
         return all(role.due is None and role.kill_at is None for role in self.roles)
 
     def wake_on(self, source: StopFlag) -> None:
-        """End a wait as soon as `source` can be read, too."""
+        """End waits also when `source` becomes readable."""
         self._selector.register(source, selectors.EVENT_READ)
 
     def wait(self, timeout_s: float) -> None:
@@ -92,10 +90,10 @@ class RoleGroup(Closeable):
         self._selector.select(timeout_s)
 
     def require(self, now: float) -> None:
-        """Start what could not be started yet; nothing that died is tried twice, but the second level.
+        """Retry failed starts during the service's start; of dead roles only the second level is restarted.
 
         Raises:
-            ServiceUnavailable: another role has died.
+            ServiceUnavailable: Another role has died.
         """
         for role in self.roles:
             if role.due is not None and role.due <= now:
@@ -109,11 +107,7 @@ class RoleGroup(Closeable):
                 )
 
     def keep_alive(self, now: float) -> None:
-        """Reap the dead, start what is due, kill what should be gone.
-
-        Raises:
-            ServiceUnavailable: a role is given up.
-        """
+        """Reap the dead, start the due roles, kill overdue ones; ServiceUnavailable if a role is given up."""
         for role in self.roles:
             if role.due is None and not role.is_alive:
                 self._reap(role, now)
@@ -125,9 +119,7 @@ class RoleGroup(Closeable):
                 self._spawn(role)
 
     def restart_if_stuck(self, now: float) -> None:
-        """Kill the engines that live and through which nothing has gone for long; if all do, the frontend the second
-        time.
-        """
+        """Kill live engines that have served nothing for long; if these are all, the second time the frontend too."""
         readiness, long_ago = self._readiness, now - self._config.limits.not_ready_timeout_s
         if readiness.is_ready:
             self._was_restarted = False
@@ -143,23 +135,18 @@ class RoleGroup(Closeable):
             return
         readiness.forgive(group.index for group in self.engines if group.engine in victims)
         names = [str(role.name) for role in victims]
-        log.error("all live, and nothing goes through: killed", names=names, reason=readiness.reason)
+        log.error("all processes live, but no request is served: killed", names=names, reason=readiness.reason)
         for role in victims:
             role.kill()
 
     def stop(self, drain_timeout_s: float, *, is_hurried: Callable[[], bool]) -> None:
-        """End all roles in order: the frontend first, so that it can drain.
-
-        Args:
-            is_hurried: whether to wait for nobody any more.
-        """
+        """End all roles in order: the frontend first, so that it can drain."""
         self._end([self.frontend], drain_timeout_s + TERMINATE_GRACE_S, is_hurried)
         self._end([group.engine for group in self.engines], TERMINATE_GRACE_S, is_hurried)
         self._end([worker for group in self.engines for worker in group.workers], TERMINATE_GRACE_S, is_hurried)
         self._end(self.second_level, TERMINATE_GRACE_S, is_hurried)
 
     def close(self) -> None:
-        """Let go of the processes' descriptors. A second call does nothing."""
         self._selector.close()
 
     def _make_group(self, index: int) -> EngineGroup:
@@ -178,7 +165,7 @@ class RoleGroup(Closeable):
         return Role(name, command, policy, num_threads=num_threads)
 
     def _spawn(self, role: Role) -> None:
-        """Start a role; if the system has no descriptor, process or memory for it now, try again later."""
+        """Start a role; if the system lacks a descriptor, process or memory for it, retry later."""
         group = self._group_of(role)
         role.num_engine_deaths = group.num_deaths if group is not None else 0
         try:
@@ -188,7 +175,7 @@ class RoleGroup(Closeable):
             role.spawn()
         except OSError as error:
             delay = role.start_failed(time.monotonic())
-            log.error("role cannot be started: tried again", name=str(role.name), reason=str(error), in_s=delay)
+            log.error("role cannot be started: retried", name=str(role.name), reason=str(error), in_s=delay)
             return
         if role.pidfd >= 0:
             self._selector.register(role.pidfd, selectors.EVENT_READ)
@@ -202,9 +189,9 @@ class RoleGroup(Closeable):
             group.forgive_blamed_deaths(self._page.read())
         delay = role.reap(now, is_excused=group is not None and role.num_engine_deaths != group.num_deaths)
         if delay is None:
-            log.error("role died once too often: given up", name=str(role.name), status=status)
+            log.error("role died too often: given up", name=str(role.name), status=status)
             raise ServiceUnavailable(f"{role.name} died too often, the last time with status {status}; see its log")
-        log.warning("role died: started again", name=str(role.name), status=status, in_s=delay)
+        log.warning("role died: restarted", name=str(role.name), status=status, in_s=delay)
         if role in self.second_level:
             return
         touched = self.engines if group is None else [group]
@@ -216,7 +203,6 @@ class RoleGroup(Closeable):
         return self.engines[role.name.engine] if role.name.kind in ("engine", "worker") else None
 
     def _end(self, roles: Sequence[Role], grace_s: float, is_hurried: Callable[[], bool]) -> None:
-        """SIGTERM, wait, SIGKILL what is left."""
         for role in roles:
             role.terminate()
         deadline = time.monotonic() + grace_s

@@ -1,4 +1,4 @@
-"""One role as the supervisor sees it: a command, its process, its deaths.
+"""One role in the supervisor: a command, its process, its deaths.
 
     running --died--> waiting --due--> running
        |                 |
@@ -23,22 +23,22 @@ from mmcached.wire.process.death import environment_for_children
 from mmcached.wire.stats import RoleName
 
 ENGINE_GONE = 3
-"""A worker's exit status when it finds its engine gone: if that has died, it does not count against the worker."""
+"""A worker's exit status when its engine is gone; if the engine has died, it does not count against the worker."""
 PAST_CACHES = {"GLIBC_TUNABLES": f"glibc.cpu.x86_non_temporal_threshold={2 << 20:#x}"}
-"""Has glibc on x86-64 write copies of 2 MiB and more past the caches, in which they would not stay: into cold memory
-that takes two thirds of the time. Elsewhere it means nothing."""
+"""Makes glibc on x86-64 write copies of 2 MiB and more past the caches, in which they would not stay: into cold memory
+this takes two thirds of the time. Elsewhere it has no effect.
+"""
 
 
 class Role:
-    """One child process, started again when it dies.
+    """One child process, restarted when it dies.
 
     Attributes:
-        name: as "worker 0.1".
-        due: when to start it (again), monotonic seconds; None while it runs.
-        kill_at: when to SIGKILL it, because it should have ended by itself; None: never.
-        num_restarts: how often it was started again.
-        started_at: wall-clock seconds of the last start.
-        num_engine_deaths: of its engine, before the last start.
+        name: As "worker 0.1".
+        due: When to (re)start it, monotonic seconds; None while it runs.
+        kill_at: When to SIGKILL it if it has not ended by itself; None: never.
+        started_at: Wall-clock seconds of the last start.
+        num_engine_deaths: Deaths of its engine before the last start.
     """
 
     def __init__(self, name: RoleName, arguments: Sequence[str], policy: RestartPolicy, *, num_threads: int) -> None:
@@ -58,20 +58,16 @@ class Role:
         self._was_started = False
 
     def spawn(self) -> None:
-        """Start the process. It dies with this one.
-
-        Raises:
-            OSError: the system has no descriptor, process or memory for it.
-        """
+        """Start the process, which dies with this one; OSError if the system lacks a descriptor, process or memory."""
         environment = PAST_CACHES | environment_for_children()
         environment.setdefault("OMP_NUM_THREADS", str(self._num_threads))
         self.process = subprocess.Popen(
             [sys.executable, "-m", "mmcached", *self._arguments],
             env=environment,
             stdin=subprocess.DEVNULL,
-            # stdout carries the ready line alone; a role that prints must not be taken for it.
+            # stdout carries only the ready line; a role's output must not be mistaken for it.
             stdout=sys.stderr,
-            # Ctrl-C goes to the foreground group: the children must hear it from here, in order.
+            # Ctrl-C goes to the foreground group; the children must be signalled from here, in order.
             process_group=0,
         )
         self.pidfd = open_pidfd(self.process.pid)
@@ -82,7 +78,7 @@ class Role:
         self.started_at = time.time()
 
     def start_failed(self, now: float) -> float:
-        """Take note that it could not be started; return how long to wait before that is tried again."""
+        """Record a failed start; return the seconds until the next try."""
         self._num_failed_starts += 1
         delay = self._policy.backoff_s(self._num_failed_starts)
         self.due = now + delay
@@ -97,10 +93,10 @@ class Role:
         return self.process is not None and self.process.poll() is None
 
     def reap(self, now: float, *, is_excused: bool) -> float | None:
-        """Take note of its death; return how long to wait before the restart, or None if it is given up.
+        """Record its death; return the seconds until the restart, or None if it is given up.
 
         Args:
-            is_excused: its engine has died since it was started; to have noticed that is no fault.
+            is_excused: Its engine has died since its start, so that ending was correct.
         """
         status = None if self.process is None else self.process.returncode
         self.close()
@@ -110,11 +106,9 @@ class Role:
         return delay
 
     def forgive(self) -> None:
-        """Count none of its deaths so far against it."""
         self._policy.forgive()
 
     def status(self, *, was_ready: bool, is_draining: bool) -> RoleStatus:
-        """Return what the supervisor knows of it now, for whoever watches the service."""
         return RoleStatus(
             name=str(self.name),
             pid=self.pid if self.is_alive else None,
@@ -139,7 +133,6 @@ class Role:
             self.process.kill()
 
     def close(self) -> None:
-        """Let go of the dead process's descriptor."""
         if self.process is not None:
             self.process.wait()
         if self.pidfd >= 0:

@@ -1,12 +1,12 @@
-"""A run directory has room for one supervisor: who holds the lock of the directory itself.
+"""The lock on a run directory, which only one supervisor can hold.
 
-The lock is on the directory (flock), not on a file in it, so nobody who tidies up can take it away; systemd-tmpfiles
-even leaves a directory alone that is locked like this. The kernel drops it with the process. Who holds it is told by
-the socket on which the supervisor listens, and by the kernel: nothing that is written in a file is believed.
+The lock is on the directory itself (flock), not on a file in it, so no clean-up can remove it; systemd-tmpfiles skips
+directories that are locked in this way. The kernel drops it with the process. The holder's pid comes from the kernel,
+by the supervisor's socket, not from a file.
 
-    seat taken?   no ──► nobody runs here
+    seat taken?   no ──► no service runs here
        │ yes
-    http.sock     pid of the process that listens (SO_PEERCRED), or: it is just starting
+    http.sock     pid of the listening process (SO_PEERCRED); no listener: it is just starting
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from mmcached.wire.paths import RunDir
 from mmcached.wire.sockets.unix_sockets import listener_at
 
 PATIENCE_S = 1.0
-"""How long a taken seat is asked for again: who only looks whether it is taken holds it for a moment."""
+"""How long a taken lock is retried: a process that only checks the lock holds it for a moment."""
 _POLL_S = 0.01
 
 
@@ -31,10 +31,11 @@ class Seat(Closeable):
     """The lock of one run directory, held until `close` or death.
 
     Attributes:
-        directory: the run directory by way of our descriptor: also when another one has its name by now.
+        directory: The run directory through our descriptor, even if another directory has its name by now.
+
     Raises:
-        ServiceUnavailable: another supervisor holds it.
-        ConfigError: it is not a directory of this user's alone.
+        ServiceUnavailable: Another supervisor holds it.
+        ConfigError: It is not a private directory of this user.
     """
 
     def __init__(self, directory: RunDir) -> None:
@@ -48,21 +49,19 @@ class Seat(Closeable):
         self.directory = RunDir(Path(f"/proc/self/fd/{self._fd}"))
 
     def is_named(self) -> bool:
-        """Return whether the run directory is still where it was."""
         try:
             return os.path.samestat(self._named.path.lstat(), os.fstat(self._fd))
         except OSError:
             return False
 
     def touch(self) -> None:
-        """Make everything in the directory look used, for those who remove what is old."""
+        """Update all times in the directory, so that programs that remove old files leave them."""
         os.utime(self._fd)
         for path in [*self.directory.path.iterdir(), *self.directory.clients.glob("*")]:
-            with contextlib.suppress(OSError):  # it went while we looked
+            with contextlib.suppress(OSError):  # it was removed meanwhile
                 os.utime(path, follow_symlinks=False)
 
     def close(self) -> None:
-        """Let go. A second call does nothing."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -77,11 +76,11 @@ class Seat(Closeable):
 
 
 def supervisor_pid(run_dir: Path) -> int | None:
-    """Return the pid of the service's supervisor, as the kernel knows it, or None if no service runs there.
+    """Return the pid of the service's supervisor, from the kernel, or None if no service runs there.
 
     Raises:
-        ServiceUnavailable: it is just starting, or too busy to say who it is.
-        ConfigError: the directory is not this user's alone.
+        ServiceUnavailable: It is just starting, or too busy to accept a connection.
+        ConfigError: The directory is not private to this user.
     """
     directory = RunDir(run_dir)
     if not _is_taken(directory):
@@ -90,7 +89,7 @@ def supervisor_pid(run_dir: Path) -> int | None:
     if pid is not None:
         return pid
     if not _is_taken(directory):
-        return None  # it ended while we looked
+        return None  # it ended meanwhile
     raise ServiceUnavailable(f"the service in {run_dir} is just starting, or ending; try again")
 
 
@@ -117,7 +116,7 @@ def _pid_in(directory: RunDir) -> int | None:
             "run_dir", str(directory.path), f"http.sock must be of uid {os.geteuid()}, not {listener.uid}"
         )
     if listener.pid <= 0:
-        raise ServiceUnavailable(f"the service in {directory.path} runs in another pid namespace: ask for it there")
+        raise ServiceUnavailable(f"the service in {directory.path} runs in another pid namespace; run this there")
     return listener.pid
 
 

@@ -1,7 +1,7 @@
-"""Checks that the ring of a service fits into /dev/shm, before any of its processes is started.
+"""Checks that the ring of a service fits into /dev/shm, before any process is started.
 
-Sizes that somebody has set are taken at their word, and refused if there is no room. The defaults are proposals: where
-there is less, as in a container with 64 MiB, ring and store share what there is.
+Configured sizes are used as they are, and refused if they do not fit. Default sizes shrink: in a small /dev/shm, such
+as a container's 64 MiB, processor cache and store share the free room.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from mmcached.shm.segment.segment import Host
 from mmcached.wire.config import GIB, MIB, ServiceConfig
 
 SHARE = 0.45
-"""Of what is free, for both together: a new frontend's must fit while its predecessor's are still mapped."""
+"""Share of the free room for both together: a new frontend's ring must fit while its predecessor's is still mapped."""
 
 
 def rings_bytes(config: ServiceConfig) -> int:
-    """Return what the ring takes in /dev/shm, with one client and all engines and workers."""
+    """Return the bytes of the ring in /dev/shm, with one client and all engines and workers."""
     layout = service_layout(config)
     if layout is None:
         return 0
@@ -35,7 +35,7 @@ def rings_bytes(config: ServiceConfig) -> int:
 
 
 def noted_bytes(home: Path) -> int:
-    """Return what the rings take of which a run directory has notes."""
+    """Return the bytes of the rings that are noted in a run directory."""
     noted = 0
     for note in noted_rings(home):
         nurseries = map(note.ring.nursery_name, nurseries_of(note.ring))
@@ -46,7 +46,7 @@ def noted_bytes(home: Path) -> int:
 
 
 def host_without(home: Path) -> Host:
-    """Return the machine as it is without the rings that the next frontend of a run directory adopts, or removes."""
+    """Return the host as it will be without the rings that the next frontend of a run directory adopts or removes."""
     noted, host = noted_bytes(home), Host()
 
     def headroom_bytes() -> int | None:
@@ -57,22 +57,18 @@ def host_without(home: Path) -> Host:
 
 
 def require_room_for(config: ServiceConfig, host: Host | None = None) -> None:
-    """Refuse a configuration whose rings do not fit.
-
-    Raises:
-        SegmentError: names what is needed, what is free, and what to do.
-    """
     host = host or Host()
     require_room(rings_bytes(config), shm_free_bytes=host.shm_free_bytes(), headroom_bytes=host.headroom_bytes())
 
 
 def fitted(config: ServiceConfig, origins: Mapping[str, str], host: Host | None = None) -> tuple[ServiceConfig, str]:
-    """Make the sizes that nobody has set smaller if there is no room for them.
+    """Shrink default sizes if there is not enough room.
 
     Args:
-        origins: where each setting comes from, as `LoadedConfig` has it.
+        origins: Origin of each setting, as in `LoadedConfig`.
+
     Returns:
-        the configuration, and what was done about it in words, "" if nothing was.
+        The configuration, and a note about the change, "" without one.
     """
     host = host or Host()
     headroom = host.headroom_bytes()
@@ -85,7 +81,7 @@ def fitted(config: ServiceConfig, origins: Mapping[str, str], host: Host | None 
     overhead = rings_bytes(config) - sum(in_use.values())
     each = (int((free - fixed) * SHARE) - overhead) // max(1, len(flexible)) // MIB * MIB
     if not flexible or each <= 0:
-        return config, ""  # too large whatever we do: it is refused with its reason
+        return config, ""  # too large in any case: refused later, with the reason
     smaller = msgspec.structs.replace(config, **dict.fromkeys(flexible, each / GIB))
     names = " and ".join(flexible)
     return smaller, f"/dev/shm has room for {free // MIB} MiB: {names} = {each // MIB} MiB (set them, or enlarge it)"

@@ -1,16 +1,17 @@
 """The parent of all roles: starts them, keeps them alive, ends them in order. Carries no data, imports no torch.
 
-    Supervisor ──> RoleGroup ──> frontend, engine, workers      processes, and when they are started again
-               ──> Watchdog, ReadinessWatch                     who is silent; whether anything goes through
+    Supervisor ──> RoleGroup ──> frontend, engine, workers      processes and their restarts
+               ──> Watchdog, ReadinessWatch                     heartbeats; probes of the data path
                ──> AdminServer                                  health, metrics and status
                ──> ServiceManager                               systemd, if that started us
 
-Every child asks the kernel to die with this process (see `wire.process.death`); the next start removes what a SIGKILL
-leaves in /dev/shm and in the run directory. A role that dies too often ends the service with status 1. Before the
-service was ready for the first time nothing that died is tried twice. SIGTERM drains; a second one ends everything at
-once.
+Every child asks the kernel to die with this process (see `wire.process.death`); the next start removes a killed
+service's leftovers in /dev/shm and in the run directory. A role that dies too often ends the service with status 1.
+Before the service is ready for the first time no dead role is restarted. SIGTERM drains; a second one ends everything
+at once.
 
-It reaches the run directory through its own descriptor (`seat`): another directory of that name is another service's.
+It reaches the run directory through its own descriptor (`seat`): another directory of that name belongs to another
+service.
 """
 
 from __future__ import annotations
@@ -55,8 +56,7 @@ from mmcached.wire.stats import RoleName, SupervisorStats
 log = structlog.get_logger("mmcached.supervisor")
 
 WAKE_INTERVAL_S = 0.05
-"""The longest wait while something is not as it should be, or has been asked: a start waits for two answers. Else the
-watchdog's interval."""
+"""The longest wait while something is wrong or under way (a start waits for two answers)."""
 TOUCH_INTERVAL_S = 3600.0
 
 
@@ -65,16 +65,18 @@ class Supervisor(Closeable):
 
     Must be made in the main thread: the parent-death signal follows the thread that spawns.
 
-    Attributes:
-        summary: once it is closed, what the service has done, in a line; "" if it was never ready.
     Args:
-        stop: what ends it; by default a flag of its own.
-        working: shows in words how the start goes.
-        manager: hears what became of it; by default there is none.
+        stop: The flag that ends it; by default a flag of its own.
+        working: Shows the progress of the start.
+        manager: The service manager to notify; by default none.
+
+    Attributes:
+        summary: After `close`, a one-line summary of the service's work; "" if it was never ready.
+
     Raises:
-        ServiceUnavailable: another supervisor holds this run directory, or processes may have too few descriptors.
-        ConfigError: the directory is not private, its path too long, or the HTTP address cannot be bound.
-        SegmentError: there is no room for the rings, or /dev/shm cannot be used.
+        ServiceUnavailable: Another supervisor holds this run directory, or processes may have too few descriptors.
+        ConfigError: The directory is not private, its path too long, or the HTTP address cannot be bound.
+        SegmentError: There is no room for the rings, or /dev/shm cannot be used.
     """
 
     def __init__(
@@ -122,19 +124,20 @@ class Supervisor(Closeable):
         return self._stop.is_set
 
     def look(self) -> ServiceView:
-        """Return what is known of all roles now. Called from the HTTP thread: changes nothing."""
+        """Return the current view of all roles. Called from the HTTP thread: changes nothing."""
         is_draining = self.is_draining
         roles = [role.status(was_ready=self._was_ready, is_draining=is_draining) for role in self._group.roles]
         is_ready = self._was_ready and self._readiness.is_ready and not is_draining
         return ServiceView(self.run_dir, self.config, is_draining, roles, is_ready)
 
     def run(self) -> int:
-        """Start all roles, announce readiness on stdout, and keep them alive until told to stop.
+        """Start all roles, announce readiness on stdout, and keep them alive until stopped.
 
         Returns:
-            0 after an orderly stop, also during the start.
+            0 after an orderly stop, even during the start.
+
         Raises:
-            ServiceUnavailable: it did not become ready, a role was given up, or the run directory is gone.
+            ServiceUnavailable: It did not become ready, a role was given up, or the run directory is gone.
         """
         num_engines, num_workers = self.config.num_engines, self.config.world_size
         groups = f"engine and {num_workers} worker(s)"
@@ -158,11 +161,7 @@ class Supervisor(Closeable):
         return 0
 
     def turn(self, now: float) -> None:
-        """Start what has died again; kill what lives and does not work: it is started again like any other.
-
-        Raises:
-            ServiceUnavailable: a role is given up, or the run directory is gone.
-        """
+        """Restart dead roles; kill roles that live but do not work, which are then restarted."""
         self._group.keep_alive(now)
         self._readiness.look(now)
         if self._readiness.is_ready:
@@ -172,11 +171,11 @@ class Supervisor(Closeable):
             self._look_for_trouble(now)
 
     def close(self) -> None:
-        """End all roles in order (frontend first, so that it can drain), remove sockets, let the directory go."""
+        """End all roles in order (frontend first, so that it can drain), remove sockets, and release the directory."""
         self._manager.stopping()
         self._group.stop(self.config.drain_timeout_s, is_hurried=lambda: self._stop.num_signals > 1)
         if not self.config.keep_cache:
-            remove_notes(self.run_dir)  # of a frontend that had to be killed
+            remove_notes(self.run_dir)  # notes of a frontend that had to be killed
         if self._was_ready and not self.summary:
             status = gather_status(self.look(), self._reader.read(), Readiness(False, "it has ended"))
             self.summary = summary_of(status)
@@ -185,9 +184,9 @@ class Supervisor(Closeable):
     # ---- starting
 
     def _remove_leftovers(self) -> None:
-        """Remove what the dead have left: a killed frontend its ring, a service its sockets, a client its lock.
+        """Remove leftovers of dead processes: rings of frontends, sockets of services, locks of clients.
 
-        What the frontend of this run directory is to adopt stays. A living client keeps its lock, whoever serves next.
+        The ring that this run directory's next frontend adopts stays, and so do locks of live clients.
         """
         self._directory.remove_sockets()
         for name in sweep():
@@ -196,12 +195,7 @@ class Supervisor(Closeable):
             remove_if_free(path)
 
     def _wait_until_ready(self) -> bool:
-        """Return whether a real request has gone through each engine, or the frontend of a store has answered a probe;
-        False if the stop was asked for before.
-
-        Raises:
-            ServiceUnavailable: a role has ended, or the time is over.
-        """
+        """Wait until a request succeeds through each engine, or a store's frontend answers; False if stopped before."""
         deadline = time.monotonic() + self.config.start_timeout_s
         reason = ""
         with ThreadPoolExecutor(1, "mmcached-first-request") as thread:
@@ -230,7 +224,7 @@ class Supervisor(Closeable):
                 if now > deadline:
                     raise ServiceUnavailable(f"not ready within {self.config.start_timeout_s} s: {reason}")
                 self._wait_for_event()
-            # The thread's client ends with the frontend: `with` would wait for it before that is told to end.
+            # The thread's client ends with the frontend: without this, `with` would wait for the client first.
             self._group.frontend.terminate()
         return False
 
@@ -253,7 +247,9 @@ class Supervisor(Closeable):
 
     def _look_for_trouble(self, now: float) -> None:
         if not self._seat.is_named():
-            raise ServiceUnavailable(f"{self.run_dir} is not our directory any more: nobody can reach this service")
+            raise ServiceUnavailable(
+                f"{self.run_dir} was moved or replaced: clients cannot reach this service any more"
+            )
         self._manager.status("ready" if self._readiness.is_ready else f"not ready: {self._readiness.reason}")
         self._admin.keep()
         if now >= self._next_touch:

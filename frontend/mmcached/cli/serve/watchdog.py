@@ -1,8 +1,8 @@
-"""Finds the roles that live and do nothing any more: whose heartbeat in the stats page has stopped. Sans I/O.
+"""Finds live roles that do no work: those whose heartbeat in the stats page has stopped. Does no I/O.
 
-A role that has not come to the page yet is starting, and may take as long as a service may to start. A worker is silent
-in a step, so it may be silent as long as a step may take. What the supervisor itself has slept through, because the
-machine or all of us were stopped, is held against nobody.
+A role without a slot in the page yet is starting, and may take as long as a service may to start. A worker is silent in
+a step, for as long as a step may take. Time in which the supervisor itself did not run, because the machine or all
+processes were stopped, does not count.
 """
 
 from __future__ import annotations
@@ -16,11 +16,7 @@ from mmcached.wire.stats import RoleName
 
 
 class Watchdog:
-    """The silence of each process so far.
-
-    Attributes:
-        interval_s: between two looks.
-    """
+    """The silence of each process so far; `interval_s` is the time between two calls of `overdue`."""
 
     def __init__(self, config: ServiceConfig) -> None:
         self.interval_s = longest_rest_s(config.limits)
@@ -31,11 +27,10 @@ class Watchdog:
     def overdue(
         self, pids: Mapping[RoleName, int], snapshots: Snapshots, now: float
     ) -> Iterator[tuple[RoleName, float]]:
-        """Yield the roles that have been silent for too long, and for how many seconds. Ask every `interval_s`.
+        """Yield the roles that were silent for too long, with the seconds. To be called every `interval_s`.
 
         Args:
-            pids: of the roles that live.
-            now: monotonic seconds.
+            pids: Pids of the live roles.
         """
         since_last = 0.0 if self._last is None else now - self._last
         self._last = now

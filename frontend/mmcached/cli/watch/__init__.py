@@ -1,11 +1,11 @@
-"""The outside of a service: status, readiness, metrics, and the pages that show them.
+"""Status, readiness and metrics of a service, and the pages that show them.
 
-service_status    the one record of it             status_table: the same for people
-readiness         asks whether an item goes through the data path       readiness_watch: the same without waiting
-latencies         how long things take            shown_figures: which figures people see, and under which names
-overview          one screen of it: totals, and what happens now       store_readers: who holds leases
-top               the same live on a terminal       top_frame: as it is drawn
+service_status    one record of the whole service     status_table: the same as a table
+readiness         a probe through the data path       readiness_watch: the same without waiting
+latencies         quantiles of durations              shown_figures: the displayed figures and their names
+overview          one screen: totals and rates        store_readers: the processes that hold leases
+top               the screen live on a terminal       top_frame: its layout
 metrics           the page for Prometheus
 http_pages        health, metrics and status over HTTP                  http_server
-overview_pages    the same screen in a browser: overview_page.html
+overview_pages    the screen in a browser: overview_page.html
 """

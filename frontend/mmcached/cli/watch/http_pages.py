@@ -1,16 +1,16 @@
-"""The service's health, metrics and status over HTTP, for probes, Prometheus and people; a thread of the supervisor.
+"""Serves health, metrics and status over HTTP, for probes, Prometheus and people, in threads of the supervisor.
 
     GET /healthz            200 while this process answers
     GET /readyz             200, or 503 with the reason; ?verbose=1 lists every role
-    GET /metrics            Prometheus text, or OpenMetrics where that is asked for
+    GET /metrics            Prometheus text, or OpenMetrics where that is requested
     GET /status             ServiceStatus as JSON
-    GET /                   a page of it, live              GET /overview: its figures, as JSON
+    GET /                   a live web page              GET /overview: its figures, as JSON
 
-It listens at `http.sock` in the run directory, which is the user's alone, and at a TCP port only if one was asked for.
+It listens at `http.sock` in the run directory, which is private to the user, and at a TCP port only if configured.
 
-Every answer comes within a deadline, whatever the data path does: the event loop waits for nobody, questions to the
-data path have a thread, and looking at the page has another. What takes too long is a 503. The threads start no
-process (a child's death signal follows the thread that spawned it) and touch no signal.
+Every answer comes within a deadline, or is a 503, whatever the data path does: the event loop never blocks, the probe
+of the data path has a thread, and reading the page has others. The threads start no process (a child's death signal
+follows the thread that spawned it) and touch no signal.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ from mmcached.wire.sockets.unix_sockets import NamedListener
 log = structlog.get_logger("mmcached.http")
 
 LOOK_TIMEOUT_S = 2.0
-"""Deadline of what asks only the page, the supervisor and /proc: microseconds, unless the machine itself is stuck."""
+"""Deadline of reading the page, the supervisor's state and /proc: microseconds, unless the machine itself is stuck."""
 START_TIMEOUT_S = 10.0
 MIN_CONNECTIONS = 4
 
@@ -62,13 +62,11 @@ ResultT = TypeVar("ResultT")
 
 
 class AdminServer:
-    """Serves one supervisor. `start`, `keep` and `stop` belong to one thread.
+    """The HTTP server of one supervisor. `start`, `keep` and `stop` belong to one thread.
 
     Args:
-        look: returns what the supervisor knows now; called from threads of this server.
-        reader: the stats page; stays open until `stop` has returned.
-        directory: the place of the socket; the run directory of the view by default.
-        readiness: asks the data path.
+        look: Returns the supervisor's current view; called from threads of this server.
+        reader: The stats page; stays open until `stop` has returned.
     """
 
     def __init__(
@@ -89,14 +87,10 @@ class AdminServer:
         self._named: NamedListener | None = None
         self._closing = ExitStack()
         self.url = ""
-        """The TCP address, "" if there is none."""
+        """The TCP address; "" without a port."""
 
     def start(self) -> str:
-        """Bind, serve from a thread, and return the TCP URL, "" without a port.
-
-        Raises:
-            ConfigError: the address cannot be bound.
-        """
+        """Bind, serve from a thread, and return the TCP URL, "" without a port; ConfigError if it cannot bind."""
         if self._running is not None:
             raise InvariantError("the HTTP server runs already")
         config = self._look().config
@@ -117,10 +111,10 @@ class AdminServer:
         return self.url
 
     def keep(self) -> None:
-        """Start the server again if its thread has ended or its socket is gone; a failure is tried again next time."""
+        """Restart the server if its thread has ended or its socket is gone; a failure is retried at the next call."""
         if self._running is not None and self._running.is_alive and self._named is not None and self._named.is_named():
             return
-        log.error("the HTTP thread has ended, or its socket was removed: it is started again")
+        log.error("the HTTP thread has ended, or its socket was removed; it is restarted")
         self.stop()
         try:
             self.start()
@@ -128,11 +122,10 @@ class AdminServer:
             log.error("the HTTP server cannot be started", reason=str(error))
 
     def sample(self, snapshots: Snapshots) -> None:
-        """Keep the figures of now for the rates of the page and of `top`, if it is time."""
+        """Keep the current figures for the rates of the page and of `top`, if it is time."""
         self._overviews.sample(lambda: stats_of_all(snapshots), lambda: role_statuses(self._look(), snapshots))
 
     def stop(self) -> None:
-        """End open connections and the threads. A second call does nothing."""
         self._closing.close()
         self._running = None
         self.url = ""
@@ -146,11 +139,11 @@ class AdminServer:
     ) -> None:
         self.stop()
 
-    # ---- what is asked
+    # ---- requests
 
     def _endpoints(self, probing: ThreadPoolExecutor, looking: ThreadPoolExecutor) -> Mapping[str, Endpoint]:
         async def find_out() -> Readiness:
-            # The slack is for a thread that waits for the processor; the check keeps its own deadline.
+            # The slack covers a thread that waits for the processor; the check has its own deadline.
             deadline_s = self._readiness.deadline_s + LOOK_TIMEOUT_S
             found = await _within(deadline_s, probing, self._readiness.check)
             return found or Readiness(False, f"the probe did not end within {deadline_s:.1f} s")
@@ -204,8 +197,6 @@ def _too_late() -> Answer:
 
 
 class _Running:
-    """The thread with its event loop, and the threads that it asks."""
-
     def __init__(
         self,
         endpoints: Callable[[ThreadPoolExecutor, ThreadPoolExecutor], Mapping[str, Endpoint]],
@@ -254,13 +245,13 @@ class _Running:
 
 
 async def _within(timeout_s: float, threads: ThreadPoolExecutor, question: Callable[[], ResultT]) -> ResultT | None:
-    """Return the answer of a blocking question, or None if it takes too long; its thread then goes on alone."""
+    """Return the result of a blocking call, or None after `timeout_s`, when its thread is left to finish alone."""
     answer = asyncio.get_running_loop().run_in_executor(threads, question)
     try:
         done, _ = await asyncio.wait([answer], timeout=timeout_s)
         return answer.result() if done else None
     finally:
-        answer.cancel()  # not asked yet: never; asked already: nobody hears the answer, also after the loop's end
+        answer.cancel()  # not started: it never runs; running: its result is dropped
 
 
 def _verbose_line(role: RoleStatus) -> str:
@@ -286,6 +277,6 @@ def _listen_at(path: Path) -> NamedListener:
 
 
 def _num_connections(num_reserved: int) -> int:
-    """Return how many connections leave this process descriptors for its children's pipes, logs and probes."""
+    """Return how many connections leave enough descriptors for the children's pipes, logs and probes."""
     soft_limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return max(MIN_CONNECTIONS, min(MAX_CONNECTIONS, (soft_limit - num_reserved) // 2))

@@ -1,12 +1,10 @@
-"""Answers GET requests over listening sockets within bounded time, connections and memory.
+"""A minimal HTTP server for GET requests, with bounded time, connections and memory.
 
     connection ── head, within HEAD_TIMEOUT_S, at most MAX_HEAD_BYTES ──> endpoint ──> answer ──> closed
 
-One request per connection, so that each has an end. A connection beyond `max_connections` ends the oldest, one that
-asks nothing if there is any: a question that is quickly answered always is, and the process keeps its file
-descriptors.
-
-Knows nothing of what is asked. No TLS, no authentication.
+One request per connection, so that each has an end. A connection beyond `max_connections` ends the oldest, preferably
+one without a request: short requests are always answered, and the number of descriptors stays bounded. No TLS, no
+authentication.
 """
 
 from __future__ import annotations
@@ -27,9 +25,9 @@ log = structlog.get_logger("mmcached.http")
 
 MAX_CONNECTIONS = 32
 ACCEPTED_AT_ONCE = 16
-"""In one turn of the loop, before the oldest are ended."""
+"""Connections accepted in one turn of the loop, before the oldest are ended."""
 BACKLOG = 1024
-"""Of the kernel: who connects while many others do shall not have to try again a second later."""
+"""Backlog of the kernel, large enough that a client need not retry a second later when many connect at once."""
 MAX_HEAD_BYTES = 128 << 10
 HEAD_TIMEOUT_S = 5.0
 SEND_TIMEOUT_S = 5.0
@@ -37,12 +35,7 @@ SEND_TIMEOUT_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A GET or HEAD request.
-
-    Attributes:
-        query: each name's last value.
-        headers: by lower-case name, each one's last value.
-    """
+    """A GET or HEAD request; of repeated query names or headers the last value counts. Header names are lower-case."""
 
     path: str
     query: Mapping[str, str]
@@ -57,16 +50,11 @@ class Answer:
 
 
 Endpoint = Callable[[Request], Awaitable[Answer]]
-"""Its own deadline is its own business."""
+"""Answers one path; responsible for its own deadline."""
 
 
 class HttpServer:
-    """Serves the endpoints until cancelled.
-
-    Args:
-        endpoints: by path.
-        max_connections: at a time, over all listeners.
-    """
+    """Serves the endpoints until cancelled, over at most `max_connections` connections of all listeners."""
 
     def __init__(self, endpoints: Mapping[str, Endpoint], *, max_connections: int = MAX_CONNECTIONS) -> None:
         self._endpoints = endpoints
@@ -78,8 +66,9 @@ class HttpServer:
         """Accept until cancelled, then end every connection.
 
         Args:
-            listeners: bound; closed at the end. One on a loopback address refuses requests for another host's name.
-            is_up: called once connections are accepted.
+            listeners: Bound sockets; closed at the end. A loopback listener refuses requests with a non-local Host
+                header.
+            is_up: Called once connections are accepted.
         """
         servers = []
         try:
@@ -110,7 +99,7 @@ class HttpServer:
         try:
             await self._converse(reader, writer, task, only_local_names=only_local_names)
         except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.CancelledError):
-            pass  # it went, or took too long, or had to go
+            pass  # closed, timed out, or ended for a newer connection
         except Exception:
             log.exception("a request has failed")
         finally:
@@ -144,14 +133,13 @@ class HttpServer:
         async with asyncio.timeout(SEND_TIMEOUT_S):
             await writer.drain()
             writer.write_eof()
-            # What is still being sent is read: closed before, the kernel would take the answer back.
+            # Unread input at close would make the kernel discard the answer.
             while await reader.read(1 << 16):
                 pass
             writer.close()
             await writer.wait_closed()
 
     async def _answer(self, head: bytes, *, only_local_names: bool) -> tuple[str, Answer]:
-        """Return the method and the answer."""
         first, *lines = head.decode("latin-1").split("\r\n")
         words = first.split(" ")
         if len(words) != 3 or not words[2].startswith("HTTP/1."):
@@ -190,12 +178,12 @@ def _rendered(answer: Answer, *, has_content: bool) -> bytes:
 
 def _is_loopback(listener: socket.socket) -> bool:
     if listener.family == socket.AF_UNIX:
-        return False  # who may connect is a matter of the directory it lies in
+        return False  # access is governed by the permissions of its directory
     return ipaddress.ip_address(listener.getsockname()[0]).is_loopback
 
 
 def _is_local_name(host: str) -> bool:
-    """Return whether a Host header means this machine: a page of another name in a browser shall not read us."""
+    """Return whether a Host header means this machine, so that web pages of other origins cannot read the server."""
     name = host.rpartition(":")[0] if not host.endswith("]") and ":" in host else host
     name = name.strip("[]")
     with contextlib.suppress(ValueError):

@@ -1,4 +1,4 @@
-"""Says how long things take: of each histogram that the roles have, added up, the quantiles that people ask for."""
+"""Computes latency quantiles from the roles' histograms."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ _SUFFIX = "_seconds"
 
 
 class LatencyStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """What was measured of one kind of work.
+    """Latency of one kind of work.
 
     Attributes:
-        num: how often; of hits one in 64 is measured.
-        p50_s, p99_s: what half of them, and 99 of 100, did not exceed.
+        num: Number of measurements; of hits one in 64 is measured.
+        p50_s, p99_s: Median and 99th percentile in seconds.
     """
 
     num: int
@@ -36,7 +36,6 @@ def histograms_of(stats: ServiceStats) -> dict[str, Histogram]:
 
 
 def latencies_of(found: dict[str, Histogram]) -> dict[str, LatencyStatus]:
-    """Return the quantiles of each kind of work that was measured at all."""
     return {
         name: LatencyStatus(num=histogram.num, p50_s=p50_s, p99_s=p99_s)
         for name, histogram in found.items()
@@ -45,7 +44,7 @@ def latencies_of(found: dict[str, Histogram]) -> dict[str, LatencyStatus]:
 
 
 def in_words(seconds: float) -> str:
-    """Return a duration as people read it.
+    """Return a duration with a unit.
 
     >>> [in_words(seconds) for seconds in (0.0000123, 0.0456, 0.9996, 1.5, 100.0)]
     ['12.3 µs', '45.6 ms', '1 s', '1.5 s', '100 s']

@@ -1,11 +1,8 @@
-"""The metrics page: what the roles have written into the stats page, under the names that Prometheus expects.
+"""The metrics page: the stats page's figures under Prometheus names.
 
-Nothing is counted here, and no figure is named: the records in `mmcached.wire.stats` say which metric each field is.
-Counters continue over a role's death (see `mmcached.shm.stats.page`); after a restart of the whole service they start
-at 0, as Prometheus expects.
-
-Every metric of a role has the label `role` (`frontend`, `engine 0`, `worker 0.1`), so that each figure says who counted
-it; sum over it. Queries and hits are always both there: a ratio is for the dashboard.
+The records in `mmcached.wire.stats` define the metric of each field. Counters continue over a role's death (see
+`mmcached.shm.stats.page`); after a restart of the whole service they start at 0, as Prometheus expects. Every metric of
+a role has the label `role` (`frontend`, `engine 0`, `worker 0.1`); sum over it.
 """
 
 from __future__ import annotations
@@ -38,7 +35,7 @@ Family = CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily
 
 
 class StatsCollector(Collector):
-    """Looks at the page and at the supervisor each time Prometheus asks; keeps nothing."""
+    """Reads the page and the supervisor's view at each scrape; keeps no state."""
 
     def __init__(self, look: Callable[[], ServiceView], read_page: Callable[[], Snapshots]) -> None:
         self._look = look
@@ -56,16 +53,16 @@ class StatsCollector(Collector):
             "python": platform.python_version(),
             "word_store": WORD_STORE_NAME,
         }
-        return InfoMetricFamily(f"{PREFIX}build", "What runs here.", facts)
+        return InfoMetricFamily(f"{PREFIX}build", "Versions of mmcached and its platform.", facts)
 
     def _processes(self, view: ServiceView, snapshots: Snapshots) -> Iterator[Family]:
         role = ["role"]
         up = GaugeMetricFamily(f"{PREFIX}process_up", "1 if the process runs", labels=role)
         restarts = CounterMetricFamily(
-            f"{PREFIX}process_restarts", "how often the supervisor has started the role again", labels=role
+            f"{PREFIX}process_restarts", "restarts of the role by the supervisor", labels=role
         )
         ages = GaugeMetricFamily(
-            f"{PREFIX}heartbeat_age_seconds", "seconds since the role's loop last turned", labels=role
+            f"{PREFIX}heartbeat_age_seconds", "seconds since the last turn of the role's loop", labels=role
         )
         for status in role_statuses(view, snapshots):
             up.add_metric([status.name], float(status.state in ("starting", "running")))
@@ -74,7 +71,7 @@ class StatsCollector(Collector):
                 ages.add_metric([status.name], status.heartbeat_age_s)
         draining = GaugeMetricFamily(f"{PREFIX}draining", "1 while the service drains", float(view.is_draining))
         ready = GaugeMetricFamily(
-            f"{PREFIX}ready", "1 if the supervisor's last request has gone through", float(view.is_ready)
+            f"{PREFIX}ready", "1 if the supervisor's last probe has succeeded", float(view.is_ready)
         )
         yield from (up, restarts, ages, draining, ready)
         shm = shutil.disk_usage(SHM_DIR)
@@ -83,7 +80,7 @@ class StatsCollector(Collector):
 
 
 def figures_of(snapshots: Snapshots) -> Iterator[Family]:
-    """Yield what the slots of the page say, one family per metric, each sample with its role."""
+    """Yield the figures of the page, one family per metric, each sample with its role."""
     families: dict[str, CounterMetricFamily | GaugeMetricFamily] = {}
     of_histograms: dict[str, HistogramMetricFamily] = {}
     for role, snapshot in snapshots.items():
@@ -105,7 +102,7 @@ def figures_of(snapshots: Snapshots) -> Iterator[Family]:
 
 
 def make_registry(look: Callable[[], ServiceView], read_page: Callable[[], Snapshots]) -> CollectorRegistry:
-    """Return a registry of its own with our collector in it; nothing is collected before somebody asks."""
+    """Return a registry with a `StatsCollector`; nothing is collected before the first scrape."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(StatsCollector(look, read_page))
     return registry

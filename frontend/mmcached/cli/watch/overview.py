@@ -1,10 +1,10 @@
-"""Puts a service on one screen: what each process takes, what is found, what is full, who holds what, what is slow.
+"""Computes one screen of a service: processes, hit rates, memory, leases, latencies, engines.
 
     ServiceStatus + /proc ── Look ──┐
     a few seconds before  ─ Sample ─┴─► Overview ─► `mmcached top`, the web page
 
-A `Look` has totals. With an earlier `Sample` there is also what happened between: rates, and the latency of just now.
-Asks no role anything; what it looks at works while the data path does not.
+A `Look` has totals; with an earlier `Sample` there are also rates and recent latencies. Sends no message to a role, so
+it works while the data path does not.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ _CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class Usage(NamedTuple):
-    """What one process takes.
+    """CPU time and memory of one process.
 
     Attributes:
-        cpu_s: of all its threads, since its start.
-        memory_bytes: its own: without rings, files and code, which it shares.
+        cpu_s: CPU time of all its threads, since its start.
+        memory_bytes: Its anonymous memory, without shared memory, files and code.
     """
 
     cpu_s: float
@@ -49,7 +49,7 @@ class Usage(NamedTuple):
 
 
 class Sample(NamedTuple):
-    """The figures of a service at one moment, and what its processes took until then, by pid."""
+    """The figures of a service at one moment, and its processes' usage by pid."""
 
     at_s: float
     stats: ServiceStats
@@ -57,8 +57,6 @@ class Sample(NamedTuple):
 
 
 class Look(NamedTuple):
-    """All that is known of a service at one moment."""
-
     at_s: float
     status: ServiceStatus
     usage: Mapping[int, Usage]
@@ -81,7 +79,7 @@ class RoleLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CacheLine(msgspec.Struct, frozen=True, kw_only=True):
-    """One cache; `rate` in sum and `rate_now` are the share of queries that were hits, None: nobody asked."""
+    """One cache; `rate` in total and `rate_now` are hits divided by queries, None without queries."""
 
     name: str
     queries: int
@@ -92,7 +90,7 @@ class CacheLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RingLine(msgspec.Struct, frozen=True, kw_only=True):
-    """One ring of shared memory; what is leased may not be evicted."""
+    """One ring of shared memory; leased bytes cannot be evicted."""
 
     name: str
     used_bytes: int
@@ -119,7 +117,7 @@ class NurseriesLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LatencyLine(msgspec.Struct, frozen=True, kw_only=True):
-    """How long one kind of work took; `now` is of the time between two looks, None: there was none."""
+    """Latency of one kind of work; `now` covers the time between two looks, None without measurements."""
 
     name: str
     total: LatencyStatus
@@ -140,9 +138,14 @@ class EngineLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Overview(msgspec.Struct, frozen=True, kw_only=True):
-    """One frame. `interval_s` is the time that "now" means, None: there was one look only; `note` says what is wrong
-    though the service is ready; `clients` are counted without `own_clients`, the service's engines and workers;
-    `history` has the store's hits per second, the oldest first; `nurseries` is None if the store has none.
+    """One frame.
+
+    Attributes:
+        interval_s: Length of the interval for rates and "now", None after a single look.
+        note: A problem of a service that is ready.
+        clients: Clients without `own_clients`, the service's engines and workers.
+        history: The store's hits per second, the oldest first.
+        nurseries: None for a store without nurseries.
     """
 
     run_dir: str
@@ -171,18 +174,16 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def look_closely(status: ServiceStatus, *, clock: Callable[[], float] = time.monotonic) -> Look:
-    """Return a status with what its processes take."""
     return Look(clock(), status, usage_by_pid(status.roles))
 
 
 def usage_by_pid(roles: Sequence[RoleStatus]) -> dict[int, Usage]:
-    """Return what the processes of these roles take, those that are gone left out."""
     pids = [role.pid for role in roles if role.pid is not None]
     return {pid: found for pid in pids if (found := usage_of(pid)) is not None}
 
 
 def usage_of(pid: int, proc: Path = Path("/proc")) -> Usage | None:
-    """Return what a process takes; None if it is gone, or somebody else's."""
+    """Return a process's usage; None if it has ended, or cannot be read."""
     try:
         stat = (proc / str(pid) / "stat").read_text().rpartition(")")[2].split()
         lines = (proc / str(pid) / "status").read_text().splitlines()
@@ -195,13 +196,7 @@ def usage_of(pid: int, proc: Path = Path("/proc")) -> Usage | None:
 def overview_of(
     now: Look, before: Sample | None, readers: Sequence[Reader] = (), history: Sequence[float] = ()
 ) -> Overview:
-    """Return one frame.
-
-    Args:
-        before: an earlier moment of the same service; None: nothing is known of now.
-        readers: who holds leases of the store.
-        history: hits of the store per second, the oldest first.
-    """
+    """Return one frame."""
     passed_s = None if before is None else now.at_s - before.at_s
     rate = _Rate(passed_s or None)
     status, stats = now.status, now.status.stats
@@ -238,7 +233,7 @@ def overview_of(
 
 
 class _Rate(NamedTuple):
-    """Says how often something happens, of two counts; a counter that began anew has no rate."""
+    """The rate between two counts; None after a counter was reset."""
 
     passed_s: float | None
 
@@ -264,7 +259,7 @@ def _role(role: RoleStatus, now: Look, before: Sample | None) -> RoleLine:
 
 
 def _state(role: RoleStatus) -> str:
-    """Return a role's state in a word; one that runs and has not been heard of says for how long."""
+    """Return a role's state, with the length of its silence if it runs without heartbeats."""
     if role.state == "running" and role.complaint and role.heartbeat_age_s is not None:
         return f"silent for {role.heartbeat_age_s:.0f} s"
     return role.state

@@ -1,7 +1,7 @@
-"""Serves `Overview`: the page at `/`, and the figures that its script and `mmcached top` ask for, at `/overview`.
+"""Serves the page at `/`, and `Overview` as JSON at `/overview`, for its script and `mmcached top`.
 
-All who ask, however often, see the same: "now" is what has happened since a sample that is `WINDOW_S` old. The
-supervisor takes the samples, when it looks at its roles. Knows nothing of sockets; any thread may ask.
+All readers see the same rates: "now" is the interval since a sample that is `WINDOW_S` old. The supervisor takes the
+samples when it looks at its roles. Any thread may call.
 """
 
 from __future__ import annotations
@@ -19,24 +19,19 @@ from mmcached.cli.watch.service_status import RoleStatus, ServiceStatus
 from mmcached.wire.stats import ServiceStats
 
 WINDOW_S = 10.0
-"""What "now" means."""
+"""Length of the interval for rates."""
 SAMPLE_S = 2.0
-"""From one sample to the next: as often as a supervisor at rest looks at its roles."""
+"""Interval between samples: as often as an idle supervisor looks at its roles."""
 HISTORY_S = 600.0
 
 
 @cache
 def page() -> bytes:
-    """Return the page, complete: style and script are in it."""
     return resources.files(__package__).joinpath("overview_page.html").read_bytes()
 
 
 class OverviewPages:
-    """The last samples of one service, and the hit rates of the last ten minutes.
-
-    Args:
-        readers: returns who holds leases of the store.
-    """
+    """The last samples of one service, and the hit rates of the last ten minutes."""
 
     def __init__(self, readers: Callable[[], list[Reader]], *, clock: Callable[[], float] = time.monotonic) -> None:
         self._readers = readers
@@ -46,7 +41,7 @@ class OverviewPages:
         self._history: deque[float] = deque(maxlen=int(HISTORY_S / SAMPLE_S))
 
     def sample(self, stats: Callable[[], ServiceStats], roles: Callable[[], Sequence[RoleStatus]]) -> None:
-        """Keep the figures of now, unless the last sample was just taken. Call it now and then."""
+        """Keep the current figures, unless the last sample is recent. To be called periodically."""
         now = self._clock()
         with self._lock:
             last = self._samples[-1] if self._samples else None
@@ -54,16 +49,15 @@ class OverviewPages:
                 return
             new = Sample(now, stats(), usage_by_pid(roles()))
             self._samples.append(new)
-            # The one that is as old as the window stays, and all that are younger.
+            # Keep one sample that is as old as the window, and all younger ones.
             while len(self._samples) > 1 and now - self._samples[1].at_s >= WINDOW_S:
                 self._samples.popleft()
             if last is not None:
-                # A counter that began anew has no rate.
+                # A reset counter has no rate.
                 hits = max(0, new.stats.store.hits - last.stats.store.hits)
                 self._history.append(round(hits / (now - last.at_s), 1))
 
     def overview(self, status: ServiceStatus) -> Overview:
-        """Return a frame of the service as `status` has it now."""
         now = look_closely(status, clock=self._clock)
         with self._lock:
             before = self._samples[0] if self._samples and self._samples[0].at_s < now.at_s else None

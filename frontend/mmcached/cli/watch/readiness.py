@@ -1,10 +1,10 @@
-"""Finds out whether the service really works, and why not: a bounded question to the data path.
+"""Finds out whether the service works, with a bounded probe of the data path, and why not.
 
     not ready, in this order      draining  ·  the probe fails, is wrong, or is not answered in time
-    the reason                    what every role is known to suffer from, then what the probe said
+    the reason                    known problems of each role, then the probe's error
 
-Readiness is the probe's answer alone. States of processes and ages of heartbeats only explain it: a process that lives
-may do nothing, and one that is silent may be in a long step.
+Readiness is the probe's result alone. States of processes and ages of heartbeats only explain it: a live process may be
+stuck, and a silent one may be in a long step.
 """
 
 from __future__ import annotations
@@ -25,20 +25,14 @@ from mmcached.wire.paths import RunDir
 from mmcached.wire.sockets.channels import DealerChannel
 
 KEEP_S = 1.0
-"""How long an answer is good for: however many ask, the data path is asked once in this time."""
+"""How long a result is reused, so that many callers cause one probe."""
 GRACE_S = 0.75
-"""How much longer than the probe's own deadline we wait, so that the frontend can say which engine did not answer."""
+"""Additional wait beyond the probe's own deadline, so that the frontend can name the engine that did not answer."""
 DELETED = "{} was deleted from /dev/shm while the service runs: clients that come now get copies; restart the service"
 
 
 class ReadinessCheck:
-    """Asks for all callers, from any thread.
-
-    Args:
-        look: returns what the supervisor knows now.
-        read_page: returns what the stats page says now.
-        ask: sends one probe.
-    """
+    """Probes on behalf of all callers, from any thread."""
 
     def __init__(
         self,
@@ -58,15 +52,15 @@ class ReadinessCheck:
 
     @property
     def deadline_s(self) -> float:
-        """The longest that `check` takes."""
+        """The longest duration of `check`."""
         return 2 * (self._timeout_s + GRACE_S)
 
     def check(self) -> Readiness:
-        """Return whether the service works, as found out within the last second."""
+        """Return whether the service works, from a probe at most one second old."""
         view = self._look()
         if view.is_draining:
             return Readiness(False, "draining")
-        # One asks, the others wait for its answer. Whoever holds the lock lets go within the probe's deadline.
+        # One caller probes, the others wait for its result. The lock is released within the probe's deadline.
         if not self._asking.acquire(timeout=self.deadline_s / 2):
             return Readiness(False, "the last probe has not come to an end")
         try:
@@ -89,9 +83,9 @@ class ReadinessCheck:
 
 
 def probe(run_dir: Path, timeout_s: float) -> Readiness:
-    """Send one item through ring, engines and workers, and return what has become of it within `timeout_s`.
+    """Send one item through ring, engines and workers, and return the result within `timeout_s`.
 
-    Each probe has a connection of its own, so no answer to a former one is taken for it.
+    Each probe has a connection of its own, so that answers to earlier probes are not mistaken for its own.
     """
     directory = RunDir(run_dir)
     if not directory.is_served():
@@ -115,9 +109,8 @@ def probe(run_dir: Path, timeout_s: float) -> Readiness:
 
 
 def verdict(answer: ToClient) -> Readiness:
-    """Return what the answer to a probe says of the service."""
     match answer:
-        case Probed(engines=[]):  # a frontend that needs an engine and has none says why it fails
+        case Probed(engines=[]):  # without an engine that it needs, a frontend answers `Failed`
             return Readiness(True, "the frontend answered the probe; it is a store, with no engine to reach")
         case Probed(engines=engines, num_workers=workers, faults=faults) if workers:
             answered = f"{len(engines)} engine(s) and {workers} worker(s) answered the probe"

@@ -1,10 +1,10 @@
-"""Asks again and again whether an item goes through the data path, without ever waiting for the answer.
+"""Probes the data path periodically, without ever waiting for the answer.
 
-    ask ──> answered: ready            asked again after READY_INTERVAL_S
-       └──> failed, lost, or late      asked again after RETRY_INTERVAL_S; `not_ready_since` is when this began
+    probe ──> answered: ready           again after READY_INTERVAL_S
+       └──> failed, lost, or late       again after RETRY_INTERVAL_S; sets `not_ready_since`
 
-For the supervisor, whose loop must not wait. A question may take as long as a step, so a service that is only slow is
-ready here, though a `readiness.probe` says otherwise. Its one connection cannot be taken by others.
+For the supervisor, whose loop must not wait. A probe may take as long as a step, so a service that is only slow is
+ready here, even if `readiness.probe` times out. Its connection stays open, so that other clients cannot take its place.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from mmcached.wire.sockets.channels import DealerChannel
 READY_INTERVAL_S = 10.0
 RETRY_INTERVAL_S = 0.1
 SLACK_S = 1.0
-"""How much longer than its deadline an answer is waited for."""
+"""Additional wait for an answer beyond its deadline."""
 
 
 class ReadinessWatch(Closeable):
-    """One question at a time. Call `look` in every turn of a loop.
+    """One probe at a time. Call `look` in every turn of a loop.
 
     Attributes:
-        is_ready: what the last question that has ended has found.
-        not_ready_since: monotonic seconds; None while it is ready.
-        engine_not_ready_since: the same for each engine through which no question has gone, by index.
-        reason: why it is not ready.
+        is_ready: Result of the last finished probe.
+        not_ready_since: Monotonic seconds; None while it is ready.
+        engine_not_ready_since: The same for each engine that the last probe has not reached, by index.
+        reason: Result of the last finished probe, as text.
     """
 
     def __init__(self, directory: RunDir, config: ServiceConfig) -> None:
@@ -54,7 +54,7 @@ class ReadinessWatch(Closeable):
         self._channel.socket.setsockopt(zmq.LINGER, 0)
 
     def look(self, now: float) -> None:
-        """Take an answer if there is one, ask if it is time."""
+        """Take an answer if there is one, and send a probe if it is time."""
         self._take_answers(now)
         if self._channel.take_disconnects():
             self._fail("the frontend has closed the connection", now)
@@ -68,16 +68,16 @@ class ReadinessWatch(Closeable):
 
     @property
     def is_at_rest(self) -> bool:
-        """All are ready, and no answer is waited for."""
+        """Whether all engines are ready, and no probe is under way."""
         return self.are_all_ready and self._asked_at is None
 
     @property
     def are_all_ready(self) -> bool:
-        """The last question has gone through every engine."""
+        """Whether the last probe has reached every engine."""
         return self.is_ready and not self.engine_not_ready_since
 
     def forgive(self, engines: Iterable[int] = ()) -> None:
-        """Count the time in which it, and these engines, are not ready from the next question that fails."""
+        """Restart the time in which the service, and these engines, are not ready, at the next failed probe."""
         self.not_ready_since = None
         for engine in engines:
             self.engine_not_ready_since.pop(engine, None)
@@ -105,10 +105,10 @@ class ReadinessWatch(Closeable):
                         self.is_ready, self.not_ready_since, self._asked_at = True, None, None
                         self.reason = found.reason
                         self._next_ask = now + (READY_INTERVAL_S if self.are_all_ready else RETRY_INTERVAL_S)
-                case Failed(request_id=None) as refusal:  # of the connection, which the frontend is about to close
+                case Failed(request_id=None) as refusal:  # a refused connection, which the frontend is about to close
                     self._fail(verdict(refusal).reason, now)
                 case _:
-                    pass  # to a former question
+                    pass  # an answer to an earlier probe
 
     def _fail(self, reason: str, now: float) -> None:
         if self._asked_at is None:
@@ -121,7 +121,7 @@ class ReadinessWatch(Closeable):
         self._next_ask = now + RETRY_INTERVAL_S
 
     def _note(self, engines: frozenset[int]) -> None:
-        """Take note that the question has gone through these engines, and no others."""
+        """Record the engines that a probe has reached; all others are not ready."""
         asked_at = self._asked_at or 0.0
         since = self.engine_not_ready_since
         self.engine_not_ready_since = {index: since.get(index, asked_at) for index in self._engines - engines}

@@ -1,11 +1,11 @@
-"""Gathers all that is known of a service into one typed record.
+"""Gathers the state of a service into one typed record.
 
     ServiceView (processes)  ─┐
     stats page (figures)      ├─► ServiceStatus ─► /status, `mmcached status`, the reasons of /readyz
     /proc (states)           ─┘
 
-Asks no role anything, so it works when the data path is wedged. `view_of_page` stands in for a supervisor that does not
-answer.
+Sends no message to a role, so it works when the data path is stuck. `view_of_page` replaces the view of a supervisor
+that does not answer.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from mmcached.wire.config import ServiceConfig
 from mmcached.wire.paths import RunDir
 from mmcached.wire.stats import FrontendStats, RoleName, ServiceStats, SupervisorStats
 
-if TYPE_CHECKING:  # a command that is answered by the supervisor needs no page, with which numpy comes
+if TYPE_CHECKING:  # a command that the supervisor answers must not import numpy, which the page needs
     from mmcached.shm.stats.page import RoleSnapshot
 
 SILENT_AFTER_S = 5.0
-"""A heartbeat older than this is worth a word when the service is not ready. A long step is silent, too."""
+"""Age of a heartbeat that is reported when the service is not ready. A long step is silent, too."""
 
 State = Literal["starting", "running", "restarting", "failed", "ended", "stopped", "dead"]
 Snapshots: TypeAlias = "Mapping[RoleName, RoleSnapshot]"
@@ -40,12 +40,12 @@ class RoleStatus(msgspec.Struct, frozen=True, kw_only=True):
     """One process.
 
     Attributes:
-        name: as "worker 0.1".
+        name: As "worker 0.1".
         pid: None while there is no process.
-        state: the supervisor's word: `restarting` waits for its backoff, `failed` was given up, `ended` has stopped in
-            order; unless the kernel says `stopped` (SIGSTOP) or `dead`.
-        restarts: how often it was started again.
-        up_since: of its last start, ISO 8601 in UTC.
+        state: State in the supervisor: `restarting` waits for its backoff, `failed` was given up, `ended` has stopped
+            normally; unless the kernel reports `stopped` (SIGSTOP) or `dead`.
+        restarts: Number of restarts.
+        up_since: Time of its last start, ISO 8601 in UTC.
     """
 
     name: str
@@ -57,7 +57,7 @@ class RoleStatus(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def complaint(self) -> str:
-        """The fault of this process in words; empty if none is known."""
+        """The problem of this process as text; empty if none is known."""
         who = self.name if self.pid is None else f"{self.name} (pid {self.pid})"
         match self.state:
             case "stopped":
@@ -73,7 +73,7 @@ class RoleStatus(msgspec.Struct, frozen=True, kw_only=True):
             case "running":
                 age = self.heartbeat_age_s
                 is_silent = age is not None and age > SILENT_AFTER_S
-                return f"{who} lives, but its last heartbeat was {age:.1f} s ago" if is_silent else ""
+                return f"{who} is alive, but its last heartbeat was {age:.1f} s ago" if is_silent else ""
 
     def _silence(self) -> str:
         return "" if self.heartbeat_age_s is None else f", last heartbeat {self.heartbeat_age_s:.1f} s ago"
@@ -81,12 +81,11 @@ class RoleStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class ServiceView:
-    """A supervisor's knowledge of its service at one moment.
+    """The supervisor's view of its service at one moment.
 
     Attributes:
-        roles: all that shall run, in the order in which they were started; without heartbeats, and with states that the
-            kernel has not been asked about.
-        is_ready: the supervisor's own last question has gone through, and it takes requests.
+        roles: All configured roles, in the order of their start, without heartbeats and without the kernel's states.
+        is_ready: The supervisor's last probe has succeeded, and the service takes requests.
     """
 
     run_dir: Path
@@ -97,7 +96,7 @@ class ServiceView:
 
 
 class Readiness(msgspec.Struct, frozen=True):
-    """The answer to the question whether the service works: the reason if not, and how old the answer is."""
+    """The result of a readiness check: whether the service works, the reason, and the age of the result."""
 
     ready: bool
     reason: str
@@ -105,12 +104,15 @@ class Readiness(msgspec.Struct, frozen=True):
 
 
 class ServiceStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything at once. `source`: gathered by the supervisor, or from the page because it did not answer.
+    """The state of a service.
 
-    `latency` has the quantiles of `hit`, `put`, `encode`, `step` and `queue`, as far as there was any.
-    `http` is the address of the TCP port for health and metrics, "" if there is none; `uptime_s` is the supervisor's.
-    `own_clients` of the clients in `stats` are the service's own engines and workers. `nursery_budget_bytes` is what
-    all nurseries may take of the store together, 0: there are none.
+    Attributes:
+        http: URL of the TCP port for health and metrics, "" if there is none.
+        source: "supervisor", or "page" if the supervisor did not answer.
+        uptime_s: Uptime of the supervisor.
+        own_clients: The service's own engines and workers among the clients in `stats`.
+        latency: Quantiles of `hit`, `put`, `encode`, `step` and `queue`, where measured.
+        nursery_budget_bytes: The share of the store for nurseries, 0 without nurseries.
     """
 
     run_dir: str
@@ -138,7 +140,6 @@ def gather_status(
     source: Literal["supervisor", "page"] = "supervisor",
     http: str = "",
 ) -> ServiceStatus:
-    """Put together what is known now."""
     stats = stats_of_all(snapshots)
     roles = role_statuses(view, snapshots)
     pids = {role.pid for role in roles}
@@ -163,7 +164,6 @@ def gather_status(
 
 
 def stats_of_all(snapshots: Snapshots) -> ServiceStats:
-    """Return the figures of all roles of the page together."""
     from mmcached.shm.stats.service import service_stats, stats_of
 
     frontend = stats_of(snapshots, RoleName("frontend"), FrontendStats)
@@ -172,7 +172,7 @@ def stats_of_all(snapshots: Snapshots) -> ServiceStats:
 
 
 def role_statuses(view: ServiceView, snapshots: Snapshots) -> list[RoleStatus]:
-    """Return all roles as the kernel and the page know them; the supervisor leads if it has a slot in the page."""
+    """Return all roles with the states of kernel and page; the supervisor first if it has a slot in the page."""
     by_name = {str(name): snapshot for name, snapshot in snapshots.items()}
     roles = view.roles
     supervisor = by_name.get("supervisor")
@@ -182,7 +182,7 @@ def role_statuses(view: ServiceView, snapshots: Snapshots) -> list[RoleStatus]:
 
 
 def view_of_page(run_dir: Path, config: ServiceConfig, snapshots: Snapshots) -> ServiceView:
-    """Return what the page alone tells; for when the supervisor does not answer."""
+    """Return the view that the page alone gives, for a supervisor that does not answer."""
     from mmcached.shm.stats.service import stats_of
 
     is_draining = stats_of(snapshots, RoleName("supervisor"), SupervisorStats).draining > 0
@@ -191,7 +191,7 @@ def view_of_page(run_dir: Path, config: ServiceConfig, snapshots: Snapshots) -> 
 
 
 def process_state(pid: int) -> str | None:
-    """Return the letter of /proc for a process (`R`, `S`, `T` stopped, `Z` dead, …), or None if there is none."""
+    """Return a process's state letter in /proc (`R`, `S`, `T` stopped, `Z` dead, …), or None if there is no process."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except (FileNotFoundError, ProcessLookupError):
@@ -199,7 +199,7 @@ def process_state(pid: int) -> str | None:
 
 
 def date_of(wall_clock_s: float) -> str:
-    """Return a time as `RoleStatus.up_since` has it."""
+    """Return a time in the form of `RoleStatus.up_since`."""
     return datetime.fromtimestamp(wall_clock_s, UTC).isoformat(timespec="seconds")
 
 
@@ -214,7 +214,7 @@ def _status_of_slot(name: str, snapshot: RoleSnapshot) -> RoleStatus:
 
 
 def _completed(role: RoleStatus, snapshot: RoleSnapshot | None) -> RoleStatus:
-    # The slot may still speak of a former process of this role.
+    # The slot may still belong to an earlier process of this role.
     is_its = snapshot is not None and snapshot.pid == role.pid
     age_s = round(snapshot.heartbeat_age_s, 3) if snapshot is not None and is_its else None
     return msgspec.structs.replace(role, state=_state_of(role), heartbeat_age_s=age_s)

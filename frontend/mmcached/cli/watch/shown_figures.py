@@ -1,4 +1,4 @@
-"""Says which figures of a service people see, and what they call them. Draws nothing: the supervisor imports it."""
+"""The displayed figures of a service, and their display names. No terminal output: the supervisor imports it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CACHES = {
     "kv_prefix": "KV prefix (tokens)",
     "tensor_prefix": "tensor prefix (rows)",
 }
-"""By the label of the metrics page: what people call it, and what its queries ask for."""
+"""Display name of each cache with the unit of its queries, by the label of the metrics page."""
 WORK = {
     "hit": "hit (one in 64)",
     "put": "put",
@@ -31,11 +31,11 @@ WORK = {
     "l2_put": "second level, save",
     "l2_claim": "second level, claim",
 }
-"""By the name in `ServiceStatus.latency`: what people call it."""
+"""Display name of each kind of work, by the name in `ServiceStatus.latency`."""
 
 
 class ModalityLine(msgspec.Struct, frozen=True, kw_only=True):
-    """Items of one modality; what was encoded and loaded is of all workers together."""
+    """Items of one modality; `encoded` and `loaded` are of all workers together."""
 
     name: Modality
     queries: int
@@ -47,7 +47,7 @@ class ModalityLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def modalities_of(stats: ServiceStats) -> list[ModalityLine]:
-    """Return what there is of each modality; nothing where all items are images, of which the caches tell."""
+    """Return the figures of each modality; empty if all items are images, which the caches' figures cover."""
     workers = [worker for engine in stats.engines for worker in engine.workers]
     lines = []
     for name in MODALITIES:
@@ -74,23 +74,23 @@ TROUBLE_WORDS: Mapping[Trouble, str] = {
     "late": "its server does not answer in time",
     "denied": "its server does not accept the user or the password, or does not allow this user a command",
     "full": "its server has no memory left",
-    "refused": "its server refuses what it is told; the log of the role `second level` has its words",
+    "refused": "its server refuses commands; see the log of the role `second level`",
 }
 
 
 def caches_of(stats: ServiceStats) -> list[str]:
-    """Return the names of the caches to show: a second level, and what engines have, only where there is one."""
+    """Return the caches to show: a second level, and engines' caches, only where they exist."""
     queries, _ = queries_and_hits(stats)
     has = {"store": True, "second_level": stats.second_level != SecondLevelStats()}
     return [cache for cache in CACHES if has.get(cache, bool(stats.engines or queries[cache]))]
 
 
 def note_of(stats: ServiceStats) -> str:
-    """Return what is wrong though the service is ready; empty if nothing is."""
+    """Return the problem of a service that is ready; empty without one."""
     level = stats.second_level
     why = TROUBLE_WORDS[TROUBLES[level.trouble]] if level.trouble < len(TROUBLES) else ""
     if level.circuit_open:
-        return f"the second level has failed too often, and is not asked for a while: {why or 'see its log'}"
+        return f"the second level has failed too often, and is not called for a while: {why or 'see its log'}"
     if level.apart:
         return "the second level is not used: another host was flushed after this one; flush this one too"
     return f"the second level keeps nothing: {why}" if why else ""
@@ -109,12 +109,11 @@ def time_in_words(seconds: float) -> str:
 
 
 def other_clients(status: ServiceStatus) -> int:
-    """Return the number of clients that are no processes of the service itself."""
     return max(0, status.stats.clients - status.own_clients)
 
 
 def clients_in_words(clients: int, own_clients: int) -> str:
-    """Return both numbers of clients in words.
+    """Return both numbers of clients as text.
 
     >>> clients_in_words(1234, 3)
     '1,234 (and 3 of its own processes)'
@@ -123,7 +122,7 @@ def clients_in_words(clients: int, own_clients: int) -> str:
 
 
 def summary_of(status: ServiceStatus) -> str:
-    """Return in a line what a service has done: uptime, requests, puts, hit rate of each cache that was asked."""
+    """Return a one-line summary: uptime, requests, puts, hit rate of each cache with queries."""
     stats = status.stats
     queries, hits = queries_and_hits(stats)
     rates = [f"{CACHES[name]} {hits[name] / queries[name]:.0%}" for name in caches_of(stats) if queries[name]]
@@ -134,7 +133,7 @@ def summary_of(status: ServiceStatus) -> str:
 
 
 def queries_and_hits(stats: ServiceStats) -> tuple[Counter[str], Counter[str]]:
-    """Return how often each cache was asked and how often it had what was asked for, all roles together."""
+    """Return the number of queries and of hits of each cache, all roles together."""
     workers = [worker for engine in stats.engines for worker in engine.workers]
     sums: dict[str, Counter[str]] = {"cache_queries": Counter(), "cache_hits": Counter()}
     for record in (stats, *stats.engines, *workers):

@@ -1,7 +1,8 @@
-"""Prints a `ServiceStatus` for people: a line that says whether it works, one row per process, one per cache."""
+"""Prints a `ServiceStatus` as tables: whether it works, one row per process, one per cache."""
 
 from __future__ import annotations
 
+import msgspec
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -21,11 +22,11 @@ from mmcached.cli.watch.shown_figures import (
     queries_and_hits,
     time_in_words,
 )
+from mmcached.wire.figures import tables
 from mmcached.wire.stats import ServiceStats
 
 
 def show_status(status: ServiceStatus, console: Console) -> None:
-    """Print all of it."""
     word = ("ready", "green") if status.ready else ("not ready", "red")
     uptime = "" if status.uptime_s is None else f", up {time_in_words(status.uptime_s)}"
     console.print(Text.assemble(f"mmcached {status.version} in {shown(str(status.run_dir))}: ", word, uptime))
@@ -47,11 +48,11 @@ def show_status(status: ServiceStatus, console: Console) -> None:
         f"clients: {clients}; resends: {stats.resends}; desyncs: {stats.desyncs}",
         highlight=False,
     )
-    if len(stats.by_client) > 1:
-        for name, client in sorted(stats.by_client.items()):
-            console.print(
-                f"store, {name}: {client.hits:,} hits, {client.misses:,} misses, {client.puts:,} puts", highlight=False
-            )
+    for table in tables(type(stats)):
+        by_key: dict[str, msgspec.Struct] = getattr(stats, table.field)
+        for key, record in sorted(by_key.items()) if len(by_key) > 1 else ():
+            counts = ", ".join(f"{value:,} {name}" for name, value in msgspec.structs.asdict(record).items())
+            console.print(shown(f"{table.by.title or table.by.label} {key}: {counts}"), markup=False, highlight=False)
     if (ring := stats.store.ring).data_bytes:
         used = f"{ring.used_bytes:,} of {ring.data_bytes:,} B, {ring.chunks:,} records, {ring.leases:,} leases"
         console.print(f"store: {used}, {ring.evictions:,} evictions", highlight=False)

@@ -1,4 +1,4 @@
-"""Lists the processes that hold leases of a store's records, out of shared memory alone."""
+"""Lists the processes that hold leases on a store's records, from shared memory alone."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from mmcached.wire.errors import MmcachedError
 
 
 def store_readers(run_dir: Path) -> list[Reader]:
-    """Return who holds leases; nobody if there is no store, or it is being made anew."""
+    """Return the processes with leases; empty if there is no store, or it is being replaced."""
     try:
         with StoreOnlooker(run_dir) as store:
             return store.readers()

@@ -1,11 +1,11 @@
 """Copies outputs from and to the device that a model runs on, for adapters and workers.
 
-    host    an output is read where it lies: an encoder makes a new tensor each time, and nothing writes into it again
-    CUDA    in and out: side streams copy while the step goes on. What comes in is read out of the ring itself
-            (`loader`); what goes out lies in pinned memory, and the saver waits for its event
+    host    an output is read in place: an encoder makes a new tensor each time, and does not write into it again
+    CUDA    in and out: side streams copy while the step goes on. Loaded tensors are read out of the ring itself
+            (`loader`); outputs are copied to pinned memory, and the saver waits for the copy's event
     others  out: a copy in the step
 
-What is loaded is the caller's own: it never lies in shared memory.
+Loaded tensors are the caller's own: they never lie in shared memory.
 """
 
 from __future__ import annotations
@@ -21,32 +21,32 @@ Tensors = list[torch.Tensor]
 
 
 class Device(Protocol):
-    """One kind of device.
+    """A kind of device.
 
     Attributes:
-        reads_in_place: `load` copies, so that it may be given tensors which lie in shared memory.
+        reads_in_place: Whether `load` copies, so that it accepts tensors in shared memory.
     """
 
     reads_in_place: bool
 
     def load(self, tensors: Tensors) -> Tensors:
-        """Return tensors on the device that are the caller's own, for what is queued on the current stream."""
+        """Return tensors on the device that are the caller's own, for work queued on the current stream."""
         ...
 
     def begin_copy(self, tensors: Tensors) -> Callable[[], Tensors]:
-        """Begin to copy an output; return what waits for the copy, in any thread, and returns it."""
+        """Begin to copy an output; return a function that waits for the copy, in any thread, and returns it."""
         ...
 
     def close(self) -> None:
-        """Let go of what belongs to the device; nothing is loaded any more."""
+        """Release the resources of the device; `load` must not be called any more."""
         ...
 
 
 def device_of(name: str, *, max_pinned_bytes: int) -> Device:
-    """Return the device of that name, such as "cpu" or "cuda:0".
+    """Return the device of a name such as "cpu" or "cuda:0".
 
     Args:
-        max_pinned_bytes: of shared memory, for CUDA; see `DeviceLoader`.
+        max_pinned_bytes: Maximum bytes of pinned shared memory, for CUDA; see `DeviceLoader`.
     """
     kind = name.partition(":")[0]
     if kind == "cpu":
@@ -66,11 +66,11 @@ class Host:
         return lambda: [tensor.detach().contiguous() for tensor in tensors]
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: no resources are held."""
 
 
 class Other:
-    """A device of which no more is known than that tensors can be copied to it and from it."""
+    """Any other device that tensors can be copied to and from."""
 
     reads_in_place = True
 
@@ -85,7 +85,7 @@ class Other:
         return lambda: copies
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: no resources are held."""
 
 
 class Cuda(Other):
@@ -110,13 +110,13 @@ class Cuda(Other):
         if not all(tensor.is_cuda for tensor in tensors):  # the host program has moved them away
             return super().begin_copy(tensors)
         copies = [torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=True) for tensor in tensors]
-        place = tensors[0].device  # has a number, also if our device was named without one
+        place = tensors[0].device  # has an index, also if our device was named without one
         stream = self._stream = self._stream or torch.cuda.Stream(place)  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream(place))  # the encoder's work comes first
         with torch.cuda.stream(stream):
             for copy, tensor in zip(copies, tensors, strict=True):
                 copy.copy_(tensor.detach(), non_blocking=True)
-                tensor.record_stream(stream)  # its memory is not used again before the copy has ended
+                tensor.record_stream(stream)  # its memory is not reused before the copy has ended
             done = torch.cuda.Event()  # type: ignore[no-untyped-call]
             done.record(stream)
 

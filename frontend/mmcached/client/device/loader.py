@@ -3,7 +3,7 @@
     load ──> the record's bytes in one copy, on a stream of its own ──> tensors on the device, in one allocation
                └── the views, and with them their lease, are held until the copy has ended
 
-What lies elsewhere, or is not dense, is copied as torch does it. What is loaded is the caller's own.
+Tensors elsewhere, or not dense, are copied by torch. Loaded tensors are the caller's own.
 """
 
 from __future__ import annotations
@@ -21,19 +21,20 @@ from mmcached.shm.segment.pages import Pages, find
 from mmcached.wire.closeable import Closeable
 
 MAX_GAP_BYTES = 4096
-"""Between two tensors that are copied together; those of one record are less than 64 apart."""
+"""Maximum gap between two tensors copied together; tensors of one record are less than 64 bytes apart."""
 MAX_PINNED_BYTES = 2 << 30
 
 
 class DeviceLoader(Closeable):
-    """Loads onto one device; any thread may call.
+    """Loads tensors onto one device; any thread may call it.
 
     Args:
-        device: as "cuda:0"; without a number the one that is current in this thread.
-        max_pinned_bytes: of shared memory, pinned where records are read again; 0: none is, and all goes by way of
-            other memory. Of several loaders in a process, the one that pins a piece first has it.
-        piece_bytes: pinned in one call.
-        copies, runtime: what copies, and what pins; CUDA's by default.
+        device: A device such as "cuda:0"; without an index, the current one of this thread.
+        max_pinned_bytes: Maximum bytes of shared memory, pinned where records are read again; 0: none is pinned, and
+            all
+            tensors are copied through other memory. Of several loaders in a process, the first to pin a piece owns it.
+        piece_bytes: Bytes pinned in one call.
+        copies, runtime: Implementations of copying and pinning; CUDA's by default.
     """
 
     def __init__(
@@ -45,7 +46,7 @@ class DeviceLoader(Closeable):
         copies: Copies | None = None,
         runtime: Runtime | None = None,
     ) -> None:
-        self._device = torch.empty(0, device=device).device  # with a number: our thread has another current one
+        self._device = torch.empty(0, device=device).device  # with an index: our thread's current device may differ
         self._copies = copies or CudaCopies(self._device)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="mmcached device")
         self._pinned = PinnedPages(
@@ -59,11 +60,11 @@ class DeviceLoader(Closeable):
 
     @property
     def pinned_bytes(self) -> int:
-        """Bytes of shared memory that are pinned just now."""
+        """Bytes of shared memory that are pinned now."""
         return self._pinned.nbytes
 
     def load(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Return copies on the device, for whatever is queued on the current stream from now on.
+        """Return copies on the device, for work queued on the current stream from now on.
 
         The tensors may be dropped at once.
         """
@@ -82,13 +83,13 @@ class DeviceLoader(Closeable):
         return [loaded[index] if index in loaded else each.to(self._device) for index, each in enumerate(tensors)]
 
     def release(self) -> None:
-        """Let go of what has been copied; it is done by itself, too, a moment after."""
+        """Release tensors whose copies have ended; this also happens by itself shortly after."""
         for done in list(self._held):
             if done.query():
                 self._held.pop(done, None)
 
     def close(self) -> None:
-        """Wait for what is under way, and let go of all memory. A second call does nothing."""
+        """Wait for copies in progress, and release all memory. A second call does nothing."""
         self._thread.shutdown(cancel_futures=True)
         for done in list(self._held):
             self._wait_for(done)
@@ -100,7 +101,7 @@ class DeviceLoader(Closeable):
 
 
 class _Run(NamedTuple):
-    """Tensors that lie side by side: their indexes, and where their bytes begin and end in the pages."""
+    """Adjacent tensors: their indexes, and the begin and end of their bytes in the pages."""
 
     pages: Pages
     begin: int
@@ -109,7 +110,7 @@ class _Run(NamedTuple):
 
 
 def _runs(tensors: Sequence[torch.Tensor]) -> Iterator[_Run]:
-    """Yield the runs of those tensors that lie in shared memory."""
+    """Yield the runs of the tensors in shared memory."""
     run: _Run | None = None
     for index in sorted(range(len(tensors)), key=lambda index: tensors[index].data_ptr()):
         tensor = tensors[index]
@@ -137,7 +138,7 @@ def _fits_behind(run: _Run, begin: int, tensor: torch.Tensor) -> bool:
 
 
 def bytes_in(pages: Pages, begin: int, end: int) -> torch.Tensor:
-    """Return a view of what lies there, `(end - begin,)` uint8, never to be written."""
+    """Return a view of the bytes, `(end - begin,)` uint8, which must never be written."""
     array = pages.bytes_of(begin, end)
     return torch.from_dlpack(array.__dlpack__(max_version=(1, 0)))  # type: ignore[attr-defined]
 

@@ -1,13 +1,14 @@
-"""Pins those pieces of mapped rings from which records are read again, so that a device reads them in place.
+"""Pins the pieces of mapped rings from which records are read again, so that a device reads them in place.
 
-    a record is read ──> its piece has been read before? ──> wanted ──in the background, the lowest first──> pinned
-                              └── no: noted                     └── no room: as it is, for good
+    a record is read ──> its piece was read before? ──> wanted ──in the background, the lowest first──> pinned
+                              └── no: noted               └── over the limit: never pinned
 
-Pinning a piece takes tens of milliseconds, in which other calls of CUDA may wait, for this process and others. So it is
-done by pieces, of what is read again, up to a limit, and never in a step. A device that refuses one is asked for no
-more. Nothing that is pinned is ever mapped for writing.
+Pinning a piece takes tens of milliseconds, in which other CUDA calls of this and other processes may wait. So pages are
+pinned in pieces, only where records are read again, up to a limit, and never in a step. After a failure no further
+piece
+is pinned. Pinned pages are never mapped for writing.
 
-Any thread may call. Invariant: a piece is unpinned before it is unmapped.
+Any thread may call any method. Invariant: a piece is unpinned before it is unmapped.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ from mmcached.shm.segment.pages import Pages, find
 
 _LOG = logging.getLogger("mmcached.client")
 PIECE_BYTES = 256 << 20
-"""Pinned in one call: a call for hundreds of GiB fails, and one for less than this gains nothing."""
+"""Bytes pinned in one call: a call for hundreds of GiB fails, and smaller calls than this gain no time."""
 
 
 class Part(NamedTuple):
-    """A part of a record: its first and last byte but one in the pages, and whether they are pinned."""
+    """A part of a record: its begin and end (exclusive) in the pages, and whether they are pinned."""
 
     begin: int
     end: int
@@ -36,7 +37,7 @@ class Part(NamedTuple):
 
 @dataclass(slots=True)
 class _Known:
-    """What is known of one mapping: its pieces that were read, and those that are pinned."""
+    """State of one mapping: its pieces that were read, and those that are pinned."""
 
     seen: set[int] = field(default_factory=set)
     pinned: set[int] = field(default_factory=set)
@@ -46,8 +47,8 @@ class PinnedPages:
     """The pinned pieces of all rings that this process reads.
 
     Args:
-        max_bytes: pinned at a time; 0: nothing is.
-        later: runs a call in another thread.
+        max_bytes: Maximum bytes pinned at a time; 0: no piece is pinned.
+        later: Runs a call in another thread.
     """
 
     def __init__(
@@ -68,14 +69,14 @@ class PinnedPages:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that are pinned, in whole pieces."""
+        """Pinned bytes, in whole pieces."""
         with self._lock:
             return self._num_pinned() * self._piece_bytes
 
     def parts_of(self, pages: Pages, begin: int, end: int) -> Iterator[Part]:
-        """Yield the parts of a record between the borders of pieces, in order; note that it is being read.
+        """Yield the parts of a record between the borders of pieces, in order; count its pieces as read.
 
-        A copy never crosses a border: the runtime takes two pieces for two allocations.
+        A copy never crosses a border: the runtime treats two pieces as two allocations.
         """
         size = self._piece_bytes
         for piece in range(begin // size, -(-end // size)):
@@ -83,7 +84,7 @@ class PinnedPages:
             yield Part(max(begin, piece * size), min(end, (piece + 1) * size), is_pinned)
 
     def close(self) -> None:
-        """Unpin everything; no copy may be under way. A second call does nothing."""
+        """Unpin all pieces; no copy may be in progress. A second call does nothing."""
         with self._lock:
             self._max_pieces = 0
             self._wanted.clear()
@@ -106,7 +107,7 @@ class PinnedPages:
             if not is_read_again or place in self._wanted or not self._has_room():
                 return False
             self._wanted[place] = pages
-        # Not under our lock: `later` has one of its own, and in it pages may be unmapped, for which ours is taken.
+        # Not under our lock: `later` has a lock of its own, under which pages may be unmapped, which takes ours.
         self._later(self._pin_next)
         return False
 
@@ -114,11 +115,11 @@ class PinnedPages:
         return self._num_pinned() + len(self._wanted) < self._max_pieces
 
     def _num_pinned(self) -> int:
-        # A list: pages that are unmapped meanwhile change the dict.
+        # A list: pages that are unmapped during the sum change the dict.
         return sum(len(known.pinned) for known in list(self._known.values()))
 
     def _pin_next(self) -> None:
-        """Pin the lowest of the pieces that are wanted."""
+        """Pin the lowest of the wanted pieces."""
         with self._lock:
             if not self._wanted:
                 return
@@ -127,8 +128,8 @@ class PinnedPages:
         begin = piece * self._piece_bytes
         try:
             self._runtime.pin(address + begin, min(self._piece_bytes, pages.nbytes - begin))
-        except Exception as error:  # whatever a driver raises: all goes on by way of other memory
-            # As text: the error would keep what is being unmapped.
+        except Exception as error:  # any error of a driver: copies go through other memory from now on
+            # As text: the error would keep pages that are being unmapped.
             _LOG.warning("mmcached: no memory is pinned any more, and copies to the device take longer: %s", str(error))
             with self._lock:
                 self._max_pieces = 0
@@ -141,7 +142,7 @@ class PinnedPages:
         self._runtime.unpin(address + begin)  # closed meanwhile
 
     def _forget(self, address: int) -> None:
-        """Unpin what lies there."""
+        """Unpin the pieces of the pages at an address."""
         with self._lock:
             known = self._known.pop(address, _Known())
         for piece in known.pinned:

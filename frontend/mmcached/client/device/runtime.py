@@ -1,6 +1,6 @@
 """Pins pages that this process may only read, through the CUDA runtime that torch has loaded.
 
-Torch has no word for it: its own calls would need pages that may be written.
+Torch offers no such call: its own calls need writable pages.
 """
 
 from __future__ import annotations
@@ -15,26 +15,26 @@ import torch
 _PORTABLE, _READ_ONLY = 1, 8
 """Flags of `cudaHostRegister`: for all contexts of this process; the device only reads."""
 _RELAXED = 2
-"""Of `cudaStreamCaptureMode`."""
+"""Value of `cudaStreamCaptureMode`."""
 
 
 class PageRefused(Exception):
-    """The device does not take these pages; the error is cleared, so that no later call is blamed for it."""
+    """The device refuses these pages; the CUDA error is cleared, so that no later call reports it."""
 
 
 class Runtime(Protocol):
-    """What pins pages; any thread may call."""
+    """Pins and unpins pages; any thread may call it."""
 
     def pin(self, address: int, nbytes: int) -> None:
-        """Pin pages that are mapped.
+        """Pin mapped pages.
 
         Raises:
-            PageRefused: they stay as they are.
+            PageRefused: The pages stay unpinned.
         """
         ...
 
     def unpin(self, address: int) -> None:
-        """Let go of what was pinned from there on, before it is unmapped."""
+        """Unpin the pages pinned at an address, before they are unmapped."""
         ...
 
 
@@ -60,11 +60,14 @@ class CudaRuntime:
 
 
 def allow_beside_captures() -> None:
-    """Let this thread, which never captures a graph itself, pin and wait while others do; else it spoils their graphs.
+    """Let this thread pin and wait while other threads capture CUDA graphs.
 
-    Source: what `torch.cuda.graph` captures in its default mode; torch's own watchdog of NCCL had to do so (148594).
+    Without this call its CUDA calls would break their graphs. This thread must never capture a graph itself.
+
+    Source: `torch.cuda.graph` in its default mode; torch's own NCCL watchdog needs the same call (148594).
+
     Raises:
-        PageRefused: there is no such runtime.
+        PageRefused: There is no such runtime.
     """
     _library().cudaThreadExchangeStreamCaptureMode(ctypes.byref(ctypes.c_int(_RELAXED)))
 

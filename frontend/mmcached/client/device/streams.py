@@ -1,8 +1,8 @@
 """Copies bytes of the host onto a CUDA device, on a stream of its own.
 
-    pinned       the device reads them where they lie
-    others       through pinned memory, a piece after the other: while the device reads one, this thread fills the next.
-                 Torch keeps that memory, and has it used again when the device has read it
+    pinned       the device reads them in place
+    others       through pinned memory, piece by piece: while the device reads one, this thread fills the next.
+                 Torch caches that memory, and reuses it once the device has read it
 
 The current stream waits for the copy on the device; this thread does not.
 """
@@ -18,11 +18,11 @@ import torch
 from mmcached.client.device.runtime import PageRefused, allow_beside_captures
 
 BOUNCE_BYTES = 32 << 20
-"""Of what is copied by way of other memory at a time."""
+"""Bytes copied through other memory at a time."""
 
 
 class Done(Protocol):
-    """A copy that is under way."""
+    """A copy in progress."""
 
     def query(self) -> bool:
         """Return whether it has ended."""
@@ -34,22 +34,23 @@ class Done(Protocol):
 
 
 class Copies(Protocol):
-    """What copies onto one device."""
+    """Copies onto one device."""
 
     def warm_up(self) -> None:
-        """Prepare the thread that will wait for copies, and take the memory that they go through: that makes a device
-        wait, so it is done before.
+        """Prepare the thread that will wait for copies, and allocate the memory for them.
+
+        Done in advance, because the allocation makes a device wait.
         """
         ...
 
     def copy(self, parts: Sequence[tuple[torch.Tensor, bool]]) -> tuple[torch.Tensor, Done]:
-        """Return the bytes of all parts, one behind the other, on the device.
+        """Return the bytes of all parts, one after the other, on the device.
 
-        They are there for whatever is queued on the current stream from now on.
+        They are ready for work queued on the current stream from now on.
 
         Args:
-            parts: bytes of the host, `(n,)` uint8, and whether they are pinned; they must not change until the copy
-                has ended.
+            parts: Bytes of the host, `(n,)` uint8, and whether they are pinned; they must not change until the copy has
+                ended.
         """
         ...
 
@@ -63,13 +64,13 @@ class CudaCopies:
 
     def warm_up(self) -> None:
         with torch.cuda.device(self._device):
-            with contextlib.suppress(PageRefused):  # where that runtime is not, there is nothing to allow
+            with contextlib.suppress(PageRefused):  # without that runtime no call is needed
                 allow_beside_captures()
             _ = _pinned(), _pinned()
 
     def copy(self, parts: Sequence[tuple[torch.Tensor, bool]]) -> tuple[torch.Tensor, Done]:
         with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
-            # Memory of this stream: nothing that the current stream still does with former memory has to be awaited.
+            # Memory of this stream: it need not wait for the current stream's work on reused memory.
             target = torch.empty(sum(len(part) for part, _ in parts), dtype=torch.uint8, device=self._device)
             begin = 0
             for part, is_pinned in parts:
@@ -81,7 +82,7 @@ class CudaCopies:
             done.record(self._stream)
         current = torch.cuda.current_stream(self._device)
         current.wait_event(done)
-        target.record_stream(current)  # its memory is not used again before that stream has come so far
+        target.record_stream(current)  # its memory is not reused before that stream has reached this point
         return target, done
 
 

@@ -1,5 +1,5 @@
-"""Changes of an engine's prefix cache, as a stream.
+"""Subscription to the changes of an engine's prefix cache (KV events).
 
 subscriber   `KVEventSubscriber`
-order        batches in their order, live ones and repeated ones
+order        puts live and replayed batches in order
 """

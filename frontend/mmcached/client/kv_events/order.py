@@ -1,15 +1,16 @@
-"""Puts batches of KV events in order, out of live and repeated ones, and says when nothing old counts.
+"""Puts live and replayed batches of KV events in order, and reports when earlier batches are void.
 
-    live 7, 8 ──────────> told
-    live 12 ── gap ──> held ── ask from 9 on ── replayed 9, 10, 11 ──> told, then 12
-                                             └─ replayed 11 (9 and 10 are not kept) ──> told: forget, 11, then 12
+    live 7, 8 ──────────> delivered
+    live 12 ── gap ──> held ── ask from 9 on ── replayed 9, 10, 11 ──> delivered, then 12
+                                             └─ replayed 11 (9 and 10 are not kept) ──> `must_forget`, 11, then 12
 
-Numbers of one publisher rise by one; another life of it begins far above, so its first number is a gap that no replay
-fills. Both ways of losing track end alike: the next batch is told with `must_forget`.
+Numbers of one publisher increase by one; after a restart they begin far above, so that its first number is a gap that
+no
+replay fills. Both kinds of loss end alike: the next batch is delivered with `must_forget`.
 
-Sans I/O: `ask_from` says what to ask for; the caller asks, and says when it has, what came, and that it is over. Knows
-nothing of what the batches say. Invariant: after a batch without `must_forget`, nothing is missing between it and the
-one that was told before it.
+Sans I/O: `ask_from` is the number to ask for; the caller asks, and reports when it has asked, each answer, and the end
+of the answers. Does not read the contents of batches. Invariant: between a batch without `must_forget` and the batch
+delivered before it, no batch is missing.
 """
 
 from __future__ import annotations
@@ -20,16 +21,16 @@ from dataclasses import dataclass
 from mmcached.wire.messages.kv_events import KVEvent, KVEventBatch
 
 MAX_HELD = 10_000
-"""Live batches that may wait for a replay; beyond that, what is missing is given up."""
+"""Maximum number of live batches that wait for a replay; beyond that, missing batches are given up."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReceivedBatch:
-    """A batch, and what to make of what was told before it.
+    """A batch in order, and whether batches before it are void.
 
     Attributes:
-        must_forget: forget everything first: batches before this one are lost, or the publisher was started again, or
-            this is the first.
+        must_forget: Whether to forget all earlier events first: batches before this one are lost, or the publisher was
+            restarted, or this is the first.
     """
 
     number: int
@@ -42,15 +43,15 @@ class ReceivedBatch:
 
 
 class BatchOrder:
-    """What is next, what is held, and what is missing.
+    """The next, the held and the missing batches.
 
     Args:
-        can_ask: whether there is anybody to ask for what was missed.
+        can_ask: Whether missing batches can be asked for.
 
     Attributes:
-        ask_from: the number from which on batches are to be asked for; None if nothing is missing, or it was asked.
-        is_asking: whether an answer is awaited.
-        num_lost_track: how often what was missing could not be had.
+        ask_from: First number to ask for; None if no batch is missing, or the question was sent.
+        is_asking: Whether an answer is awaited.
+        num_lost_track: How often missing batches could not be obtained.
     """
 
     def __init__(self, *, can_ask: bool) -> None:
@@ -60,56 +61,56 @@ class BatchOrder:
         self._can_ask = can_ask
         self._has_told = False
         self._has_lost = True
-        self._next: int | None = None  # None: whatever comes
+        self._next: int | None = None  # None: any number
         self._newest_live = -1
         self._newest_when_asked = -1
         self._held: deque[tuple[int, KVEventBatch | None]] = deque()
         self._told: deque[ReceivedBatch] = deque()
 
     def take(self) -> ReceivedBatch | None:
-        """Return the next batch in order, and forget it; None if there is none yet."""
+        """Return and remove the next batch in order; None without one."""
         return self._told.popleft() if self._told else None
 
     def live(self, number: int, batch: KVEventBatch | None) -> None:
-        """A batch has come as it was published; None: it cannot be read, and is lost."""
+        """Add a live batch; None: it is unreadable, and counts as lost."""
         if number <= self._newest_live:
             self._start_over()
         self._newest_live = number
         self._held.append((number, batch))
         if len(self._held) > MAX_HELD:
             self.is_asking, self.ask_from = False, None
-            self._newest_when_asked = number  # as if what is missing had been asked for in vain
+            self._newest_when_asked = number  # as if the missing batches had been asked for in vain
         self._tell_held()
 
     def asked(self) -> None:
-        """`ask_from` was asked."""
+        """Record that `ask_from` was asked."""
         self.ask_from, self.is_asking = None, True
         self._newest_when_asked = self._newest_live
 
     def replayed(self, number: int, batch: KVEventBatch | None) -> None:
-        """A batch has come as part of the answer."""
+        """Add a batch of an answer."""
         if self.is_asking and (self._next is None or number >= self._next):
             self._tell(number, batch)
 
     def replay_ended(self) -> None:
-        """The answer was complete, or will never be."""
+        """Record that the answer is complete, or will not come."""
         if self.is_asking:
             self.is_asking = False
             self._tell_held()
 
     def check(self) -> None:
-        """Let it be asked whether something is missing that no later batch has shown yet."""
+        """Ask whether batches are missing that no later live batch has revealed."""
         if self._can_ask and not self.is_asking and self.ask_from is None:
             self.ask_from = self._next or 0
 
     def _start_over(self) -> None:
-        """The publisher was started again, on a host whose clock was set back."""
+        """Start anew after the publisher was restarted on a host whose clock was set back."""
         self._held.clear()
         self._next, self._newest_when_asked = None, -1
         self.is_asking, self.ask_from = False, 0 if self._can_ask else None
 
     def _tell_held(self) -> None:
-        """Tell what is held, up to a gap that was not asked about: whoever was asked would have filled it."""
+        """Deliver held batches up to a gap that was not asked about: an answer would have filled it if possible."""
         if self.is_asking or self.ask_from is not None:
             return
         while self._held and self._next is not None and self._held[0][0] < self._next:

@@ -1,11 +1,12 @@
-"""Tells a router what an engine's prefix cache holds, so that it can send requests where they hit.
+"""Subscriber of an engine's KV events, for routers that send requests to the engine whose prefix cache hits.
 
-Batches come live and in order. What was missed (the connection was slow, or lost) is asked for; so is what was
-published before, and, when nothing has come for a while, whether something is missing: a reader is never wrong for
-long without a word. What the publisher has no more, or a restart of it, is told by `must_forget`.
+Batches come live and in order. Missed batches (slow or lost connection) are asked for; so are batches published
+earlier,
+and, after a silence, whether any are missing: so a reader is not outdated for long without notice. Batches that the
+publisher no longer keeps, and a restart of it, are reported by `must_forget`.
 
-Reads vLLM's KV events as well: the form is the same. Waits never without a deadline, starts no thread; one thread at a
-time uses a subscriber.
+Reads vLLM's KV events as well: the format is the same. Every wait has a deadline, and there is no thread; one thread at
+a time uses a subscriber.
 """
 
 from __future__ import annotations
@@ -27,17 +28,17 @@ from mmcached.wire.messages.kv_events import END_OF_REPLAY, NUMBER_BYTES, KVEven
 from mmcached.wire.paths import RunDir, default_run_dir
 
 CHECK_INTERVAL_S = 1.0
-"""After so long a silence it is asked whether anything is missing."""
+"""Seconds of silence after which the publisher is asked whether batches are missing."""
 ANSWER_TIMEOUT_S = 5.0
-"""An answer that does not go on for so long will not come."""
+"""Seconds without progress after which an answer is given up."""
 RECEIVE_HIGH_WATER_MARK = 10_000
 MAX_BATCH_BYTES = 16 << 20
-"""Of one batch; whoever sends more is disconnected, and is no engine."""
+"""Maximum size of a batch; a peer that sends more is disconnected."""
 MESSAGES_AT_ONCE = 256
 
 
 class KVEventSubscriber(Closeable):
-    """Receive what one engine publishes.
+    """Receives the KV events that one engine publishes.
 
     >>> with KVEventSubscriber.of_service("/run/mmcached") as subscriber:            # doctest: +SKIP
     ...     for received in subscriber.batches(timeout_s=60.0):
@@ -53,14 +54,14 @@ class KVEventSubscriber(Closeable):
     ...                     known.clear()
 
     Args:
-        endpoint: where the engine publishes, as a reader reaches it: `tcp://HOST:PORT`, `ipc://PATH`.
-        replay_endpoint: where it is asked; None: nobody is, and every gap means to forget.
-        topic: only what was published under one that begins so.
-        clock: monotonic seconds.
+        endpoint: Address at which the engine publishes, as a reader reaches it: `tcp://HOST:PORT`, `ipc://PATH`.
+        replay_endpoint: Address for questions; None: no question is asked, and every gap sets `must_forget`.
+        topic: Receive only topics with this prefix.
+        clock: Monotonic time in seconds.
 
     Attributes:
-        num_replayed: batches that were asked for and came.
-        num_unreadable: messages that were no batch; one that had a number counts as lost.
+        num_replayed: Number of batches received as answers.
+        num_unreadable: Number of messages that are not valid batches; a batch with a number counts as lost.
     """
 
     def __init__(
@@ -77,9 +78,9 @@ class KVEventSubscriber(Closeable):
         self._clock = clock
         self._order = BatchOrder(can_ask=replay_endpoint is not None)
         self._decoder = msgspec.msgpack.Decoder(KVEventBatch)
-        self._heard_at = clock()  # when something came, or was asked for, last
-        self._answered_at = 0.0  # when the answer went on last
-        self._is_owed_answer = False  # on the connection that is open
+        self._heard_at = clock()  # time of the last message or question
+        self._answered_at = 0.0  # time of the last progress of an answer
+        self._is_owed_answer = False  # whether an answer is unfinished on the open connection
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._live = self._context.socket(zmq.SUB)
         self._live.setsockopt(zmq.RCVHWM, RECEIVE_HIGH_WATER_MARK)
@@ -95,11 +96,11 @@ class KVEventSubscriber(Closeable):
 
     @classmethod
     def of_service(cls, run_dir: str | os.PathLike[str] | None = None, engine_index: int = 0) -> KVEventSubscriber:
-        """Subscribe to an engine of the service on this host whose run directory this is.
+        """Subscribe to an engine of the service in a run directory of this host.
 
         Raises:
-            ServiceUnavailable: there is none.
-            ConfigError: the directory is not this user's alone, or the service publishes no events.
+            ServiceUnavailable: No service runs there.
+            ConfigError: The directory does not belong to this user alone, or the service publishes no events.
         """
         directory = RunDir(Path(run_dir) if run_dir is not None else default_run_dir())
         directory.check()
@@ -107,12 +108,12 @@ class KVEventSubscriber(Closeable):
         if not config.enable_kv_cache_events:
             raise ConfigError("kv_events.enable_kv_cache_events", False, "start the service with this set")
         endpoint, replay_endpoint = config.addresses(directory.path, engine_index)
-        here = "://127.0.0.1:"  # the engine's "every interface" is no place to go to
+        here = "://127.0.0.1:"  # one cannot connect to the engine's "every interface"
         return cls(endpoint.replace("://*:", here), replay_endpoint.replace("://*:", here), topic=config.topic)
 
     @property
     def num_lost_track(self) -> int:
-        """How often what was missing could not be had, the first batch of all not counted."""
+        """How often missing batches could not be obtained, without the first batch."""
         return self._order.num_lost_track
 
     def batches(self, timeout_s: float) -> Iterator[ReceivedBatch]:
@@ -122,7 +123,7 @@ class KVEventSubscriber(Closeable):
                 yield self.next_batch(timeout_s)
 
     def next_batch(self, timeout_s: float) -> ReceivedBatch:
-        """Return the next batch in order; raise `DeadlineExceeded` if none has come in that time."""
+        """Return the next batch in order; raise `DeadlineExceeded` if none comes within `timeout_s`."""
         deadline, is_late = self._clock() + timeout_s, False
         while (received := self._order.take()) is None:
             if is_late:
@@ -143,14 +144,14 @@ class KVEventSubscriber(Closeable):
     # ---- questions
 
     def _ask(self) -> None:
-        """Send the question that is due, if any; give up an answer that does not go on."""
+        """Send the question that is due, if there is one; give up an answer without progress."""
         order, now = self._order, self._clock()
         if order.is_asking and now - self._answered_at > ANSWER_TIMEOUT_S:
             order.replay_ended()
         if now - self._heard_at > CHECK_INTERVAL_S:
             order.check()
         if self._is_owed_answer and not order.is_asking:
-            self._hang_up()  # the rest of a former answer may still come on it
+            self._hang_up()  # the rest of a former answer may still arrive on this connection
         if order.ask_from is not None and self._replay_endpoint is not None:
             self._replay = self._replay or self._call(self._replay_endpoint)
             self._replay.send_multipart([b"", order.ask_from.to_bytes(NUMBER_BYTES, "big")], zmq.NOBLOCK)
@@ -174,7 +175,7 @@ class KVEventSubscriber(Closeable):
             self._replay.close()
         self._replay, self._is_owed_answer = None, False
 
-    # ---- what comes
+    # ---- receiving
 
     def _wait(self, timeout_s: float) -> None:
         poller = zmq.Poller()
@@ -204,7 +205,7 @@ class KVEventSubscriber(Closeable):
                 self.num_unreadable += 1
 
     def _messages(self, socket: zmq.Socket[bytes] | None) -> Iterator[list[bytes]]:
-        """Yield what has come on a socket, some of it if it is much."""
+        """Yield up to `MESSAGES_AT_ONCE` received messages of a socket."""
         if socket is None:
             return
         for _ in range(MESSAGES_AT_ONCE):

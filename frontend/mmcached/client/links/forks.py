@@ -1,11 +1,11 @@
-"""Calls methods of living objects at each fork: a forked child shares descriptors, locks and leases, and owns none.
+"""Callbacks at each fork: a forked child shares descriptors, locks and leases, and owns none of them.
 
-    fork ──> before it: the way of leases back is stopped
-         ──> in the parent: what was out at the fork stays out, until parent and child have let go of it
-         ──> in the child, before anything else runs: every client abandons what it has
+    fork ──> before it: the return of leases is stopped
+         ──> in the parent: leases that were out at the fork stay out until parent and child have released them
+         ──> in the child, before other code runs: every client abandons its resources
                  └─ its next call connects anew, as another client with another entry
 
-A fork that Python does not know of, by a library that does not call its hooks, is not seen.
+A fork by a library that does not call Python's fork hooks is not noticed.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ _in_child: _Methods = WeakKeyDictionary()
 
 
 def before(method: Callable[[], None]) -> None:
-    """Have a method called before this process forks, while its object lives; one of each object."""
+    """Call a method before this process forks, while its object lives; one method per object."""
     _add(_before, method)
 
 
 def in_parent(method: Callable[[], None]) -> None:
-    """Have a method called after this process has forked; those that were added first, first."""
+    """Call a method after this process has forked, in the order of registration; one method per object."""
     _add(_in_parent, method)
 
 
 def in_child(method: Callable[[], None]) -> None:
-    """Have a method called in every child that this process forks."""
+    """Call a method in every child that this process forks; one method per object."""
     _add(_in_child, method)
 
 
@@ -46,7 +46,7 @@ def _call(methods: _Methods) -> None:
             method = methods[owner]
             try:
                 method(owner)
-            except BaseException:  # of a signal handler: it is lost here anyway, but what is to be done is not
+            except BaseException:  # raised by a signal handler: it is lost here anyway, but the method must run
                 method(owner)
 
 

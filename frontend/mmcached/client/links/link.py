@@ -1,15 +1,15 @@
-"""The connection of one client id: hands every message to the call that waits for it, whatever waiting is.
+"""The connection of one client id: passes every message to the call that waits for it.
 
-    call      registered by its number ──send──> waits ──news──> answer
-    stream    as a call; tokens and rows of a generation are news too
+call      registered by its number ──send──> waits ──news──> answer
+stream    as a call; tokens and rows of a generation are news too
 
-What answers no open call (late answers, barriers, a `Welcome`) goes to `on_unsolicited`, whose reply is sent. A lost
-connection is reported to `on_loss` and ends the calls that are open, for the frontend that knew of them has died.
-`ThreadLink` and `LoopLink` say how a call waits, and who reads the socket meanwhile: it connects again by itself then.
+Messages that answer no open call (late answers, a `Welcome`) go to `on_unsolicited`, whose reply is sent. A lost
+connection is reported to `on_loss` and ends the open calls, because the frontend that knew them has died. `ThreadLink`
+and `LoopLink` implement how a call waits, and how the socket is read meanwhile; the socket reconnects by itself.
 
-Knows nothing of what else the messages mean. Invariants: one reads at a time, so `on_arrival` and `on_loss` are called
-one after the other, in the order of arrival. What comes for a call that has ended goes to `on_unsolicited`, also if it
-came at the same moment. A link that an exception in the middle of a message has broken ends all calls, and says so.
+Does not know the further meaning of messages. Invariants: one thread reads at a time, so `on_arrival` and `on_loss` are
+called one after the other, in the order of arrival. A message for a call that has ended goes to `on_unsolicited`, also
+if it came at the same moment. A link broken by an exception in the middle of a message ends all calls with an error.
 """
 
 from __future__ import annotations
@@ -44,10 +44,11 @@ from mmcached.wire.sockets.frames import Frame
 
 
 class Waiter(ABC):
-    """One call that waits, and the news that have come for it.
+    """A waiting call, and its news.
 
     Attributes:
-        is_greeting: any `Welcome` is for it.
+        news: Received messages and errors for the call.
+        is_greeting: Whether any `Welcome` is for it.
     """
 
     __slots__ = ("is_greeting", "news")
@@ -65,16 +66,17 @@ WaiterT = TypeVar("WaiterT", bound=Waiter)
 
 
 class Link(ABC, Generic[WaiterT]):
-    """One connection, and the client's presence. Dropped without `close` it waits for nobody.
+    """One connection, and the client's presence. Dropped without `close`, it does not wait.
 
     Args:
-        name: under which the service shows this client's figures.
-        on_arrival: takes note of each message before it is handed on, and returns what to hand on.
-        on_unsolicited: takes what answers no open call; returns what to reply, or None.
-        on_loss: called when the connection was lost.
+        name: Name of this kind of client, under which the service counts its hits, misses and puts.
+        on_arrival: Called with each message before it is passed on; returns the message to pass on.
+        on_unsolicited: Called with each message that answers no open call; returns the reply, or None.
+        on_loss: Called when the connection was lost.
+
     Raises:
-        ServiceUnavailable: no service has ever run in that directory.
-        ConfigError: it is not this user's alone.
+        ServiceUnavailable: No service has ever run in that directory.
+        ConfigError: The directory does not belong to this user alone.
     """
 
     def __init__(
@@ -98,37 +100,38 @@ class Link(ABC, Generic[WaiterT]):
         self._is_broken = False
         self._presence = Presence(directory, client_id, name=name)
         self._end_presence = weakref.finalize(self, self._presence.close)
-        self._end_presence.atexit = False  # the kernel frees the lock
+        self._end_presence.atexit = False  # at exit the kernel frees the lock
         self._socket = SharedSocket(directory.client_address)
 
     @property
     def is_broken(self) -> bool:
-        """Whether an interrupted call has left it in pieces: close it, and make another under another client id."""
+        """Whether an interrupted call has broken it: close it, and make another under another client id."""
         return self._is_broken or self._socket.is_broken
 
     # ---- waiting
 
     @abstractmethod
     def new_waiter(self, *, is_greeting: bool = False) -> WaiterT:
-        """Return what a call waits with."""
+        """Return a waiter for a call."""
 
     @abstractmethod
     def wait(self, waiter: WaiterT, deadline: float) -> Awaitable[None] | None:
-        """Return when there are news for a waiter, or at the deadline."""
+        """Return when a waiter has news, or at the deadline."""
 
     @abstractmethod
     def catch_up(self) -> None:
-        """Take in what has come since the last call, and notice a lost connection; keep the client's presence."""
+        """Handle received messages, and notice a lost connection; keep the client's presence."""
 
     # ---- calls
 
     def greet(self, deadline: float, *, is_patient: bool) -> Verb[None]:
-        """Say hello and wait for a `Welcome`, which `on_unsolicited` has got then.
+        """Send a hello and wait for the `Welcome`, which is passed to `on_unsolicited` first.
 
         Args:
-            is_patient: also wait for a service that is not there yet.
+            is_patient: Also wait for a service that is still missing.
+
         Raises:
-            ServiceUnavailable: there is none, or it does not answer in time.
+            ServiceUnavailable: No service is there, or it does not answer in time.
         """
         if not uninterrupted(self._directory.is_served) and not is_patient:
             raise ServiceUnavailable("the service is not there; it is looked for again by itself")
@@ -150,26 +153,27 @@ class Link(ABC, Generic[WaiterT]):
     def ask(
         self, key: object, waiter: WaiterT, message: object, payload: Sequence[Frame], deadline: float
     ) -> Verb[Received | None]:
-        """Send a message and return what comes for it; None: nothing has come before the deadline.
+        """Send a message and return its answer; None: no answer before the deadline.
 
         Args:
-            key: number of the request, or the waiter itself.
+            key: Number of the request, or the waiter itself.
+
         Raises:
-            PeerGone, ChannelFull, RequestAborted: retryable.
-            ClientClosed: the client was closed.
-            RemoteProtocolError: what came cannot be read.
+            PeerGone, ChannelFull, RequestAborted: Retryable.
+            ClientClosed: The client was closed.
+            RemoteProtocolError: The answer is invalid.
         """
         self._open[key] = waiter
         try:
             self._socket.send(message, payload)
             yield partial(self.wait, waiter, deadline)
-            with self._mutex:  # after this nothing more comes
+            with self._mutex:  # after this the waiter gets no more news
                 self._open.pop(key)
             found = waiter.news[0] if waiter.news else None
         except BaseException:
             with self._mutex:
                 self._open.pop(key, None)
-            for news in waiter.news:  # nobody else will see it
+            for news in waiter.news:  # no other call will see it
                 if not isinstance(news, MmcachedError):
                     self._reply(news[0])  # type: ignore[arg-type]  # no pieces come for a call
             raise
@@ -183,7 +187,7 @@ class Link(ABC, Generic[WaiterT]):
         return waiter
 
     def leave(self, request_id: int) -> None:
-        """Take in no more for a call. A finalizer may call it."""
+        """Stop accepting news for a call. A finalizer may call it."""
         self._open.pop(request_id, None)
 
     def send(self, message: object, payload: Sequence[Frame] = ()) -> None:
@@ -191,13 +195,13 @@ class Link(ABC, Generic[WaiterT]):
         self._socket.send(message, payload)
 
     def tell(self, message: object) -> None:
-        """Send what has no answer; see `SharedSocket.post`."""
+        """Send a message that has no answer; see `SharedSocket.post`."""
         self._socket.post(message)
 
     # ---- the end
 
     def abandon(self) -> None:
-        """In a forked child: let go without a word; the connection stays the parent's."""
+        """In a forked child: close without sending; the connection stays the parent's."""
         self._mutex = threading.RLock()  # the thread that held it may not exist here
         self._presence.abandon()
         self._end_presence.detach()
@@ -205,19 +209,19 @@ class Link(ABC, Generic[WaiterT]):
         self._end_all(PARENTS)
 
     def close(self, why: MmcachedError = CLOSED) -> None:
-        """Say goodbye, if somebody hears it, and let go; open calls and streams, and all later ones, end with `why`."""
+        """Send a goodbye if connected, and close; open calls and streams, and all later ones, end with `why`."""
         self._end_all(why)
         self._socket.close(ClientBye(self._client_id), why)
         self._end_presence()
 
-    # ---- how
+    # ---- internals
 
     def _keep_presence(self) -> None:
         with self._mutex:
             self._presence.keep()
 
     def _take_next(self) -> bool:
-        """Take in one message, or notice that the connection was lost; return whether there was either."""
+        """Handle one message, or a lost connection; return whether there was either."""
         try:
             try:
                 received = self._socket.receive()
@@ -239,7 +243,7 @@ class Link(ABC, Generic[WaiterT]):
             raise
 
     def _take_in(self, message: ToClient, payload: list[Frame]) -> None:
-        """Hand a message to the call that it is for."""
+        """Pass a message to its call."""
         message = self._on_arrival(message)
         match message:
             case Tokens():
@@ -255,14 +259,14 @@ class Link(ABC, Generic[WaiterT]):
                         self._hand_over(waiter, (message, payload))
             case Failed(request_id=None):
                 # Too many clients, or an unreadable message: of another version, or sent as a frontend with narrower
-                # limits took over. Whose it was is not known.
+                # limits took over. The call it belongs to is unknown.
                 self._end_all(error_from_wire(message.error))
             case _:
                 if not self._hand_over(message.request_id, (message, payload)):
                     self._reply(message)
 
     def _hand_over(self, key: object, news: News) -> bool:
-        """Return whether a call waits for it, which has got it then."""
+        """Pass news to the call that waits for it; return whether there is one."""
         with self._mutex:
             waiter = self._open.get(key)
             if waiter is None:
@@ -279,12 +283,12 @@ class Link(ABC, Generic[WaiterT]):
     def _lose(self) -> None:
         self._on_loss()
         self._end_all(PeerGone("the frontend died while the call was open; try again"))
-        # The run directory may be another by now, and a client without a lock in it is dead to the next frontend.
+        # The run directory may be a new one by now, and the next frontend takes a client without a lock for dead.
         with self._mutex, contextlib.suppress(MmcachedError, OSError):
             self._presence.renew()
 
     def _end_all(self, error: MmcachedError) -> None:
-        """End all calls and streams; each with an error of its own, since raising one changes it."""
+        """End all calls and streams, each with its own copy of the error, because raising an error changes it."""
         for waiter in list(self._open.values()):
             waiter.news.append(copy_of(error))
             waiter.ring()

@@ -1,6 +1,6 @@
-"""The connection of an asyncio client: its event loop reads the socket whenever something has come.
+"""The connection of an asyncio client: its event loop reads the socket whenever it is readable.
 
-Any number of calls wait at a time, each for a future of its own. One event loop owns a link.
+Any number of calls wait at a time, each for a future of its own. A link belongs to one event loop.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ class LoopWaiter(Waiter):
 
 
 class LoopLink(Link[LoopWaiter]):
-    """As `Link`, for one event loop; make it inside that loop."""
+    """A `Link` for one event loop; make it inside that loop."""
 
     def __init__(self, *values: Any, **named: Any) -> None:
         super().__init__(*values, **named)
-        this = weakref.ref(self)  # the loop keeps nobody alive
+        this = weakref.ref(self)  # the loop's callback must not keep the link alive
 
         def on_ready() -> None:
             if (link := this()) is not None:
@@ -52,27 +52,27 @@ class LoopLink(Link[LoopWaiter]):
         self._socket.watch(asyncio.get_running_loop(), on_ready)
 
     def new_waiter(self, *, is_greeting: bool = False) -> LoopWaiter:
-        """Return what a call waits with."""
+        """Return a waiter for a call."""
         return LoopWaiter(is_greeting=is_greeting)
 
     async def wait(self, waiter: LoopWaiter, deadline: float) -> None:
-        """Return when there are news for a waiter, or at the deadline."""
+        """Return when a waiter has news, or at the deadline."""
         while not waiter.news and (left_s := deadline - time.monotonic()) > 0:
             await waiter.sleep(min(left_s, self._socket.retry_s()))
             if not waiter.news:
-                self._read()  # nothing tells when it is time to try to connect again
+                self._read()  # no descriptor signals that it is time to reconnect
 
     def catch_up(self) -> None:
-        """Take in what has come and the loop has had no turn to read."""
+        """Handle messages that have arrived, but that the loop has had no turn to read."""
         self._keep_presence()
         while self._take_next():
             pass
 
     def _read(self) -> None:
         try:
-            self._socket.sleep(0)  # the bell was heard
+            self._socket.sleep(0)  # resets the bell
             while self._take_next():
                 pass
-        except BaseException:  # in pieces: it would be ready for ever
+        except BaseException:  # a broken socket would be ready for ever
             self._socket.unwatch()
             raise

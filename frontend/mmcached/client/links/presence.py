@@ -1,11 +1,12 @@
-"""Holds the lock that proves that a client lives; the frontend ends what a dead client has left open.
+"""The lock that proves that a client lives; the frontend ends the requests of a dead client.
 
     <run dir>/clients/<client_id>.lock      held for the client's life; free = dead
-                                            says "<pid> <name>", for people
+                                            contains "<pid> <name>", for people
 
-A run directory may be removed and made anew under a living client, and whoever tidies up may remove the file; then the
-lock has no name any more, and is taken again: at a call, when a second has passed, and when the connection was lost.
-A forked child shares the lock with its parent: it lets go of its descriptor, and leaves lock and name alone.
+A run directory may be removed and made anew under a living client, and a cleanup job may remove the file; then the lock
+has no name any more, and is taken again: at a call, once a second has passed, and when the connection was lost. A
+forked
+child shares the lock with its parent: it closes its descriptor, and leaves lock and name alone.
 """
 
 from __future__ import annotations
@@ -28,11 +29,12 @@ class Presence:
     """The presence of one client, from now until `close` or death.
 
     Args:
-        name: of the client's kind.
-        clock: monotonic seconds.
+        name: Name of the client's kind.
+        clock: Monotonic time in seconds.
+
     Raises:
-        ServiceUnavailable: no service has ever run in that directory.
-        ConfigError: it is not this user's alone.
+        ServiceUnavailable: No service has ever run in that directory.
+        ConfigError: The directory does not belong to this user alone.
     """
 
     def __init__(
@@ -53,7 +55,7 @@ class Presence:
         self._lock = self._take()
 
     def keep(self) -> None:
-        """As `renew`, at most once a second and without an error: for every call."""
+        """Renew at most once a second and without an error, as part of every call."""
         now = self._clock()
         if now >= self._next_look:
             self._next_look = now + KEEP_INTERVAL_S
@@ -61,11 +63,11 @@ class Presence:
                 self.renew()
 
     def renew(self) -> None:
-        """Take the lock again if its name is gone; else change nothing.
+        """Take the lock again if its file was removed; else change nothing.
 
         Raises:
-            ServiceUnavailable: the run directory is gone.
-            ConfigError: it is not this user's alone.
+            ServiceUnavailable: The run directory is missing.
+            ConfigError: The directory does not belong to this user alone.
         """
         with self._turn:
             if self._is_over or self._lock.is_named():
@@ -76,7 +78,7 @@ class Presence:
                 self._lock.close()
 
     def abandon(self) -> None:
-        """Let go of a parent's presence in a forked child; the parent keeps it."""
+        """Close a parent's presence in a forked child; the parent keeps it."""
         self._turn = threading.RLock()  # the thread that held it may not exist here
         self._lock.forget()
 
@@ -92,7 +94,7 @@ class Presence:
             try:
                 lock = _OwnLock(self._path)
             except BlockingIOError:
-                continue  # the frontend took the new file for a dead client's and holds it just to remove it
+                continue  # the frontend takes the new file for a dead client's, and has locked it to remove it
             except OSError as error:
                 reason = f"no service in {self._directory.path} that a client can enter: {error.strerror or error}"
                 raise ServiceUnavailable(reason) from error
@@ -103,14 +105,14 @@ class Presence:
 
 class _OwnLock(LockFile):
     def is_named(self) -> bool:
-        """Return whether the name still leads to the file that is locked."""
+        """Return whether the path still leads to the locked file."""
         try:
             return os.path.samestat(self.path.stat(), os.fstat(self._fd))
         except FileNotFoundError:
             return False
 
     def forget(self) -> None:
-        """Close the descriptor and leave the name alone; a later `close` does nothing."""
+        """Close the descriptor and leave the file alone; a later `close` does nothing."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1

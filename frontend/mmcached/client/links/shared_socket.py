@@ -1,13 +1,13 @@
-"""The socket of a client, which many threads share: any of them sends, and one at a time receives.
+"""The socket of a client, shared by many threads: any of them sends, and one at a time receives.
 
     sender      turn, send
-    receiver    turn, receive; nothing there: sleep on the descriptors, without the turn; an event loop watches them
-    post        as a sender; in the middle of its own thread's use (a finalizer) it is left to that use's end
+    receiver    turn, receive; no message: sleep on the descriptors, without the turn; an event loop watches them
+    post        as a sender; called in the middle of its own thread's use (a finalizer), it is sent at that use's end
 
-What the kernel does not take at once the receiver sends, when it can be sent, and the receiver connects again.
+The receiver sends bytes that the kernel did not take at once, when the socket is writable, and it reconnects.
 
-An exception in the middle of a message (Ctrl-C, or no memory) leaves half of it in the socket, and the other half would
-be spliced into the next: such a socket is broken, and refuses everything. Knows nothing of what messages mean.
+An exception in the middle of a message (Ctrl-C, or no memory) leaves half of the message in the socket, and the rest
+would be mixed with the next one: such a socket is broken, and refuses every use. Does not know the meaning of messages.
 """
 
 from __future__ import annotations
@@ -33,23 +33,24 @@ if TYPE_CHECKING:
     import asyncio
 
 CLOSE_LINGER_S = 0.2
-"""How long `close` goes on sending what was said; bounds the time that it takes beside a frontend that hangs."""
+"""Seconds for which `close` goes on sending queued messages; bounds its time if the frontend hangs."""
 MAX_CLOSE_WAIT_S = 1.0
 
 Received = tuple[ToClient, list[Frame]]
 BROKEN = RequestAborted("an interrupted call has broken the connection; try again")
 PARENTS = RequestAborted("a call of the process that has forked this one; try again")
 CLOSED = ClientClosed()
-"""What ends calls; raised as copies."""
+"""Errors that end calls; raised as copies."""
 
 
 class SharedSocket:
-    """One connection to a frontend. Dropped without `close` it lets go of everything at once, and waits for nobody.
+    """One connection to a frontend. Dropped without `close`, it closes at once, without waiting.
 
     Args:
-        address: where the frontend listens, or will.
+        address: Address at which the frontend listens, or will listen.
+
     Attributes:
-        limits: on what is sent; None while the frontend has named none.
+        limits: Limits of sent messages; None until the frontend has announced them.
     """
 
     def __init__(self, address: str) -> None:
@@ -75,13 +76,13 @@ class SharedSocket:
         return self._is_broken
 
     def send(self, message: object, payload: Sequence[Frame] = ()) -> None:
-        """Queue one message; never waits for the service. Any thread.
+        """Queue one message; never waits for the service. Any thread may call it.
 
         Raises:
-            InvalidRequest: it is larger than `limits`; nothing was queued.
-            ChannelFull: the queue is at its limit; nothing was queued.
-            RequestAborted: the socket is broken, or a parent's; or what `close` was given.
-            LocalProtocolError: called from the middle of another use by the same thread, as by a signal handler.
+            InvalidRequest: It exceeds `limits`; no message was queued.
+            ChannelFull: The queue is at its limit; no message was queued.
+            RequestAborted: The socket is broken, or a parent's; after `close`, the error given to it instead.
+            LocalProtocolError: Called in the middle of another use by the same thread, as by a signal handler.
         """
         with self._turn:
             self._check()
@@ -97,9 +98,10 @@ class SharedSocket:
                 self._send_posted()
 
     def post(self, message: object) -> None:
-        """Send what has no answer; drop it if the queue is full, or the socket closed or broken.
+        """Send a message that has no answer; drop it if the queue is full, or the socket closed or broken.
 
-        A finalizer may call it, in any thread: from the middle of that thread's own use it is sent after that.
+        A finalizer may call it, in any thread: in the middle of that thread's own use it is sent at the end of that
+        use.
         """
         self._posted.append(message)
         with self._turn:
@@ -110,8 +112,8 @@ class SharedSocket:
         """Return the next message, or None if there is none now; one thread at a time.
 
         Raises:
-            RemoteProtocolError: it was taken off the queue and can't be read.
-            RequestAborted, LocalProtocolError: as `send`.
+            RemoteProtocolError: The message was taken off the queue and is invalid.
+            RequestAborted, LocalProtocolError: As `send`.
         """
         with self._turn:
             self._check()
@@ -128,28 +130,34 @@ class SharedSocket:
         return received
 
     def has_news(self) -> bool:
-        """Return whether `receive` may find something, or notice that the connection was lost. Raises as `send`."""
+        """Return whether `receive` may return a message, or notice a lost connection. Raises as `send`."""
         with self._turn:
             self._check()
             return self._dialer.num_losses != self._num_losses_taken or self._dialer.has_news()
 
+    @property
+    def has_read(self) -> bool:
+        """Whether `receive` may return a message that was read already, or a loss was not yet taken."""
+        return self._dialer.has_read or self._dialer.num_losses != self._num_losses_taken
+
     def take_losses(self) -> int:
-        """Return how often the connection was lost since the last call, as `receive` has found out."""
+        """Return how often the connection was lost since the last call, as far as `receive` has noticed."""
         count = self._dialer.num_losses - self._num_losses_taken
         self._num_losses_taken += count
         return count
 
     def retry_s(self) -> float:
-        """Return when `receive` should be called in any case, in seconds; infinite while connected."""
+        """Return the seconds after which `receive` should be called in any case; infinite while connected."""
         return self._dialer.retry_s()
 
     def sleep(self, timeout_s: float) -> None:
-        """Return when something may have come, somebody rings, or it is time to connect again; the receiver's."""
+        """Return when a message may have arrived, at a ring, or when it is time to reconnect; for the receiver."""
         ready = self._sleeper.poll(math.ceil(min(timeout_s, self.retry_s()) * 1000))
-        if any(fd == self._bell for fd, _ in ready):
-            with self._turn, contextlib.suppress(BlockingIOError):
-                if not self._is_closed:
-                    os.eventfd_read(self._bell)
+        for fd, _ in ready:
+            if fd == self._bell:
+                with self._turn, contextlib.suppress(BlockingIOError):
+                    if not self._is_closed:
+                        os.eventfd_read(self._bell)
 
     def ring(self) -> None:
         """End the receiver's sleep."""
@@ -158,17 +166,17 @@ class SharedSocket:
                 os.eventfd_write(self._bell, 1)
 
     def watch(self, loop: asyncio.AbstractEventLoop, on_ready: Callable[[], None]) -> None:
-        """Have an event loop call a function, instead of `sleep`; the function shall not keep this socket alive."""
+        """Have an event loop call a function, instead of `sleep`; the function must not keep this socket alive."""
         for fd in self._descriptors:
             loop.add_reader(fd, on_ready)
             self._watches.append((loop, fd))
 
     def unwatch(self) -> None:
-        """Have no event loop look at this socket any more."""
+        """Remove the callbacks of event loops."""
         _unwatch(self._watches)
 
     def abandon(self) -> None:
-        """In a forked child: let go without a word; the connection stays the parent's."""
+        """In a forked child: close without sending; the connection stays the parent's."""
         self._turn = threading.RLock()  # the thread that held it may not exist here
         self._is_closed = True
         self._let_go.detach()
@@ -176,8 +184,8 @@ class SharedSocket:
         os.close(self._bell)
 
     def close(self, last_word: object, why: MmcachedError = CLOSED) -> None:
-        """Say a last word, if somebody hears it, and let go; later uses raise `why`. A second call does nothing."""
-        # A signal handler may close in the middle of its own thread's use; then the process's end does.
+        """Send a last message if connected, and close; later uses raise `why`. A second call does nothing."""
+        # A signal handler may close in the middle of its own thread's use; then the end of the process closes it.
         if self._is_closed or not self._turn.acquire(timeout=MAX_CLOSE_WAIT_S):
             return
         try:
@@ -203,7 +211,7 @@ class SharedSocket:
             raise copy_of(BROKEN)
 
     def _judge(self, error: BaseException) -> None:
-        """Whatever else than a typed refusal ends a use has broken the socket."""
+        """Mark the socket as broken after any error other than a typed refusal."""
         if not isinstance(error, MmcachedError):
             self._is_broken = True
 

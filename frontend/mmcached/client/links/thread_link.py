@@ -1,9 +1,9 @@
-"""The connection of a blocking client, which any number of threads share: one of those that wait reads for all.
+"""The connection of a blocking client, shared by any number of threads: one of the waiting threads reads for all.
 
-    waiter    registered ──> reads, if nobody does ──> takes in whatever comes, for all; when it leaves, rings the next
-                        └──> sleeps until it is rung: there are news, or it is to read
+    waiter    registered ──> reads, if no other does ──> handles all messages; when it leaves, rings the next waiter
+                         └──> sleeps until it is rung: it has news, or it is to read
 
-A thread that only comes by (`catch_up`) reads what is there already.
+`catch_up` handles messages that have arrived already, without waiting.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from mmcached.client.links.link import Link, Waiter
 from mmcached.wire.errors import LocalProtocolError
 
 LOOK_INTERVAL_S = 0.1
-"""How often a waiting client looks whether the frontend is still there."""
+"""Seconds between a waiting client's checks that the frontend is still there."""
 
 
 class ThreadWaiter(Waiter):
     """A call of one thread.
 
     Attributes:
-        thread: the thread that waits, or has waited last.
-        is_waiting: it would read if it were rung.
+        thread: Id of the thread that waits, or has waited last.
+        is_waiting: Whether it would read if it were rung.
     """
 
     __slots__ = ("_bell", "is_waiting", "thread")
@@ -49,12 +49,12 @@ class ThreadWaiter(Waiter):
 
 
 class ThreadLink(Link[ThreadWaiter]):
-    """As `Link`; any thread may call anything.
+    """A `Link` for threads; any thread may call any method.
 
     A wait raises `LocalProtocolError` in a signal handler or finalizer that interrupts the reader's own thread.
 
     Args:
-        look_interval_s: the longest sleep of a waiter.
+        look_interval_s: Longest sleep of a waiter in seconds.
     """
 
     _reader: ThreadWaiter | None = None
@@ -64,11 +64,11 @@ class ThreadLink(Link[ThreadWaiter]):
         self._look_interval_s = look_interval_s
 
     def new_waiter(self, *, is_greeting: bool = False) -> ThreadWaiter:
-        """Return what a call of this thread waits with."""
+        """Return a waiter for a call of this thread."""
         return ThreadWaiter(is_greeting=is_greeting)
 
     def wait(self, waiter: ThreadWaiter, deadline: float) -> None:
-        """Return when there are news for a waiter, or at the deadline; meanwhile read for all, if nobody does."""
+        """Return when a waiter has news, or at the deadline; meanwhile read for all, if no other thread reads."""
         waiter.thread = threading.get_ident()
         try:
             while not waiter.news:
@@ -77,17 +77,20 @@ class ThreadLink(Link[ThreadWaiter]):
                     break
                 if not self._may_read(waiter):
                     waiter.sleep(left_s)
-                elif not self._take_next():
-                    self._socket.sleep(left_s)
+                else:
+                    # The former reader may have received this waiter's news since the check above.
+                    if not (self._socket.has_read or waiter.news):
+                        self._socket.sleep(left_s)
+                    self._take_next()
         finally:
-            # Without a call in it, so that no signal handler comes between.
+            # Contains no call, so that no signal handler can run in between.
             waiter.is_waiting = False
             if self._reader is waiter:
                 self._reader = None
         self._ring_next_reader()
 
     def catch_up(self) -> None:
-        """Take in what has come since the last call; a thread that reads does so already."""
+        """Handle messages that have arrived since the last call, unless another thread reads."""
         self._keep_presence()
         if self._reader is not None or not self._socket.has_news():
             return
@@ -102,19 +105,19 @@ class ThreadLink(Link[ThreadWaiter]):
         self._ring_next_reader()
 
     def abandon(self) -> None:
-        """As `Link.abandon`."""
+        """Close in a forked child, as `Link.abandon`."""
         self._reader = None
         super().abandon()
 
     def _may_read(self, waiter: ThreadWaiter) -> bool:
-        """Return whether this waiter is the one that reads, from now on or already.
+        """Return whether this waiter is the reader, from now on or already.
 
         Raises:
-            LocalProtocolError: this very thread reads, further down its stack.
+            LocalProtocolError: The same thread is reading further down its stack.
         """
         if self._reader is waiter:
             return True
-        waiter.is_waiting = True  # first: a reader that leaves after this look rings
+        waiter.is_waiting = True  # first: a reader that leaves after the check below rings this waiter
         with self._mutex:
             if self._reader is None:
                 self._reader = waiter

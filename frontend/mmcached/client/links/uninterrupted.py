@@ -1,11 +1,11 @@
-"""Runs what must not be interrupted in a thread of its own: signal handlers run in the main thread only.
+"""Runs a function that must not be interrupted in a thread of its own: signal handlers run in the main thread only.
 
-An exception in the middle of making or closing a connection would leave a descriptor or a lock that nobody can close.
+An exception in the middle of making or closing a connection would leave a descriptor or a lock that cannot be closed.
 """
 
 from __future__ import annotations
 
-# Not `threading.Thread`: one whose `start` is interrupted is kept for ever.
+# Not `threading.Thread`: a thread object whose `start` is interrupted is kept for ever.
 import _thread
 from collections.abc import Callable
 from typing import TypeVar
@@ -14,10 +14,10 @@ T = TypeVar("T")
 
 
 def uninterrupted(make: Callable[[], T], timeout_s: float = -1) -> T:
-    """Return what `make` returns, or raise what it raises. It goes on if the wait is interrupted or takes too long.
+    """Return the result of `make`, or raise its error; `make` goes on if the wait is interrupted or times out.
 
     Raises:
-        TimeoutError: it takes longer than `timeout_s`, if that is not negative.
+        TimeoutError: It takes longer than `timeout_s`, if that is not negative.
     """
     made: list[T] = []
     errors: list[BaseException] = []
@@ -34,7 +34,7 @@ def uninterrupted(make: Callable[[], T], timeout_s: float = -1) -> T:
 
     try:
         _thread.start_new_thread(run, ())
-    except RuntimeError:  # the interpreter ends, and starts no threads any more
+    except RuntimeError:  # the interpreter is shutting down, and starts no threads any more
         return make()
     if not is_running.acquire(timeout=timeout_s):
         raise TimeoutError

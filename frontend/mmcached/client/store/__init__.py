@@ -1,15 +1,15 @@
-"""The client's half of the store, without sockets.
+"""The client's side of the store, without sockets.
 
-reads           the calls that read: get, contains, keys; what each asks, and what becomes of errors
-verbs           the calls that change: put, claims, drop
-sessions        the session of the present ring, and what arrives for it
+reads           calls that read: get, contains, keys; their messages and their errors
+verbs           calls that change the store: put, claims, drop
+sessions        the session of the current ring, and messages that concern it
 session         the client as a reader of one ring
-hits            a record that was found
-bare            a bare tensor as a record
-put_result      what has become of a put
-claims          what a key without a record gets
-tokens          leases that are handed on, as strings
-lease_returns   leases on their way back
-offers          puts on their way                 nursery: where large ones are laid
+hits            a found record
+bare            a single tensor stored as a record
+put_result      the result of a put
+claims          the answer for a key without a record
+tokens          leases as strings, for other processes
+lease_returns   returns leases from any thread
+offers          sends puts                       nursery: the segment that large puts are written into
 fail_open       errors that count as misses
 """

@@ -1,6 +1,6 @@
-"""Keeps a bare tensor as a record: a dict whose only name is `BARE`.
+"""Stores a bare tensor as a record: a dict whose only name is `BARE`.
 
-No caller can make such a dict: `as_record` refuses the name. So a tensor that was put bare is known by it.
+`as_record` refuses that name in a caller's dict, so the name identifies a record that was put as a bare tensor.
 
 >>> import numpy
 >>> as_record(numpy.ones(2)), from_record({"__tensor__": 1}), from_record({"x": 1})
@@ -20,7 +20,7 @@ BARE = "__tensor__"
 
 
 class TensorLike(Protocol):
-    """An array of numpy or a CPU tensor of torch."""
+    """A numpy array or a CPU torch tensor."""
 
     @property
     def shape(self) -> Any: ...
@@ -30,14 +30,14 @@ class TensorLike(Protocol):
 
 
 def as_record(value: Any) -> Record:
-    """Return the record of what a caller puts: a dict, or a bare tensor.
+    """Return the record for a value that a caller puts: a dict, or a bare tensor.
 
     Raises:
-        InvalidRequest: it is neither, or a dict with the reserved name.
+        InvalidRequest: The value is neither, or is a dict with the reserved name.
     """
-    if is_tensor(value):
-        return {BARE: value}
     if type(value) is not dict:
+        if is_tensor(value):
+            return {BARE: value}
         raise InvalidRequest("record", type(value).__name__, "a record is a dict, or one tensor or array")
     if BARE in value:
         raise InvalidRequest(f"$.{BARE}", "a dict with this name", "the name is reserved: put the tensor itself")
@@ -45,5 +45,5 @@ def as_record(value: Any) -> Record:
 
 
 def from_record(record: Record) -> Any:
-    """Return the bare tensor that was put, or the record."""
+    """Return the tensor of a record that was put as a bare tensor, else the record itself."""
     return record.get(BARE, record)

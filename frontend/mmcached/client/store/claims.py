@@ -1,13 +1,14 @@
-"""Hands out what a key without a record gets: `Claim`, compute it; `Pending`, somebody else does.
+"""Claims on keys that have no record: `Claim` (this client computes it) and `Pending` (another caller does).
 
-    claim_many ──> Hit       it is there
-               ──> Claim     compute it, here or in any other process, and put it; or drop the claim
-               ──> Pending   somebody computes it: ask again later
+    claim_many ──> Hit       the key has a record
+               ──> Claim     compute the record, here or in another process, and put it; or drop the claim
+               ──> Pending   another caller computes it: ask again later
 
-A claim *is exclusive* if the service knows of it; then others are told to wait. Else there are too many claims, or it
-is not there, and whoever asked computes, beside others perhaps: a caller who was told to wait would wait for nobody.
+A claim is *exclusive* if the service has registered it; other callers are then told to wait. Without a service, or with
+too many claims open, a claim is not exclusive, and several callers may compute the same key: no service would end the
+wait of a caller that was told to wait.
 
-Knows nothing of sockets.
+Does not use sockets.
 """
 
 from __future__ import annotations
@@ -22,10 +23,13 @@ from mmcached.wire.handle import RingAnnouncement
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """A key that is a client's to compute, and which frontend has said so.
+    """The right to compute the record of a key, with the frontend that granted it.
 
     Attributes:
-        token: 0 if nobody else is kept from computing it.
+        client_id: Client that holds the claim.
+        token: Id of the claim at the frontend; 0 if the claim is not exclusive.
+        store_epoch: Store epoch at the time of the grant.
+        ring: Ring of the store when the claim was granted.
     """
 
     client_id: str
@@ -36,19 +40,19 @@ class Grant:
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """A key whose record somebody computes just now, this client perhaps; ask again later.
+    """A key whose record is being computed, possibly by this client; ask again later.
 
-    It ends with a record, with the death of its owner, when that drops it, or after `limits.claim_timeout_s`.
+    It ends with a record, with the death or the `drop` of the claim's owner, or after `limits.claim_timeout_s`.
     """
 
     key: str
 
 
 class Claim:
-    """A key to be computed: `put` it with `claim=`, or have another process put it, or `drop` the claim.
+    """A key to compute: `put` it with `claim=`, let another process put it, or `drop` the claim.
 
     Attributes:
-        key: of the record.
+        key: Key of the record.
     """
 
     __slots__ = ("_drop", "_grant", "key")
@@ -63,23 +67,30 @@ class Claim:
 
     @property
     def is_exclusive(self) -> bool:
-        """Whether others that ask for the key wait for this claim's end, as far as is known here."""
+        """Whether other callers that ask for the key wait for this claim to end, as far as this client knows."""
         return self._grant is not None and self._grant.token != 0
 
     def drop(self) -> None:
-        """Let somebody else compute it; after the end of the claim nothing happens. Waits for nobody."""
+        """Give the claim up, so that another caller can compute the record.
+
+        Does not wait, and has no effect once the claim has ended.
+        """
         grant, self._grant = self._grant, None
         if grant is not None and grant.token and self._drop is not None:
             self._drop(grant)
 
     def take(self) -> Grant | None:
-        """Return what was granted, for the put that ends the claim; the second time None."""
+        """Return the grant and clear it, for the put that ends the claim; None on a second call."""
         grant, self._grant = self._grant, None
         return grant
 
 
 def checked_claim(claim: Any, key: str) -> Claim | None:
-    """Return a claim of a key, or None; refuse anything else."""
+    """Check the `claim` argument of a put of `key`.
+
+    Raises:
+        InvalidRequest: It is not a `Claim`, or is a claim on another key.
+    """
     if claim is None:
         return None
     if not isinstance(claim, Claim):

@@ -1,9 +1,10 @@
-"""Judges errors of the store: a dead, full or late service is a miss, counted by its cause and logged now and then.
+"""Decides which errors of the store count as misses, counts them by cause, and logs them.
 
-    store verb ── typed error ──> fail open: counted by cause, one warning for each, the verb's "nothing found"
-                       └────────> else raised, as bad input and our own bugs always are
+    store call ── typed error ──> fail open: counted by cause, logged, the call returns its "nothing found" result
+                       └────────> raised: strict clients, invalid arguments, and bugs in this library
 
-A cause is said once, and again when a minute of it has passed: silence would look like a cold cache.
+Each cause is logged at most once every `WARNING_INTERVAL_S` seconds: without a log line, a dead service would look like
+a cold cache.
 """
 
 from __future__ import annotations
@@ -21,25 +22,26 @@ _LOG = logging.getLogger("mmcached.client")
 WARNING_INTERVAL_S = 60.0
 _MAX_SAID = 1024
 _SAID: set[tuple[str, str]] = set()
-"""What the clients of this process have said of which ring: with hundreds of them, each would say the same."""
+"""(cause, ring id) pairs logged by any client of this process: hundreds of clients would log the same line."""
 _ALWAYS_RAISED = (ClientClosed, InvalidRequest, LocalProtocolError, InvariantError)
 
 
 @dataclass(frozen=True, slots=True)
 class StoreCounters:
-    """What one client has seen of the store since it was made; each figure only rises.
+    """Counters of one client's store calls since it was made; no counter ever decreases.
 
     Attributes:
-        queries: keys asked for, by `get`, `get_many`, `get_or_compute`, `open` and `claim_many`; of the last, not
-            those that are pending.
-        hits: how many of them had a record.
-        inline_hits: how many of those came through the socket instead of shared memory.
-        computed: functions that `get_or_compute` ran here.
-        puts: records offered to the store, results of `get_or_compute` included.
-        stored: how many of them it has kept, or had already.
-        failures: verbs for which the service was not there, late, or wrong; with `fail_open` they ended as a miss.
-        causes: how many verbs ended without what they were for, by cause: the `code` of the error, or why the service
-            did not keep a record, such as "too large".
+        queries: Keys asked for by `get`, `get_many`, `get_or_compute`, `open` and `claim_many`; pending keys of
+            `claim_many` do not count.
+        hits: Queried keys that had a record.
+        inline_hits: Hits that came through the socket instead of shared memory.
+        computed: Functions that `get_or_compute` ran in this client.
+        puts: Records offered to the store, including results of `get_or_compute`.
+        stored: Puts after which the store had a record under the key, this one or an earlier one.
+        failures: Calls for which the service was missing, late or faulty; with `fail_open` they ended as misses.
+        causes: Number of unsuccessful calls by cause: the `code` of the error, or the reason why the service did not
+            keep
+            a record, such as "too large".
     """
 
     queries: int = 0
@@ -53,11 +55,11 @@ class StoreCounters:
 
 
 class FailOpen:
-    """The counters of one client, and its judgement of errors.
+    """The counters of one client, and its decision which errors are misses.
 
     Args:
-        is_open: whether an error of the service is a miss.
-        clock: monotonic seconds.
+        is_open: Whether an error of the service counts as a miss.
+        clock: Monotonic time in seconds.
     """
 
     def __init__(self, *, is_open: bool, clock: Callable[[], float] = time.monotonic) -> None:
@@ -80,34 +82,35 @@ class FailOpen:
                 self._counts[name] += number
 
     def count_queries(self, num_queries: int, num_hits: int) -> None:
-        """As `count`, for each call that looks for records."""
+        """Add to `queries` and `hits`; a faster `count` for every call that looks up records."""
         counts = self._counts
         with self._lock:
             counts["queries"] += num_queries
             counts["hits"] += num_hits
 
     def abandon(self) -> None:
-        """In a forked child: the thread that is just counting may not exist here."""
+        """Replace the lock in a forked child: the thread that held it may not exist here."""
         self._lock = threading.RLock()
 
     def is_miss(self, operation: str, error: MmcachedError) -> bool:
         """Count an error and return whether it is a miss; if not, the caller raises it.
 
-        Raising it here would make a cycle of error and frame, which keeps the caller's views, and so their leases.
+        Raising it here would make a reference cycle of error and frame, which would keep the caller's views and their
+        leases.
         """
         if isinstance(error, _ALWAYS_RAISED):
             return False
         self.count(failures=1)
-        # The text only: a record that is kept would keep the error, and with its traceback perhaps a lease.
+        # Pass only the text: a stored log record would keep the error, and its traceback might keep a lease.
         self.note(error.code, f"{operation} goes on without the service: {error}" if self.is_open else None)
         return self.is_open
 
     def note_refusal(self, cause: str, reason: str) -> None:
-        """Count a record that was not kept, by cause, and say why."""
+        """Count and log a record that the service did not keep."""
         self.note(cause, f"a record was not kept: {reason}")
 
     def note(self, cause: str, warning: str | None) -> None:
-        """Count a cause, and warn of it unless that was done a moment ago."""
+        """Count a cause, and log `warning` unless this cause was logged within `WARNING_INTERVAL_S`."""
         now = self._clock()
         with self._lock:
             self._causes[cause] += 1
@@ -119,7 +122,7 @@ class FailOpen:
             _LOG.warning("%s (%d times so far; see store_counters())", warning, count)
 
     def warn_once(self, cause: str, ring_id: str, warning: str) -> None:
-        """Say what is no error but slow; of one ring not a second time in this process, whichever client asks."""
+        """Log a slow path; once per ring and cause in this process, whichever client calls."""
         with self._lock:
             is_new = (cause, ring_id) not in _SAID
             if len(_SAID) >= _MAX_SAID:

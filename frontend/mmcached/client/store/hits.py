@@ -1,4 +1,4 @@
-"""Hands out records that were found: `Hit`, and the record of an answer that came inline."""
+"""Found records: `Hit`, and decoding of records that came inline in an answer."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from mmcached.wire.messages.parts import Inline
 from mmcached.wire.sockets.frames import Frame
 
 _MAX_SHOWN = 8
-"""Tensors that a text names."""
+"""Maximum number of tensors that a text names."""
 _LIBRARIES: tuple[Library, ...] = ("bytes", "numpy", *(("torch",) if DEFAULT_LIBRARY == "torch" else ()))
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """How records are handed out.
+    """The form in which records are returned to the caller.
 
     Attributes:
-        tensors: of which library.
-        view: tensors in place instead of owned ones.
+        tensors: Library of the tensors.
+        view: Whether tensors lie in shared memory; else the caller owns them.
     """
 
     tensors: Library = DEFAULT_LIBRARY
@@ -41,7 +41,7 @@ class Reading:
 
 
 def reading_of(tensors: Library, view: bool) -> Reading:
-    """Return how to hand out records; raise InvalidRequest for what cannot be."""
+    """Return the cached `Reading` of valid arguments; raise `InvalidRequest` for invalid ones."""
     library: Any = tensors if type(tensors) is str else text_of(tensors)
     if library in _LIBRARIES and (view is True or view is False):
         return _READINGS[library, view]
@@ -54,13 +54,13 @@ _READINGS: dict[tuple[Library, bool], Reading] = {
 
 
 class Hit(Closeable):
-    """A record that was found. As a context manager it lets go of the record at the end.
+    """A found record. As a context manager it releases the record at the end.
 
     With `view=True` the tensors of the record lie in the service's memory: **read them, never write**; an in-place
-    operation on a torch view ends this process with SIGSEGV (numpy refuses). The lease goes back when the last tensor
-    made from them has died, in whatever thread, so also after `with`, and after the client was closed.
+    operation on a torch view ends this process with SIGSEGV (numpy refuses). The lease is returned when the last tensor
+    made from them has died, in any thread, also after `with` and after the client was closed.
 
-    `hit["x"]` is `hit.record["x"]`; `"x" in hit` and `for name in hit` are about the names of the record.
+    `hit["x"]` is `hit.record["x"]`; `"x" in hit` and `for name in hit` use the names of the record.
 
     >>> with Hit({"grid": [1, 2]}) as hit:
     ...     hit["grid"], "x" in hit, list(hit)
@@ -80,14 +80,14 @@ class Hit(Closeable):
         """The nested record of tensors.
 
         Raises:
-            LocalProtocolError: the hit was closed.
+            LocalProtocolError: The hit was closed.
         """
         if self._record is None:
             raise LocalProtocolError("this hit is closed; take the record out before the end of `with`")
         return self._record
 
     def __getitem__(self, name: str) -> Any:
-        """Return what the record has under a name; `KeyError` if it has nothing there."""
+        """Return the value under a name of the record; raise `KeyError` if the record lacks it."""
         return self.record[name]
 
     def __contains__(self, name: object) -> bool:
@@ -116,8 +116,8 @@ class Hit(Closeable):
         array([0., 0.])
 
         Raises:
-            InvalidRequest: the record has several tensors, which it names, or none.
-            LocalProtocolError: the hit was closed.
+            InvalidRequest: The record has no tensor, or several; the error names them.
+            LocalProtocolError: The hit was closed.
         """
         tensors = self._tensors()
         if len(tensors) != 1:
@@ -131,16 +131,16 @@ class Hit(Closeable):
 
     @property
     def token(self) -> str | None:
-        """The name of this hit's lease, for `open` in another process; None if it has none, because it is a copy.
+        """The name of this hit's lease, for `open` in another process; None for a copy, which has no lease.
 
         Raises:
-            LocalProtocolError: the hit was closed.
+            LocalProtocolError: The hit was closed.
         """
         _ = self.record
         return None if self._place is None else self._place.token
 
     def close(self) -> None:
-        """Let go of the record; what was taken out of it stays valid. A second call does nothing."""
+        """Release the record; values that were taken out of it stay valid. A second call does nothing."""
         self._record = None
 
 
@@ -149,11 +149,11 @@ def _type_of(tensor: Any) -> str:
 
 
 def inline_record(place: Inline, payload: Sequence[Frame], reading: Reading) -> Record:
-    """Read a record that came as frames of its answer; views of them, or owned.
+    """Decode a record from the frames of its answer, as views of the frames or as owned tensors.
 
     Raises:
-        RemoteProtocolError: the frames are not there, or not a record.
-        InvalidRequest: a dtype that the wanted library does not have.
+        RemoteProtocolError: Frames are missing, or do not encode a record.
+        InvalidRequest: The requested library does not have a dtype of the record.
     """
     end = place.first_frame + place.num_frames
     if end > len(payload):
@@ -162,6 +162,6 @@ def inline_record(place: Inline, payload: Sequence[Frame], reading: Reading) -> 
     if reading.view:
         frames = [memoryview(frame).toreadonly() for frame in frames]
     else:
-        # Whoever owns a tensor may write into it.
+        # Owned tensors must be writable.
         frames[1:] = [bytearray(frame) if memoryview(frame).readonly else frame for frame in frames[1:]]
     return decode_record_frames(frames, tensors=reading.tensors)

@@ -1,23 +1,26 @@
-"""Gives leases back from any thread, and from the middle of a garbage collection.
+"""Returns leases from any thread, also during a garbage collection.
 
-A view may die anywhere, also in a thread that is just giving another lease back, between the load and the store of the
-cell. So nobody gives back directly: a lease is queued, and whoever finds nobody at work works the queue off. Nobody
-waits.
+A view may die anywhere, also in a thread that is returning another lease, between the load and the store of the
+reader's count. So a lease is never returned directly: it is queued, and a thread that finds no other thread at work
+drains the queue. No thread waits.
 
-    holder dies ──> queue ──(one at a time)──> reader.end
+    holder dies ──> queue ──(one thread at a time)──> reader.end
     mapping dies ──> queue ──> reader.close     its locks outlast every view, and every return
 
-A lease is bound to the array through which its chunk is read, the holder, before it is counted. So it is given back
-whatever interrupts the call that takes it, once: when the holder dies. A signal handler cannot prevent that: the
-interpreter itself queues the lease, and what an exception has left in the queue the next one, or the next call, ends.
+A lease is bound to its holder, the array through which its chunk is read, before it is counted. So it is returned
+exactly once, when the holder dies, whatever interrupts the call that takes it. An exception of a signal handler cannot
+prevent that: the interpreter itself queues the lease, and entries that an exception has left in the queue are drained
+by the next return or the next call.
 
-A forked child inherits the views, and has no lease of its own. So what was out at a fork is given back by neither:
+A forked child inherits the views, but has no lease of its own. So neither process returns leases that were out at a
+fork:
 
-    fork ──any lease out?──> parent: gives nothing of this reader back any more, and takes no more with it
-                        ├──> child: gives nothing back, writes nothing
-                        └──> whose last view has died lets go of the locks; both have, or are dead: the leases are void
+    fork ──any lease out?──> parent: returns no lease of this reader any more, and takes no more with it
+                        ├──> child: returns no lease, writes nothing
+                        └──> each releases the reader's locks with its last view; when both have, or have died, the
+                             leases are void
 
-Knows nothing of sockets. Invariant: the reader is never touched by two at a time, and not at all after it is closed.
+Does not use sockets. Invariant: at most one thread uses the reader at a time, and none after it is closed.
 """
 
 from __future__ import annotations
@@ -43,17 +46,18 @@ class Lease(weakref.ref[Bytes1D]):
 
 
 class LeaseReturns:
-    """The leases of one reader, and their way back; owns the reader, which `close_reader` closes.
+    """The leases of one reader until they are returned; owns the reader, which `close_reader` closes.
 
     Attributes:
-        is_shared: a forked child may read under the leases; no other may be taken.
-        over: leases that are to be given back.
+        is_shared: Whether a forked child may read under the leases; no further lease may be taken then.
+        over: Queue of leases to return; None closes the reader.
     """
 
     def __init__(self, reader: ReaderEntry) -> None:
         self.is_shared = False
         self._reader: ReaderEntry | None = reader
-        self._out: dict[int, Lease] = {}  # by id: a reference to what died calls nobody
+        # By id. Keeps each weak reference alive: a dropped one never calls its callback.
+        self._out: dict[int, Lease] = {}
         self.over: deque[Lease | None] = deque()
         self._turn = threading.Lock()
         self._is_forking = False
@@ -66,7 +70,7 @@ class LeaseReturns:
 
     def bind(self, holder: Bytes1D, handle: Handle) -> Lease:
         """Return a lease that ends with its holder; it is not taken yet."""
-        # The newest is called first: when the queue is looked at, the lease is in it.
+        # The newest callback runs first: the lease is in the queue before `work_off` looks there.
         wake = weakref.ref(holder, self.work_off)
         lease = Lease(holder, self.over.append)
         lease._wake, lease.handle, lease.is_counted, lease.num_returned = wake, handle, False, 0
@@ -74,19 +78,23 @@ class LeaseReturns:
         return lease
 
     def end(self, lease: Lease) -> None:
-        """Give a lease back before its holder dies: nobody reads any more. A second time changes nothing."""
+        """Return a lease before its holder dies, once the chunk is no longer read. A second call changes nothing."""
         self.over.append(lease)
         self.work_off()
 
     def close_reader(self) -> None:
-        """End the incarnation, once everything queued is given back; a shared one ends with the last who shares it."""
+        """End the incarnation once all queued leases are returned; a shared one ends when both processes have released
+        it.
+        """
         self.over.append(None)
         self.work_off()
 
     def work_off(self, _: object = None) -> None:
-        """Give back what is queued, unless another thread is just doing so and takes it along."""
-        # Whoever finds the turn taken leaves its entry to the holder, who looks once more after letting go. `with` is
-        # the one way to take a lock that no signal handler's exception gets between.
+        """Return the queued leases, unless another thread is doing so: that thread also returns the entries of this
+        one.
+        """
+        # A thread that finds the lock taken leaves its entry to the holder, which checks the queue again after it has
+        # released the lock. Only `with` takes a lock so that no signal handler's exception can come in between.
         while self.over and not self._is_forking and not self._turn.locked():
             with self._turn:
                 while self.over and not self._is_forking:
@@ -96,10 +104,10 @@ class LeaseReturns:
                         if not self.is_shared and self._reader is not None:
                             self._reader.end(lease)
                         self._out.pop(id(lease), None)
-                    del self.over[0]  # last: what is interrupted is done again
+                    del self.over[0]  # last: an interrupted return is repeated
 
     def abandon(self) -> None:
-        """In a forked child: give nothing back, for the leases are the parent's; they stay while a view lives here."""
+        """Stop returning leases in a forked child: they are the parent's, and stay while a view lives here."""
         self._turn = threading.Lock()  # the thread that held it may not exist here
         self._is_forking = False
         self.is_shared = True
@@ -111,7 +119,7 @@ class LeaseReturns:
 
     def _before_fork(self) -> None:
         self.work_off()
-        self._is_forking = True  # what dies between the fork and the look that follows it may live in the child
+        self._is_forking = True  # a view that dies between the fork and `_after_fork` may live in the child
 
     def _after_fork(self) -> None:
         self.is_shared = self.is_shared or bool(self._out)

@@ -1,18 +1,19 @@
-"""Lays large records that this client puts into a nursery, where the frontend publishes them without a copy.
+"""Writes large records of this client into its nursery, where the frontend publishes them without a copy.
 
-    none ──OpenNursery──> opened ──fill──> a place of its own ──its put is sent──> the frontend's, for good
-      ▲                     │  ▲                                                           │
-      │                     │  └──────grants, in answers: the same place, or others────────┘
-      └── the connection is lost, the frontend has drained it, a fork
+A nursery is a writer's segment: a shared-memory file into which one client writes large records.
 
-A nursery is a file that the frontend has made. This client may fill those places that were granted to it, and no
-others; what it has sent it does not touch again unless that is granted anew. Grants come with the answers of the
-connection over which the nursery was opened, also with those that come after their call has ended; with the connection
-all of them end.
+    no nursery ──OpenNursery──> opened ──write──> a place of this client ──its put is sent──> the frontend's, for good
+      ▲                           │  ▲                                                              │
+      │                           │  └──────grants, in answers: the same place, or others───────────┘
+      └── the connection is lost, the frontend has drained the nursery, or a fork
 
-Room whose pages have no memory yet is populated first, by a thread: the first touch of a page costs more than ten
-copies of its bytes. What has no place meanwhile travels as frames, as small records do, and those for which there is no
-room just now. Nobody waits. Knows nothing of sockets; any thread may call anything, several fill side by side.
+The frontend makes the file. This client may write only into places that were granted to it; a place that was sent is
+not touched again unless it is granted anew. Grants come with the answers of the connection over which the nursery was
+opened, also with answers that arrive after their call has ended. All grants end with the connection.
+
+Pages without memory are populated by a thread before use: the first touch of a page costs more than ten copies of its
+bytes. Records without a free place travel as frames meanwhile, like small records. No call waits. Does not use sockets;
+any thread may call any method, and several threads may write at the same time.
 """
 
 from __future__ import annotations
@@ -39,9 +40,9 @@ from mmcached.wire.handle import RingAnnouncement
 from mmcached.wire.messages.parts import Grants, NurseryPlace, Stretch
 
 RETRY_S = 30.0
-"""How long a client goes without a nursery after it could not have one."""
+"""Seconds until a client asks for a nursery again after a refusal."""
 STEP_BYTES = 1 << 20
-"""That are populated at a time: some milliseconds, for which other mappings of this process wait."""
+"""Bytes populated by one system call: some milliseconds, for which other mappings of this process wait."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +102,8 @@ class Nursery:
     """One nursery, from its first grant until its connection is lost.
 
     Attributes:
-        is_over: nothing is laid into it any more.
+        nursery: Number of the nursery.
+        is_over: Whether no further record may be written into it.
     """
 
     def __init__(self, grants: Grants, *, has_checksums: bool) -> None:
@@ -120,16 +122,16 @@ class Nursery:
         return self._mapped is not None
 
     def map(self, ring: RingAnnouncement) -> None:
-        """Map the file; raise SegmentError or StaleHandle if that cannot be."""
+        """Map the file; raise SegmentError or StaleHandle if it cannot be mapped."""
         self._mapped = ring, uninterrupted(partial(open_nursery, ring, self.nursery, is_writer=True))
 
     def lay(self, request_id: int, encoded: EncodedRecord, note: bytes) -> NurseryPlace | None:
-        """Copy a record and its note into a place; return the place, which the put must name, or None: there is none.
+        """Copy a record and its note into a free place; return the place, which the put must name, or None without one.
 
-        The place is this request's until `answered` or `free`.
+        The place belongs to this request until `answered` or `free`.
 
         Raises:
-            OSError: there is no memory for it.
+            OSError: No memory for the place.
         """
         mapped = self._mapped
         if mapped is None or self.is_over:
@@ -150,37 +152,37 @@ class Nursery:
         return None if self.is_over else NurseryPlace(self.nursery, offset, end - offset, len(note), crc32)
 
     def free(self, request_id: int) -> None:
-        """Let the place of a request be used again that was not sent; one that has none changes nothing."""
+        """Release the place of a request that was not sent; a request without a place changes nothing."""
         if request_id in self._room.taken:
             self._news.append(partial(_Room.without, request_id=request_id, was_sent=False))
 
     def answered(self, request_id: int, grants: Grants | None) -> None:
-        """Take note that a request was answered: its place is the frontend's; and of what was granted."""
-        # Taken in by the next who takes room: this may be called in the middle of that, by whoever reads the socket.
+        """Record that a request was answered: its place is the frontend's now. Adds the granted places."""
+        # Applied by the next `_take_room`: the thread that reads the socket may call this in the middle of one.
         if request_id in self._room.taken:
             self._news.append(partial(_Room.without, request_id=request_id, was_sent=True))
         if grants is not None and grants.nursery == self.nursery:
             self.granted(grants)
 
     def granted(self, grants: Grants) -> None:
-        """Take note of room that was granted."""
+        """Add the granted places."""
         self._news.append(partial(_Room.granted, grants=grants))
 
     def close(self) -> None:
-        """Let go of the file; what is being filled is filled for nobody. A second call changes nothing."""
+        """Release the file; records being written are not published. A second call changes nothing."""
         self.is_over = True
         self._mapped = None
         if (populated := self._populated) is not None:
             populated[1].stop()
 
     def _take_room(self, ring: RingAnnouncement, pages: Pages, request_id: int, size: int) -> Stretch | None:
-        """Take room for a request, or return None if there is none."""
+        """Return a stretch for a request, or None without enough free space."""
         with self._turn:
             if self._is_in_use:  # a signal handler in the middle of its own thread's call
                 return None
             try:
                 self._is_in_use = True
-                while self._news:  # an exception at any point leaves it to be done again, which changes nothing more
+                while self._news:  # after an exception the entry is applied again, with the same result
                     self._room = self._news[0](self._room)
                     self._news.popleft()
                 self._populate(ring, pages)
@@ -194,10 +196,10 @@ class Nursery:
                 self._is_in_use = False
 
     def _populate(self, ring: RingAnnouncement, pages: Pages) -> None:
-        """Use what the thread has populated, and have it begin with the next stretch.
+        """Add stretches that the thread has populated, and start it on the next stretch.
 
         Raises:
-            OSError: there is no memory for it.
+            OSError: No memory for the stretch.
         """
         while self._populated is not None or self._room.cold:
             if self._populated is None:
@@ -209,7 +211,7 @@ class Nursery:
             (begin, end), populator = self._populated
             is_over = populator.is_over
             done = begin // PAGE_BYTES * PAGE_BYTES + populator.populated_bytes
-            if is_over and done < end:  # the kernel does not know how (then its pages cost faults), or has no memory
+            if is_over and done < end:  # the kernel lacks the call (then pages cost faults), or has no memory
                 allocate(ring, self.nursery, begin, end)
                 done = end
             self._room = self._room.populated(begin, min(done, end))
@@ -219,10 +221,10 @@ class Nursery:
 
 
 class Nurseries:
-    """The present nursery of one client id, if it has one.
+    """The current nursery of one client id, if it has one.
 
     Attributes:
-        why_inline: the reason that there is none though one was wanted; empty if there is none such.
+        why_inline: The reason why a nursery was refused; empty if none was refused.
     """
 
     def __init__(self) -> None:
@@ -234,12 +236,12 @@ class Nurseries:
 
     @property
     def number(self) -> int:
-        """The id of the present nursery; 0: there is none."""
+        """The number of the current nursery; 0 without one."""
         nursery = self._nursery
         return 0 if nursery is None else nursery.nursery
 
     def begin(self) -> bool:
-        """Return whether a nursery is to be opened now; `end` must follow then."""
+        """Return whether to open a nursery now; if true, `end` must follow."""
         with self._lock:
             if self._nursery is not None or self._is_opening or self._is_over or time.monotonic() < self._retry_at:
                 return False
@@ -247,13 +249,13 @@ class Nurseries:
             return True
 
     def end(self, why_not: str = "") -> None:
-        """Take note that the frontend has answered, or why it has not."""
+        """Record that the frontend has answered; `why_not` is the reason for a failure."""
         self._is_opening = False
         if why_not:
             self._refuse(why_not)
 
     def opened(self, grants: Grants, *, has_checksums: bool) -> None:
-        """Take note of a nursery that the frontend has opened: before anything else that arrives is taken in."""
+        """Adopt a nursery that the frontend has opened, before any later message is handled."""
         with self._lock:
             former = self._nursery
             if former is not None and former.nursery == grants.nursery:
@@ -268,10 +270,10 @@ class Nurseries:
     def lay(
         self, request_id: int, encoded: EncodedRecord, note: bytes, ring: RingAnnouncement | None
     ) -> NurseryPlace | None:
-        """Copy a record into the nursery; return its place, or None: it travels as frames.
+        """Copy a record into the nursery; return its place, or None if the record must travel as frames.
 
         Args:
-            ring: whose nursery it is.
+            ring: Ring to which the nursery belongs.
         """
         nursery = self._nursery
         if nursery is None or ring is None:
@@ -291,19 +293,19 @@ class Nurseries:
         return place
 
     def free(self, request_id: int) -> None:
-        """Take note that a request was never sent."""
+        """Release the place of a request that was not sent."""
         if (nursery := self._nursery) is not None:
             nursery.free(request_id)
 
     def answered(self, request_id: int | None, grants: Grants | None = None) -> None:
-        """Take note that a request was answered. None: one of them, nobody knows which."""
+        """Record that a request was answered; None if the answer does not say which request, which ends the nursery."""
         if request_id is None:
             self.lose()
         elif (nursery := self._nursery) is not None:
             nursery.answered(request_id, grants)
 
     def lose(self, number: int | None = None) -> None:
-        """Let go of the nursery, if it has this number; the next large put opens another."""
+        """Close the nursery, if it has this number; the next large put opens another."""
         with self._lock:
             nursery = self._nursery
             if nursery is None or number not in (None, nursery.nursery):
@@ -312,12 +314,12 @@ class Nurseries:
         nursery.close()
 
     def close(self) -> None:
-        """Let go of the nursery for good."""
+        """Close the nursery, and open no other."""
         self._is_over = True
         self.lose()
 
     def abandon(self) -> None:
-        """In a forked child: let go of the parent's nursery."""
+        """In a forked child: unmap the parent's nursery."""
         self._lock = threading.RLock()  # the thread that held it may not exist here
         self._is_over = True
         nursery, self._nursery = self._nursery, None

@@ -17,11 +17,10 @@ from mmcached.client.store.nursery import Nurseries
 from mmcached.client.verb import Verb
 from mmcached.shm.ring.slot_table import boot_ns
 from mmcached.shm.store.codec import EncodedRecord
-from mmcached.shm.store.object_store import pack_note
+from mmcached.shm.store.record_note import pack_note
 from mmcached.wire.errors import ChannelFull, LocalProtocolError, MmcachedError, StaleHandle
 from mmcached.wire.messages.client import NurseryOpened, Stored, Welcome
 from mmcached.wire.messages.frontend import OpenNursery, PutRecord
-from mmcached.wire.messages.parts import MIN_PLACED_BYTES
 
 MIN_ASKED_BYTES = 512 << 10
 """Of a record for which room is asked, if there is none."""
@@ -36,9 +35,9 @@ class Offers:
         self._guard = guard
 
     def send(self, ask: PutRecord, encoded: EncodedRecord, deadline: Deadline) -> Verb[Stored]:
-        """Send a put and return its answer; raise as `Contact.exchange`."""
+        """Send a put of `MIN_PLACED_BYTES` or more and return its answer; raise as `Contact.exchange`."""
         nurseries, welcome = self._nurseries, self._contact.welcome
-        if encoded.nbytes >= MIN_PLACED_BYTES and welcome is not None:
+        if welcome is not None:
             note = pack_note(store_key(ask.tenant, ask.key), about_record(ask.tenant, ask.key, boot_ns()))
             nbytes = encoded.nbytes + len(note)
             if nbytes <= welcome.max_placed_bytes:

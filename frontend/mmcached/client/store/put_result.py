@@ -1,4 +1,4 @@
-"""Says what has become of a record that was put: `PutResult`."""
+"""The result of a put: `PutResult`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class PutResult:
-    """What has become of a put; true if the key has a record now, or, with `overwrite`, this record.
+    """The result of a put; true if the key has a record now, or, with `overwrite`, this record.
 
     >>> bool(PutResult("cat@v1", "kept", 4096)), bool(PutResult("cat@v1", "exists", 4096))
     (True, True)
@@ -16,12 +16,12 @@ class PutResult:
     False
 
     Attributes:
-        key: of the record.
-        outcome: "kept"; "exists": the key has a record already, and keeps that; "refused": it was not kept, and a key
-            that had a record still has that one.
-        nbytes: of the record that was put, as it is stored.
-        reason: why it was refused, with key, size, and the limit with its setting, or the error of the service; else
-            empty.
+        key: Key of the record.
+        outcome: "kept"; "exists": the key already had a record, and keeps it; "refused": the record was not kept, and a
+            key that had a record still has that record.
+        nbytes: Size of the put record as stored.
+        reason: Why it was refused: key, size, and the limit with its setting, or the error of the service; empty for
+            other outcomes.
     """
 
     key: str
@@ -34,5 +34,4 @@ class PutResult:
 
 
 def refused(key: str, nbytes: int, why: str) -> PutResult:
-    """Return the result of a put that was not kept."""
     return PutResult(key, "refused", nbytes, f"{key!r}, {nbytes} bytes: {why}")

@@ -1,12 +1,12 @@
-"""The calls of a client that read the store: `get`, `get_many`, `open`, `contains_many`, `exists` and `keys`.
+"""Client calls that read the store: `get`, `get_many`, `open`, `contains_many`, `exists` and `keys`.
 
     look into the ring ──a hit; or a miss, and no second level──> done, without a message
         └──> in contact ──the ring's session──> RegisterReader ──> look; or the call's own request
 
-A service that is gone, full or late is a miss, unless the client is strict. What a session can see for itself is not
-asked for.
+A missing, full or late service counts as a miss, unless the client is strict. The service is not asked for records that
+the session can see itself.
 
-Knows nothing of sockets and event loops. Any number of calls may run at a time, in any thread.
+Does not use sockets or event loops. Any number of calls may run at a time, in any thread.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ from mmcached.wire.messages.parts import Inline
 from mmcached.wire.sockets.frames import Frame
 
 GREET_AGAIN_S = 5.0
-"""How long a service that has no store is taken to have none."""
+"""Seconds after which a service without a store is greeted again."""
 
 T = TypeVar("T")
 
 
 class StoreReads:
-    """What one client id reads in the store.
+    """Read access of one client id to the store.
 
     Args:
-        guard: counts errors, and decides which are a miss.
+        guard: Counts errors, and decides which count as misses.
     """
 
     def __init__(self, contact: Contact, sessions: StoreSessions, guard: FailOpen) -> None:
@@ -67,21 +67,27 @@ class StoreReads:
     ) -> Call[Hit | None]:
         """Return the record of a key, or None.
 
-        What this host's store has is found without asking the service. Where that has a second level, it is asked for
-        what is missing, and waits for `limits.l2_timeout_ms` at most.
+        Records in this host's store are found without a message to the service. If the service has a second level, it
+        is asked
+        for missing records, and waits at most `limits.l2_timeout_ms` for the second level.
 
         Args:
-            view: tensors in place, without a copy, instead of owned ones. **Read them, never write**: an in-place
+            key: Key of the record.
+            view: Return tensors in place, without a copy, instead of owned ones. **Read them, never write**: an
+                in-place
                 operation on such a torch tensor ends this process (SIGSEGV). Their memory cannot be reused before the
-                last of them has died, so do not keep many.
-            tensors: of which library; by default torch's where torch is installed, else numpy's, which has no
-                bfloat16 and no float8. "bytes": numpy arrays of their bytes.
-            timeout_s: deadline of this call.
-            tenant: whose record, if not this client's own tenant's.
-            local: what this host's store has not is missing, whatever the second level may have.
+                last of
+                them has died, so do not keep many.
+            tensors: Library of the tensors; by default torch where torch is installed, else numpy, which has no
+                bfloat16 and
+                no float8. "bytes": numpy arrays of the tensors' bytes.
+            timeout_s: Deadline of this call.
+            tenant: Tenant of the record, if other than this client's own.
+            local: Do not ask the second level: a record that this host's store lacks is missing.
+
         Raises:
-            InvalidRequest: a key or deadline that cannot be, or a dtype that the wanted library does not have.
-            MmcachedError: with `fail_open=False`: why the service did not answer.
+            InvalidRequest: A key or deadline is invalid, or the requested library does not have a dtype of the record.
+            MmcachedError: With `fail_open=False`: why the service did not answer.
         """
         reading, key, tenant = reading_of(tensors, view), checked_key(key), self._tenant(tenant)
         deadline = None if timeout_s is None else self.contact.deadline(timeout_s)
@@ -101,11 +107,12 @@ class StoreReads:
         local: bool = False,
         counts: bool = True,
     ) -> Call[list[Hit | None]]:
-        """As `get` for up to 4096 keys, in their order.
+        """Return the records of up to 4096 keys, in their order; None for each missing record. See `get`.
 
         Args:
-            counts: False for a look that is repeated until something happens: what this client sees for itself is
-                neither a hit nor a miss in any figure then, and no record stays for its sake.
+            counts: False for a look that is repeated until something changes: records that this client sees itself then
+                count
+                neither as hits nor as misses, and are not kept longer because of it.
         """
         names, reading, tenant = checked_keys(keys), reading_of(tensors, view), self.contact.options.tenant
         deadline = None if timeout_s is None else self.contact.deadline(timeout_s)
@@ -125,18 +132,20 @@ class StoreReads:
         timeout_s: float | None = None,
         counts: bool = True,
     ) -> Verb[Hit | None]:
-        """Return the record that another process of this host has found with `view=True`, under a lease of one's own.
+        """Return the record that another process of this host has found with `view=True`, under a lease of this client.
 
-        While that hit, or a tensor of it, lives, this succeeds, also if the record has been dropped or flushed
-        meanwhile. After that it is None, or still the same record.
+        Succeeds while that hit or a tensor of it lives, even if the record has been dropped or flushed meanwhile.
+        Afterwards it
+        returns None, or still the same record.
 
         Args:
             token: `token` of that hit.
-            view, tensors, timeout_s: as for `get`.
-            counts: False if it is neither a hit nor a miss in any figure, because who has found it has counted it.
+            view, tensors, timeout_s: As for `get`.
+            counts: False to count neither a hit nor a miss, because the process that found the record has counted it.
+
         Raises:
-            InvalidRequest: that is no token.
-            MmcachedError: with `fail_open=False`: why the service did not answer a client that it does not know yet.
+            InvalidRequest: `token` is invalid.
+            MmcachedError: With `fail_open=False`: why the service did not answer a client that it does not know yet.
         """
         lease, reading = checked_token(token), reading_of(tensors, view)
         verb = self._open_token(lease, reading, self.contact.deadline(timeout_s), counts)
@@ -148,10 +157,11 @@ class StoreReads:
     def contains_many(
         self, keys: Sequence[str], *, timeout_s: float | None = None, tenant: str | None = None
     ) -> Call[list[bool]]:
-        """Return which keys have a record on this host; the service is not asked, unless its memory cannot be seen from
-        here.
+        """Return for each key whether it has a record on this host.
 
-        A hint: a record may come or go before it is asked for, and a second level may have others.
+        Sends no message, unless the service's memory cannot be seen from here. A hint: a record may come or go before
+        it is
+        asked for, and a second level may have others.
         """
         names, tenant = checked_keys(keys), self._tenant(tenant)
         deadline = None if timeout_s is None else self.contact.deadline(timeout_s)
@@ -169,35 +179,38 @@ class StoreReads:
     def keys(self, match: str = "*", *, timeout_s: float | None = None, tenant: str | None = None) -> Verb[list[str]]:
         """Return the keys of this host's store, the newest first; `len(client)` is the number of all.
 
-        They are read out of shared memory, all of them for each call: this is for people and for cleaning up.
+        Each call reads all keys out of shared memory: this is for people and for cleaning up.
 
         Args:
-            match: pattern of the whole key: `*` any characters, `?` one, `[ab]` one of these; `[*]` is a star.
-            tenant: whose keys, if not this client's own tenant's.
+            match: Pattern of the whole key: `*` any characters, `?` one, `[ab]` one of these; `[*]` is a star.
+            tenant: Tenant of the keys, if other than this client's own.
+
         Raises:
             InvalidRequest: `match` is invalid.
-            MmcachedError: with `fail_open=False`: the memory cannot be seen from here, or the service is not there;
-                else it is an empty list.
+            MmcachedError: With `fail_open=False`: the memory cannot be seen from here, or the service is missing;
+                otherwise
+                the list is empty then.
         """
         pattern, tenant = checked_match(match), self._tenant(tenant)
         verb = self._keys(tenant, self.contact.deadline(timeout_s))
         return fnmatch.filter((yield from self._guarded("keys", verb, [])), pattern)
 
-    # ---- as `get`, for other calls
+    # ---- lookups for other calls
 
     @property
     def is_reader(self) -> bool:
-        """Whether records of the present store are found without asking for them."""
+        """Whether records of the current store are found without a message."""
         session = self._sessions.present
         return session is not None and session.incarnation > 0
 
     def look(
         self, keys: list[str], reading: Reading, deadline: Deadline, *, counts_hits: bool = True
     ) -> Verb[list[Hit | None]]:
-        """Return those records that are seen in the ring; the service is told of this reader, but asked for nothing.
+        """Return the records that are visible in the ring; registers this reader with the service, but requests no
+        record.
 
         Args:
-            counts_hits: False if they are an answer, for the sake of which they need not stay.
+            counts_hits: False if the hits must not count, nor keep the records longer.
         """
         tenant = self.contact.options.tenant
         try:
@@ -211,25 +224,25 @@ class StoreReads:
         return [None] * len(keys) if hits is None else hits
 
     def sees(self, keys: list[str]) -> bool:
-        """Return whether all of these records are seen in the ring just now; takes no lease of any."""
+        """Return whether all of these records are visible in the ring just now; takes no lease."""
         session = self._sessions.present
         seen = None if session is None else session.contains(keys, self.contact.options.tenant)
         return seen is not None and all(seen)
 
     def lend(self, place: Handle, timeout_s: float | None) -> Verb[Bytes1D | None]:
-        """Return what lies in the ring at a place, as `StoreSession.lend`; why the service did not answer is raised."""
+        """Return the bytes at a place in the ring, as `StoreSession.lend`; raises why the service did not answer."""
         session = yield from self._in_contact(self.contact.deadline(timeout_s))
         return session.lend(place)
 
-    # ---- each call as it is while the service is there
+    # ---- the calls, without error handling
 
     def _find_and_count(
         self, keys: list[str], reading: Reading, tenant: str, asks: bool, *, counts: bool = True
     ) -> list[Hit | None] | None:
-        """Look into the ring, as a whole verb; None: it cannot be seen, or not yet.
+        """Look into the ring for a whole call; None: the ring cannot be seen, or not yet.
 
         Args:
-            asks: the service is asked for what is missing, and that is counted then.
+            asks: Whether the service is asked for missing records; they are counted then.
         """
         hits: list[Hit | None] | None
         try:
@@ -349,16 +362,23 @@ class StoreReads:
     def _find(
         self, keys: list[str], reading: Reading, tenant: str, *, counts_misses: bool = True, counts_hits: bool = True
     ) -> list[Hit | None] | None:
-        """Look into the ring as `StoreSession.find` does; None: it cannot be seen, or not yet."""
+        """Look into the ring as `StoreSession.find` does; None: the ring cannot be seen, or not yet."""
         session = self._sessions.present
         if session is None:
             return None
         return session.find(keys, tenant, reading, counts_misses=counts_misses, counts_hits=counts_hits)
 
-    def _in_contact(self, deadline: Deadline) -> Verb[StoreSession]:
-        """Greet, become a reader and announce it, as far as that has not been done.
+    def _session_at_hand(self) -> StoreSession | None:
+        """Handle received messages; return the session of the store's ring if a request can be sent at once."""
+        welcome, session = self.contact.catch_up(), self._sessions.present
+        if welcome is None or session is None or not session.is_announced(welcome.store_ring):
+            return None
+        return session
 
-        A service without a store is greeted again now and then: it may have found room for one.
+    def _in_contact(self, deadline: Deadline) -> Verb[StoreSession]:
+        """Greet the service, become a reader and announce it, unless that has been done.
+
+        A service without a store is greeted again every `GREET_AGAIN_S`: it may have found memory for one.
         """
         known, now = self.contact.welcome, time.monotonic()
         if known is not None and known.store_ring is None and now >= self._greet_again_at:
@@ -394,7 +414,7 @@ class StoreReads:
 
     def _is_miss(self, operation: str, error: MmcachedError) -> bool:
         if self.contact.is_closed:
-            raise self.contact.refusal() from None  # what became of the call is not a miss
+            raise self.contact.refusal() from None  # a closed client's call is an error, not a miss
         return self._guard.is_miss(operation, error)
 
     def _open(
@@ -420,6 +440,6 @@ def only(verb: Verb[list[T]]) -> Verb[T]:
 
 
 def batches(keys: list[T]) -> Iterator[list[T]]:
-    """Yield keys, as many at a time as one message may have."""
+    """Yield the keys in batches of at most `MAX_KEYS`, the limit of one message."""
     for start in range(0, len(keys), MAX_KEYS):
         yield keys[start : start + MAX_KEYS]

@@ -1,17 +1,17 @@
-"""Makes a client a reader of one ring of the store, which finds records and takes leases without asking.
+"""A client's reader entry in one ring of the store, which finds records and takes leases without a message.
 
-    StoreSession(ring)          takes an entry of the ring and maps it; cannot? then records come inline
+    StoreSession(ring)          takes an entry of the ring and maps it; if that fails, records come inline
         find(keys)              hits out of shared memory, once the service has attached the entry
         open(records)           hits out of an answer
-        open_token(token)       what another process has found
+        open_token(token)       a record that another process has found
         contains(keys)          a look into the ring's index
-        keys(tenant)            all that the store has of a tenant
+        keys(tenant)            all keys of a tenant in the store
         close()                 no more hits; entry and mapping go when the last view has died
 
-It outlives its frontend: what was found stays readable, and is found, until a frontend says that the ring is over. A
-process that forks while it has leases out takes no more by this session: see `lease_returns`.
+It outlives its frontend: found records stay readable, and can be found, until a frontend ends the ring. A process that
+forks while it has leases out takes no more leases through this session: see `lease_returns`.
 
-Any thread may call anything. Invariant: every lease that was taken is given back exactly once, by the death of its
+Any thread may call any method. Invariant: every lease that was taken is returned exactly once, by the death of its
 views or at once, whatever a signal handler raises in the middle of a call.
 """
 
@@ -46,22 +46,25 @@ Place = Handle | Inline | None
 Held = tuple[Bytes1D, Lease]
 """The holder of a chunk, and the lease on it that ends with the holder."""
 T = TypeVar("T")
+UNREADABLE = (StaleHandle, SegmentError)
+"""Errors of reading a place: its nursery is missing, was cut short, or cannot be mapped."""
 BLIND_S = 1.0
-"""How long the frontend is asked for records after one could not be mapped: descriptors or address space are short."""
+"""Seconds for which the frontend is asked for records after a failed mapping: descriptors or addresses are short."""
 MEASURED_ONE_IN = 64
-"""Of look-ups: to measure one takes half as long as a hit, and so does not show."""
+"""One in this number of lookups is measured: measuring takes half as long as a hit."""
 
 
 class StoreSession:
-    """One ring, or the lack of one.
+    """A session with one ring, or without a ring.
 
     Args:
         ring: None if the service keeps no records.
-        counts_hits: False if nothing is to stay for the sake of what is found.
+        counts_hits: False if hits must not keep records longer.
+
     Attributes:
-        why_inline: the reason that it is no reader; empty if it is one, or if there is no ring.
-        is_attached: the service has said that it knows the entry.
-        seen_epoch: the store's, at the last look.
+        why_inline: Why this session is not a reader; empty if it is a reader, or if there is no ring.
+        is_attached: Whether the service has confirmed the entry.
+        seen_epoch: Store epoch at the last look.
     """
 
     def __init__(self, ring: RingAnnouncement | None, *, counts_hits: bool = True) -> None:
@@ -82,27 +85,33 @@ class StoreSession:
                 self.why_inline = str(error)
 
     def take_announcement(self) -> ReaderEntry | None:
-        """Return the reader that is to be announced; None if there is none, or somebody announces it or has done so."""
+        """Return the reader to announce; None without a reader, or if another call announces it or has done so."""
         with self._lock:
             if self._is_announced:
                 return None
             self._is_announced = self._reader is not None
             return self._reader
 
+    def is_announced(self, ring: RingAnnouncement | None) -> bool:
+        """Return whether this is the session of `ring`, and its reader needs no announcement."""
+        return self._is_announced and self.ring == ring and not self._returns.is_shared
+
     @property
     def incarnation(self) -> int:
-        """The incarnation that reads the ring by itself; 0 for none, and while it cannot map a nursery."""
+        """The incarnation that reads the ring by itself; 0 without one, and while it cannot map a nursery."""
         reader = self._reader
         is_reading = self.is_attached and time.monotonic() >= self._blind_until
         return reader.incarnation if reader is not None and is_reading else 0
 
     @property
     def is_shared(self) -> bool:
-        """Whether a forked child may read under its leases: it takes no more then, another session does."""
+        """Whether a forked child may read under its leases; this session takes no more leases then, another session
+        does.
+        """
         return self.ring is not None and not self.why_inline and self._returns.is_shared
 
     def lost_contact(self) -> None:
-        """Take note that the frontend that knew the reader may be another by now; what can be seen is still found."""
+        """Require a new announcement: the frontend may be another one by now. Visible records are still found."""
         self._is_announced = False
 
     # ---- records
@@ -116,14 +125,15 @@ class StoreSession:
         counts_misses: bool = True,
         counts_hits: bool = True,
     ) -> list[Hit | None] | None:
-        """Return the records of keys, as far as they are there; None if it cannot be seen from here.
+        """Return the records of keys, None for each missing one; None if the ring cannot be seen from here.
 
         Args:
-            counts_misses: False if the service is asked for what is missing, and counts it.
-            counts_hits: False if nothing is to stay for the sake of this look.
+            counts_misses: False if the service is asked for missing records, and counts them.
+            counts_hits: False if this look must not keep records longer.
+
         Raises:
-            RemoteProtocolError, ChecksumMismatch: a record is not what it should be.
-            InvalidRequest: a dtype that the wanted library does not have.
+            RemoteProtocolError, ChecksumMismatch: A record is damaged.
+            InvalidRequest: The requested library does not have a dtype of a record.
         """
         started_ns = time.perf_counter_ns() if next(self._turns) else 0
         digests = [_digest_of(tenant, key) for key in keys]
@@ -137,10 +147,10 @@ class StoreSession:
             found = self._take([look.find(digest) for digest in digests], held, reader, digests=digests)
             if self._is_blind:
                 return None
-            reader.count(
+            reader.report_lookups(
                 found if counts_hits and self._counts_hits else [], len(held) - len(found) if counts_misses else 0
             )
-            # So much that others would find no room: copies, then.
+            # This reader's views would leave too little space to other records: copy instead.
             return reading.view and bool(found) and not look.may_hold(reader.taken_bytes)
 
         try:
@@ -157,13 +167,14 @@ class StoreSession:
     def open(
         self, answer: Records, payload: Sequence[Frame], reading: Reading, *, keys: Sequence[str], tenant: str
     ) -> list[Hit | None]:
-        """Turn an answer into hits, in its order; what has gone from the ring meanwhile is as good as not there.
+        """Turn an answer into hits, in its order; records that have left the ring meanwhile are None.
 
         Args:
-            keys, tenant: which were asked for, in that order: a record that was replaced meanwhile is looked up.
+            keys, tenant: The requested keys, in order: a record that was replaced meanwhile is looked up again.
+
         Raises:
-            RemoteProtocolError, StaleHandle, ChecksumMismatch: it is not what it should be.
-            InvalidRequest: a dtype that the wanted library does not have.
+            RemoteProtocolError, StaleHandle, ChecksumMismatch: The answer or a record is invalid.
+            InvalidRequest: The requested library does not have a dtype of a record.
         """
         held: list[Held | Inline | None] = []
 
@@ -186,11 +197,11 @@ class StoreSession:
             raise
 
     def open_token(self, token: LeaseToken, reading: Reading, *, counts: bool = True) -> list[Hit | None] | None:
-        """Return the one record that somebody else has under lease; None if it cannot be seen from here.
+        """Return the record that another reader has under lease, in a list; None if the ring cannot be seen from here.
 
         Raises:
-            InvalidRequest: the ring has no such slot, or a dtype that the wanted library does not have.
-            RemoteProtocolError, ChecksumMismatch: the record is not what it should be.
+            InvalidRequest: The ring has no such slot, or the requested library does not have a dtype of the record.
+            RemoteProtocolError, ChecksumMismatch: The record is damaged.
         """
         held: list[Held | Inline | None] = []
 
@@ -204,7 +215,7 @@ class StoreSession:
                 place = look.find_generation(token.slot, token.generation)
             found = self._take([place], held, reader, is_beside=True)
             if counts:
-                reader.count(found if self._counts_hits else [], 1 - len(found))
+                reader.report_lookups(found if self._counts_hits else [], 1 - len(found))
             return True
 
         try:
@@ -214,8 +225,10 @@ class StoreSession:
             raise
 
     def lend(self, place: Handle) -> Bytes1D | None:
-        """Return an encoded record in place, under a lease that ends with the array; None if it has gone, or cannot be
-        seen from here. It counts as nobody's hit, and nothing stays for its sake.
+        """Return an encoded record in place, under a lease that ends with the array; None if missing or not visible
+        from here.
+
+        It does not count as a hit, and does not keep the record longer.
         """
         held: list[Held | Inline | None] = []
 
@@ -228,7 +241,7 @@ class StoreSession:
         try:
             if not self._alone(take):
                 return None
-            ((holder, _),) = held  # type: ignore[misc]  # what was taken is held
+            ((holder, _),) = held  # type: ignore[misc]  # the one place was taken
             self._store.reader.check(place, holder)
         except BaseException:
             self._end(held)
@@ -236,7 +249,7 @@ class StoreSession:
         return holder
 
     def contains(self, keys: Sequence[str], tenant: str) -> list[bool] | None:
-        """Return which keys the store shows just now; None if that cannot be seen from here."""
+        """Return which keys the store shows just now; None if the ring cannot be seen from here."""
         digests = [_digest_of(tenant, key) for key in keys]
         with self._lock:
             reader = self._reader
@@ -249,7 +262,7 @@ class StoreSession:
         """Return the tenant's keys that the store shows just now, the newest first; None as `contains`.
 
         Raises:
-            SegmentError, LayoutMismatch: the ring has gone.
+            SegmentError, LayoutMismatch: The ring is missing.
         """
         if self.ring is None or self.contains((), tenant) is None:
             return None
@@ -260,13 +273,13 @@ class StoreSession:
             rows = ring.rows()
             found = [about for _, _, about in stored_names(ring, newest_first(rows), rows)]
         keys = [about.key for about in found if about.tenant == tenant]
-        seen = self.contains(keys, tenant)  # not those that went meanwhile
+        seen = self.contains(keys, tenant)  # leaves out keys dropped meanwhile
         return None if seen is None else [key for key, is_there in zip(keys, seen, strict=True) if is_there]
 
     # ---- the end
 
     def close(self) -> None:
-        """Take no more leases; those that views hold stay. A second call changes nothing."""
+        """Take no more leases; leases of living views stay. A second call changes nothing."""
         with self._lock:
             if self._reader is None:
                 return
@@ -274,7 +287,7 @@ class StoreSession:
             self._store.close()  # with the last view the mapping goes, and with it the reader
 
     def abandon(self) -> None:
-        """In a forked child: let go without giving back; the parent's leases stay its own."""
+        """In a forked child: release the ring without returning leases; the parent's leases stay its own."""
         self._lock = threading.RLock()  # the thread that held it may not exist here
         self._is_counting = False
         if self._reader is not None:
@@ -290,24 +303,24 @@ class StoreSession:
             reader.close()
             raise
         self._reader = reader
-        # Anywhere among the first: else what each client finds first, and slowest, would be measured.
+        # At a random place among the first: else each client's first lookup, its slowest, would be measured.
         turn = reader.incarnation % MEASURED_ONE_IN
         self._turns = cycle([index == turn for index in range(MEASURED_ONE_IN)])
         self._returns = LeaseReturns(reader)
         self._over = self._returns.over
         self._store = ObjectStoreReader(mapping)
         mapping.when_unmapped(self._returns.close_reader)
-        forks.in_parent(self._after_fork)  # later than the leases' own
+        forks.in_parent(self._after_fork)  # runs after the callback of `LeaseReturns`
 
     def _alone(self, count: Callable[[ReaderEntry | None], T]) -> T:
-        """Count leases in one thread at a time: a count that two raise at once could lose one."""
+        """Count leases in one thread at a time: two threads that raise one count at once could lose an increment."""
         # No context manager of our own: an interrupt between its steps would keep the lock for ever.
         with self._lock:
             if self._is_counting:
                 raise LocalProtocolError("a signal handler or finalizer called the client in the middle of a call")
             try:
                 self._is_counting = True
-                if self._over:  # what an interrupt has left
+                if self._over:  # left by an interrupt
                     self._returns.work_off()
                 return count(self._reader)
             finally:
@@ -319,8 +332,8 @@ class StoreSession:
                 self._reader.count_latency(duration_ns)
 
     def _after_fork(self) -> None:
-        """Keep an entry that a child shares no longer than its views live, also if no call comes any more."""
-        # Without waiting: a call that is just being made, perhaps further down this stack, leaves it to the next one.
+        """Release an entry shared with a child once its views have died, even if no further call comes."""
+        # Without waiting for the lock: a call in progress may be further down this very stack.
         if self._reader is not None and self._returns.is_shared and self._lock.acquire(blocking=False):
             try:
                 if not self._is_counting:
@@ -345,19 +358,22 @@ class StoreSession:
         is_beside: bool = False,
         digests: Sequence[KeyDigest] = (),
     ) -> list[Handle]:
-        """Take leases of those places that are in the ring; return those that are still there.
+        """Take leases of the places in the ring; return the places whose records are still there.
 
         Args:
-            held: gets what is held of each place, in order, before it is counted; None for what has gone meanwhile.
-            is_beside: another reader holds what is taken.
-            digests: of the keys of the places: what has gone may have been replaced, and is looked up again.
+            held: Receives, before it is counted, the holder and lease of each place, in order; None for a missing
+                record.
+            is_beside: Whether another reader holds the records.
+            digests: Keys of the places: a missing record may have been replaced, and is looked up again.
         """
         self._is_blind = False
         handles, leases = [], []
         for place in places:
             if isinstance(place, Handle):
                 handles.append(place)
-                if (holder := self._holder(place)) is None:
+                try:
+                    holder = self._store.reader.holder(place)
+                except UNREADABLE:
                     held.append(None)
                     continue
                 lease = self._returns.bind(holder, place)
@@ -386,40 +402,32 @@ class StoreSession:
     def _take_again(
         self, digest: KeyDigest, held: list[Held | Inline | None], index: int, reader: ReaderEntry
     ) -> list[Handle]:
-        """Look a key up, and take a lease, until that succeeds or the key has no record."""
+        """Look a key up and take a lease, until that succeeds or the key has no record."""
         mapping = self._store.reader
         for _ in range(MAX_LOOKS):
             place = mapping.look.find(digest)
             if place is None:
                 return []
-            holder = self._holder(place)
-            if holder is None:
+            try:
+                holder = mapping.holder(place)
+            except UNREADABLE:
                 continue
             lease = self._returns.bind(holder, place)
             held[index] = (holder, lease)
             if all(reader.take([lease], mapping.look)):
                 return [place]
             held[index] = None
-        # It is shown, and cannot be read: the frontend, which is asked for a while, has it or drops it.
+        # The index shows a record that cannot be read: ask the frontend for a while, which has the record or drops it.
         self._is_blind, self._blind_until = True, time.monotonic() + BLIND_S
         return []
-
-    def _holder(self, place: Handle) -> Bytes1D | None:
-        """Return the holder of a place; None if it lies in a nursery that is gone or cannot be mapped."""
-        if not place.nursery:
-            return self._store.reader.holder(place)
-        try:
-            return self._store.reader.holder(place)
-        except (StaleHandle, SegmentError):
-            return None
 
     def _hits(
         self, held: Sequence[Held | Inline | None], payload: Sequence[Frame], reading: Reading, *, are_found: bool
     ) -> list[Hit | None]:
-        """Turn what is held, or came inline, into hits.
+        """Turn held and inline records into hits.
 
         Args:
-            are_found: those in the ring were looked up here, and not said by somebody else.
+            are_found: Whether this session looked up the places itself, instead of reading them from an answer.
         """
         hits: list[Hit | None] = []
         try:
@@ -436,14 +444,14 @@ class StoreSession:
                     record = self._store.decode_held(place, holder, tensors=reading.tensors, copy=not reading.view)
                     hits.append(Hit(record, place if reading.view else None))
         except BaseException as error:
-            hits.clear()  # the error's traceback would keep them, and their leases, for as long as somebody keeps it
+            hits.clear()  # the error's traceback would keep them and their leases
             if isinstance(error, LocalProtocolError):  # the mapping was closed by another thread
                 raise RequestAborted("the client was closed, or its service is another by now") from None
             raise
         return hits
 
     def _end(self, held: list[Held | Inline | None]) -> None:
-        """Give back, after an error, what its traceback would keep."""
+        """Return, after an error, the leases that its traceback would keep."""
         for each in held:
             if isinstance(each, tuple):
                 self._returns.end(each[1])

@@ -1,9 +1,9 @@
-"""Holds a client's session of the store's present ring, and takes note of what arrives for it.
+"""Holds a client's session of the store's current ring, and applies messages that concern it.
 
-A ring other than before means another frontend, and a new session; after a fork with leases out there is a new session
-of the same ring. A late claim, for which nobody waits any more, is dropped.
+Another ring means another frontend, and a new session; after a fork with leases out there is a new session of the same
+ring. A late claim whose call has ended is dropped.
 
-Any thread may call anything; `arrived` comes from the one that reads the socket.
+Any thread may call any method; `arrived` is called by the thread that reads the socket.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from mmcached.wire.messages.frontend import Cancel, DropClaim
 
 
 class StoreSessions:
-    """The present session, if there is one.
+    """The current session, if there is one.
 
     Attributes:
-        present: the session; None before the first contact.
-        nurseries: where the client lays large records.
-        has_second_level: what is not in the ring is asked for, as far as is known.
-        takes_records: the service keeps records, as far as is known.
+        present: The session; None before the first contact.
+        nurseries: The nursery that the client writes large records into.
+        has_second_level: Whether missing records are asked for, as far as is known.
+        takes_records: Whether the service keeps records, as far as is known.
     """
 
     def __init__(self, *, counts_hits: bool = True) -> None:
@@ -49,10 +49,10 @@ class StoreSessions:
         self._is_over = False
 
     def of(self, ring: RingAnnouncement | None) -> StoreSession | None:
-        """Return the session of a ring, a new one if that is not the present ring, or is shared with a forked child.
+        """Return the session of a ring; make a new one for another ring, or if it is shared with a forked child.
 
         Returns:
-            None if these sessions are over.
+            None once these sessions are closed.
         """
         with self._lock:
             if self._is_over:
@@ -66,17 +66,17 @@ class StoreSessions:
             return self.present
 
     def arrived(self, message: ToClient) -> ToClient:
-        """Take note of a message before anything else is done with it; return it."""
+        """Apply a message before it is handled further; return it."""
         match message:
+            case Stored():
+                self._store_epoch = max(self._store_epoch, message.store_epoch)
+                self.nurseries.answered(message.request_id, message.grants)
+            case Records() | Claimed() | Claims():
+                self._store_epoch = max(self._store_epoch, message.store_epoch)
             case Welcome():
                 self._store_epoch = message.store_epoch
                 self.has_second_level = message.has_second_level
                 self.takes_records = message.takes_records
-            case Records() | Claimed() | Claims() | Stored():
-                self._store_epoch = max(self._store_epoch, message.store_epoch)
-        match message:
-            case Stored():
-                self.nurseries.answered(message.request_id, message.grants)
             case Failed():
                 self.nurseries.answered(message.request_id)
             case NurseryOpened():
@@ -85,11 +85,11 @@ class StoreSessions:
 
     @property
     def store_epoch(self) -> int:
-        """The newest that this client knows of; results that are older are not kept."""
+        """The newest store epoch that this client knows; results of older epochs are not kept."""
         return self._store_epoch if self.present is None else max(self._store_epoch, self.present.seen_epoch)
 
     def unsolicited(self, message: ToClient, client_id: str) -> DropClaim | Cancel | None:
-        """Take in a message that answers no open call; return what to reply."""
+        """Handle a message that answers no open call; return the reply, if one is needed."""
         match message:
             case Claimed():
                 return DropClaim(client_id, message.claim)
@@ -98,13 +98,13 @@ class StoreSessions:
         return None
 
     def lose_contact(self) -> None:
-        """Take note that the connection was lost."""
+        """Drop the nursery, and have the reader announced again, after the connection was lost."""
         self.nurseries.lose()
         if (session := self.present) is not None:
             session.lost_contact()
 
     def close(self) -> None:
-        """Take no more leases; those of living views stay. A second call changes nothing."""
+        """Take no more leases; leases of living views stay. A second call changes nothing."""
         with self._lock:
             self._is_over = True
             session, self.present = self.present, None
@@ -113,7 +113,7 @@ class StoreSessions:
             session.close()
 
     def abandon(self) -> None:
-        """In a forked child: let go of the parent's session."""
+        """In a forked child: release the parent's session."""
         self._lock = threading.RLock()  # the thread that held it may not exist here
         self._is_over = True
         self.nurseries.abandon()

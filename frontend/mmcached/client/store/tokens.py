@@ -1,9 +1,9 @@
-"""Names a lease in a string that may travel to another process, and reads such strings strictly.
+"""Lease tokens: names a lease in a string that may travel to another process, and parses such strings strictly.
 
     <ring id>.<epoch>.<slot>.<generation>       a generation names one record for the life of its ring
 
-What else a reader must know lies in the ring, so there is nothing more that could be forged. A token gives no access
-that a process of the same user has not: whoever may map the ring may read all of it.
+All other facts that a reader needs lie in the ring, so a token contains nothing worth forging. It gives a process no
+access that it lacks otherwise: a process that may map the ring may read all of it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _FORM = re.compile(rf"([0-9a-f]{{32}})\.{_NUMBER}\.{_NUMBER}\.{_NUMBER}", re.ASC
 
 
 class LeaseToken(NamedTuple):
-    """One record in one ring."""
+    """A record in a ring."""
 
     ring_id: str
     epoch: int
@@ -34,13 +34,13 @@ class LeaseToken(NamedTuple):
         return ring is not None and (self.ring_id, self.epoch) == (ring.ring_id, ring.epoch)
 
     def check_slot(self, num_slots: int) -> None:
-        """Refuse a slot that the token's ring does not have."""
+        """Raise InvalidRequest for a slot that the token's ring does not have."""
         if self.slot >= num_slots:
             raise InvalidRequest("token.slot", self.slot, f"a slot below {num_slots}")
 
 
 def checked_token(token: Any) -> LeaseToken:
-    """Return what a token says; raise `InvalidRequest` for what is none."""
+    """Parse a token; raise `InvalidRequest` for invalid ones."""
     text = text_of(token)
     found = None if text is None else _FORM.fullmatch(text)
     if found is None:

@@ -4,6 +4,5 @@ item_cache   what the frontend asks of any mode; mode off
 local        mode processor_only: items kept here, sent as frames each time
 mirrored     mode lru: items kept in the engine, here only their sizes; sent as frames once
 stored       mode shm: items kept in the store, sent as tokens
-ring_items   records in a ring with a note each, for `compat`
 from_config  the cache of a configuration
 """

@@ -1,4 +1,4 @@
-"""Says what the frontend's parts ask of a socket with many peers."""
+"""Interface of a socket with many peers, as the frontend's parts use it."""
 
 from __future__ import annotations
 

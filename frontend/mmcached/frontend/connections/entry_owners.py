@@ -1,7 +1,7 @@
-"""Knows who reads a ring: which client has which entry.
+"""Readers of a ring: which client has which reader entry.
 
-A reader takes an entry of the ring and says so; the entry must hold the incarnation. Its death is seen by the entry's
-lock.
+A reader takes an entry of the ring and announces it; the entry must hold the announced incarnation. A reader's death is
+seen by its entry's lock.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ OwnerT = TypeVar("OwnerT", bound=Hashable)
 
 
 class EntryOwners(Generic[OwnerT]):
-    """The owners of the entries of one ring: one entry each."""
+    """The owners of the entries of one ring, at most one entry each."""
 
     def __init__(self) -> None:
         self.ring: RingWriter | NoRing = NoRing()
@@ -29,10 +29,10 @@ class EntryOwners(Generic[OwnerT]):
         return set(self._owner_to_entry)
 
     def attach(self, owner: OwnerT, *, epoch: int, reader_id: int, incarnation: int) -> bool:
-        """Accept a reader that says it has taken an entry, also if it says so again; return whether that is true.
+        """Accept a reader that announces its entry, also repeatedly; return whether the announcement is true.
 
         Args:
-            epoch: of the ring that it means.
+            epoch: Epoch of the ring that the reader has mapped.
         """
         ring, entry = self.ring, (reader_id, incarnation)
         if isinstance(ring, NoRing) or epoch != ring.announcement.epoch:
@@ -51,11 +51,11 @@ class EntryOwners(Generic[OwnerT]):
         return entry is not None and entry[1] == incarnation
 
     def leave(self, owner: OwnerT) -> None:
-        """Forget an owner; what it holds ends with its entry's lock."""
+        """Forget an owner; its leases end with its entry's lock."""
         self._owner_to_entry.pop(owner, None)
 
     def take_dead(self) -> list[tuple[OwnerT, str]]:
-        """Look at the entries' locks and words; forget the readers that are fenced or dead; return them, and why."""
+        """Check the entries' locks and words; forget readers that are fenced or dead; return them with the reasons."""
         dead = []
         for event in self.ring.poll_deaths():
             for owner, entry in list(self._owner_to_entry.items()):

@@ -1,4 +1,4 @@
-"""Binds the frontend's two sockets: for clients, within `limits`, and for engines of the same service, in plenty."""
+"""Binds the frontend's two sockets: for clients, within `limits`, and for engines, with ample bounds."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from mmcached.wire.paths import RunDir
 from mmcached.wire.sockets.listener import Bounds, Listener
 
 BODY_BYTES = 2 * MIB
-"""Of a client's message without its payload: 4096 keys of the usual length have room."""
+"""Maximum size of a client's message without its payload: enough for 4096 keys of the usual length."""
 TOKEN_BYTES = 5
 MAX_ENGINES = 64
 STALL_OF_ENGINES_S = float("inf")
-"""An engine that is stopped keeps its connection: only its death takes anything from it."""
+"""A stopped engine keeps its connection: it is closed only at its death."""
 
 
 def message_limits(config: ServiceConfig) -> MessageLimits:
-    """Return how large a client's message may be."""
+    """Return the size limits of a client's message."""
     limits = config.limits
     body_bytes = BODY_BYTES + TOKEN_BYTES * config.max_model_len
     return MessageLimits(limits.max_message_frames, limits.max_message_mb * MIB, body_bytes)
 
 
 def listen_for_clients(run_dir: RunDir, config: ServiceConfig, clock: Callable[[], float]) -> Listener[FromClient]:
-    """Raise OSError if the socket cannot be bound."""
+    """Bind the socket for clients; raise OSError if that fails."""
     limits, of_message = config.limits, message_limits(config)
     bounds = Bounds(
         max_connections=limits.max_clients,
@@ -51,10 +51,10 @@ def listen_for_clients(run_dir: RunDir, config: ServiceConfig, clock: Callable[[
 
 
 def listen_for_engines(run_dir: RunDir, config: ServiceConfig, clock: Callable[[], float]) -> Listener[FromEngine]:
-    """Raise OSError if the socket cannot be bound."""
+    """Bind the socket for engines; raise OSError if that fails."""
     bounds = Bounds(
         max_connections=MAX_ENGINES,
-        reserved_descriptors=config.limits.reserved_descriptors // 2,  # an engine has a place where no client has
+        reserved_descriptors=config.limits.reserved_descriptors // 2,  # engines may use part of the clients' reserve
         max_frames=1 << 20,
         max_message_bytes=4 * GIB,
         max_body_bytes=256 * MIB,

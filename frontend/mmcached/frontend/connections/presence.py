@@ -1,12 +1,12 @@
-"""Binds each client to one connection: the first that names the client speaks for it until it is closed.
+"""Binds each client to one connection: the first connection that names a client acts for it until it is closed.
 
     free ──hello, or any message──> taken by a connection ──it is closed──> free
                                           │
                                           └── another connection: refused
 
-So nobody cancels, ends or asks in the name of a client that is connected. Who is not connected has nothing to lose: a
-client that connects anew, or to a new frontend, is bound by its first word. A client lives as long as its lock is held.
-Knows nothing of requests.
+So no other connection can cancel, end or send requests for a connected client. A disconnected client has no requests to
+protect: a client that connects anew, or to a new frontend, is bound by its first message. A client lives as long as its
+lock is held. Does not know requests.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ log = structlog.get_logger("mmcached.frontend")
 
 
 class ClientPresence:
-    """All clients that have spoken; `num_alive` of them held their lock at the last look."""
+    """All clients that have sent a message; `num_alive` of them held their lock at the last check."""
 
     def __init__(self, run_dir: RunDir, channel: Listener[FromClient]) -> None:
         self._run_dir = run_dir
@@ -36,14 +36,14 @@ class ClientPresence:
 
     @property
     def peers(self) -> list[bytes]:
-        """The connections that speak for clients."""
+        """The connections that act for clients."""
         return list(self._peer_to_client)
 
     def bind(self, peer: bytes, client_id: str) -> None:
-        """Let a connection speak for a client, as it may have done before.
+        """Bind a connection to a client; a repeated call changes nothing.
 
         Raises:
-            RemoteProtocolError: it speaks for another, or another connection speaks for this client.
+            RemoteProtocolError: The connection acts for another client, or another connection for this client.
         """
         former = self._client_to_peer.get(client_id)
         if former == peer:
@@ -64,13 +64,15 @@ class ClientPresence:
             del self._peer_to_client[peer]
 
     def look(self, others: Iterable[str]) -> list[tuple[str, bytes | None]]:
-        """Look at the clients' locks, and remove those of the dead.
+        """Check the clients' locks, and remove those of dead clients.
 
         Args:
-            others: clients that are known elsewhere.
+            others: Clients that are known elsewhere.
+
         Returns:
-            the clients without a lock. One that is still connected comes with its connection: it has lost its lock to
-            somebody who tidies up.
+            Clients without a lock. A client that is still connected comes with its connection: its lock file was
+            removed, for
+                example by a cleanup job.
         """
         self.num_alive = 0
         for path in self._run_dir.clients.glob("*.lock"):
@@ -79,7 +81,7 @@ class ClientPresence:
                     self.num_alive += 1
                 elif remove_if_free(path):
                     log.info("client dead", client_id=path.stem)
-            except OSError as error:  # what somebody else has put there is no lock of a client
+            except OSError as error:  # a foreign file, not a client's lock
                 log.warning("not a lock", path=path.name, reason=str(error))
         for client_id, peer in list(self._client_to_peer.items()):
             if peer not in self._channel:
@@ -92,6 +94,6 @@ class ClientPresence:
         return peer if peer is not None and self._channel.is_connected(peer) else None
 
     def check_integrity(self) -> None:
-        """Raise `InvariantError` if a connection speaks for two clients, or two for one."""
+        """Raise `InvariantError` unless connections and clients are one to one."""
         if {peer: client_id for client_id, peer in self._client_to_peer.items()} != self._peer_to_client:
             raise InvariantError("connections and clients are not one to one")

@@ -1,12 +1,12 @@
-"""Adopts the frontend's ring from its predecessor, or makes it, as soon as there is room for it.
+"""Adopts the frontend's ring from its predecessor, or makes a new one once there is memory for it.
 
-    note in the run directory ──the ring fits──> adopted        and a note of it, for whoever comes next
-             └── none, or it does not fit ──> swept, and a new one
+    note in the run directory ──the ring fits──> adopted        and a note of it, for the next frontend
+             └── no note, or it does not fit ──> removed, and a new ring
 
-A former ring that is not adopted still lies in /dev/shm for as long as readers map it; beside it there may be no room
-for the next. So a ring that cannot be made is no reason to end: everything travels inline, and it is tried again.
+A former ring that is not adopted stays in /dev/shm for as long as readers map it; meanwhile there may be too little
+memory for the next. So the frontend goes on without a ring: all records travel inline, and it tries again.
 
-Knows nothing of what lies in a ring.
+Does not know the contents of a ring.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ _FENCED = "readers have counted leases that cannot be: what was in the ring can 
 
 
 class NoRing:
-    """Stands where there is no ring (yet): nothing lies in it, and no reader can attach."""
+    """Stands in until there is a ring: it is empty, and no reader can attach."""
 
     announcement = None
 
-    def read(self, handle: Handle) -> npt.NDArray[np.uint8]:
+    def read(self, handle: Handle, nbytes: int | None = None) -> npt.NDArray[np.uint8]:
         raise StaleHandle("there is no ring")
 
     def touch(self, handle: Handle) -> None:
@@ -61,11 +61,11 @@ class NoRing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RingPlan:
-    """One ring as the configuration wants it; sizes in bytes.
+    """The configured ring; sizes in bytes.
 
     Attributes:
-        settings: which setting each size of the layout comes from.
-        nursery_bytes: what nurseries will take beside it.
+        settings: Setting that each size of the layout comes from.
+        nursery_bytes: Memory that nurseries will take in addition.
     """
 
     layout: Layout
@@ -78,7 +78,7 @@ class RingPlan:
     nursery_bytes: int = 0
 
     def make(self, home: str) -> RingWriter:
-        """Make it; raise SegmentError if there is no room."""
+        """Make the ring; raise SegmentError without enough memory."""
         segment = WriterSegment.create(
             self.layout, epoch=time.time_ns(), host=Host(), home=home, later_bytes=self.nursery_bytes
         )
@@ -92,7 +92,7 @@ class RingPlan:
         )
 
     def changed_setting(self, former: RingAnnouncement) -> str:
-        """Return in words what another size than a former ring's was set to; "" if nothing was."""
+        """Return a text that names the first setting that differs from a former ring's; "" if none does."""
         for field, setting in self.settings.items():
             was, wanted = getattr(former, field), getattr(self.layout, field)
             if was != wanted:
@@ -102,7 +102,7 @@ class RingPlan:
         return ""
 
     def adopt(self, announcement: RingAnnouncement) -> RingWriter:
-        """Go on with a former frontend's; raise SegmentError or LayoutMismatch if that cannot be."""
+        """Adopt a former frontend's ring; raise SegmentError or LayoutMismatch if that fails."""
         return adopt_ring(
             announcement,
             self.layout,
@@ -115,13 +115,13 @@ class RingPlan:
 
 
 class LateRing(Closeable):
-    """One ring, and the note of it in the run directory; `close` it after the ring.
+    """A ring, made or adopted later, and its note in the run directory; `close` it after the ring.
 
     Args:
-        name: of the ring, for the note and the log.
-        plan: None if no ring is wanted.
-        home: the run directory; None: nothing is adopted, and nobody is to adopt it.
-        outlives_service: it is left for the next service.
+        name: Name of the ring, for the note and the log.
+        plan: None if no ring is configured.
+        home: Run directory; None: no ring is adopted, and this one will not be.
+        outlives_service: Whether the ring is left for the next service.
     """
 
     def __init__(self, name: str, plan: RingPlan | None, home: Path | None, *, outlives_service: bool) -> None:
@@ -134,8 +134,9 @@ class LateRing(Closeable):
         self._num_failures = 0
 
     def take(self, now: float) -> RingWriter | None:
-        """Return the ring, once, which is the caller's from then on; None if there is no room, or it is not time to
-        look.
+        """Return the ring once, owned by the caller from then on; else None.
+
+        None means: not enough memory, not yet time for the next attempt, or the ring was already taken.
         """
         if self._may_adopt and self._home is not None:
             self._may_adopt = False
@@ -161,7 +162,7 @@ class LateRing(Closeable):
             remove_note(self._home, self._name)
 
     def _adopt(self, home: Path) -> RingWriter | None:
-        """Return the ring of which there is a note; if it cannot be adopted, it is swept."""
+        """Return the ring of the note; remove it if it cannot be adopted."""
         if not has_note(home, self._name):
             return None
         began = time.perf_counter()
@@ -199,7 +200,7 @@ class LateRing(Closeable):
 
 
 def late_store_ring(config: ServiceConfig, home: Path | None) -> LateRing:
-    """Return what makes the ring of the clients' records and of processed items."""
+    """Return the ring of the clients' records and of processed items."""
     plan = None
     if (layout := service_layout(config)) is not None:
         sizes = [name for name, num_bytes in _shares(config) if num_bytes]
@@ -229,7 +230,7 @@ def _shares(config: ServiceConfig) -> list[tuple[str, int]]:
 
 
 def warn_of_small_shm(config: ServiceConfig, shm_bytes: int) -> bool:
-    """Say so if /dev/shm has no room for the ring beside that of a dead frontend; return whether it has not."""
+    """Warn if /dev/shm cannot hold a second ring beside a dead frontend's; return whether it warned."""
     needed = 2 * (config.ring_data_bytes + config.store_data_bytes)
     if shm_bytes >= needed:
         return False

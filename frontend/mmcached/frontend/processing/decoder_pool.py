@@ -13,7 +13,7 @@ from mmcached.wire.errors import CorruptImage, ImageTooLarge
 from mmcached.wire.sockets.frames import Frame
 
 BYTES_PER_PIXEL = 20
-"""More than any codec takes for a picture, with its conversion to RGB: measured, see DECISIONS."""
+"""More than any codec takes for a picture, with its conversion to RGB: measured, see docs/decisions/021."""
 
 PROCESSED_BYTES_PER_PIXEL = 70
 """More than the image processors of Transformers take for a picture that they do not enlarge; Qwen's: 64."""

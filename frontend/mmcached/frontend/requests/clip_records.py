@@ -77,7 +77,7 @@ class ClipRecords:
         self._put(tenant, key, {"slices": [list(each) for each in slices]}, epoch)
         place = self._records.find(tenant, key)
         if is_new and place is not None and self._second_level is not None:
-            self._second_level.was_put("", Wanted(store_key(tenant, key), tenant, key), place)
+            self._second_level.was_kept(Wanted(store_key(tenant, key), tenant, key), place)
 
     def drop(self, tenant: str, key_of_clip: str) -> None:
         """Forget the slices of a clip."""
@@ -89,11 +89,11 @@ class ClipRecords:
 
     def _read(self, tenant: str, key: str, name: str, kind: Any) -> list[Slice]:
         handle = self._records.get(tenant, key, counts=False)
-        if handle is None:
+        head = None if handle is None else self._records.head(handle)
+        if head is None:
             return []
-        tree = codec.head_of(self._records.ring.read(handle)).tree
         try:
-            listed = msgspec.convert(tree.get(name), kind)
+            listed = msgspec.convert(head.tree.get(name), kind)
         except msgspec.ValidationError:
             return []
         is_possible = all(num_embeds <= self._max_embeds for _, num_embeds, _, _ in listed)

@@ -1,22 +1,22 @@
-"""Says who computes a record that several clients lack at once, so that it is computed once. Sans I/O.
+"""Chooses which client computes a record that several clients lack, so that it is computed once. Sans I/O.
 
-    ask ──> it is claimed by nobody: a token, the asker is its owner
-      └───> it is claimed: the asker waits        (or is refused: too many are open)
+    ask ──> no claim yet: the asker becomes the owner and gets a token
+      └───> claimed: the asker waits        (or is refused: too many are open)
 
-    ask_many ─> the same for many keys; nobody waits, and nobody is refused
+    ask_many ─> the same for many keys, without waiting and without refusals
 
-    the key has a record    finish: all are answered with it, whoever has put it
-    the owner gives up      its token is void, and the first who waits gets one
-    the owner is gone       as if it gave up; its own waits end without an answer
-    a new epoch             as if every owner gave up: what they compute comes from weights that are no more
-    a deadline              that one waits no longer
-    a claim's own deadline  as if the owner gave up
+    the key has a record    finish: all waiters are answered with it, whichever client has put it
+    the owner drops it      its token is void, and the first waiter gets a new one
+    the owner disconnects   as if it dropped the claim; its own waits end without an answer
+    a new epoch             as if every owner dropped its claim: they compute with outdated weights
+    a waiter's deadline     that waiter is removed
+    a claim's own deadline  as if the owner dropped it
 
-A claim belongs to one connection of its client: what was under way over a former one is lost, perhaps the very message
-that said who shall compute. A token means nothing after its claim has ended; a client may still bring it, and so it is
-drawn at random and never means another claim.
+A claim belongs to one connection of its client: messages of an earlier connection may be lost, perhaps the very message
+that granted the claim. A token is void after its claim has ended, but a client may still send it; tokens are random, so
+that a void one never matches another claim.
 
-Invariants: a key has at most one owner; a key for which somebody waits has one; each who waits is taken out once.
+Invariants: a key has at most one owner; a key with waiters has an owner; each waiter is removed once.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from mmcached.wire.errors import InvariantError, RemoteProtocolError, ServiceUna
 from mmcached.wire.messages.frontend import ClaimRecord
 
 NO_CLAIM = 0
-"""The token of no claim."""
+"""Token value that stands for no claim."""
 
 
 def random_token() -> int:
@@ -39,7 +39,7 @@ def random_token() -> int:
 
 @dataclass(frozen=True, slots=True)
 class Waiter:
-    """One open request for a record: the connection it came over, and the end of its wait."""
+    """An open request for a record: the connection it came over, and its deadline."""
 
     peer: bytes
     message: ClaimRecord
@@ -56,7 +56,7 @@ class Waiter:
 
 @dataclass(frozen=True, slots=True)
 class ClaimTransfer:
-    """`owner` is to be told to compute."""
+    """A claim that passes to `owner`, which must be told to compute."""
 
     owner: Waiter
     token: int
@@ -75,11 +75,12 @@ class ClaimTable:
     """The claims of all clients, by the name of the record (see `store_keys`).
 
     Args:
-        max_open, max_per_client: claims and waits together, of all and of one client.
-        clock: monotonic seconds.
+        max_open, max_per_client: Maximum number of claims and waits together, in total and per client.
+        clock: Monotonic time in seconds.
+
     Attributes:
-        num_claims, num_waits: granted, and begun; they only rise.
-        on_end: called with the name of each record that nobody computes any more, though it has not come.
+        num_claims, num_waits: Number of claims granted and waits begun; they never decrease.
+        on_end: Called with the name of each record whose claim ended without a record and without a next owner.
     """
 
     def __init__(
@@ -113,17 +114,18 @@ class ClaimTable:
         return {one.client_id for one in self._all()}
 
     def has(self, name: str) -> bool:
-        """Return whether somebody computes a record."""
+        """Return whether a client has a claim on a record."""
         return name in self._claims
 
     def ask(self, name: str, waiter: Waiter) -> int | None:
-        """Ask for a record that is not there.
+        """Claim a missing record, or wait for its owner.
 
         Returns:
-            the token of the asker, who shall compute it; None: it waits for the owner.
+            The token of the asker, which must compute the record; None: it waits for the owner.
+
         Raises:
-            ServiceUnavailable: too many are open, of all clients or of this one.
-            RemoteProtocolError: this very request waits already.
+            ServiceUnavailable: Too many claims and waits are open, in total or of this client.
+            RemoteProtocolError: The same request waits already.
         """
         if self.num_computing + self.num_waiting >= self._max_open:
             raise ServiceUnavailable(f"{self._max_open} claims and waits are open (max_num_requests); try again later")
@@ -142,11 +144,12 @@ class ClaimTable:
         return None
 
     def ask_many(self, names: list[str], owner: Waiter) -> list[int | None]:
-        """Ask for records that are not there, without waiting for them.
+        """Claim missing records without waiting for those that are claimed.
 
         Returns:
-            for each: the token of the asker, who shall compute it; `NO_CLAIM`: it may, as too many claims are open to
-            keep others from it; None: somebody else does.
+            For each name: the token of the asker, which must compute it; `NO_CLAIM`: too many claims are open, the
+            asker may
+                compute it without a claim; None: another client computes it.
         """
         num_open = self.num_computing + self.num_waiting
         num_own = sum(one.client_id == owner.client_id for one in self._all())
@@ -163,33 +166,34 @@ class ClaimTable:
         return tokens
 
     def check_token(self, token: int, client_id: str, name: str) -> None:
-        """Judge a token that a client brings; one whose claim has ended is nobody's.
+        """Check a token that a client sent; accepts a token whose claim has ended.
 
         Raises:
-            RemoteProtocolError: it is another client's, or for another key.
+            RemoteProtocolError: The token belongs to another client or another key.
         """
         claim = self._own_claim(token, client_id)
         if claim is not None and claim.name != name:
             raise RemoteProtocolError("this token is for another key", "claim")
 
     def finish(self, name: str) -> list[Waiter]:
-        """End the claim of a record that has come, whoever has put it; return who waits for it."""
+        """End the claim of a record that was put, by any client; return its waiters."""
         claim = self._claims.pop(name, None)
         return [] if claim is None else claim.waiters
 
     def drop(self, token: int, client_id: str) -> list[ClaimTransfer]:
-        """End the claim of an owner that will not compute; a token that is void changes nothing.
+        """End the claim of an owner that will not compute; a void token changes nothing.
 
         Returns:
-            who shall compute instead: at most one, here and in all that follows at most one for each key.
+            The next owner: at most one, here and in all methods below at most one per key.
+
         Raises:
-            RemoteProtocolError: it is another client's.
+            RemoteProtocolError: The token belongs to another client.
         """
         claim = self._own_claim(token, client_id)
         return self._pass_on(lambda one: one is claim)
 
     def leave(self, client_id: str, *, but_over: bytes | None = None) -> list[ClaimTransfer]:
-        """End the waits of a client that is gone, or all but those over one connection, and pass its claims on."""
+        """End the waits of a disconnected client and pass its claims on; keep those over the connection `but_over`."""
 
         def has_left(one: Waiter) -> bool:
             return one.client_id == client_id and one.peer != but_over
@@ -198,13 +202,13 @@ class ClaimTable:
         return self._pass_on(lambda claim: has_left(claim.owner))
 
     def cancel(self, client_id: str, request_id: int) -> list[ClaimTransfer]:
-        """End a wait without an answer, or a claim whose owner has given up before it heard of it."""
+        """End a wait without an answer, or a claim whose owner gave up before it received the grant."""
         request = (client_id, request_id)
         self._forget_waiters(lambda one: one.request == request)
         return self._pass_on(lambda claim: claim.owner.request == request)
 
     def take_expired(self, now: float) -> list[Waiter]:
-        """Return and forget those whose deadline is over."""
+        """Return and remove the waiters whose deadline is over."""
         return self._forget_waiters(lambda one: one.deadline <= now)
 
     def pass_on_expired(self, now: float) -> list[ClaimTransfer]:
@@ -214,7 +218,7 @@ class ClaimTable:
         return self._pass_on(lambda claim: True)
 
     def take_all(self) -> list[Waiter]:
-        """Return and forget all who wait, and void all tokens."""
+        """Return and remove all waiters, and void all tokens."""
         waiters = list(self._waiters())
         self._claims.clear()
         return waiters
@@ -227,7 +231,7 @@ class ClaimTable:
         if len(set(requests)) != len(requests):
             raise InvariantError(f"a request waits twice: {requests}")
 
-    # ---- how
+    # ---- internals
 
     def _all(self) -> Iterator[Waiter]:
         return (one for claim in self._claims.values() for one in (claim.owner, *claim.waiters))
@@ -248,7 +252,7 @@ class ClaimTable:
         return claim
 
     def _pass_on(self, is_over: Callable[[_Claim], bool]) -> list[ClaimTransfer]:
-        """End claims; the first who waits for each becomes its owner."""
+        """End claims; the first waiter of each becomes its owner."""
         transfers = []
         for claim in [claim for claim in self._claims.values() if is_over(claim)]:
             del self._claims[claim.name]

@@ -1,16 +1,16 @@
-"""Keeps what is to be fetched from the second level, and who waits for it: each record once, however many want it.
+"""Fetches from the second level, and the requests that wait for them; each record is fetched once at a time.
 
-    park ──> asked ──a put of the name, whoever's; the second level says it has none; or the time is over──> ended
-               └──another host computes it──> elsewhere ──the same, with more time──> ended; the time begins anew
-                                                          whenever the second level says so again
+    park ──> asked ──a put of the name by any client; a miss in the second level; or a timeout──> ended
+               └──another host computes it──> elsewhere ──the same, with a longer timeout──> ended; the timeout starts
+                                                          anew whenever the second level reports it again
 
-A message or request that is parked goes on when each of its fetches has ended, or is elsewhere, unless it would wait
-for another host too. It goes on once, and then finds what has come, or does without.
+A parked message or request resumes when each of its fetches has ended, or is elsewhere and it does not wait for other
+hosts. It resumes once, and then finds the fetched records, or proceeds without them.
 
-After a fetch for somebody who would compute has ended without a record, this host computes it: for a while it is not
-fetched for such again. Sans I/O; knows nothing of messages.
+After a fetch for a caller that would compute has ended without a record, this host computes it: for
+`limits.l2_claim_wait_ms` the record is not fetched for such callers again. Sans I/O; does not know messages.
 
-Invariant: who is parked waits for a fetch that is under way; each fetch ends by its deadline.
+Invariant: each parked request waits for at least one open fetch; each fetch ends by its deadline.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from mmcached.wire.errors import InvariantError
 from mmcached.wire.messages.parts import Fetch
 
 MAX_FETCHES = 8192
-"""That are under way at a time; what more is missing is not fetched."""
+"""Maximum number of open fetches; further missing records are not fetched."""
 
 
 class Wanted(NamedTuple):
-    """A record that is not here; `name` is its `store_key`."""
+    """A missing record; `name` is its `store_key`."""
 
     name: str
     tenant: str
@@ -40,13 +40,13 @@ class Wanted(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Parked:
-    """One who waits.
+    """A message or request that waits for fetches.
 
     Attributes:
-        client_id, request_id, peer: whose message it is, and over which connection; empty for what is no message.
-        go_on: called when there is nothing to wait for any more.
-        waits_elsewhere: also for what another host computes.
-        names: of the fetches for which it waits.
+        client_id, request_id, peer: Client, request and connection of the message; empty if it is not a message.
+        go_on: Called when all its fetches have ended.
+        waits_elsewhere: Whether it also waits for records that another host computes.
+        names: Names of the fetches for which it waits.
     """
 
     client_id: str
@@ -71,9 +71,10 @@ class FetchTable:
     """The fetches of one store, by name.
 
     Args:
-        clock: monotonic seconds.
+        clock: Monotonic time in seconds.
+
     Attributes:
-        num_ended: fetches by their end.
+        num_ended: Number of fetches by outcome.
     """
 
     def __init__(self, config: ServiceConfig, clock: Callable[[], float]) -> None:
@@ -84,7 +85,7 @@ class FetchTable:
         self._max_per_client = limits.max_requests_per_client
         self._clock = clock
         self._numbers = count(1)
-        # Each in the order of deadlines, which all fetches of a kind have from the moment that they come in.
+        # Both in the order of deadlines: all fetches of one dict have the same timeout from when they are added.
         self._asked: dict[str, _Fetch] = {}
         self._elsewhere: dict[str, _Fetch] = {}
         self._number_to_name: dict[int, str] = {}
@@ -101,12 +102,12 @@ class FetchTable:
 
     @property
     def has_orders(self) -> bool:
-        """A fetch has not been ordered yet."""
+        """Whether a fetch has not been ordered yet."""
         return bool(self._to_order)
 
     @property
     def next_deadline(self) -> float:
-        """When the next fetch has to end."""
+        """The time at which the next fetch ends."""
         if not self._asked and not self._elsewhere:
             return inf
         first = (next(iter(fetches.values()), None) for fetches in (self._asked, self._elsewhere))
@@ -122,13 +123,13 @@ class FetchTable:
         """Return whether another host computes a record, as far as is known."""
         return name in self._elsewhere
 
-    # ---- who waits
+    # ---- parked requests
 
     def park(self, one: Parked, missing: Iterable[Wanted], *, claims: bool) -> bool:
-        """Have records fetched; return whether there is something to wait for: then `go_on` is called, later.
+        """Fetch records for a request; return whether it has to wait. If so, `go_on` is called later.
 
         Args:
-            claims: whoever waits would compute them.
+            claims: Whether the request would compute missing records.
         """
         if len(self._parked) >= self._max_parked or self._num_of(one.client_id) >= self._max_per_client:
             return False
@@ -149,7 +150,7 @@ class FetchTable:
         return True
 
     def leave(self, client_id: str, *, but_over: bytes | None = None) -> None:
-        """Forget the messages of a client that is gone, or all but those over one connection; fetches go on."""
+        """Forget the messages of a disconnected client, except over the connection `but_over`; fetches go on."""
         self._forget(lambda one: one.client_id == client_id and one.peer != but_over)
 
     def cancel(self, client_id: str, request_id: int) -> None:
@@ -157,19 +158,19 @@ class FetchTable:
         self._forget(lambda one: one.client_id == client_id and one.request_id == request_id)
 
     def take_all(self) -> list[Parked]:
-        """End all fetches; return and forget all messages that wait."""
+        """End all fetches; return and remove all waiting messages."""
         self.end_all()
         return [one for one in self.take_ready() if one.client_id]
 
     def take_ready(self) -> list[Parked]:
-        """Return and forget who has nothing to wait for any more."""
+        """Return and remove the requests that have no open fetch left."""
         ready, self._ready = self._ready, []
         return ready
 
     # ---- fetches
 
     def take_orders(self, store_epoch: int, limit: int) -> list[Fetch]:
-        """Return what is to be fetched, and has not been ordered yet."""
+        """Return up to `limit` fetches that have not been ordered yet."""
         now, orders = self._clock(), []
         for name in list(islice(self._to_order, limit)):
             del self._to_order[name]
@@ -182,15 +183,16 @@ class FetchTable:
         return orders
 
     def arrived(self, name: str, outcome: str) -> None:
-        """End a fetch: the store was offered the record; one that is not under way changes nothing."""
+        """End the fetch of a record that was offered to the store; without an open fetch this changes nothing."""
         self._own_until.pop(name, None)
         self._end(name, outcome)
 
     def ended(self, number: int, outcome: str) -> str | None:
-        """Take note of what the second level says of a fetch; one that is not under way changes nothing.
+        """Apply the second level's report on a fetch; an unknown fetch changes nothing.
 
         Returns:
-            the name of the record if it was claimed among all hosts for a client, which is to compute it, or was.
+            The name of the record if this host has claimed it among all hosts for a client that is to compute it, or
+            was.
         """
         name = self._number_to_name.get(number)
         if name is None:
@@ -204,7 +206,7 @@ class FetchTable:
             return name if is_claimed else None
         if (known := self._elsewhere.pop(name, None)) is not None:
             known.deadline = self._clock() + self._claim_wait_s
-            self._elsewhere[name] = known  # the last one now
+            self._elsewhere[name] = known  # moves to the end
         elif (fetch := self._asked.pop(name, None)) is not None:
             self._to_order.pop(name, None)
             fetch.deadline = self._clock() + self._claim_wait_s
@@ -214,7 +216,7 @@ class FetchTable:
         return None
 
     def expire(self, now: float) -> bool:
-        """End the fetches whose time is over; return whether one of them was never answered."""
+        """End the fetches whose deadline is over; return whether one of them was never answered."""
         late = [name for name, fetch in _first_until(self._asked, now)]
         for name in (*late, *[name for name, _ in _first_until(self._elsewhere, now)]):
             self._end(name, "late")
@@ -230,7 +232,7 @@ class FetchTable:
         self._number_to_late.clear()
 
     def check_integrity(self) -> None:
-        """Raise `InvariantError` if somebody is parked for nothing, or a fetch is in two states."""
+        """Raise `InvariantError` if a parked request has no open fetch, or a fetch is in two states."""
         fetches = self._asked | self._elsewhere
         if len(fetches) != len(self._asked) + len(self._elsewhere) or len(fetches) != len(self._number_to_name):
             raise InvariantError(f"{len(fetches)} fetches, {len(self._number_to_name)} numbers")
@@ -239,7 +241,7 @@ class FetchTable:
         if not self._to_order.keys() <= self._asked.keys():
             raise InvariantError("a fetch is to be ordered that is not asked for")
 
-    # ---- how
+    # ---- internals
 
     def _num_of(self, client_id: str) -> int:
         return sum(one.client_id == client_id for one in self._parked) if client_id else 0
@@ -267,7 +269,7 @@ class FetchTable:
             if len(self._number_to_late) > MAX_FETCHES:
                 del self._number_to_late[next(iter(self._number_to_late))]
         if fetch.claims and outcome not in ("hit", "overtaken"):
-            self._own_until.pop(name, None)  # it is the last of all now
+            self._own_until.pop(name, None)  # moves to the end
             self._own_until[name] = self._clock() + self._claim_wait_s
         self._release(name, fetch.parked)
 
@@ -287,7 +289,7 @@ class FetchTable:
 
 
 def _first_until(fetches: dict[str, _Fetch], now: float) -> Iterator[tuple[str, _Fetch]]:
-    """Yield those whose deadline is over; they are the first."""
+    """Yield the fetches whose deadline is over; they come first."""
     for name, fetch in fetches.items():
         if fetch.deadline > now:
             return

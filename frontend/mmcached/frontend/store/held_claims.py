@@ -1,11 +1,11 @@
-"""Keeps which records this host computes for all hosts, and says of each to the second level: still, or not any more.
+"""Claims that this host holds among all hosts, and the messages that renew or release them at the second level.
 
-    a client's fetch has ended without a record ──> held ──it computes on──> kept: other hosts go on waiting
-                                                     ├──nobody computes it, and nothing of it will be saved──> over
-                                                     └──put ──> to be saved: the save ends the claim, or its loss does
+    a client's fetch has ended without a record ──> held ──it still computes──> renewed: other hosts go on waiting
+                                                     ├──no client computes it, and it will not be saved──> released
+                                                     └──put ──> to be saved: the save, or its loss, ends the claim
 
-What an engine encodes for a request is not held: a request waits no longer for another host than a claim lasts.
-Sans I/O. A claim of which nothing is said ends by itself: a mistake here costs other hosts a wait, or a computation.
+Items that an engine encodes for a request are not held: a request waits for another host no longer than a claim lasts.
+Sans I/O. A claim that is not renewed expires by itself: an error here costs other hosts a wait, or a computation.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from math import inf
 from mmcached.wire.messages.parts import ClaimState
 
 LOOKS_PER_CLAIM = 3
-"""How often a claim is renewed in the time for which other hosts believe in it."""
+"""Number of renewals of a claim within its lifetime."""
 
 
 class HeldClaims:
     """The claims of one host, by the name of the record.
 
     Args:
-        claim_s: how long other hosts believe in a claim; 0.0: nothing is claimed.
-        is_computed: returns whether a client computes a record now.
-        clock: monotonic seconds.
+        claim_s: Lifetime of a claim for other hosts, in seconds; 0.0: no record is claimed.
+        is_computed: Returns whether a client computes a record now.
+        clock: Monotonic time in seconds.
     """
 
     def __init__(self, claim_s: float, *, is_computed: Callable[[str], bool], clock: Callable[[], float]) -> None:
         self._interval_s = claim_s / LOOKS_PER_CLAIM
         self._is_computed = is_computed
         self._clock = clock
-        self._name_to_look: dict[str, float] = {}  # in the order of looks
+        self._name_to_look: dict[str, float] = {}  # in the order of times
         self._saved: set[str] = set()
         self._over: dict[str, None] = {}
 
@@ -42,25 +42,25 @@ class HeldClaims:
 
     @property
     def next_deadline(self) -> float:
-        """When there is something to say."""
+        """The time at which the next message is due."""
         return -inf if self._over else next(iter(self._name_to_look.values()), inf)
 
     def begin(self, name: str) -> None:
-        """Take note that this host is to compute a record."""
+        """Add a record that this host is to compute."""
         if self._interval_s:
             self._look_later(name)
 
     def will_be_saved(self, name: str) -> None:
-        """Take note that a record waits to be saved."""
+        """Record that a record waits to be saved."""
         if self._name_to_look.pop(name, None) is not None:
             self._saved.add(name)
 
     def is_saved(self, name: str) -> None:
-        """Take note that the second level was told to save a record: it ends the claim too."""
+        """Forget a record that the second level was told to save: the save ends the claim."""
         self._saved.discard(name)
 
     def end(self, name: str) -> None:
-        """Take note that a record will not come, unless somebody else computes it; unknown names change nothing."""
+        """Release the claim on a missing record, unless another client computes it; unknown names change nothing."""
         if self._is_computed(name):
             return
         if name in self._saved or name in self._name_to_look:
@@ -69,7 +69,7 @@ class HeldClaims:
             self._over[name] = None
 
     def take(self, now: float, limit: int) -> list[ClaimState]:
-        """Return what is to be said now, and when it is said again is noted."""
+        """Return the states to report now, and schedule the next renewals."""
         for name, at in list(islice(self._name_to_look.items(), limit)):
             if at > now:
                 break
@@ -84,7 +84,7 @@ class HeldClaims:
         return said + [ClaimState(name, is_held=True) for name in due]
 
     def clear(self) -> None:
-        """Forget all: the process that had made the claims is gone."""
+        """Forget all claims: the process that had made them has disconnected."""
         self._name_to_look.clear()
         self._saved.clear()
         self._over.clear()

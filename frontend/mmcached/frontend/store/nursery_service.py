@@ -1,12 +1,12 @@
-"""Runs the nurseries of one store: opens them, publishes what clients lay there, and keeps room ready.
+"""Runs the nurseries of one store: opens them, publishes records there, and keeps space ready.
 
-    OpenNursery       ──> a file, mapped here read-only, and the first places         the connection closes ──> drained
-    PutRecord(place)  ──> judged by a copy of its head, and published where it lies   the last record goes  ──> removed
-    between messages  ──> the oldest record of the nursery that gives way: kept by a reader? passed over
-                              asked for, or the ring has free room? copied there, slice by slice; else evicted
+    OpenNursery       ──> a file and the first places                                 the connection closes ──> drained
+    PutRecord(place)  ──> checked by a copy of its head, and published where it lies  the last record goes  ──> removed
+    between messages  ──> the oldest record of the nursery that gives way: leased by a reader? skipped
+                              asked for, or the ring has free space? copied there, slice by slice; else evicted
 
-A client may write into its nursery at any instant, also while a record is read: what it changes is its own values. The
-work for a put does not grow with the record. Which nursery gives way, and what is whose: `nurseries`.
+A client may write into its nursery at any instant, also while a record is read: it can only change its own values. The
+work for a put does not grow with the record. Allocation and eviction order: `nurseries`.
 """
 
 from __future__ import annotations
@@ -21,10 +21,13 @@ from mmcached.frontend.connections.channel import Channel
 from mmcached.frontend.connections.rings import NoRing
 from mmcached.frontend.store.nurseries import Nurseries, Nursery
 from mmcached.frontend.store.record_store import RecordStore
+from mmcached.shm import RingWriter
 from mmcached.shm.ring.nursery_table import Placed, PlacedRecord
 from mmcached.shm.ring.ring import Claim
-from mmcached.shm.segment.layout import PAGE_BYTES, chunk_bytes, round_up
+from mmcached.shm.segment.layout import PAGE_BYTES, round_up
 from mmcached.shm.store import codec
+from mmcached.shm.store.codec import EncodedRecord
+from mmcached.shm.store.record_head import head_of
 from mmcached.shm.store.tensor_bytes import Bytes1D
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import InvariantError, RemoteProtocolError, ServiceUnavailable, StaleHandle
@@ -32,7 +35,7 @@ from mmcached.wire.handle import Handle
 from mmcached.wire.messages.parts import MIN_PLACED_BYTES, Grants, NurseryPlace
 
 SLICE_BYTES = 1 << 20
-"""Of a copy, at a time: a fifth of a millisecond or so."""
+"""Bytes copied at a time: about a fifth of a millisecond."""
 STEPS_PER_TURN = 64
 STEPS_PER_PUT = 2
 FREE_SLOTS = 4
@@ -52,9 +55,10 @@ class NurseryService:
     """The nurseries of one store.
 
     Attributes:
-        num_puts, num_refusals, num_promotions: records that were published where they lay; that were put inline for
-            want of room; that were copied into the ring.
-        is_stuck: there is no room to be had now.
+        num_puts: Records published where they lie.
+        num_refusals: Records put inline because no place was free.
+        num_promotions: Records copied into the ring.
+        is_stuck: Whether no space can be made now.
     """
 
     def __init__(self, config: ServiceConfig, records: RecordStore, channel: Channel) -> None:
@@ -72,22 +76,22 @@ class NurseryService:
 
     @property
     def max_record_bytes(self) -> int:
-        """Of a record with its note that is laid into a nursery; 0: there are none."""
+        """The maximum size of a record with its note in a nursery; 0: there are no nurseries."""
         return self.books.max_record_bytes if self._size and self._records.takes_records else 0
 
     @property
     def has_slot(self) -> bool:
-        """Whether one record more can be published where it lies."""
+        """Whether one more record can be published where it lies."""
         ring = self._records.ring
         return not isinstance(ring, NoRing) and ring.placed.num_free > 0
 
     @property
     def has_work(self) -> bool:
-        """Whether `work` has something to do at once."""
-        return self._copy is not None or (not self.is_stuck and (self._is_short_of_slots or bool(self.books.needy())))
+        """Whether `work` can do work now."""
+        return self._copy is not None or (not self.is_stuck and (self._is_short_of_slots or self.books.is_short))
 
     def adopt(self) -> None:
-        """Take over the nurseries of the ring that the records have now; their writers lay nothing there any more."""
+        """Take over the nurseries of the records' new ring; their writers add no further records."""
         ring = self._records.ring
         if isinstance(ring, NoRing):
             return
@@ -96,7 +100,7 @@ class NurseryService:
         for slot, place in ring.placed.places():
             by_nursery.setdefault(place.nursery, []).append((slot, place))
         for nursery, places in by_nursery.items():
-            for begin, end in self.books.adopt(nursery, ring.nurseries.adopt(nursery) or self._size, places):
+            for begin, end in self.books.adopt(nursery, ring.nurseries.nbytes(nursery) or self._size, places):
                 ring.nurseries.punch(nursery, begin, end)
         for nursery in ring.nurseries:
             if nursery not in by_nursery:
@@ -105,14 +109,15 @@ class NurseryService:
     # ---- messages
 
     def open(self, peer: bytes, nbytes: int, nursery: int = 0) -> Grants:
-        """Make a nursery for a connection, in place of its former one, or room in the one that it has.
+        """Make a nursery for a connection, in place of its former one, or more space in its present nursery.
 
         Args:
-            nbytes: of the record for which there is to be room.
-            nursery: that its client has; 0: none.
+            nbytes: Size of the record that needs a place.
+            nursery: Number of the client's nursery; 0: none.
+
         Raises:
-            ServiceUnavailable: too many are open, or nothing is kept.
-            SegmentError: there is no room in /dev/shm.
+            ServiceUnavailable: Too many nurseries are open, or no records are kept.
+            SegmentError: /dev/shm is full.
         """
         ring = self._records.ring
         if isinstance(ring, NoRing) or not self.max_record_bytes:
@@ -135,7 +140,7 @@ class NurseryService:
         self.books.open(nursery, self._size, peer)
         one = self.books.of(peer)
         assert one is not None
-        self.books.want(one, size)
+        self.books.want(one, size, found_none=True)
         self.work()
         return self.books.grants(peer) or Grants(nursery, [], [])
 
@@ -143,62 +148,62 @@ class NurseryService:
         """Take a record that a client has put; `settle` must follow.
 
         Raises:
-            StaleHandle: the place is not this connection's, or was cut off; it may send frames.
-            RemoteProtocolError: there is no record of that size.
+            StaleHandle: The place is not this connection's, or was cut off; the client may send frames.
+            RemoteProtocolError: No valid record of that size lies there.
         """
         record = PlacedRecord(place.nursery, place.offset, place.nbytes, place.note_bytes, place.crc32)
         one = self.books.take(peer, place.nursery, place.offset, record.size)
         try:
             if record.nbytes + record.note_bytes > self.max_record_bytes:
                 raise RemoteProtocolError(f"a record of {place.nbytes} bytes", "place")
-            head = codec.head_of(self._view(record))
-            if head.nbytes != place.nbytes:
-                raise RemoteProtocolError(f"a record of {head.nbytes} bytes in {place.nbytes}", "place")
+            head_of(lambda nbytes: self._read(record, nbytes).data, record.nbytes)
         except BaseException:
             self.books.give_back(one, _place_of(record))
             raise
         return record
 
-    def frames(self, record: PlacedRecord) -> list[codec.Frame]:
-        """Copy a record out of its nursery that is not kept."""
-        return codec.split(self._view(record))
+    def copy(self, record: PlacedRecord) -> EncodedRecord:
+        """Copy a record out of its nursery that is not kept there.
 
-    def settle(self, peer: bytes, record: PlacedRecord, handle: Handle | None) -> None:
-        """End what `take` has begun.
-
-        Args:
-            handle: what its key has now, if it has something.
+        Raises:
+            StaleHandle, RemoteProtocolError: Its client has overwritten or cut it since.
         """
-        one, place = self.books.of(peer), _place_of(record)
-        if one is None:  # it was drained meanwhile, as by an error
-            return
-        if handle is not None and (handle.nursery, handle.offset) == (record.nursery, record.offset):
-            self.books.keep(one, handle.slot, place)
+        return codec.adopt(self._read(record, record.nbytes))
+
+    def settle(self, peer: bytes, record: PlacedRecord) -> None:
+        """End the work of `take`: the place becomes a record's, or the client's again."""
+        one, place, placed = self.books.of(peer), _place_of(record), self._ring.placed
+        if one is None:
+            raise InvariantError(f"nursery {record.nursery} was drained in the middle of a put")
+        # Ask the ring: a record that has expired meanwhile, and is leased, still has its place, but not its key.
+        slot = placed.last_slot
+        if slot is not None and placed.place(slot) == place:
+            handle = placed.current(slot)
+            self.books.keep(one, slot, place, goes_first=handle is not None and placed.was_hit(handle))
             self.num_puts += 1
         else:
             self.books.give_back(one, place)
 
     def came_inline(self, peer: bytes, nbytes: int) -> None:
-        """Take note of a record that came as frames, perhaps because there was no room for it."""
+        """Record a put that came as frames, perhaps because no place was free."""
         one = self.books.of(peer)
         if one is not None and nbytes >= MIN_PLACED_BYTES and nbytes <= self.max_record_bytes:
             self.num_refusals += 1
-            size = chunk_bytes(nbytes + PAGE_BYTES)
-            self.books.want(one, size, found_none=True)
+            self.books.came_inline(one, nbytes + PAGE_BYTES)
 
     def grants(self, peer: bytes) -> Grants | None:
-        """Return what a connection may use of its nursery beside what it has."""
+        """Return the ranges newly granted to a connection."""
         one = self.books.of(peer)
         if one is None:
             return None
         if not (self.is_stuck or one.prepared or one.has_room(one.largest)):
-            self._make_enough(STEPS_PER_PUT)  # a turn may have many puts: room is not only made behind it
+            self._make_enough(STEPS_PER_PUT)  # a turn may have many puts: do not make space only at its end
         return self.books.grants(peer)
 
     # ---- between messages
 
     def check(self) -> None:
-        """Drain the nurseries of connections that are closed; look again at what somebody has kept."""
+        """Drain the nurseries of closed connections; look again at records that readers had leased."""
         for peer in self.books.peers:
             if peer not in self._channel and (one := self.books.of(peer)) is not None:
                 self._drain(one)
@@ -208,13 +213,11 @@ class NurseryService:
         self.is_stuck = False
 
     def work(self) -> None:
-        """Go on with a copy, and make room where a client has too little; a bounded share of a turn."""
-        if isinstance(self._records.ring, NoRing):
-            return
+        """Go on with a copy, and make space where a client has too little; a bounded share of a turn."""
         self._make_enough(STEPS_PER_TURN)
 
     def _make_enough(self, num_steps: int, num_copied_bytes: int = 0) -> None:
-        """Make room until there is enough, in so many steps, and copying so much and one slice, at most."""
+        """Make space, in at most `num_steps` steps and by copying at most `num_copied_bytes` and one slice."""
         enough = self._num_copied_bytes + num_copied_bytes
         for _ in range(num_steps):
             if self._copy is not None:
@@ -234,24 +237,24 @@ class NurseryService:
     @property
     def _is_short_of_slots(self) -> bool:
         ring = self._records.ring
-        return not isinstance(ring, NoRing) and len(ring.placed) > 0 and ring.placed.num_free < FREE_SLOTS
+        return not isinstance(ring, NoRing) and ring.placed.num_free < FREE_SLOTS and len(ring.placed) > 0
 
     def _make_room(self, needy: Nursery | None) -> bool:
-        """Let one record go, or begin to copy it; return False if none can go.
+        """Remove one record, or begin to copy it; return False if none can be removed.
 
         Args:
-            needy: for which there is to be room; None: it is slots that are needed.
+            needy: Nursery that needs space; None: slots are needed.
         """
-        ring = self._records.ring
-        assert not isinstance(ring, NoRing)
+        ring = self._ring
         evicts = needy is None or not needy.is_waiting
         for one in self.books.to_go(needy):
-            if one is not needy and one.free:
-                self._punch(one, self.books.squeeze(one))
-                return True
-            if one is not needy and self.books.is_idle(one):
-                self._drain(one)
-                return True
+            if needy is not None and one is not needy:  # its memory is of use
+                if one.free:
+                    self._punch(one, self.books.squeeze(one))
+                    return True
+                if self.books.is_idle(one):
+                    self._drain(one)
+                    return True
             for _ in range(len(one.records)):
                 slot = next(iter(one.records))
                 handle = ring.placed.current(slot)
@@ -264,9 +267,8 @@ class NurseryService:
         return False
 
     def _begin_copy(self, handle: Handle) -> bool:
-        """Begin to copy a record into the ring that was asked for, or for which that has free room."""
-        ring = self._records.ring
-        was_hit = not isinstance(ring, NoRing) and ring.placed.was_hit(handle)
+        """Begin to copy a record into the ring, if it was hit or the ring has free space."""
+        was_hit = self._ring.placed.was_hit(handle)
         claim = self._records.begin_copy(handle, evicts=was_hit)
         if claim is None:
             return False
@@ -274,15 +276,13 @@ class NurseryService:
         return True
 
     def _go_on(self) -> None:
-        """Copy one slice more."""
+        """Copy the next slice."""
         copy = self._copy
         assert copy is not None
         begin, end = copy.num_bytes, min(copy.num_bytes + SLICE_BYTES, copy.handle.nbytes)
-        ring = self._records.ring
-        assert not isinstance(ring, NoRing)
         try:
-            np.copyto(copy.claim.buffer[begin:end], ring.read(copy.handle)[begin:end])
-        except StaleHandle:  # it was dropped, or its nursery was cut short
+            self._ring.read_into(copy.handle, begin, copy.claim.buffer[begin:end])
+        except StaleHandle:  # the record was dropped, or its nursery was cut short
             self._copy = None
             self._records.abort_copy(copy.handle, copy.claim)
             return
@@ -293,26 +293,31 @@ class NurseryService:
             self._copy = None
             self.num_promotions += self._records.end_copy(copy.handle, copy.claim, is_proven=copy.was_hit)
 
-    # ---- how
+    # ---- internals
 
-    def _view(self, record: PlacedRecord) -> Bytes1D:
+    @property
+    def _ring(self) -> RingWriter:
+        """The ring, which exists once there is a nursery."""
         ring = self._records.ring
-        if isinstance(ring, NoRing):
-            raise StaleHandle("there is no ring")
-        return ring.nurseries.view(record.nursery, record.offset, record.nbytes)
+        assert not isinstance(ring, NoRing)
+        return ring
+
+    def _read(self, record: PlacedRecord, nbytes: int) -> Bytes1D:
+        """Return a copy of the first bytes of a put record; raise StaleHandle if the file is too short."""
+        copy = np.empty(nbytes, np.uint8)
+        self._ring.nurseries.read_into(record.nursery, record.offset, copy)
+        return copy
 
     def _drain(self, one: Nursery) -> None:
         self._punch(one, self.books.drain(one))
         self._remove_if_empty(one)
 
     def _punch(self, one: Nursery, stretches: list[tuple[int, int]]) -> None:
-        ring = self._records.ring
-        if not isinstance(ring, NoRing):
-            for begin, end in stretches:
-                ring.nurseries.punch(one.nursery, begin, end)
+        for begin, end in stretches:
+            self._ring.nurseries.punch(one.nursery, begin, end)
 
     def _freed(self, slot: int, place: Placed) -> None:
-        """Take note that a record's place is free; where nobody lays anything any more the kernel gets it."""
+        """Free a record's place; in a drained nursery its memory is returned to the kernel."""
         one = self.books.get(place.nursery)
         stretch = self.books.freed(slot, place)
         if one is not None and stretch is not None:
@@ -320,15 +325,13 @@ class NurseryService:
             self._remove_if_empty(one)
 
     def _remove_if_empty(self, one: Nursery) -> None:
-        ring = self._records.ring
-        if one.peer is None and not one.records and not isinstance(ring, NoRing):
+        if one.peer is None and not one.records:
             self.books.remove(one)
-            ring.nurseries.remove(one.nursery)
+            self._ring.nurseries.remove(one.nursery)
 
     def _remove_one(self) -> bool:
-        """Let the records of a drained nursery go, the smallest one; return False if all have readers."""
-        ring = self._records.ring
-        assert not isinstance(ring, NoRing)
+        """Evict the records of the smallest drained nursery that can be emptied; return False if all have readers."""
+        ring = self._ring
         drained = sorted((one for one in self.books if one.peer is None), key=lambda one: one.held_bytes)
         num_nurseries = len(self.books)
         for one in drained:
@@ -340,13 +343,13 @@ class NurseryService:
         return False
 
     def _has_descriptor(self) -> bool:
-        """Return whether one more mapping, which keeps a descriptor, leaves the reserve alone."""
+        """Return whether one more descriptor leaves the reserve untouched."""
         fd = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
         os.close(fd)
         return fd < resource.getrlimit(resource.RLIMIT_NOFILE)[0] - self._reserved_descriptors
 
     def check_integrity(self) -> None:
-        """Raise InvariantError if the books contradict each other, or those of the ring."""
+        """Raise InvariantError if the books of the nurseries contradict each other or the ring."""
         self.books.check_integrity()
         ring = self._records.ring
         if not isinstance(ring, NoRing):

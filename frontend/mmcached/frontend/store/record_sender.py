@@ -1,7 +1,7 @@
 """Sends records to clients that have asked for them.
 
-a record in the ring     its handle to a client that reads the ring by itself; else a copy of its bytes as frames
-one that is not kept     the frames that it came in
+a record in the ring       its handle to a client that reads the ring by itself; else a copy of its bytes as frames
+a record that is not kept  the frames that it came in
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from mmcached.frontend.connections.channel import Channel
 from mmcached.frontend.connections.entry_owners import EntryOwners
 from mmcached.frontend.store.record_store import RecordStore
 from mmcached.shm import EncodedRecord
-from mmcached.wire.errors import StaleHandle
+from mmcached.wire.errors import RemoteProtocolError, StaleHandle
 from mmcached.wire.handle import Handle
 from mmcached.wire.messages.client import Records
 from mmcached.wire.messages.frontend import ClaimRecord, ClaimRecords, GetRecords
@@ -24,19 +24,21 @@ from mmcached.wire.sockets.frames import Frame
 log = structlog.get_logger("mmcached.frontend")
 
 MAX_INLINE_BYTES = 256 << 20
-"""In one answer: a list of large keys, from a client that is no reader, must not cost this process its memory. One
-record goes in any case; of a longer list the rest is answered as not there, and can be asked for again.
+"""Limit of one answer: a request for many large keys, from a client that is not a reader, must not exhaust this
+process's memory. The first record is always sent; records beyond the limit are answered as missing, and can be asked
+for again.
 """
 
 Found = Handle | EncodedRecord | None
-"""A record in the ring, one that came as frames, or none."""
+"""A record in the ring, a record that came as frames, or None for a missing one."""
 
 
 class RecordSender:
     """The answers of one store.
 
     Attributes:
-        num_inline, num_withheld: records that were sent as frames, or not at all for the sake of the limit.
+        num_inline: Records sent as frames.
+        num_withheld: Records not sent because of `MAX_INLINE_BYTES`.
     """
 
     def __init__(self, records: RecordStore, readers: EntryOwners[str], channel: Channel) -> None:
@@ -47,7 +49,7 @@ class RecordSender:
         self.num_withheld = 0
 
     def send_records(self, peer: bytes, message: GetRecords | ClaimRecord, found: Sequence[Found]) -> None:
-        """Say where records lie in the ring, send the rest as frames; a client that is gone costs nothing."""
+        """Send handles of records in the ring, and the other records as frames; ignores a disconnected client."""
         records, payload = self.places(message, found)
         answer = Records(message.request_id, self._records.epoch, records)
         if not self._channel.try_send(peer, answer, payload):
@@ -56,7 +58,7 @@ class RecordSender:
     def places(
         self, message: GetRecords | ClaimRecord | ClaimRecords, found: Sequence[Found]
     ) -> tuple[list[Handle | Inline | None], list[Frame]]:
-        """Return where records are for a client, and the frames of those that do not lie in its ring."""
+        """Return the places of records for a client, and the frames of records that it cannot read in the ring."""
         reads_ring = self._readers.has(message.client_id, message.incarnation)
         payload: list[Frame] = []
         records: list[Handle | Inline | None] = []
@@ -70,7 +72,7 @@ class RecordSender:
         return records, payload
 
     def _inline(self, found: Found, payload: list[Frame], num_bytes: int) -> Inline | None:
-        """Append the frames of a record, and say where they are; None if there is none, or no room for it."""
+        """Append the frames of a record, and return their place; None if the record is missing or exceeds the limit."""
         if found is None:
             return None
         if payload and num_bytes > MAX_INLINE_BYTES:
@@ -78,7 +80,9 @@ class RecordSender:
             return None
         try:
             frames = self._records.frames(found) if isinstance(found, Handle) else found.frames()
-        except StaleHandle:  # its writer has cut its nursery short
+        except (StaleHandle, RemoteProtocolError):  # its client has overwritten it in its nursery
+            if isinstance(found, Handle):
+                self._records.drop_spoiled(found)
             return None
         self.num_inline += 1
         payload.extend(frames)

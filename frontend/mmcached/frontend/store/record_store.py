@@ -1,23 +1,23 @@
-"""Keeps the records that clients put, under a tenant and a key, and processed items, in one ring.
+"""Keeps the records that clients put, by tenant and key, and processed items, in one ring.
 
-    put ── of an older epoch? too large? over the tenant's quota? no room? ──> kept, or the reason why not
-    get ── the handle, and the record is young again
-    drop, drop_fetched, drop_expired, clear, begin_epoch ── forgotten; whoever holds a lease reads on
+    put ── of an older epoch? too large? over the tenant's quota? no space? ──> kept, or the reason for the refusal
+    get ── returns the handle, and marks the record as used
+    drop, drop_fetched, drop_expired, clear, begin_epoch ── dropped; readers with a lease read on
 
-The first writer wins: a key that has a record keeps it, and a second put of it counts as kept, unless that says to
-replace the record. A tenant over its quota loses its own records, in the order of `tenant_books`; what the ring evicts
-for room may be anybody's.
+The first writer wins: a key that has a record keeps it, and a second put of it counts as kept, unless it overwrites the
+record. A tenant over its quota loses its own records, in the order of `tenant_books`; the ring may evict records of any
+tenant.
 
-Processed items are records of `ITEMS_TENANT`, put by the frontend alone: no quota and no epoch binds them. Where both
-are kept, each has a share of the ring, and neither presses the other out: the clients' records together take no more
-than theirs, and items no more than theirs, in the order of `tenant_books` too. What is pinned or leased
-stays. What lies in nurseries is not in the ring: `nursery_service` says what goes there.
+Processed items are records of `ITEMS_TENANT`, put only by the frontend, without quota and epoch. Where the ring holds
+both, each has a share, and neither takes space of the other: all clients' records together stay within their share, and
+items within theirs, also in the order of `tenant_books`. Pinned or leased records stay. Records in nurseries are not in
+the ring: `nursery_service` chooses which of them are evicted.
 
-An epoch ends when everything derived from the old weights becomes unreachable. Epochs are numbered on from a clock, so
-that one of a former frontend is never taken for the present one, unless its records were adopted with it.
+A new epoch makes all results of the old weights unreachable. Epochs are numbered from a clock, so that an epoch of a
+former frontend is never taken for the current one, unless its records were adopted with it.
 
-Knows nothing of clients, leases or sockets. Invariants: a tenant's records take no more than its quota, the clients'
-and the items no more than their shares.
+Does not know clients, leases or sockets. Invariants: a tenant's records stay within its quota, the clients' records and
+the items within their shares.
 """
 
 from __future__ import annotations
@@ -45,24 +45,32 @@ from mmcached.shm.ring.ring import Claim
 from mmcached.shm.ring.slot_table import boot_ns, expiry_of, has_expired
 from mmcached.shm.ring.touch_logs import TouchLogs
 from mmcached.shm.store import codec
-from mmcached.shm.store.record_head import TensorRef
+from mmcached.shm.store.record_head import Head, TensorRef, head_of
+from mmcached.shm.store.record_note import parse_note
 from mmcached.wire.closeable import Closeable
 from mmcached.wire.config import ServiceConfig
-from mmcached.wire.errors import CacheFull, InvariantError, ItemTooLarge, LocalProtocolError, StaleHandle
+from mmcached.wire.errors import (
+    CacheFull,
+    InvariantError,
+    ItemTooLarge,
+    LocalProtocolError,
+    RemoteProtocolError,
+    StaleHandle,
+)
 from mmcached.wire.handle import Handle
 from mmcached.wire.latency import Histogram
 
 EXPIRED_AT_ONCE = 256
-"""Expired records that are forgotten in one turn: 4 ms."""
+"""Maximum number of expired records dropped in one turn: 4 ms."""
 
 
 class Refusal(StrEnum):
-    """Why a record is not kept; the value is for people, `RecordStore.text_of` fills in the limit."""
+    """Why a record is not kept; `RecordStore.text_of` fills the limit into the text."""
 
     NO_STORE = "the service keeps no records (store_gb = 0)"
     OLD_EPOCH = "it was computed before the last new epoch"
     TOO_LARGE = "it is larger than one record may be: at most {limit} bytes (store_max_object_mb)"
-    TENANT_QUOTA = "it is larger than its tenant's quota: {limit} bytes (store_tenant_quota_gb)"
+    BEYOND_TENANT_QUOTA = "it is larger than its tenant's quota: {limit} bytes (store_tenant_quota_gb)"
     FULL = "there is no room now: too much of the {limit} bytes is leased (store_gb)"
 
 
@@ -70,13 +78,15 @@ class RecordStore(Closeable):
     """The records of one frontend; `close` closes the ring.
 
     Args:
-        first_epoch: larger than any epoch of a former frontend.
-        tenant_quota_bytes: what the chunks of one tenant may take together; None for no limit.
-        is_shared: records of other hosts are put too; it is remembered which.
-        share_bytes: what the chunks of all clients may take together in the ring; None: all that it has. 0: they put
-            none.
-        item_share_bytes: the same of the processed items.
-        max_object_bytes: the largest record of a client; None: of the ring.
+        first_epoch: Larger than any epoch of a former frontend.
+        tenant_quota_bytes: Maximum bytes of one tenant's chunks together; None for no limit.
+        is_shared: Whether records of other hosts are put too; the store remembers which.
+        share_bytes: Maximum bytes of all clients' chunks together in the ring; None: the whole ring. 0: clients cannot
+            put
+            records.
+        item_share_bytes: The same for processed items.
+        max_object_bytes: Maximum size of a client's record; None: that of the ring.
+        nursery_bytes: Maximum bytes of records in nurseries together, in addition to the ring.
     """
 
     def __init__(
@@ -88,6 +98,7 @@ class RecordStore(Closeable):
         share_bytes: int | None = None,
         item_share_bytes: int | None = None,
         max_object_bytes: int | None = None,
+        nursery_bytes: int = 0,
     ) -> None:
         self.epoch = first_epoch
         self._first_epoch = first_epoch
@@ -99,8 +110,9 @@ class RecordStore(Closeable):
         self._is_shared = is_shared
         self._share_bytes = share_bytes
         self._item_share_bytes = item_share_bytes
-        self._clients_books = TenantBooks()  # of all but items, if they have a share
+        self._clients_books = TenantBooks()  # all clients' records in the ring, if they have a share
         self._max_object_bytes = max_object_bytes
+        self._nursery_bytes = nursery_bytes
         self._fetched: set[str] = set()
         self._num_queries = self._num_hits = 0
         self.num_puts = self.num_refusals = self.num_quota_evictions = self.num_share_evictions = self.num_expired = 0
@@ -115,20 +127,22 @@ class RecordStore(Closeable):
             share_bytes=config.store_main_bytes if config.ring_data_bytes else None,
             item_share_bytes=config.ring_data_bytes if config.store_data_bytes else None,
             max_object_bytes=config.store_max_object_bytes,
+            nursery_bytes=config.store_nursery_bytes,
         )
 
     def adopt(self, ring: RingWriter) -> None:
-        """Keep records from now on, in this ring, which is owned from here on; until then every get is a miss.
+        """Keep records in this ring from now on, and own it; until then every get is a miss.
 
-        With the records of a former frontend its epoch goes on; where records are shared, any of them may have been
-        fetched.
+        With the records of a former frontend its epoch goes on; if records are shared, any of them counts as fetched.
 
         Raises:
-            LocalProtocolError: there is one.
+            LocalProtocolError: The store already has a ring.
         """
         if isinstance(self._store, ObjectStoreWriter):
             raise LocalProtocolError("this store has a ring")
-        self._store = ObjectStoreWriter(ring, on_evict=self._evicted, on_hit=self._touch)
+        self._store = ObjectStoreWriter(
+            ring, on_evict=self._evicted, on_hit=self._touch, nursery_bytes=self._nursery_bytes
+        )
         if former_epoch := ring.board.store_epoch():
             self.epoch = self._first_epoch = former_epoch
         ring.board.set_store_epoch(self.epoch)
@@ -158,7 +172,7 @@ class RecordStore(Closeable):
 
     @property
     def num_queries(self) -> int:
-        """Keys that were asked for here, or looked up by readers themselves as far as is known."""
+        """Number of keys asked for here, or looked up by readers themselves as far as is known."""
         logs = self._touch_logs
         return self._num_queries + (logs.num_hits + logs.num_misses if logs else 0)
 
@@ -168,7 +182,7 @@ class RecordStore(Closeable):
 
     @property
     def hit_latency(self) -> Histogram:
-        """How long look-ups of readers themselves took that they have measured."""
+        """Latency of lookups that readers made and measured themselves."""
         return self._touch_logs.latency.histogram() if self._touch_logs else Histogram()
 
     @property
@@ -178,10 +192,10 @@ class RecordStore(Closeable):
     # ---- records
 
     def get(self, tenant: str, key: str, *, counts: bool = True) -> Handle | None:
-        """Return where the record of a key lies, and make it young; None if it has none.
+        """Return the handle of a key's record, and mark it as used; None if the key has none.
 
         Args:
-            counts: for the figures, which are of what clients ask for.
+            counts: Whether to count a query, and a hit or miss.
         """
         name = store_key(tenant, key)
         handle = self._find(name)
@@ -193,19 +207,19 @@ class RecordStore(Closeable):
         return handle
 
     def count_misses(self, number: int) -> None:
-        """Count keys that `has` has denied, for the figures."""
+        """Count keys for which `has` was false as queries."""
         self._num_queries += number
 
     def has(self, tenant: str, key: str) -> bool:
-        """Return whether a key has a record; changes nothing."""
+        """Return whether a key has a record, without counting it or marking it as used."""
         return self._find(store_key(tenant, key)) is not None
 
     def num_rows(self, tenant: str, key: str) -> int:
-        """Return the rows of the tensor `EMBEDDINGS` of a key's record; 0 if it has none. Changes nothing."""
+        """Return the number of rows of the tensor `EMBEDDINGS` in a key's record; 0 if missing."""
         handle = self._find(store_key(tenant, key))
-        if handle is None:
+        head = None if handle is None else self.head(handle)
+        if head is None:
             return 0
-        head = codec.head_of(self._store.ring.read(handle))
         tensor = head.tree.get(EMBEDDINGS)
         shape = head.tensors[tensor.index][0].shape if isinstance(tensor, TensorRef) else ()
         return shape[0] if shape else 0
@@ -225,15 +239,17 @@ class RecordStore(Closeable):
         """Keep a record under a key, unless the key has one already.
 
         Args:
-            encoded: one that lies in a nursery is published there.
-            epoch: in which it was computed.
-            is_stale: refuse it as one of an older epoch, whatever its own.
-            is_fetched: another host has computed it.
-            overwrites: in the place of the record that the key has; if it is refused, the key keeps that.
-            ttl_s: seconds until it expires; 0.0: never.
+            encoded: A `PlacedRecord` is published where it lies.
+            epoch: Epoch in which it was computed.
+            is_stale: Refuse it as a record of an older epoch, whatever `epoch` says.
+            is_fetched: Whether another host has computed it.
+            overwrites: Replace the key's record; if refused, the key keeps the earlier one.
+            ttl_s: Seconds until it expires; 0.0: never.
+
         Returns:
-            None if the key has a record now, or has this one if it overwrites; else why not. A record that is refused
-            for want of room may have cost its tenant others, if it was at its quota.
+            None if the key has a record now, or this record if it overwrites; else the reason. A put that is refused
+            for lack
+                of space may have evicted other records of its tenant, if the tenant was at its quota.
         """
         is_old = is_stale or epoch != self.epoch
         refusal = self._put(
@@ -246,13 +262,13 @@ class RecordStore(Closeable):
         return refusal
 
     def text_of(self, refusal: Refusal) -> str:
-        """Return why a record is not kept, with the limit in bytes and its setting. The same of each record."""
+        """Return the text of a refusal, with the limit in bytes and its setting; the same text for every record."""
         ring = self.ring
         if isinstance(ring, NoRing):
             return Refusal.NO_STORE
         limits = {
             Refusal.TOO_LARGE: self._max_object_bytes or ring.max_object_bytes,
-            Refusal.TENANT_QUOTA: self._quota_bytes,
+            Refusal.BEYOND_TENANT_QUOTA: self._quota_bytes,
             Refusal.FULL: self._share_bytes or ring.announcement.data_bytes,
         }
         return refusal.format(limit=limits.get(refusal))
@@ -260,18 +276,30 @@ class RecordStore(Closeable):
     # ---- records in nurseries
 
     def evict(self, handle: Handle) -> bool:
-        """Let a record of a nursery go for room; return False if somebody keeps it."""
-        return isinstance(self._store, ObjectStoreWriter) and self._store.evict(handle)
+        """Evict a record of a nursery; return False if it is leased or pinned."""
+        return isinstance(self._store, ObjectStoreWriter) and self._store.ring.evict(handle)
 
     def begin_copy(self, handle: Handle, *, evicts: bool) -> Claim | None:
-        """Claim room in the ring for a record of a nursery; None: there is none. `end_copy` or `abort_copy` follows.
+        """Claim space in the ring for a copy of a nursery's record; None without space.
+
+        `end_copy` or `abort_copy` must follow. A record whose note does not match its key is not copied: contents of
+        the ring
+        are trusted.
 
         Args:
-            evicts: others may go for it; else free room is claimed or none.
+            evicts: Whether other records may be evicted; else only free space is claimed.
         """
         if isinstance(self._store, _NoStore):
             return None
         name = self._store.key_of(handle)
+        try:
+            note = self._store.ring.note(handle)
+        except StaleHandle:
+            return None
+        parsed = parse_note(note)
+        known = None if parsed is None or parsed[0] != name else parse_about(parsed[1])
+        if known is None or not _is_about(known, name, in_ring=False):
+            return None
         num_bytes = self._tenant_to_books[self._key_to_tenant[name]].bytes_of(name)
         if not evicts:
             is_within = self._share_bytes is None or self._clients_books.num_bytes + num_bytes <= self._share_bytes
@@ -280,39 +308,44 @@ class RecordStore(Closeable):
         if not self._make_room(self._clients_books, self._share_bytes, num_bytes):
             return None
         try:
-            claim = self._store.begin_copy(handle)
-        except (ItemTooLarge, CacheFull, StaleHandle):
+            claim = self._store.ring.claim(handle.nbytes, note)
+        except (ItemTooLarge, CacheFull):
             return None
+        crash_point("promote.after_claim")
         if self._share_bytes is not None:
             self._clients_books.add(name, num_bytes)
             self._clients_books.touch(name)
         return claim
 
     def end_copy(self, handle: Handle, claim: Claim, *, is_proven: bool) -> bool:
-        """Show a copy in the place of a record of a nursery; return whether that still was there.
+        """Publish a copy in place of the record in a nursery; return whether that record was still there.
 
         Args:
-            is_proven: as for `RingWriter.commit`.
+            is_proven: As for `RingWriter.commit`.
         """
         if isinstance(self._store, _NoStore):
             return False
         return self._store.end_copy(handle, claim, is_proven=is_proven) is not None
 
     def abort_copy(self, handle: Handle, claim: Claim) -> None:
-        """Give the room for a copy back; the record goes too, if it is there: nobody could read it."""
+        """Release the space of a copy, and drop the record, if it is still there: it cannot be read."""
         if isinstance(self._store, ObjectStoreWriter):
             self._store.ring.abort(claim)
-            if self._store.ring.is_current(handle):
-                name = self._store.key_of(handle)
-                self._store.discard(name)
-                self._forget(name)
+            self.drop_spoiled(handle)
+
+    def drop_spoiled(self, handle: Handle) -> None:
+        """Drop a record that its client has overwritten in its nursery; a missing one changes nothing."""
+        if isinstance(self._store, ObjectStoreWriter) and self._store.ring.is_current(handle):
+            name = self._store.key_of(handle)
+            self._store.discard(name)
+            self._forget(name)
 
     def _lies_in_nursery(self, name: str) -> bool:
         handle = self._store.find(name)
         return handle is not None and handle.nursery > 0
 
     def drop(self, tenant: str, key: str) -> bool:
-        """Forget the record of a key; return whether it had one."""
+        """Drop the record of a key; return whether it had one."""
         name = store_key(tenant, key)
         if self._find(name) is None:
             return False
@@ -321,13 +354,13 @@ class RecordStore(Closeable):
         return True
 
     def drop_expired(self) -> None:
-        """Forget some of the records that have expired, so that their room is free; nobody finds them any more."""
+        """Drop up to `EXPIRED_AT_ONCE` expired records to free their space; no lookup finds them any more."""
         for name in self._store.discard_expired(EXPIRED_AT_ONCE):
             self._forget(name)
             self.num_expired += 1
 
     def drop_fetched(self) -> None:
-        """Forget the records that other hosts may have computed."""
+        """Drop the records that other hosts may have computed."""
         for name in list(self._fetched):
             self._store.discard(name)
             self._forget(name)
@@ -335,7 +368,7 @@ class RecordStore(Closeable):
     # ---- processed items
 
     def find_item(self, mm_hash: str) -> tuple[Handle, int] | None:
-        """Return where an item lies, and its number of embeddings; None if it is not here. Changes nothing."""
+        """Return an item's place and number of embeddings; None if missing. Does not mark it as used."""
         handle = self._store.find(store_key(ITEMS_TENANT, mm_hash))
         if handle is None or isinstance(self._store, _NoStore):
             return None
@@ -346,7 +379,7 @@ class RecordStore(Closeable):
         return self._store.is_cached(store_key(ITEMS_TENANT, mm_hash))
 
     def put_item(self, mm_hash: str, encoded: EncodedRecord, num_embeds: int) -> Handle | None:
-        """Keep an item that is not here; return where it lies, None if there is no room for it now, or never."""
+        """Keep a missing item; return its place, or None if there is no space for it now, or ever."""
         if isinstance(self._store, _NoStore):
             return None
         name, about = store_key(ITEMS_TENANT, mm_hash), about_item(mm_hash, num_embeds, boot_ns())
@@ -367,29 +400,29 @@ class RecordStore(Closeable):
 
     @property
     def item_bytes(self) -> int:
-        """Bytes that the items take in the ring."""
+        """Bytes of the items in the ring."""
         return self._item_books.num_bytes
 
     def touch_item(self, mm_hash: str, handle: Handle) -> None:
-        """Make an item young."""
+        """Mark an item as used."""
         self._store.ring.touch(handle)
         self._tenant_to_books[ITEMS_TENANT].touch(store_key(ITEMS_TENANT, mm_hash))
 
     def drop_item(self, mm_hash: str) -> None:
-        """Forget an item; who holds a lease reads on. One that is not here changes nothing."""
+        """Drop an item; readers with a lease read on. A missing item changes nothing."""
         name = store_key(ITEMS_TENANT, mm_hash)
         if self._store.is_cached(name):
             self._store.discard(name)
             self._forget(name)
 
     def drop_items(self) -> None:
-        """Forget all items; who holds a lease reads on."""
+        """Drop all items; readers with a lease read on."""
         for name in self._item_books.key_to_bytes:
             self._store.discard(name)
             self._forget(name)
 
     def clear(self) -> None:
-        """Forget all records, items too."""
+        """Drop all records, items included."""
         self._store.clear()
         self._tenant_to_books.clear()
         self._clients_books = TenantBooks()
@@ -397,8 +430,8 @@ class RecordStore(Closeable):
         self._fetched.clear()
 
     def begin_epoch(self) -> None:
-        """Forget all records, and from now on keep none that is being computed now."""
-        self.clear()  # first: nobody, also no successor, shows a record of before in the new epoch
+        """Drop all records, and from now on refuse records that are being computed now."""
+        self.clear()  # first: neither this process nor a successor may show an old record in the new epoch
         crash_point("flush.before_epoch")
         self.epoch += 1
         if not isinstance(self.ring, NoRing):
@@ -407,7 +440,7 @@ class RecordStore(Closeable):
     # ---- the ring
 
     def poll_hits(self) -> None:
-        """Take in what clients have found by themselves."""
+        """Apply the hits that clients have found by themselves."""
         ring = self.ring
         if not isinstance(ring, NoRing):
             ring.poll_hits()
@@ -417,21 +450,35 @@ class RecordStore(Closeable):
         return self._store.ring
 
     def find(self, tenant: str, key: str) -> Handle | None:
-        """As `get`, for one that has just been put: counts and changes nothing."""
+        """Return the handle of a key's record, without counting it or marking it as used."""
         return self._find(store_key(tenant, key))
 
     def expires_at(self, handle: Handle) -> int:
-        """Return when a record that is here expires, as in `slot_table`; 0: never."""
+        """Return the expiry of a current record, as in `slot_table`; 0: never."""
         return self.ring.expires_at(handle)
 
-    def frames(self, handle: Handle) -> list[codec.Frame]:
-        """Copy a record out as message frames; raise `StaleHandle` if it is not current."""
-        return codec.split(self._store.ring.read(handle))
+    def head(self, handle: Handle) -> Head | None:
+        """Return the head of a record; None if its client has overwritten it, and then drop the record."""
+        ring = self._store.ring
+        try:
+            return head_of(lambda nbytes: ring.read(handle, nbytes).data, handle.nbytes)
+        except (StaleHandle, RemoteProtocolError):
+            self.drop_spoiled(handle)
+            return None
 
-    # ---- the object
+    def frames(self, handle: Handle) -> list[codec.Frame]:
+        """Copy a record out as message frames.
+
+        Raises:
+            StaleHandle: The handle is not current.
+            StaleHandle, RemoteProtocolError: Its client has overwritten it in its nursery.
+        """
+        return codec.adopt(self._store.ring.read(handle)).frames()
+
+    # ---- integrity and end
 
     def check_integrity(self) -> None:
-        """Raise `InvariantError` if the books of the tenants and the store disagree, or a tenant is over its quota."""
+        """Raise `InvariantError` if tenants' books and the store disagree, or a tenant or share is over its limit."""
         self._store.check_integrity()
         listed = [key for books in self._tenant_to_books.values() for key in books.key_to_bytes]
         if len(listed) != len(self._store) or not all(map(self._store.is_cached, listed)):
@@ -448,7 +495,7 @@ class RecordStore(Closeable):
             of_clients = {name for name, tenant in self._key_to_tenant.items() if tenant != ITEMS_TENANT}
             in_ring = {name for name in of_clients if not self._lies_in_nursery(name)}
             num_bytes, charged = self._clients_books.num_bytes, self._clients_books.key_to_bytes.keys()
-            # What is being copied into the ring is charged before it lies there.
+            # A record being copied into the ring is charged before it lies there.
             if not in_ring <= charged <= of_clients or num_bytes > self._share_bytes:
                 raise InvariantError(f"the clients take {num_bytes} bytes of {self._share_bytes}")
 
@@ -457,7 +504,7 @@ class RecordStore(Closeable):
         self._tenant_to_books.clear()
         self._key_to_tenant.clear()
 
-    # ---- how
+    # ---- internals
 
     def _put(
         self,
@@ -481,12 +528,12 @@ class RecordStore(Closeable):
         if encoded.nbytes > (self._max_object_bytes or self._store.ring.max_object_bytes):
             return Refusal.TOO_LARGE
         in_ring = not isinstance(encoded, PlacedRecord)
-        # The tenant's books must be made again by whoever adopts the ring. In a nursery its writer has noted the same.
+        # A frontend that adopts the ring rebuilds the tenant's books from this. In a nursery its writer has noted it.
         about = about_record(tenant, key, boot_ns()) if in_ring else b""
         num_bytes = self._store.chunk_bytes(name, encoded, about)
         if self._quota_bytes is not None and num_bytes > self._quota_bytes:
-            return Refusal.TENANT_QUOTA
-        # The former record of the key counts no more, and is not what goes.
+            return Refusal.BEYOND_TENANT_QUOTA
+        # The former record of the key does not count against the limits, and must not be the one evicted.
         was_in_ring = has_one and self._clients_books.has(name)
         former_bytes = self._discharge(tenant, name) if has_one else 0
         if self._quota_bytes is not None:
@@ -509,7 +556,7 @@ class RecordStore(Closeable):
         return None
 
     def _find(self, name: str) -> Handle | None:
-        """Return where a record lies; one that has expired is forgotten."""
+        """Return the place of a record; drop it if it has expired."""
         handle = self._store.find(name)
         if handle is None or not (expires_at := self._store.ring.expires_at(handle)) or not has_expired(expires_at):
             return handle
@@ -531,7 +578,7 @@ class RecordStore(Closeable):
             self._clients_books.add(name, num_bytes)
 
     def _discharge(self, tenant: str, name: str) -> int:
-        """Take a record out of the books; return the bytes that it takes."""
+        """Remove a record from the books; return its bytes."""
         if self._clients_books.has(name):
             self._clients_books.remove(name)
         return self._tenant_to_books[tenant].remove(name)
@@ -545,10 +592,10 @@ class RecordStore(Closeable):
             self.num_quota_evictions += 1
 
     def _make_room(self, books: TenantBooks, share: int | None, num_bytes: int) -> bool:
-        """Let the records of a share make room for one more of them.
+        """Evict records of a share for one more of them.
 
         Returns:
-            False, and nothing has gone, if it is too large, or too much of them is leased or pinned.
+            False, with no record evicted, if it is too large, or too many of them are leased or pinned.
         """
         ring = self._store.ring
         if share is None or isinstance(ring, NoRing):
@@ -556,7 +603,7 @@ class RecordStore(Closeable):
         going, too_much = [], books.num_bytes + num_bytes - share
         for name, record_bytes in books.in_order(share, num_bytes) if too_much > 0 else ():
             handle = self._store.find(name)
-            if handle is not None and not ring.is_kept(handle):  # what is leased would stay where it lies
+            if handle is not None and not ring.is_kept(handle):  # dropping a leased record frees no space
                 going.append(name)
                 too_much -= record_bytes
             if too_much <= 0:
@@ -588,7 +635,7 @@ class RecordStore(Closeable):
 
 
 def _is_about(known: About, name: str, in_ring: bool) -> bool:
-    """Return whether what lies behind a record may be true of its key; in a nursery a client has written it."""
+    """Return whether a record's metadata may be true of its key; in a nursery a client has written it."""
     return in_ring or (known.tenant != ITEMS_TENANT and store_key(known.tenant, known.key) == name)
 
 
@@ -597,7 +644,7 @@ def _is_of_probe(known: About, about: bytes) -> bool:
 
 
 class _NoStore:
-    """Stands where there is no ring (yet): no key has a record."""
+    """Stands in until there is a ring: no key has a record."""
 
     ring = NoRing()
 

@@ -1,8 +1,8 @@
-"""Keeps what has been put and the second level shall have too, until it takes it; what is too much, or too old, goes.
+"""Queue of records to save in the second level; too many or too old ones are dropped.
 
-    put ──> waiting ──taken──> the second level's      or: dropped, the oldest first, and counted; forgotten by a flush
+    put ──> waiting ──taken──> the second level's      or: dropped, the oldest first, and counted; removed by a flush
 
-It has names and places only: the records lie where they lie, and may have gone when their turn comes.
+Holds names and places only: records stay in the ring, and may have been evicted when their turn comes.
 """
 
 from __future__ import annotations
@@ -21,13 +21,14 @@ class _Waiting(NamedTuple):
 
 
 class SaveQueue:
-    """The records that wait, by name.
+    """The waiting records, by name.
 
     Args:
-        clock: monotonic seconds.
-        on_lost: called with the name of each record that will not be saved.
+        clock: Monotonic time in seconds.
+        on_lost: Called with the name of each record that will not be saved.
+
     Attributes:
-        num_dropped: only rises; what a flush has forgotten is not dropped.
+        num_dropped: Number of dropped records, without those that a flush removed; never decreases.
     """
 
     def __init__(
@@ -51,7 +52,7 @@ class SaveQueue:
         return len(self._waiting)
 
     def add(self, name: str, save: Save) -> None:
-        """Let a record wait, and drop what waits before it as far as it is too much."""
+        """Add a record, and drop the oldest ones beyond the limits."""
         if save.place.nbytes > self._max_record_bytes:
             self.num_dropped += 1
             self._on_lost(name)
@@ -63,7 +64,7 @@ class SaveQueue:
             self._drop_first()
 
     def take(self, limit: int) -> dict[str, Save]:
-        """Return and forget those that wait longest, by name, as many as `limit`; drop what is too old."""
+        """Return and remove up to `limit` records, the oldest first, by name; drop records that are too old."""
         oldest = self._clock() - self._max_age_s
         while self._waiting and next(iter(self._waiting.values())).since < oldest:
             self._drop_first()
@@ -75,7 +76,7 @@ class SaveQueue:
         return saves
 
     def forget(self, name: str) -> None:
-        """Let a record wait no more; an unknown one changes nothing."""
+        """Remove a record without saving it; an unknown one changes nothing."""
         if name in self._waiting:
             self._remove(name)
             self._on_lost(name)

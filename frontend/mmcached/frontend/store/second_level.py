@@ -1,18 +1,18 @@
-"""Speaks with the second level: a process that fetches and saves records beside this one, which never waits for it.
+"""Connection to the second level: a process beside this one that fetches and saves records. Never waits for it.
 
-    TakeOrders ──> Orders       as soon as there is something to fetch, to save, or a flush; empty when its time is over
-    FetchesEnded, PutRecord     what has become of fetches                                        (see `fetch_table`)
-    Orders                      also: which claims among all hosts are still held                 (see `held_claims`)
-    SecondLevelFlushed          it finds nothing of before any more, or why that is not so
+    TakeOrders ──> Orders       once there is a fetch, a save or a flush to order; empty at the poll's timeout
+    FetchesEnded, PutRecord     results of fetches                                             (see `fetch_table`)
+    Orders                      also: which claims among all hosts are still held              (see `held_claims`)
+    SecondLevelFlushed          the flush is done: no earlier record is found any more, or the error
     AnotherHostFlushed          it is not used until this host is flushed, too
 
-    nobody ──TakeOrders──> open ──a fetch was not answered in time──> silent ──it says anything──> open
-      ^                     └────────────────────┴── its connection is closed: fetches end
-      └─────────────────────────────────────────────┘
+    no process ──TakeOrders──> open ──a fetch was not answered in time──> silent ──any message──> open
+      ^                          └────────────────────┴── its connection is closed: fetches end
+      └──────────────────────────────────────────────────┘
 
-While it is not open nothing is fetched, and nobody waits. From a flush on until it is confirmed nothing is fetched
-either, and nothing that was fetched is taken; it is ordered again until it is confirmed. When another host has been
-flushed, nothing is fetched or saved until this one is, and what was fetched before is forgotten.
+While it is not open no record is fetched, and no request waits. From a flush on until it is confirmed no record is
+fetched either, and no fetched record is accepted; the flush is ordered again until it is confirmed. When another host
+has been flushed, no record is fetched or saved until this host is flushed, and records fetched before are dropped.
 
 Invariant: one poll of one client is held at a time, and answered once.
 """
@@ -43,11 +43,11 @@ log = structlog.get_logger("mmcached.frontend")
 
 MAX_ORDERED_FETCHES = 1024
 MAX_ORDERED_SAVES = 32
-"""Of one answer."""
+"""Limits of one answer."""
 SAVES_WAIT_S = 0.01
-"""How long the first of some saves waits for others: nobody waits for it, and puts that follow each other go first."""
+"""Seconds for which the first save waits for others: no caller waits for it, and consecutive puts go first."""
 FLUSH_TIMEOUT_S = 8.0
-"""How long a flush waits to be confirmed before who asks for it is told that it is not."""
+"""Seconds after which an unconfirmed flush is reported to its caller as failed."""
 FLUSH_AGAIN_S = 1.0
 
 
@@ -57,17 +57,18 @@ class _Poll(NamedTuple):
 
 
 class SecondLevel:
-    """The second level of one store, as far as there is one.
+    """The second level of one store, if it has one.
 
     Args:
-        channel: to clients; the process is one of them.
-        records: the store's; what was fetched into it is forgotten when another host has been flushed.
-        is_computed: returns whether a client computes a record now, by its name.
-        clock: monotonic seconds.
+        channel: Channel to clients; the process of the second level is one of them.
+        records: Records of the store; fetched ones are dropped when another host has been flushed.
+        is_computed: Returns whether a client computes a record now, by its name.
+        clock: Monotonic time in seconds.
+
     Attributes:
-        is_on: the service has one, whether the process is there or not.
-        is_flushing: a flush has not been confirmed.
-        is_apart: another host has been flushed since this one.
+        is_on: Whether the service has a second level, connected or not.
+        is_flushing: Whether a flush has not been confirmed.
+        is_apart: Whether another host has been flushed since this one.
     """
 
     def __init__(
@@ -100,7 +101,7 @@ class SecondLevel:
 
     @property
     def is_open(self) -> bool:
-        """Records are fetched."""
+        """Whether records are fetched."""
         return bool(self._peer) and not (self._is_silent or self.is_flushing or self.is_apart)
 
     def is_peer(self, client_id: str) -> bool:
@@ -110,46 +111,47 @@ class SecondLevel:
     def clients(self) -> set[str]:
         return self.fetches.clients() | ({self._client_id} if self._client_id else set())
 
-    # ---- what clients do
+    # ---- requests of clients
 
     def park(self, one: Parked, missing: Iterable[Wanted], *, claims: bool) -> bool:
-        """As `FetchTable.park`; False while it is not open."""
+        """Park a request as `FetchTable.park`; False while it is not open."""
         return self.is_open and self.fetches.park(one, missing, claims=claims)
 
-    def was_put(self, client_id: str, wanted: Wanted, place: Handle | None) -> None:
-        """Take note that a client has offered a record to the store.
+    def was_kept(self, wanted: Wanted, handle: Handle, *, is_fetched: bool = False) -> None:
+        """End the fetch of a record that the store has begun to keep, and order its save unless it was fetched."""
+        self._end_fetch(wanted, is_fetched=is_fetched)
+        if is_fetched or not self.is_on or self.is_apart or is_on_its_way(wanted.key):
+            self.claims.end(wanted.name)
+            return
+        if not self.saves:
+            self._saves_from = self._clock() + SAVES_WAIT_S
+        self.claims.will_be_saved(wanted.name)
+        self.saves.add(wanted.name, Save(wanted.tenant, wanted.key, handle, self._records.expires_at(handle)))
 
-        Args:
-            place: of the record, if the store has just begun to keep it.
-        """
-        is_fetched = self.is_peer(client_id)
+    def was_not_kept(self, wanted: Wanted, *, is_fetched: bool) -> None:
+        """End the fetch of a record that was put and refused, or whose key has kept its record."""
+        self._end_fetch(wanted, is_fetched=is_fetched)
+        self.claims.end(wanted.name)
+
+    def _end_fetch(self, wanted: Wanted, *, is_fetched: bool) -> None:
         if is_fetched:
             self._is_silent = False
         self.fetches.arrived(wanted.name, "hit" if is_fetched else "overtaken")
-        takes_saves = self.is_on and not self.is_apart
-        if not takes_saves or is_fetched or place is None or is_on_its_way(wanted.key):
-            self.claims.end(wanted.name)
-        else:
-            if not self.saves:
-                self._saves_from = self._clock() + SAVES_WAIT_S
-            self.claims.will_be_saved(wanted.name)
-            expires_at = self._records.expires_at(place)
-            self.saves.add(wanted.name, Save(wanted.tenant, wanted.key, place, expires_at))
 
     def leave(self, client_id: str, *, but_over: bytes | None = None) -> None:
-        """Forget a client that is gone, or has come anew over another connection."""
+        """Forget a client that has disconnected, or has connected anew over `but_over`."""
         self.fetches.leave(client_id, but_over=but_over)
         if self.is_peer(client_id) and self._peer != but_over:
             self._lose()
 
-    # ---- what the process says
+    # ---- messages of the process
 
     def take_orders(self, peer: bytes, message: TakeOrders) -> None:
-        """Hold a poll until there is something to order; the one that was held is answered, with nothing.
+        """Hold a poll until there are orders; an earlier held poll is answered with empty orders.
 
         Raises:
-            RemoteProtocolError: there is no second level.
-            ServiceUnavailable: another client is the second level, and is connected.
+            RemoteProtocolError: The service has no second level.
+            ServiceUnavailable: Another client is the second level, and is connected.
         """
         if not self.is_on:
             raise RemoteProtocolError("this service has no second level (store_l2)", "TakeOrders")
@@ -159,25 +161,25 @@ class SecondLevel:
             self._lose()
             log.info("second level connected", client_id=message.client_id)
         self._client_id, self._peer, self._is_silent = message.client_id, peer, False
-        if self._flush_from == inf:  # ordered, and no word of it before this one: it was lost
+        if self._flush_from == inf:  # ordered, and polls again without having confirmed: the order was lost
             self._flush_from = self._clock() + FLUSH_AGAIN_S
         if self._poll is not None:
             self._channel.try_send(peer, Orders(self._poll.request_id, [], []))
         self._poll = _Poll(message.request_id, self._clock() + message.timeout_s)
 
     def fetches_ended(self, message: FetchesEnded) -> None:
-        """Raise RemoteProtocolError if it does not come from the second level."""
+        """Apply results of fetches; raise RemoteProtocolError if the sender is not the second level."""
         self._check_peer(message)
         for end in message.fetches:
             is_late = not self.fetches.is_under_way(end.number)
             claimed = self.fetches.ended(end.number, end.outcome)
             if claimed is not None:
                 self.claims.begin(claimed)
-                if is_late:  # who had asked for it went on without: it may be computed by now, or over
+                if is_late:  # the asker went on without it: the record may be computed by now, or given up
                     self.claims.end(claimed)
 
     def flushed(self, message: SecondLevelFlushed) -> None:
-        """Take note of what has become of a flush; of a former one it changes nothing. Raises as `fetches_ended`."""
+        """Apply the result of the current flush; ignores an earlier one. Raises as `fetches_ended`."""
         self._check_peer(message)
         if not self.is_flushing or message.token != self._flush_token:
             return
@@ -188,24 +190,22 @@ class SecondLevel:
         log.info("second level flushed", error=message.error)
 
     def another_host_flushed(self, message: AnotherHostFlushed) -> None:
-        """Use the second level no more until this host is flushed, and forget what it has brought. Raises as
-        `fetches_ended`.
-        """
+        """Pause the second level until this host is flushed, and drop fetched records. Raises as `fetches_ended`."""
         self._check_peer(message)
         self.forget()
         self._records.drop_fetched()
         self.is_apart = True
         log.warning("the second level is not used", reason=message.reason)
 
-    # ---- flushes, time
+    # ---- flushes and deadlines
 
     def forget(self) -> None:
-        """The store has forgotten all records: end what is being fetched, and save none of them."""
+        """End all fetches and remove all saves, after the store has dropped all records."""
         self.fetches.end_all()
         self.saves.clear()
 
     def begin_flush(self) -> None:
-        """Have everything forgotten that the second level has, for all hosts; the store has forgotten already."""
+        """Order a flush of the second level, for all hosts; the store has dropped its records already."""
         if not self.is_on:
             return
         self._flush_token += 1
@@ -214,7 +214,7 @@ class SecondLevel:
         self.is_flushing = True
 
     def flush_error(self) -> MmcachedError | None:
-        """Return why the flush that is under way is not confirmed; None: it may be yet."""
+        """Return why the current flush is not confirmed; None while it may still be."""
         error = self._flush_error
         if not error and self._clock() >= self._flush_until:
             error = f"{self._flush_step} for {FLUSH_TIMEOUT_S:g} s: see the log of the role `second level`"
@@ -222,7 +222,7 @@ class SecondLevel:
 
     @property
     def _flush_step(self) -> str:
-        """What a flush that has not been confirmed waits for."""
+        """The step for which an unconfirmed flush waits."""
         if not self._peer:
             return "its process has not been there"
         if self._flush_from == inf:
@@ -231,7 +231,7 @@ class SecondLevel:
 
     @property
     def next_deadline(self) -> float:
-        """When there is something to do at the latest."""
+        """The time at which `go_on` must be called at the latest."""
         if self._poll is None:
             return self.fetches.next_deadline
         saves_from = self._saves_from if self.saves else inf
@@ -243,7 +243,7 @@ class SecondLevel:
         )
 
     def go_on(self) -> None:
-        """End a turn: end what is late, and order what there is to do."""
+        """End a turn: end late fetches, and send due orders."""
         if not self._peer:
             return
         now = self._clock()
@@ -268,7 +268,7 @@ class SecondLevel:
             saves_dropped=self.saves.num_dropped,
         )
 
-    # ---- how
+    # ---- internals
 
     def _answer(self, poll: _Poll, now: float) -> None:
         is_flush_due = self.is_flushing and now >= self._flush_from
@@ -282,7 +282,7 @@ class SecondLevel:
             self.claims.is_saved(name)
         claims = self.claims.take(now, MAX_ORDERED_FETCHES) if are_claims_due else []
         if is_flush_due:
-            self._flush_from = inf  # until it has said what became of it
+            self._flush_from = inf  # until the second level has reported the result
         self._poll = None
         flush = self._flush_token if is_flush_due else 0
         if not self._channel.try_send(
@@ -299,7 +299,7 @@ class SecondLevel:
         if self._peer:
             log.info("second level lost", client_id=self._client_id)
         self._client_id, self._peer, self._poll = "", b"", None
-        self.is_apart = False  # the next process says so again
+        self.is_apart = False  # the next process reports it again
         self.claims.clear()
         self.fetches.end_all()
         self._flush_from = -inf

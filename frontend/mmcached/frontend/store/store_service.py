@@ -1,19 +1,19 @@
-"""Serves the clients' messages about records, out of the record store, the claims and the readers of the ring.
+"""Serves the clients' messages about records, with the record store, the claims and the ring's readers.
 
     GetRecords   ──> Records             the frames of each record, or None
-    ClaimRecord  ──> Records | Claimed   or nothing yet: it is being computed, and the asker waits
-    ClaimRecords ──> Claims              at once: what somebody else computes is pending
-    PutRecord    ──> Stored              whoever waits for that key is answered first
-    OpenNursery  ──> NurseryOpened       room in which the client lays large records itself
-    RegisterReader ──> ReaderRegistered  from then on the client gets what is there without asking
+    ClaimRecord  ──> Records | Claimed   or no answer yet: another client computes it, and the asker waits
+    ClaimRecords ──> Claims              at once: a key that another client computes is pending
+    PutRecord    ──> Stored              waiters for that key are answered first
+    OpenNursery  ──> NurseryOpened       space into which the client writes large records itself
+    RegisterReader ──> ReaderRegistered  from then on the client reads records out of the ring without a message
     HaveRecords ──> Present    DropRecord ──> Stored    DropClaim ──> (no answer)
     TakeOrders ──> Orders      FetchesEnded, SecondLevelFlushed, AnotherHostFlushed ──> (no answer): see `second_level`
 
-A record that is not kept (too large, no room) still goes to those who wait for it. A claim whose owner cannot be told,
-or is gone, passes to the next who waits. How records travel: `record_sender`. Where there is a second level, a message
-about keys without a record is served when those have been fetched, or cannot be.
+A record that is not kept (too large, no space) is still sent to clients that wait for it. A claim whose owner is
+unreachable or disconnected passes to the next waiter. How records are sent: `record_sender`. With a second level, a
+message about keys without a record is served once those have been fetched, or their fetches have failed.
 
-Invariants: each message is answered once; nothing here waits, messages do.
+Invariants: each message is answered once; no call here blocks, messages are held instead.
 """
 
 from __future__ import annotations
@@ -67,29 +67,13 @@ from mmcached.wire.stats import RingStats, StoreStats
 
 log = structlog.get_logger("mmcached.frontend")
 
-StoreMessage = (
-    received.RegisterReader
-    | received.OpenNursery
-    | received.GetRecords
-    | received.HaveRecords
-    | received.PutRecord
-    | received.ClaimRecord
-    | received.ClaimRecords
-    | received.DropClaim
-    | received.DropRecord
-    | received.TakeOrders
-    | received.FetchesEnded
-    | received.SecondLevelFlushed
-    | received.AnotherHostFlushed
-)
 _Asking = received.GetRecords | received.ClaimRecord
 _WRITING = received.PutRecord | received.ClaimRecord | received.ClaimRecords | received.DropRecord
-_UNANSWERED = received.DropClaim | received.FetchesEnded | received.SecondLevelFlushed | received.AnotherHostFlushed
 
 
 @contextlib.contextmanager
 def no_collection() -> Iterator[None]:
-    """Let many objects be made that all stay: to look for garbage among them again and again takes a third longer."""
+    """Disable garbage collection while many lasting objects are made: repeated collections take a third longer."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -100,18 +84,20 @@ def no_collection() -> Iterator[None]:
 
 
 class StoreService(Closeable):
-    """Everything that clients may ask of the store; `close` closes the records too.
+    """Serves all store messages of clients; `close` closes the records too.
 
     Args:
-        home: the run directory, which has the note of the ring.
+        home: Run directory, which has the note of the ring.
+
     Attributes:
-        claims, readers: what is computed, and the readers of the ring by client.
-        second_level: what is fetched and saved by another process.
-        nurseries: where clients lay large records themselves.
-        figures: hits, misses and puts by the names of clients.
-        slow: puts that took too long.
-        num_protocol_errors: messages that could not be true.
-        on_put: called with the name of each record that is put, and whether it is kept.
+        claims: Claims on records that are being computed.
+        readers: Readers of the ring by client.
+        second_level: Fetches and saves by another process.
+        nurseries: Segments into which clients write large records.
+        figures: Hits, misses and puts by client name.
+        slow: Puts slower than `slow_log_ms`.
+        num_protocol_errors: Number of messages that violate the protocol.
+        on_put: Called with the name of each put record, and whether it is kept.
     """
 
     def __init__(
@@ -146,27 +132,29 @@ class StoreService(Closeable):
         """The address of the store's ring; None if no records are kept."""
         return self.records.ring.announcement
 
-    def handle(self, peer: bytes, message: StoreMessage, payload: Sequence[Frame]) -> None:
-        """Serve one message of a client, or let it wait; what is wrong with it is answered or logged, and changes
-        nothing.
+    def handle(self, peer: bytes, message: received.StoreMessage, payload: Sequence[Frame]) -> None:
+        """Serve one message of a client, or hold it.
+
+        Errors of the message are answered or logged, and change nothing.
         """
-        if not self._is_parked(peer, message):
+        if not (self.second_level.is_open and self._is_parked(peer, message)):
             self._serve_now(peer, message, payload)
 
     def go_on(self, guard: Guard) -> None:
-        """End a turn: tell the second level what there is to do, serve what has waited for it, and make room."""
+        """End a turn: send orders to the second level, serve messages that waited for it, and make space."""
+        if self.nurseries.has_work or self.nurseries.is_stuck:
+            guard.call("room for large records", self.nurseries.work)
+        if not self.second_level.is_on:
+            return
         guard.call("the second level", self.second_level.go_on)
-        guard.call("room for large records", self.nurseries.work)
         for one in self.second_level.fetches.take_ready():
             error = guard.call("what has waited for the second level", one.go_on)
             if error is not None and one.client_id:
                 self._send(one.peer, to_client.Failed(one.request_id, error_to_wire(error)))
 
-    def _is_parked(self, peer: bytes, message: StoreMessage) -> bool:
-        """Have what a message asks for fetched, as far as it is not here; return whether the message waits for it."""
+    def _is_parked(self, peer: bytes, message: received.StoreMessage) -> bool:
+        """Fetch the missing records that a message asks for; return whether the message waits for them."""
         match message:
-            case _ if not self.second_level.is_open:
-                return False
             case received.GetRecords(keys=keys, is_local=False) | received.ClaimRecords(keys=keys):
                 claims = isinstance(message, received.ClaimRecords)
             case received.ClaimRecord(key=key):
@@ -182,29 +170,29 @@ class StoreService(Closeable):
         parked = Parked(message.client_id, message.request_id, peer, go_on, waits_elsewhere)
         return bool(missing) and self.second_level.park(parked, missing, claims=claims)
 
-    def _serve_now(self, peer: bytes, message: StoreMessage, payload: Sequence[Frame]) -> None:
+    def _serve_now(self, peer: bytes, message: received.StoreMessage, payload: Sequence[Frame]) -> None:
         try:
             self._serve(peer, message, payload)
         except MmcachedError as error:
             if isinstance(error, RemoteProtocolError):
                 self.num_protocol_errors += 1
             log.info("store request refused", message=type(message).__name__, code=error.code, reason=str(error))
-            if not isinstance(message, _UNANSWERED):
+            if not isinstance(message, received.StoreNotice):
                 self._send(peer, to_client.Failed(message.request_id, error_to_wire(error)))
 
-    def _serve(self, peer: bytes, message: StoreMessage, payload: Sequence[Frame]) -> None:
+    def _serve(self, peer: bytes, message: received.StoreMessage, payload: Sequence[Frame]) -> None:
         if isinstance(message, _WRITING) and message.tenant == ITEMS_TENANT:
             reason = "another name: the service keeps its processed items under this one"
             raise InvalidRequest("tenant", message.tenant, reason)
         match message:
+            case received.PutRecord():  # first: each earlier case would cost a put time
+                self._put(peer, message, payload)
             case received.GetRecords(keys=keys):
                 self._sender.send_records(peer, message, self._get(message, keys))
             case received.ClaimRecord():
                 self._claim(peer, message)
             case received.ClaimRecords():
                 self._claim_many(peer, message)
-            case received.PutRecord():
-                self._put(peer, message, payload)
             case received.HaveRecords(keys=keys, tenant=tenant):
                 present = [self.records.has(tenant, key) for key in keys]
                 self._send(peer, to_client.Present(message.request_id, present))
@@ -234,14 +222,17 @@ class StoreService(Closeable):
     # ---- records
 
     def _get(self, message: _Asking, keys: Sequence[str]) -> list[Handle | None]:
-        """Return where the records of keys lie, for the first time: each is a hit or a miss."""
+        """Return the places of keys' records, counting each as a hit or a miss."""
         found = [self.records.get(message.tenant, key) for key in keys]
         num_misses = found.count(None)
         self.figures.asked(message.client_id, len(found) - num_misses, num_misses)
         return found
 
     def _find(self, message: _Asking, keys: Sequence[str]) -> list[Handle | None]:
-        """As `_get`, but who reads the ring has looked a moment ago; and counted, unless a miss may become a hit."""
+        """Return the places of keys' records, counted as by `_get` unless the client has just looked into the ring.
+
+        With a second level they are always counted here, because a miss may become a hit.
+        """
         if self.second_level.is_on or not self.readers.has(message.client_id, message.incarnation):
             return self._get(message, keys)
         return [self.records.find(message.tenant, key) for key in keys]
@@ -265,14 +256,14 @@ class StoreService(Closeable):
         found = list[Handle | Inline | int | None](records)
         missing = [index for index, place in enumerate(records) if place is None]
         if missing:
-            # For the books as if each had been asked for alone.
+            # In the claim table each key counts as if it had been asked for alone.
             first = received.ClaimRecord(message.client_id, message.request_id, message.keys[missing[0]], 1.0, tenant)
             names = {index: store_key(tenant, message.keys[index]) for index in missing}
             here = {i: name for i, name in names.items() if not self.second_level.fetches.is_elsewhere(name)}
             tokens = self.claims.ask_many(list(here.values()), Waiter(peer, first, math.inf))
             for index, token in zip(here, tokens, strict=True):
                 found[index] = token
-            # What is pending is asked for again, and counts then.
+            # Pending keys are asked for again, and count then.
             num_misses = sum(handles[index] is None and found[index] is not None for index in missing)
             self.records.count_misses(num_misses)
             self.figures.asked(message.client_id, 0, num_misses)
@@ -289,25 +280,27 @@ class StoreService(Closeable):
             if payload:
                 raise RemoteProtocolError(f"{len(payload)} frames beside a place", "place")
             placed = record = self.nurseries.take(peer, message.place)
-            if not self.nurseries.has_slot:  # it is kept in the ring
-                record = self._frames_of(placed)
         try:
+            if placed is not None and not self.nurseries.has_slot:  # then keep it in the ring
+                record = self._frames_of(placed)
             is_stored, reason = self._keep(message, record)
         finally:
-            if placed is not None:  # whatever has become of the put, it lies there or it does not
-                self.nurseries.settle(peer, placed, self.records.find(message.tenant, message.key))
+            if placed is not None:  # whether the put was kept, refused or failed
+                self.nurseries.settle(peer, placed)
         grants = self.nurseries.grants(peer)
         self._send(peer, to_client.Stored(message.request_id, self.records.epoch, is_stored, reason, grants))
 
     def _keep(self, message: received.PutRecord, record: EncodedRecord | PlacedRecord) -> tuple[bool, str]:
-        """Offer a record to the store, and answer those who wait for it; return whether its key has one now, and why
-        not.
+        """Offer a record to the store, and answer the clients that wait for it.
+
+        Returns:
+            Whether its key has a record now, and the reason if not.
         """
         started = self._clock()
         name = store_key(message.tenant, message.key)
         if message.claim:
             self.claims.check_token(message.claim, message.client_id, name)
-        # What was fetched before the second level is flushed is no better than what was computed before a new epoch.
+        # A record fetched before the second level is flushed is as outdated as one computed before a new epoch.
         is_fetched = self.second_level.is_peer(message.client_id)
         is_stale = is_fetched and self.second_level.is_flushing
         is_new = message.overwrites or not self.records.has(message.tenant, message.key)
@@ -321,32 +314,37 @@ class StoreService(Closeable):
             overwrites=message.overwrites,
             ttl_s=message.ttl_s,
         )
-        place = self.records.find(message.tenant, message.key) if refusal is None else None
         if refusal is None:
             took_s = self._clock() - started
             self._put_latency.add(took_s)
             self.slow.note("put", took_s, record.nbytes, nbytes=record.nbytes, client_id=message.client_id)
             self.figures.put(message.client_id)
         if refusal is Refusal.OLD_EPOCH:
-            # It is of no use to those who wait either: somebody else must compute it from the new weights.
+            # It is of no use to the waiters either: another client must compute it from the new weights.
             self._transfer(self.claims.drop(message.claim, message.client_id))
-        elif waiters := self.claims.finish(name):
-            found = place if refusal is None else self._frames_of(record)
-            for waiter in waiters:
+        elif self.claims.has(name):
+            is_kept = refusal is None  # a refused record is copied first, because its client may overwrite it
+            found = self.records.find(message.tenant, message.key) if is_kept else self._frames_of(record)
+            for waiter in self.claims.finish(name):
                 self._sender.send_records(waiter.peer, waiter.message, [found])
         if self.on_put is not None:
             self.on_put(name, refusal is None)
-        wanted = Wanted(name, message.tenant, message.key)
-        self.second_level.was_put(message.client_id, wanted, place if is_new else None)
+        if self.second_level.is_on:
+            wanted = Wanted(name, message.tenant, message.key)
+            is_begun = refusal is None and is_new
+            if is_begun and (handle := self.records.find(message.tenant, message.key)) is not None:
+                self.second_level.was_kept(wanted, handle, is_fetched=is_fetched)
+            else:
+                self.second_level.was_not_kept(wanted, is_fetched=is_fetched)
         existed = "" if is_new else to_client.EXISTED
         return refusal is None, existed if refusal is None else self.records.text_of(refusal)
 
     def _frames_of(self, record: EncodedRecord | PlacedRecord) -> EncodedRecord:
-        """Return a record that is not kept as it can be sent."""
-        return codec.adopt_frames(self.nurseries.frames(record)) if isinstance(record, PlacedRecord) else record
+        """Return a sendable copy of a record in a nursery, or the record itself. Raises as `NurseryService.copy`."""
+        return self.nurseries.copy(record) if isinstance(record, PlacedRecord) else record
 
     def _transfer(self, transfers: Iterable[ClaimTransfer]) -> None:
-        """Tell owners to compute; one that cannot be told passes its claim on."""
+        """Tell new owners to compute; the claim of an unreachable owner passes on."""
         pending = deque(transfers)
         while pending:
             transfer = pending.popleft()
@@ -358,7 +356,7 @@ class StoreService(Closeable):
     # ---- clients
 
     def greet(self, peer: bytes, client_id: str, name: str) -> None:
-        """A client says hello: what was under way over another connection of it is lost."""
+        """Record a client's name; its requests over other connections are lost."""
         self.figures.greet(client_id, name)
         self._leave_others(peer, client_id)
 
@@ -367,12 +365,12 @@ class StoreService(Closeable):
         self._transfer(self.claims.leave(client_id, but_over=peer))
 
     def cancel(self, client_id: str, request_id: int) -> None:
-        """A client does not wait any more; if it was told to compute meanwhile, the next who waits is."""
+        """End a client's wait; if it was granted the claim meanwhile, the claim passes to the next waiter."""
         self.second_level.fetches.cancel(client_id, request_id)
         self._transfer(self.claims.cancel(client_id, request_id))
 
     def end_client(self, client_id: str) -> None:
-        """A client is gone: its claims pass on, and it gets no more leases."""
+        """Pass on the claims of a disconnected client, and give it no more leases."""
         self.readers.leave(client_id)
         self.figures.leave(client_id)
         self.second_level.leave(client_id)
@@ -392,11 +390,11 @@ class StoreService(Closeable):
             log.info("reader refused", client_id=message.client_id, reader_id=reader_id)
         self._send(peer, to_client.ReaderRegistered(message.request_id, is_attached))
 
-    # ---- time, epochs, the end
+    # ---- deadlines, epochs, end
 
     @property
     def has_open(self) -> bool:
-        """A claim is open, or waited for: it has a deadline."""
+        """Whether a claim or a wait is open, which has a deadline."""
         return self.claims.num_computing > 0 or self.claims.num_waiting > 0
 
     def check(self, now: float) -> None:
@@ -425,10 +423,10 @@ class StoreService(Closeable):
                 log.info("records taken over", records=num_records, took_s=took_s)
 
     def flush(self, *, is_new_epoch: bool) -> None:
-        """Forget all records.
+        """Drop all records.
 
         Args:
-            is_new_epoch: also what is being computed: whoever waits for it is told to compute anew, one for each key.
+            is_new_epoch: Also end all claims; one waiter per key is told to compute the record anew.
         """
         if is_new_epoch:
             self.records.begin_epoch()
@@ -473,7 +471,7 @@ class StoreService(Closeable):
         self.second_level.fetches.check_integrity()
 
     def close(self) -> None:
-        """Fail those who wait, and remove the ring. A second call changes nothing."""
+        """Fail all waiting requests, and remove the ring. A second call changes nothing."""
         for waiter in self.claims.take_all():
             self._fail(waiter, RequestAborted("the service stops; try again"))
         for one in self.second_level.fetches.take_all():
@@ -486,7 +484,7 @@ class StoreService(Closeable):
 
 
 def _of_all(records: RecordStore, nurseries: NurseryService) -> RingStats:
-    """Return the figures of the ring and its nurseries; what has gone for the clients' share counts as evicted."""
+    """Return statistics of the ring and its nurseries; evictions from the clients' share are included."""
     stats = records.ring.stats()
     data_bytes = stats.data_bytes + (nurseries.books.budget_bytes if stats.data_bytes else 0)
     return msgspec.structs.replace(

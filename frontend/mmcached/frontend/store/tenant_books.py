@@ -1,7 +1,7 @@
-"""Counts what the records of one tenant take, and says which of them goes first when that is too much.
+"""Bytes of one tenant's records, and the order in which they are evicted beyond the quota.
 
-Two lines: what nobody has asked for yet goes while it takes more than a quarter of what the tenant may have, so that
-what comes once leaves what is used. Knows nothing of rings. Invariant: a key stands in one of them.
+Two queues: records that were never asked for go first while they take more than a quarter of the quota, so that a burst
+of unused records does not evict used ones. Does not know rings. Invariant: a key is in exactly one queue.
 """
 
 from __future__ import annotations
@@ -10,15 +10,17 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from itertools import chain
 
-UNUSED_SHARE = 4
+MAX_UNUSED_SHARE = 0.25
+"""Share of the quota beyond which records that were never asked for go first."""
 
 
 class TenantBooks:
-    """What the records of one tenant take.
+    """Sizes of one tenant's records in bytes, by key.
 
     Attributes:
-        unused, used: bytes by key, of those that nobody has asked for, the oldest first; and of the others, the least
-            recently used first.
+        unused: Records that were never asked for, the oldest first.
+        used: The other records, the least recently used first.
+        num_bytes: Total of both.
     """
 
     def __init__(self) -> None:
@@ -34,7 +36,6 @@ class TenantBooks:
         return key in self.unused or key in self.used
 
     def bytes_of(self, key: str) -> int:
-        """Return what a record takes that is here."""
         return self.unused[key] if key in self.unused else self.used[key]
 
     def add(self, key: str, num_bytes: int) -> None:
@@ -50,21 +51,22 @@ class TenantBooks:
             self.used.move_to_end(key)
 
     def first_to_go(self, quota: int, new_bytes: int) -> str:
-        """Return the key of the record that goes first.
+        """Return the key of the record to evict first.
 
         Args:
-            quota, new_bytes: what all may take, and what one takes for which there is to be room.
+            quota: Maximum bytes of all records.
+            new_bytes: Size of the record that needs space.
         """
         return next(self.in_order(quota, new_bytes))[0]
 
     def in_order(self, quota: int, new_bytes: int) -> Iterator[tuple[str, int]]:
-        """Yield keys and bytes as they go, the first one first; see `first_to_go`."""
-        is_much = self._num_unused_bytes + new_bytes > quota // UNUSED_SHARE
+        """Yield keys and sizes in eviction order; see `first_to_go`."""
+        is_much = self._num_unused_bytes + new_bytes > MAX_UNUSED_SHARE * quota
         first, second = (self.unused, self.used) if is_much else (self.used, self.unused)
         return chain(first.items(), second.items())
 
     def remove(self, key: str) -> int:
-        """Forget a record; return what it took."""
+        """Remove a record; return its size in bytes."""
         num_bytes = self.unused.pop(key, None)
         if num_bytes is not None:
             self._num_unused_bytes -= num_bytes

@@ -1,11 +1,11 @@
-"""Speaks to Mooncake Store: its master, and the processes that lend it memory.
+"""A backend for Mooncake Store: its master, and the processes that lend it memory.
 
-    place       what a URL says of it
-    calls       calls that cannot be cut off end for who has made them
-    master      whether the master is there at all
-    client      Mooncake's own client, and what its numbers mean
-    start       that client is set up; imports Mooncake
-    backend     what `second_level.backend` promises
+    place       the settings in a URL
+    calls       deadlines for calls that cannot be cancelled
+    master      a reachability check of the master
+    client      a wrapper of Mooncake's own client and its error numbers
+    start       set-up of that client; imports Mooncake
+    backend     the `second_level.backend` interface
 
-Mooncake knows nothing of the host's own shared memory: who reaches a client's port may read and write what it knows.
+Mooncake does not protect its memory: anyone who reaches a client's port may read and write its values.
 """

@@ -1,15 +1,14 @@
-"""Promises what `second_level.backend` says, of Mooncake Store.
+"""Implements the `second_level.backend` interface for Mooncake Store.
 
-    mmcached:3:epoch            number │ number          pinned: it is not evicted; in two places, if there are two
-    mmcached:3:record:NAME      evicted when there is no room; Mooncake knows no time to live, and `ttl_s` is not kept
-    mmcached:3:claim:NAME       word │ end               of who was first; one whose end is over is anybody's
+    mmcached:3:epoch            number │ number          pinned: not evicted; two copies, if two processes lend memory
+    mmcached:3:record:NAME      evicted when memory is full; Mooncake has no time to live, so `ttl_s` has no effect
+    mmcached:3:claim:NAME       word │ end               word of the first host; an expired claim is free
 
 The 3 is `records.VERSION`. Mooncake cannot compare and set: of two hosts that begin an epoch at the same moment one is
-left behind, which has to be flushed again.
+left behind, and has to be flushed again.
 
-A value may be changed while it is read. The checksum of a record finds that; of the epoch, that its halves differ.
-The end of a claim is in milliseconds of the wall clock: where hosts disagree on the time by more than a claim lasts,
-each of them computes.
+A value may change while it is read. A record's checksum detects that; an epoch's halves differ then. The end of a claim
+is in milliseconds of the wall clock: if hosts' clocks differ by more than a claim's lifetime, each of them computes.
 """
 
 from __future__ import annotations
@@ -36,23 +35,24 @@ _CLAIM_VALUE = struct.Struct("<16sQ")
 MAX_CALLS = 8
 _LOOKS_AFTER_S = 0.002
 _MAX_LOOKS = 20
-"""At a claim that another host is just writing."""
+"""Polls of a claim that another host is writing."""
 
 Result = TypeVar("Result")
 
 
 class _EpochUnread(BackendError):
-    """What lies in the place of the epoch is none."""
+    """The value of the epoch is missing or invalid."""
 
 
 class MooncakeBackend(Closeable):
-    """Any number of threads may call; `MAX_CALLS` of their calls are made at a time.
+    """The backend. Any number of threads may call; `MAX_CALLS` of their calls are made at a time.
 
     Args:
-        start: returns a client, or raises BackendError; called again until it does.
-        wall_clock: seconds since 1970.
+        start: Returns a client, or raises BackendError; called again until it succeeds.
+        wall_clock: Seconds since 1970.
+
     Attributes:
-        calls: those that are under way.
+        calls: The calls under way.
     """
 
     def __init__(self, start: Callable[[], Client], *, wall_clock: Callable[[], float] = time.time) -> None:
@@ -83,7 +83,7 @@ class MooncakeBackend(Closeable):
         return self._ask(ask, deadline)
 
     def put(self, name: str, pieces: Sequence[Value], *, ttl_s: float, deadline: float) -> None:
-        value = b"".join(pieces)  # the pieces are the caller's, and the call may outlast him
+        value = b"".join(pieces)  # the pieces are the caller's, and the call may outlast the caller
         self._ask(lambda client: client.write(_RECORD + name, value), deadline)
 
     def claim(self, name: str, *, ttl_s: float, deadline: float) -> bool:
@@ -92,7 +92,7 @@ class MooncakeBackend(Closeable):
         def ask(client: Client) -> bool:
             now_ms, ttl_ms = round(self._wall_clock() * 1000), round(ttl_s * 1000)
             mine = _CLAIM_VALUE.pack(self._word, now_ms + ttl_ms)
-            with contextlib.suppress(BackendRefused):  # where nobody can claim, each host computes
+            with contextlib.suppress(BackendRefused):  # where claims are refused, each host computes
                 client.write_first(key, mine)
                 word, end_ms = _await_claim(client, key, deadline)
                 if word != self._word and 0 < end_ms - now_ms <= ttl_ms:
@@ -124,7 +124,7 @@ class MooncakeBackend(Closeable):
         return self._ask(ask, deadline)
 
     def close(self) -> None:
-        """Let nobody wait any more. A client that calls are stuck in stays open until the process ends."""
+        """End all waits. A client in which calls are stuck stays open until the process ends."""
         self.calls.close()
         client, self._client = self._client, None
         if client is None:
@@ -138,7 +138,7 @@ class MooncakeBackend(Closeable):
         return self.calls.run(lambda: ask(self._started(deadline)), deadline)
 
     def _started(self, deadline: float) -> Client:
-        """Return the client; one thread starts it, while others wait as long as they have time."""
+        """Return the client; one thread starts it, while others wait until their deadlines."""
         if self._client is None:
             if not self._starting.acquire(timeout=max(0.0, deadline - time.monotonic())):
                 raise BackendLate("Mooncake's client is being started")
@@ -151,7 +151,6 @@ class MooncakeBackend(Closeable):
 
 
 def _look(client: Client, keys: Sequence[str]) -> tuple[int, dict[str, None]]:
-    """Return the epoch, and those keys under which something lies."""
     has_epoch, *found = client.look([EPOCH, *keys])
     epoch = _read_epoch(client) if has_epoch else 0
     return epoch, dict.fromkeys(key for key, is_there in zip(keys, found, strict=True) if is_there)
@@ -174,7 +173,7 @@ def _read_in_time(client: Client, key: str, deadline: float) -> Value | None:
 
 
 def _await_claim(client: Client, key: str, deadline: float) -> tuple[bytes, int]:
-    """Return what is said of a claim that lies there, as soon as it can be read."""
+    """Return the word and end of a claim, polling while it is being written."""
     for _ in range(_MAX_LOOKS):
         value = client.read(key)
         if value is not None or time.monotonic() + _LOOKS_AFTER_S >= deadline:
@@ -184,7 +183,7 @@ def _await_claim(client: Client, key: str, deadline: float) -> tuple[bytes, int]
 
 
 def _claim_of(value: Value | None) -> tuple[bytes, int]:
-    """Return whose a claim is, and when it ends; nobody's, if it is none."""
+    """Return the word of a claim and its end in ms since 1970; `b"", 0` if it is invalid."""
     if value is None or len(value) != _CLAIM_VALUE.size:
         return b"", 0
     word, end_ms = _CLAIM_VALUE.unpack(value)

@@ -1,8 +1,8 @@
-"""Ends calls by their deadlines that cannot be cut off: each is made in a thread that may stay behind in it.
+"""Enforces deadlines of calls that cannot be cancelled, by making each in a thread that may be left behind.
 
-A call into Mooncake is over when Mooncake says so: seconds after its master has died or stopped. Who has made it waits
-no longer than his deadline, and what it returns then is dropped. The threads are few; while each of them is in a call
-that is beyond its deadline, another call fails at once.
+A call into Mooncake returns seconds after its master has died or stopped. The caller waits no longer than its deadline,
+and a later result is dropped. The threads are few; while each of them is in a call beyond its deadline, further calls
+fail at once.
 """
 
 from __future__ import annotations
@@ -20,11 +20,7 @@ Result = TypeVar("Result")
 
 
 class Calls(Closeable):
-    """The threads, which are started as they are needed, and the calls that are made now.
-
-    Args:
-        limit: of threads.
-    """
+    """At most `limit` threads, started as needed, and the calls under way."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -35,18 +31,18 @@ class Calls(Closeable):
         self._is_closed = False
 
     def __len__(self) -> int:
-        """Return how many have not come back, those included that nobody waits for any more."""
+        """Return the number of calls that have not returned, abandoned ones included."""
         with self._turn:
             return len(self._running)
 
     def run(self, ask: Callable[[], Result], deadline: float) -> Result:
-        """Return what a function returns in another thread, or raise what it raises there.
+        """Run a function in another thread, and return or raise its outcome.
 
         Args:
-            ask: keeps nothing of the caller's: it may run on after he has gone.
+            ask: Must not use the caller's objects: it may outlast the caller.
+
         Raises:
-            BackendLate: it has not by then.
-            BackendError: there is no thread for it.
+            BackendError: The deadline has passed (`BackendLate`), or no thread is free.
         """
         call = _Call(ask, deadline)
         with self._turn:
@@ -59,7 +55,7 @@ class Calls(Closeable):
         return call.result()
 
     def close(self) -> None:
-        """Let nobody wait any more; a thread that is stuck ends when it comes back."""
+        """End all waits; a stuck thread ends when its call returns."""
         with self._turn:
             if self._is_closed:
                 return
@@ -79,7 +75,7 @@ class Calls(Closeable):
         if self._is_closed:
             raise _closed()
         if len(self._running) >= self._limit:
-            raise BackendError(f"Mooncake holds up all {self._limit} threads that ask it")
+            raise BackendError(f"all {self._limit} threads are stuck in calls to Mooncake")
 
     def _are_stuck(self) -> bool:
         now = time.monotonic()
@@ -95,8 +91,6 @@ class Calls(Closeable):
 
 
 class _Call(Generic[Result]):
-    """A function, and what came of it."""
-
     def __init__(self, ask: Callable[[], Result], deadline: float) -> None:
         self.deadline = deadline
         self.is_over = threading.Event()
@@ -105,19 +99,17 @@ class _Call(Generic[Result]):
         self._error: BaseException | None = None
 
     def make(self) -> None:
-        """Call the function; `is_over` is the caller's to set."""
         try:
             self._result.append(self._ask())
         except BaseException as error:
             self._error = error
 
     def give_up(self) -> None:
-        """Have nobody wait for it."""
         self._error = _closed()
         self.is_over.set()
 
     def result(self) -> Result:
-        """Wait until it is over; return what came of it, or raise it."""
+        """Wait for the end of the call; return its result or raise its error."""
         if not self.is_over.wait(_left_s(self.deadline)):
             raise _late()
         if self._error is not None:

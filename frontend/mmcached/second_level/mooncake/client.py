@@ -1,7 +1,7 @@
-"""Calls Mooncake's own client, and says what its numbers mean. Each call may take seconds: see `calls`.
+"""Wraps Mooncake's own client, and translates its error numbers. Each call may take seconds: see `calls`.
 
-What Mooncake reads goes into memory of its own and is copied from there: after an error it may still write. The first
-bytes of values, which it only reads into memory that it is told of, go into scratch memory that lives as long as it.
+Mooncake reads values into its own memory, from which they are copied: after an error it may still write. Heads of
+values are read into registered scratch memory, which lives as long as the client.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ _REFUSALS = {
     -706: "it is being read",
 }
 _UNREACHED = -900
-"""This and below: the master was not reached, or is not what it should be."""
+"""This error and those below: the master was not reached, or is not a valid master."""
 _LEFT_OPEN: list[object] = []
-"""What is never let go."""
+"""Clients that are kept open until the process ends."""
 
 
 class Store(Protocol):
-    """What is used of `mooncake.store.MooncakeDistributedStore`. A negative number is an error."""
+    """The used methods of `mooncake.store.MooncakeDistributedStore`. A negative number is an error."""
 
     def batch_is_exist(self, keys: list[str]) -> list[int]: ...
 
     def get_buffer(self, key: str) -> Any:
-        """Return a buffer, freed when it is let go; None: missing, or not to be had."""
+        """Return a buffer, freed with its last reference; None if the value is missing or unreachable."""
 
     def get_into_ranges(
         self,
@@ -51,10 +51,10 @@ class Store(Protocol):
     ) -> list[list[list[int]]]: ...
 
     def put(self, key: str, value: bytes) -> int:
-        """Store a value, unless there is one; 0 either way."""
+        """Store a value unless the key has one; return 0 either way."""
 
     def upsert(self, key: str, value: bytes, config: Any = ...) -> int:
-        """Store a value; in place, if it is as long as the one before. So a reader may see part of each."""
+        """Store a value, in place if its length is unchanged. So a reader may see a part of each."""
 
     def remove(self, key: str, force: bool = ...) -> int: ...
 
@@ -67,8 +67,9 @@ class Client(Closeable):
     """Mooncake's client, set up. Any number of threads may call.
 
     Args:
-        pinned: how Mooncake is told that a value shall not be evicted.
-        reach: raises BackendError while the master does not answer.
+        pinned: Mooncake's configuration for values that must not be evicted.
+        reach: Raises BackendError while the master does not answer.
+
     Attributes:
         store: Mooncake's own object.
     """
@@ -80,7 +81,6 @@ class Client(Closeable):
         self._scratch: list[npt.NDArray[np.uint8]] = []
 
     def look(self, keys: Sequence[str]) -> list[bool]:
-        """Return for each key whether something lies there."""
         found = self.store.batch_is_exist(list(keys))
         for status in found:
             if status <= _UNREACHED:
@@ -88,7 +88,7 @@ class Client(Closeable):
         return [status == 1 for status in found]
 
     def read(self, key: str) -> Value | None:
-        """Return a value. What is gone with the process that held it, or too large to be ours, is missing."""
+        """Return a value; None if it is missing, its holder has died, or it exceeds `MAX_VALUE_BYTES`."""
         handle = self.store.get_buffer(key)
         if handle is None:
             return None
@@ -100,7 +100,7 @@ class Client(Closeable):
         return value.data.toreadonly()
 
     def read_heads(self, keys: Sequence[str], num_bytes: int) -> list[Value | None]:
-        """Return the first bytes of each value; what is missing, or shorter, is None."""
+        """Return the first bytes of each value; None if it is missing or shorter."""
         heads: list[Value | None] = []
         at_once = SCRATCH_BYTES // num_bytes
         scratch = self._take_scratch()
@@ -120,11 +120,10 @@ class Client(Closeable):
         return heads
 
     def write(self, key: str, value: bytes, *, is_pinned: bool = False) -> None:
-        """Store a value in the place of what was there."""
         _check(self.store.upsert(key, value, self._pinned) if is_pinned else self.store.upsert(key, value))
 
     def write_first(self, key: str, value: bytes) -> None:
-        """Store a value, unless there is one."""
+        """Store a value unless the key has one."""
         _check(self.store.put(key, value))
 
     def remove(self, key: str) -> None:
@@ -132,7 +131,7 @@ class Client(Closeable):
         self.store.remove(key, True)
 
     def close(self) -> None:
-        """Tell the master that this client ends; one that does not answer finds out when it hears nothing more."""
+        """Close the client at the master; if the master does not answer, leave the client open."""
         try:
             self._reach()
         except BackendError:
@@ -141,7 +140,7 @@ class Client(Closeable):
             self.store.close()
 
     def leave_open(self) -> None:
-        """Have it end with this process: its own end would wait for the master, and no thread would run meanwhile."""
+        """Keep the client until the process ends: closing it would wait for the master and block all threads."""
         _LEFT_OPEN.append(self.store)
 
     def _take_scratch(self) -> npt.NDArray[np.uint8]:
@@ -160,7 +159,7 @@ def _check(status: int) -> None:
         trouble: Trouble = "full" if status == _NO_ROOM else "refused"
         raise BackendRefused(f"Mooncake refuses: {_REFUSALS[status]} (error {status})", trouble)
     if status < 0:
-        raise BackendError(f"Mooncake could not bring a value to where it shall lie (error {status})")
+        raise BackendError(f"Mooncake could not store or read a value (error {status})")
 
 
 def _unreached(status: int) -> BackendError:

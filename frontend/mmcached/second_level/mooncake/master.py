@@ -1,7 +1,7 @@
-"""Asks whether a master is there and at work, without Mooncake's client.
+"""Checks whether a master answers, without Mooncake's client.
 
-That client, while it is set up or closed, waits for a master that is silent and lets no other thread of its process run
-meanwhile. So the master is asked first: one that is at work hangs up on what it does not understand.
+Mooncake's client waits for a silent master during set-up and close, and blocks all threads of its process. So the
+master is checked first: a working one closes a connection after an invalid request.
 """
 
 from __future__ import annotations
@@ -16,11 +16,7 @@ _NO_QUESTION = bytes(20)
 
 
 def reach(place: Place) -> str:
-    """Return the address of this host that the way to the master begins with.
-
-    Raises:
-        BackendError: the master is not there, or silent.
-    """
+    """Return this host's address on the route to the master; BackendError if the master is not there or silent."""
     try:
         with socket.create_connection(place.address, TIMEOUT_S) as connection:
             connection.sendall(_NO_QUESTION)

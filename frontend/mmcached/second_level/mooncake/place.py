@@ -1,12 +1,12 @@
-"""Reads from a URL which Mooncake Store is meant, and what this host lends it. Imports nothing of it.
+"""Parses the URL of a Mooncake Store. Imports nothing of Mooncake.
 
     mooncake://MASTER[:50051][?host=…][&segment_mb=512][&buffer_mb=128]
 
-    host          by which other hosts reach this one; if it is not said, the address that this host has to the master
-    segment_mb    memory that this process lends to the store, for all hosts; 0: others do, with `mooncake_client`
+    host          this host's address for other hosts; default: its address on the route to the master
+    segment_mb    memory that this process lends to all hosts; 0 if others do, with `mooncake_client`
     buffer_mb     memory that values pass through
 
-Whatever else is said is refused: a word that is not understood is a setting that would not hold.
+Unknown options are refused, because a misspelled setting would have no effect.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from urllib.parse import parse_qsl, urlsplit
 SCHEME = "mooncake"
 PORT = 50051
 SEGMENT_MB, BUFFER_MB = (0, 1 << 20), (64, 1 << 16)
-"""Least and most. A buffer holds a whole value, and a client has several at a time."""
+"""Minimum and maximum. A buffer holds a whole value, and a client has several at a time."""
 _HOST = re.compile(r"[A-Za-z0-9._-]{1,253}")
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a master is, and what this process is to the store.
+    """The address of a master, and this process's role in the store.
 
     Attributes:
-        master: as host:port.
-        host: where others reach this process; "": to be found out.
+        master: As host:port.
+        host: Address of this process for others; "" if it is to be found out.
     """
 
     master: str
@@ -43,7 +43,7 @@ class Place:
 
 
 def read_place(url: str) -> Place:
-    """Return what a URL means; ValueError, without the URL, if it means nothing."""
+    """Return the parsed URL; ValueError, without the URL, if it is invalid."""
     parts = urlsplit(url)
     if parts.fragment or parts.path.strip("/") or "@" in parts.netloc:
         raise ValueError("must be mooncake://host:port, without a user and a path: Mooncake asks for no password")

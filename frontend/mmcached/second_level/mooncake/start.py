@@ -1,12 +1,12 @@
-"""Sets up Mooncake's own client. Importing this imports Mooncake, with what it needs of the system."""
+"""Sets up Mooncake's own client. Importing this imports Mooncake and its system libraries."""
 
 from __future__ import annotations
 
 import os
 from functools import partial
 
-# Read when the library is loaded, or a client is set up. Below an error is said what each call does; a call lasts up to
-# its timeout, 30 s if nothing is said; and we try again ourselves.
+# Read when the library is loaded, or a client is set up. Levels below ERROR log every call; a call lasts up to its
+# timeout, 30 s by default; and retries are made here.
 for _name, _value in (("LOG_LEVEL", "ERROR"), ("RPC_TIMEOUT_MS", "5000"), ("STORE_CLIENT_SETUP_RETRIES", "1")):
     os.environ.setdefault(f"MC_{_name}", _value)
 
@@ -18,15 +18,11 @@ from mmcached.second_level.mooncake.master import reach
 from mmcached.second_level.mooncake.place import Place
 
 EPOCH_COPIES = 2
-"""In the memory of different processes, if several lend some: the epoch outlives one of them."""
+"""Copies in the memory of different processes, if several lend memory: the epoch outlives one of them."""
 
 
 def start(place: Place) -> Client:
-    """Return a client that is known to its master.
-
-    Raises:
-        BackendError: the master is not there, or does not want it.
-    """
+    """Return a client that is registered with its master; BackendError if the master is absent or refuses it."""
     own_host = reach(place)
     store = MooncakeDistributedStore()
     status = store.setup(

@@ -1,11 +1,11 @@
-"""Speaks to Redis or Valkey: one server, a cluster, or the master that sentinels name.
+"""A backend for Redis or Valkey: one server, a cluster, or the master that sentinels name.
 
-    place          what a URL says of it
-    replies        what the server says, read into buffers of its size
+    place          the settings in a URL
+    replies        parses replies into buffers of their size
     link           one connection, whose calls end by their deadlines
-    attempts       connections are made aside; who needs one waits no longer than it has time
-    nodes          which server has a key
-    backend        what `second_level.backend` promises
+    attempts       connects in the background, so that callers keep their deadlines
+    nodes          the server of a key
+    backend        the `second_level.backend` interface
 
-Of redis-py: connecting, TLS, being let in, sentinels, errors. Values are sent and read here, without a copy of them.
+Uses redis-py for connecting, TLS, authentication, sentinels and errors. Values are sent and read here, without a copy.
 """

@@ -1,7 +1,7 @@
-"""Makes aside what may take long, such as a connection; who needs it waits no longer than it has time.
+"""Makes connections in the background, so that a caller waits no longer than its deadline.
 
-A name server that does not answer, or a handshake over a long way, would take a call beyond its deadline, and cannot be
-cut off. So the call ends, and what is made all the same is there for the next one. One attempt at a time.
+A slow name server or handshake cannot be cancelled. So the call ends by its deadline, and the connection, once made,
+serves the next call. One attempt at a time.
 """
 
 from __future__ import annotations
@@ -18,12 +18,11 @@ Made = TypeVar("Made")
 
 
 class Attempts(Generic[Made]):
-    """What one function makes, in a thread that lives no longer than that.
+    """The results of one function, made in a thread per attempt.
 
     Args:
-        make: raises BackendError.
-        keep: takes what was made.
-        discard: takes what was made when nobody wants it any more.
+        make: Returns a result, or raises BackendError.
+        discard: Takes a result that came after `close`.
     """
 
     def __init__(
@@ -39,10 +38,10 @@ class Attempts(Generic[Made]):
         self._last_error = BackendError("")
 
     def until(self, find: Callable[[], Made | None], deadline: float) -> Made:
-        """Return what `find` returns, as soon as it is something; have it made meanwhile. Holds `turn` for `find`.
+        """Call `find`, holding `turn`, until it returns a value; start attempts meanwhile.
 
         Raises:
-            BackendError: an attempt has failed, or there was none in time.
+            BackendError: An attempt has failed, or there was none in time.
         """
         with self.turn:
             num_failed = self._num_failed
@@ -61,7 +60,7 @@ class Attempts(Generic[Made]):
                     raise BackendLate("Redis was not reached in time")
 
     def close(self) -> None:
-        """Let nobody wait any more; what is being made is discarded."""
+        """End all waits; an attempt under way is discarded."""
         with self.turn:
             self.is_closed = True
             self.turn.notify_all()
@@ -72,8 +71,8 @@ class Attempts(Generic[Made]):
             made = self._make()
         except BackendError as known:
             error = known
-        except Exception as strange:  # what a server says of itself may make redis-py raise anything
-            error = BackendError(f"Redis says what is not understood: {type(strange).__name__}: {strange}")
+        except Exception as strange:  # an invalid answer may make redis-py raise anything
+            error = BackendError(f"Redis sent an invalid answer: {type(strange).__name__}: {strange}")
         with self.turn:
             self._is_making = False
             if made is None:
@@ -88,18 +87,18 @@ class Attempts(Generic[Made]):
 
 
 class Connections:
-    """The connections to one server that nobody has now."""
+    """The idle connections to one server."""
 
     def __init__(self, connect: Callable[[], Link]) -> None:
         self._idle: list[Link] = []
         self._attempts = Attempts(connect, self._idle.append, Link.close)
 
     def take(self, deadline: float) -> Link:
-        """Return a connection that is to be given back, or closed; BackendError if there is none in time."""
+        """Return a connection, to be given back or closed; BackendError if there is none in time."""
         return self._attempts.until(self._usable, deadline)
 
     def give_back(self, link: Link) -> None:
-        """Let others have a connection, unless something is still to come on it."""
+        """Return a connection to the pool, unless replies are still owed on it."""
         with self._attempts.turn:
             if not self._attempts.is_closed and not link.is_owed:
                 self._idle.append(link)
@@ -108,7 +107,7 @@ class Connections:
         link.close()
 
     def close(self) -> None:
-        """Close those that nobody has; the others when they come back."""
+        """Close the idle connections; those in use are closed when they are given back."""
         self._attempts.close()
         while self._idle:
             self._idle.pop().close()

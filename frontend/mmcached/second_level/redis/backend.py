@@ -1,12 +1,11 @@
-"""Promises what `second_level.backend` says, of Redis or Valkey.
+"""Implements the `second_level.backend` interface for Redis or Valkey.
 
     mmcached:3:epoch            19 digits; set by a script that compares; read with every value, in the same round trip
     mmcached:3:record:NAME      SET … PX; GET; GETRANGE
-    mmcached:3:claim:NAME       SET … PX by a script that compares; renewed and dropped by who has set it
+    mmcached:3:claim:NAME       SET … PX by a script that compares; renewed and dropped only by its owner
 
-The 3 is `records.VERSION`: hosts of two versions share a server and nothing that lies there.
-
-Commands of one call go out together, to each server of a cluster those that concern it, before any reply is read.
+The 3 is `records.VERSION`: hosts of two versions can share a server without sharing keys. All commands of one call are
+sent, to each server of a cluster its own, before any reply is read.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ _PREFIX = f"mmcached:{VERSION}:"
 EPOCH = f"{_PREFIX}epoch"
 _RECORD, _CLAIM = f"{_PREFIX}record:", f"{_PREFIX}claim:"
 _OTHER_EPOCHS = {1: "mmcached:epoch", **{number: f"mmcached:{number}:epoch" for number in range(2, VERSION + 4)}}
-"""Where hosts of other versions have their epoch."""
+"""Keys of the epochs of other versions."""
 _EPOCH_DIGITS = 19
 _RAISE_EPOCH = """
 local found = redis.pcall('get', KEYS[1])
@@ -61,14 +60,12 @@ _DROP_OWN = "if redis.call('get', KEYS[1]) == ARGV[1] then return redis.call('de
 
 @dataclass(frozen=True, slots=True)
 class _Command:
-    """A command about one key, as it is sent."""
-
     key: str
     pieces: list[Value]
 
 
 class RedisBackend(Closeable):
-    """Any number of threads may call; each has a connection while it does."""
+    """The backend. Any number of threads may call; each call takes a connection."""
 
     def __init__(self, place: Place) -> None:
         self._nodes = nodes_of(place)
@@ -110,21 +107,17 @@ class RedisBackend(Closeable):
         return _epoch(text)
 
     def other_versions(self, *, deadline: float) -> dict[int, str]:
-        """Return the versions of which hosts use, or have used, this server too, each with the key of its epoch.
-
-        Raises:
-            BackendError: as of every call.
-        """
+        """Return the other versions that hosts use, or have used, on this server, each with the key of its epoch."""
         others = {number: key for number, key in _OTHER_EPOCHS.items() if number != VERSION}
         replies = self._exchange([_command(key, "GET", key) for key in others.values()], deadline)
         found = zip(others.items(), replies, strict=True)
         return {number: key for (number, key), reply in found if _value(reply) is not None}
 
     def memory(self, *, deadline: float) -> tuple[int, str]:
-        """Return the server's limit of memory in bytes, 0 if it has none, and what it does when that is reached.
+        """Return the server's memory limit in bytes (0 if it has none) and its eviction policy.
 
         Raises:
-            BackendError: as of every call, and if this user may not ask.
+            BackendError: As for every call, and if this user may not ask.
         """
         (reply,) = self._exchange([_command(EPOCH, "INFO", "memory")], deadline)
         found = _value(reply)
@@ -142,15 +135,15 @@ class RedisBackend(Closeable):
         (reply,) = self._exchange([command], deadline)
         answer = _good(reply)
         if answer != b"OK":
-            raise BackendError(f"Redis does not confirm what it was told to keep: {str(answer)[:20]}")
+            raise BackendError(f"Redis does not confirm a write: {str(answer)[:20]}")
 
     def _values(self, commands: Sequence[_Command], deadline: float) -> tuple[int, list[Got]]:
-        """Return the epoch that the first command asks for, and what the others do."""
+        """Return the epoch that the first command reads, and the values of the others."""
         epoch, *values = (_value(reply) for reply in self._exchange(commands, deadline))
         return _epoch(epoch), values
 
     def _exchange(self, commands: Sequence[_Command], deadline: float) -> list[Reply]:
-        """Return the reply to each command; a key that a server of a cluster disowns is asked for once more."""
+        """Return the reply to each command; commands whose key has moved to another server are sent once more."""
         replies = self._round(commands, deadline)
         moved = [number for number, reply in enumerate(replies) if isinstance(reply, MovedError)]
         if moved:
@@ -160,7 +153,7 @@ class RedisBackend(Closeable):
         return replies
 
     def _round(self, commands: Sequence[_Command], deadline: float) -> list[Reply]:
-        """Send each command to the server of its key, then read the replies; what cannot be had is a `BackendError`."""
+        """Send each command to the server of its key, then read the replies; failures are returned as replies."""
         replies: list[Reply] = [None] * len(commands)
         borrowed: list[tuple[Connections, Link, list[int]]] = []
         try:
@@ -193,7 +186,7 @@ class RedisBackend(Closeable):
 
     @contextlib.contextmanager
     def _failing(self, numbers: Sequence[int], replies: list[Reply]) -> Iterator[None]:
-        """Let the replies that one server still owes be the error that happens inside."""
+        """Store a `BackendError` raised inside as the reply to each of the commands."""
         try:
             yield
         except BackendError as error:
@@ -218,7 +211,7 @@ def _command(key: str, *words: Value | str | int | list[Value]) -> _Command:
 
 
 def _value(reply: Reply) -> Got:
-    """Return a value, or why it was not read. What lies elsewhere now, or is of another type, is missing."""
+    """Return a value, or the error of reading it; None for a key that is being moved, or of another type."""
     if isinstance(reply, BackendError):
         return reply
     if isinstance(reply, AskError | TryAgainError):
@@ -227,7 +220,7 @@ def _value(reply: Reply) -> Got:
         return None
     found = _good(reply)
     if isinstance(found, int):
-        raise BackendError(f"Redis answers a number in the place of a value: {found}")
+        raise BackendError(f"Redis sent a number instead of a value: {found}")
     return found
 
 
@@ -235,28 +228,28 @@ def _good(reply: Reply) -> Value | int | None:
     """Return a reply that is no error.
 
     Raises:
-        BackendRefused: the server will not do it.
-        BackendError: it cannot now, or is not there.
+        BackendRefused: The server refuses the command.
+        BackendError: The server cannot execute it now, or is not there.
     """
     if isinstance(reply, BackendError):
         raise reply
     if isinstance(reply, ResponseError) and not isinstance(reply, AskError | ClusterDownError | TryAgainError):
         raise BackendRefused(f"Redis refuses: {str(reply)[:200]}", _trouble(reply))
     if isinstance(reply, Exception):
-        raise BackendError(f"Redis cannot: {str(reply)[:200]}", _trouble(reply))
+        raise BackendError(f"Redis failed: {str(reply)[:200]}", _trouble(reply))
     return reply
 
 
 def _trouble(error: Exception) -> Trouble:
     if isinstance(error, OutOfMemoryError) or "used memory > 'maxmemory'" in str(error):
-        return "full"  # a script that is refused a command says so in other words
+        return "full"  # the message of a script whose command was refused
     if isinstance(error, AuthenticationError | NoPermissionError):
         return "denied"
     return "refused" if isinstance(error, ResponseError) else "unreached"
 
 
 def _epoch(value: Got) -> int:
-    """Return the number that was read as the epoch; 0 for anything else: there is no epoch."""
+    """Return the epoch; 0 for an invalid or missing value."""
     if isinstance(value, BackendError):
         raise value
     text = b"" if value is None else bytes(value[: _EPOCH_DIGITS + 1])
@@ -264,7 +257,7 @@ def _epoch(value: Got) -> int:
 
 
 def _digits(epoch: int) -> str:
-    """Return an epoch as text that compares as the number does."""
+    """Return an epoch as text that sorts like the number."""
     return f"{epoch:0{_EPOCH_DIGITS}}"
 
 

@@ -1,7 +1,7 @@
 """Opens a connection to one Redis server, and makes calls on it that end by their deadlines.
 
-Each wait for the socket lasts what is left of the call's time, so a server that sends or takes a byte now and then
-gains nothing. A connection on which a reply is still owed is not used again: what comes on it belongs to nobody.
+Each wait for the socket lasts at most the rest of the call's time, so a server that sends or takes single bytes cannot
+prolong it. A connection with an owed reply is not used again.
 """
 
 from __future__ import annotations
@@ -28,11 +28,7 @@ def tls_options(place: Place) -> Options:
 
 
 class Link:
-    """An open connection; one thread at a time has it.
-
-    Raises:
-        BackendError: the server is not reached, or does not let us in.
-    """
+    """An open connection, for one thread at a time; BackendError if the server is unreached or refuses the login."""
 
     def __init__(self, place: Place, address: Address | None) -> None:
         kind: Any
@@ -44,7 +40,7 @@ class Link:
             "password": place.password,
             "db": place.db,
             "protocol": 2,
-            "driver_info": None,  # as many round trips less
+            "driver_info": None,  # saves round trips
             "parser_class": lambda socket_read_size: self._replies,
             **TIMEOUTS,
         }
@@ -65,7 +61,7 @@ class Link:
             raise
 
     def is_usable(self) -> bool:
-        """Return whether the server has neither closed the connection nor said what nobody asked."""
+        """Return whether the server has neither closed the connection nor sent unrequested data."""
         socket = self._replies.socket
         if socket is None or self.is_owed or self._replies.has_unread:
             return False
@@ -80,11 +76,11 @@ class Link:
 
     @property
     def is_owed(self) -> bool:
-        """Whether replies are to be read that were asked for."""
+        """Whether replies are still to be read."""
         return self._num_owed > 0
 
     def send(self, pieces: Sequence[Value], num_commands: int, deadline: float) -> None:
-        """Send commands that lie in pieces; as many replies are owed then."""
+        """Send commands that lie in pieces; one reply is owed for each."""
         views = [memoryview(piece).cast("B") for piece in pieces if len(piece)]
         self._num_owed += num_commands
         socket = self._replies.socket
@@ -100,12 +96,12 @@ class Link:
                 if sent:
                     views[0] = views[0][sent:]
         except TimeoutError:
-            raise BackendLate("Redis has not taken it in time") from None
+            raise BackendLate("Redis has not received a command in time") from None
         except OSError as error:
             raise BackendError(f"the connection to Redis broke: {error}") from None
 
     def read(self, deadline: float) -> Reply:
-        """Read the reply to the first command that has none yet."""
+        """Read the reply to the oldest unanswered command."""
         reply = self._replies.read(deadline)
         self._num_owed -= 1
         return reply

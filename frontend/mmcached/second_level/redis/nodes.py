@@ -1,7 +1,7 @@
-"""Knows which Redis server has a key, and has the connections to each.
+"""Finds the Redis server of a key, and holds the connections to each server.
 
-one         always the same; of sentinels each new connection asks them who is the master
-cluster     by the key's slot; where the slots are is asked again when a server disowns a key, or is gone
+one         always the same server; with sentinels each new connection asks them for the master
+cluster     by the key's slot; the slots are read again after a server has redirected a key, or is gone
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ Slots = Mapping[int, Address]
 
 class Nodes(Protocol):
     def at(self, key: str, deadline: float) -> Connections:
-        """Return the connections to the server that has a key."""
+        """Return the connections to the server of a key."""
 
     def forget(self) -> None:
-        """Take note that a server is not where it was."""
+        """Forget the known servers, because one has moved or gone."""
 
     def close(self) -> None:
-        """Let go of all connections."""
+        """Close all connections."""
 
 
 def nodes_of(place: Place) -> Nodes:

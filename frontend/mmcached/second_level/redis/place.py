@@ -1,4 +1,4 @@
-"""Reads from a URL which Redis or Valkey is meant. Imports nothing of it.
+"""Parses the URL of a Redis or Valkey. Imports nothing of redis-py.
 
     redis://[[user]:password@]host[:6379][/db]          rediss:// for TLS
     redis://…?cluster=1                                 any node of a cluster
@@ -8,8 +8,8 @@
     with TLS    ssl_ca_certs, ssl_certfile, ssl_keyfile: paths; ssl_check_hostname=0
     sentinels   sentinel_username, sentinel_password: their own
 
-User, password and path are percent-encoded where they must be. Whatever else is said is refused: a word that is not
-understood is a setting that would not hold.
+User, password and path are percent-encoded where necessary. Unknown options are refused, because a misspelled setting
+would have no effect.
 """
 
 from __future__ import annotations
@@ -29,18 +29,17 @@ _HOST = re.compile(r"[\w.:%-]+", re.ASCII)
 
 Address = tuple[str, int]
 Options = Mapping[str, Any]
-"""What redis-py calls by these names."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a server is, and how to be let in.
+    """The address of a server, and the login.
 
     Attributes:
-        addresses: of the server, of one node of the cluster, or of the sentinels; none with a `path`.
-        path: of a unix socket.
-        service: the master's name among sentinels.
-        tls: redis-py's options of a TLS connection; None: without.
+        addresses: Addresses of the server, of one node of the cluster, or of the sentinels; empty with a `path`.
+        path: Path of a unix socket.
+        service: The master's name among sentinels.
+        tls: redis-py's options of a TLS connection; None without TLS.
     """
 
     kind: Literal["one", "cluster", "sentinel"]
@@ -56,12 +55,10 @@ class Place:
 
 
 def read_place(url: str) -> Place:
-    """Return what a URL of one of `SCHEMES` means; ValueError, without the URL, if it means nothing."""
+    """Return the parsed URL of one of `SCHEMES`; ValueError, without the URL, if it is invalid."""
     parts = urlsplit(url)
     if parts.fragment or "@" in parts.path + parts.query:
-        raise ValueError(
-            "must have what is no letter or digit in user, password and path percent-encoded, as %40 for @"
-        )
+        raise ValueError("user, password and path must be percent-encoded, as %40 for @")
     options = _options(parts.query)
     credentials, _, hosts = parts.netloc.rpartition("@")
     user, _, password = credentials.partition(":")

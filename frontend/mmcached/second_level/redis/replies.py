@@ -1,8 +1,8 @@
-"""Reads what a Redis server says, by a deadline; a large value goes from the socket into a buffer of its own.
+"""Reads the replies of a Redis server by a deadline; a large value goes from the socket into a buffer of its own.
 
-It is a parser in the sense of redis-py, so that a connection is opened and let in through it; then it is asked
-directly. Nothing is believed: a length is judged before there is a buffer, a number before it is one, and what is no
-reply ends the connection.
+It implements redis-py's parser interface, so that redis-py can open a connection and log in through it; then it is
+called directly. Replies are not trusted: a length is checked before a buffer is allocated, a number before it is
+parsed, and an invalid reply ends the connection.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from mmcached.second_level.backend import BackendError, BackendLate, Value
 from mmcached.second_level.records import MAX_VALUE_BYTES
 
 CONNECT_S = 2.0
-"""Until a connection is open and let in; who waits for it has a deadline of his own."""
+"""Timeout of connecting and logging in; a caller that waits for it has its own deadline."""
 _BUFFER_BYTES = 64 << 10
 _COPIED_BYTES = 16 << 10
 """Up to this size a value is copied out of the common buffer."""
@@ -30,11 +30,7 @@ Reply = Value | int | None | Exception
 
 
 class Replies(BaseParser):
-    """The replies on one connection.
-
-    Attributes:
-        socket: None: there is no connection.
-    """
+    """The replies on one connection; `socket` is None without a connection."""
 
     def __init__(self) -> None:
         self.socket: Any = None
@@ -44,31 +40,31 @@ class Replies(BaseParser):
 
     @property
     def has_unread(self) -> bool:
-        """Whether more has come than was read."""
+        """Whether unparsed bytes are in the buffer."""
         return self._end > self._start
 
     def on_connect(self, connection: Any) -> None:
-        """Take over the socket of a connection that has just been opened; redis-py calls it."""
+        """Take over the socket of a connection that was just opened; called by redis-py."""
         self.socket = connection._sock
         self._start = self._end = 0
         self._handshake_ends_at = time.monotonic() + CONNECT_S
 
     def on_disconnect(self) -> None:
-        """Let go of the socket; redis-py calls it."""
+        """Drop the socket; called by redis-py."""
         self.socket = None
 
     def read_response(self, disable_decoding: bool = False, timeout: object = None) -> Reply:
-        """Read a reply of the handshake; redis-py calls it."""
+        """Read a reply of the handshake; called by redis-py."""
         reply = self.read(self._handshake_ends_at)
         if isinstance(reply, RedisConnectionError):
             raise reply
         return reply
 
     def read(self, deadline: float) -> Reply:
-        """Read one reply: a value, a number, None, or the error that the server has answered.
+        """Read one reply: a value, a number, None, or the error that the server has sent.
 
         Raises:
-            BackendError: the connection is of no use any more.
+            BackendError: The connection cannot be used any more.
         """
         kind, rest = self._line(deadline)
         if kind == b"$":
@@ -80,7 +76,7 @@ class Replies(BaseParser):
             return _number(rest)
         if kind == b"-":
             return _error(rest.decode(errors="replace"))
-        raise BackendError(f"Redis answers what is no reply: {kind + rest[:16]!r}")
+        raise BackendError(f"Redis sent an invalid reply: {kind + rest[:16]!r}")
 
     def _line(self, deadline: float) -> tuple[bytes, bytes]:
         """Return the first byte of a line and the others, without its end."""
@@ -97,19 +93,19 @@ class Replies(BaseParser):
             self._end += self._receive(self._buffer[self._end :], deadline)
 
     def _make_room(self) -> int:
-        """Move what is not read yet to the buffer's start, if it has no end any more; return how far it was moved."""
+        """Move unread bytes to the start of a full buffer; return by how many bytes they moved."""
         moved = 0
         if self._end == _BUFFER_BYTES:
             moved, unread = self._start, self._end - self._start
             if not moved:
-                raise BackendError("Redis answers a line without an end")
+                raise BackendError(f"Redis sent a line without an end in {_BUFFER_BYTES} bytes")
             self._buffer[:unread] = bytes(self._buffer[self._start : self._end])
             self._start, self._end = 0, unread
         return moved
 
     def _value(self, length: int, deadline: float) -> Value:
         if not 0 <= length <= MAX_VALUE_BYTES:
-            raise BackendError(f"Redis answers a value of {length} bytes, the limit is {MAX_VALUE_BYTES}")
+            raise BackendError(f"Redis sent a value of {length} bytes, the limit is {MAX_VALUE_BYTES}")
         target = memoryview(bytearray(length)) if length <= _COPIED_BYTES else np.empty(length, np.uint8).data
         filled = self._from_buffer(target)
         while filled < length:
@@ -121,11 +117,11 @@ class Replies(BaseParser):
             self._end = self._receive(self._buffer, deadline)
             filled += self._from_buffer(memoryview(end)[filled:])
         if end != b"\r\n":
-            raise BackendError("Redis answers a value without an end")
+            raise BackendError("Redis sent a value without an end")
         return target.toreadonly()
 
     def _from_buffer(self, target: memoryview) -> int:
-        """Move what is not read yet into a target as far as that goes; return how much."""
+        """Move unread bytes into a target, as far as they reach; return their number."""
         taken = min(len(target), self._end - self._start)
         target[:taken] = self._buffer[self._start : self._start + taken]
         self._start += taken
@@ -134,7 +130,7 @@ class Replies(BaseParser):
         return taken
 
     def _receive(self, target: memoryview, deadline: float) -> int:
-        """Receive at least a byte."""
+        """Receive at least one byte."""
         wait_until(self.socket, deadline)
         try:
             received: int = self.socket.recv_into(target)
@@ -148,11 +144,7 @@ class Replies(BaseParser):
 
 
 def wait_until(socket: Any, deadline: float) -> None:
-    """Let the socket's next operation last until then at most.
-
-    Raises:
-        BackendLate: that is over.
-    """
+    """Set the socket's timeout to the time left; BackendLate if none is left."""
     left_s = deadline - time.monotonic()
     if left_s <= 0:
         raise BackendLate("Redis has not answered in time")
@@ -162,12 +154,12 @@ def wait_until(socket: Any, deadline: float) -> None:
 def _error(text: str) -> Exception:
     try:
         error: Exception = BaseParser.parse_error(text)
-    except (ValueError, IndexError):  # redis-py takes the text of some apart
+    except (ValueError, IndexError):  # redis-py parses the text of some errors
         return ResponseError(text)
     return error
 
 
 def _number(text: bytes) -> int:
     if not _NUMBER.fullmatch(text):
-        raise BackendError(f"Redis answers what is no number: {text[:16]!r}")
+        raise BackendError(f"Redis sent an invalid number: {text[:16]!r}")
     return int(text)

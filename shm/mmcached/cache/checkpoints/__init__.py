@@ -1,10 +1,8 @@
-"""A checkpoint's towers, as far as its small files tell: what they take, and how many embeddings an item has.
+"""A checkpoint's encoders, as described by its small files: their inputs, and the number of an item's embeddings.
 
-    checkpoint     the folder: configuration, processors, and why it cannot be served
-    architectures  the known classes of models, the modalities of each, and how embeddings are counted
-    counting       the ways of counting those of a picture
-    frames         the same for frames of a video, and how large they are
-    sounds         the same for windows of a sound, and how long they are
+checkpoint  the folder: configuration, processors, errors    architectures  the known classes of models
+counting    ways of counting the embeddings of an image      frames         the same for frames of a video
+sounds      the same for windows of a sound
 
-Needs neither torch nor Transformers: frontend and engine count, and never load a model.
+Imports neither torch nor Transformers: frontend and engine count embeddings, and never load a model.
 """

@@ -1,6 +1,6 @@
-"""Lists the classes of models that are known: which modalities each takes, and how their embeddings are counted.
+"""The known classes of models: the modalities of each, and how their embeddings are counted.
 
-An architecture is here when its tests are.
+An architecture is listed once it is tested.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _OMNI2: Mapping[Modality, Counting] = {
     **_QWEN2,
     "audio": Chunked(num_halvings=1, has_pairs=True, n_window=100, is_followed=True),
 }
-# Its pictures have DeepStack levels and its sounds none: a service has outputs of one form.
+# Its images have DeepStack levels and its sounds do not: a service's outputs have one form.
 _OMNI3: Mapping[Modality, Counting] = {
     "audio": Chunked(num_halvings=3, has_pairs=False, n_window=50, reach="n_window_infer")
 }
@@ -56,4 +56,4 @@ ARCHITECTURES: Mapping[str, Mapping[Modality, Counting]] = {
     "WhisperForConditionalGeneration": {"audio": Filled()},
     "Gemma3ForConditionalGeneration": {"image": Constant("mm_tokens_per_image", 256)},
 }
-"""By the name that a checkpoint's configuration gives."""
+"""By the architecture name in a checkpoint's configuration."""

@@ -1,6 +1,6 @@
-"""Reads the small files of a local checkpoint, and says why it cannot be served before anything is started.
+"""Reads the small files of a local checkpoint, and reports why it cannot be served before any process is started.
 
-Knows nothing of weights. What the folder says is its owner's word: it is the operator's, as the service is.
+Does not read weights. The folder is trusted: it belongs to the operator, as the service does.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from mmcached.wire.vocabulary import Modality
 
 FIELD = "encoder.path"
 EXTRA = ("transformers", "safetensors")
-"""What the extra `hf` brings, and a service with a checkpoint needs."""
+"""Packages of the extra `hf`, which a service with a checkpoint needs."""
 _PACKAGES = ("transformers", "torch", "torchvision", "numpy", "pillow")
 _WHOLE = "processor_config.json"
 _FILES: Mapping[Modality, tuple[str, ...]] = {
@@ -33,13 +33,13 @@ _FILES: Mapping[Modality, tuple[str, ...]] = {
     "video": ("video_preprocessor_config.json", "preprocessor_config.json"),
     "audio": ("preprocessor_config.json",),
 }
-"""Where the settings of a processor lie that has a file of its own; the first that is there counts."""
+"""Files with the settings of a modality's processor; the first existing one counts."""
 _SECTIONS: Mapping[Modality, str] = {
     "image": "image_processor",
     "video": "video_processor",
     "audio": "feature_extractor",
 }
-"""Of the file that all processors may share."""
+"""Sections of the file that all processors may share."""
 _NEEDED: Mapping[Modality, Mapping[str, Any]] = {
     "video": {"do_resize": True, "do_rescale": True, "do_normalize": True, "temporal_patch_size": 2},
     "audio": {
@@ -49,17 +49,17 @@ _NEEDED: Mapping[Modality, Mapping[str, Any]] = {
         "dither": 0.0,
     },
 }
-"""Settings that have one value: our own processing of slices does nothing else."""
+"""Required values of settings: the service's own processing of slices supports no others."""
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """One folder.
+    """One checkpoint folder.
 
     Attributes:
-        architecture: class of Transformers that wrote it.
-        model: its configuration; of one that also speaks, that of the part which sees and hears.
-        processors: by modality that it takes, the settings of its processor.
+        architecture: Class of Transformers that wrote it.
+        model: Its configuration; of a model that also speaks, that of its thinker.
+        processors: Settings of the processor of each modality.
     """
 
     path: Path
@@ -72,7 +72,7 @@ class Checkpoint:
         """Read a folder.
 
         Raises:
-            ConfigError: it is no checkpoint of a known architecture with safetensors and its processors.
+            ConfigError: It is not a checkpoint of a known architecture with safetensors and its processors.
         """
         model = _json_of(path / "config.json")
         named = model.get("architectures") or [""]
@@ -85,7 +85,6 @@ class Checkpoint:
 
     @property
     def countings(self) -> Mapping[Modality, Counting]:
-        """How embeddings are counted, by modality that it takes."""
         return ARCHITECTURES[self.architecture]
 
     @property
@@ -93,25 +92,17 @@ class Checkpoint:
         return max(each.largest(self.model, self.processors[of]) for of, each in self.countings.items())
 
     def num_embeds(self, modality: Modality, tensors: Mapping[str, Any]) -> int:
-        """Return how many embeddings an item has, by the tensors that its processor has made of it.
-
-        Raises:
-            InvalidRequest: they are not of one item.
-        """
+        """Return the number of an item's embeddings by its tensors; InvalidRequest if they are not of one item."""
         return self.countings[modality].count(self.model, tensors)
 
     def modality_of(self, names: Container[str]) -> Modality:
-        """Return of which modality an item is that has tensors with these names; if of none, any that it takes."""
+        """Return the modality of an item with tensors of these names; by default the checkpoint's first modality."""
         of = {modality: each for modality, each in self.countings.items() if each.inputs[0] in names}
         return next(iter(of or self.countings))
 
 
 def checkpoint_of(config: ServiceConfig) -> Checkpoint | None:
-    """Return the checkpoint that a service encodes with; None: it has the reference encoder.
-
-    Raises:
-        ConfigError: as `Checkpoint.open`.
-    """
+    """Return a service's checkpoint, None for the reference encoder; raises as `Checkpoint.open`."""
     if config.encoder.kind == "reference":
         return None
     if not config.encoder.path:
@@ -120,11 +111,7 @@ def checkpoint_of(config: ServiceConfig) -> Checkpoint | None:
 
 
 def frame_sizes(config: ServiceConfig) -> Sizes | None:
-    """Return how large frames of videos are for a service's checkpoint; None: it has none that takes them.
-
-    Raises:
-        ConfigError: as `Checkpoint.open`.
-    """
+    """Return the frame sizes of a checkpoint, None if it takes no videos; raises as `Checkpoint.open`."""
     checkpoint = checkpoint_of(config)
     counting = None if checkpoint is None else checkpoint.countings.get("video")
     if checkpoint is None or not isinstance(counting, (FrameGrid, WholeClip)):
@@ -133,7 +120,7 @@ def frame_sizes(config: ServiceConfig) -> Sizes | None:
 
 
 def frames_of_slice(config: ServiceConfig) -> int:
-    """Return how many frames of a video an encoder is given together. Raises ConfigError as `checkpoint_of`."""
+    """Return the number of video frames per slice. Raises ConfigError as `checkpoint_of`."""
     checkpoint = checkpoint_of(config)
     counting = None if checkpoint is None else checkpoint.countings.get("video")
     if checkpoint is None or not isinstance(counting, (FrameGrid, WholeClip)):
@@ -151,10 +138,7 @@ def window_samples(config: ServiceConfig) -> int:
 
 
 def max_embeds_per_item(config: ServiceConfig) -> int:
-    """Return how many embeddings the largest item of a service has, whatever its modality.
-
-    Raises ConfigError as `checkpoint_of`.
-    """
+    """Return the number of embeddings of the largest item of any modality. Raises ConfigError as `checkpoint_of`."""
     checkpoint = checkpoint_of(config)
     if checkpoint is not None:
         return checkpoint.max_embeds_per_item
@@ -163,17 +147,17 @@ def max_embeds_per_item(config: ServiceConfig) -> int:
 
 
 def check_encoder(config: ServiceConfig) -> None:
-    """Refuse what cannot be served, before a process is started.
+    """Refuse an encoder that cannot be served, before a process is started.
 
     Raises:
-        ConfigError: as `checkpoint_of`; or a package is not installed.
+        ConfigError: As `checkpoint_of`; or a package is not installed.
     """
     checkpoint = checkpoint_of(config)
     if checkpoint is not None:
         check_packages()
         if not any(modality == "image" or decoder_of(modality) for modality in checkpoint.countings):
             install = how_to_install(*(EXTRAS[modality] for modality in checkpoint.countings))
-            reason = f"{checkpoint.architecture} takes what cannot be decoded here: {install}"
+            reason = f"no modality of {checkpoint.architecture} can be decoded here: {install}"
             raise ConfigError(FIELD, str(checkpoint.path), reason)
     if config.encoder.ray_address and find_spec("ray") is None:
         reason = f"needs ray, not installed: {how_to_install('ray')}"
@@ -220,7 +204,7 @@ def _json_of(file: Path) -> dict[str, Any]:
     except OSError as error:
         raise ConfigError(FIELD, str(file), f"cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
-        raise ConfigError(FIELD, str(file), "is no JSON") from error
+        raise ConfigError(FIELD, str(file), "is not JSON") from error
     if not isinstance(value, dict):
-        raise ConfigError(FIELD, str(file), "is no JSON object")
+        raise ConfigError(FIELD, str(file), "is not a JSON object")
     return value

@@ -1,9 +1,9 @@
-"""Says in which ways towers make embeddings of a picture, and which of the processor's tensors they take.
+"""The ways in which encoders make embeddings of an image, and the processor's tensors that they take.
 
-one            the picture as a whole                        CLIP, SigLIP, SigLIP 2
-patches        each patch of the processed picture           towers of their own, DINOv2, LLaVA
+one            the image as a whole                          CLIP, SigLIP, SigLIP 2
+patches        each patch of the processed image             towers of their own, DINOv2, LLaVA
 grid           each square of merged patches                 Qwen
-constant       as many as the configuration says             Gemma 3
+constant       a number in the configuration                 Gemma 3
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ class Counting(Protocol):
         """Names of the processor's tensors that the tower takes."""
 
     def count(self, model: Settings, tensors: Mapping[str, Any]) -> int:
-        """Return how many embeddings the item with these tensors has."""
+        """Return the number of embeddings of an item with these tensors."""
 
     def largest(self, model: Settings, processor: Settings) -> int:
-        """Return how many the largest item has."""
+        """Return the number of embeddings of the largest item."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +50,11 @@ class One:
 
 @dataclass(frozen=True, slots=True)
 class Patches:
-    """Patches of a picture of any size.
+    """Patches of an image of any size.
 
     Attributes:
-        num_others: rows that stand for no patch, as that of the class token.
-        patch_size: where the configuration does not say it.
+        num_others: Rows without a patch, such as the class token's.
+        patch_size: Default if the configuration has none.
     """
 
     num_others: int
@@ -76,7 +76,7 @@ class Patches:
 
 @dataclass(frozen=True, slots=True)
 class Llava:
-    """Patches of the tower that the configuration names, with or without its class token."""
+    """Patches of the configured tower, with or without its class token."""
 
     inputs: tuple[str, ...] = (PIXELS,)
 
@@ -94,8 +94,6 @@ class Llava:
 
 @dataclass(frozen=True, slots=True)
 class Padded:
-    """Patches in a sequence that is padded to one length."""
-
     inputs: tuple[str, ...] = PATCHES
 
     def count(self, model: Settings, tensors: Mapping[str, Any]) -> int:
@@ -108,7 +106,7 @@ class Padded:
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """Squares of patches of a picture that keeps its form."""
+    """Squares of patches of an image that keeps its aspect ratio."""
 
     patch_size: int
     inputs: tuple[str, ...] = (PIXELS, GRID)
@@ -138,15 +136,15 @@ class Constant:
 
 
 def squares_of(grid: Any, name: str) -> int:
-    """Return how many patches a grid (1, 3) has. Raises InvalidRequest, with its name, if it is of several items."""
+    """Return the number of patches of a grid (1, 3). Raises InvalidRequest with its name if it is of several items."""
     sizes = [int(size) for size in grid.reshape(-1).tolist()]
     if len(sizes) != 3:
-        raise InvalidRequest(name, str(sizes), "must be of one picture")
+        raise InvalidRequest(name, str(sizes), "must be of one image")
     return sizes[0] * sizes[1] * sizes[2]
 
 
 def merged_side(model: Settings) -> int:
-    """Return how many patches lie on a side of the square that becomes one embedding."""
+    """Return the number of patches on a side of the square that becomes one embedding."""
     return int(_vision(model).get("spatial_merge_size", 2))
 
 
@@ -158,11 +156,11 @@ def _vision(model: Settings) -> Settings:
 def _check_alone(tensors: Mapping[str, Any]) -> None:
     num_pictures = int(tensors[PIXELS].shape[0])
     if num_pictures != 1:
-        raise InvalidRequest(PIXELS, f"{num_pictures} pictures", "the processor must make one picture of one")
+        raise InvalidRequest(PIXELS, f"{num_pictures} images", "the processor must return one image for one")
 
 
 def _processed_size(vision: Settings, processor: Settings) -> tuple[int, int]:
-    """Return height and width of a picture behind its processor, as far as they are fixed."""
+    """Return height and width of a processed image, as far as they are fixed."""
     is_cropped = processor.get("do_center_crop", "crop_size" in processor)
     size = processor.get("crop_size" if is_cropped else "size") or vision.get("image_size", _IMAGE_SIZE)
     if isinstance(size, Mapping):

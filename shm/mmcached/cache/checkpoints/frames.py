@@ -1,10 +1,9 @@
-"""Says how large the frames of a video are for a tower, how many it looks at together, and counts their embeddings.
+"""The size and number of a tower's video frames, and the number of their embeddings.
 
-    FrameGrid     two: each square of merged patches, as of an image                                       Qwen
-    WholeClip     all of them: attention reaches over the clip, which is one slice (`is_sliceable`)        VideoMAE
-
-The size of a frame follows from the file and the settings of the checkpoint's video processor. Invariant: it does not
-depend on how many frames are wanted, so that clips of one file share slices.
+`FrameGrid` (Qwen) takes two frames, with an embedding for each square of merged patches, as of an image. `WholeClip`
+(VideoMAE) takes all of them: attention reaches over the clip, which is one slice (`is_sliceable`). The size of a frame
+follows from the file and the settings of the checkpoint's video processor. Invariant: it does not depend on the number
+of wanted frames, so that clips of one file share slices.
 """
 
 from __future__ import annotations
@@ -23,12 +22,12 @@ GRID = "video_grid_thw"
 
 @dataclass(frozen=True, slots=True)
 class FrameGrid:
-    """Squares of patches of two frames, as a tower takes them that looks at no other frame.
+    """Squares of patches of two frames, for a tower that attends to no other frame.
 
     Attributes:
-        patch_size, mean, std, min_pixels, max_pixels: where the video processor does not say them.
-        num_sharing: frames that share the pixels which the video processor's settings name.
-        max_squares: squares of merged patches of a frame, unless the settings say otherwise; 0: any number.
+        patch_size, mean, std, min_pixels, max_pixels: Defaults if the video processor has none.
+        num_sharing: Frames that share the pixels in the video processor's settings.
+        max_squares: Limit of merged squares per frame, unless the settings have one; 0 for no limit.
     """
 
     patch_size: int
@@ -49,15 +48,14 @@ class FrameGrid:
         return max(1, sizes.max_pixels // sizes.side**2)
 
     def patches(self, processor: Settings) -> tuple[int, int]:
-        """Return the side of a patch, pixels, and how many patches lie on a side of the square of an embedding."""
+        """Return the side of a patch in pixels, and the number of patches on a side of an embedding's square."""
         return int(processor.get("patch_size", self.patch_size)), int(processor.get("merge_size", 2))
 
     def colours(self, processor: Settings) -> tuple[Sequence[float], Sequence[float]]:
-        """Return mean and deviation of each colour, of values up to 1."""
+        """Return mean and standard deviation of each colour, of values up to 1."""
         return processor.get("image_mean") or self.mean, processor.get("image_std") or self.std
 
     def sizes(self, processor: Settings) -> FrameSizes:
-        """Return how large the frames of any clip are."""
         size = processor.get("size") or {}
         least = processor.get("min_pixels") or size.get("shortest_edge") or self.min_pixels
         most = processor.get("max_pixels") or size.get("longest_edge") or self.max_pixels
@@ -71,13 +69,12 @@ class FrameGrid:
         return FrameSizes(side=side, min_pixels=least, max_pixels=most, lifts=self.num_sharing > 1, resample=resample)
 
     def num_frames(self, model: Settings) -> int:
-        """Return how many frames a slice has."""
         return 2
 
 
 @dataclass(frozen=True, slots=True)
 class WholeClip:
-    """Cubes of so many frames, of which all are needed for each embedding."""
+    """Cubes of frames of which each embedding needs all."""
 
     inputs: tuple[str, ...] = ("pixel_values",)
     is_sliceable = False
@@ -95,20 +92,19 @@ class WholeClip:
         return self.num_frames(model) // int(model.get("tubelet_size", 2)) * (height // side) * (width // side)
 
     def num_frames(self, model: Settings) -> int:
-        """Return how many frames a clip has."""
         return int(model.get("num_frames", 16))
 
     def sizes(self, processor: Settings) -> EdgeSizes:
-        """Return how large frames are before what does not fit is cut away."""
+        """Return the frame sizes before cropping."""
         edge = int((processor.get("size") or {}).get("shortest_edge", 224))
         return EdgeSizes(edge=max(edge, *self.crop(processor)), resample=int(processor.get("resample", 2)))
 
     def crop(self, processor: Settings) -> tuple[int, int]:
-        """Return height and width of what is left in the middle of a frame, pixels."""
+        """Return height and width of the centre crop in pixels."""
         size = processor.get("crop_size") or {}
         return int(size.get("height", 224)), int(size.get("width", 224))
 
     def colours(self, processor: Settings) -> tuple[Sequence[float], Sequence[float]]:
-        """Return mean and deviation of each colour, of values up to 1."""
+        """Return mean and standard deviation of each colour, of values up to 1."""
         half = (0.5, 0.5, 0.5)
         return processor.get("image_mean") or half, processor.get("image_std") or half

@@ -1,9 +1,8 @@
-"""Says in which windows a sound is cut for a tower, and counts the embeddings of one.
+"""The windows of a sound for a tower, and the number of their embeddings.
 
-    filled      of one length: what is shorter is filled up with silence, as the tower wants it       Whisper
-    chunked     as far as attention reaches, from a chunk's beginning; the last one as long as it is  Qwen omni
-
-A frame is a column of the log-mel spectrogram: one for each `hop` samples, at 16,000 a second.
+`Filled` (Whisper) pads a shorter sound with silence; `Chunked` (Qwen omni) cuts at whole chunks within the reach of
+attention, and its last window may be shorter. A frame is a column of the log-mel spectrogram: one per `hop` samples, at
+16,000 a second.
 """
 
 from __future__ import annotations
@@ -18,8 +17,9 @@ from mmcached.wire.errors import InvalidRequest
 FEATURES = "input_features"
 MASK = "feature_attention_mask"
 _LEAST_FRAMES = 10
-"""A shorter sound is filled up with silence. Of fewer than three a tower makes no embedding; of fewer than eight torch
-2.13 has made random numbers, in bfloat16 on a CPU (convolutions over one or two columns)."""
+"""A shorter sound is padded with silence. Below three frames a tower makes no embedding; below eight torch 2.13 has
+returned random numbers, in bfloat16 on a CPU (convolutions over one or two columns).
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +35,10 @@ class Filled:
         return int(model.get("max_source_positions", 1500))
 
     def window(self, model: Settings, processor: Settings) -> int:
-        """Return the samples of a window."""
         return 2 * self.largest(model, processor) * hop_of(processor)
 
     def frames(self, num_samples: int, model: Settings, processor: Settings) -> tuple[int, int]:
-        """Return to how many samples a sound is filled up with silence, and how many frames of the result count."""
+        """Return the number of samples after padding, and the number of valid frames."""
         window = self.window(model, processor)
         return window, window // hop_of(processor)
 
@@ -49,11 +48,11 @@ class Chunked:
     """Windows of whole chunks, each of which is convolved alone.
 
     Attributes:
-        num_halvings: how often two neighbours become one.
-        has_pairs: the last halving leaves out what has no neighbour.
-        n_window: half the frames of a chunk, where the configuration does not say it.
-        reach: name of the setting that says over how many frames attention reaches; "": over one chunk.
-        is_followed: silence comes behind the sound, not its mirror image.
+        num_halvings: Number of halvings of the frames.
+        has_pairs: The last halving drops an unpaired frame.
+        n_window: Half the frames of a chunk, if the configuration has none.
+        reach: Name of the setting with the reach of attention in frames; "": one chunk.
+        is_followed: The sound is followed by silence, not by its mirror image.
     """
 
     num_halvings: int
@@ -70,11 +69,9 @@ class Chunked:
         return self._rows(self._reach(model), 2 * self._n_window(model))
 
     def window(self, model: Settings, processor: Settings) -> int:
-        """Return the samples of a window."""
         return self._reach(model) * hop_of(processor)
 
     def frames(self, num_samples: int, model: Settings, processor: Settings) -> tuple[int, int]:
-        """As `Filled.frames`."""
         hop = hop_of(processor)
         num_samples = max(num_samples, _LEAST_FRAMES * hop)
         if not self.is_followed:

@@ -1,6 +1,5 @@
-"""Block hashes: equal hash, equal whole prefix.
+"""Block hashes: equal hashes mean equal prefixes.
 
-block_hash      hashes of full blocks, chained
-block_keys      what besides tokens enters a hash: items, salt, adapter
-token_bytes     token ids as the bytes that are hashed
+`block_hash` makes chained hashes of full blocks, of tokens (`token_bytes`) and of items, salt and adapter
+(`block_keys`).
 """

@@ -1,28 +1,28 @@
-"""Makes the block hashes of KV blocks: equal digest, equal whole prefix.
+"""Computes the block hashes of KV blocks: equal digests mean equal prefixes.
 
     digest(block i)  = hash( digest(block i-1) | number of tokens (u32) | token ids (u32 each) | extra keys )
     digest(block -1) = root of the hash function           all numbers little-endian, every digest 32 bytes
 
-Only full blocks have one. Placeholders of different images are the same token, so a block also names each item it
+Only full blocks have one. Placeholders of different images are the same token, so a block also names each item that it
 overlaps, with the item's offset from the block's start: the same image one token later is other content. Adapter and
-tenant's salt are in the first block only; the chain carries them on. The first part has a fixed width, the second says
-how long the third is, and extra keys delimit themselves (`block_keys`): no two different blocks feed the same bytes to
-the hash.
+tenant's salt are in the first block only; the chain carries them on. The first part has a fixed width, the second gives
+the length of the third, and extra keys delimit themselves (`block_keys`): no two different blocks feed the same bytes
+to the hash.
 
 Where a drafter looks L tokens ahead, the KV of a block depends on the L tokens behind it as well. Its digest then
-covers these, and the items that lie there, and exists only once they are known:
+covers these, and the items there, and exists only once they are known:
 
     | block i                 | L tokens |
     |----- tokens ------------| `LookaheadKey`, last of the extra keys
     |----- items, embeddings ------------|
 
-Roots of collision-proof functions are fixed: engines on other hosts agree on every digest. The root of another function
-is random in each process, so that nobody can work out beforehand which prompts share a digest. Engines that must agree
-all the same, and readers of events that recompute digests, are given one seed; it is configured and never taken from
+Roots of collision-proof functions are fixed, so that engines on other hosts agree on every digest. The root of another
+function is random in each process, so that colliding prompts cannot be computed beforehand. Engines that must agree
+nevertheless, and readers of events that recompute digests, are given one seed; it is configured and never taken from
 PYTHONHASHSEED, which processes need not share.
 
-Knows nothing of block ids or pools. A caller who finds two prefixes with one digest reads another tenant's cache: a
-function that is not collision-proof is for clients that trust each other.
+A client that finds two prefixes with one digest can read another tenant's cache: a function that is not collision-proof
+is only for clients that trust each other.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class _Digest(Protocol):
 
 
 class Sequenced(Protocol):
-    """What is hashed: a prompt, and what has been generated so far; an engine's request is one."""
+    """A hashed sequence: a prompt and its generated tokens, such as an engine's request."""
 
     block_hashes: list[bytes]
 
@@ -79,16 +79,16 @@ class BlockHasher:
     """One hash function and the chains that it makes. Stateless.
 
     Args:
-        name: name of the function; goes into its root.
-        new: makes a digest of 16 to 32 bytes over its argument; one of fewer than 32 is filled up with zeros.
-        seed: text that goes into the root too, if it is not empty.
-        is_collision_proof: whether nobody can find two blocks with one digest.
+        name: Name of the function; goes into its root.
+        new: Makes a digest of 16 to 32 bytes over its argument; shorter ones are padded with zeros to 32.
+        seed: Text that goes into the root too, if it is not empty.
+        is_collision_proof: Whether finding two blocks with one digest is infeasible.
 
     Attributes:
-        root: parent of every first block.
+        root: Parent of every first block.
 
     Raises:
-        ConfigError: the digests of `new` have another width.
+        ConfigError: The digests of `new` have another width.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class BlockHasher:
         self.root = hashed + self._filling
 
     def with_seed(self, seed: str) -> BlockHasher:
-        """Return the same function with a root that is made from this seed."""
+        """Return the same function with a root made from this seed."""
         return BlockHasher(self.name, self._new, seed=seed, is_collision_proof=self.is_collision_proof)
 
     def hash_block(self, parent: bytes, token_ids: Sequence[int], extra_keys: Sequence[ExtraKey] = ()) -> bytes:
@@ -118,18 +118,18 @@ class BlockHasher:
         False
 
         Raises:
-            InvalidRequest: as `encode_block`.
+            InvalidRequest: As `encode_block`.
         """
         return self._new(encode_block(parent, token_ids, extra_keys)).digest() + self._filling
 
     def extend_block_hashes(self, request: Sequenced, block_size: int, num_lookahead_tokens: int = 0) -> None:
-        """Add to `request.block_hashes` what is missing there: digests of full blocks whose lookahead tokens are known.
+        """Append to `request.block_hashes` the missing digests of full blocks whose lookahead tokens are known.
 
         Args:
-            num_lookahead_tokens: tokens behind a block that its digest covers; the same in all calls for a request.
+            num_lookahead_tokens: Tokens behind a block that its digest covers; the same in all calls for a request.
 
         Raises:
-            InvalidRequest: a token id that would be hashed now is a placeholder; nothing has been added.
+            InvalidRequest: A token id to be hashed is a placeholder; nothing was added.
         """
         hashes = request.block_hashes
         blocks = range(len(hashes), (request.num_tokens - num_lookahead_tokens) // block_size)
@@ -137,7 +137,7 @@ class BlockHasher:
             return
         first, end = blocks.start * block_size, blocks.stop * block_size
         packed = pack_token_ids(request.token_ids[first : end + num_lookahead_tokens], first)
-        # The filling belongs to the parent; here it is put in front of all bodies at once, not behind each digest.
+        # The padding belongs to the parent; it is put in front of all bodies at once, not behind each digest.
         head, stride = self._filling + _COUNT.pack(block_size), block_size * TOKEN_BYTES
         starts = range(0, len(blocks) * stride, stride)
         bodies = [head + packed[start : start + stride] for start in starts]
@@ -157,10 +157,10 @@ class BlockHasher:
 
 
 def encode_block(parent: bytes, token_ids: Sequence[int], extra_keys: Sequence[ExtraKey] = ()) -> bytes:
-    """Return the bytes that the hash of a block is taken over; another block, another encoding.
+    """Return the bytes that the hash of a block is taken over; different blocks have different encodings.
 
     Raises:
-        InvalidRequest: the parent is no digest, or a token id is a placeholder.
+        InvalidRequest: The parent is not a digest, or a token id is a placeholder.
     """
     if len(parent) != DIGEST_BYTES:
         raise InvalidRequest("parent", f"{len(parent)} bytes", f"a digest has {DIGEST_BYTES} bytes")
@@ -173,7 +173,7 @@ def extra_keys_by_block(
     """Return the extra keys of these blocks of a request, by block index. Changes nothing.
 
     Adapter, items in prompt order, salt, embeddings by position; items and embeddings also where only the lookahead
-    tokens behind the block are. A block without any is left out. The lookahead tokens themselves are not among them.
+    tokens behind the block are. A block without any is left out. The lookahead tokens themselves are not included.
     """
     keys: defaultdict[int, list[ExtraKey]] = defaultdict(list)
     if request.lora is not None and 0 in blocks:
@@ -195,16 +195,16 @@ def extra_keys_by_block(
 
 
 def block_hasher(algorithm: str, seed: str = "") -> BlockHasher:
-    """Return the hasher that a configuration names.
+    """Return the hasher of a configured name.
 
-    "builtin", the default of vLLM's first versions, is taken for "sha256" and warned about: a tenant can collide the
-    64-bit hash of Python on purpose. "xxh3" is warned about too.
+    "builtin", the default of vLLM's first versions, is replaced by "sha256" with a warning: a tenant can collide
+    Python's 64-bit hash deliberately. "xxh3" is warned about too.
 
     Args:
-        seed: seed of the root; "": a fixed root, and for "xxh3" one that is random in each process.
+        seed: Seed of the root; "": a fixed root, and for "xxh3" one that is random in each process.
 
     Raises:
-        ConfigError: no such algorithm.
+        ConfigError: The algorithm is unknown.
     """
     if algorithm == "builtin":
         log.warning("block hashes by sha256: Python's hash is not collision-proof", asked_for=algorithm)
@@ -215,8 +215,8 @@ def block_hasher(algorithm: str, seed: str = "") -> BlockHasher:
     hasher = _HASHERS[algorithm]
     if not hasher.is_collision_proof:
         log.warning(
-            "block hashes are not collision-proof: who chooses prompts on purpose can read what another tenant has"
-            " cached; choose sha256 unless all clients trust each other",
+            "block hashes are not collision-proof: a client can craft prompts that read another tenant's cached blocks;"
+            " choose sha256 unless all clients trust each other",
             asked_for=algorithm,
         )
     return hasher.with_seed(seed) if seed else hasher
@@ -236,7 +236,7 @@ _HASHERS = {
     )
 }
 
-# What the default hasher makes, by itself.
+# The default hasher's root and functions.
 ROOT_HASH = SHA256.root
 hash_block = SHA256.hash_block
 extend_block_hashes = SHA256.extend_block_hashes

@@ -1,4 +1,4 @@
-"""Encodes what besides its tokens decides the content of a KV block: one typed record for each kind.
+"""Encodes the parts of a KV block's hash besides its tokens: one typed record for each kind.
 
     record          encoding: tag, then the fields
     LoraKey         L  text name, text path
@@ -8,8 +8,8 @@
     LookaheadKey    N  number of tokens (u32), token ids (u32 each)
     text, bytes: length (u32) and that many bytes, text as UTF-8; all numbers little-endian
 
-Knows nothing of requests or hashes. Invariant: a list of records can be read back from the encodings put one
-after the other, so no two lists share one; an adapter never looks like a salt that is spelt like it.
+Invariant: a list of records can be parsed from their concatenated encodings, so no two lists share an encoding; an
+adapter is never confused with a salt of the same text.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ class MultiModalKey:
     """An item that covers positions of the block.
 
     Attributes:
-        identifier: content key of the item.
-        offset: tokens from the block's start to the item's; negative if the item began in an earlier block.
+        identifier: Content key of the item.
+        offset: Tokens from the block's start to the item's; negative if the item began in an earlier block.
     """
 
     identifier: str
@@ -54,7 +54,7 @@ class MultiModalKey:
 
 @dataclass(frozen=True, slots=True)
 class SaltKey:
-    """Who may share the sequence: only those with an equal salt."""
+    """A tenant's salt: only sequences with an equal salt share blocks."""
 
     salt: str
 
@@ -64,11 +64,11 @@ class SaltKey:
 
 @dataclass(frozen=True, slots=True)
 class EmbedsKey:
-    """A row of prompt embeddings that stands in the place of a token id.
+    """A row of prompt embeddings in place of a token id.
 
     Attributes:
-        offset: tokens from the block's start.
-        digest: content key of the row.
+        offset: Tokens from the block's start.
+        digest: Content key of the row.
     """
 
     offset: int
@@ -80,12 +80,12 @@ class EmbedsKey:
 
 @dataclass(frozen=True, slots=True)
 class LookaheadKey:
-    """The tokens behind the block that its KV also depends on: a drafter reads the token after the one it stands on."""
+    """The tokens behind the block on which its KV also depends: a drafter reads the token after the current one."""
 
     token_ids: tuple[int, ...]
 
     def encode(self) -> bytes:
-        """Raises `InvalidRequest` if one of them is a placeholder."""
+        """Return the encoding; raise `InvalidRequest` if a token is a placeholder."""
         return lookahead_head(len(self.token_ids)) + pack_token_ids(self.token_ids)
 
 
@@ -93,7 +93,7 @@ ExtraKey = LoraKey | MultiModalKey | SaltKey | EmbedsKey | LookaheadKey
 
 
 def lookahead_head(num_tokens: int) -> bytes:
-    """Return what comes before the packed token ids of a `LookaheadKey`."""
+    """Return the bytes before the packed token ids of a `LookaheadKey`."""
     return b"N" + _U32.pack(num_tokens)
 
 
@@ -102,5 +102,5 @@ def _framed(data: bytes) -> bytes:
 
 
 def _text(text: str) -> bytes:
-    # Half of a surrogate pair is no text, but it must not end the engine, nor equal another one.
+    # A lone surrogate is not valid text, but it must not end the engine, nor equal another one.
     return _framed(text.encode("utf-8", "surrogatepass"))

@@ -1,7 +1,4 @@
-"""Packs token ids into the bytes that are hashed: u32 each, little-endian. Placeholders, without content, are refused.
-
-Knows nothing of requests or blocks.
-"""
+"""Packs token ids into bytes for hashing: u32 each, little-endian. Placeholders, which have no content, are refused."""
 
 from __future__ import annotations
 
@@ -20,13 +17,13 @@ def pack_token_ids(token_ids: Sequence[int], first_position: int = 0) -> bytes:
     """Return token ids as bytes.
 
     Args:
-        first_position: position of the first in its request, for the error.
+        first_position: Position of the first id in its request, for the error.
 
     Raises:
-        InvalidRequest: names the first that is no token id, by position.
+        InvalidRequest: Names the position of the first invalid token id.
     """
     try:
-        # From a list, because an array takes bytes for its memory, not for numbers.
+        # From a list, because an array takes bytes as its memory, not as numbers.
         packed = array("I", token_ids if isinstance(token_ids, list) else list(token_ids))
     except (OverflowError, TypeError):
         raise _refusal(token_ids, first_position) from None

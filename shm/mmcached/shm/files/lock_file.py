@@ -1,6 +1,6 @@
-"""Proves that a file's holder lives by the file's lock: the supervisor's seat, and each client's presence.
+"""Lock file that proves that its holder lives: used for a supervisor's run directory and for each client's presence.
 
-The kernel drops the lock with the process, however it ends. Time-outs play no part.
+The kernel drops the lock when the process ends, for any reason. No time-outs are involved.
 """
 
 from __future__ import annotations
@@ -16,28 +16,29 @@ _BYTE = 0
 
 
 class LockFile(Closeable):
-    """The exclusive lock of one file, held until `close` or death.
+    """Exclusive lock of one file, held until `close` or the death of the process.
 
     Raises:
-        BlockingIOError: another process holds it.
-        OSError: there is no such directory (FileNotFoundError), or no regular file of this user.
+        BlockingIOError: Another process holds the lock.
+        OSError: The directory is missing (FileNotFoundError), or the path is not a regular file of this user.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._fd = _open_locked(path)
         while not _is_still(path, self._fd):
-            # `remove_if_free` took it between our open and our lock: what we have locked has no name any more.
+            # `remove_if_free` unlinked the file between our open and our lock: the file that we have locked has no
+            # name.
             os.close(self._fd)
             self._fd = _open_locked(path)
 
     def write(self, text: str) -> None:
-        """Say in the file who holds it, for those that are refused."""
+        """Write the holder's description into the file, for processes that fail to lock it."""
         os.ftruncate(self._fd, 0)
         os.pwrite(self._fd, text.encode(), 0)
 
     def close(self) -> None:
-        """Remove the file and let go. A second call does nothing."""
+        """Remove the file and release the lock. A second call does nothing."""
         if self._fd >= 0:
             self.path.unlink(missing_ok=True)
             os.close(self._fd)
@@ -45,13 +46,14 @@ class LockFile(Closeable):
 
 
 def remove_if_free(path: Path) -> bool:
-    """Remove the file of a dead holder; return False, and change nothing, if it is held, gone, or no lock file."""
+    """Remove the file of a dead holder; return False, unchanged, if it is held, missing, or not a file of this user."""
     try:
         fd = open_own(path)
     except OSError:
         return False
     try:
-        # Only the holder of the lock may unlink: a process that is just making the file then sees that it is gone.
+        # Only the holder of the lock may unlink: a process that opens the file now sees after its lock that the name is
+        # gone.
         if not try_exclusive(fd, _BYTE) or not _is_still(path, fd):
             return False
         path.unlink()
@@ -63,7 +65,7 @@ def remove_if_free(path: Path) -> bool:
 
 
 def is_held(path: Path) -> bool:
-    """Return whether this is a lock file, and another process or descriptor holds its lock. Takes nothing."""
+    """Return whether another process or descriptor holds the lock of this file; takes no lock."""
     try:
         fd = open_own(path)
     except OSError:

@@ -1,4 +1,4 @@
-"""Opens files in places where others may put something else under the same name: a link, a pipe, a directory.
+"""Opens files where another user may have placed a link, a pipe or a directory under the same name.
 
 Never blocks, follows no link, and opens no file of another user.
 """
@@ -11,12 +11,12 @@ from pathlib import Path
 
 
 def open_own(path: Path, *, create: bool = False) -> int:
-    """Open a regular file of this user, read-write; with `create`, make it with mode 0600 if there is nothing.
+    """Open a regular file of this user read-write; with `create`, create a missing one with mode 0600.
 
     Raises:
-        OSError: (FileNotFoundError, …) there is no such file, or what is there is not regular or not this user's.
+        OSError: (FileNotFoundError, …) The file is missing, is not a regular file, or belongs to another user.
     """
-    # Looked at before it is opened, because to open a device may do something; and after, because names change.
+    # Checked before the open, because opening a device may have side effects, and after it, because names can change.
     try:
         _require_own(path, path.lstat())
     except FileNotFoundError:

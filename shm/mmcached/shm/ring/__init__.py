@@ -1,13 +1,13 @@
-"""A ring of chunks with one writer and any number of readers, which lease what they read.
+"""A ring of chunks with one writer and any number of readers, which take leases on the chunks that they read.
 
-ring            the writer's end                     leases: what is under lease; reader_watch: who lives
-reader          a reader's mapping                   reader_entry: its leases
-adoption        what a dead writer has left
-chunks          the state of each chunk              allocator: where the next one goes; places, chain
-departed        what was evicted a short time ago
-nursery_table   the state of each record in a nursery   extents: sets of bytes
-lookup          from a key to what lies there        key_index, slot_table: the words for that
-onlooker        a look from outside, for people
-service_layout  how large the ring of a service is
-self_lease      leases that readers take without asking    touch_logs: what they have found so
+ring            the writer's interface               leases: leased slots; reader_watch: living readers
+reader          a reader's mapping                   reader_entry: a reader's leases
+adoption        takes over the ring of a dead writer
+chunks          the state of each chunk              allocator: places and evicts chunks; places, chain
+departed        keys that were evicted recently
+nursery_table   the state of each record in a nursery (a client's shared-memory file)   extents: sets of bytes
+lookup          from a key or handle to a record     key_index, slot_table: the words for that
+onlooker        inspects a ring from outside, for diagnosis
+service_layout  the size of a service's ring
+self_lease      leases that readers take without a message     touch_logs: the hits that they count
 """

@@ -1,21 +1,24 @@
-"""Takes over what a dead writer has left in a ring, out of the slot table alone.
+"""Takes over the ring of a dead writer, from its slot table alone.
 
-    valid, above the floor            current again; of two with one key, the writer died while it replaced the first:
-                                      the later one
-    valid, not above it; retired      under lease: an island; else erased
-    0                                 free: whatever was claimed, or half written, is in no slot
+    valid, generation above the floor         current again; of two with one key the later one (the writer died while
+                                              it replaced the earlier one)
+    valid at or below the floor; or retired   an island if leased: not found, but its bytes stay; else erased
+    0                                         free: claims and half-written records are in no slot
 
-Nurseries are adopted with the ring: a record whose nursery is gone has gone too. Nobody lays anything there any more.
+Nurseries (shared-memory files into which clients write large records) are adopted with the ring; a record whose nursery
+is missing is dropped. No client writes into an adopted nursery any more.
 
-Readers look up and take leases meanwhile: what they may find stays valid all the time. The table is believed as far as
-it can be true: one wrong record, and the ring is not adopted. It is read and judged as arrays: with a million records,
-each step in Python costs a second.
+Readers look up and take leases meanwhile: records that remain current stay valid throughout. The table is checked for
+consistency: one impossible record, and the ring is not adopted. It is read and checked as arrays: with a million
+records, each step in Python costs a second.
 
-Invariants: no byte is written; what was current is current again, unless it lies below the floor.
+Invariants: no byte of a record is written; every record that was current is current again, unless it lies at or below
+the floor.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from functools import partial
 
@@ -49,10 +52,11 @@ from mmcached.wire.errors import InvariantError, SegmentError
 from mmcached.wire.handle import Handle
 
 Words = npt.NDArray[np.uint64]
+_logger = logging.getLogger(__name__)
 
 
 def occupied_slots(tables: Tables, num_slots: int) -> list[int]:
-    """Return the slots in which something lies: only of these can a reader have a lease."""
+    """Return the slots with a record: only these can be leased."""
     occupied: list[int] = np.flatnonzero(read_table(tables.slots, num_slots)[:, GENERATION]).tolist()
     return occupied
 
@@ -71,11 +75,12 @@ def adopt_chunks(
     """Fill the books of a new writer, and make index and slots agree with them.
 
     Args:
-        is_leased: of a slot, by a living reader.
-        handles_of: names chunks by their slots, generations, offsets, bytes and nurseries.
-        nursery_bytes: returns the size of a nursery; 0: it is gone.
+        is_leased: Returns whether a living reader has a lease of a slot.
+        handles_of: Makes handles from lists of slots, generations, offsets, sizes in bytes and nursery ids.
+        nursery_bytes: Returns the size of a nursery in bytes; 0 if it is missing.
+
     Raises:
-        SegmentError: a record is invalid, or two lie in the same place.
+        SegmentError: A record is invalid, or two overlap.
     """
     slots = SlotTable(tables.slots)
     table = read_table(tables.slots, chunks.num_slots + len(placed.slots))
@@ -88,18 +93,22 @@ def adopt_chunks(
     lying = np.flatnonzero(nurseries)
     ids, of_each = np.unique(nurseries[lying], return_inverse=True)
     capacities[lying] = np.array([nursery_bytes(nursery) for nursery in ids.tolist()], np.uint64)[of_each]
-    # Also what a writer has cut off from its nursery.
+    # True also for records that lie behind the end of a file that was truncated.
     is_gone = (nurseries != 0) & (table[:, OFFSET] + table[:, NBYTES] + table[:, NOTE_BYTES] > capacities)
     is_placed = np.arange(len(table)) >= chunks.num_slots
     _check(table, generations, capacities, is_taken & ~is_gone, board.last_generation())
     if wrong := np.flatnonzero(is_taken & (is_placed != (nurseries != 0))).tolist():
         raise SegmentError(f"slot {wrong[0]} names nursery {nurseries[wrong[0]]}: the slots were divided otherwise")
-    is_current = (table[:, GENERATION] & _ONE).astype(bool) & (generations > board.floor()) & ~is_gone
+    is_valid = (table[:, GENERATION] & _ONE).astype(bool) & (generations > board.floor())
+    is_current = is_valid & ~is_gone
+    for nursery in np.unique(nurseries[is_gone]).tolist():
+        num_records = np.count_nonzero(is_gone & (nurseries == nursery) & is_valid)
+        _logger.warning("%d records of nursery %d were not taken over: their bytes are not there", num_records, nursery)
     is_current[_replaced(table, generations, np.flatnonzero(is_current))] = False
     current = np.flatnonzero(is_current)
     current = current[np.argsort(generations[current])]
     rows = table[current]
-    if index is not None:  # before anything is retired: what replaces a record is found before that is not
+    if index is not None:  # before any slot is retired: the new record is found before the old one is not
         has_key = rows[:, FIRST_KEY : SECOND_KEY + 1].any(axis=1)
         index.adopt(marks_of(rows[has_key, FIRST_KEY], current[has_key]))
     crash_point("adopt.after_index")

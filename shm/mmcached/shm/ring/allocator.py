@@ -1,37 +1,38 @@
-"""Places the next chunk: two hands go around the ring, one evicts what is on probation, the other what was not hit.
+"""Places the next chunk with two hands that go around the ring: one evicts from probation, the other chunks not hit.
 
     0                                                                 capacity
     ├──A──┤░░├────pinned────┤──C──┤──D──┤░░░├─e─┤─f─┤░░░░░░░░░░┤      ░ free      e, f on probation
                             ▲hand       ▲probation's hand
-    places for a chunk as large as C:   C │ D │ free bytes and e │ f and free bytes │ free bytes alone, at no price
-    (they begin at the hand and behind each chunk, once around; the chunks that begin in one are its victims)
+    places for a chunk as large as C:   C │ D │ free bytes and e │ f and free bytes │ free bytes alone, price 0
+    (places begin at the hand and behind each chunk, once around; the chunks that begin in one are its victims)
 
-Books only: no bytes, no memory, no clock. Offsets and sizes are multiples of the alignment; the caller sees to it. Two
-resources are given out, bytes and slot ids, and either may run out first. The hands walk along linked chunks: nothing
-is searched, so the cost of a place is that of what is passed and evicted for it, however many chunks there are.
+Pure bookkeeping: no payload, no memory, no clock. Offsets and sizes are multiples of the alignment; the caller ensures
+that. Two resources are allocated, bytes and slot ids, and either may run out first. The hands walk along linked chunks:
+nothing is searched, so the cost of a place is that of the chunks passed and evicted for it, independent of their total
+number.
 
 The policy is S3-FIFO (SOSP '23) with both queues in one ring:
 
-**Probation.** A chunk begins on probation, unless `prove` says that its content was asked for before. While chunks on
-probation hold more than a tenth of the ring, its hand places the next chunk, and evicts chunks on probation without a
-hit. A chunk that was hit leaves probation when a hand passes it.
+**Probation.** A chunk begins on probation, unless `prove` says that its content was requested before. While chunks on
+probation hold more than a tenth of the ring, the probation hand places the next chunk, and evicts chunks on probation
+without a hit. A chunk that was hit leaves probation when a hand passes it.
 
-**Hits.** Else the other hand places it. It spares what was hit since it last passed: a chunk counts three hits at most,
-and loses one at each pass.
+**Hits.** Otherwise the main hand places the chunk. It spares chunks that were hit since it last passed: a chunk counts
+three hits at most, and loses one at each pass.
 
 **Holes.** Free bytes behind a hand, or where a chunk was freed last, are used before any chunk is evicted.
 
-**Choice.** The first of the next 128 places that costs no chunk which the hand would spare; else the one that costs
-least: for either hand the hits of its victims, for probation's hand also one for each that is not on probation. So a
-large newcomer goes where the fewest chunks with hits lie. The hand passes over pinned chunks until it has been once
-around: hits never refuse.
+**Choice.** The first of the next 128 places that evicts no chunk which the hand would spare; otherwise the place with
+the lowest price: for either hand the hits of its victims, for the probation hand also one for each victim that is not
+on probation. So a large chunk goes where the fewest chunks with hits lie. The hand passes over pinned chunks until it
+has been once around: hits alone never refuse an allocation.
 
-**Returns.** What comes back after its eviction is proven, but where a loop is larger than the ring all of it comes back
-and nothing is hit. So `admits_return` says yes at a rate between a tenth and one: it rises when a proven chunk is hit
-first, and falls when one is evicted without a hit.
+**Returns.** Content that returns after its eviction is proven. But in a loop larger than the ring all content returns
+and nothing is hit. So `admits_return` answers yes at a rate between a tenth and one: the rate rises when a proven chunk
+is hit for the first time, and falls when one is evicted without a hit.
 
-Invariants: chunks do not overlap and lie inside the ring; no chunk crosses its end; every slot id is either free or
-has exactly one chunk; a plan that is refused or not applied has changed nothing.
+Invariants: chunks do not overlap and lie inside the ring; no chunk crosses its end; every slot id is either free or has
+exactly one chunk; a plan that is refused or not applied has changed nothing.
 
 >>> ring = RingAllocator(capacity=100, num_slots=8)
 >>> def place(size: int, *pinned: int, is_proven: bool = True) -> None:
@@ -74,20 +75,20 @@ from mmcached.wire.errors import InvariantError
 __all__ = ["Extent", "Plan", "RingAllocator"]
 
 MAX_HITS = 3
-PROBATION_SHARE = 10  # bytes of the ring per byte that chunks on probation hold before they are evicted first
+PROBATION_SHARE = 10  # chunks on probation are evicted first while they hold more than 1/10 of the ring
 FULL_RATE = 10
 """`admits_return` admits `rate / FULL_RATE` of the returns; the rate is between 1 and `FULL_RATE`."""
 RATE_UP, RATE_DOWN = 2, 1
 MAIN, PROBATION, HOLE = range(3)
-"""The hands; the third one is where a chunk was freed last, and evicts nothing."""
+"""The hands; the third is where a chunk was freed last, and evicts nothing."""
 
 
 class Plan(NamedTuple):
-    """A place that was found: evict `victims`, in this order, and `extent` is free.
+    """A found place: once `victims` are evicted, in this order, `extent` is free.
 
     Attributes:
-        after: slot of the chunk behind which extent and victims begin; -1 at the ring's begin.
-        hand: the hand that moves there.
+        after: Slot of the chunk behind which extent and victims begin; -1 at the start of the ring.
+        hand: The hand that moves there.
     """
 
     extent: Extent
@@ -97,13 +98,13 @@ class Plan(NamedTuple):
 
 
 class RingAllocator:
-    """Books of a ring of `capacity` bytes and of slot ids `0 … num_slots - 1`."""
+    """Bookkeeping of a ring's `capacity` bytes and its slot ids `0 … num_slots - 1`."""
 
     def __init__(self, capacity: int, num_slots: int) -> None:
         self.capacity = capacity
         self.num_slots = num_slots
         self._edge = Chunk.edge(capacity)
-        self._hands = [self._edge] * 3  # the chunks that they have passed last
+        self._hands = [self._edge] * 3  # the chunk that each hand has passed last
         self._probation_limit = capacity // PROBATION_SHARE
         self._probation_bytes = 0
         self._used_bytes = 0
@@ -111,15 +112,16 @@ class RingAllocator:
         self._credit = 0  # below FULL_RATE
         self._slot_to_chunk: dict[int, Chunk] = {}
         self._freed_slots: list[int] = []
-        self._next_slot = 0  # slots from here on were never taken
+        self._next_slot = 0  # this slot and all later ones were never taken
 
     def plan(self, size: int, is_pinned: Callable[[int], bool]) -> Plan | None:
-        """Find room for `size` bytes; change nothing.
+        """Find a place for `size` bytes; change nothing.
 
         Args:
-            is_pinned: tells the slots that may not be evicted now; called at most once per slot.
+            is_pinned: Returns whether a slot may not be evicted now; called at most once per slot.
+
         Returns:
-            the place and its victims, or None if nothing fits or no slot id can be had.
+            The place and its victims, or None if nothing fits or no slot id is available.
         """
         has_slot = bool(self._freed_slots) or self._next_slot < self.num_slots
         if has_slot:
@@ -140,7 +142,10 @@ class RingAllocator:
         return Plan(Extent(slot, offset, size), victims, row[first - 1].extent.slot, hand)
 
     def apply(self, plan: Plan) -> None:
-        """Evict the victims, take the place on probation and move the hand. The plan must be fresh."""
+        """Evict the victims, enter the chunk on probation and move the hand.
+
+        Nothing may have changed since the plan was made.
+        """
         after = self._slot_to_chunk.get(plan.after, self._edge)
         self._pass(plan.hand, after)
         is_victims_slot = not self._freed_slots and self._next_slot == self.num_slots
@@ -152,17 +157,17 @@ class RingAllocator:
             if self._remove(victim.slot).is_untested:
                 self._rate = max(self._rate - RATE_DOWN, 1)
         if is_victims_slot:
-            self._freed_slots.remove(plan.extent.slot)  # the first
+            self._freed_slots.remove(plan.extent.slot)  # the slot of the first victim
         self._hands[plan.hand] = self._enter(plan.extent, after)
 
     def prove(self, slot: int) -> None:
-        """Take a chunk that was just placed off probation: its content was asked for before."""
+        """Take a chunk that was just placed off probation: its content was requested before."""
         chunk = self._slot_to_chunk[slot]
         self._leave_probation(chunk)
         chunk.is_untested = True
 
     def admits_return(self) -> bool:
-        """Return whether content that comes back after its eviction is to be proven, see the module's head."""
+        """Return whether content that returns after its eviction is to be proven; see "Returns" above."""
         self._credit += self._rate
         if self._credit < FULL_RATE:
             return False
@@ -170,7 +175,7 @@ class RingAllocator:
         return True
 
     def hit(self, slot: int) -> None:
-        """Count a hit of a chunk: a hand will spare it."""
+        """Count a hit of a chunk, so that a hand spares it."""
         chunk = self._slot_to_chunk[slot]
         if chunk.hits < MAX_HITS:
             chunk.set_hits(chunk.hits + 1)
@@ -179,16 +184,16 @@ class RingAllocator:
             self._rate = min(self._rate + RATE_UP, FULL_RATE)
 
     def free(self, slot: int) -> None:
-        """Give back the bytes and the id of one chunk; the next one may be placed there."""
+        """Free the bytes and the slot id of one chunk; the next chunk may be placed there."""
         self._hands[HOLE] = self._remove(slot).prev
 
     def place(self, extent: Extent) -> None:
-        """Enter a chunk that lies in the ring already, on probation; `resume_at` must follow the last one.
+        """Enter a chunk that already lies in the ring, on probation; call `resume_at` after the last one.
 
-        The cost grows with the number of chunks behind it: enter them in order of their offsets.
+        The cost grows with the number of chunks behind it: enter chunks in the order of their offsets.
 
         Raises:
-            InvariantError: its bytes or its slot are taken, or outside the ring; nothing has changed.
+            InvariantError: Its bytes or its slot are taken or outside the ring; nothing has changed.
         """
         slot, offset, size = extent
         end = offset + size
@@ -200,7 +205,7 @@ class RingAllocator:
         self._enter(extent, before)
 
     def resume_at(self, offset: int) -> None:
-        """Put the hands behind the last chunk that ends at `offset` or before, and take all other slots for free."""
+        """Put the hands behind the last chunk that ends at or before `offset`; mark slots without a chunk as free."""
         before = self._edge.last_before(offset)
         if not before.end <= offset <= self.capacity:
             raise InvariantError(f"the hand, {offset}, is inside chunk {before.extent} or beyond {self.capacity}")
@@ -215,7 +220,7 @@ class RingAllocator:
         return slot in self._slot_to_chunk
 
     def slots(self) -> list[int]:
-        """Return the slots that have a chunk, in order of their offsets."""
+        """Return the slots that have a chunk, in the order of their offsets."""
         return [chunk.extent.slot for chunk in self._edge.others()]
 
     @property
@@ -223,7 +228,7 @@ class RingAllocator:
         return self._used_bytes
 
     def check_integrity(self) -> None:
-        """Raise InvariantError if an invariant of the module's head does not hold."""
+        """Raise InvariantError if an invariant of the module docstring does not hold."""
         before = self._edge
         used_bytes = probation_bytes = num_chunks = 0
         for chunk in self._edge.others():
@@ -259,8 +264,9 @@ class RingAllocator:
         """Yield the places for `size` bytes in a hand's order, once around or until one has no victims.
 
         Args:
-            row: gets the chunks that are passed: before those of a place stands the one behind which it begins.
-            has_slot: whether a slot id is free; else a place has one victim at least, for its id.
+            row: Receives the chunks that are passed; the chunks of a place follow the chunk behind which the place
+                begins.
+            has_slot: Whether a slot id is free; otherwise a place has at least one victim, for its id.
         """
         price_of = _price if hand == PROBATION else _hits
         for before, stop in ((self._hands[hand], self.capacity), (self._edge, self._hands[hand].end)):
@@ -289,7 +295,7 @@ class RingAllocator:
                 begin = begin.next
 
     def _pass(self, hand: int, last: Chunk) -> None:
-        """Move a hand over the chunks that it spares, up to and with `last`."""
+        """Move a hand over the chunks that it spares, up to and including `last`."""
         chunk = self._hands[hand]
         while chunk is not last:
             chunk = chunk.next
@@ -314,7 +320,7 @@ class RingAllocator:
         self._probation_bytes -= chunk.extent.size
 
     def _remove(self, slot: int) -> Chunk:
-        """Take a chunk out of all books, and return it."""
+        """Remove a chunk from all books, and return it."""
         chunk = self._slot_to_chunk.pop(slot)
         self._hands = [hand.prev if hand is chunk else hand for hand in self._hands]
         chunk.unlink()

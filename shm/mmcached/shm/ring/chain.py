@@ -1,9 +1,9 @@
-"""Links the chunks of a ring in the order of their offsets, so that no walk along them searches.
+"""Linked list of a ring's chunks in the order of their offsets.
 
     edge ⇄ A ⇄ C ⇄ D ⇄ edge      free bytes lie between the end of one chunk and the offset of the next
 
-The edge is where the ring ends and begins: as the next of the last chunk its offset is the capacity, as the previous of
-the first chunk its end is 0. So a walk needs no other case for either.
+The edge is a sentinel for the end and the start of the ring: as the successor of the last chunk its offset is the
+capacity, as the predecessor of the first chunk its end is 0. So a traversal has no special case for either.
 
 Knows nothing of hands, free slots, or eviction. Invariant: `a.next.prev is a`.
 
@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 
 class Extent(NamedTuple):
-    """Bytes `[offset, offset + size)` that carry slot id `slot`."""
+    """Bytes `[offset, offset + size)` that belong to slot id `slot`."""
 
     slot: int
     offset: int
@@ -32,30 +32,30 @@ class Extent(NamedTuple):
 
 
 class Chunk:
-    """An extent that is taken, what the hands must know of it, and its neighbours.
+    """A taken extent, its state for eviction, and its neighbours.
 
     Attributes:
-        hits: hits that still count, see `allocator`.
-        price: what it costs to evict it for a chunk on probation.
-        is_on_probation: nobody has asked for its content yet.
-        is_untested: it was placed as proven, and nobody has asked for it since.
-        prev, next: its neighbours; out of date in a chunk that is not linked.
+        hits: Hits that still count; see `allocator`.
+        price: Cost of its eviction for a chunk on probation.
+        is_on_probation: Its content has not been requested yet.
+        is_untested: It was placed as proven, and has not been hit since.
+        prev, next: Its neighbours; out of date in a chunk that is not linked.
     """
 
     __slots__ = ("end", "extent", "hits", "is_on_probation", "is_untested", "next", "offset", "prev", "price")
 
     def __init__(self, extent: Extent) -> None:
         self.extent = extent
-        _, self.offset, size = extent  # again, for speed
+        _, self.offset, size = extent  # copied, for speed
         self.end = self.offset + size
         self.is_on_probation = True
         self.is_untested = False
         self.prev = self.next = self
-        self.set_hits(0)
+        self.hits = self.price = 0
 
     @classmethod
     def edge(cls, capacity: int) -> Chunk:
-        """Make the edge of a ring without chunks."""
+        """Create the edge of a ring without chunks."""
         edge = cls(Extent(-1, capacity, 0))
         edge.end = 0
         return edge
@@ -76,14 +76,14 @@ class Chunk:
         self.prev.next, self.next.prev = self.next, self.prev
 
     def others(self) -> Iterator[Chunk]:
-        """Yield all chunks behind this one, once around."""
+        """Yield all other chunks, from the next one on, once around."""
         chunk = self.next
         while chunk is not self:
             yield chunk
             chunk = chunk.next
 
     def last_before(self, offset: int) -> Chunk:
-        """Return the last of the others that begins before an offset, or this one; searched from the end."""
+        """Return the last other chunk that begins before `offset`, or this one if none does; searches from the end."""
         chunk = self.prev
         while chunk is not self and chunk.offset >= offset:
             chunk = chunk.prev

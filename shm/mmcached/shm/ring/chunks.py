@@ -1,10 +1,10 @@
-"""Keeps the state of each slot of a ring: claimed, current, or an island that waits for its last reader.
+"""State of each slot of a ring: claimed, current, or an island (forgotten, but its bytes stay until its readers end).
 
-    free ──claim──> claimed ──publish──> current ──forget──> island ──> free     an island is leased: nobody finds it,
+    free ──claim──> claimed ──publish──> current ──forget──> island ──> free     an island is leased: it is not found,
               └──abort──> free               └──evicted, or forgotten unleased──> free       and its bytes stay
 
-Books only: the ring writes headers and payloads. Invariants: a slot is in one state; a (slot, generation) pair names
-one content for the life of the ring; what is claimed, pinned or leased is never evicted.
+Pure bookkeeping: the ring writes headers and payloads. Invariants: a slot is in one state; a (slot, generation) pair
+names one content for the life of the ring; claimed, pinned and leased chunks are never evicted.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ class ChunkTable:
     """All slots of one ring of `capacity` bytes.
 
     Args:
-        is_leased: says of a slot that a living reader may still read its chunk.
-        leased_slots: returns all those slots at once.
+        is_leased: Returns whether a living reader may still read a slot's chunk.
+        leased_slots: Returns all such slots at once.
     """
 
     def __init__(
@@ -35,6 +35,8 @@ class ChunkTable:
         is_leased: Callable[[int], bool],
         leased_slots: Callable[[], Iterable[int]],
     ) -> None:
+        self.capacity = capacity
+        self.num_slots = num_slots
         self._allocator = RingAllocator(capacity, num_slots)
         self._is_leased = is_leased
         self._leased_slots = leased_slots
@@ -47,16 +49,8 @@ class ChunkTable:
         return len(self._slot_to_handle)
 
     def __iter__(self) -> Iterator[Handle]:
-        """Iterate over the current chunks, as of now."""
+        """Iterate over a copy of the current chunks."""
         return iter(list(self._slot_to_handle.values()))
-
-    @property
-    def capacity(self) -> int:
-        return self._allocator.capacity
-
-    @property
-    def num_slots(self) -> int:
-        return self._allocator.num_slots
 
     @property
     def used_bytes(self) -> int:
@@ -65,13 +59,15 @@ class ChunkTable:
     def adopt(
         self, current: Sequence[Handle], extents: Sequence[Extent], islands: Iterable[Extent], generation: int
     ) -> None:
-        """Take over what a former writer has left, in a table without chunks.
+        """Take over the chunks of a former writer, in a table without chunks.
 
         Args:
-            current: the oldest first, and `extents` likewise.
-            generation: the last that was used.
+            current: The oldest first; `extents` in the same order.
+            islands: Leased chunks that are no longer current.
+            generation: The last that was used.
+
         Raises:
-            InvariantError: two lie in the same place, or one outside of the ring.
+            InvariantError: Two overlap, or one lies outside the ring.
         """
         for extent in sorted([*extents, *islands], key=itemgetter(1)):  # by offset
             self._allocator.place(extent)
@@ -82,7 +78,7 @@ class ChunkTable:
     # ---- claims
 
     def plan(self, nbytes: int) -> Plan | None:
-        """Find room for a payload; change nothing. None: nothing fits beside what is kept."""
+        """Find a place for a payload; change nothing. Return None if nothing fits beside the chunks that are kept."""
         return self._allocator.plan(chunk_bytes(nbytes), self.is_kept)
 
     def new_generation(self) -> int:
@@ -91,7 +87,7 @@ class ChunkTable:
         return self._generation
 
     def claim(self, plan: Plan) -> tuple[int, list[Handle]]:
-        """Carry out a fresh plan; return the new generation, and the handles that it has evicted, in order."""
+        """Carry out a fresh plan; return the new generation, and the evicted handles in order."""
         evicted = []
         for victim in plan.victims:
             self._pins.pop(victim.slot, None)
@@ -107,14 +103,14 @@ class ChunkTable:
             raise LocalProtocolError(f"claim of slot {slot}, generation {generation} is not open")
 
     def publish(self, handle: Handle, *, is_proven: bool = False) -> None:
-        """Make a claimed chunk current; proven: not on probation, because its content was asked for before."""
+        """Make a claimed chunk current; a proven one skips probation, because its content was requested before."""
         del self._claimed[handle.slot]
         self._slot_to_handle[handle.slot] = handle
         if is_proven:
             self._allocator.prove(handle.slot)
 
     def admits_return(self) -> bool:
-        """Return whether content that comes back after its eviction is to be published as proven."""
+        """Return whether content that returns after its eviction is to be published as proven."""
         return self._allocator.admits_return()
 
     def abort(self, slot: int) -> None:
@@ -122,26 +118,26 @@ class ChunkTable:
         self._allocator.free(slot)
 
     def close(self) -> None:
-        """End all claims, and let go of the leases."""
+        """End all claims, and drop the references to the leases."""
         self._claimed.clear()
         self._is_leased, self._leased_slots = _nothing_leased, tuple
 
-    # ---- what is current
+    # ---- current chunks
 
     def is_current(self, handle: Handle) -> bool:
         return self._slot_to_handle.get(handle.slot) == handle
 
     def current(self, slot: int) -> Handle | None:
-        """Return what is current in a slot."""
+        """Return the handle of a slot's current chunk, or None."""
         return self._slot_to_handle.get(slot)
 
     def check_current(self, handle: Handle) -> None:
-        """Raise StaleHandle if the handle names nothing that is here now."""
+        """Raise StaleHandle if the handle's chunk is not current."""
         if not self.is_current(handle):
             raise StaleHandle(f"slot {handle.slot} does not hold generation {handle.generation} any more")
 
     def extent(self, handle: Handle) -> Extent:
-        """Return the place of a current chunk, header and padding included."""
+        """Return the place of a current chunk, including its note and padding."""
         return self._allocator.extent(handle.slot)
 
     def touch(self, handle: Handle) -> None:
@@ -151,13 +147,13 @@ class ChunkTable:
         self._pins[handle.slot] += 1
 
     def unpin(self, handle: Handle) -> None:
-        """Take one pin off; raise LocalProtocolError if there is none."""
+        """Remove one pin; raise LocalProtocolError if the slot has none."""
         if not self._pins[handle.slot]:
             raise LocalProtocolError(f"slot {handle.slot} is not pinned")
         self._pins[handle.slot] -= 1
 
     def forget(self, handle: Handle, *, is_leased: bool) -> None:
-        """Make a current chunk an island if somebody has a lease, else free it."""
+        """Remove a current chunk: a leased one becomes an island, any other is freed."""
         del self._slot_to_handle[handle.slot]
         self._pins.pop(handle.slot, None)
         if not is_leased:
@@ -166,7 +162,7 @@ class ChunkTable:
     # ---- looking
 
     def pinned_bytes(self) -> int:
-        """Return the bytes that no claim can get now; cost grows with the chunks that are kept, not with the ring."""
+        """Return the bytes that no claim can get now; the cost grows with the kept chunks, not with the ring."""
         kept = {slot for slot, pins in self._pins.items() if pins}.union(self._leased_slots(), self._claimed)
         return sum(self._allocator.extent(slot).size for slot in kept if self._allocator.has(slot))
 

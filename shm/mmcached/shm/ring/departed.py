@@ -1,12 +1,12 @@
-"""Remembers what was evicted recently, so that content that comes back is known: the ghost table.
+"""Ghost table: remembers recently evicted keys, so that content that returns is recognized.
 
-    hashes    [ hash  | … ]     of a key, at the place that its lower bits name; the next key there takes it
-    until     [ bytes | … ]     evicted in all until which the key counts as recent
+    hashes    [ hash  | … ]     of a key, at the index given by its lower bits; a later key there overwrites it
+    until     [ bytes | … ]     total evicted bytes up to which the key counts as recent
 
-A chunk of mean size counts as recent until one and a half times the capacity was evicted after it, and another in
-proportion to the root of the mean size by its own: of two that come back after the same time, the smaller is worth more
-hits per byte. Books of one process, of constant size; a successor begins without. A key that has lost its place counts
-as new.
+A chunk of mean size counts as recent until one and a half times the capacity was evicted after it. For another size
+that span is multiplied by the square root of (mean size / own size): of two chunks that return after the same time, the
+smaller is worth more hits per byte. Constant size, in one process; a successor starts with an empty table. A key that
+was overwritten counts as new.
 
 >>> departed = Departed(capacity=100, num_slots=8)
 >>> departed.add("a", 60)

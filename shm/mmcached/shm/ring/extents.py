@@ -1,4 +1,4 @@
-"""A set of bytes, as stretches `[begin, end)` in order that neither overlap nor touch.
+"""Set of byte offsets, kept as sorted intervals `[begin, end)` that neither overlap nor touch.
 
 >>> room = Extents([(0, 30), (30, 40), (60, 100)])
 >>> room.remove(10, 20); list(room), room.num_bytes, room.largest
@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator
 
 
 class Extents:
-    """A set of bytes. Adding what is there, and removing what is not, changes nothing."""
+    """Set of byte offsets. Adding bytes that are present, and removing bytes that are absent, changes nothing."""
 
     __slots__ = ("_begins", "_ends", "num_bytes")
 
@@ -36,38 +36,53 @@ class Extents:
         return len(self._begins)
 
     def copy(self) -> Extents:
-        made = Extents()
+        made = Extents.__new__(Extents)
         made._begins, made._ends, made.num_bytes = self._begins.copy(), self._ends.copy(), self.num_bytes
         return made
 
     @property
     def largest(self) -> int:
-        """The bytes of the longest stretch."""
+        """The length of the longest interval, in bytes."""
         return max((end - begin for begin, end in self), default=0)
 
     def add(self, begin: int, end: int) -> None:
         if begin >= end:
             return
-        first, last = bisect_left(self._ends, begin), bisect_right(self._begins, end)
-        if first < last:  # it overlaps these, or touches them
-            begin, end = min(begin, self._begins[first]), max(end, self._ends[last - 1])
-        self._replace(first, last, [(begin, end)])
+        begins, ends = self._begins, self._ends
+        first, last = bisect_left(ends, begin), bisect_right(begins, end)
+        if first == last:
+            begins.insert(first, begin)
+            ends.insert(first, end)
+            self.num_bytes += end - begin
+        else:  # it overlaps or touches the intervals from `first` to `last - 1`
+            begin, end = min(begin, begins[first]), max(end, ends[last - 1])
+            self.num_bytes += end - begin - sum(ends[first:last]) + sum(begins[first:last])
+            begins[first:last], ends[first:last] = [begin], [end]
 
     def remove(self, begin: int, end: int) -> None:
         if begin >= end:
             return
-        first, last = bisect_right(self._ends, begin), bisect_left(self._begins, end)
-        if first < last:
-            rest = [(self._begins[first], begin), (end, self._ends[last - 1])]
-            self._replace(first, last, [(low, high) for low, high in rest if low < high])
+        begins, ends = self._begins, self._ends
+        first, last = bisect_right(ends, begin), bisect_left(begins, end)
+        if first == last:
+            return
+        rest_begins, rest_ends = [], []
+        if begins[first] < begin:
+            rest_begins.append(begins[first])
+            rest_ends.append(begin)
+        if end < ends[last - 1]:
+            rest_begins.append(end)
+            rest_ends.append(ends[last - 1])
+        self.num_bytes += sum(begins[first:last]) - sum(ends[first:last]) + sum(rest_ends) - sum(rest_begins)
+        begins[first:last], ends[first:last] = rest_begins, rest_ends
 
     def covers(self, begin: int, end: int) -> bool:
-        """Return whether all of these bytes, at least one, are in the set."""
+        """Return whether all bytes of `[begin, end)`, at least one, are in the set."""
         index = bisect_right(self._begins, begin) - 1
         return begin < end and index >= 0 and end <= self._ends[index]
 
     def around(self, place: int) -> tuple[int, int] | None:
-        """Return the stretch that has one byte; None if it is not in the set."""
+        """Return the interval that contains the byte at `place`; None if the set does not contain it."""
         index = bisect_right(self._begins, place) - 1
         return (self._begins[index], self._ends[index]) if index >= 0 and place < self._ends[index] else None
 
@@ -77,7 +92,7 @@ class Extents:
         return [(max(begin, self._begins[i]), min(end, self._ends[i])) for i in range(first, last)]
 
     def find(self, size: int, start: int = 0) -> int | None:
-        """Return where the next `size` bytes begin that lie together, from `start` on, once around; None if none do."""
+        """Return the begin of the next `size` contiguous bytes, from `start` on, once around; None if none fit."""
         first = bisect_right(self._ends, start)
         for index in range(first, len(self._begins)):
             begin = max(self._begins[index], start)
@@ -87,9 +102,3 @@ class Extents:
             if self._ends[index] - self._begins[index] >= size:
                 return self._begins[index]
         return None
-
-    def _replace(self, first: int, last: int, extents: list[tuple[int, int]]) -> None:
-        former = sum(self._ends[first:last]) - sum(self._begins[first:last])
-        self._begins[first:last] = [begin for begin, _ in extents]
-        self._ends[first:last] = [end for _, end in extents]
-        self.num_bytes += sum(end - begin for begin, end in extents) - former

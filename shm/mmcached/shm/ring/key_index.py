@@ -1,17 +1,17 @@
-"""Leads from a key to its slot, in a table of words that readers look into without asking anybody.
+"""Hash table from keys to slots, in shared words that readers look into without a message to the writer.
 
-    words   [ mark | 0 | 0 | mark | mark | 0 | … ]     one for each key, 0 = free; a power of two of words
+    words   [ mark | 0 | 0 | mark | mark | 0 | … ]     one for each key, 0 = free; the number of words is a power of two
     mark    44 bits of the key's digest, then 20 of the slot
             home of a mark = its digest bits mod size; if that is taken, the next word, and so on (linear probing)
 
-The writer believes its own copy and never reads what it shows. One process writes, any number look, with no lock: each
-word is stored whole. A key that gets another slot keeps its word, which then names that slot. A removal moves later
-words of its run back into the hole, each copied *before* its old place is freed, so that between any two stores every
-key that stays can be found; only a look that is under way may pass it by.
-Many keys share 44 bits, and a word may be old: so a look yields slots where the key may be, and the slot's record says
-whether it is.
+The writer trusts its private copy and never reads the shared words again, except in `adopt`. One process writes, any
+number look up, without a lock: each word is stored whole. A key that moves to another slot keeps its word, which then
+names that slot. A removal moves later words of its run back into the hole, each copied *before* its old place is freed,
+so that between any two stores every remaining key can be found; only a lookup that is in progress may miss it.
+Many keys share 44 bits, and a word may be out of date: so a lookup yields slots where the key may be, and the slot's
+record decides.
 
-Invariant: every word lies in the run that begins at its home; at least half of them are 0.
+Invariant: every word lies in the run that begins at its home; at least half of the words are 0.
 
 >>> words = memoryview(bytearray(8 * 8)).cast("Q")
 >>> index, a, b = KeyIndexWriter(words), key_digest("a"), key_digest("b")
@@ -47,19 +47,19 @@ def index_words(num_keys: int) -> int:
 
 
 def key_digest(key: str) -> KeyDigest:
-    """Return 128 bits that stand for a key, never `NO_KEY`."""
+    """Return a key's 128-bit digest, never `NO_KEY`."""
     digest = hashlib.blake2b(key.encode("utf-8", "surrogatepass"), digest_size=16).digest()
     first, second = _TWO_WORDS.unpack(digest)
     return first | 1 << 63, second  # a mark is never 0 = free
 
 
 def slots_of(words: memoryview | array[int], key: KeyDigest) -> list[int]:
-    """Return the slots where a key may be, of a table that another process may be writing."""
+    """Return the slots where a key may be, from a table that another process may be writing."""
     slots: list[int] = []
     mask = len(words) - 1
     bits = key[0] >> SLOT_BITS
     place = bits & mask
-    for _ in range(mask + 1):  # a bound, should the table be torn under our eyes
+    for _ in range(mask + 1):  # a bound, in case the table changes during the lookup or is damaged
         word = words[place]
         if not word:
             break
@@ -70,13 +70,13 @@ def slots_of(words: memoryview | array[int], key: KeyDigest) -> list[int]:
 
 
 class KeyIndexWriter:
-    """The one writer of a table, whatever it shows so far."""
+    """The only writer of a table. Starts with an empty private copy; `adopt` takes over words shown before."""
 
     def __init__(self, words: memoryview) -> None:
         if words.format != "Q" or len(words) < 2 or len(words) & (len(words) - 1):
             raise LocalProtocolError(f"an index is a power of two of words, not {len(words)} of format {words.format}")
         self._shown = words
-        self._words = array("Q", bytes(words.nbytes))  # the truth
+        self._words = array("Q", bytes(words.nbytes))  # authoritative
         self._mask = len(words) - 1
         self._num_keys = 0
 
@@ -84,33 +84,33 @@ class KeyIndexWriter:
         return self._num_keys
 
     def add(self, key: KeyDigest, slot: int) -> None:
-        """Show where a key is; raise CacheFull if half of the words are taken."""
+        """Show the slot of a key; raise CacheFull if half of the words are taken."""
         if 2 * (self._num_keys + 1) > len(self._words):
             raise CacheFull(1, len(self._words) // 2, self._num_keys)
         self._insert(_mark(key, slot))
 
     def discard(self, key: KeyDigest, slot: int) -> None:
-        """Hide a key at a slot; one that is not shown there changes nothing."""
+        """Remove a key at a slot; a key that is not shown there changes nothing."""
         self._remove(_mark(key, slot))
 
     def move(self, key: KeyDigest, slot: int, new_slot: int) -> None:
-        """Show a key at another slot, with one store: a look finds the one or the other.
+        """Show a key at another slot, with one store: a lookup finds the old or the new slot.
 
         Raises:
-            LocalProtocolError: the key is not shown at `slot`.
+            LocalProtocolError: The key is not shown at `slot`.
         """
         place = self._find(_mark(key, slot))
         if place is None:
             raise LocalProtocolError(f"the index does not show this key at slot {slot}")
         mark = self._words[place] = _mark(key, new_slot)
-        # A release store: a reader that finds the new slot here finds it valid.
+        # A release store: a reader that finds the new slot here also sees its record as valid.
         require_word_store().store_release(self._shown, place, mark)
 
     def adopt(self, marks: npt.NDArray[np.uint64]) -> None:
-        """Show just these marks, each once; those that a former writer has shown can be found meanwhile.
+        """Make the table show exactly these marks; marks that the former writer has shown can be found meanwhile.
 
-        A writer that dies leaves a word twice, in the middle of a removal, or shows a key that has gone, or not yet one
-        that has come. A table that is worse than that is begun anew.
+        A writer that dies may leave a word twice, in the middle of a removal, or show a key whose record was removed,
+        or not yet show a key whose record was added. A table with any other damage is cleared and rebuilt.
         """
         shown = np.frombuffer(self._shown, np.uint64).copy()
         if not _is_whole(shown):
@@ -123,7 +123,10 @@ class KeyIndexWriter:
             return
         surplus = Counter(present.tolist())
         surplus.subtract(marks.tolist())
-        for mark, number in surplus.items():  # first: a key that has got another slot is found at one of the two
+        for (
+            mark,
+            number,
+        ) in surplus.items():  # first: a key whose slot has changed is found at one of the two
             if number < 0:
                 self._insert(mark)
         for mark, number in surplus.items():
@@ -143,7 +146,7 @@ class KeyIndexWriter:
             return
         place = hole
         while later := self._words[place := (place + 1) & self._mask]:
-            # A word may go back into the hole unless its home lies behind the hole: then no reader would find it there.
+            # A word may move into the hole unless its home lies behind the hole: no reader would find it there.
             if (place - (later >> SLOT_BITS)) & self._mask >= (place - hole) & self._mask:
                 self._set(hole, later)
                 crash_point("index.moved")
@@ -176,7 +179,7 @@ class KeyIndexWriter:
 
 
 def _is_whole(words: npt.NDArray[np.uint64]) -> bool:
-    """Return whether each word can be found from its home, and half of them are free."""
+    """Return whether each word can be found from its home, and at least half of the words are free."""
     size = len(words)
     places = np.arange(2 * size)
     is_free = np.tile(words == 0, 2)
@@ -189,7 +192,7 @@ def _is_whole(words: npt.NDArray[np.uint64]) -> bool:
 
 
 def marks_of(first_words: npt.NDArray[np.uint64], slots: npt.NDArray[np.intp]) -> npt.NDArray[np.uint64]:
-    """Return the marks of keys at slots, by the first words of their digests."""
+    """Return the marks of keys at slots, from the first words of their digests; all arrays are `(n,)`."""
     bits = np.uint64(SLOT_BITS)
     return first_words >> bits << bits | slots.astype(np.uint64)
 

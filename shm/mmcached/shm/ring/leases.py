@@ -1,21 +1,23 @@
-"""Judges what is under lease, of a ring's chunks, and which readers may still be trusted.
+"""Determines which slots are leased, and which readers' counts can be trusted.
 
 Sans I/O: the counts are arrays that are passed in (live views of shared memory, or any arrays in a test). Knows slots
 and readers, but no chunks and no locks.
 
-    taken[reader, slot]       written by the reader, only upwards: leases that it has taken, see `self_lease`
-    returned[reader, slot]    written by the reader, only upwards: leases that it has given back
+    taken[reader, slot]       written by the reader, never decreases: leases that it has taken, see `self_lease`
+    returned[reader, slot]    written by the reader, never decreases: leases that it has given back
     outstanding = taken - returned; a slot is pinned  ⇔  in some attached reader it is not 0
 
-A reader that takes an entry gives back all that the former one had under lease, before the writer hears of it. So all
-that a successor of the writer must know of leases lies in shared memory. Before it asks whether a slot is pinned, the
-writer retires the slot and fences; from then on a reader that takes a lease of it sees that, and gives it back.
+A reader that takes an entry gives back all leases of the entry's previous reader, before the writer hears of it. So
+everything that a successor of the writer must know of leases lies in shared memory. Before the writer asks whether a
+slot is pinned, it retires the slot and fences; a reader that takes a lease after that sees the slot retired, and gives
+the lease back.
 
-States of a reader: free → attached → frozen → free. *Frozen*: its counts are not believed any more, and every slot that
-it held when they last were stays pinned until the reader is void. Either another process has written its incarnation
-there and has not said so yet; or the reader is *fenced*: more came back than it had taken, or a count has fallen (a bug
-in that reader, or a stray write). A successor of the writer does not know what a fenced reader held last: it keeps all
-that lies in the ring when it adopts it, until the reader is void. All others find it meanwhile.
+States of a reader: free → attached → frozen → free. *Frozen*: its counts are not trusted any more, and every slot that
+it held when they last were stays pinned until the reader is void (dead). There are two causes. Either another process
+has written its incarnation into the entry and has not announced itself yet. Or the reader is *fenced*: it has returned
+more than it had taken, or a count has fallen (a bug in that reader, or a stray write). A successor of the writer does
+not know which slots a fenced reader held last: at adoption it keeps every record in the ring pinned until the reader is
+void. All other readers can find these records meanwhile.
 
 Invariant: in an attached reader that is not frozen, 0 <= outstanding <= 2^32, and when no lease is held it is 0.
 """
@@ -35,22 +37,22 @@ from mmcached.wire.errors import InvariantError
 Counts = npt.NDArray[np.uint64]
 Outstanding = npt.NDArray[np.int64]
 LiveCounts = tuple[memoryview, memoryview]
-"""What a reader has taken and what it has returned, by slot."""
+"""The taken and the returned counts of one reader, each by slot."""
 COUNTS_PER_LOOK = 1 << 16
-"""So many slots of readers are judged at a time: a millisecond and a half, however many there are."""
+"""Slots checked in one call of `fence_overruns`: about 1.5 ms, independent of the number of readers."""
 MAX_LEASES = 1 << 32
-"""Of one slot that a reader can hold at a time; more is a count that was overwritten."""
+"""Leases of one slot that a reader can hold at a time; a larger count was overwritten."""
 FEW_READERS = 12
-"""So many are asked one by one; more at once, which takes as long as twelve."""
+"""Up to this number, readers are checked one by one; more are checked at once, which takes as long as twelve."""
 
 
 @dataclass(frozen=True, slots=True)
 class Overrun:
-    """Counts that cannot be, for which a reader is fenced.
+    """Impossible counts, for which a reader is fenced.
 
     Attributes:
-        taken: leases of the slot, in all.
-        returned: of those.
+        taken: Total leases of the slot that were taken.
+        returned: Total leases of the slot that were given back.
     """
 
     slot: int
@@ -63,9 +65,9 @@ class _Reader:
     """One incarnation of a reader.
 
     Attributes:
-        seen: per slot, returned and taken when they were last looked at and were possible.
-        frozen_slots: None while the reader's words count.
-        is_fenced: its counts were impossible.
+        seen: Per slot, returned and taken at the last check that they passed.
+        frozen_slots: None while the reader's counts are trusted.
+        is_fenced: Its counts were impossible.
     """
 
     incarnation: int
@@ -75,12 +77,12 @@ class _Reader:
 
 
 class _Asked(NamedTuple):
-    """What is looked at to say whether somebody holds a slot.
+    """The state from which `is_pinned` answers.
 
     Attributes:
-        one_by_one: the counts of the readers whose words count, if they are few.
-        at_once: those readers, if they are many.
-        frozen_slots: what the others hold.
+        one_by_one: The counts of the trusted readers, if they are few.
+        at_once: The trusted readers, if they are many.
+        frozen_slots: The slots that the frozen readers hold.
     """
 
     one_by_one: list[LiveCounts]
@@ -92,8 +94,8 @@ class LeaseTable:
     """Leases of all readers.
 
     Args:
-        counts: `(max_readers, num_slots, 2)`, uint64, returned and taken; read at each question, never written.
-        is_idle: says of a reader, without a look at its counts, that it holds nothing; for figures only.
+        counts: `(max_readers, num_slots, 2)`, uint64, returned and taken; read at each query, never written.
+        is_idle: Returns whether a reader holds no lease, without reading its counts; used only for statistics.
     """
 
     def __init__(self, counts: Counts, *, is_idle: Callable[[int], bool] = lambda reader_id: False) -> None:
@@ -102,10 +104,10 @@ class LeaseTable:
         self._next_look = self._next_slot = 0
         self._readers: dict[int, _Reader] = {}
         self._live: dict[int, LiveCounts] = {}
-        self._asked: _Asked | None = None  # as long as no reader comes, goes or is frozen
+        self._asked: _Asked | None = None  # valid until a reader is attached, voided or frozen
 
     def attach(self, reader_id: int, incarnation: int) -> bool:
-        """Begin an incarnation; it has given back what a former one had.
+        """Begin an incarnation; its reader has given back all leases of the entry's previous reader.
 
         Returns:
             False, and nothing has changed, if its counts are impossible.
@@ -118,14 +120,15 @@ class LeaseTable:
     def adopt(
         self, reader_id: int, incarnation: int, *, is_fenced: bool, may_hold: Callable[[], Iterable[int]]
     ) -> bool:
-        """Go on with an incarnation that a former writer had attached: its leases stay.
+        """Continue an incarnation that a former writer had attached: its leases stay.
 
         Args:
-            is_fenced: the former writer had fenced it.
-            may_hold: returns all slots of which a reader can have a lease now. They stay pinned if the reader is, or
-                is now, fenced.
+            is_fenced: The former writer had fenced it.
+            may_hold: Returns all slots that a reader can have leased now. They stay pinned if the reader was fenced or
+                is fenced now.
+
         Returns:
-            whether its counts are possible; False: it is fenced.
+            Whether the reader is trusted; False: it is fenced.
         """
         overrun, seen = self._judge(np.zeros_like(self._counts[reader_id]), reader_id, slice(0, self._counts.shape[1]))
         books = self._begin(reader_id, incarnation, seen)
@@ -135,7 +138,7 @@ class LeaseTable:
         return not books.is_fenced
 
     def void(self, reader_id: int) -> None:
-        """Forget a reader, which is dead, and its leases."""
+        """Forget a dead reader and its leases."""
         self._readers.pop(reader_id, None)
         self._live.pop(reader_id, None)
         self._asked = None
@@ -143,19 +146,20 @@ class LeaseTable:
     # ---- looking
 
     def incarnations(self) -> dict[int, int]:
-        """Return reader id -> incarnation of every reader that can have leases, also of frozen ones."""
+        """Return reader id -> incarnation of every reader that can have leases, including frozen ones."""
         return {reader_id: books.incarnation for reader_id, books in sorted(self._readers.items())}
 
     def is_pinned(self, slot: int) -> bool:
         """Return whether a living reader may still read the slot's chunk."""
         asked = self._asked or self._whom_to_ask()
         for taken, returned in asked.one_by_one:
-            # First what came back: what is taken and given back between the two looks must not hide what stays.
+            # `returned` is read first: a lease that is taken and given back between the two loads must not hide one
+            # that stays.
             num_returned = returned[slot]
             if taken[slot] != num_returned:
                 return True
         if len(ids := asked.at_once):
-            returned = self._counts[ids, slot, 0]  # first, as above
+            returned = self._counts[ids, slot, 0]  # first, for the same reason
             if (self._counts[ids, slot, 1] != returned).any():
                 return True
         return slot in asked.frozen_slots
@@ -165,8 +169,8 @@ class LeaseTable:
         return {slot for reader_id in busy for slot in self._held_slots(reader_id)}
 
     def num_leases(self) -> int:
-        """Return the number of leases that are out, over all readers that can be trusted."""
-        # A reader that counts what cannot be, and is not fenced yet, must count neither below zero nor without bound.
+        """Return the number of outstanding leases of all trusted readers."""
+        # A reader with impossible counts that is not fenced yet must count neither below zero nor without bound.
         return sum(
             int(np.clip(self._all_outstanding(reader_id), 0, MAX_LEASES).sum())
             for reader_id, books in self._readers.items()
@@ -185,7 +189,7 @@ class LeaseTable:
         self._asked = None
 
     def fence_overruns(self) -> dict[int, Overrun]:
-        """Look at the next counts, around all readers; fence those that cannot be; return those not fenced before."""
+        """Check the next part of the counts, cycling through all readers; return the readers fenced by this call."""
         found = {}
         reader_ids, num_slots, num_left = list(self._readers), self._counts.shape[1], COUNTS_PER_LOOK
         while num_left > 0 and self._next_look < len(reader_ids):
@@ -209,7 +213,7 @@ class LeaseTable:
         return found
 
     def check_integrity(self) -> None:
-        """Raise InvariantError if a reader gave back more than it was given, or the books contradict themselves."""
+        """Raise InvariantError if a reader gave back more leases than it took, or its counts are impossible."""
         all_slots = slice(0, self._counts.shape[1])
         for reader_id, books in self._readers.items():
             overrun = None if self.is_frozen(reader_id) else self._judge(books.seen, reader_id, all_slots)[0]
@@ -223,7 +227,7 @@ class LeaseTable:
         return books
 
     def _all_outstanding(self, reader_id: int) -> Outstanding:
-        returned = self._counts[reader_id, :, 0].copy()  # first, as above
+        returned = self._counts[reader_id, :, 0].copy()  # first, as in `is_pinned`
         outstanding: Outstanding = (self._counts[reader_id, :, 1] - returned).view(np.int64)
         return outstanding
 
@@ -240,12 +244,12 @@ class LeaseTable:
         return np.flatnonzero(self._all_outstanding(reader_id)).tolist() if frozen_slots is None else frozen_slots
 
     def _judge(self, seen: Counts, reader_id: int, slots: slice) -> tuple[Overrun | None, Counts]:
-        """Return what is impossible, if anything, and the counts that were looked at, of some slots.
+        """Return the first impossible count of some slots, if any, and the counts that were read.
 
         Args:
-            seen: their counts when they were last looked at.
+            seen: The counts of these slots at the last check.
         """
-        returned = self._counts[reader_id, slots, 0].copy()  # first, as above; and the reader goes on writing
+        returned = self._counts[reader_id, slots, 0].copy()  # first, as in `is_pinned`; copied: the reader writes on
         counts = np.stack((returned, self._counts[reader_id, slots, 1]), axis=1)
         outstanding = (counts[:, 1] - returned).view(np.int64)
         is_impossible = (outstanding < 0) | (outstanding > MAX_LEASES)
@@ -257,6 +261,6 @@ class LeaseTable:
 
 
 def live_counts(counts: Counts, reader_id: int) -> LiveCounts:
-    """Return what a reader has taken and what it has returned, by slot, as they change."""
-    # Memoryviews: one count of them takes half the time of one of an array.
+    """Return live views of a reader's taken and returned counts, each by slot."""
+    # Memoryviews: reading one element takes half the time of reading it from an array.
     return counts[reader_id, :, 1].data, counts[reader_id, :, 0].data

@@ -1,12 +1,12 @@
-"""Looks keys and handles up in the writer's words, without asking it.
+"""Looks up keys and handles in the writer's shared words, without a message to the writer.
 
-    key ──key index──> slots ──slot table──> the one that is valid and has the key's digest ──> Handle
+    key ──key index──> slots ──slot table──> the slot that is valid and has the key's digest ──> Handle
 
-Sans I/O: the words are passed in; another process may be writing them. What was found may be gone a moment later: a
-lease must follow.
+Sans I/O: the words are passed in; another process may be writing them. A found record may be replaced or evicted a
+moment later: take a lease and check again before reading it.
 
-A record is replaced in three steps: the new one is valid, the index shows it, the old one is retired. So a reader that
-was shown a slot which is not valid any more looks into the index again.
+A record is replaced in three steps: the new record becomes valid, the index shows it, the old one is retired. So a
+reader to which the index has shown a slot that is no longer valid looks into the index again.
 """
 
 from __future__ import annotations
@@ -29,12 +29,13 @@ from mmcached.shm.segment.words import require_word_store
 from mmcached.wire.handle import Handle, RingAnnouncement
 
 MAX_LOOKS = 8
-"""Looks for one key before it is taken for missing, while the index shows slots that do not hold it. Each look more is
-needed only if the record was replaced once more during the one before."""
+"""Lookups of one key before it counts as missing, while the index shows slots that do not hold it. Another lookup is
+needed only if the record was replaced once more during the previous one.
+"""
 
 
 class Lookup:
-    """One reader's look into the tables of a ring."""
+    """One reader's lookups in the tables of a ring."""
 
     def __init__(self, tables: Tables, announcement: RingAnnouncement) -> None:
         self._tables = tables
@@ -43,7 +44,7 @@ class Lookup:
         self._load_fence = require_word_store().load_fence
 
     def find(self, key: KeyDigest) -> Handle | None:
-        """Return where the record of a key lies, or None; one that has expired is missing."""
+        """Return the handle of a key's record; None if it is missing or expired."""
         names, slots, num_looks = self._names, self._slots, 0
         while shown := slots_of(self._index, key):
             for slot in shown:
@@ -51,7 +52,8 @@ class Lookup:
                     continue
                 first = SLOT_WORDS * slot
                 mark = slots[first]
-                # Against the writer, which fills and publishes: with a new word 0, the others must not be older.
+                # Against the writer, which fills and publishes: once word 0 is seen to be new, the other words must not
+                # be older.
                 self._load_fence()
                 offset, nbytes, note, first_key, second_key, _, expires_at = slots[first + OFFSET : first + SLOT_WORDS]
                 if not mark & 1 or second_key != key[1] or first_key != key[0]:
@@ -64,13 +66,13 @@ class Lookup:
             num_looks += 1
             if num_looks == MAX_LOOKS:
                 break
-            # Against the writer, which moves the index before it retires: with a retired slot, the index must not be
-            # older.
+            # Against the writer, which moves the index entry before it retires the old slot: once a slot is seen to be
+            # retired, the index words must not be older.
             self._load_fence()
         return None
 
     def find_generation(self, slot: int, generation: int) -> Handle | None:
-        """Return where a record lies of which somebody else has said the slot and generation; also a retired one."""
+        """Return the handle of the record with this slot and generation, also of a retired one; else None."""
         names = self._names
         if slot >= names.num_slots:
             return None
@@ -90,7 +92,7 @@ class Lookup:
         return self._slots[SLOT_WORDS * handle.slot] | 1 == handle.generation << 1 | 1
 
     def check_of(self, handle: Handle) -> int | None:
-        """Return the checksum word of what a handle names, valid or retired; None if its slot holds something else."""
+        """Return the checksum word of a handle's record, also if retired or sealed; None if its slot holds another."""
         slots, first = self._slots, SLOT_WORDS * handle.slot
         if (slots[first] & ~IS_SEALED) >> 1 != handle.generation:
             return None
@@ -98,7 +100,7 @@ class Lookup:
         return slots[first + CHECK] if is_same else None
 
     def checksum(self, handle: Handle) -> int:
-        """Return the checksum word of what a handle names, under a lease."""
+        """Return the checksum word of a handle's record, under a lease."""
         return self._slots[SLOT_WORDS * handle.slot + CHECK]
 
     def is_attached(self, reader_id: int, incarnation: int) -> bool:
@@ -106,7 +108,7 @@ class Lookup:
         return self._board[ATTACHED_WORD + reader_id] == incarnation
 
     def may_hold(self, num_bytes: int) -> bool:
-        """Return whether one reader may have so much under lease, and everybody together still has enough."""
+        """Return whether one reader may hold `num_bytes` under lease, and the limit of all readers allows it too."""
         return num_bytes <= self._board[READER_LIMIT] and num_bytes <= self._board[FREE_BYTES]
 
     @property

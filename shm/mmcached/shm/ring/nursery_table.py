@@ -1,11 +1,13 @@
-"""Keeps the state of each slot whose record lies in a nursery: current, or an island that waits for its last reader.
+"""State of each slot whose record lies in a nursery: current, or an island (forgotten, but still read under a lease).
 
-    free ──publish──> current ──forget──> island ──> free     an island is leased: nobody finds it, and its bytes stay
+A nursery is a writer's segment: a shared-memory file into which one client writes large records.
+
+    free ──publish──> current ──forget──> island ──> free     an island is leased: it is not found, and its bytes stay
                          └──forgotten unleased──> free
 
-The slots are the last ones of the ring's table, so that a slot's number says in whose books it is. Books only. Where
-room is in a nursery is not known here: `on_free` is told what nobody can read any more. Invariants: a slot is in one
-state; what is pinned or leased stays.
+These slots are the last ones of the ring's table, so that a slot's number tells which books it belongs to. Pure
+bookkeeping: free space inside a nursery is managed elsewhere; `on_free` reports places that no reader can read any
+more. Invariants: a slot is in one state; pinned and leased records stay.
 """
 
 from __future__ import annotations
@@ -20,11 +22,11 @@ from mmcached.wire.handle import Handle
 
 
 class PlacedRecord(NamedTuple):
-    """An encoded record that its writer has laid into a nursery, with its note behind it.
+    """Encoded record that a client has written into its nursery, followed by its note.
 
     Attributes:
-        offset, nbytes, note_bytes: of the payload and of the note, in bytes.
-        crc32: of the payload, as its writer says; None: it was not computed.
+        offset, nbytes, note_bytes: Offset and size of the payload, and size of the note, in bytes.
+        crc32: Of the payload, computed by the client; None: it was not computed.
     """
 
     nursery: int
@@ -40,7 +42,7 @@ class PlacedRecord(NamedTuple):
 
 
 class Placed(NamedTuple):
-    """Bytes of a nursery that carry a slot: `[offset, offset + size)`."""
+    """Bytes `[offset, offset + size)` of a nursery that belong to a slot."""
 
     nursery: int
     offset: int
@@ -51,10 +53,11 @@ class NurseryTable:
     """The slots of all nurseries of one ring.
 
     Args:
-        slots: their numbers.
-        is_leased: says of a slot that a living reader may still read its record.
+        slots: The slots' numbers.
+        is_leased: Returns whether a living reader may still read a slot's record.
+
     Attributes:
-        on_free: told the slot and the place of what was freed, after the slot was erased.
+        on_free: Called with the slot and the place of a freed record, after the slot was erased.
     """
 
     def __init__(self, slots: range, *, is_leased: Callable[[int], bool]) -> None:
@@ -73,11 +76,11 @@ class NurseryTable:
         return len(self._slot_to_handle)
 
     def __iter__(self) -> Iterator[Handle]:
-        """Iterate over the current records, as of now."""
+        """Iterate over a copy of the current records."""
         return iter(list(self._slot_to_handle.values()))
 
     def adopt(self, current: Iterable[tuple[Handle, Placed]], islands: Iterable[tuple[int, Placed]]) -> None:
-        """Take over what a former writer has left, the oldest first, in a table without records."""
+        """Take over the records of a former writer, the oldest first, in a table without records."""
         for handle, place in current:
             self._enter(handle.slot, place)
             self._slot_to_handle[handle.slot] = handle
@@ -88,7 +91,7 @@ class NurseryTable:
 
     @property
     def num_free(self) -> int:
-        """How many records more can be published."""
+        """The number of records that can still be published."""
         return len(self._free_slots)
 
     def check_free(self, nbytes: int) -> None:
@@ -97,7 +100,7 @@ class NurseryTable:
             raise CacheFull(nbytes, self.used_bytes, self.used_bytes)
 
     def next_slot(self) -> int:
-        """Return the slot that the next record gets; one is free."""
+        """Return the slot that the next record gets; requires a free slot."""
         return self._free_slots[-1]
 
     def publish(self, handle: Handle, place: Placed) -> None:
@@ -106,7 +109,7 @@ class NurseryTable:
         self._enter(handle.slot, place)
         self._slot_to_handle[handle.slot] = handle
 
-    # ---- what is current
+    # ---- current records
 
     def is_current(self, handle: Handle) -> bool:
         return self._slot_to_handle.get(handle.slot) == handle
@@ -115,30 +118,35 @@ class NurseryTable:
         return self._slot_to_handle.get(slot)
 
     def check_current(self, handle: Handle) -> None:
-        """Raise StaleHandle if the handle names nothing that is here now."""
+        """Raise StaleHandle if the handle's record is not current."""
         if not self.is_current(handle):
             raise StaleHandle(f"slot {handle.slot} does not hold generation {handle.generation} any more")
 
     def place(self, slot: int) -> Placed:
-        """Return where what a slot holds lies, also an island."""
+        """Return the place of a slot's record, current or island."""
         return self._slot_to_place[slot]
 
+    @property
+    def last_slot(self) -> int | None:
+        """The most recently taken slot that is still taken; None if no slot is taken."""
+        return next(reversed(self._slot_to_place), None)
+
     def places(self) -> list[tuple[int, Placed]]:
-        """Return the slots that are taken, and where what they hold lies; islands too, the oldest first."""
+        """Return the taken slots and the places of their records, islands included, the oldest first."""
         return list(self._slot_to_place.items())
 
     def touch(self, handle: Handle) -> None:
         self._hit.add(handle.slot)
 
     def was_hit(self, handle: Handle) -> bool:
-        """Return whether a record was asked for since it was put."""
+        """Return whether a record was requested since it was put."""
         return handle.slot in self._hit
 
     def pin(self, handle: Handle) -> None:
         self._pins[handle.slot] += 1
 
     def unpin(self, handle: Handle) -> None:
-        """Take one pin off; raise LocalProtocolError if there is none."""
+        """Remove one pin; raise LocalProtocolError if the slot has none."""
         if not self._pins[handle.slot]:
             raise LocalProtocolError(f"slot {handle.slot} is not pinned")
         self._pins[handle.slot] -= 1
@@ -147,7 +155,7 @@ class NurseryTable:
         return self._pins.get(slot, 0) > 0 or self._is_leased(slot)
 
     def forget(self, handle: Handle, *, is_leased: bool) -> None:
-        """Make a current record an island if somebody has a lease, else free its place."""
+        """Remove a current record: a leased one becomes an island, the place of any other is freed."""
         slot = handle.slot
         del self._slot_to_handle[slot]
         self._pins.pop(slot, None)
@@ -163,18 +171,18 @@ class NurseryTable:
         return list(self._islands)
 
     def free_island(self, slot: int) -> None:
-        """Free an island that nobody reads any more."""
+        """Free an island that no reader reads any more."""
         del self._islands[slot]
         self._leave(slot)
 
     # ---- the object
 
     def kept_bytes(self) -> int:
-        """Return the bytes of what is leased or pinned."""
+        """Return the bytes of leased or pinned records."""
         return sum(place.size for slot, place in self._slot_to_place.items() if self.is_kept(slot))
 
     def close(self) -> None:
-        """Let go of the leases."""
+        """Drop the references to the leases."""
         self._is_leased = _nothing_leased
         self.on_free = _nobody
 

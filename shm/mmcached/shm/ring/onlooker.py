@@ -1,12 +1,12 @@
-"""Looks at a ring from outside, for people: what lies in each slot, and which readers hold it.
+"""Inspects a ring from outside, for diagnosis: the record in each slot, and the readers that hold it.
 
-    slot table ── row, bytes of the chunk, row again ──> the same twice? then the bytes are the row's
+    slot table ── row, bytes of the chunk, row again ──> row unchanged? then the bytes belong to it
 
-Takes no lease, no entry and no lock, sends nothing, and maps nothing: each answer is read by `pread`, which gives no
-memory to what has none. So writer and readers do not notice, and it works on what a dead writer has left. Everything is
-as of one moment, and may be gone in the next.
+Takes no lease, no entry and no lock, sends no message, and maps nothing: everything is read by `pread`, which allocates
+no memory for holes of a sparse file. So writer and readers are not affected, and it works on the ring of a dead writer.
+Each result describes one moment and may be out of date in the next.
 
-Knows nothing of records, or of who a reader is beyond its pid.
+Knows nothing of the content of records, or of readers beyond their pids.
 """
 
 from __future__ import annotations
@@ -51,19 +51,19 @@ from mmcached.wire.errors import LayoutMismatch, SegmentError
 from mmcached.wire.handle import RingAnnouncement
 
 Row = npt.NDArray[np.uint64]
-"""The words of one slot, `(SLOT_WORDS,)`, or of some, `(n, SLOT_WORDS)`."""
+"""The words of one slot, `(SLOT_WORDS,)`, or of several, `(n, SLOT_WORDS)`."""
 _MAX_NOTE_BYTES = 1 << 16
-"""More is none; a row that was read while it was written may say anything."""
+"""A larger count is invalid: the row was being written while it was read."""
 _WITHOUT_STATE = np.uint64(IS_SEALED - 2)
 _PAIR = struct.Struct("<QQ")
 
 
 class Holder(NamedTuple):
-    """A reader that holds a slot, or several.
+    """A reader that holds leases of one or more slots.
 
     Attributes:
-        pid: of the process that took the entry; for people.
-        num_leases: that are out.
+        pid: Process that took the entry; for diagnosis.
+        num_leases: Outstanding leases.
     """
 
     reader_id: int
@@ -72,18 +72,18 @@ class Holder(NamedTuple):
 
 
 class NurseryFile(NamedTuple):
-    """A nursery, and the bytes of memory that it takes."""
+    """A nursery (a client's segment for large records), and the bytes of memory that it takes."""
 
     nursery: int
     nbytes: int
 
 
 class RingOnlooker(Closeable):
-    """One ring of this user, alive or left behind.
+    """Read-only inspection of one ring of this user, with or without a living writer.
 
     Raises:
-        SegmentError: it is gone, or another user's.
-        LayoutMismatch: it is of another version, or another ring.
+        SegmentError: The ring is missing, or belongs to another user.
+        LayoutMismatch: It has another version, or is another ring.
     """
 
     def __init__(self, announcement: RingAnnouncement) -> None:
@@ -107,10 +107,10 @@ class RingOnlooker(Closeable):
         return words.reshape(self.layout.num_slots, SLOT_WORDS)
 
     def notes(self, slots: list[int], rows: Row) -> list[bytes | None]:
-        """Return what lies behind the payloads of slots; None where a slot holds something else by now.
+        """Return the notes behind the payloads of slots; None where a slot holds another record by now.
 
         Args:
-            rows: as `rows` has returned them, of all slots.
+            rows: All slots, as returned by `rows`.
         """
         asked = rows[slots]
         places = zip(*(asked[:, word].tolist() for word in (OFFSET, NBYTES, NOTE_BYTES)), strict=True)
@@ -124,10 +124,10 @@ class RingOnlooker(Closeable):
         return [note if is_same else None for note, is_same in zip(found, are_same, strict=True)]
 
     def read(self, slot: int, row: Row, offset: int, nbytes: int) -> bytes | None:
-        """Return bytes of a chunk, of as many as there are; None if the slot holds something else by now.
+        """Return up to `nbytes` bytes of a chunk; None if the slot holds another record by now.
 
         Args:
-            offset: from the beginning of the payload.
+            offset: From the beginning of the payload.
         """
         note = int(row[NOTE_BYTES])
         end = min(offset + nbytes, int(row[NBYTES]) + (note & MAX_NOTE_BYTES))
@@ -144,13 +144,13 @@ class RingOnlooker(Closeable):
         """Return the nurseries that have a file, each with the memory that it takes."""
         found = []
         for nursery in nurseries_of(self._announcement):
-            with contextlib.suppress(OSError):  # it went meanwhile
+            with contextlib.suppress(OSError):  # the file was removed meanwhile
                 status = os.stat(SHM_DIR / self._announcement.nursery_name(nursery).lstrip("/"))
                 found.append(NurseryFile(nursery, status.st_blocks * 512))
         return found
 
     def attached(self) -> list[int]:
-        """Return the readers that may hold leases: attached, or fenced, and alive."""
+        """Return the readers that may hold leases: alive, and attached or fenced."""
         words = np.frombuffer(
             self._read(self.layout.board_offset + 8 * ATTACHED_WORD, 8 * self.layout.max_readers), np.uint64
         )
@@ -168,12 +168,12 @@ class RingOnlooker(Closeable):
             pair = os.pread(self._ctl, _PAIR.size, 8 * self.layout.returned_word(reader_id, slot))
             returned, taken = _PAIR.unpack(pair)
             number = taken - returned
-            if 0 < number < MAX_COUNT:  # a pair that was read while it changed may be less than nothing
+            if 0 < number < MAX_COUNT:  # a pair that was read while it changed may be negative
                 held.append(Holder(reader_id, self._entry(reader_id)[1], number))
         return held
 
     def totals(self, readers: list[int]) -> list[Holder]:
-        """Return those of these readers that hold anything, with their leases of all slots."""
+        """Return those of these readers that hold any slot, each with its total leases."""
         held, num_slots = [], self.layout.num_slots
         for reader_id in readers:
             pairs = os.pread(self._ctl, _PAIR.size * num_slots, 8 * self.layout.returned_word(reader_id, 0))
@@ -189,9 +189,8 @@ class RingOnlooker(Closeable):
 
     @staticmethod
     def _are_same(rows: Row, look: Callable[[], Row]) -> list[bool]:
-        """Return which rows, `(n, SLOT_WORDS)`, still hold what they held before something else was read."""
-        # Against the writer: it changes word 0 before it uses the bytes again. Retired or sealed, they still are as
-        # they were.
+        """Return which rows, `(n, SLOT_WORDS)`, are unchanged since they were first read."""
+        # Against the writer: it changes word 0 before it reuses the bytes. A retired or sealed record is still intact.
         require_word_store().load_fence()
         now = look()
         is_same_generation = (now[:, GENERATION] ^ rows[:, GENERATION]) & _WITHOUT_STATE == 0
@@ -199,7 +198,7 @@ class RingOnlooker(Closeable):
         return found
 
     def _entry(self, reader_id: int) -> tuple[int, int]:
-        """Return the incarnation of an entry, and its pid."""
+        """Return an entry's incarnation and pid."""
         words = np.frombuffer(os.pread(self._ctl, PAGE_BYTES, self.layout.entry_offset(reader_id)), np.uint64)
         return int(words[INCARNATION_WORD]), int(words[PID_WORD])
 
@@ -207,7 +206,7 @@ class RingOnlooker(Closeable):
         return os.pread(self._data, nbytes, offset)
 
     def _record(self, nursery: int, offset: int, nbytes: int) -> bytes | None:
-        """Return bytes of a record, or None if there are not so many where it is said to lie."""
+        """Return bytes of a record, or None if its place does not have that many."""
         if not nursery:
             return self._read(offset, nbytes) if offset + nbytes <= self.layout.data_bytes else None
         try:
@@ -231,7 +230,7 @@ class RingOnlooker(Closeable):
 
 
 def state_of(row: Row) -> str:
-    """Return in a word what has become of a slot: free, valid, expired, retired or sealed."""
+    """Return the state of a slot: free, valid, expired, retired or sealed."""
     mark = int(row[GENERATION])
     if not mark:
         return "free"

@@ -1,10 +1,11 @@
-"""Picks the cheapest of the next places, and checks pins late, because a check costs more than to compare prices.
+"""Picks the cheapest of the next places. Pins are checked late, because a check costs more than comparing prices.
 
     price   1 2 1 3 1 … 2 1 │ 4 …      a place = some neighbours in a row of chunks, which would be evicted;
             └──── 128 ──────┘          its price = the sum of theirs
 
-A place that costs nothing is taken at once; else, after 128, the first of the cheapest. Only then its chunks are
-checked; with a pinned one among them the next cheapest is tried, and after all 128 the next 128.
+The first place with price 0 and no pinned chunk is taken at once; otherwise, after 128 places, the first of the
+cheapest. Only then are its chunks checked; if one is pinned, the next cheapest is tried, and after all 128 the next
+128.
 
 Knows nothing of bytes, offsets and slots. Invariant: each chunk is checked at most once, and a place is refused only if
 it has a pinned chunk.
@@ -24,18 +25,18 @@ from typing import Generic, TypeVar
 
 MANY_PLACES = 128
 
-# (price, offset, index of the first chunk, index behind the last). A plain tuple, because dozens are made for each that
-# is taken.
+# (price, offset, index of the first chunk, index behind the last). A plain tuple, because dozens are made for each
+# place that is taken.
 Place = tuple[int, int, int, int]
 _price = itemgetter(0)
 Chunk = TypeVar("Chunk", bound=Hashable)
 
 
 class Pins(Generic[Chunk]):
-    """Answers of `is_pinned`, kept while one place is looked for.
+    """Cached answers of `is_pinned` during the search for one place.
 
     Args:
-        row: the chunks by index, as far as they were passed; a chunk may occur twice.
+        row: The chunks passed so far, by index; a chunk may occur twice.
     """
 
     def __init__(self, row: Sequence[Chunk], is_pinned: Callable[[Chunk], bool]) -> None:
@@ -61,7 +62,7 @@ class Pins(Generic[Chunk]):
 
 
 def choose(places: Iterator[Place], pins: Pins[Chunk]) -> Place | None:
-    """Return the place to take; None if a chunk is pinned in each."""
+    """Return the place to take; None if every place has a pinned chunk."""
     while True:
         seen: list[Place] = []
         for place in islice(places, MANY_PLACES):
@@ -75,6 +76,6 @@ def choose(places: Iterator[Place], pins: Pins[Chunk]) -> Place | None:
 
 def _least(places: list[Place], pins: Pins[Chunk]) -> Place | None:
     least = min(places, key=_price, default=None)
-    if least is None or pins.has_none(least):  # nearly always: to sort them takes longer
+    if least is None or pins.has_none(least):  # the usual case, without the cost of sorting
         return least
     return next(filter(pins.has_none, sorted(places, key=_price)), None)

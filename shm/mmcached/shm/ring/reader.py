@@ -1,14 +1,16 @@
-"""Maps a ring read-only and hands out views of chunks, in place, kept alive by their holders.
+"""Maps a ring read-only and returns views of chunks, in place; a view's base array keeps the memory mapped.
 
-The kernel enforces "read-only": the object is opened O_RDONLY and mapped PROT_READ. numpy refuses to write into a
-view; torch has no such flag, so an in-place operation on a tensor made of one ends the process that does it with
-SIGSEGV, and nobody else.
+The kernel enforces read-only access: the object is opened O_RDONLY and mapped PROT_READ. numpy refuses to write into a
+view; torch has no such flag, so an in-place operation on a tensor made of a view ends the process that executes it with
+SIGSEGV, and no other process.
 
-A view keeps the mapping alive, also after `close`; `when_unmapped` says when the last one is gone.
+A view keeps the mapping alive, also after `close`; `when_unmapped` reports the end of the last view.
 
-A nursery is mapped when a record in it is read for the first time, and unmapped with the last view after it is gone.
+A nursery (a client's segment for large records) is mapped when a record in it is read for the first time. Its mapping
+is dropped after its file has been removed, and unmapped with its last view.
 
-Knows nothing of messages or of what the bytes mean. A view may be made only under a lease of an entry of this process.
+Knows nothing of messages or of the content of the bytes. A view may be made only under a lease of an entry of this
+process.
 """
 
 from __future__ import annotations
@@ -36,14 +38,14 @@ from mmcached.wire.handle import Handle, RingAnnouncement
 
 _BYTE = np.dtype(np.uint8)
 MAX_NURSERIES = 64
-"""Nurseries that one reader keeps mapped; each takes a descriptor. The oldest mapping makes room for the next."""
+"""Nurseries that one reader keeps mapped. At the limit the oldest mapping is dropped for the next one."""
 
 
 class RingReader(Closeable):
-    """One mapping; made by `open`.
+    """One mapping; created by `open`.
 
     Attributes:
-        look: finds keys and judges handles by the writer's words.
+        look: Finds keys and checks handles in the writer's words.
     """
 
     def __init__(self, announcement: RingAnnouncement, mapping: Pages) -> None:
@@ -56,10 +58,10 @@ class RingReader(Closeable):
 
     @property
     def pages(self) -> Pages:
-        """What is mapped.
+        """The mapped data object.
 
         Raises:
-            LocalProtocolError: this reader is closed.
+            LocalProtocolError: This reader is closed.
         """
         if self._pages is None:
             raise LocalProtocolError("this reader is closed")
@@ -70,12 +72,13 @@ class RingReader(Closeable):
         """Map the data object of an announced ring.
 
         Args:
-            populate: take the page faults of the whole mapping at once, in the background.
+            populate: Take the page faults of the whole mapping at once, in the background.
+
         Raises:
-            SegmentError: it is gone.
-            LayoutMismatch: its header contradicts the announcement or this version.
+            SegmentError: The object is missing.
+            LayoutMismatch: Its header contradicts the announcement or this version.
         """
-        open_control(announcement).close()  # judges the header
+        open_control(announcement).close()  # checks the header
         mapping = open_data(announcement)
         crash_point("reader.after_map")
         reader = cls(announcement, mapping)
@@ -84,22 +87,22 @@ class RingReader(Closeable):
         return reader
 
     def when_unmapped(self, callback: Callable[[], object]) -> None:
-        """Call back once when nobody can read through this mapping any more: after `close` and the last view.
+        """Call back once when nothing reads through this mapping any more: after `close` and the last view.
 
-        For locks that an entry has taken itself. It is called in any thread, and must neither block nor refer to this
-        reader; not at the interpreter's exit, where the kernel drops the locks.
+        For the locks that an entry of this process holds. The callback runs in any thread, and must neither block nor
+        refer to this reader; it does not run at the interpreter's exit, where the kernel drops the locks.
         """
         weakref.finalize(self.pages, callback).atexit = False
 
     def view(self, handle: Handle) -> npt.NDArray[np.uint8]:
-        """Return the payload in place, `(nbytes,)`, read-only; valid for as long as the lease is not given back.
+        """Return the payload in place, `(nbytes,)`, read-only; valid until the lease is given back.
 
-        Each call makes a new *holder*: everything derived from it (slices, dtype views, torch tensors) keeps it alive,
-        so a `weakref.finalize` on it runs after the last of them has died, in any thread.
+        Each call makes a new *holder*, the base array: everything derived from it (slices, dtype views, torch tensors)
+        keeps it alive, so a `weakref.finalize` on it runs after the last of them has died, in any thread.
 
         Raises:
-            StaleHandle: another ring or epoch, outside the ring, or the chunk holds something else by now.
-            ChecksumMismatch: the bytes do not have the checksum that the writer has put there.
+            StaleHandle: Another ring or epoch, a place outside the ring, or the slot holds another record by now.
+            ChecksumMismatch: The bytes do not have the checksum that the writer recorded.
         """
         _ = self.pages
         self.check_place(handle)
@@ -109,24 +112,25 @@ class RingReader(Closeable):
         return holder
 
     def holder(self, handle: Handle) -> npt.NDArray[np.uint8]:
-        """Return the holder of a payload, as of `view`; it is not read before there is a lease and `check` has passed.
+        """Return a payload's base array, as `view` does; read it only under a lease and after `check` has passed.
 
-        The handle is one that `look` has found, or of which `check_place` has passed.
+        The handle must come from `look`, or have passed `check_place`.
 
         Raises:
-            StaleHandle: its nursery is gone, and so the slot holds something else by now; or it was cut short.
-            SegmentError: its nursery cannot be mapped: no descriptor or address space is left.
+            StaleHandle: Its nursery is missing, so the slot holds another record by now; or the nursery was truncated.
+            SegmentError: Its nursery cannot be mapped: no descriptor or address space is left.
         """
-        # Not a slice of one large array: numpy lets slices of slices refer to the first array, and the holder would
-        # die early.
+        # Not a slice of one large array: numpy lets slices of slices refer to the first array, and the holder would die
+        # early.
         if handle.nursery:
-            return view_of(self._nursery(handle.nursery), handle.offset, handle.nbytes)
+            pages = self._nursery(handle.nursery, handle.offset + handle.nbytes)
+            return view_of(pages, handle.offset, handle.nbytes)
         if self._pages is None:
             raise LocalProtocolError("this reader is closed")
         return np.ndarray(handle.nbytes, _BYTE, self._pages, handle.offset)
 
     def check(self, handle: Handle, holder: npt.NDArray[np.uint8]) -> None:
-        """Raise `ChecksumMismatch` if the bytes under a lease are not those that the writer has put there."""
+        """Raise `ChecksumMismatch` if the bytes under a lease do not have the checksum that the writer recorded."""
         if self._pages is None:
             raise LocalProtocolError("this reader is closed")
         check = self.look.checksum(handle)
@@ -144,12 +148,12 @@ class RingReader(Closeable):
             raise StaleHandle(f"bytes {handle.offset} to {handle.offset + handle.nbytes} are not a payload of the ring")
 
     def check_content(self, handle: Handle) -> None:
-        """Raise `StaleHandle` if the slot of a handle holds something else by now."""
+        """Raise `StaleHandle` if the slot of a handle holds another record by now."""
         if self.look.check_of(handle) is None:
             raise StaleHandle(f"slot {handle.slot} does not hold generation {handle.generation}")
 
     def close(self) -> None:
-        """Make no more views. Mapping and locks go with the last view, at once if there is none."""
+        """Make no more views. The mapping is removed with the last view, at once if there is none."""
         if self._populator is not None:
             self._populator.close()
             self._populator = None
@@ -157,10 +161,10 @@ class RingReader(Closeable):
         self._nurseries.clear()
         self._pages = None
 
-    def _nursery(self, nursery: int) -> Pages:
-        """Return a mapped nursery; errors as of `holder`."""
+    def _nursery(self, nursery: int, end: int) -> Pages:
+        """Return a mapped nursery, mapped again if its mapping is shorter than `end`; raises as `holder` does."""
         pages = self._nurseries.get(nursery)
-        if pages is None:
+        if pages is None or len(pages) < end:
             with self._mapping_turn:
                 for known in list(self._nurseries):
                     if not (SHM_DIR / self.announcement.nursery_name(known).lstrip("/")).exists():
@@ -168,7 +172,8 @@ class RingReader(Closeable):
                 while len(self._nurseries) >= MAX_NURSERIES:
                     self._nurseries.popitem(last=False)
                 pages = open_nursery(self.announcement, nursery)
-                # The entry whose leases cover this mapping too lives as long as the ring's: see `when_unmapped`.
+                # The entry whose leases cover this mapping too must live as long as the ring's mapping: see
+                # `when_unmapped`.
                 pages.kept = self.pages
                 self._nurseries[nursery] = pages
         return pages

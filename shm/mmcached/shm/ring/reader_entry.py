@@ -1,17 +1,17 @@
-"""Takes an entry of the ring's reader table and writes its words: the incarnation that leases belong to, and counts.
+"""A reader's entry in the ring's control object: its incarnation, to which leases belong, and its lease counts.
 
-An entry belongs to a client, an engine or a worker, which takes its leases by itself, once the writer has attached it.
+An entry belongs to a client, an engine or a worker, which takes its leases by itself once the writer has attached it.
 Taking an entry, in this order:
 
-    1. lock the entry's byte          proves that no process of a former life reads any more. Busy: the next entry
-    2. give back the former leases    no count falls: the writer still judges them by what it knows of the former life
-    3. write a random incarnation     from here on the entry is not the former life's
-    4. tell the writer both numbers   the caller's part; the writer checks them against the entry
+    1. lock the entry's byte          proves that no process of an earlier incarnation reads. Busy: try the next entry
+    2. give back the former leases    no count falls: the writer still checks them against the earlier incarnation
+    3. write a random incarnation     from here on the entry belongs to this process
+    4. tell the writer both numbers   done by the caller; the writer checks them against the entry
 
-Only this entry is mapped, so a stray write of this process reaches no other. Knows nothing of messages. Not
-thread-safe, but for `take` beside `give_back` and `end`: they write other words.
+Only this entry is mapped, so a stray write of this process reaches no other entry. Knows nothing of messages. Not
+thread-safe, except that `take` may run beside `give_back` and `end`: they write other words.
 
-A forked child shares the locks: they stay until parent and child have let go of them. So the leases that were out at
+A forked child shares the locks: they stay until parent and child have released them. So the leases that were out at
 the fork stay in force for both, if neither gives one back.
 """
 
@@ -51,12 +51,12 @@ _WORD_MASK = (1 << 64) - 1
 
 
 def random_incarnation() -> int:
-    """Return 63 random bits, never 0, which is the incarnation of an entry that was never taken."""
+    """Return 63 random bits, never 0, which marks an entry that was never taken."""
     return secrets.randbelow(2**63 - 1) + 1
 
 
 class ReaderEntry(Closeable):
-    """An entry that this process has taken; made by `attach`, given up by `close` or death."""
+    """Entry that this process has taken; made by `attach`, released by `close` or death."""
 
     def __init__(self, announcement: RingAnnouncement, control: Control, reader_id: int, incarnation: int) -> None:
         self.announcement = announcement
@@ -72,12 +72,12 @@ class ReaderEntry(Closeable):
     def attach(
         cls, announcement: RingAnnouncement, new_incarnation: Callable[[], int] = random_incarnation
     ) -> ReaderEntry:
-        """Take the first entry that nobody uses.
+        """Take the first free entry.
 
         Raises:
-            SegmentError: the ring is gone, all entries are in use, there is no memory for one, or this machine has no
-                release store.
-            LayoutMismatch: the ring's header contradicts the announcement or this version.
+            SegmentError: The ring is missing, all entries are in use, there is no memory for an entry, or this machine
+                has no release store.
+            LayoutMismatch: The ring's header contradicts the announcement or this version.
         """
         words = require_word_store()
         control = open_control(announcement)
@@ -102,14 +102,14 @@ class ReaderEntry(Closeable):
             raise
 
     def is_of_this_ring(self, handle: Handle) -> bool:
-        """Return whether a handle names a slot of the ring of this entry."""
+        """Return whether a handle names a slot of this entry's ring."""
         return handle.ring_id == self.announcement.ring_id and handle.epoch == self.announcement.epoch
 
     def give_back(self, handle: Handle) -> None:
-        """Return one lease of the handle's slot, when nothing reads under it any more.
+        """Return one lease of the handle's slot; call it when nothing reads under the lease any more.
 
         Raises:
-            LocalProtocolError: the handle is of another ring, or the entry is closed; nothing was written.
+            LocalProtocolError: The handle is of another ring, or the entry is closed; nothing was written.
         """
         control = self._open_control()
         names = self.announcement
@@ -123,36 +123,36 @@ class ReaderEntry(Closeable):
     # ---- leases that this process takes by itself
 
     def take(self, leases: Sequence[Lease], look: Lookup) -> list[bool]:
-        """Take leases on what a lookup has found; return which of them is still there, and stays.
+        """Take leases on found records; return for each whether the record was still there, so that the lease holds.
 
-        For each `end` must follow, also if it has gone, when nothing reads under the lease any more.
+        Call `end` once for each lease, also if it does not hold, when nothing reads under it any more.
 
         Args:
-            look: into the ring of this entry, by a process that has been attached.
+            look: Lookup into the ring of this entry, which the writer has attached.
         """
         are_taken = take(self._words, self._open_control().words, look, (self.reader_id, self.incarnation), leases)
         crash_point("take.after")
         return are_taken
 
     def take_beside(self, lease: Lease, look: Lookup) -> bool:
-        """As `take`, of what another reader has under lease; that succeeds until it gives its own back."""
+        """Take a lease on a record that another reader holds; succeeds until that reader gives its own lease back."""
         words = self._open_control().words
         return take_beside(self._words, words, look, (self.reader_id, self.incarnation), lease)
 
     def end(self, lease: Lease) -> None:
-        """Give back a lease that was taken, unless that is done; see `self_lease.end`."""
+        """Give back a lease that was taken, unless that is done already; see `self_lease.end`."""
         crash_point("give_back.before")
         end(self._words, self._open_control().words, lease)
         crash_point("give_back.after")
 
     @property
     def taken_bytes(self) -> int:
-        """Bytes of chunks under leases that this process has taken by itself; a chunk counts once for each."""
+        """Bytes of chunks under leases that this process has taken by itself; a chunk counts once for each lease."""
         words = self._open_control().words
         return words[TAKEN_BYTES_WORD] - words[RETURNED_BYTES_WORD]
 
-    def count(self, hits: list[Handle], num_misses: int) -> None:
-        """Tell the writer what was found, so that it stays, and how often nothing was; it may overlook a hit."""
+    def report_lookups(self, hits: list[Handle], num_misses: int) -> None:
+        """Report hits and the number of misses to the writer, for the order of eviction; the writer may miss a hit."""
         words, first = self._open_control().words, self._first_touch_word
         num_touches = words[TOUCHES_WORD]
         for handle in hits:
@@ -164,7 +164,7 @@ class ReaderEntry(Closeable):
         words[MISSES_WORD] += num_misses
 
     def count_latency(self, duration_ns: int) -> None:
-        """Tell the writer how long a look-up took that has found something."""
+        """Report the duration of a lookup that found a record."""
         words, first = self._open_control().words, self._first_latency_word
         words[first + bucket_of(duration_ns)] += 1
         words[first + NUM_BUCKETS] += duration_ns
@@ -177,9 +177,9 @@ class ReaderEntry(Closeable):
             self._inherited = control
 
     def abandon(self) -> None:
-        """Let go of an entry that parent and child share since a fork; the last of them that does so ends it.
+        """Release an entry that parent and child share since a fork; the last of them to do so ends it.
 
-        They share the locks' file description, so `close` would unlock for the other one too.
+        They share the locks' file description, so `close` would drop the locks for the other process too.
         """
         self.stop()
         control, self._inherited = self._inherited, None
@@ -200,9 +200,9 @@ class ReaderEntry(Closeable):
 
 
 def _end_former_life(control: Control) -> None:
-    """Give back what a former life of the entry had under lease.
+    """Give back all leases of the entry's earlier incarnations.
 
-    Zero each count that, left by a stray write, the writer would refuse to attach, or this reader cannot raise.
+    Counts that a stray write has made too large for the writer to attach, or for this reader to raise, are set to 0.
     """
     words, layout = np.frombuffer(control.words, np.uint64), control.layout
     latency = slice(layout.first_latency_word, layout.first_latency_word + NUM_WORDS)
@@ -210,4 +210,4 @@ def _end_former_life(control: Control) -> None:
         counts[counts > MAX_COUNT] = 0
     words[RETURNED_BYTES_WORD] = words[TAKEN_BYTES_WORD]
     returned, taken = words[FIRST_COUNT_WORD : layout.first_touch_word].reshape(-1, 2).T
-    returned[:] = taken[:] = np.maximum(returned, taken)  # no count falls, also if more came back than was taken
+    returned[:] = taken[:] = np.maximum(returned, taken)  # no count falls, even if more was returned than taken

@@ -1,7 +1,7 @@
-"""Accepts readers' Hellos and sees which readers have died, by the entries' incarnations and the kernel's byte locks.
+"""Attaches readers and detects their deaths, by the entries' incarnations and the kernel's byte locks.
 
-Shows on the board who is attached: only those may take leases by themselves. Death is read from locks alone, never
-from silence: a process that is stopped for an hour and then goes on reading is alive.
+The board in the data object shows the attached readers: only these may take leases by themselves. Death is read from
+locks alone, never from silence: a process that is stopped for an hour and then goes on reading is alive.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from mmcached.shm.segment.mapped import Control
 
 @dataclass(frozen=True, slots=True)
 class ReaderStopped:
-    """This incarnation takes no more leases; those that it has still pin."""
+    """This incarnation takes no more leases; its outstanding leases still pin."""
 
     reader_id: int
     incarnation: int
@@ -34,7 +34,7 @@ class ReaderVoided:
 
 
 class ReaderWatch:
-    """The writer's view of its readers' lives."""
+    """The writer's record of which readers are attached, frozen or dead."""
 
     def __init__(self, control: Control, leases: LeaseTable, board: Board) -> None:
         self._control = control
@@ -43,10 +43,10 @@ class ReaderWatch:
         self._unreported: list[ReaderStopped | ReaderVoided] = []
 
     def adopt(self, may_hold: Callable[[], Iterable[int]]) -> list[int]:
-        """Take over the readers of a former writer that live, and detach the others; return their entries.
+        """Take over the living readers of a former writer, and detach the others; return their entries.
 
         Args:
-            may_hold: returns the slots that stay pinned for a reader that is fenced, as of `LeaseTable.adopt`.
+            may_hold: Returns the slots that stay pinned for a fenced reader, as for `LeaseTable.adopt`.
         """
         adopted = []
         for reader_id in range(self._control.layout.max_readers):
@@ -64,9 +64,9 @@ class ReaderWatch:
         return adopted
 
     def attach(self, reader_id: int, incarnation: int) -> bool:
-        """Accept a reader's Hello if it is true now; return whether it is attached. A repeated one changes nothing.
+        """Accept a reader's Hello if it is true now; return whether it is attached. A repeated Hello changes nothing.
 
-        Refused is a Hello that arrives late: another incarnation has taken the entry, or the reader is dead already.
+        A late Hello is refused: another incarnation has taken the entry, or the reader is dead already.
         """
         layout = self._control.layout
         if (
@@ -89,7 +89,7 @@ class ReaderWatch:
         return True
 
     def poll_deaths(self) -> list[ReaderStopped | ReaderVoided]:
-        """Look at the locks and cells of all entries with an incarnation; return the changes, each once."""
+        """Check the locks and incarnations of all attached or frozen readers; return each change once."""
         events, self._unreported = self._unreported, []
         incarnations = self._leases.incarnations()
         for reader_id, incarnation in incarnations.items():
@@ -109,8 +109,8 @@ class ReaderWatch:
         if self._leases.is_frozen(reader_id):
             return []
         if self._control.incarnation(reader_id) != incarnation:
-            # A new reader has the byte, and the one that we know is dead; or it is a stray write. The new one's Hello,
-            # or the free byte, tells which; until then the leases stay.
+            # Either a new reader has the byte, and the known one is dead; or it is a stray write. The new reader's
+            # Hello, or the free byte, decides which; until then the leases stay.
             self._board.set_attached(reader_id, 0)
             self._leases.freeze(reader_id)
             return [

@@ -1,17 +1,17 @@
-"""Writes a ring: claims room, fills it in place, commits, takes the bytes back.
+"""The writer's interface to a ring: claims space, has it filled in place, commits, evicts.
 
-    claim(nbytes) ── fill ──> commit ──> Handle ── readers find its key, or are told of it, and take leases
+    claim(nbytes) ── fill ──> commit ──> Handle ── readers find its key, or receive the handle, and take leases
           └──> abort                        │
-                                            └─ discard, or evicted by a later claim
+                                            └─ discarded, or evicted by a later claim
 
-Never waits for a reader: what does not fit now is `CacheFull`, and the item travels another way. Not thread-safe: one
-thread owns a ring. Who writes which word of its memory: see `layout`.
+Never waits for a reader: a payload that does not fit now raises `CacheFull`, and the item travels another way. Not
+thread-safe: one thread owns a ring. Which process writes which word: see `layout`.
 
-Large records lie in nurseries, where their writers have laid them: `publish_placed` shows one where it is, `evict` and
-`discard` let its place be used again.
+Large records lie in nurseries, shared-memory files into which one client each writes its records: `publish_placed`
+publishes a record where it lies, `evict` and `discard` free its place.
 
 Invariants: no byte of a chunk under an un-returned lease of a living reader is written; a refused claim has changed
-nothing, but that for a moment a key could not be found.
+nothing, except that keys may have been missing for a moment.
 """
 
 from __future__ import annotations
@@ -70,19 +70,19 @@ from mmcached.wire.handle import Handle, RingAnnouncement
 from mmcached.wire.stats import RingStats
 
 MAX_PLANS = 32
-"""So often a place is looked for while readers begin to read just what would have to go."""
+"""Attempts to find a place while readers take leases on just the chunks that would be evicted."""
 
 SWEPT_SLOTS = 4096
-"""Slots that are looked at for expired chunks at a time: 30 µs."""
+"""Slots that are checked for expired chunks at a time: 30 µs."""
 
 
 class Claim(NamedTuple):
-    """Room for one payload that only the writer knows yet.
+    """Space for one payload that is not published yet.
 
     Attributes:
-        offset: of the payload in the data object, bytes.
-        buffer: `(nbytes,)` uint8, writable, in the ring itself; not to be touched after commit or abort.
-        note: what is kept behind the payload.
+        offset: Of the payload in the data object, bytes.
+        buffer: `(nbytes,)` uint8, writable, in the ring itself; do not use it after commit or abort.
+        note: Bytes that are stored behind the payload.
     """
 
     slot: int
@@ -94,26 +94,28 @@ class Claim(NamedTuple):
 
 
 class RingWriter(Closeable):
-    """One ring and its two shared-memory objects; they are unlinked by `close`.
+    """One ring and its two shared-memory objects; `close` unlinks them.
 
     Args:
-        segment: owned from here on.
-        max_object_bytes: the largest payload that is taken.
-        reader_quota_bytes: bytes that one reader may hold under lease; None for no limit.
-        shared_quota_bytes: bytes that all readers may hold that take leases by themselves; they keep to it.
-        has_checksums: put a crc32 of each payload into its slot; readers then check every view (about 4 GB/s).
-        on_evict: called with the handle of each chunk that a claim evicts, before the claim returns; must not raise
-            and must not call the ring.
-        on_hit: called with the handle of each chunk that a reader has found by itself, some time later; may miss one.
-        tenant: goes into every handle.
-        num_nursery_slots: of the slots, the last ones, for records in nurseries.
+        segment: Owned from here on.
+        max_object_bytes: The largest accepted payload.
+        reader_quota_bytes: Bytes that one reader may hold under lease; None for no limit.
+        shared_quota_bytes: Bytes that all readers together may hold under leases that they take by themselves; the
+            readers observe this limit.
+        has_checksums: Store a crc32 of each payload in its slot; readers then check every view (about 4 GB/s).
+        on_evict: Called with the handle of each chunk that a claim evicts, before the claim returns; must not raise and
+            must not call the ring.
+        on_hit: Called with the handle of each chunk that a reader has found by itself, some time later; may miss a hit.
+        tenant: Stored in every handle.
+        num_nursery_slots: The number of slots, the last ones, for records in nurseries.
+
     Attributes:
-        nurseries: the files of the nurseries.
-        placed: the books of the slots for records in nurseries.
+        nurseries: The files of the nurseries.
+        placed: The state of the slots for records in nurseries.
         outlives_writer: `close` leaves the ring as it is, for a successor to adopt.
-        index: where keys lie, for readers that look them up; kept by the store, None if the ring was made without.
-        board: what readers must know besides.
-        touch_logs: how often they have found something, as of the last `poll_hits`.
+        index: Maps keys to slots for readers; maintained by the store, None if the ring was made without.
+        board: The writer's present state, for readers.
+        touch_logs: The readers' numbers of hits and misses, up to the last `poll_hits`.
     """
 
     def __init__(
@@ -163,15 +165,15 @@ class RingWriter(Closeable):
         self.board.set_writer_pid(os.getpid())
 
     def __iter__(self) -> Iterator[tuple[Handle, KeyDigest, bytes]]:
-        """Iterate over the current chunks, with their keys' digests and their notes, the oldest first, as of now."""
+        """Iterate over a copy of the current chunks, with their keys' digests and their notes, the oldest first."""
         slots = self._tables.slots
         handles = sorted([*self._chunks, *self.placed], key=attrgetter("generation"))
         for handle in handles:
             first = SLOT_WORDS * handle.slot
             note, first_key, second_key = slots[first + NOTE_BYTES : first + SECOND_KEY + 1]
             try:
-                note_bytes = self._copied(handle, handle.offset + handle.nbytes, note & MAX_NOTE_BYTES)
-            except StaleHandle:  # its nursery was cut short
+                note_bytes = self._note(handle, note & MAX_NOTE_BYTES)
+            except StaleHandle:  # its nursery was truncated
                 note_bytes = b""
             yield handle, (first_key, second_key), note_bytes
 
@@ -193,15 +195,16 @@ class RingWriter(Closeable):
         clock_ns: Callable[[], int] = time.time_ns,
         host: Host | None = None,
     ) -> RingWriter:
-        """Make a new ring, under a new random id, in a new epoch; its pages are populated in the background.
+        """Create a ring with a new random id, in a new epoch; its pages are populated in the background.
 
         Args:
-            data_bytes: size of the data object, rounded down to the alignment.
-            num_slots: chunks that can exist at a time, records in nurseries included.
-            max_readers: readers that can be attached at a time.
+            data_bytes: Size of the data object, rounded down to the alignment.
+            num_slots: Chunks that can exist at a time, records in nurseries included.
+            max_readers: Readers that can be attached at a time.
+
         Raises:
-            SegmentError: no room; the text says how much is needed and what to do. Nothing is left behind.
-            InvalidRequest: a size outside what is possible.
+            SegmentError: No space; the text says how much is needed and the next step. Nothing is left behind.
+            InvalidRequest: A size is outside its limits.
         """
         if max_object_bytes < 1:
             raise InvalidRequest("max_object_bytes", max_object_bytes, "must be at least 1")
@@ -225,13 +228,14 @@ class RingWriter(Closeable):
     # ---- writing
 
     def claim(self, nbytes: int, note: bytes = b"") -> Claim:
-        """Find room for `nbytes` of payload, evicting what is in the way and not more.
+        """Find space for `nbytes` of payload; evict only the chunks that lie there.
 
         Args:
-            note: what a successor of this writer must know of the chunk; kept behind the payload.
+            note: Data about the chunk for a successor of this writer; stored behind the payload.
+
         Raises:
-            ItemTooLarge: it never fits.
-            CacheFull: it does not fit while what is leased, pinned or claimed stays; nothing was evicted.
+            ItemTooLarge: The payload can never fit.
+            CacheFull: It does not fit beside the leased, pinned and claimed chunks; nothing was evicted.
         """
         self._check_open()
         if nbytes < 1:
@@ -257,7 +261,7 @@ class RingWriter(Closeable):
         return Claim(plan.extent.slot, generation, offset, nbytes, buffer, note)
 
     def has_free_place(self, nbytes: int) -> bool:
-        """Return whether `nbytes`, with a note, can be claimed in the ring without evicting anything."""
+        """Return whether `nbytes`, note included, can be claimed in the ring without an eviction."""
         plan = self._chunks.plan(nbytes)
         return plan is not None and not plan.victims
 
@@ -270,17 +274,17 @@ class RingWriter(Closeable):
         expires_at: int = 0,
         check: int | None = None,
     ) -> Handle:
-        """Publish a filled claim. From here on its buffer must not be written.
+        """Publish a filled claim; its buffer must not be written any more.
 
         Args:
-            key: by which readers may find it.
-            is_proven: its content was asked for before, so it is not on probation; see `allocator`.
-            expires_at: from when on its key is missing, as in `slot_table`; 0: never.
-            check: as in `slot_table`; None: it is computed here, if the ring has checksums.
+            key: Digest by which readers may find it.
+            is_proven: Its content was requested before, so it skips probation; see `allocator`.
+            expires_at: Time from which its key is missing, as in `slot_table`; 0: never.
+            check: As in `slot_table`; None: computed here, if the ring has checksums.
         """
         self._chunks.check_claimed(claim.slot, claim.generation)
         generation = claim.generation
-        if generation <= self.board.floor():  # all was cleared since the claim, and this is not to go with it
+        if generation <= self.board.floor():  # the ring was cleared since the claim; this chunk is to survive
             generation = self._chunks.new_generation()
             self.board.set_last_generation(generation)
         crash_point("put.before_commit")
@@ -301,7 +305,7 @@ class RingWriter(Closeable):
         return handle
 
     def commit_copy(self, claim: Claim, former: Handle, *, is_proven: bool) -> Handle:
-        """Publish a claim that holds a copy of a current record, with the key, expiry and checksum of that."""
+        """Publish a claim that holds a copy of a current record, with that record's key, expiry and checksum."""
         record, _ = read_slot(self._tables.slots, former.slot)
         handle = self.commit(claim, record.key, is_proven=is_proven, expires_at=record.expires_at, check=record.check)
         self._num_puts -= 1  # it was counted when it was put
@@ -309,24 +313,25 @@ class RingWriter(Closeable):
         return handle
 
     def abort(self, claim: Claim) -> None:
-        """Give the room of a claim back, unpublished. What was evicted for it stays evicted."""
+        """Free the space of a claim, unpublished. Chunks that were evicted for it stay evicted."""
         self._chunks.check_claimed(claim.slot, claim.generation)
         self._chunks.abort(claim.slot)
 
     def publish_placed(self, record: PlacedRecord, key: KeyDigest = NO_KEY, *, expires_at: int = 0) -> Handle:
-        """Publish a record where it lies in its nursery; its writer does not touch the place any more.
+        """Publish a record where it lies in its nursery; the client that wrote it must not write there any more.
 
         Args:
-            key, expires_at: as for `commit`.
+            key, expires_at: As for `commit`.
+
         Raises:
-            ItemTooLarge: it is larger than a record may be.
-            CacheFull: no slot is free.
-            StaleHandle: its nursery is gone, or was cut short.
+            ItemTooLarge: It exceeds the largest accepted payload.
+            CacheFull: No slot is free.
+            StaleHandle: Its nursery is missing or was truncated.
         """
         self._check_open()
         if record.nbytes > self.max_object_bytes:
             raise ItemTooLarge(record.nbytes, self.max_object_bytes, "payload")
-        self.nurseries.view(record.nursery, record.offset, record.nbytes + record.note_bytes)
+        self.nurseries.check_size(record.nursery, record.offset + record.nbytes + record.note_bytes)
         self.placed.check_free(record.nbytes)
         slot, generation = self.placed.next_slot(), self._chunks.new_generation()
         self.board.set_last_generation(generation)
@@ -344,28 +349,33 @@ class RingWriter(Closeable):
         self._put_bytes += nbytes
         return handle
 
-    def read(self, handle: Handle) -> npt.NDArray[np.uint8]:
-        """Return the payload of a current chunk in place, `(nbytes,)`, read-only; only until the next claim.
+    def read(self, handle: Handle, nbytes: int | None = None) -> npt.NDArray[np.uint8]:
+        """Return a copy of the first `nbytes` bytes of a current chunk's payload, `(nbytes,)`; None: of all bytes.
 
         Raises:
-            StaleHandle: it is not current, or its nursery was cut short.
+            StaleHandle: The chunk is not current, or its nursery was truncated.
         """
+        copy = np.empty(handle.nbytes if nbytes is None else nbytes, np.uint8)
+        self.read_into(handle, 0, copy)
+        return copy
+
+    def read_into(self, handle: Handle, begin: int, buffer: npt.NDArray[np.uint8]) -> None:
+        """Fill `buffer` with bytes of a current chunk's payload, from `begin` on. Raises as `read`."""
         self._check_open()
         self._books(handle).check_current(handle)
+        offset = handle.offset + begin
         if handle.nursery:
-            return self.nurseries.view(handle.nursery, handle.offset, handle.nbytes)
-        view = np.frombuffer(self._data, np.uint8, handle.nbytes, handle.offset)
-        view.flags.writeable = False
-        return view
+            self.nurseries.read_into(handle.nursery, offset, buffer)
+        else:
+            np.copyto(buffer, np.frombuffer(self._data, np.uint8, buffer.nbytes, offset))
 
     def note(self, handle: Handle) -> bytes:
-        """Return the note behind a current chunk; raise StaleHandle if it is not current."""
+        """Return the note behind a current chunk. Raises as `read`."""
         self._books(handle).check_current(handle)
-        note_bytes = self._tables.slots[SLOT_WORDS * handle.slot + NOTE_BYTES] & MAX_NOTE_BYTES
-        return self._copied(handle, handle.offset + handle.nbytes, note_bytes)
+        return self._note(handle, self._tables.slots[SLOT_WORDS * handle.slot + NOTE_BYTES] & MAX_NOTE_BYTES)
 
     def discard(self, handle: Handle) -> None:
-        """Forget a chunk: no more leases. Leased bytes stay until they are given back. Unknown: nothing."""
+        """Forget a chunk: no new leases are taken, and leased bytes stay until given back. Ignores unknown handles."""
         books = self._books(handle)
         if not books.is_current(handle):
             return
@@ -377,14 +387,14 @@ class RingWriter(Closeable):
         books.forget(handle, is_leased=not is_sealed)
 
     def evict(self, handle: Handle) -> bool:
-        """Let a current record of a nursery go, as a claim does with chunks; return False if somebody keeps it."""
+        """Evict a current record of a nursery, as a claim evicts chunks; return False if it is pinned or leased."""
         slot = handle.slot
         if self.placed.is_kept(slot):
             return False
         self._slots.retire(slot)
         crash_point("evict.after_retire")
         if not seal(require_word_store(), self._slots, [slot], self._leases.is_pinned):
-            self._slots.restore(slot)  # somebody has just begun to read
+            self._slots.restore(slot)  # a reader has just taken a lease
             return False
         self._slots.erase(slot)
         self.placed.forget(handle, is_leased=False)
@@ -395,20 +405,20 @@ class RingWriter(Closeable):
         return True
 
     def free_islands(self) -> None:
-        """Free those places in nurseries that were leased when their records were forgotten, and are not any more."""
+        """Free the places in nurseries whose records were forgotten under lease, and are not leased any more."""
         for slot in self.placed.islands:
             if seal(require_word_store(), self._slots, [slot], self._leases.is_pinned):
                 self._slots.erase(slot)
                 self.placed.free_island(slot)
 
     def clear(self) -> None:
-        """Forget every chunk, as `discard` does. Open claims and generations go on."""
+        """Forget every chunk, as `discard` does. Open claims stay open, and generations continue."""
         self.board.raise_floor()
         for handle in (*self._chunks, *self.placed):
             self.discard(handle)
 
     def admits_return(self) -> bool:
-        """Return whether content that comes back after its eviction is to be committed as proven."""
+        """Return whether content that returns after its eviction is to be committed as proven."""
         return self._chunks.admits_return()
 
     # ---- keeping
@@ -418,12 +428,13 @@ class RingWriter(Closeable):
         return self._books(handle).is_current(handle)
 
     def expires_at(self, handle: Handle) -> int:
-        """Return when a current chunk expires; 0: never."""
+        """Return the expiry time of a current chunk; 0: never."""
         return self._tables.slots[SLOT_WORDS * handle.slot + EXPIRY]
 
     def expired(self, limit: int) -> list[Handle]:
-        """Return current chunks that have expired, `limit` at most, out of the next `SWEPT_SLOTS` slots; the next call
-        goes on behind them.
+        """Return at most `limit` expired current chunks from the next `SWEPT_SLOTS` slots.
+
+        The next call continues behind these slots, or repeats them if there were more than `limit`.
         """
         first = self._swept
         words = np.frombuffer(self._tables.slots, np.uint64).reshape(-1, SLOT_WORDS)[
@@ -444,19 +455,19 @@ class RingWriter(Closeable):
         return self._books(handle).is_kept(handle.slot)
 
     def touch(self, handle: Handle) -> None:
-        """Count a hit of a chunk: others are evicted before it. Not current: nothing."""
+        """Count a hit of a chunk, so that other chunks are evicted before it. Ignores chunks that are not current."""
         books = self._books(handle)
         if books.is_current(handle):
             books.touch(handle)
 
     def pin(self, handle: Handle) -> None:
-        """Keep a chunk from being evicted until `unpin`; pins count. StaleHandle if it is not current."""
+        """Protect a chunk from eviction until `unpin`; pins are counted. Raises StaleHandle if it is not current."""
         books = self._books(handle)
         books.check_current(handle)
         books.pin(handle)
 
     def unpin(self, handle: Handle) -> None:
-        """Take one pin off; nothing happens if the chunk was discarded meanwhile, its pins with it."""
+        """Remove one pin; does nothing if the chunk was discarded meanwhile, together with its pins."""
         books = self._books(handle)
         if books.is_current(handle):
             books.unpin(handle)
@@ -464,7 +475,7 @@ class RingWriter(Closeable):
     # ---- readers
 
     def attach(self, reader_id: int, incarnation: int) -> bool:
-        """Accept a reader that says it has taken entry `reader_id`, see `ReaderWatch.attach`."""
+        """Attach the reader that announces that it has taken entry `reader_id`; see `ReaderWatch.attach`."""
         self._check_open()
         is_attached = self._watch.attach(reader_id, incarnation)
         if is_attached:
@@ -472,17 +483,17 @@ class RingWriter(Closeable):
         return is_attached
 
     def fenced_readers(self) -> list[int]:
-        """Return the readers that take no leases any more, because they counted what cannot be."""
+        """Return the readers that may take no more leases because their counts were impossible."""
         return self._leases.fenced_readers()
 
     def fenced_pids(self) -> list[int]:
-        """Return the processes of the readers that are fenced, as their entries say."""
+        """Return the pids of the fenced readers, as their entries state them."""
         segment = self._check_open()
         words, layout = segment.control.words, segment.control.layout
         return [words[layout.incarnation_word(reader_id) + PID_WORD] for reader_id in self._leases.fenced_readers()]
 
     def poll_deaths(self) -> list[ReaderStopped | ReaderVoided]:
-        """Look which readers have died; their leases become void or stay, see the two events."""
+        """Detect readers that have died or must stop; for their leases see the two events."""
         self._check_open()
         events = self._watch.poll_deaths()
         for event in events:
@@ -491,7 +502,7 @@ class RingWriter(Closeable):
         return events
 
     def poll_hits(self) -> None:
-        """Take in what readers have found by themselves, and say what they may still hold."""
+        """Take in the readers' own hits, and publish how many bytes they may still hold."""
         self._check_open()
         held_bytes = self.touch_logs.take_in(self._leases.incarnations(), self._reader_quota_bytes)
         self.board.set_limits(self._reader_quota_bytes, max(0, self._shared_quota_bytes - held_bytes))
@@ -515,11 +526,11 @@ class RingWriter(Closeable):
         )
 
     def wait_populated(self, timeout_s: float) -> bool:
-        """Wait until no page of the ring costs a fault any more; False if that will not be, or not in time."""
+        """Wait until all pages of the ring are populated; return False on failure or timeout."""
         return self._check_open().wait_populated(timeout_s)
 
     def check_integrity(self) -> None:
-        """Raise InvariantError if the books contradict each other or the headers, or a reader gave back too much."""
+        """Raise InvariantError if books and slots contradict each other, or a reader gave back too much."""
         self._check_open()
         self._chunks.check_integrity()
         self.placed.check_integrity()
@@ -531,7 +542,7 @@ class RingWriter(Closeable):
                 raise InvariantError(f"slot {handle.slot} shows {found}, valid: {is_valid}; it holds {handle}")
 
     def close(self) -> None:
-        """Unlink both objects, unless the ring outlives its writer. Attached readers keep what they have mapped.
+        """Unlink both objects, unless the ring outlives its writer. Attached readers keep their mappings.
 
         A second call changes nothing.
         """
@@ -549,7 +560,7 @@ class RingWriter(Closeable):
         segment.close(keeps_names=self.outlives_writer)
 
     def _adopt(self) -> None:
-        """Take over what a former writer has left; raise SegmentError if it contradicts itself."""
+        """Take over the ring of a former writer; raise SegmentError if its tables are inconsistent."""
         may_hold = partial(occupied_slots, self._tables, self._chunks.num_slots)
         for reader_id in self._watch.adopt(may_hold):
             self.touch_logs.begin(reader_id, self._leases.incarnations()[reader_id])
@@ -571,6 +582,7 @@ class RingWriter(Closeable):
             handles_of=handles_of,
             nursery_bytes=self.nurseries.adopt,
         )
+        crash_point("adopt.before_unlink")
         self.nurseries.remove_others()
 
     def _handle(self, slot: int, record: SlotRecord) -> Handle:
@@ -579,20 +591,22 @@ class RingWriter(Closeable):
         return Handle(names.ring_id, names.epoch, slot, record.generation, *place, self._tenant, record.nursery)
 
     def _books(self, handle: Handle) -> ChunkTable | NurseryTable:
-        """Return the books of the slot that a handle names."""
+        """Return the table that has the state of a handle's slot."""
         return self._chunks if handle.slot < self._chunks.num_slots else self.placed
 
     def _current(self, slot: int) -> Handle | None:
         return (self._chunks if slot < self._chunks.num_slots else self.placed).current(slot)
 
-    def _copied(self, handle: Handle, offset: int, nbytes: int) -> bytes:
-        """Copy bytes that lie where a handle says."""
-        if handle.nursery:
-            return self.nurseries.view(handle.nursery, offset, nbytes).tobytes()
-        return self._data[offset : offset + nbytes]
+    def _note(self, handle: Handle, nbytes: int) -> bytes:
+        offset = handle.offset + handle.nbytes
+        if not handle.nursery:
+            return self._data[offset : offset + nbytes]
+        note = np.empty(nbytes, np.uint8)
+        self.nurseries.read_into(handle.nursery, offset, note)
+        return note.tobytes()
 
     def _plan(self, nbytes: int) -> Plan | None:
-        """Find room; from then on nobody takes a lease on what lies there."""
+        """Find a place, and seal its victims, so that no reader takes a lease on them from then on."""
         for _ in range(MAX_PLANS):
             plan = self._chunks.plan(nbytes)
             if plan is None or not plan.victims:
@@ -603,7 +617,7 @@ class RingWriter(Closeable):
             crash_point("evict.after_retire")
             if seal(require_word_store(), self._slots, victims, self._leases.is_pinned):
                 return plan
-            for slot in victims:  # somebody has just begun to read: what stays is found again
+            for slot in victims:  # a reader has just taken a lease: current chunks can be found again
                 if self._chunks.current(slot) is not None:
                     self._slots.restore(slot)
         return None
@@ -632,16 +646,17 @@ def adopt_ring(
     tenant: str = "",
     num_nursery_slots: int = 0,
 ) -> RingWriter:
-    """Go on with a ring whose writer is dead: what it had committed is there, and who read it reads on.
+    """Adopt a ring whose writer is dead: committed chunks stay, and its readers go on reading.
 
-    What was there is not read; readers check it, if it has checksums.
+    The payloads are not read; readers check them, if the ring has checksums.
 
     Args:
-        layout: that is wanted.
+        layout: The expected layout.
+
     Raises:
-        SegmentError: it is gone, or its writer lives: nothing was done. Or it contradicts itself: its names were
-            removed, and nobody finds anything in it any more.
-        LayoutMismatch: it is another one than wanted; nothing was done.
+        SegmentError: The ring is missing, or its writer lives: nothing was changed. Or its tables are inconsistent: its
+            names were removed, and no reader finds anything in it any more.
+        LayoutMismatch: Its layout differs from the expected one; nothing was changed.
     """
     segment = WriterSegment.adopt(announcement, layout)
     crash_point("adopt.after_lock")

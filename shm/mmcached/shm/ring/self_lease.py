@@ -1,17 +1,18 @@
-"""Takes leases without asking: the reader's half of the protocol, on the words of its own entry.
+"""Leases without a message: the reader's and the writer's half of the protocol, on shared words.
 
-    take        taken += 1  ── full fence ──  is it attached, and does the slot still hold what was found?
-    take_beside the same, of what another reader holds: it hands its lease on
-    end         returned += 1, a release store, after the last read; give_back: the same, of any lease of a slot
+    take        taken += 1  ── full fence ──  is the reader attached, and does the slot still hold the found record?
+    take_beside the same, for a record that another reader holds, which so hands its lease on
+    end         returned += 1, a release store, after the last read; give_back: the same, for any lease of a slot
 
-    seal        the writer's half: retired ── fence ── does anybody hold it? ── sealed ── fence ── does anybody?
+    seal        the writer's half: retired ── fence ── is it leased? ── sealed ── fence ── is it leased?
 
-Each side stores before it looks; so at least one sees the other, and what is read is never overwritten. Of many leases
-at once all are counted, then comes one fence, then each chunk is looked at: for each alone that is the same order. What
-somebody holds the writer does not even seal. So a reader whose lease holds may have others take one too, at any time.
+Each side stores before it loads; so at least one sees the other's store, and bytes that are read are never overwritten.
+Several leases taken at once are all counted, then comes one fence, then each chunk is checked: for each lease that is
+the same order. The writer does not even seal a leased slot. So while a reader's lease holds, other readers can take a
+lease on the same record at any time.
 
 A signal handler may raise between any two lines of a reader. So a lease is an object that exists before it is counted:
-`is_counted` changes together with the words, and `end`, called again after an exception, does what is left to do.
+`is_counted` changes together with the words, and `end`, called again after an exception, does the remaining steps.
 
 Sans I/O: the words are passed in.
 """
@@ -29,11 +30,11 @@ from mmcached.wire.handle import Handle
 
 
 class Lease(Protocol):
-    """A lease of a reader on one chunk.
+    """Lease of a reader on one chunk.
 
     Attributes:
-        is_counted: the entry counts it as taken, and not yet as given back; False at first.
-        num_returned: what the slot's count of returned leases becomes when this one ends; 0 until then.
+        is_counted: The entry counts it as taken, and not yet as given back; False at first.
+        num_returned: The value of the slot's count of returned leases after this lease ends; 0 until `end` computes it.
     """
 
     handle: Handle
@@ -44,11 +45,11 @@ class Lease(Protocol):
 def take(
     store: WordStore, entry: memoryview, look: Lookup, reader: tuple[int, int], leases: Sequence[Lease]
 ) -> list[bool]:
-    """Count each lease, and return which of them hold; all must be ended, once.
+    """Count each lease, and return which of them hold; each must be ended once.
 
     Args:
-        entry: the words of the reader's entry.
-        reader: its entry's number, and its incarnation.
+        entry: The words of the reader's entry.
+        reader: The entry's number and its incarnation.
     """
     _count(store, entry, leases)
     hold = [look.holds(lease.handle) for lease in leases]
@@ -56,13 +57,13 @@ def take(
 
 
 def take_beside(store: WordStore, entry: memoryview, look: Lookup, reader: tuple[int, int], lease: Lease) -> bool:
-    """As `take`, of what somebody else has under lease; nobody need be able to find it any more."""
+    """Take a lease of a record that another reader holds; unlike `take`, it also holds for a retired record."""
     _count(store, entry, [lease])
     return look.keeps(lease.handle) and look.is_attached(*reader)
 
 
 def end(store: WordStore, entry: memoryview, lease: Lease) -> None:
-    """Give back a lease that was taken; one that was never counted, or has ended, changes nothing.
+    """Give back a lease that was taken; a lease that was never counted, or has ended, changes nothing.
 
     After an exception in the middle it is called again, before another lease of the slot ends.
     """
@@ -81,7 +82,7 @@ def end(store: WordStore, entry: memoryview, lease: Lease) -> None:
 def give_back(store: WordStore, entry: memoryview, slot: int) -> None:
     """Count a lease of a slot as given back."""
     # Against the writer, which overwrites the bytes as soon as it sees this count: a release store, so that all reads
-    # of the bytes are done. Load and store need not be one step: no other process writes this word.
+    # of the bytes are done. Load and store need not be one atomic step: no other process writes this word.
     word = FIRST_COUNT_WORD + 2 * slot
     store.store_release(entry, word, entry[word] + 1)
 
@@ -97,15 +98,15 @@ def _count(store: WordStore, entry: memoryview, leases: Sequence[Lease]) -> None
 
 
 def seal(store: WordStore, slots: SlotTable, retired: list[int], is_leased: Callable[[int], bool]) -> bool:
-    """Let nobody begin to read what lies in retired slots; return False, and change nothing, if somebody reads it."""
-    store.full_fence()  # against readers: one that has found what is retired by now has counted its lease before
+    """Keep readers from taking leases of retired slots; return False if one is leased, with all slots still retired."""
+    store.full_fence()  # against readers: a lease is counted by now if its reader still saw the slot valid
     if any(map(is_leased, retired)):
         return False
     for slot in retired:
         slots.seal(slot)
-    store.full_fence()  # against those that do not have to find it
+    store.full_fence()  # against `take_beside`, which also takes leases of retired slots
     is_read = any(map(is_leased, retired))
-    store.full_fence()  # no write may start before these counts were read
+    store.full_fence()  # no write may start before these counts are read
     if is_read:
         for slot in retired:
             slots.retire(slot)

@@ -1,6 +1,6 @@
-"""Says how large the ring of a service is: a share for the records of clients, and one for processed items.
+"""Sizes of a service's ring: one share for the records of clients, and one for processed items.
 
-Some of its slots are for records in nurseries.
+Some of its slots are for records in nurseries (files into which clients write large records).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from mmcached.wire.messages.parts import MIN_PLACED_BYTES
 
 
 def num_nursery_slots(config: ServiceConfig) -> int:
-    """Return how many records can lie in nurseries at a time."""
+    """Return the number of records that can lie in nurseries at a time."""
     largest = min(config.store_num_slots, 1 << (SLOT_BITS - 2))
     return min(config.store_nursery_bytes // MIN_PLACED_BYTES, largest)
 
@@ -20,7 +20,7 @@ def num_nursery_slots(config: ServiceConfig) -> int:
 def service_layout(config: ServiceConfig) -> Layout | None:
     """Return the layout of a service's ring; None if it keeps nothing in shared memory.
 
-    Each engine and worker has an entry beside those of the clients.
+    Each engine and worker has an entry in addition to those of the clients.
     """
     data_bytes = config.store_main_bytes + config.ring_data_bytes
     if not data_bytes:

@@ -1,27 +1,30 @@
-"""Says what lies in each slot of a ring, in words that its readers look into without asking.
+"""Slot table: describes the record in each slot of a ring, in words that readers look into without a message.
 
     word 0  generation × 2                        word 3  bytes of the note behind the payload
             + 1 if it is valid                            + 2^32 × id of the nursery in which both lie, or 0
             + 2^63 if it is sealed                word 4, 5  digest of the key; 0, 0 if it has none
     word 1  offset of the payload                 word 6  2^32 + crc32 of the payload, or 0
-    word 2  its bytes                             word 7  when it expires, as `boot_ns` tells the time; 0: never
+    word 2  its bytes                             word 7  expiry time, on the clock of `boot_ns`; 0: never
 
     0 ──fill──> 0 ──publish──> valid ──retire──> retired ──seal──> sealed ──erase──> 0
                                  └──<──restore──────┴───<──retire─────┘
 
-    valid      whoever finds it takes a lease
-    retired    nobody finds it any more; who knows its generation takes a lease, so a lease can be handed on
-    sealed     nobody takes a lease
+    valid      a reader that finds it may take a lease
+    retired    not found any more; a process that knows its generation may take a lease, so a lease can be handed on
+    sealed     no lease can be taken
 
-A generation is never used twice, so whoever has seen the same valid word 0 twice knows that nothing has changed in
-between. Bytes stay until the slot is erased: those who hold a lease may still read. So what a dead writer has left is
-whole, or 0.
+A discarded or evicted record is retired, sealed and erased in one call. While it is leased it cannot be sealed: it
+stays retired, and is sealed and erased when its last lease has ended.
 
-The time of word 7 is that of one clock for all processes of the host, which also counts while the host sleeps. It
-begins anew when the host boots, as the ring does, and no one sets it. A record that has expired is missing for whoever
-looks its key up; its slot stays valid until the writer retires it.
+A generation is never used twice, so a process that has read the same valid word 0 twice knows that nothing changed in
+between. The bytes stay until the slot is erased: lease holders may still read. So each record that a dead writer leaves
+is complete, or its word 0 is 0.
 
-Sans I/O but for that clock: the words are passed in. Invariant: words 1 to 7 change only while word 0 is 0.
+Word 7 uses one clock for all processes of the host, which also counts while the host sleeps. It restarts when the host
+boots, as the ring does, and cannot be set. An expired record is missing for lookups of its key; its slot stays valid
+until the writer retires it.
+
+Sans I/O except for that clock: the words are passed in. Invariant: words 1 to 7 change only while word 0 is 0.
 """
 
 from __future__ import annotations
@@ -47,11 +50,11 @@ NO_KEY: KeyDigest = (0, 0)
 
 
 class SlotRecord(NamedTuple):
-    """What a slot holds; sizes and offset in bytes.
+    """Content of a slot; sizes and offset in bytes.
 
     Attributes:
-        check, expires_at: as words 6 and 7.
-        nursery: the id of the nursery in which it lies; 0: it lies in the ring itself.
+        check, expires_at: Words 6 and 7.
+        nursery: Id of the nursery in which it lies; 0: it lies in the ring itself.
     """
 
     generation: int
@@ -70,20 +73,20 @@ def boot_ns() -> int:
 
 
 def expiry_of(ttl_s: float) -> int:
-    """Return the word 7 of a record that has so many seconds to live; 0.0: no limit."""
+    """Return word 7 for a record with a time to live of `ttl_s` seconds; 0.0: no limit."""
     return boot_ns() + round(ttl_s * 1e9) if ttl_s else 0
 
 
 def has_expired(expires_at: int) -> bool:
-    """Return whether the time of a word 7 has come."""
+    """Return whether the time of a word 7 has passed."""
     return 0 < expires_at <= boot_ns()
 
 
 def read_slot(words: memoryview, slot: int) -> tuple[SlotRecord, bool]:
-    """Return what a slot holds, and whether it is valid; worth something only if word 0 is the same afterwards."""
+    """Return a slot's content, and whether it is valid; meaningful only if word 0 is the same afterwards."""
     first_word = SLOT_WORDS * slot
     mark = words[first_word]
-    # Against the writer, which fills and publishes: with a new word 0, the others must not be older.
+    # Against the writer, which fills and publishes: once word 0 is seen to be new, the other words must not be older.
     require_word_store().load_fence()
     offset, nbytes, note, first, second, check, expires_at = words[first_word + 1 : first_word + SLOT_WORDS]
     generation, nursery = (mark & ~IS_SEALED) >> 1, note >> NURSERY_SHIFT
@@ -94,19 +97,19 @@ def read_slot(words: memoryview, slot: int) -> tuple[SlotRecord, bool]:
 
 
 def read_table(words: memoryview, num_slots: int) -> npt.NDArray[np.uint64]:
-    """Return a copy of all words, `(num_slots, SLOT_WORDS)`, for who alone writes them."""
+    """Return a copy of all words, `(num_slots, SLOT_WORDS)`; only for the table's writer."""
     return np.frombuffer(words, np.uint64).reshape(num_slots, SLOT_WORDS).copy()
 
 
 class SlotTable:
-    """The writer's end."""
+    """The writer's interface to the table."""
 
     def __init__(self, words: memoryview) -> None:
         self._words = words
         self._store = require_word_store()
 
     def fill(self, slot: int, record: SlotRecord) -> None:
-        """Write what a slot will hold; it is not valid yet. Nobody may have a lease on what it held before."""
+        """Write the words of an erased slot's next record, not valid yet; no reader may hold a lease of the slot."""
         words, first = self._words, SLOT_WORDS * slot
         _, words[first + OFFSET], words[first + NBYTES], note_bytes, key, check, expires_at, nursery = record
         words[first + NOTE_BYTES] = note_bytes | nursery << NURSERY_SHIFT
@@ -115,23 +118,23 @@ class SlotTable:
         words[first + EXPIRY] = expires_at
 
     def publish(self, slot: int, generation: int) -> None:
-        """Make valid what was filled; payload and record come first for whoever sees it."""
+        """Make a filled slot valid: a reader that sees it valid also sees payload and words 1 to 7."""
         self._set(slot, generation << 1 | 1)
 
     def retire(self, slot: int) -> None:
-        """Let nobody find it any more; also what was sealed in vain."""
+        """Hide a record from lookups; also undoes a seal."""
         self._set(slot, self._words[SLOT_WORDS * slot] & ~(1 | IS_SEALED))
 
     def seal(self, slot: int) -> None:
-        """Let nobody begin to read what is retired; a full fence must follow before it is asked who does."""
+        """Keep readers from taking leases of a retired record; a full fence must follow before leases are counted."""
         self._set(slot, self._words[SLOT_WORDS * slot] | IS_SEALED)
 
     def restore(self, slot: int) -> None:
-        """Make valid again what was retired and is untouched."""
+        """Make a retired record, which is unchanged, valid again."""
         self._set(slot, self._words[SLOT_WORDS * slot] | 1)
 
     def erase(self, slot: int) -> None:
-        """Forget what a slot held: nobody reads it."""
+        """Clear a slot; no reader may hold a lease."""
         self._set(slot, 0)
 
     def _set(self, slot: int, mark: int) -> None:

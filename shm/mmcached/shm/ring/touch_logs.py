@@ -1,9 +1,8 @@
-"""Reads what readers have found by themselves: which slots, for the order of eviction, and how often and how fast, for
-the figures.
+"""Collects the hits that readers count themselves: slots for the eviction order, counts and latency for the statistics.
 
-A reader writes the slots that it has found into a small ring of words, and counts. The writer takes in what is new;
-what has been overwritten meanwhile, or is torn, is a touch less. The words of a reader may hold anything: a touch of
-what is not there changes nothing.
+A reader writes the slots of its hits into a small ring of words, and counts. The writer takes in the new ones; a word
+that was overwritten meanwhile, or is torn, is a lost touch. A reader's words may hold any value: a touch of a
+generation that is not current changes nothing.
 """
 
 from __future__ import annotations
@@ -23,9 +22,9 @@ from mmcached.shm.segment.mapped import Control
 from mmcached.wire.latency import NUM_BUCKETS, NUM_WORDS, Latency
 
 MAX_NEW = 1 << 32
-"""More hits or misses than one reader can have between two looks; what has more was overwritten."""
+"""Upper bound on hits or misses of one reader between two polls; a larger difference was overwritten."""
 MAX_NEW_NS = 1 << 36
-"""The same of the time that they took, a minute; so no reader can fill a word of the stats page in a year."""
+"""Upper bound on their total duration, about a minute: no reader can overflow a word of the stats page in a year."""
 _MODULUS = 1 << 64
 _SLOT_MASK = (1 << SLOT_BITS) - 1
 _GENERATION_MASK = (1 << (64 - SLOT_BITS)) - 1
@@ -35,12 +34,13 @@ class TouchLogs:
     """The logs of all entries of one ring.
 
     Args:
-        touch: told the slot, and the lower bits of the generation, of each hit that was seen.
+        touch: Called with the slot, and the lower bits of the generation, of each hit that was seen.
+
     Attributes:
-        on_count: told the incarnation of a reader, and how many hits and misses of it are new.
-        on_end: told an incarnation of which nothing more comes.
-        num_hits, num_misses: of all readers since this writer began.
-        latency: how long their look-ups took that they have measured.
+        on_count: Called with a reader's incarnation and its numbers of new hits and new misses.
+        on_end: Called with an incarnation that will report no more.
+        num_hits, num_misses: Totals of all readers since this writer began.
+        latency: Durations of the hits that readers have measured.
     """
 
     def __init__(self, control: Control, touch: Callable[[int, int], None]) -> None:
@@ -54,7 +54,7 @@ class TouchLogs:
         self.latency = Latency()
 
     def begin(self, reader_id: int, incarnation: int) -> None:
-        """Count from here on what this incarnation counts, after the rest of what a former one of the entry has."""
+        """Start counting for an incarnation, after taking in the rest of the entry's former incarnation."""
         former = self._incarnations.get(reader_id, incarnation)
         if former != incarnation:
             self.end(reader_id, former)
@@ -63,7 +63,7 @@ class TouchLogs:
         self._incarnations[reader_id] = incarnation
 
     def end(self, reader_id: int, incarnation: int) -> None:
-        """Take in what an incarnation has counted last, if it is still its entry; all its processes are dead."""
+        """Take in the last counts of an incarnation, if the entry is still its own; all its processes are dead."""
         if self._incarnations.get(reader_id) == incarnation:
             self._look(reader_id)
             del self._incarnations[reader_id]
@@ -71,12 +71,13 @@ class TouchLogs:
                 self.on_end(incarnation)
 
     def take_in(self, reader_ids: Iterable[int], max_held_bytes: int) -> int:
-        """Take in what is new in the entries of these readers.
+        """Take in the new counts of these readers' entries.
 
         Args:
-            max_held_bytes: the most that one of them may hold; one that says more has it.
+            max_held_bytes: The most that one of them may hold; a larger figure is reduced to it.
+
         Returns:
-            the bytes that they hold under lease.
+            The bytes that they hold under lease.
         """
         held_bytes = 0
         words, entry = self._control.words, self._control.layout
@@ -88,7 +89,7 @@ class TouchLogs:
         return held_bytes
 
     def holds_nothing(self, reader_id: int) -> bool:
-        """Return whether a reader says that it holds no lease."""
+        """Return whether a reader's own counts say that it holds no lease."""
         words, first = self._control.words, self._control.layout.entry_offset(reader_id) // 8
         return words[first + TAKEN_BYTES_WORD] == words[first + RETURNED_BYTES_WORD]
 
@@ -123,5 +124,5 @@ class TouchLogs:
 
 
 def is_of_generation(generation: int, bits: int) -> bool:
-    """Return whether the lower bits of a generation, as a log has them, are of this one."""
+    """Return whether the lower bits of a generation, as a log has them, match this one."""
     return generation & _GENERATION_MASK == bits

@@ -1,15 +1,15 @@
-"""Says what readers must know of their writer at this moment, in words that only the writer writes.
+"""The writer's present state, in shared words that only the writer writes and all readers read.
 
     word 0      the store's epoch                      word 8 + r  the incarnation that is attached at entry r, or 0;
     word 1, 2   bytes that one reader, and that all                with bit 63: it was fenced, and may still read
                 readers, may still hold under lease
     word 3      the last generation that was used
-    word 4      the floor: whoever adopts the ring drops what has this generation, or an earlier one
-    word 5      pid of the present writer, for people
+    word 4      the floor: a successor that adopts the ring drops records of this and earlier generations
+    word 5      pid of the present writer, for diagnosis
     word 6      the id of the last nursery; 0: there was none
 
-A reader takes leases by itself only while its own incarnation is attached. So one word says that it was fenced, that
-its entry is another's, or that the ring was closed or given up.
+A reader takes leases by itself only while its own incarnation is attached. So one word tells it that it was fenced,
+that its entry belongs to another reader, or that the ring was closed or given up.
 
 Sans I/O: the words are passed in.
 """
@@ -32,26 +32,26 @@ def fenced(incarnation: int) -> int:
 
 
 def incarnation_of(word: int) -> tuple[int, bool]:
-    """Return the incarnation that a word names, 0 for none, and whether it was fenced."""
+    """Return the incarnation in a word, 0 if there is none, and whether it was fenced."""
     return word & ~_FENCED, bool(word & _FENCED)
 
 
 class Board:
-    """The writer's end."""
+    """The writer's interface to the board."""
 
     def __init__(self, words: memoryview) -> None:
         self._words = words
         self._store = require_word_store()
 
     def set_attached(self, reader_id: int, incarnation: int) -> None:
-        """Let an incarnation take leases; 0, or a fenced one: nobody at this entry."""
+        """Let an incarnation take leases; with 0 or a fenced incarnation, this entry's reader may take none."""
         self._store.store_release(self._words, ATTACHED_WORD + reader_id, incarnation)
 
     def attached(self, reader_id: int) -> int:
         return self._words[ATTACHED_WORD + reader_id]
 
     def set_limits(self, reader_bytes: int, free_bytes: int) -> None:
-        """Show what one reader may hold, and what is left for all."""
+        """Show the limit of one reader, and the bytes that are left for all readers."""
         self._words[READER_LIMIT], self._words[FREE_BYTES] = reader_bytes, free_bytes
 
     def set_last_generation(self, generation: int) -> None:
@@ -61,7 +61,7 @@ class Board:
         return self._words[LAST_GENERATION]
 
     def raise_floor(self) -> None:
-        """Let no successor keep what is in the ring now."""
+        """Have a successor drop all records that the ring holds now."""
         self._store.store_release(self._words, FLOOR, self._words[LAST_GENERATION])
 
     def floor(self) -> int:
@@ -74,7 +74,7 @@ class Board:
         """Return an id that no nursery of this ring has had; it counts as used from now on.
 
         Raises:
-            SegmentError: all ids are used.
+            SegmentError: All ids are used.
         """
         nursery: int = self._words[LAST_NURSERY] + 1
         if nursery > MAX_NURSERY_ID:
@@ -92,7 +92,7 @@ class Board:
         return self._words[STORE_EPOCH]
 
     def detach_all(self) -> None:
-        """Let nobody take leases any more."""
+        """Stop all readers from taking leases."""
         for index in range(ATTACHED_WORD, len(self._words)):
             if self._words[index]:
                 self._store.store_release(self._words, index, 0)

@@ -1,7 +1,7 @@
-"""Estimates the memory that this process may still take before the kernel kills it, and words the error.
+"""Estimates the memory that this process may still allocate before the kernel kills it.
 
-A shared-memory object that is too large for its memory cgroup is no error that anybody can catch: the process is
-killed while the pages are allocated. So the limits are read first. Only an estimate: others allocate too.
+A shared-memory object that exceeds its memory cgroup raises no error: the process is killed while the pages are
+allocated. So the limits are read first. The result is only an estimate: other processes allocate too.
 """
 
 from __future__ import annotations
@@ -13,16 +13,17 @@ from mmcached.wire.errors import SegmentError
 
 _ENLARGE_SHM = "enlarge /dev/shm (mount -o remount,size=… /dev/shm; docker run --shm-size=…)"
 READ_ONLY_SHM = "mount -o remount,rw /dev/shm; in a container --tmpfs /dev/shm, or an emptyDir of medium Memory"
-"""What to do about a /dev/shm in which nothing can be made."""
+"""The next step if no file can be created in /dev/shm."""
 _RAISE_LIMIT = "raise the memory limit (memory.max of the cgroup; docker run --memory=…), free memory"
 
 
 def require_room(needed: int, *, shm_free_bytes: int, headroom_bytes: int | None) -> None:
-    """Refuse what would not fit, before a byte of it is allocated.
+    """Refuse an allocation that would not fit, before a byte of it is allocated.
 
     Args:
-        needed: bytes of both objects of a ring.
-        headroom_bytes: as `memory_headroom` returns it.
+        needed: Bytes of both objects of a ring.
+        headroom_bytes: As `memory_headroom` returns it.
+
     Raises:
         SegmentError: /dev/shm or the memory limit is too small; names the sizes and the next step.
     """
@@ -34,7 +35,7 @@ def require_room(needed: int, *, shm_free_bytes: int, headroom_bytes: int | None
 
 
 def no_shm_room(needed: int, free: int, cause: str = "statvfs") -> SegmentError:
-    """Return the error for a full /dev/shm; `cause` is who says so."""
+    """Return the error for a full /dev/shm; `cause` names the source of the figure."""
     return _no_room(needed, free, f"/dev/shm has {free >> 20} MiB free ({cause})", _ENLARGE_SHM)
 
 
@@ -47,12 +48,12 @@ def _no_room(needed: int, free: int, fact: str, remedy: str) -> SegmentError:
 
 
 def memory_headroom(root: Path = Path("/")) -> int | None:
-    """Return the bytes that are still free under the tightest limit of this process; None if nothing is known.
+    """Return the bytes that are still free under the tightest limit of this process; None if no limit is known.
 
-    Looks at its memory cgroup and all parents of it (version 2 and 1) and at the host's available memory.
+    Reads its memory cgroup and all parents of it (version 2 and 1), and the host's available memory.
 
     Args:
-        root: the directory of `proc` and `sys`.
+        root: The parent directory of `proc` and `sys`.
     """
     free = [*_cgroup_headrooms(root), *_host_headroom(root)]
     return max(0, min(free)) if free else None
@@ -77,7 +78,7 @@ def _cgroup_headrooms(root: Path) -> Iterator[int]:
 
 
 def _upwards(mount: Path, path: str) -> Iterator[Path]:
-    """Yield the cgroup and its parents; in a container its path may be missing below the mount: then its root."""
+    """Yield the cgroup and its parents, up to the mount: in a container the cgroup's path may be missing below it."""
     parts = [part for part in path.split("/") if part not in ("", "..")]
     for length in range(len(parts), -1, -1):
         yield mount.joinpath(*parts[:length])
@@ -88,7 +89,7 @@ def _headroom(folder: Path, limit_name: str, usage_name: str, reclaimable_name: 
     usage = "".join(_lines(folder / usage_name))
     if limit.isdigit() and usage.isdigit():  # "max" is no limit
         cache = [line.split()[1] for line in _lines(folder / "memory.stat") if line.split()[0] == reclaimable_name]
-        # The file cache counts as used, but the kernel drops it before it kills anybody.
+        # The file cache counts as used, but the kernel drops it before it kills a process.
         yield int(limit) - int(usage) + sum(map(int, cache))
 
 

@@ -1,7 +1,7 @@
-"""Defines the layout of a ring: two POSIX shared-memory objects, what each word means, and who writes it.
+"""Defines the layout of a ring: two POSIX shared-memory objects, the meaning of each word, and its writer.
 
 Pure arithmetic and byte packing; knows nothing of files, locks or processes. Invariant: every word has one writing
-process; one object has the writer's words, the other those of the readers.
+process; one object holds the writer's words, the other those of the readers.
 
 **Format.** All words are little-endian and 8-byte aligned.
 
@@ -32,13 +32,13 @@ The header:
       40  writer's pid, start      96  entry_bytes
           time in ticks
 
-and at 128 the home: its length in bytes (u64), and the path of the run directory that has a note of the ring, if one
-has (`ring_notes`). Magic, layout version and home lie where they are in every version, for ever: a process of another
-version must see whose a ring is before it removes it.
+and at 128 the home: its length in bytes (u64), and the path of the run directory that has a note of the ring, if there
+is one (`ring_notes`). Magic, layout version and home keep their places in every version: a process of another version
+must find out to which service a ring belongs before it removes it.
 
-The board says what readers must know of the writer now: `board`. What a slot holds: `slot_table`. The counts of an
-entry only rise, from one incarnation to the next too: how many leases of each slot its reader has taken, and how many
-it has given back. A reader that takes an entry first gives back what the former incarnation had. What is under lease:
+The board has the writer's present state: `board`. The records in the slots: `slot_table`. The counts of an entry never
+decrease, not even from one incarnation to the next: how many leases of each slot its reader has taken, and how many it
+has given back. A reader that takes an entry first gives back the former incarnation's leases. A slot's leases are
 
     outstanding = taken - returned
 
@@ -56,18 +56,18 @@ An entry takes whole pages, and has memory only from the moment that a reader ta
 >>> HEADER_BYTES, _CRC_OFFSET
 (124, 120)
 
-**Validity.** A control object counts only with the magic, this layout version, a right crc, and sizes that agree with
-both the files and the announcement; otherwise `LayoutMismatch`. A handle counts only if its slot holds its generation,
-offset and size; otherwise `StaleHandle`.
+**Validity.** A control object counts only with the magic, this layout version, a correct crc, and sizes that agree
+with both the files and the announcement; otherwise `LayoutMismatch`. A handle counts only if its slot holds its
+generation, offset and size; otherwise `StaleHandle`.
 
-**How a lease begins.** A reader that has found a record counts a lease of its slot as taken, fences, and looks whether
-the slot still holds what it has found. The writer, before it uses a chunk again, marks its slots as retired, fences,
-and counts what is outstanding. Each side stores, fences and loads; so at least one sees the other (`self_lease`,
+**How a lease begins.** A reader that has found a record counts a lease of its slot as taken, fences, and checks whether
+the slot still holds that record. The writer, before it uses a chunk again, marks its slots as retired, fences, and
+reads the outstanding counts. Each side stores, fences and loads; so at least one sees the other's store (`self_lease`,
 `leases`).
 
-**After a crash** a dead reader's byte locks are free: its counts are void. A dead writer's byte is free: the next
-writer adopts the two objects, or makes a new epoch with new ones, and `sweep` unlinks the old ones; readers that still
-map them keep reading what they hold.
+**After a crash** a dead reader's byte lock is free: its counts are void. A dead writer's byte is free: the next writer
+adopts the two objects, or creates new ones in a new epoch, and `sweep` unlinks the old ones; readers that still map
+them keep reading the records that they hold.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ MAGIC = int.from_bytes(b"MMCRING\0", "little")
 PAGE_BYTES = 4096
 ALIGNMENT = 64
 MAX_BYTES = 1 << 46
-"""Of a data object, and of a nursery."""
+"""Largest size of a data object, and of a nursery, in bytes."""
 MAX_COUNT = 1 << 62
 """The largest count that an entry can hold: no reader lives long enough to reach it."""
 
@@ -95,10 +95,10 @@ FIRST_COUNT_WORD = 8
 """Words of an entry."""
 TOUCH_LOG_WORDS = 256
 ATTACHED_WORD = 8
-"""The first word of the board that names an incarnation; see `board`."""
+"""The first word of the board that holds an incarnation; see `board`."""
 SLOT_WORDS = 8
 SLOT_BITS = 20
-"""Of the number of a slot."""
+"""Bits of a slot number."""
 HOME_OFFSET = 128
 _LENGTH = struct.Struct("<Q")
 _VERSION = struct.Struct("<II")
@@ -121,16 +121,16 @@ def round_up(num_bytes: int, multiple: int) -> int:
 
 
 def chunk_bytes(nbytes: int) -> int:
-    """Return what a payload of `nbytes`, with its note, takes in the data object."""
-    return round_up(nbytes, ALIGNMENT)
+    """Return the bytes that a payload and note of `nbytes` together take in the data object."""
+    return -(-nbytes // ALIGNMENT) * ALIGNMENT
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The numbers from which every offset follows; construction raises InvalidRequest for an impossible one.
+    """Sizes from which every offset follows; construction raises InvalidRequest for an impossible size.
 
     Attributes:
-        index_words: of the key index, a power of two; 0 = there is none.
+        index_words: Words of the key index, a power of two; 0: no index.
     """
 
     data_bytes: int
@@ -155,12 +155,12 @@ class Layout:
 
     @property
     def first_touch_word(self) -> int:
-        """Of an entry."""
+        """The first word of an entry's touch log."""
         return FIRST_COUNT_WORD + 2 * self.num_slots
 
     @property
     def first_latency_word(self) -> int:
-        """Of an entry: a histogram, as `mmcached.wire.latency` has it."""
+        """The first word of an entry's latency histogram; see `mmcached.wire.latency`."""
         return self.first_touch_word + TOUCH_LOG_WORDS
 
     @property
@@ -175,11 +175,11 @@ class Layout:
         return self.entry_offset(reader_id) // 8 + INCARNATION_WORD
 
     def returned_word(self, reader_id: int, slot: int) -> int:
-        """Return the index of the count of leases of `slot` that the entry has given back."""
+        """Return the index of the entry's count of returned leases of `slot`."""
         return self.entry_offset(reader_id) // 8 + FIRST_COUNT_WORD + 2 * slot
 
     def taken_word(self, reader_id: int, slot: int) -> int:
-        """Return the index of the count of leases of `slot` that the entry's reader has taken."""
+        """Return the index of the entry's count of taken leases of `slot`."""
         return self.returned_word(reader_id, slot) + 1
 
     # ---- the data object
@@ -204,13 +204,13 @@ class Layout:
 
     @property
     def created_bytes(self) -> int:
-        """What has memory from the start on: all but the entries of readers."""
+        """Bytes allocated at creation: everything except the readers' entries."""
         return PAGE_BYTES + self.data_object_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentHeader:
-    """The control object's first bytes, as values. The writer's pid, start time and boot id name it for people."""
+    """Header of the control object, as values. The writer's pid, start time and boot id identify it for diagnosis."""
 
     ring_id: str
     epoch: int
@@ -242,10 +242,10 @@ class SegmentHeader:
 
     @classmethod
     def parse(cls, page: bytes) -> SegmentHeader:
-        """Read the header; the version is judged before anything whose place a later version may have changed.
+        """Parse the header; the version is checked before any field whose place a later version may have changed.
 
         Raises:
-            LayoutMismatch: not a header, not this version, damaged, or with impossible sizes.
+            LayoutMismatch: It is not a header, has another version, is damaged, or has impossible sizes.
         """
         if len(page) < HEADER_BYTES:
             raise LayoutMismatch("size", len(page), f"at least {HEADER_BYTES}")
@@ -279,14 +279,14 @@ class SegmentHeader:
 
     @staticmethod
     def home_of(page: bytes) -> bytes:
-        """Return the path of the run directory that a header's page of any version names; b"" if it names none."""
+        """Return the run directory's path from a header page of any version; b"" if it has none."""
         first = HOME_OFFSET + _LENGTH.size
         if len(page) < first or int.from_bytes(page[:8], "little") != MAGIC:
             return b""
         return page[first : first + _LENGTH.unpack_from(page, HOME_OFFSET)[0]]
 
     def check_announced(self, announcement: RingAnnouncement) -> None:
-        """Raise LayoutMismatch if the writer has announced something else."""
+        """Raise LayoutMismatch if the header differs from the writer's announcement."""
         LayoutMismatch.unless_equal("ring_id", self.ring_id, announcement.ring_id)
         LayoutMismatch.unless_equal("epoch", self.epoch, announcement.epoch)
         LayoutMismatch.unless_equal("data_bytes", self.layout.data_bytes, announcement.data_bytes)

@@ -1,9 +1,9 @@
 """Opens and maps the two objects of a ring; `segment` creates them.
 
-ctl    a reader maps only the entry that it has taken: its stray writes go no further. The writer maps all of it, and
-       looks at entries that have been taken: one that never was has no memory yet. The file description carries this
+ctl    a reader maps only its own entry, so its stray writes reach no other. The writer maps the whole object, but reads
+       only entries that were taken: an entry that was never taken has no memory yet. The file description carries this
        process's byte locks
-data   read-only in readers; the kernel enforces it
+data   read-only in readers; enforced by the kernel
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ _DAMAGED = "it was damaged; restart the service"
 
 
 class Control:
-    """The control object: the file description that carries this process's byte locks on it, and what is mapped of it.
+    """Control object: the file description that carries this process's byte locks on it, and the mapped part.
 
-    `words` is what is mapped, as aligned 64-bit words; nothing at first.
+    `words` is the mapped part, as aligned 64-bit words; empty at first.
     """
 
     def __init__(self, fd: int, layout: Layout) -> None:
@@ -56,13 +56,13 @@ class Control:
         self.words = memoryview(self._mapping).cast("Q")
 
     def incarnation(self, reader_id: int) -> int:
-        """Return the incarnation that an entry names."""
+        """Return the incarnation that an entry's word holds."""
         return int.from_bytes(os.pread(self.fd, 8, 8 * self.layout.incarnation_word(reader_id)), "little")
 
     def counts(self) -> npt.NDArray[np.uint64]:
-        """Return what all entries count as `(max_readers, num_slots, 2)`: returned and taken, a live view.
+        """Return a live view of all entries' counts, `(max_readers, num_slots, 2)`: returned and taken.
 
-        It keeps the mapping, of an object that is mapped whole, but not the locks alive.
+        Requires `map_all`. The view keeps the mapping alive, but not the locks.
         """
         layout = self.layout
         assert self._mapping is not None
@@ -82,7 +82,7 @@ class Control:
         self.unmap()
 
     def unmap(self) -> None:
-        """Let go of the words; the locks stay."""
+        """Release the words and the mapping; the locks stay."""
         self.words.release()
         self._mapping = None
 
@@ -91,8 +91,8 @@ def open_control(announcement: RingAnnouncement) -> Control:
     """Open the control object of an announced ring; map nothing, take no lock.
 
     Raises:
-        SegmentError: it is gone.
-        LayoutMismatch: its header contradicts this version, itself or the announcement.
+        SegmentError: It is missing.
+        LayoutMismatch: Its header contradicts this version, itself or the announcement.
     """
     fd = _open(announcement.ctl_name, read_only=False)
     try:
@@ -106,7 +106,7 @@ def open_control(announcement: RingAnnouncement) -> Control:
 
 
 def open_data(announcement: RingAnnouncement, *, is_writer: bool = False) -> Pages:
-    """Open and map the data object, without write permission but for its writer; raise as `open_control` does."""
+    """Open and map the data object, read-only unless `is_writer`; raise as `open_control` does."""
     fd = _open(announcement.data_name, read_only=not is_writer)
     try:
         nbytes = layout_of(announcement).data_object_bytes
@@ -137,10 +137,10 @@ def layout_of(announcement: RingAnnouncement) -> Layout:
 
 
 class Tables:
-    """The writer's words in a mapped data object, each kind as a memoryview of 64-bit words.
+    """The writer's words in a mapped data object, each table as a memoryview of 64-bit words.
 
     Attributes:
-        index: empty if the ring has none.
+        index: Empty if the ring has no index.
     """
 
     def __init__(self, mapping: mmap.mmap, layout: Layout) -> None:
@@ -150,7 +150,7 @@ class Tables:
         self.index = whole[layout.index_offset :][: 8 * layout.index_words].cast("Q")
 
     def close(self) -> None:
-        """Let go of the words; they stay as they are."""
+        """Release the memoryviews; the words in memory are unchanged."""
         for words in (self.board, self.slots, self.index):
             words.release()
 

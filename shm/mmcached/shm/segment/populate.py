@@ -1,7 +1,7 @@
-"""Gives a mapping its page-table entries before they are needed, by a thread, in steps.
+"""Populates the page-table entries of a mapping before they are needed, by a thread, in steps.
 
-The first touch of each page costs a fault; the first lap of writes through a fresh ring is several times slower for it.
-`madvise` takes all the faults of a range at once, and does not change a byte. One thread walks over the range from
+The first touch of each page costs a fault; the first pass of writes through a fresh ring is several times slower for
+it. `madvise` takes all the faults of a range at once, and does not change a byte. One thread goes over the range from
 its start, where the writer starts too:
 
     begin        populated_bytes                         end
@@ -10,9 +10,9 @@ its start, where the writer starts too:
 * A step runs without the interpreter's lock (`mmap.madvise` would keep it) and is short: a step holds the lock of the
   process's address space, and another thread's large allocation waits for it.
 * A kernel without this advice (before Linux 5.14), or one that refuses it here, leaves `populated_bytes` where it is,
-  and the pages come one by one at first touch.
+  and each page is populated at its first touch.
 
-Knows nothing of rings. Invariant: while the thread runs the mapping cannot go, because the thread holds a buffer of it.
+Knows nothing of rings. Invariant: while the thread runs the mapping stays, because the thread holds a buffer of it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ STEP_BYTES = 16 * _MIB
 
 
 class Advice(enum.IntEnum):
-    """What `madvise` is asked for; the numbers are the kernel's (MADV_POPULATE_READ, MADV_POPULATE_WRITE)."""
+    """Advice for `madvise`; the numbers are the kernel's (MADV_POPULATE_READ, MADV_POPULATE_WRITE)."""
 
     READ = 22
     WRITE = 23
@@ -55,14 +55,14 @@ def advise(address: int, nbytes: int, advice: Advice) -> None:
 class Populator:
     """One pass over a range of a mapping; the thread starts at once and ends by itself.
 
-    `close` it before the mapping goes, unless that stays as long as a buffer of it.
+    `close` it before the mapping is to be unmapped, unless the mapping may stay as long as the thread's buffer.
 
     Args:
-        mapping: of a file that is as long as the mapping.
-        begin: the first byte, of a page.
-        nbytes: how much of it, from there on; None for all.
+        mapping: Mapping of a file that is as long as the mapping.
+        begin: The first byte, at a page boundary.
+        nbytes: Bytes from there on; None for all.
         advice: WRITE for a mapping that this process writes, READ for a read-only one.
-        step_bytes: bytes per call into the kernel, a multiple of the page size.
+        step_bytes: Bytes per call into the kernel, a multiple of the page size.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class Populator:
         self._advise = advise
         self._populated_bytes = 0
         self._stop = threading.Event()
-        # A daemon: a process that ends without `close` shall not wait for pages that nobody will touch.
+        # A daemon: a process that ends without `close` must not wait for pages that will never be used.
         self._thread = threading.Thread(
             target=self._run, args=(np.frombuffer(mapping, np.uint8),), name="populate", daemon=True
         )
@@ -90,7 +90,7 @@ class Populator:
 
     @property
     def populated_bytes(self) -> int:
-        """How many bytes from the first on have been populated so far."""
+        """Bytes from the first on that have been populated so far."""
         return self._populated_bytes
 
     @property
@@ -104,11 +104,11 @@ class Populator:
         return self._populated_bytes == self._nbytes
 
     def stop(self) -> None:
-        """Have the thread end after its present step, without waiting for it. Twice changes nothing."""
+        """Make the thread end after its present step, without waiting for it. A second call changes nothing."""
         self._stop.set()
 
     def close(self) -> None:
-        """End the thread after its present step; it has let go of the mapping then. Twice changes nothing."""
+        """End the thread after its present step and wait for it; it has then released the mapping. Idempotent."""
         self.stop()
         self._thread.join()
 
@@ -121,7 +121,7 @@ class Populator:
             except OSError as error:
                 if error.errno in (errno.EINTR, errno.EAGAIN):
                     continue
-                # The text only: a record that is kept would keep the error, its traceback and so the mapping.
+                # The text only: a log record that is kept would keep the error, its traceback and so the mapping.
                 _LOG.debug("populated %d of %d bytes, no more: %s", self._populated_bytes, self._nbytes, error.strerror)
                 return
             self._populated_bytes += nbytes

@@ -1,9 +1,9 @@
-"""Takes note, in a service's run directory, of the rings that its next frontend is to adopt.
+"""Notes in a service's run directory that name the rings that its next frontend is to adopt.
 
-    <run dir>/<name>.ring       JSON, mode 0600: the ring's announcement, and whether it may lie without a service
+    <run dir>/<name>.ring       JSON, mode 0600: the ring's announcement, and whether it may exist without a service
 
-The ring's header names the run directory, its *home*, so that whoever sweeps finds the note. A dead writer's ring is
-its home's as long as there is a note of it there: no other service removes it. Another version may have written the
+The ring's header names the run directory, its *home*, so that a sweep finds the note. A dead writer's ring belongs to
+its home as long as there is a note of it there: no other service removes it. Another version may have written the
 note: in every version it has the ring's id in its text, and `is_kept`.
 """
 
@@ -26,11 +26,11 @@ _MAX_BYTES = 4096
 
 
 class RingNote(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One ring of a service.
+    """Note of one ring of a service.
 
     Attributes:
-        is_kept: also while no service runs in its home.
-        version: `PROTOCOL_VERSION` of the writer; what another has put there may be written otherwise.
+        is_kept: The ring is also kept while no service runs in its home.
+        version: `PROTOCOL_VERSION` of the writer; notes of other versions may have another format.
     """
 
     ring: RingAnnouncement
@@ -39,7 +39,7 @@ class RingNote(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def write_note(home: Path, name: str, note: RingNote) -> None:
-    """Put a note in place of the former of that name, whole or not at all; raise OSError if that cannot be."""
+    """Replace the note of that name atomically; raise OSError on failure."""
     made = home / f"{name}.ring.new"
     with contextlib.suppress(FileNotFoundError):
         made.unlink()
@@ -50,7 +50,7 @@ def write_note(home: Path, name: str, note: RingNote) -> None:
 
 
 def read_note(home: Path, name: str) -> RingNote | None:
-    """Return the note of a ring; None if there is none that can be read."""
+    """Return the note of a ring; None if it is missing or unreadable."""
     return _read(home / f"{name}.ring")
 
 
@@ -60,38 +60,37 @@ def has_note(home: Path, name: str) -> bool:
 
 
 def remove_note(home: Path, name: str) -> None:
-    """Remove a note; without one it changes nothing."""
+    """Remove a note; a missing note changes nothing."""
     with contextlib.suppress(OSError):
         (home / f"{name}.ring").unlink()
 
 
 def remove_notes(home: Path) -> None:
-    """Remove all notes."""
     for path in home.glob("*.ring"):
         remove_note(home, path.stem)
 
 
 def noted_rings(home: Path) -> list[RingNote]:
-    """Return the notes of a run directory; none of one that cannot be read."""
+    """Return the readable notes of a run directory."""
     with contextlib.suppress(OSError):
         return [note for path in sorted(home.glob("*.ring")) if (note := _read(path)) is not None]
     return []
 
 
 def missing_names(home: Path) -> list[str]:
-    """Return the POSIX names of a run directory's rings that are not in /dev/shm, although there are notes of them."""
+    """Return the POSIX names of a run directory's noted rings that are missing in /dev/shm."""
     names = (name for note in noted_rings(home) for name in (note.ring.ctl_name, note.ring.data_name))
     return [name for name in names if not (SHM_DIR / name.lstrip("/")).exists()]
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What the note of a dead writer's ring says.
+    """Claim of a run directory on a dead writer's ring, from its note.
 
     Attributes:
-        home: the run directory that has the note.
-        is_kept: the ring may lie without a service.
-        is_served: a service holds the directory, and its next frontend adopts the ring.
+        home: The run directory that has the note.
+        is_kept: The ring may exist without a service.
+        is_served: A service runs in the directory, and its next frontend adopts the ring.
     """
 
     home: Path
@@ -100,7 +99,7 @@ class Claim:
 
 
 def claim_on(ring_id: str, home: Path) -> Claim | None:
-    """Return what a run directory has noted of a ring, in whatever version; None if it has no note of it."""
+    """Return a run directory's claim on a ring, from a note of any version; None if it has no note of it."""
     try:
         texts = [text for path in home.glob("*.ring") if ring_id.encode() in (text := _text_of(path))]
     except OSError:
@@ -109,7 +108,7 @@ def claim_on(ring_id: str, home: Path) -> Claim | None:
 
 
 class _AnyNote(msgspec.Struct):
-    """The note of any version, as far as it does not change."""
+    """The fields that a note has in every version."""
 
     is_kept: bool = False
 
@@ -129,7 +128,7 @@ def _read(path: Path) -> RingNote | None:
 
 
 def _text_of(path: Path) -> bytes:
-    """Return what a note says; nothing if it cannot be read, or is not a file of this user."""
+    """Return the text of a note; b"" if it is unreadable, or not a file of this user."""
     try:
         fd = open_own(path)
     except OSError:
@@ -143,7 +142,7 @@ def _text_of(path: Path) -> bytes:
 
 
 def _is_served(home: Path) -> bool:
-    """Return whether somebody holds the lock of a run directory, as its supervisor does."""
+    """Return whether a process holds the lock of a run directory, as its supervisor does."""
     try:
         fd = os.open(home, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:

@@ -1,17 +1,17 @@
 """Creates, names and removes the two shared-memory objects of a ring; `mapped` opens them.
 
-Creation, in this order, because a sweep may run at any instant and takes away what nobody has locked:
+Creation, in this order, because a sweep may run at any instant and removes objects that are not locked:
 
     1. ctl    O_CREX, mode 0600
-    2. lock   byte 0 of ctl, and look whether the name still is this inode   else 1 again, under another name
+    2. lock   byte 0 of ctl; then check that the name still leads to this inode; else 1 again, under another name
     3. ctl    its size, and memory for its header
     4. data   O_CREX, its size, and memory for all of it
     5. header, then its magic
-Removal: data first, then ctl, then the lock. So a data object without a ctl object belongs to nobody.
+Removal: data first, then ctl, then the lock. So a data object without a ctl object has no owner.
 
-A name that exists already is an error, whoever owns it: nobody writes into a ring that somebody else has made.
-The entry of a reader gets its memory when the reader takes it. `posix_fallocate` makes a full /dev/shm an error
-here instead of a SIGBUS at some later write.
+A name that exists already is an error, regardless of its owner: a process never writes into a ring that another one has
+created. The entry of a reader gets its memory when the reader takes it. `posix_fallocate` makes a full /dev/shm an
+error here instead of a SIGBUS at some later write.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _CREATE_ATTEMPTS = 8
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """The operating system as creation asks it; tests put a small or full machine here."""
+    """Operating-system calls that creation uses; tests substitute a small or full machine."""
 
     fallocate: Callable[[int, int, int], None] = os.posix_fallocate
     shm_free_bytes: Callable[[], int] = lambda: shutil.disk_usage(SHM_DIR).free
@@ -52,7 +52,7 @@ class Host:
 
 
 class WriterSegment:
-    """Both objects as their creator has them: mapped read-write, byte 0 locked."""
+    """Both objects of a ring in its writer: mapped read-write, byte 0 locked."""
 
     def __init__(self, announcement: RingAnnouncement, control: Control, data: mmap.mmap) -> None:
         self.announcement = announcement
@@ -62,18 +62,18 @@ class WriterSegment:
 
     @property
     def populated_bytes(self) -> int:
-        """Bytes of the data object that are in the page table already, as far as `populate` knows."""
+        """Bytes of the data object that are known to be populated."""
         return self._populator.populated_bytes
 
     def wait_populated(self, timeout_s: float) -> bool:
-        """Wait for the populating thread; return whether it has done everything. For benchmarks."""
+        """Wait for the populating thread; return whether all pages are populated. For benchmarks."""
         return self._populator.wait(timeout_s)
 
     def close(self, *, keeps_names: bool = False) -> None:
-        """Unlink both names, data first, and let go. Readers keep what they have mapped.
+        """Unlink both names, data first, and release both objects. Readers keep their mappings.
 
         Args:
-            keeps_names: unlink nothing: another writer is to adopt both.
+            keeps_names: Unlink nothing: another writer is to adopt both.
         """
         if not keeps_names:
             unlink(self.announcement.data_name)
@@ -81,17 +81,18 @@ class WriterSegment:
             unlink(self.announcement.ctl_name)
         self._populator.close()
         self.control.close()
-        del self.data  # unmapped with the last buffer of a claim, should one be left
+        del self.data  # unmapped with the last buffer of a claim, if one is left
 
     @classmethod
     def adopt(cls, announcement: RingAnnouncement, layout: Layout) -> WriterSegment:
-        """Become the writer of both objects of a ring whose writer is dead; what lies there stays as it is.
+        """Become the writer of both objects of a ring whose writer is dead; their content is unchanged.
 
         Args:
-            layout: that is wanted.
+            layout: The expected layout.
+
         Raises:
-            SegmentError: the objects are gone, or their writer lives.
-            LayoutMismatch: they are of another version, or have other sizes.
+            SegmentError: The objects are missing, or their writer lives.
+            LayoutMismatch: They have another version or other sizes.
         """
         require_word_store()
         control = open_control(announcement)
@@ -121,13 +122,15 @@ class WriterSegment:
         home: str = "",
         later_bytes: int = 0,
     ) -> WriterSegment:
-        """Make, lock, allocate and fill both objects, and start the thread that maps the pages.
+        """Create, lock, allocate and initialize both objects, and start the thread that populates the pages.
 
         Args:
-            home: the run directory that is to have a note of the ring.
-            later_bytes: what will be taken beside it when it is needed.
+            home: The run directory that is to have a note of the ring.
+            later_bytes: Memory that will be allocated later in addition; checked against the free memory.
+
         Raises:
-            SegmentError: no room in /dev/shm or under the memory limit, or the ring id is in use; nothing is left.
+            SegmentError: No space in /dev/shm or under the memory limit, or the ring id is in use; nothing is left
+                behind.
         """
         require_word_store()
         require_room(
@@ -161,7 +164,7 @@ class WriterSegment:
 
 
 def unlink(name: str) -> bool:
-    """Remove a name; False if it was gone, or is no object of ours: anybody may make names in /dev/shm."""
+    """Remove a name; return False if it is missing or not ours: any user may create names in /dev/shm."""
     try:
         posix_ipc.unlink_shared_memory(name)
     except (posix_ipc.ExistentialError, posix_ipc.PermissionsError, OSError):
@@ -179,13 +182,14 @@ def is_name_of(name: str, fd: int) -> bool:
 
 
 def _create_locked(uid: int, new_ring_id: Callable[[], str]) -> tuple[str, int]:
-    """Steps 1 and 2; a sweep that comes between them makes us start again under another name."""
+    """Do steps 1 and 2; if a sweep comes between them, start again under another name."""
     for _ in range(_CREATE_ATTEMPTS):
         ring_id = new_ring_id()
         name = f"/mmc.{uid}.{ring_id}.ctl"
         fd = create_object(name)
         crash_point("create.after_ctl")
-        # Two ways to lose against a sweep: it has the byte now and will unlink, or it has unlinked and let go already.
+        # Two ways to lose against a sweep: it holds the byte now and will unlink, or it has unlinked and unlocked
+        # already.
         if locks.try_exclusive(fd, locks.WRITER_BYTE) and is_name_of(name, fd):
             return ring_id, fd
         os.close(fd)
@@ -207,8 +211,8 @@ def create_object(name: str) -> int:
 
 
 def _owner_of(name: str) -> str:
-    """Name the owner of an object that could not be created, and what to do."""
-    if name.endswith(".data"):  # we have just made its control object, so it was an orphan
+    """Describe the owner of an object that could not be created, and the next step."""
+    if name.endswith(".data"):  # this process has just created its control object, so it was an orphan
         return "it is the leftover of a dead service; `mmcached shm gc` removes it"
     try:
         fd = posix_ipc.SharedMemory(name).fd
@@ -225,7 +229,7 @@ def _owner_of(name: str) -> str:
 
 
 def _allocate_control(fd: int, layout: Layout, host: Host) -> Control:
-    """Step 3. Owns `fd`: closes it on failure."""
+    """Do step 3. Owns `fd`: closes it on failure."""
     try:
         os.ftruncate(fd, layout.ctl_bytes)
         _allocate(fd, PAGE_BYTES, layout, host)
@@ -253,12 +257,12 @@ def _write_header(control: Control, ring_id: str, epoch: int, home: bytes) -> No
     packed = header.pack()
     control.words.cast("B")[8 : 8 + len(packed)] = packed
     crash_point("create.before_magic")
-    # Against a reader that opens the object too early: without the magic it is no header, whatever else it holds.
+    # Against a reader that opens the object too early: without the magic the header is invalid, with any other content.
     require_word_store().store_release(control.words, 0, MAGIC)
 
 
 def _start_ticks() -> int:
-    """Return when this process started, in clock ticks since boot: with pid and boot id it names it for good."""
+    """Return when this process started, in clock ticks since boot; unique together with pid and boot id."""
     return int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
 
 
@@ -267,9 +271,9 @@ def _boot_id() -> bytes:
 
 
 def leftover_names(uid: int) -> Iterator[str]:
-    """Yield the POSIX names of this user's ring objects in /dev/shm, living or not; no link, no file of others."""
+    """Yield the POSIX names of this user's ring objects in /dev/shm, living writer or not; regular files only."""
     for path in sorted(SHM_DIR.glob(f"mmc.{uid}.*")):
-        with contextlib.suppress(OSError):  # it went while we looked
+        with contextlib.suppress(OSError):  # it was removed meanwhile
             status = path.lstat()
             if stat.S_ISREG(status.st_mode) and status.st_uid == uid:
                 yield f"/{path.name}"

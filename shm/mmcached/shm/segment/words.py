@@ -1,12 +1,12 @@
 """Orders a process's loads and stores of shared words.
 
-*Giving back.* A count goes up only after the reader has read the bytes; the writer sees the count, then overwrites the
-bytes. That needs a *release* store on the reader's side, and on the writer's side that the overwriting is not moved
-before the look.
+*Giving back.* A reader raises its count only after it has read the bytes; the writer sees the count, then overwrites
+the bytes. That needs a *release* store on the reader's side, and on the writer's side that the overwriting is not moved
+before the load of the count.
 
-*Taking.* A reader counts a lease, then looks whether the chunk still is valid; the writer marks a chunk as retired,
-then looks whether it is leased. Each stores and then loads another word, which every machine reorders: both need a
-*full fence* in between.
+*Taking.* A reader counts a lease, then checks whether the chunk is still valid; the writer marks a chunk as retired,
+then checks whether it is leased. Each side stores and then loads another word, which every machine may reorder: both
+need a *full fence* in between.
 
 * x86-64: every aligned 8-byte store is a release store and every load an acquire load; `memoryview.cast("Q")[i] = v`
   is one `mov`. Any locked instruction is a full fence; taking a lock that is free is one.
@@ -31,18 +31,18 @@ _ACQUIRE, _RELEASE, _SEQ_CST = 2, 3, 5
 
 
 class WordStore(Protocol):
-    """One way to order memory; `words` is a memoryview of format "Q": one index per aligned 8-byte word."""
+    """Memory ordering on one kind of machine; `words` is a memoryview of format "Q": one aligned word per index."""
 
     name: str
 
     def store_release(self, words: memoryview, index: int, value: int) -> None:
-        """Store one word; everything this process has read or written before is done before it."""
+        """Store one word after all loads and stores that this process has done before."""
 
     def load_fence(self) -> None:
-        """Let no load or store that follows start before the loads so far are done."""
+        """Let no load or store that follows start before all earlier loads are done."""
 
     def full_fence(self) -> None:
-        """Let nothing that follows, load or store, start before everything so far is done and seen by all."""
+        """Let no load or store that follows start before all earlier ones are done and visible to all processes."""
 
 
 class PlainStore:
@@ -52,16 +52,16 @@ class PlainStore:
         words[index] = value
 
     def load_fence(self) -> None:
-        pass  # loads are done in their order, and before the stores that follow
+        pass  # loads are done in their order, and before later stores
 
     def full_fence(self) -> None:
-        # A new lock, which nobody can hold: one compare-and-exchange. A shared one could be waited for, and for ever by
-        # a signal handler that interrupts its holder.
+        # A new lock, which is certainly free: one compare-and-exchange. A shared lock could block, and would block for
+        # ever in a signal handler that interrupts its holder.
         _thread.allocate_lock().acquire()
 
 
 class LibatomicStore:
-    """The C library of the compiler's atomics, through ctypes; raises OSError where there is none."""
+    """The C library of the compiler's atomics, through ctypes; raises OSError if it is missing."""
 
     name = "libatomic release store"
 
@@ -87,7 +87,7 @@ class LibatomicStore:
 
 
 def choose(machine: str) -> WordStore | None:
-    """Return the store for a machine as `platform.machine()` names it; None if there is none."""
+    """Return the store for a machine as `platform.machine()` names it; None if it has none."""
     if sys.byteorder != "little" or sys.maxsize < 1 << 32:
         return None
     if machine in ("x86_64", "AMD64"):
@@ -100,13 +100,13 @@ def choose(machine: str) -> WordStore | None:
 
 _CHOSEN = choose(platform.machine())
 WORD_STORE_NAME = _CHOSEN.name if _CHOSEN else "none"
-"""What this process uses; for the log and the metrics."""
+"""The store of this process; for the log and the metrics."""
 
 logging.getLogger(__name__).info("control words: %s", WORD_STORE_NAME)
 
 
 def require_word_store() -> WordStore:
-    """Return what was chosen at import; raise SegmentError if that is nothing."""
+    """Return the store chosen at import; raise SegmentError if there is none."""
     if _CHOSEN is None:
         raise SegmentError(
             f"no release store on {platform.machine()}: install libatomic (package libatomic1), or turn the ring off "

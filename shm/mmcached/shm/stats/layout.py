@@ -1,23 +1,23 @@
-"""Defines the layout of the stats page: what each word of the file means, and how a record becomes words and back.
+"""Layout of the stats page: the meaning of each word of the file, and the conversion of records to words and back.
 
 Knows nothing of files, locks or processes. The fields are those of the records of `mmcached.wire.stats`, flattened with
-dotted names (`kv.queries`); a histogram has a word for each bucket, and its sum. All words are 8 bytes, aligned, in the
-order of this machine.
+dotted names (`kv.queries`); a histogram has a word for each bucket, and its sum. A table (`by_client`) lies behind all
+slots. All words are 8 bytes, aligned, in the order of this machine.
 
     ┌──────────────────────────┐ 0      magic; layout version and number of slots (u32 each);
     │ header                   │        digest of all names and kinds of fields (16 bytes)
     ├──────────────────────────┤ 4096
-    │ slot of supervisor       │        +0   pid; 0 = nobody yet        +64  first field
+    │ slot of supervisor       │        +0   pid; 0 = never attached     +64  first field
     ├──────────────────────────┤        +8   attached at (ns)           +72  second field …
     │ slot of frontend         │        +16  heartbeat (ns)
-    ├──────────────────────────┤        +24  how many have attached, ever
+    ├──────────────────────────┤        +24  processes attached so far
     │ slot of the second level │
     ├──────────────────────────┤
     │ engines 0…7              │
     ├──────────────────────────┤
     │ workers 0.0…0.15, 1.0…   │        ns of CLOCK_MONOTONIC, which all processes of a host share
     ├──────────────────────────┤
-    │ names of clients         │        see `client_rows`
+    │ tables                   │        see `table`
     └──────────────────────────┘
 
 >>> [slot_of(role) for role in (RoleName("supervisor"), RoleName("engine", 3), RoleName("worker", 1, 2))]
@@ -30,19 +30,19 @@ from __future__ import annotations
 
 import hashlib
 import struct
+from collections import defaultdict
 from itertools import islice
 from operator import attrgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from mmcached.wire.config import MAX_ENGINES
 from mmcached.wire.errors import InvalidRequest, InvariantError, LayoutMismatch
-from mmcached.wire.figures import figures
+from mmcached.wire.figures import MAX_KEYS, figures, tables
 from mmcached.wire.latency import Histogram
 from mmcached.wire.slow_log import SlowLog
 from mmcached.wire.stats import (
-    ClientStats,
     EngineStats,
     FrontendStats,
     RoleName,
@@ -65,9 +65,10 @@ ALL_ROLES = [
     *(RoleName("engine", engine) for engine in range(MAX_ENGINES)),
     *(RoleName("worker", engine, rank) for engine in range(MAX_ENGINES) for rank in range(MAX_RANKS)),
 ]
-"""By slot."""
-CLIENTS_SLOT = len(ALL_ROLES)
-PAGE_BYTES = SLOT_BYTES * (2 + len(ALL_ROLES))
+"""The role of each slot."""
+NUM_ROWS = MAX_KEYS + 1
+"""Rows of a table."""
+KEY_WORDS = 4
 
 PID, ATTACHED, HEARTBEAT, NUM_ATTACHED, FIRST_FIELD = 0, 1, 2, 3, 8
 """Words of a slot."""
@@ -79,37 +80,38 @@ _RECORDS: dict[str, type[Stats]] = {
     "second_level": SecondLevelStats,
     "engine": EngineStats,
     "worker": WorkerStats,
-    "client": ClientStats,
 }
 _SLOTS = {role: slot for slot, role in enumerate(ALL_ROLES)}
 
 
 class Fields:
-    """The figures of one kind of record, flattened; without other roles' records, which have slots, and
-    those of clients, which have rows.
+    """Figures of one kind of record, flattened.
+
+    Without the records of other roles, which have slots of their own, and without tables.
     """
 
-    def __init__(self, record: type[Stats]) -> None:
+    def __init__(self, record: type[msgspec.Struct]) -> None:
         found = figures(record)
         self.record = record
         self.names = [word for figure in found for word in figure.words]
         self.is_gauge = [figure.is_gauge for figure in found for _ in figure.words]
         self._figures = found
-        self._read = attrgetter(*(figure.name for figure in found))
+        self._reads = [attrgetter(figure.name) for figure in found]
         if FIRST_FIELD + len(self.names) > SLOT_WORDS:
             raise InvariantError(f"{record.__name__} has {len(self.names)} words of figures: a slot is too small")
 
-    def values(self, stats: Stats) -> tuple[int, ...]:
+    def values(self, stats: msgspec.Struct) -> tuple[int, ...]:
         values: list[int] = []
-        for value in self._read(stats):
+        for read in self._reads:
+            value = read(stats)
             if isinstance(value, (Histogram, SlowLog)):
                 values += value.words()
             else:
                 values.append(value)
         return tuple(values)
 
-    def build(self, values: list[int]) -> Stats:
-        """Return the record with these values; lists are empty."""
+    def build(self, values: list[int]) -> Any:
+        """Return the record with these values; its lists are empty."""
         nested: dict[str, Any] = {}
         words = iter(values)
         for figure in self._figures:
@@ -123,10 +125,44 @@ class Fields:
 
 
 FIELDS = {kind: Fields(record) for kind, record in _RECORDS.items()}
+TABLE_FIELDS = {
+    (kind, table.field): Fields(table.record) for kind, record in _RECORDS.items() for table in tables(record)
+}
+
+
+class PlacedTable(NamedTuple):
+    """One role's table on the page.
+
+    Attributes:
+        first, num_words: Its words on the page, whole slots.
+        row_words: Words of a row: the key, then the figures, then zeros up to whole cache lines.
+    """
+
+    field: str
+    fields: Fields
+    first: int
+    num_words: int
+    row_words: int
+
+
+def _place_tables() -> tuple[dict[RoleName, list[PlacedTable]], int]:
+    """Return the tables of each role, and the number of words of the page."""
+    placed = defaultdict[RoleName, list[PlacedTable]](list)
+    end = first_word(len(ALL_ROLES))
+    for role in ALL_ROLES:
+        for (kind, field), fields in TABLE_FIELDS.items():
+            if kind == role.kind:
+                if any(fields.is_gauge):
+                    raise InvariantError(f"{kind}.{field} has a gauge: a table has counters only")
+                row_words = -(-(KEY_WORDS + len(fields.names)) // 8) * 8
+                num_words = -(-NUM_ROWS * row_words // SLOT_WORDS) * SLOT_WORDS
+                placed[role].append(PlacedTable(field, fields, end, num_words, row_words))
+                end += num_words
+    return dict(placed), end
 
 
 def slot_of(role: RoleName) -> int:
-    """Return the index of a role's slot; raise InvalidRequest if the page has none for it."""
+    """Return the index of a role's slot; raise InvalidRequest if the page has no slot for it."""
     if role not in _SLOTS:
         raise InvalidRequest("role", str(role), f"the stats page has {MAX_ENGINES} engines of {MAX_RANKS} workers")
     return _SLOTS[role]
@@ -136,11 +172,15 @@ def first_word(slot: int) -> int:
     return (1 + slot) * SLOT_WORDS
 
 
+TABLES, _NUM_WORDS = _place_tables()
+PAGE_BYTES = 8 * _NUM_WORDS
+
+
 def names_digest() -> bytes:
     """Return 16 bytes that two versions share only if their fields have the same names, kinds and places."""
     text = [
         f"{kind}:{name}:{'gauge' if is_gauge else 'counter'}"
-        for kind, fields in FIELDS.items()
+        for kind, fields in (FIELDS | TABLE_FIELDS).items()
         for name, is_gauge in zip(fields.names, fields.is_gauge, strict=True)
     ]
     return hashlib.sha256("\n".join(text).encode()).digest()[:16]
@@ -151,7 +191,7 @@ def pack_header() -> bytes:
 
 
 def check_header(start: bytes, file_bytes: int) -> None:
-    """Raise LayoutMismatch if a file of this size that starts so is no page, or another version's."""
+    """Raise LayoutMismatch if a file of this size with this start is not a page, or has another version."""
     LayoutMismatch.unless_equal("file_bytes", file_bytes, PAGE_BYTES)
     magic, version, num_slots, digest = _HEADER.unpack_from(start)
     LayoutMismatch.unless_equal("magic", magic, MAGIC)

@@ -1,19 +1,19 @@
-"""Keeps the figures of every role in one file of the run directory: each role writes its slot, all read all.
+"""The stats page: one file of the run directory in which each role writes its figures, and which all roles read.
 
-Knows nothing of caches. Nobody waits for anybody: a role that hangs, or was killed, leaves its last figures here.
+Knows nothing of caches. No process waits for another: a role that hangs, or was killed, leaves its last figures here.
 
-**Whole or not there.** A page is made at each start of a service, under another name, and renamed.
+**Created atomically.** A page is created at each start of a service, under another name, and renamed.
 
 **One writer per word.** A role that attaches to a slot locks the slot's byte of the file (see `locks`) for its life: a
 second writer is refused, and a free byte says that the role is dead.
 
-**Counters never go backwards.** A role that attaches takes the counters that it finds as its base and starts gauges at
-0; a record whose counter falls, because something inside the role began anew, continues from where it was. One value is
-one aligned store, so `kill -9` at any instant leaves each field as it was before or after that store. There is no lock
-and no sequence word: a snapshot of *several* fields may mix two neighbouring instants (a hit whose query comes with
-the next look). Good for monitoring; decide nothing by it.
+**Counters never decrease.** A role that attaches takes the counters that it finds as its base and starts gauges at 0; a
+counter that falls, because a part of the role restarted, continues from its last value. One value is one aligned store,
+so `kill -9` at any instant leaves each field as it was before or after that store. There is no lock and no sequence
+word: a snapshot of *several* fields may mix two neighbouring instants (a hit whose query comes with the next look). It
+is meant for monitoring, not for decisions.
 
-The page lies on the run directory's file system. Where that is a disk, its writeback may delay a store: use a tmpfs.
+The page lies on the run directory's file system. On a disk, its writeback may delay a store: use a tmpfs.
 """
 
 from __future__ import annotations
@@ -29,11 +29,9 @@ from typing import Self
 import msgspec
 
 from mmcached.shm.files import locks
-from mmcached.shm.stats.client_rows import ClientRowsWriter, read_clients
 from mmcached.shm.stats.layout import (
     ALL_ROLES,
     ATTACHED,
-    CLIENTS_SLOT,
     FIELDS,
     FIRST_FIELD,
     HEARTBEAT,
@@ -42,14 +40,16 @@ from mmcached.shm.stats.layout import (
     PID,
     SLOT_BYTES,
     SLOT_WORDS,
+    TABLES,
     check_header,
     first_word,
     pack_header,
     slot_of,
 )
+from mmcached.shm.stats.table import TableWriter, read_table
 from mmcached.wire.closeable import Closeable
 from mmcached.wire.errors import InvariantError, SegmentError
-from mmcached.wire.stats import FrontendStats, RoleName, Stats
+from mmcached.wire.stats import RoleName, Stats
 
 Clock = Callable[[], int]
 """Returns nanoseconds of CLOCK_MONOTONIC."""
@@ -57,13 +57,13 @@ Clock = Callable[[], int]
 
 @dataclass(frozen=True, slots=True)
 class RoleSnapshot:
-    """One role as its slot tells it.
+    """Content of one role's slot.
 
     Attributes:
-        is_attached: the kernel says that its writer lives; False also after an orderly `close`.
-        heartbeat_age_s: time since its last sign of life.
-        num_attached: processes that have had this role since the page was made.
-        stats: the record of the role's kind; an engine's comes without its workers.
+        is_attached: Its writer lives, according to the kernel; False also after an orderly `close`.
+        heartbeat_age_s: Time since its last heartbeat.
+        num_attached: Processes that have had this role since the page was created.
+        stats: The record of the role's kind; an engine's comes without its workers.
     """
 
     pid: int
@@ -75,19 +75,19 @@ class RoleSnapshot:
 
 
 class StatsPage(Closeable):
-    """The page as its owner, the supervisor, has it: made at start, removed by `close`."""
+    """The page in its owner, the supervisor: created at start, removed by `close`."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     @classmethod
     def create(cls, path: Path) -> Self:
-        """Make an empty page in place of a former one, which its readers keep; SegmentError if there is no room."""
+        """Create an empty page in place of a former one, which its readers keep; raise SegmentError on failure."""
         new = path.with_name(f"{path.name}.{os.getpid()}.new")
         try:
             fd = os.open(new, os.O_CREAT | os.O_TRUNC | os.O_RDWR | os.O_CLOEXEC, 0o600)
             try:
-                # Sparse pages of a full file system would be a SIGBUS in some role, at some later store.
+                # Sparse pages of a full file system would cause a SIGBUS in some role, at some later store.
                 os.posix_fallocate(fd, 0, PAGE_BYTES)
                 os.pwrite(fd, pack_header(), 0)
             finally:
@@ -106,7 +106,7 @@ class StatsPage(Closeable):
 
 
 class _MappedPage(Closeable):
-    """A page as one process has it open and mapped, as words of 64 bits."""
+    """The page, opened and mapped by one process, as words of 64 bits."""
 
     def __init__(self, path: Path, flags: int, prot: int) -> None:
         try:
@@ -122,7 +122,7 @@ class _MappedPage(Closeable):
         self._words = memoryview(self._mapping).cast("q")
 
     def close(self) -> None:
-        """Let the page go; its figures stay. A second call does nothing."""
+        """Unmap the page; its figures stay. A second call does nothing."""
         if self._fd >= 0:
             self._words.release()
             self._mapping.close()  # holds a duplicate of the descriptor, and so of its locks
@@ -134,15 +134,15 @@ class StatsPageWriter(_MappedPage):
     """One role's slot, held for the life of this object. Cheap enough for every turn of a loop; never blocks.
 
     Raises:
-        SegmentError: there is no page, or another living process writes this slot.
-        LayoutMismatch: the page was made by another version.
-        InvalidRequest: the page has no slot for this role.
+        SegmentError: There is no page, or another living process writes this slot.
+        LayoutMismatch: The page was created by another version.
+        InvalidRequest: The page has no slot for this role.
     """
 
     def __init__(self, path: Path, role: RoleName, *, clock: Clock = time.monotonic_ns) -> None:
         self.role = role
         self._fields = FIELDS[role.kind]
-        self._clients: ClientRowsWriter | None = None
+        self._tables: list[TableWriter] = []
         self._clock = clock
         slot = slot_of(role)
         super().__init__(path, os.O_RDWR, mmap.PROT_READ | mmap.PROT_WRITE)
@@ -150,33 +150,33 @@ class StatsPageWriter(_MappedPage):
             self.close()
             raise SegmentError(f"{path}: another living process writes the figures of {role}; stop it first")
         first = first_word(slot)
-        clients = first_word(CLIENTS_SLOT)
         with self._words as page:
             self._words = page[first : first + SLOT_WORDS]
-            if role.kind == "frontend":
-                self._clients = ClientRowsWriter(page[clients : clients + SLOT_WORDS])
+            self._tables = [
+                TableWriter(page[table.first : table.first + table.num_words], table) for table in TABLES.get(role, ())
+            ]
         self._base = [0] * len(self._fields.names)
         self._last = (0,) * len(self._fields.names)
         self._attach()
 
     def publish(self, stats: Stats) -> None:
-        """Store what has changed since the last call, counted from the start of this process, and beat."""
+        """Store the changes since the last call, counted from the start of this process, and the heartbeat."""
         values = self._fields.values(stats)
         if values != self._last:
             for index, (value, last) in enumerate(zip(values, self._last, strict=True)):
                 if value != last:
                     self._store(index, value, last)
             self._last = values
-        if self._clients is not None and isinstance(stats, FrontendStats):
-            self._clients.publish(stats.by_client)
+        for table in self._tables:
+            table.publish(stats)
         self._words[HEARTBEAT] = self._clock()
 
     def beat(self) -> None:
-        """Say that this role lives, without new figures."""
+        """Store the heartbeat, without new figures."""
         self._words[HEARTBEAT] = self._clock()
 
     def check_integrity(self) -> None:
-        """Raise InvariantError if the slot does not hold what this writer has stored."""
+        """Raise InvariantError if the slot does not hold the values that this writer has stored."""
         if self._words[PID] != os.getpid():
             raise InvariantError(f"the slot of {self.role} holds pid {self._words[PID]}, not ours")
         for name, base, value, word in zip(
@@ -186,9 +186,8 @@ class StatsPageWriter(_MappedPage):
                 raise InvariantError(f"{self.role}: {name} is {word} in the page, {base} + {value} here")
 
     def close(self) -> None:
-        """As of the page."""
-        if self._clients is not None:
-            self._clients.close()
+        for table in self._tables:
+            table.close()
         super().close()
 
     def _attach(self) -> None:
@@ -229,10 +228,9 @@ class StatsPageReader(_MappedPage):
     def _snapshot(self, role: RoleName, slot: int, words: memoryview[int]) -> RoleSnapshot:
         fields = FIELDS[role.kind]
         stats = fields.build(words[FIRST_FIELD : FIRST_FIELD + len(fields.names)].tolist())
-        if isinstance(stats, FrontendStats):
-            first = first_word(CLIENTS_SLOT)
-            with self._words[first : first + SLOT_WORDS] as clients:
-                stats = msgspec.structs.replace(stats, by_client=read_clients(clients))
+        for table in TABLES.get(role, ()):
+            with self._words[table.first : table.first + table.num_words] as own:
+                stats = msgspec.structs.replace(stats, **{table.field: read_table(own, table)})
         now = self._clock()
         return RoleSnapshot(
             pid=words[PID],

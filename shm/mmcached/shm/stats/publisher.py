@@ -1,4 +1,4 @@
-"""Publishes a role's figures on the stats page: now and then, to look alive, and before an answer that they count."""
+"""Publishes a role's figures on the stats page: periodically, as a heartbeat, and before an answer that they count."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ class StatsPublisher(Closeable):
             logger.info("no stats page at %s: figures are not published", path)
 
     def publish_if_due(self, stats: Callable[[], Stats]) -> None:
-        """Publish what `stats` returns, unless that was done a moment ago. Call it at every turn of the loop."""
+        """Publish the result of `stats`, at most every `INTERVAL_S`. Call it at every turn of the loop."""
         if self._clock() >= self._next:
             self.publish(stats)
 
     def publish(self, stats: Callable[[], Stats]) -> None:
-        """Publish what `stats` returns. Call it before an answer, whose receiver then finds it counted."""
+        """Publish the result of `stats`. Call it before an answer, so that its receiver finds it counted."""
         if self._writer is not None:
             self._next = self._clock() + INTERVAL_S
             self._writer.publish(stats())

@@ -1,4 +1,4 @@
-"""Puts the figures of several roles, as the stats page has them, together in one record."""
+"""Combines the figures of several roles from the stats page in one record."""
 
 from __future__ import annotations
 

@@ -1,13 +1,14 @@
-"""Encodes a record (nested dicts and lists of tensors and plain values) as bytes; its tensors can be read in place.
+"""Encodes records, nested dicts and lists of tensors and plain values, as bytes; tensors can be read in place.
 
     ┌────────────────────┬───┬──────────┬───┬──────────┬ …
     │ head (record_head) │ 0 │ tensor 0 │ 0 │ tensor 1 │        each tensor at a multiple of 64
     └────────────────────┴───┴──────────┴───┴──────────┴ …
 
-All sizes follow from the head, so they can't contradict each other. As frames, frame 0 is the head, and each tensor is
-one more frame. No pickle, and no name in the bytes is looked up anywhere but in fixed tables.
+All sizes follow from the head, so they cannot contradict each other. As frames, frame 0 is the head, and each tensor is
+one more frame; or the whole record, as above, is the only frame. No pickle, and no name in the bytes is looked up
+anywhere but in fixed tables.
 
-Knows nothing of rings. Invariant: what is encoded decodes to equal values, bit for bit; whatever the bytes are,
+Knows nothing of rings. Invariant: an encoded record decodes to equal values, bit for bit; for any bytes,
 decoding gives a record or a `RemoteProtocolError`, and never reads outside them.
 """
 
@@ -51,16 +52,16 @@ from mmcached.wire.errors import InvalidRequest, ItemTooLarge, LocalProtocolErro
 Record = dict[str, Any]
 Library = Literal["numpy", "torch", "bytes"]
 DEFAULT_LIBRARY: Library = "numpy" if find_spec("torch") is None else "torch"
-"""Whose tensors are made where nobody says: torch's, if it is installed here."""
+"""Library of decoded tensors if the caller names none: torch, if it is installed."""
 Frame = bytes | bytearray | memoryview
 
 _KEY_EXCERPT = 40
 MAX_BYTES = 1 << 46
-"""More than any ring takes."""
+"""Larger than any ring."""
 
 
 class EncodedRecord:
-    """A record of `nbytes` that is ready to be written; contiguous tensors are referred to, not copied."""
+    """Record of `nbytes` that is ready to be written; contiguous tensors are referred to, not copied."""
 
     def __init__(self, head: bytes, pieces: list[Bytes1D]) -> None:
         self._head = head
@@ -68,7 +69,7 @@ class EncodedRecord:
         self.nbytes, self._offsets = place(len(head), map(len, pieces))
 
     def write_into(self, buffer: Any) -> None:
-        """Fill a writable buffer, a memoryview or a `(n,)` array of uint8; LocalProtocolError if it is too small."""
+        """Fill a writable buffer, a memoryview or a `(n,)` uint8 array; LocalProtocolError if it is too small."""
         target = np.frombuffer(buffer, np.uint8)
         if target.nbytes < self.nbytes:
             raise LocalProtocolError(f"the record has {self.nbytes} bytes, the buffer {target.nbytes}")
@@ -79,23 +80,56 @@ class EncodedRecord:
             data[end:offset] = bytes(offset - end)
             end = offset + piece.nbytes
             crash_point("put.mid_payload")
-            np.copyto(target[offset:end], piece)  # lets go of the GIL, unlike a memoryview's slice
+            np.copyto(target[offset:end], piece)  # releases the GIL, unlike a memoryview's slice
 
     def frames(self) -> list[Frame]:
         """Return head and tensors as message frames; the tensors' memory is not copied."""
         return [self._head, *(piece.data for piece in self._pieces)]
 
+    def joined(self) -> bytes:
+        """Return a copy of the whole record."""
+        parts: list[Frame] = [self._head]
+        end = len(self._head)
+        for offset, piece in zip(self._offsets, self._pieces, strict=True):
+            parts += (bytes(offset - end), piece.data)
+            end = offset + len(piece)
+        return b"".join(parts)
+
+
+class JoinedRecord(EncodedRecord):
+    """Record that arrived as one frame, was checked, and does not change."""
+
+    def __init__(self, whole: memoryview) -> None:
+        self._whole = whole
+        self.nbytes = whole.nbytes
+
+    def write_into(self, buffer: Any) -> None:
+        whole, target, end = self._whole, memoryview(buffer), self.nbytes
+        if target.nbytes < end:
+            raise LocalProtocolError(f"the record has {end} bytes, the buffer {target.nbytes}")
+        middle = end // 2
+        target[:middle] = whole[:middle]
+        crash_point("put.mid_payload")
+        target[middle:end] = whole[middle:]
+
+    def frames(self) -> list[Frame]:
+        return adopt(np.frombuffer(self._whole, np.uint8)).frames()
+
+    def joined(self) -> bytes:
+        return self._whole.tobytes()
+
 
 def encode(record: Record, *, max_bytes: int = MAX_BYTES) -> EncodedRecord:
-    """Describe a record; its tensors are not copied yet, except those that are not contiguous.
+    """Encode a record's head; its tensors are not copied yet, except those that are not contiguous.
 
     Leaves are numpy arrays, CPU tensors of torch, int, float, bool, str, bytes and None.
 
     Args:
-        max_bytes: limit of the tensors together; judged before any of them is copied.
+        max_bytes: Limit of the tensors together; checked before any of them is copied.
+
     Raises:
-        InvalidRequest: something else is in it, or too much; names the path, as `$.pixels[0]`.
-        ItemTooLarge: its tensors have more than `max_bytes`.
+        InvalidRequest: It contains another type, or exceeds a limit; names the path, like `$.pixels[0]`.
+        ItemTooLarge: Its tensors have more than `max_bytes`.
     """
     if type(record) is not dict:
         raise InvalidRequest("$", type(record).__name__, "a record is a dict")
@@ -115,64 +149,60 @@ def encode(record: Record, *, max_bytes: int = MAX_BYTES) -> EncodedRecord:
 
 
 def decode(buffer: Bytes1D, *, tensors: Library, copy: bool = False) -> Record:
-    """Read a record in place.
+    """Decode a record in place.
 
     Args:
         buffer: `(nbytes,)` uint8, exactly one record.
-        tensors: the library of the tensors to make; "bytes": of each its bytes, `(nbytes,)` uint8, whatever its dtype.
-        copy: make owned tensors. Otherwise they are views that keep `buffer` (the array itself) alive.
+        tensors: Library of the tensors to make; "bytes": the bytes of each tensor, `(nbytes,)` uint8, for any dtype.
+        copy: Make owned tensors. Otherwise they are views that keep `buffer` (the array itself) alive.
+
     Raises:
-        RemoteProtocolError: these bytes are not one record.
-        InvalidRequest: a dtype that the wanted library does not have.
+        RemoteProtocolError: The bytes are not one valid record.
+        InvalidRequest: A dtype that the library does not have.
     """
-    # What is made of a memoryview refers to `buffer` itself, and not to what `buffer` may be a slice of.
+    # Arrays made from a memoryview refer to `buffer` itself, and not to an array of which `buffer` may be a slice.
     whole = buffer.data
     head, _ = copy_head(whole)
     make, made = MAKERS[tensors], []
-    for kind, offset in head.tensors:  # not a list of its own, which is one call more
+    for kind, offset in head.tensors:  # not a list comprehension, which costs one more call
         made.append(make(kind, whole, offset, copy))
     return _fill(head.tree, made)  # type: ignore[no-any-return]  # a head's tree is a dict
 
 
 def decode_record_frames(frames: Sequence[Frame], *, tensors: Library) -> Record:
-    """Read a record that came as frames; its tensors are views that keep their frames alive. Raises as `decode`."""
+    """Decode a record that arrived as frames; its tensors are views that keep the frames alive. Raises as `decode`."""
     head, _, views = _read_frames(frames)
     make = MAKERS[tensors]
     made = [make(kind, view, 0, False) for (kind, _), view in zip(head.tensors, views, strict=True)]
     return _fill(head.tree, made)  # type: ignore[no-any-return]
 
 
-def head_of(buffer: Bytes1D) -> Head:
-    """Return what the head of a record says, which is not to be changed. Raises `RemoteProtocolError` as `decode`."""
-    return copy_head(buffer.data)[0]
-
-
 def adopt_frames(frames: Sequence[Frame]) -> EncodedRecord:
-    """Check a record that came as frames as if it were read, and make it ready to be written, without a copy."""
+    """Check a record that arrived as frames, as decoding does, and make it ready to be written, without a copy.
+
+    Args:
+        frames: Its head, and one for each tensor; or the whole record as the only one.
+    """
+    if len(frames) == 1:
+        whole = memoryview(frames[0]).cast("B")
+        copy_head(whole)
+        return JoinedRecord(whole)
     _, packed, views = _read_frames(frames)
     pieces = [np.frombuffer(view, np.uint8) if view.nbytes else np.empty(0, np.uint8) for view in views]
     return EncodedRecord(packed, pieces)
 
 
 def adopt(buffer: Bytes1D) -> EncodedRecord:
-    """As `adopt_frames`, for a record in memory that its sender may still change.
+    """Check a record, as `adopt_frames` does, in memory that its sender may still change.
 
-    What is judged is a copy of its head. So whatever is written there meanwhile is other values in the tensors, never
-    other sizes.
+    A copy of its head is checked. So later writes there change values of the tensors, never their sizes.
     """
     head, packed = copy_head(buffer.data)
     return EncodedRecord(packed, [buffer[offset : offset + kind.nbytes] for kind, offset in head.tensors])
 
 
-def split(buffer: Bytes1D) -> list[Frame]:
-    """Copy an encoded record out as the message frames that `EncodedRecord.frames` would have made of it."""
-    whole = buffer.data
-    head, packed = copy_head(whole)
-    return [packed, *(whole[offset : offset + kind.nbytes].tobytes() for kind, offset in head.tensors)]
-
-
 def _read_frames(frames: Sequence[Frame]) -> tuple[Head, bytes, list[memoryview]]:
-    """Return the head, read and as it came, and the bytes of each tensor."""
+    """Return the parsed head, its bytes, and the bytes of each tensor."""
     if not frames:
         raise RemoteProtocolError("a record has at least one frame", "record")
     first = memoryview(frames[0]).cast("B")
@@ -189,15 +219,15 @@ def _read_frames(frames: Sequence[Frame]) -> tuple[Head, bytes, list[memoryview]
 
 
 def _fill(value: Any, made: list[Any]) -> Any:
-    """Return a tree with fresh lists and dicts, and the tensors in their places."""
-    # At module level: a function inside a function that calls itself refers to itself, and that cycle would keep the
-    # tensors, and with them a lease, until some later garbage collection.
+    """Return a copy of a tree, with new lists and dicts and with the tensors in their places."""
+    # At module level: an inner function that calls itself refers to itself, and that cycle would keep the tensors, and
+    # with them a lease, until some later garbage collection.
     kind = type(value)
     if kind is TensorRef:
         return made[value.index]
     if kind is dict:
         filled = {}
-        for key, item in value.items():  # most records are one dict of tensors: a comprehension is a call more
+        for key, item in value.items():  # most records are one dict of tensors: a comprehension costs one more call
             filled[key] = made[item.index] if type(item) is TensorRef else _fill(item, made)
         return filled
     if kind is list:
@@ -225,7 +255,7 @@ MAKERS: dict[Library, Callable[..., Any]] = {"numpy": to_numpy, "torch": to_torc
 
 
 def _path(wrong: NotCarried) -> str:
-    """Return the path to a value; keys are shortened."""
+    """Return the path to a value; long keys are shortened."""
     return "$" + "".join(_step(step) for step in reversed(wrong.steps))
 
 
@@ -238,7 +268,7 @@ def _step(step: int | str) -> str:
 
 
 class _Describe:
-    """Turns a record into what MessagePack can carry, and collects the tensors' types and bytes."""
+    """Converts a record to values that MessagePack can carry, and collects the tensors' types and bytes."""
 
     def __init__(self, max_bytes: int) -> None:
         self.table: list[Description] = []
@@ -249,6 +279,8 @@ class _Describe:
 
     def value(self, value: Any, depth: int) -> Any:
         kind = type(value)
+        if kind is np.ndarray:
+            return self._tensor(value)
         if kind in PLAIN:
             return value
         if kind is int:
@@ -302,7 +334,7 @@ class _Describe:
             kind, piece = to_bytes(tensor)
         except (MmcachedError, NotCarried, MemoryError):
             raise
-        except Exception as error:  # whatever a library says of a tensor that has no dense bytes, such as a nested one
+        except Exception as error:  # any error of a library for a tensor without dense bytes, such as a nested one
             raise NotCarried(f"{type(tensor).__name__}: {type(error).__name__}", "it has no dense bytes") from error
         self.table.append(kind)
         self.pieces.append(piece)

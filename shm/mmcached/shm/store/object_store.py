@@ -1,57 +1,52 @@
-"""Keeps records under string keys in a ring: the writer's index, and the readers' way from a handle to a record.
+"""Stores records under string keys in a ring: the writer's index.
 
 A record's size is known before a byte of it is written, so it is written once, in place: by this writer into the ring,
-or by a client into its nursery, and then it is published where it lies. Eviction is the ring's; a key goes with its
-chunk. Behind each record a note is kept, of what a successor of the writer must know:
+or by a client into its nursery (the client's own shared-memory file), and then it is published where it lies. The ring
+evicts; a key is removed with its chunk. Behind each record lies a note for a successor of the writer (`record_note`).
 
-    bytes of the key (u32) │ key │ about: what whoever put the record knows of it
+Adopted records were written by another process: a record is kept only if the digest beside its slot, by which readers
+find it, is that of the key in its note.
 
-What is adopted was written by another process: a record is kept only if the digest beside its slot, by which readers
-find it, is that of the key behind it.
-
-Invariant: each key has one current handle of the ring, and no two keys the same; in a ring with an index readers find
-under a key what its writer has under it.
+Invariant: each key has one current handle of the ring, and each handle one key; in a ring with an index readers find
+under a key the record that its writer has under it.
 """
 
 from __future__ import annotations
 
-import struct
-import weakref
 from collections.abc import Callable
 
 from mmcached.shm.crash_points import crash_point
 from mmcached.shm.ring.departed import Departed
 from mmcached.shm.ring.key_index import key_digest
 from mmcached.shm.ring.nursery_table import PlacedRecord
-from mmcached.shm.ring.reader import RingReader
 from mmcached.shm.ring.ring import Claim, RingWriter
 from mmcached.shm.ring.slot_table import NO_KEY, KeyDigest
 from mmcached.shm.segment.layout import chunk_bytes
-from mmcached.shm.store.codec import EncodedRecord, Library, Record, decode, encode
-from mmcached.shm.store.tensor_bytes import Bytes1D
+from mmcached.shm.store.codec import EncodedRecord, Record, encode
+from mmcached.shm.store.record_note import note_bytes, pack_note, parse_note
 from mmcached.wire.closeable import Closeable
 from mmcached.wire.errors import InvariantError, LocalProtocolError, StaleHandle
 from mmcached.wire.handle import Handle
 from mmcached.wire.stats import RingStats
 
-_LENGTH = struct.Struct("<I")
-
 
 class ObjectStoreWriter(Closeable):
-    """The index of one ring, owned by the ring's writer; `close` closes the ring too.
+    """Index of one ring, owned by the ring's writer; `close` closes the ring too.
 
-    Of a ring that was adopted it has all records; a chunk that is none is forgotten.
+    Of an adopted ring it takes over all records; a chunk that is not a record is forgotten.
 
     Source: vLLM's `SingleWriterShmObjectStorage`, the writer's half. `find` there adds a reader's reference; here
     readers take leases.
 
     Args:
-        ring: everything is put and forgotten through this store from now on.
-        on_evict: called with each key whose chunk the ring has evicted; must not raise and must not call the store.
-        on_hit: called with each key that a reader has found by itself, some time later; likewise.
+        ring: From now on all puts and removals go through this store.
+        on_evict: Called with each key whose chunk the ring has evicted; must not raise and must not call the store.
+        on_hit: Called with each key that a reader has found by itself, some time later; the same restrictions apply.
+        nursery_bytes: Upper limit of the bytes in nurseries, in addition to the ring.
+
     Attributes:
-        adopted: what a former writer has put: key -> bytes that it takes in the ring, and `about`; the oldest first.
-            May be cleared by whoever has taken note.
+        adopted: Records of a former writer: key -> bytes that it takes in the ring, and `about`; the oldest first. The
+            owner may clear it after reading it.
     """
 
     def __init__(
@@ -59,6 +54,7 @@ class ObjectStoreWriter(Closeable):
         ring: RingWriter,
         on_evict: Callable[[str], None] | None = None,
         on_hit: Callable[[str], None] | None = None,
+        nursery_bytes: int = 0,
     ) -> None:
         self.ring = ring
         self._on_evict_key = on_evict
@@ -69,7 +65,7 @@ class ObjectStoreWriter(Closeable):
         self._key_to_handle: dict[str, Handle] = {}
         self._slot_to_key: dict[int, str] = {}
         self._touched: set[str] = set()
-        self._departed = Departed(ring.announcement.data_bytes, ring.announcement.num_slots)
+        self._departed = Departed(ring.announcement.data_bytes + nursery_bytes, ring.announcement.num_slots)
         self.adopted: dict[str, tuple[int, bytes]] = {}
         for handle, digest, note in ring:
             self._adopt(handle, digest, note)
@@ -78,9 +74,9 @@ class ObjectStoreWriter(Closeable):
         """Write a record into the ring under a new key.
 
         Raises:
-            LocalProtocolError: the key already exists.
-            InvalidRequest: the record holds something that is not carried; names the path.
-            ItemTooLarge, CacheFull: as `RingWriter.claim`; nothing was evicted, and no tensor was copied.
+            LocalProtocolError: The key already exists.
+            InvalidRequest: The record contains an unsupported value; names the path.
+            ItemTooLarge, CacheFull: As `RingWriter.claim`; nothing was evicted, and no tensor was copied.
         """
         self._check_new(key)
         return self.put_encoded(key, encode(record, max_bytes=self.ring.max_object_bytes))
@@ -88,36 +84,40 @@ class ObjectStoreWriter(Closeable):
     def put_encoded(
         self, key: str, encoded: EncodedRecord | PlacedRecord, about: bytes = b"", *, expires_at: int = 0
     ) -> Handle:
-        """Write an encoded record, as `put` does: the only copy of its tensors. One that lies in a nursery stays there.
+        """Write an encoded record under a new key, with one copy of its tensors; a record in a nursery stays there.
 
         Args:
-            about: what a successor of this writer must know beside the key; with a record in a nursery it lies there.
-            expires_at: as for `RingWriter.commit`.
+            about: Data for a successor of this writer, in addition to the key; a record in a nursery has it in its note
+                there.
+            expires_at: As for `RingWriter.commit`.
         """
         self._check_new(key)
-        handle = self._write(key, encoded, about, expires_at)
-        if self.ring.index is not None:
-            self.ring.index.add(key_digest(key), handle.slot)
+        index = self.ring.index
+        digest = NO_KEY if index is None else key_digest(key)
+        handle = self._write(key, digest, encoded, about, expires_at)
+        if index is not None:
+            index.add(digest, handle.slot)
             crash_point("put.after_index")
         return handle
 
     def replace(
         self, key: str, encoded: EncodedRecord | PlacedRecord, about: bytes = b"", *, expires_at: int = 0
     ) -> Handle:
-        """Write an encoded record in the place of the one that the key has; who has a lease of that one reads on.
+        """Write an encoded record in place of the key's present one; readers with a lease of that one go on reading.
 
-        A reader finds the old record or the new one at every moment. For a moment both take room.
+        A reader finds the old record or the new one at every moment. For a moment both take space.
 
         Raises:
-            LocalProtocolError: the key does not exist.
-            ItemTooLarge, CacheFull: as `RingWriter.claim`; the key keeps the old record, and nothing was evicted.
+            LocalProtocolError: The key does not exist.
+            ItemTooLarge, CacheFull: As `RingWriter.claim`; the key keeps the old record, and nothing was evicted.
         """
         former = self._key_to_handle.get(key)
         if former is None:
             raise LocalProtocolError(f"key {key!r} does not exist in the store")
-        self.ring.pin(former)  # else it may be evicted for the new one, and is missing until that is there
+        digest = NO_KEY if self.ring.index is None else key_digest(key)
+        self.ring.pin(former)  # else it might be evicted for the new record, and the key would be missing meanwhile
         try:
-            handle = self._write(key, encoded, about, expires_at)
+            handle = self._write(key, digest, encoded, about, expires_at)
         finally:
             self.ring.unpin(former)
         self._show_instead(key, former, handle)
@@ -125,40 +125,27 @@ class ObjectStoreWriter(Closeable):
 
     @staticmethod
     def chunk_bytes(key: str, encoded: EncodedRecord | PlacedRecord, about: bytes = b"") -> int:
-        """Return what a record takes in the ring, or in its nursery."""
+        """Return the bytes that a record takes in the ring, or in its nursery."""
         if isinstance(encoded, PlacedRecord):
             return encoded.size
-        return chunk_bytes(encoded.nbytes + len(pack_note(key, about)))
+        return chunk_bytes(encoded.nbytes + note_bytes(key, about))
 
     # ---- from a nursery into the ring
 
-    def begin_copy(self, handle: Handle) -> Claim:
-        """Claim room in the ring for a record that lies in a nursery; `end_copy` must follow, or `ring.abort`.
-
-        Raises:
-            StaleHandle: it is not current.
-            ItemTooLarge, CacheFull: as `RingWriter.claim`.
-        """
-        note = self.ring.note(handle)
-        return self.ring.claim(handle.nbytes, note)
-
     def end_copy(self, former: Handle, claim: Claim, *, is_proven: bool) -> Handle | None:
-        """Show a copy in the place of the record of which it was made; None, and nothing is shown, if that has gone.
+        """Publish a copy in place of the record from which it was made; return None, unpublished, if that is gone.
 
-        A reader finds the record at every moment, as with `replace`; who has a lease of the former place reads on.
+        A reader finds the record at every moment, as with `replace`; a lease of the former place stays valid.
         """
         key = self._slot_to_key.get(former.slot)
         if key is None or self._key_to_handle.get(key) != former:
             self.ring.abort(claim)
             return None
+        crash_point("promote.before_commit")
         handle = self.ring.commit_copy(claim, former, is_proven=is_proven)
         self._enter(key, handle)
         self._show_instead(key, former, handle)
         return handle
-
-    def evict(self, handle: Handle) -> bool:
-        """Let a record of a nursery go for room; return False if somebody keeps it."""
-        return self.ring.evict(handle)
 
     def key_of(self, handle: Handle) -> str:
         """Return the key of a current record."""
@@ -168,7 +155,7 @@ class ObjectStoreWriter(Closeable):
         return self._key_to_handle.get(key)
 
     def about(self, handle: Handle) -> bytes:
-        """Return what was noted with a record; raise StaleHandle if it has gone."""
+        """Return the `about` of a record; raise StaleHandle if the record is gone."""
         parsed = parse_note(self.ring.note(handle))
         if parsed is None:
             raise StaleHandle(f"slot {handle.slot} has no record")
@@ -178,27 +165,27 @@ class ObjectStoreWriter(Closeable):
         return key in self._key_to_handle
 
     def touch(self, key: str) -> None:
-        """Make a record young, and keep it from being evicted until `release_touches`; unknown keys change nothing."""
+        """Count a hit of a record, and keep it from eviction until `release_touches`; ignores unknown keys."""
         handle = self._key_to_handle.get(key)
         if handle is not None:
             self.ring.touch(handle)
             self.keep(key)
 
     def keep(self, key: str) -> None:
-        """Keep a record from being evicted until `release_touches`; unknown keys change nothing."""
+        """Keep a record from eviction until `release_touches`; ignores unknown keys."""
         handle = self._key_to_handle.get(key)
         if handle is not None and key not in self._touched:
             self.ring.pin(handle)
             self._touched.add(key)
 
     def release_touches(self) -> None:
-        """Take back every `touch` and `keep`: the request has been sent, its leases pin from here on."""
+        """Undo every `touch` and `keep`, once the request was sent and its leases pin the records."""
         for key in self._touched:
             self.ring.unpin(self._key_to_handle[key])
         self._touched.clear()
 
     def discard(self, key: str) -> None:
-        """Forget a record, touched or not; an unknown key changes nothing. Readers with a lease go on reading."""
+        """Forget a record, touched or not; ignores unknown keys. Readers with a lease go on reading."""
         handle = self._key_to_handle.pop(key, None)
         if handle is not None:
             del self._slot_to_key[handle.slot]
@@ -208,15 +195,15 @@ class ObjectStoreWriter(Closeable):
             self.ring.discard(handle)
 
     def discard_expired(self, limit: int) -> list[str]:
-        """Forget records that have expired, `limit` at most, as `RingWriter.expired` finds them; return their keys."""
+        """Forget at most `limit` expired records, as `RingWriter.expired` finds them; return their keys."""
         keys = [self._slot_to_key[handle.slot] for handle in self.ring.expired(limit)]
         for key in keys:
             self.discard(key)
         return keys
 
     def clear(self) -> None:
-        """Forget all records and touches. Generations go on: a handle from before is stale, never another's bytes."""
-        self.ring.board.raise_floor()  # first: who dies in the middle of it has forgotten all
+        """Forget all records and touches. Generations continue: a former handle is stale, never another record's."""
+        self.ring.board.raise_floor()  # first: if this process dies during the loop, its successor drops all records
         crash_point("flush.after_floor")
         for key in list(self._key_to_handle):
             self.discard(key)
@@ -228,7 +215,7 @@ class ObjectStoreWriter(Closeable):
         return self.ring.stats()
 
     def check_integrity(self) -> None:
-        """Raise InvariantError if the index and the ring disagree, or the ring is broken."""
+        """Raise InvariantError if the index and the ring disagree, or the ring is inconsistent."""
         self.ring.check_integrity()
         if {handle.slot: key for key, handle in self._key_to_handle.items()} != self._slot_to_key:
             raise InvariantError("keys and slots differ")
@@ -250,13 +237,14 @@ class ObjectStoreWriter(Closeable):
         self._touched.clear()
         self.ring.close()
 
-    def _write(self, key: str, encoded: EncodedRecord | PlacedRecord, about: bytes, expires_at: int) -> Handle:
+    def _write(
+        self, key: str, digest: KeyDigest, encoded: EncodedRecord | PlacedRecord, about: bytes, expires_at: int
+    ) -> Handle:
         """Write and publish a record, and enter it into the books; the index does not show it yet."""
-        digest = NO_KEY if self.ring.index is None else key_digest(key)
         if isinstance(encoded, PlacedRecord):
             handle = self.ring.publish_placed(encoded, digest, expires_at=expires_at)
             if self._departed.take(key) and self.ring.admits_return():
-                self.ring.touch(handle)  # it should have stayed: it goes into the ring when its turn comes
+                self.ring.touch(handle)  # evicted too early before: a hit makes it a candidate for a copy into the ring
         else:
             claim = self.ring.claim(encoded.nbytes, pack_note(key, about))
             try:
@@ -274,7 +262,7 @@ class ObjectStoreWriter(Closeable):
         self._slot_to_key[handle.slot] = key
 
     def _show_instead(self, key: str, former: Handle, handle: Handle) -> None:
-        """Show a record that is valid under a key in the place of another, and forget that."""
+        """Show a valid record under a key in place of the former one, and forget that one."""
         del self._slot_to_key[former.slot]
         self._touched.discard(key)
         crash_point("replace.before_index")
@@ -300,7 +288,7 @@ class ObjectStoreWriter(Closeable):
         self.adopted[key] = chunk_bytes(handle.nbytes + len(note)), about
 
     def _forget(self, handle: Handle) -> None:
-        """Drop the key of a chunk that the ring has evicted. It is never a touched one: those are pinned."""
+        """Remove the key of a chunk that the ring has evicted; it is not a touched one, because those are pinned."""
         key = self._slot_to_key.pop(handle.slot)
         del self._key_to_handle[key]
         if self.ring.index is not None:
@@ -310,77 +298,3 @@ class ObjectStoreWriter(Closeable):
             self._on_evict_handle(handle)
         if self._on_evict_key is not None:
             self._on_evict_key(key)
-
-
-def pack_note(key: str, about: bytes) -> bytes:
-    """Return the note that lies behind a record."""
-    name = key.encode("utf-8", "surrogatepass")
-    return _LENGTH.pack(len(name)) + name + about
-
-
-def parse_note(note: bytes) -> tuple[str, bytes] | None:
-    """Return the key and `about` of a note; None if it is none."""
-    if len(note) < _LENGTH.size:
-        return None
-    end = _LENGTH.size + _LENGTH.unpack_from(note)[0]
-    try:
-        key = note[_LENGTH.size : end].decode("utf-8", "surrogatepass")
-    except UnicodeDecodeError:
-        return None
-    return (key, note[end:]) if end <= len(note) else None
-
-
-_RELEASES: dict[int, tuple[weakref.ref[Bytes1D], Callable[[], None]]] = {}
-"""The references to holders that live, by their ids, and whom their death is told."""
-
-
-def _when_dead(holder: Bytes1D, on_release: Callable[[], None]) -> None:
-    """Call back once when a holder has died, but not at the interpreter's exit, where nobody is left to tell.
-
-    As `weakref.finalize`, in an eighth of its time: it is done for each view.
-    """
-    release = weakref.ref(holder, _released)
-    _RELEASES[id(release)] = release, on_release
-
-
-def _released(release: weakref.ref[Bytes1D]) -> None:
-    _, on_release = _RELEASES.pop(id(release))
-    on_release()
-
-
-class ObjectStoreReader(Closeable):
-    """Reads records through one mapping; `close` closes the mapping too, and views live on."""
-
-    def __init__(self, reader: RingReader) -> None:
-        self.reader = reader
-
-    def get(
-        self,
-        handle: Handle,
-        *,
-        tensors: Library = "torch",
-        copy: bool = False,
-        on_release: Callable[[], None] | None = None,
-    ) -> Record:
-        """Return the record of a handle that came with a lease.
-
-        Args:
-            copy: return owned tensors. Otherwise views: never write into them (see `reader`), and give the lease back
-                only after `on_release`.
-            on_release: called once, when nothing of the record reads the ring any more: with `copy` before `get`
-                returns, else when the last view has died, *in any thread*: append to a deque and nothing more. Not
-                called if `get` fails, which it does as `RingReader.view` and `decode` do.
-        """
-        holder = self.reader.view(handle)
-        record = decode(holder, tensors=tensors, copy=copy)
-        if on_release is not None:
-            _when_dead(holder, on_release)
-        return record
-
-    def decode_held(self, handle: Handle, holder: Bytes1D, *, tensors: Library, copy: bool) -> Record:
-        """As `get`, of a holder that `reader` has made, and under a lease that ends with it."""
-        self.reader.check(handle, holder)
-        return decode(holder, tensors=tensors, copy=copy)
-
-    def close(self) -> None:
-        self.reader.close()

@@ -1,12 +1,12 @@
-"""Reads and judges the head of an encoded record, preamble and MessagePack header, once for equal bytes.
+"""Parses and checks the head of an encoded record, preamble and MessagePack header, once for equal bytes.
 
     ┌────────────────────┬─────────────────────┐
     │ preamble, 16 bytes │ MessagePack header  │      header = [tree, [[dtype, shape], …]]
     └────────────────────┴─────────────────────┘      in the tree a tensor is extension 1 with its number (u32)
      magic and version (8), header bytes (u32), number of tensors (u32)
 
-Whatever the bytes are, the outcome is a `Head` in which each tensor occurs exactly once, or a `RemoteProtocolError`
-that names the place, and nothing of what is there. What is too large is refused by its first bytes, before it is read.
+For any bytes, the result is a `Head` in which each tensor occurs exactly once, or a `RemoteProtocolError`
+that names the place without its content. A head that is too large is refused by its preamble, before it is parsed.
 Images of one size have one head, so the last few hundred heads are kept.
 
 Knows nothing of tensors' bytes, nor of the libraries that make tensors of them.
@@ -15,7 +15,7 @@ Knows nothing of tensors' bytes, nor of the libraries that make tensors of them.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -28,17 +28,17 @@ from mmcached.shm.store.tensor_bytes import TensorType
 from mmcached.wire.errors import RemoteProtocolError
 
 MAX_DEPTH = 32
-"""How deep lists and dicts may nest."""
+"""Maximum nesting of lists and dicts."""
 MAX_ELEMENTS = 1 << 15
-"""List items and keys of one record. What has more belongs into a tensor."""
+"""Maximum of list items and keys of one record. Longer lists belong in a tensor."""
 MAX_HEAD_BYTES = 1 << 19
-"""A head is read on its receiver's loop, at worst in some milliseconds. Long strings and bytes belong into a tensor."""
+"""A head is parsed on its receiver's event loop, in at most some milliseconds. Put long strings into a tensor."""
 MAX_TENSORS = 4000
 """Each is a frame of a message, see `limits.max_message_frames`."""
 PREAMBLE = struct.Struct("<8sII")
 TENSOR_CODE = 1
 PLAIN = frozenset((bool, float, str, bytes, type(None)))
-_LEAVES = PLAIN | {int}  # whose range MessagePack has judged
+_LEAVES = PLAIN | {int}  # MessagePack limits its range
 
 FORMAT_VERSION = 1
 _MAGIC = b"MMREC\0\0" + bytes([FORMAT_VERSION])
@@ -48,19 +48,19 @@ _MAX_KEPT_BYTES = 4096
 
 @dataclass(frozen=True, slots=True)
 class TensorRef:
-    """Stands in a tree for tensor number `index`."""
+    """Placeholder in a tree for tensor number `index`."""
 
     index: int
 
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """What a head says. Shared by all records with equal heads: never to be changed.
+    """Parsed head. Shared by all records with equal heads: never change it.
 
     Attributes:
-        tree: dicts, lists and plain values, with a `TensorRef` for each tensor.
-        tensors: type of each, by number, and where in the record it begins, bytes.
-        nbytes: size of the whole record.
+        tree: Dicts, lists and plain values, with a `TensorRef` for each tensor.
+        tensors: Type of each, by number, and its offset in the record, bytes.
+        nbytes: Size of the whole record.
     """
 
     tree: dict[str, Any]
@@ -78,7 +78,7 @@ def place(head_bytes: int, sizes: Iterable[int]) -> tuple[int, tuple[int, ...]]:
 
 
 def pack_head(tree: Any, table: list[tuple[str, tuple[int, ...]]]) -> bytes:
-    """Return the head of a tree with references made by `reference`, and of its tensors' types.
+    """Return the encoded head of a tree with references made by `reference`, and of its tensors' types.
 
     Raises:
         ValueError, UnicodeEncodeError, OverflowError: MessagePack cannot carry a value.
@@ -88,12 +88,12 @@ def pack_head(tree: Any, table: list[tuple[str, tuple[int, ...]]]) -> bytes:
 
 
 def reference(index: int) -> Any:
-    """Return the sign for a tensor in a tree that will be packed."""
+    """Return the placeholder of a tensor for a tree that will be packed."""
     return _REFERENCES[index] if index < len(_REFERENCES) else msgspec.msgpack.Ext(TENSOR_CODE, _INDEX.pack(index))
 
 
 def read_preamble(start: memoryview) -> tuple[int, int]:
-    """Return the bytes of the head and the number of tensors; raise RemoteProtocolError if no record begins here."""
+    """Return the bytes of the head and the number of tensors; raise RemoteProtocolError for an invalid preamble."""
     if len(start) < PREAMBLE.size:
         raise RemoteProtocolError(f"{len(start)} bytes are too few for a record", "record")
     magic, header_bytes, num_tensors = PREAMBLE.unpack_from(start)
@@ -108,12 +108,13 @@ def read_preamble(start: memoryview) -> tuple[int, int]:
 
 
 def copy_head(record: memoryview) -> tuple[Head, bytes]:
-    """Copy the head with which a record begins, and read the copy: what its sender may change meanwhile is not read.
+    """Copy the head at the beginning of a record, and parse the copy, which the sender cannot change.
 
     Returns:
-        the head of exactly one record of `len(record)` bytes, and its bytes.
+        The head of exactly one record of `len(record)` bytes, and its bytes.
+
     Raises:
-        RemoteProtocolError: these bytes are not one record.
+        RemoteProtocolError: The bytes are not one valid record.
     """
     num_bytes = len(record)
     end = PREAMBLE.size + (PREAMBLE.unpack_from(record)[1] if num_bytes >= PREAMBLE.size else 0)
@@ -127,8 +128,27 @@ def copy_head(record: memoryview) -> tuple[Head, bytes]:
     return head, packed
 
 
+def head_of(read: Callable[[int], memoryview], num_bytes: int) -> Head:
+    """Return the head of a record of `num_bytes`.
+
+    Args:
+        read: Returns a copy of the given number of bytes from the record's beginning.
+
+    Raises:
+        RemoteProtocolError: The bytes are not one valid record. Errors of `read` are passed on.
+    """
+    start = read(min(num_bytes, _MAX_KEPT_BYTES))
+    head_bytes, _ = read_preamble(start)
+    if head_bytes > num_bytes:
+        raise RemoteProtocolError(f"a head of {head_bytes} bytes in {num_bytes}", "record")
+    head = read_head(bytes(start[:head_bytes] if head_bytes <= len(start) else read(head_bytes)))
+    if head.nbytes != num_bytes:
+        raise RemoteProtocolError(f"a record of {head.nbytes} bytes in {num_bytes}", "record")
+    return head
+
+
 def read_head(head: bytes) -> Head:
-    """Read a head of exactly as many bytes as its preamble says; raise RemoteProtocolError if it is invalid."""
+    """Parse a head of exactly the size in its preamble; raise RemoteProtocolError if it is invalid."""
     return _read_kept(head) if len(head) <= _MAX_KEPT_BYTES else _read(head)
 
 
@@ -173,7 +193,7 @@ def _tensor_type(entry: Any, field: str) -> TensorType:
 
 
 class _Wrong(Exception):
-    """Something is wrong with a value; its path is put together on the way out, so that it costs nothing otherwise."""
+    """Invalid value; its path is put together while the exception propagates, so that valid values cost nothing."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -181,12 +201,12 @@ class _Wrong(Exception):
         self.steps: list[str] = []  # innermost first
 
     def path(self) -> str:
-        """Return the path to it, without a word of the record: in a dict entries are numbered."""
+        """Return the path to the value, without text from the record: dict entries are numbered."""
         return "$" + "".join(reversed(self.steps))
 
 
 class _Check:
-    """Walks through the tree of a head; `used` are the numbers of the tensors that were found."""
+    """Checks the tree of a head; `used` are the numbers of the tensors found so far."""
 
     def __init__(self, num_tensors: int) -> None:
         self.used: set[int] = set()
@@ -243,4 +263,4 @@ class _Check:
 
 
 _REFERENCES = tuple(msgspec.msgpack.Ext(TENSOR_CODE, _INDEX.pack(index)) for index in range(64))
-_encode = msgspec.msgpack.Encoder().encode  # a quarter of `msgpack.packb`'s time; what is read needs msgpack's limits
+_encode = msgspec.msgpack.Encoder().encode  # a quarter of `msgpack.packb`'s time; parsing needs msgpack's limits

@@ -1,8 +1,8 @@
-"""Turns dense tensors of numpy and torch into plain bytes, and back; bit for bit.
+"""Converts dense tensors of numpy and torch to plain bytes, and back, bit for bit.
 
-Bytes are C order, little-endian. A dtype travels by the name that both libraries use (`float32`, `bfloat16`, `bool`,
-…), out of a fixed list: no name from outside is ever looked up in a library. The receiver says which library's tensors
-it wants; torch is imported only for those.
+Bytes are in C order, little-endian. A dtype is encoded by the name that both libraries use (`float32`, `bfloat16`,
+`bool`, …), from a fixed list: no name from outside is ever looked up in a library. The receiver chooses the library of
+its tensors; torch is imported only for torch tensors.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _MAX_ELEMENTS = 1 << 48
 
 @dataclass(frozen=True, slots=True)
 class TensorType:
-    """The dtype and shape of a tensor's bytes. Construction checks nothing; `checked` does."""
+    """Dtype and shape of a tensor's bytes. Construction checks nothing; `checked` does."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -50,7 +50,7 @@ class TensorType:
 
     @classmethod
     def checked(cls, dtype: object, shape: object, field: str) -> TensorType:
-        """Make one of what a peer has sent; raise RemoteProtocolError for an unknown dtype or an impossible shape."""
+        """Create it from a peer's values; raise RemoteProtocolError for an unknown dtype or an impossible shape."""
         if not isinstance(dtype, str) or dtype not in ITEMSIZES:
             raise RemoteProtocolError("not a dtype that is carried", f"{field}.dtype")
         if not isinstance(shape, list) or len(shape) > _MAX_DIMS:
@@ -63,10 +63,10 @@ class TensorType:
 
 
 class NotCarried(Exception):
-    """A value cannot travel; those that pass this on put the path together, so that it costs nothing else.
+    """Unsupported value; callers add the steps of its path, so that supported values cost nothing.
 
     Attributes:
-        steps: list indexes and dict keys, innermost first.
+        steps: List indexes and dict keys, innermost first.
     """
 
     def __init__(self, found: str | int, limit: str) -> None:
@@ -77,13 +77,15 @@ class NotCarried(Exception):
 
 
 def is_tensor(value: object) -> bool:
-    """Return whether this is a numpy array or a torch tensor; a process without torch has none of the latter."""
+    """Return whether this is a numpy array or a torch tensor; does not import torch."""
+    if isinstance(value, np.ndarray):
+        return True
     torch = sys.modules.get("torch")
-    return isinstance(value, np.ndarray) or (torch is not None and isinstance(value, torch.Tensor))
+    return torch is not None and isinstance(value, torch.Tensor)
 
 
 def dense_bytes(tensor: Any) -> int:
-    """Return the bytes of a tensor's elements side by side, whatever it takes now."""
+    """Return the bytes of a tensor's elements in contiguous form, regardless of its present layout."""
     return int(tensor.nbytes if isinstance(tensor, np.ndarray) else tensor.numel() * tensor.element_size())
 
 
@@ -91,15 +93,17 @@ def to_bytes(tensor: Any) -> tuple[Description, Bytes1D]:
     """Return dtype and shape, and the bytes, `(nbytes,)`; without a copy if it is contiguous and little-endian.
 
     Raises:
-        NotCarried: a dtype, layout or device that is not carried.
+        NotCarried: Unsupported dtype, layout or device.
     """
     return _numpy_to_bytes(tensor) if isinstance(tensor, np.ndarray) else _torch_to_bytes(tensor)
 
 
 def _numpy_to_bytes(array: npt.NDArray[Any]) -> tuple[Description, Bytes1D]:
     name = _NUMPY_NAMES.get(array.dtype)
+    if name is not None and type(array) is np.ndarray and array.flags.c_contiguous and array.nbytes:  # the usual case
+        return (name, array.shape), np.frombuffer(array, np.uint8)
     if name is None:
-        name = array.dtype.name  # numpy makes this text anew each time; here it is of another byte order, or of no use
+        name = array.dtype.name  # built by numpy at each access; here another byte order or an unsupported dtype
         if name not in NUMPY_ITEMSIZES:
             raise NotCarried(name, f"dtypes are {sorted(NUMPY_ITEMSIZES)}")
     if isinstance(array, np.ma.MaskedArray):
@@ -127,7 +131,7 @@ def _torch_to_bytes(tensor: Any) -> tuple[Description, Bytes1D]:
     kind = name, tuple(tensor.shape)
     if not dense.numel():
         return kind, np.empty(0, np.uint8)
-    # One element counts as contiguous whatever its stride is, but only stride 1 can be seen as bytes.
+    # One element counts as contiguous with any stride, but only stride 1 can be viewed as bytes.
     flat = dense.as_strided((dense.numel(),), (1,))
     return kind, flat.view(torch.uint8).numpy()
 
@@ -150,7 +154,7 @@ def to_numpy(kind: TensorType, buffer: memoryview, offset: int, copy: bool) -> n
 
 
 def bytes_of(kind: TensorType, buffer: memoryview, offset: int, copy: bool) -> npt.NDArray[Any]:
-    """Return the bytes from `offset` on, `(nbytes,)` uint8, whatever the dtype; a view of the buffer unless `copy`."""
+    """Return the bytes from `offset` on, `(nbytes,)` uint8, for any dtype; a view of the buffer unless `copy`."""
     array = np.frombuffer(buffer, np.uint8, kind.nbytes, offset)
     return array.copy() if copy else array
 
@@ -159,7 +163,7 @@ def to_torch(kind: TensorType, buffer: memoryview, offset: int, copy: bool) -> A
     """Return the bytes from `offset` on as a tensor; a view of the buffer, never to be written, unless `copy`.
 
     Raises:
-        InvalidRequest: this version of torch has no such dtype.
+        InvalidRequest: This version of torch has no such dtype.
     """
     import torch
 
@@ -168,14 +172,14 @@ def to_torch(kind: TensorType, buffer: memoryview, offset: int, copy: bool) -> A
         raise InvalidRequest("tensors", "torch", f"torch {torch.__version__} has no {kind.dtype}")
     if not kind.nbytes:
         return torch.empty(kind.shape, dtype=dtype)
-    # What numpy does not have goes through bytes.
+    # Dtypes that numpy does not have are converted from bytes.
     numpy_dtype = _NUMPY_DTYPES.get(kind.dtype)
     of_array = numpy_dtype or _BYTE
     array = np.frombuffer(buffer, of_array, kind.nbytes // of_array.itemsize, offset)
     if numpy_dtype is not None and len(kind.shape) != 1:
-        array = array.reshape(kind.shape)  # sooner done than in torch
+        array = array.reshape(kind.shape)  # faster than in torch
     # DLPack takes a read-only array without a warning and keeps it alive; `torch.frombuffer` on a mapping does not. The
-    # capsule itself is passed, because torch asks an array four questions before it takes one.
+    # capsule itself is passed, because torch queries an array four times before it takes one.
     tensor = torch.from_dlpack(array.__dlpack__(max_version=(1, 0)))  # type: ignore[attr-defined]
     if numpy_dtype is None:
         tensor = tensor.view(dtype).view(kind.shape)

@@ -1,8 +1,8 @@
-"""The frontend says these messages to a client."""
+"""Messages from the frontend to a client."""
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -26,25 +26,24 @@ from mmcached.wire.messages.parts import (
     Text,
     TokenId,
 )
-from mmcached.wire.stats import ServiceStats
 from mmcached.wire.vocabulary import Modality
 
 
 class Welcome(Message, frozen=True):
-    """Answer to `ClientHello`: what a client must know of the service.
+    """Answer to `ClientHello`: the service's properties.
 
     Attributes:
-        store_ring: the ring of the records that clients put, and of processed items; None if there is none. Another one
-            than before: the former frontend is dead, and its leases with it.
-        takes_records: whether records of clients are kept; their processed items may be all that lies in the ring.
-        store_epoch: rises when everything derived from the old weights was made unreachable.
-        limits: on what this client sends; None: there are none.
-        max_placed_bytes: of a record, with its note, that is laid into a nursery; 0: there are no nurseries.
-        encoder_fingerprint: names all that the output of the engines' encoder depends on beside the item; "" while no
-            engine has been ready.
-        has_second_level: a key that is not in the ring may be elsewhere: ask.
-        item_fingerprints: by modality, what the service makes the keys of items with, beside their files and
-            `hasher_algorithm`; "", or nothing, of a modality that it does not take.
+        store_ring: The ring of clients' records and processed items; None if there is none. A new ring means that the
+            former frontend is dead, and its leases with it.
+        takes_records: Whether clients' records are kept; otherwise the ring holds only processed items.
+        store_epoch: Rises when everything derived from the old weights was made unreachable.
+        limits: Limits on this client's messages; None for no limits.
+        max_placed_bytes: The largest record, with its note, in a nursery; 0 if there are no nurseries.
+        encoder_fingerprint: Names everything besides the item that an encoder output depends on; "" while no engine has
+            been ready.
+        has_second_level: A key that is not in the ring may be on another host: ask.
+        item_fingerprints: By modality, what items' keys depend on besides their files and `hasher_algorithm`; "" or
+            missing for a modality that is not accepted.
     """
 
     service_id: Text
@@ -64,11 +63,11 @@ class Welcome(Message, frozen=True):
 
 
 class Tokens(Message, frozen=True):
-    """What streamed generations of this client have come to since; those that are finished are answered by `Generated`.
+    """New tokens of this client's streamed generations; finished ones are answered by `Generated`.
 
     Attributes:
-        rows: of those whose rows are wanted as they are computed; read them before the tokens. Rows of a step never
-            come after its tokens.
+        rows: New rows, for generations whose rows are wanted as they are computed; to be read before the tokens. Rows
+            of a step never come after its tokens.
     """
 
     streams: list[StreamedTokens]
@@ -79,12 +78,12 @@ class Generated(Message, frozen=True):
     """A finished generation.
 
     Attributes:
-        token_ids: all of them, also those that a stream has brought.
-        num_prompt_tokens: after each image marker was replaced by its placeholders.
-        num_cached_tokens: prompt tokens that came from the prefix cache.
-        rows: the wanted ones of each key, up to position `num_prompt_tokens + len(token_ids) - 1`, less what a
-            stream has brought.
-        saved_rows: parts of them that the store has, if the request takes keys. One that has gone since: ask again.
+        token_ids: All tokens, including those already streamed.
+        num_prompt_tokens: Tokens after each image marker was replaced by its placeholders.
+        num_cached_tokens: Prompt tokens that came from the prefix cache.
+        rows: The wanted rows of each key, up to position `num_prompt_tokens + len(token_ids) - 1`, without those
+            already streamed.
+        saved_rows: Parts of them that are in the store, if the request takes keys. If one is gone since, ask again.
     """
 
     request_id: Count
@@ -97,11 +96,13 @@ class Generated(Message, frozen=True):
 
 
 class Encoded(Message, frozen=True):
-    """The outputs of the encoder by name, one set per item, in the order of the request; in place of a set its key in
-    the store, if the request takes keys. It may have gone from there since: then ask for what is not named.
+    """Outputs of the encoder by name, one set per item, in the order of the request.
+
+    If the request takes keys, a set may be replaced by its key in the store; a record that is gone since can be
+    requested again without keys.
 
     Attributes:
-        clips: of each clip, the seconds of the file that each of its slices is made of; each slice is an item.
+        clips: For each clip, start and end in seconds of each of its slices in the file; each slice is an item.
     """
 
     request_id: Count
@@ -110,22 +111,29 @@ class Encoded(Message, frozen=True):
 
 
 class Stats(Message, frozen=True):
+    """Answer to `GetStats`.
+
+    Attributes:
+        stats: The fields of `mmcached.wire.stats.ServiceStats` by name, nested alike. A new figure changes no message:
+            receivers ignore names that they do not know, and take missing figures as 0.
+    """
+
     request_id: Count
-    stats: ServiceStats
+    stats: dict[str, Any]
 
 
 class ProcessorInfo(Message, frozen=True):
-    """What the service makes of an item."""
+    """The form of the service's items and encoder outputs."""
 
     request_id: Count
     encoder: EncoderForm
 
 
 class Probed(Message, frozen=True):
-    """The data path works: these engines and so many workers have read the probe's item right, and all leases are back.
+    """The data path works: these engines and workers have read the probe's item correctly, and returned all leases.
 
     Attributes:
-        faults: what is wrong with other engines, in words.
+        faults: Faults of other engines, as text.
     """
 
     request_id: Count
@@ -139,17 +147,17 @@ class Flushed(Message, frozen=True):
 
 
 class ReaderRegistered(Message, frozen=True):
-    """Answer to `RegisterReader`: whether leases will come; if not, records come inline."""
+    """Answer to `RegisterReader`: whether the client may take leases; otherwise records come inline."""
 
     request_id: Count
     is_attached: bool
 
 
 class NurseryOpened(Message, frozen=True):
-    """Answer to `OpenNursery`: the nursery is there, and this room in it is the client's beside what it has.
+    """Answer to `OpenNursery`: the nursery exists, and the client may use these places in addition to earlier ones.
 
     Attributes:
-        has_checksums: a put has the checksum of its record.
+        has_checksums: Whether a put must have the checksum of its record.
     """
 
     request_id: Count
@@ -158,8 +166,10 @@ class NurseryOpened(Message, frozen=True):
 
 
 class Records(Message, frozen=True):
-    """Answer to `GetRecords` and `ClaimRecord`, in the order of the keys: where it lies for those who read the ring by
-    themselves, inline, or None.
+    """Answer to `GetRecords` and `ClaimRecord`, in the order of the keys.
+
+    Attributes:
+        records: A handle for clients that read the ring themselves, an inline record, or None.
     """
 
     request_id: Count
@@ -175,7 +185,7 @@ class Present(Message, frozen=True):
 
 
 class Claimed(Message, frozen=True):
-    """Answer to `ClaimRecord`: compute it and put it under token `claim`; others may be waiting for it."""
+    """Answer to `ClaimRecord`: compute the record and put it with token `claim`; other clients may be waiting."""
 
     request_id: Count
     store_epoch: Count
@@ -186,8 +196,8 @@ class Claims(Message, frozen=True):
     """Answer to `ClaimRecords`, in the order of the keys.
 
     Attributes:
-        found: where the record lies, or inline; or the token of a claim, 0 if others are not kept from computing it; or
-            None: somebody computes it.
+        found: A handle or inline record; or the token of a claim, 0 if it is not exclusive; or None if another client
+            computes the record.
     """
 
     request_id: Count
@@ -196,17 +206,13 @@ class Claims(Message, frozen=True):
 
 
 DROPPED = "dropped"
-"""Reason of the answer to a `DropRecord` whose key had a record."""
+"""Reason in the answer to a `DropRecord` whose key had a record."""
 EXISTED = "it had one"
-"""Reason of the answer to a `PutRecord` whose key has kept its record."""
+"""Reason in the answer to a `PutRecord` whose key has kept its record."""
 
 
 class Stored(Message, frozen=True):
-    """Answer to `PutRecord`: whether the key has a record now; if not, why. Answer to `DropRecord` too.
-
-    Attributes:
-        grants: what the client may use of its nursery beside what it has.
-    """
+    """Answer to `PutRecord` and `DropRecord`: whether the key has a record now, and if not, why."""
 
     request_id: Count
     store_epoch: Count
@@ -216,11 +222,11 @@ class Stored(Message, frozen=True):
 
 
 class Orders(Message, frozen=True):
-    """Answer to `TakeOrders`: what the second level shall do; nothing of it, if nothing came in time.
+    """Answer to `TakeOrders`: the second level's orders; empty if none came in time.
 
     Attributes:
-        flush: token of a flush that comes before all else, and is to be confirmed; 0: none.
-        claims: what has become of claims: those that are held are renewed, the others are dropped.
+        flush: Token of a flush to be done first, and confirmed; 0 for none.
+        claims: States of claims: held ones are renewed, the others dropped.
     """
 
     request_id: Count
@@ -231,8 +237,11 @@ class Orders(Message, frozen=True):
 
 
 class Failed(Message, frozen=True):
-    """The request ended with an error. `request_id` is None if that is not known: the message could not be read, which
-    no client sends that keeps to `Welcome.limits`; or if the client has no connection: there are too many.
+    """A request ended with an error.
+
+    Attributes:
+        request_id: None if unknown: the message could not be read, which cannot happen within `Welcome.limits`; or the
+            client was refused a connection, because too many are open.
     """
 
     request_id: Count | None

@@ -1,4 +1,4 @@
-"""An engine receives these messages: from the frontend on one socket, from its workers on another."""
+"""Messages to an engine: from the frontend on one socket, from its workers on another."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class Greeted(Message, frozen=True):
     """Answer to `EngineHello`.
 
     Attributes:
-        session: new for each connection that the frontend accepts. Another one than before: the frontend, or another
-            one after it, has ended all requests that it had sent to this engine.
+        session: New for each connection that the frontend accepts. When it changes, all requests that were sent to this
+            engine before have ended.
     """
 
     session: Count
@@ -49,14 +49,18 @@ class Refused(Message, frozen=True):
 
 
 class AddRequest(Message, frozen=True):
-    """A request, complete: its tokens with all placeholders, its items with where they lie.
+    """A complete request: its tokens with all placeholders, its items with their payloads.
 
-    `kind` "generate" runs the decoder; "encode" only returns the embeddings of the items. `mirror_seq` numbers the
-    messages that move the sender's mirror of the receiver cache: after any but the next number the receiver clears
-    first. 0 = no mirror. `is_streamed`: its tokens are wanted as they commit. `store_epoch`: of the store, in which
-    what is encoded for it is saved; 0: it is not. `takes_keys`: see `Encode`, `Generate`. `traceparent`: of the
-    frontend's span. `block_hashes`: 32 bytes each, of the prompt's first full blocks, as far as the frontend has made
-    them; the engine makes the others.
+    Attributes:
+        kind: "generate" runs the decoder; "encode" only returns the embeddings of the items.
+        mirror_seq: Number of a message that changes the sender's mirror of the receiver cache; after a gap the receiver
+            clears its cache first. 0: no mirror.
+        is_streamed: Send tokens as they commit.
+        store_epoch: Epoch of the store in which encoder outputs are saved; 0: they are not saved.
+        takes_keys: See `Encode` and `Generate`.
+        traceparent: Trace context of the frontend's span.
+        block_hashes: Digests of 32 bytes of the prompt's first full blocks, as far as the frontend has computed them;
+            the engine computes the others.
     """
 
     request_id: Count
@@ -82,14 +86,14 @@ class AbortRequest(Message, frozen=True):
 
 
 class ProbeEngine(Message, frozen=True):
-    """Let every worker read a small item and tell its checksum."""
+    """Let every worker read a small item and report its checksum."""
 
     token: Count
     payload: StoredItem | Inline
 
 
 class FlushEngine(Message, frozen=True):
-    """Make everything unreachable that is cached or being computed; requests that run go on."""
+    """Make all cached content, and content being computed, unreachable; running requests go on."""
 
     token: Count
 
@@ -112,9 +116,9 @@ class WorkerAttached(Message, frozen=True):
     """The worker takes plans of this engine from now on.
 
     Attributes:
-        embedding_bytes: of one embedding in its encoder cache, all outputs together, as it has measured; 0: unknown.
-        encoder_fingerprint: names all that its encoder's output depends on beside the item.
-        encoder: what its encoder takes and gives.
+        embedding_bytes: Measured bytes of one embedding in its encoder cache, all outputs together; 0: unknown.
+        encoder_fingerprint: Names everything besides the item that its encoder's output depends on.
+        encoder: Inputs and outputs of its encoder.
     """
 
     worker_epoch: Count
@@ -130,7 +134,7 @@ class Sampled(Part, frozen=True):
 
 
 class RowsMissing(Part, frozen=True):
-    """Rows `[first, end)` of a key are wanted of a request, and the prefix store has them not: it must start over."""
+    """The prefix store lacks the rows `[first, end)` of a key that a request wants: the request must start over."""
 
     request_id: Count
     key: Text
@@ -139,7 +143,7 @@ class RowsMissing(Part, frozen=True):
 
 
 PrefixReport = dict[bytes, dict[Text, Count]]
-"""By digest of a block: how many of its first rows the prefix store has, by key; {}: none."""
+"""By digest of a block: the number of its first rows in the prefix store, by key; {} for none."""
 
 
 class ItemEmbedding(Part, frozen=True):
@@ -152,7 +156,7 @@ class ItemEmbedding(Part, frozen=True):
 
 
 class ItemSaved(Part, frozen=True):
-    """The outputs of the encoder for item `index` of a request are being put into the store, under `key`."""
+    """The encoder outputs of item `index` of a request are being put into the store, under `key`."""
 
     request_id: Count
     index: Count
@@ -167,10 +171,12 @@ class RequestSavedRows(Part, frozen=True):
 
 
 class StepOutput(Message, frozen=True):
-    """What a step has made. Rank 0 alone fills `rows` (those of each chunk, and those before it that were wanted),
-    `embeddings`, `saved`, `saved_rows` and what comes of the prefix store; `digest` is equal on all ranks.
+    """The results of a step. `digest` is equal on all ranks.
 
-    `encoder_keys` names what the worker's encoder cache holds behind the step; None unless `debug_check_workers`.
+    Attributes:
+        rows: Rows of each chunk, and wanted rows before it. Rank 0 alone fills this field, `embeddings`, `saved`,
+            `saved_rows`, `prefix_report` and `missing`.
+        encoder_keys: Content of the worker's encoder cache after the step; None unless `debug_check_workers`.
     """
 
     engine_incarnation: Count
@@ -188,7 +194,7 @@ class StepOutput(Message, frozen=True):
 
 
 class StepFailed(Message, frozen=True):
-    """The worker could not run the step and has kept nothing of it; `prefix_report` tells what it gave up for it."""
+    """The worker could not run the step and has discarded its results; `prefix_report` has its evictions."""
 
     engine_incarnation: Count
     worker_epoch: Count
@@ -198,7 +204,7 @@ class StepFailed(Message, frozen=True):
 
 
 class WorkerProbed(Message, frozen=True):
-    """What a probe's item holds, as this worker reads it: hex digest of its bytes; the view of it is gone."""
+    """Answer to a probe: hex digest of the item's bytes, as this worker reads them; its view is released."""
 
     engine_incarnation: Count
     worker_epoch: Count

@@ -1,4 +1,4 @@
-"""The frontend receives these messages: from clients on one socket, from engines on another."""
+"""Messages to the frontend: from clients on one socket, from engines on another."""
 
 from __future__ import annotations
 
@@ -29,31 +29,33 @@ from mmcached.wire.messages.parts import (
 CLIENT_NAME = r"^[a-z0-9][a-z0-9._-]{0,31}\Z"
 ClientName = Annotated[str, msgspec.Meta(pattern=CLIENT_NAME)]
 ANY_CLIENT: ClientName = "client"
-"""The name of clients that give themselves none."""
+"""The name of clients without a name of their own."""
 ClientId = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{32}\Z")]
 Timeout = Annotated[float, msgspec.Meta(gt=0, le=86_400)]
 MAX_TTL_S = 1e9
 MAX_KEYS = 256
-"""Of one message: more come in several, between which others have their turn."""
+"""Keys in one message: more are sent in several messages, between which other clients have their turn."""
 Keys = Annotated[list[Text], msgspec.Meta(max_length=MAX_KEYS)]
 MAX_CLIPS = 1024
 Clips = Annotated[list[ClipOptions], msgspec.Meta(max_length=MAX_CLIPS)]
 
 ROW_WINDOW_BYTES = 1 << 20
-"""So many bytes of rows of a stream may be on the way to its client before it says that it has taken them. Receipts
-come for half of it, so both ends must know it."""
+"""The most bytes of a stream's rows on their way to its client before it confirms them. The client confirms every half
+of it, so both ends must agree on the value.
+"""
 
 # ---- from clients
 
 
 class ClientHello(Message, frozen=True):
-    """Ask who is there. A client holds the lock of `clients/<client_id>.lock` for its life; free = it is dead.
+    """First message of a client, which holds the lock of `clients/<client_id>.lock` for its life; a free lock means it
+    is dead.
 
     Every request repeats the `client_id`, so a restarted frontend needs no second hello. The first connection that
-    names it speaks for this client until it is closed: what another says in its name is refused.
+    names it belongs to this client until it is closed: other connections that use the id are refused.
 
     Attributes:
-        name: of its kind, under which its figures are shown; a restarted frontend learns it with the next hello.
+        name: Name of the kind of client, for its figures; a restarted frontend learns it with the next hello.
     """
 
     client_id: ClientId
@@ -64,16 +66,16 @@ class Generate(Message, frozen=True):
     """Continue a prompt; the files are the further frames: the images, one per `<image>` marker, then the clips.
 
     Attributes:
-        prompt: text (markers spelled `<image>`, `<video>`, `<audio>`), or token ids (markers are the tokens of these).
-        timeout_s: the frontend abandons the request after it.
-        image_ids: one per image, or none at all. Under its id an image is cached and looked for; an empty frame asks
-            for what is cached under it, and if nothing is, the answer is a `CacheMiss` that names the ids.
-        stream_window: tokens that may be on the way to the client before it says that it has taken them, see
-            `TokensTaken`; 0: none, they all come with the answer.
-        priority: the lower, the earlier it is served, if the service looks at it (`scheduling_policy`).
-        takes_keys: the client reads the store: it finds large parts of the rows there, as the answer names them.
-        clips: what is wanted of each clip; those of one modality in the order of their markers.
-        traceparent: of the client's span.
+        prompt: Text (markers spelled `<image>`, `<video>`, `<audio>`), or token ids (markers are the tokens of these).
+        timeout_s: Time after which the frontend abandons the request.
+        image_ids: One per image, or empty. An image is cached and looked up under its id; an empty frame requests the
+            cached image, and if there is none, the answer is a `CacheMiss` that names the ids.
+        stream_window: The most tokens on their way to the client before it confirms them, see `TokensTaken`; 0: no
+            stream, all tokens come with the answer.
+        priority: Lower is served earlier, if the service uses priorities (`scheduling_policy`).
+        takes_keys: The client reads the store: large parts of the rows may be sent as keys of records there.
+        clips: Options of each clip; those of one modality in the order of their markers.
+        traceparent: Trace context of the client's span.
     """
 
     client_id: ClientId
@@ -95,7 +97,7 @@ class Encode(Message, frozen=True):
     """Embed images and clips; their files are the further frames. Fields not named here are as in `Generate`.
 
     Attributes:
-        takes_keys: the client reads the store: what is large it finds there, under the key that the answer names.
+        takes_keys: The client reads the store: large outputs may be sent as keys of records there.
     """
 
     client_id: ClientId
@@ -109,13 +111,13 @@ class Encode(Message, frozen=True):
 
 
 class TokensTaken(Message, frozen=True):
-    """What has been taken of a streamed generation: more may be sent. No answer.
+    """Confirm tokens and rows of a streamed generation, so that more may be sent. No answer.
 
-    Unknown or finished ids change nothing, nor do numbers that were said before.
+    Unknown or finished ids change nothing, nor do numbers that were confirmed before.
 
     Attributes:
-        num_tokens: the first so many tokens.
-        num_row_bytes: so many bytes of its rows, all keys together, as they came.
+        num_tokens: Number of tokens received since the start of the stream.
+        num_row_bytes: Bytes of rows received since the start, all keys together.
     """
 
     client_id: ClientId
@@ -136,15 +138,15 @@ class GetStats(Message, frozen=True):
 
 
 class GetProcessorInfo(Message, frozen=True):
-    """Ask what the service makes of an item."""
+    """Ask for the form of the service's items and encoder outputs."""
 
     request_id: Count
 
 
 class Probe(Message, frozen=True):
-    """Ask whether the data path works: an item goes through ring, engines and every worker, and its leases return.
+    """Check the data path: an item goes through ring, engines and every worker, and its leases return.
 
-    Where the service has no workers, the answer alone says it.
+    A service without workers only answers.
     """
 
     request_id: Count
@@ -152,10 +154,10 @@ class Probe(Message, frozen=True):
 
 
 class Flush(Message, frozen=True):
-    """Forget everything cached, in all roles; requests that run go on.
+    """Drop all cached content, in all roles; running requests go on.
 
     Attributes:
-        new_epoch: also what clients compute for the store now: it comes from weights that are no more.
+        new_epoch: Also drop records that clients are computing for the store now: they come from old weights.
     """
 
     request_id: Count
@@ -163,9 +165,9 @@ class Flush(Message, frozen=True):
 
 
 class RegisterReader(Message, frozen=True):
-    """The client has taken entry `reader_id` of the store's ring and written `incarnation` into it: leases may come.
+    """The client has taken entry `reader_id` of the store's ring and written `incarnation` into it: it may take leases.
 
-    Sent again over a new connection: what was under way over the old one is lost.
+    Sent again over a new connection; answers under way over the old one are lost.
     """
 
     client_id: ClientId
@@ -176,11 +178,11 @@ class RegisterReader(Message, frozen=True):
 
 
 class GetRecords(Message, frozen=True):
-    """Which records do these keys have?
+    """Look up the records of some keys.
 
     Attributes:
-        incarnation: the client as a reader; 0: it is none, the records come inline.
-        is_local: what this host has not is not fetched from the second level.
+        incarnation: The client's incarnation as a reader; 0: it is not a reader, and records come inline.
+        is_local: Do not fetch missing records from the second level.
     """
 
     client_id: ClientId
@@ -192,7 +194,7 @@ class GetRecords(Message, frozen=True):
 
 
 class HaveRecords(Message, frozen=True):
-    """Which of these keys have a record? Changes nothing, not even what is evicted next."""
+    """Look up which keys have a record, without any effect on the eviction order."""
 
     request_id: Count
     keys: Keys
@@ -200,12 +202,13 @@ class HaveRecords(Message, frozen=True):
 
 
 class OpenNursery(Message, frozen=True):
-    """Make a nursery for this client, in place of a former one, or room in the one that it has. A nursery lives as long
-    as this connection.
+    """Create a nursery for this client, replacing a former one, or get room in the one that it has.
+
+    A nursery lives as long as this connection.
 
     Attributes:
-        nbytes: of the record that is to be laid there next, with its note.
-        nursery: that the client has; 0: none.
+        nbytes: Size of the next record for the nursery, with its note.
+        nursery: Id of the client's nursery; 0 if it has none.
     """
 
     client_id: ClientId
@@ -215,16 +218,17 @@ class OpenNursery(Message, frozen=True):
 
 
 class PutRecord(Message, frozen=True):
-    """Keep a record under a key; its frames follow, or it has a `place`. A key that has one keeps it, unless this one
-    overwrites it.
+    """Put a record; its frames follow, or it has a `place`. A key with a record keeps it, unless `overwrites` is set.
+
+    The frames are the head and one for each tensor, or one with the whole record: see `mmcached.shm.store.codec`.
 
     Attributes:
-        store_epoch: the epoch in which it was computed; a record of an earlier one is not kept.
-        claim: the token with which the key was claimed; 0 if it was not.
-        place: in the client's nursery, out of what was granted. The client writes there no more, until it is granted
-            anew.
-        overwrites: it takes the place of the record that the key has; if it is not kept, that one stays.
-        ttl_s: seconds from the moment that it is kept until it is missing for everybody; 0.0: no limit.
+        store_epoch: Epoch in which the record was computed; a record of an earlier epoch is not kept.
+        claim: Token of the claim on the key; 0 without a claim.
+        place: Place in the client's nursery, out of its grants. The client must not write there until it is granted
+            again.
+        overwrites: Replace the key's record; if the new one is not kept, the old one stays.
+        ttl_s: Seconds from the put until the record expires; 0.0: no limit.
     """
 
     client_id: ClientId
@@ -239,10 +243,10 @@ class PutRecord(Message, frozen=True):
 
 
 class ClaimRecord(Message, frozen=True):
-    """As `GetRecords` of one key; if it has none, the first who asks is told to compute it, and the others wait.
+    """Look up one key as `GetRecords`; if it has no record, the first client computes it, and the others wait.
 
     Attributes:
-        timeout_s: how long the client would wait for somebody else's computation.
+        timeout_s: The longest time that the client waits for another client's computation.
     """
 
     client_id: ClientId
@@ -254,7 +258,7 @@ class ClaimRecord(Message, frozen=True):
 
 
 class ClaimRecords(Message, frozen=True):
-    """As `ClaimRecord` of each key, but nobody waits: what somebody else computes is said to be pending."""
+    """Claim each key as `ClaimRecord`, without waiting: keys that another client computes are reported as pending."""
 
     client_id: ClientId
     request_id: Count
@@ -264,14 +268,14 @@ class ClaimRecords(Message, frozen=True):
 
 
 class DropClaim(Message, frozen=True):
-    """The client will not compute what it has claimed: the next who waits shall. Unknown tokens change nothing."""
+    """Give up a claim without a put, so that the next waiting client gets it. Unknown tokens change nothing."""
 
     client_id: ClientId
     claim: Count
 
 
 class DropRecord(Message, frozen=True):
-    """Forget the record of a key; who holds a lease reads on."""
+    """Drop the record of a key; existing leases remain valid."""
 
     request_id: Count
     key: Text
@@ -279,8 +283,10 @@ class DropRecord(Message, frozen=True):
 
 
 class TakeOrders(Message, frozen=True):
-    """The second level asks what to fetch and to save: answered with `Orders` as soon as there is something, and after
-    `timeout_s` at the latest. Whoever asks first is the second level until its connection ends.
+    """A long poll for the second level's orders: answered with `Orders` as soon as there are some, or after
+    `timeout_s`.
+
+    The first client that sends it is the second level until its connection ends.
     """
 
     client_id: ClientId
@@ -289,19 +295,17 @@ class TakeOrders(Message, frozen=True):
 
 
 class FetchesEnded(Message, frozen=True):
-    """What became of fetches; those that have brought a record were put before. No answer; unknown ones change
-    nothing.
-    """
+    """Report outcomes of fetches; found records were put before. No answer; unknown fetches change nothing."""
 
     client_id: ClientId
     fetches: Annotated[list[FetchEnd], msgspec.Meta(max_length=MAX_KEYS)]
 
 
 class SecondLevelFlushed(Message, frozen=True):
-    """Nothing of before is found in the second level any more, or `error` says why not. No answer.
+    """Confirm a flush of the second level, or report its `error`. No answer.
 
     Attributes:
-        token: of the flush, as `Orders` named it.
+        token: Token of the flush in `Orders`.
     """
 
     client_id: ClientId
@@ -310,10 +314,12 @@ class SecondLevelFlushed(Message, frozen=True):
 
 
 class AnotherHostFlushed(Message, frozen=True):
-    """Another host has been flushed: forget what was fetched, and fetch and save nothing until this one is. No answer.
+    """Report that another host was flushed: drop fetched records, and fetch and save none until this host is flushed.
+
+    No answer.
 
     Attributes:
-        reason: for the log.
+        reason: Reason for the log.
     """
 
     client_id: ClientId
@@ -326,31 +332,26 @@ class ClientBye(Message, frozen=True):
     client_id: ClientId
 
 
-FromClient = (
-    ClientHello
-    | Generate
-    | Encode
-    | TokensTaken
-    | Cancel
-    | GetStats
-    | GetProcessorInfo
-    | Probe
-    | Flush
-    | RegisterReader
-    | OpenNursery
+StoreRequest = (
+    PutRecord  # first: it is the most frequent message, and unions are searched in their order
     | GetRecords
     | HaveRecords
-    | PutRecord
     | ClaimRecord
     | ClaimRecords
-    | DropClaim
     | DropRecord
+    | RegisterReader
+    | OpenNursery
     | TakeOrders
-    | FetchesEnded
-    | SecondLevelFlushed
-    | AnotherHostFlushed
-    | ClientBye
 )
+"""Requests to the store."""
+Request = StoreRequest | Generate | Encode | GetProcessorInfo | GetStats | Probe | Flush
+"""Messages that have one answer each, under their `request_id`."""
+StoreNotice = DropClaim | FetchesEnded | SecondLevelFlushed | AnotherHostFlushed
+"""Messages to the store without an answer."""
+Notice = StoreNotice | TokensTaken | Cancel | ClientBye
+"""Messages without an answer."""
+StoreMessage = StoreRequest | StoreNotice
+FromClient = ClientHello | Request | Notice
 
 # ---- from engines
 
@@ -372,11 +373,11 @@ class EngineReady(Message, frozen=True):
 
 
 class TokensCommitted(Message, frozen=True):
-    """What a step has added to the generations that are streamed and go on; one that is finished is answered.
+    """New tokens of a step, for streamed generations that go on; finished ones are answered by `RequestGenerated`.
 
     Attributes:
-        rows: of those whose rows are wanted as they are computed: the rows of all steps of which the tokens are here,
-            or they came before.
+        rows: New rows, for generations whose rows are wanted as they are computed. Rows of a step come with its tokens
+            or before.
     """
 
     streams: list[StreamedTokens]
@@ -384,10 +385,10 @@ class TokensCommitted(Message, frozen=True):
 
 
 class RequestGenerated(Message, frozen=True):
-    """A finished generation, with all its tokens and with the rows that were not told before, those of a key in order.
+    """A finished generation, with all its tokens and the rows that were not sent before, those of a key in order.
 
     Attributes:
-        saved_rows: as in `Generated`; of a key, they lie before, between and behind `rows`.
+        saved_rows: As in `Generated`; of a key, they lie before, between and behind `rows`.
     """
 
     request_id: Count
@@ -399,8 +400,9 @@ class RequestGenerated(Message, frozen=True):
 
 
 class RequestEncoded(Message, frozen=True):
-    """Of each item the outputs of the encoder, by name, in the encoder's order; or, if the request takes keys, the key
-    under which the store has them, or soon will.
+    """The encoder outputs of each item, by name, in the encoder's order.
+
+    If the request takes keys, outputs may be replaced by the key under which the store has them, or soon will.
     """
 
     request_id: Count
@@ -413,8 +415,9 @@ class RequestFailed(Message, frozen=True):
 
 
 class RequestMissed(Message, frozen=True):
-    """The engine cannot use what was sent for these items, or an output that is not named has gone from the store; the
-    request waits nowhere: send it again with all data.
+    """The engine cannot use the payload of these items, or an unnamed encoder output is gone from the store.
+
+    The engine has dropped the request: send it again with all data.
     """
 
     request_id: Count
@@ -422,7 +425,7 @@ class RequestMissed(Message, frozen=True):
 
 
 class EngineProbed(Message, frozen=True):
-    """Every worker's checksum of the probe's item, by rank; none if a worker is missing, or was replaced meanwhile."""
+    """Every worker's checksum of the probe's item, by rank; empty if a worker is missing, or was replaced meanwhile."""
 
     token: Count
     checksums: list[Text]
@@ -433,12 +436,12 @@ class EngineFlushed(Message, frozen=True):
 
 
 class CacheChanged(Message, frozen=True):
-    """What the engine's caches have taken in, and given up, since it last said so; sent before the answers that follow.
+    """Changes of an engine's cache content since the last such message; sent before the answers that follow.
 
     Attributes:
-        is_all: what was said before is void: this is all that they hold.
-        blocks, dropped_blocks: digests of KV blocks.
-        items, dropped_items: `mm_hash` of items whose encoder output is there.
+        is_all: The message has the whole content, and replaces all earlier ones.
+        blocks, dropped_blocks: Digests of KV blocks.
+        items, dropped_items: `mm_hash` of items with a cached encoder output.
     """
 
     is_all: bool

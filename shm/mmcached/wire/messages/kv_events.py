@@ -1,28 +1,28 @@
-"""An engine publishes these events of its KV prefix cache: contents that have come, contents that have gone.
+"""KV events that an engine publishes: the content added to its prefix cache, and removed from it.
 
     PUB     [topic][number][batch]                                  number: 8 bytes, big-endian, one more each time
-    ROUTER  [empty][number] -> [empty][topic][number][batch] …      what is kept, from that number on
-                               [empty][empty][-1][empty]            … and that was all
+    ROUTER  [empty][number] -> [empty][topic][number][batch] …      the kept batches from that number on
+                               [empty][empty][-1][empty]            … and the end of the replay
 
 Form and names are those of vLLM 0.33's KV events, so that its routers read them: a batch is an array of three, an event
-a map with the field `type`; whoever reads must pass over fields that it does not know. `medium` is always "GPU", for
-where the workers compute. What vLLM does not have comes last and makes every digest computable from what was told:
+a map with the field `type`; readers must ignore unknown fields. `medium` is always "GPU", wherever the workers compute.
+Fields that vLLM lacks come last and make every digest computable from the events:
 
     digest(block i)  = H( digest(block i-1) | number of tokens (u32) | token ids (u32 each) | extra keys )
 
     block_hashes[j]  is the digest of block `first_block + j`, and covers everything up to its end
     hash_block_size  tokens per digest of that chain; a coarser block has the last digest inside it
-    parent_…         what the run continues: the digest of the hashed block before it; None: it begins the sequence,
-                     and continues the root of H, which is made from `prefix_caching_hash_seed` if there is one
+    parent_…         the digest of the hashed block before the run; None: the run begins the sequence, and continues
+                     the root of H, which is made from `prefix_caching_hash_seed` if there is one
     extra keys       by hashed block: the adapter's name and the name of the salt are text, in the first block of the
                      sequence; (identifier, offset) is an item; bytes are an offset (i64) and the digest of a row
 
-With hash lookahead, a digest also covers the tokens behind its block: those of the run, and in the end those that
-`lookahead_token_ids` has for its last block.
+With hash lookahead, a digest also covers the tokens behind its block: those of the run, and for its last block those in
+`lookahead_token_ids`.
 
-Who may read this: prompts are in it, as token ids. A salt is not, because whoever knows it can be answered from its
-owner's blocks; in its place stands its `salt_name`, which tells salts apart. So the first digest under a salt is
-computed by who knows the salt, and believed by others; all that follow need only their parent.
+Events contain prompts as token ids. A salt is left out, because a client that knows it can be answered from its owner's
+blocks; its `salt_name` tells salts apart. So the first digest under a salt can be computed only with the salt; all that
+follow need only their parent.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from typing import Any
 import msgspec
 
 BlockHash = bytes | int
-"""A digest; or, where the configuration says so, its last 8 bytes as a big-endian number."""
+"""A digest; or, where so configured, its last 8 bytes as a big-endian number."""
 EventKey = str | bytes | tuple[str, int]
 ExtraKeys = list[Any] | None
-"""What besides its tokens decides the content of one block: `EventKey`s, of which a pair arrives as a list."""
+"""The inputs of one block's content besides its tokens: `EventKey`s, of which a pair arrives as a list."""
 
 MEDIUM = "GPU"
 NUMBER_BYTES = 8
@@ -49,21 +49,21 @@ class KVCacheEvent(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
 
 
 class BlockStored(KVCacheEvent, frozen=True):
-    """A run of blocks of one sequence can be found from now on; each was unknown before.
+    """A run of blocks of one sequence was added; each was unknown before.
 
     Attributes:
-        token_ids: of the whole run, `block_size` for each block.
-        lora_id: always None; an adapter has a name.
-        extra_keys: per block, offsets from its start; None if no block of the run has any.
-        group_idx: the group of layers whose blocks these are; equal digests in two groups are two contents.
+        token_ids: Tokens of the whole run, `block_size` for each block.
+        lora_id: Always None; an adapter has a name.
+        extra_keys: Per block, with offsets from its start; None if no block of the run has any.
+        group_idx: The group of layers of these blocks; equal digests in two groups are two contents.
         kv_cache_spec_kind: "full_attention" or "sliding_window".
-        kv_cache_spec_sliding_window: tokens that it looks back on.
-        locality, ownership, session_id: never set; vLLM may.
-        lookahead_token_ids: per block, the tokens behind it that its digest covers too.
-        first_block: logical index of the run's first block in its sequence.
-        hash_block_size: tokens per digest, if not `block_size`.
-        hash_extra_keys: as `extra_keys`, per hashed block, if these are smaller than the group's blocks.
-        lora_path: source of the adapter of `lora_name`; it is part of the adapter's key.
+        kv_cache_spec_sliding_window: Size of the attention window in tokens.
+        locality, ownership, session_id: Never set; vLLM may.
+        lookahead_token_ids: Per block, the tokens behind it that its digest covers too.
+        first_block: Logical index of the run's first block in its sequence.
+        hash_block_size: Tokens per digest, if not `block_size`.
+        hash_extra_keys: As `extra_keys`, per hashed block, if these are smaller than the group's blocks.
+        lora_path: Source of the adapter of `lora_name`; it is part of the adapter's key.
         hash_algorithm: H.
     """
 
@@ -90,7 +90,7 @@ class BlockStored(KVCacheEvent, frozen=True):
 
 
 class BlockRemoved(KVCacheEvent, frozen=True):
-    """These contents of one group cannot be found any more: the last block that held each of them was given away."""
+    """These contents of one group were removed: the last block that held each of them was reused."""
 
     block_hashes: list[BlockHash]
     medium: str | None
@@ -100,18 +100,18 @@ class BlockRemoved(KVCacheEvent, frozen=True):
 
 
 class AllBlocksCleared(KVCacheEvent, frozen=True):
-    """Nothing that was stored before can be found any more."""
+    """All stored blocks were removed."""
 
 
 KVEvent = BlockStored | BlockRemoved | AllBlocksCleared
 
 
 class KVEventBatch(msgspec.Struct, frozen=True, array_like=True):
-    """What has changed since the batch before. Events are in order; a run comes after the run that it continues.
+    """Changes since the last batch. Events are in order; a run comes after the run that it continues.
 
     Attributes:
-        ts: when it was published, seconds since the epoch.
-        data_parallel_rank: index of the engine.
+        ts: Time of publication, in seconds since 1970.
+        data_parallel_rank: Index of the engine.
     """
 
     ts: float
@@ -120,9 +120,9 @@ class KVEventBatch(msgspec.Struct, frozen=True, array_like=True):
 
 
 def salt_name(salt: str) -> str:
-    """Return what stands for a salt in events: equal for equal salts, and of no use to become its owner.
+    """Return the name of a salt in events: equal for equal salts, and useless to act as its owner.
 
-    A short salt can be guessed from it. It does not look like the key of an item.
+    A short salt can be guessed from it. It cannot be confused with the key of an item.
 
     >>> salt_name("a tenant")[:12]
     'salt:7acbdb1'

@@ -1,4 +1,4 @@
-"""Pieces that occur inside messages of several receivers, and the messages that several receive."""
+"""Parts of messages to several receivers, and the bases of messages and parts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Text = Annotated[str, msgspec.Meta(max_length=256)]
 Priority = Annotated[int, msgspec.Meta(ge=-(1 << 31), le=(1 << 31) - 1)]
 TokenId = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 Traceparent = Annotated[str, msgspec.Meta(pattern=r"^(00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2})?\Z")]
-"""The W3C trace context of what a message belongs to; "": none."""
+"""The W3C trace context of a message; "" without one."""
 MAX_SECONDS = 1e9
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=MAX_SECONDS)]
 MAX_FPS = 1000
@@ -26,15 +26,15 @@ class Message(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
 
 
 class Part(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Base of what occurs inside a message."""
+    """Base of all parts of messages."""
 
 
 class MessageLimits(Part, frozen=True):
-    """The largest message that the frontend reads of a client.
+    """Limits on one message of a client.
 
     Attributes:
-        max_frames, max_bytes: of a message as it is sent, its version and body included.
-        max_body_bytes: of its body: what is no payload.
+        max_frames, max_bytes: Limits of a message as it is sent, its version and body included.
+        max_body_bytes: Limit of its body, without the payload.
     """
 
     max_frames: Count
@@ -43,7 +43,7 @@ class MessageLimits(Part, frozen=True):
 
 
 class Tensor(Part, frozen=True):
-    """A dense tensor whose bytes, C order and little-endian, are one further frame of the message, counted from 0.
+    """A dense tensor whose bytes, C order and little-endian, are payload frame `frame` of the message.
 
     `dtype` is numpy's name, as `int32`.
     """
@@ -54,11 +54,11 @@ class Tensor(Part, frozen=True):
 
 
 EncoderOutput = dict[Text, Tensor] | Text
-"""What the encoder says of an item, by name; or the key under which the store has it."""
+"""Outputs of the encoder for an item, by name; or the key under which the store has them."""
 
 
 class TensorForm(Part, frozen=True):
-    """The name, dtype and shape of a tensor that every item has; a size of -1 differs from item to item."""
+    """The name, dtype and shape of a tensor that every item has; a size of -1 varies between items."""
 
     name: Text
     dtype: Text
@@ -66,11 +66,7 @@ class TensorForm(Part, frozen=True):
 
 
 class EncoderForm(Part, frozen=True):
-    """The tensors that a service makes of an item for its encoder, and those that the encoder makes of them.
-
-    Attributes:
-        inputs: by the modality of the item.
-    """
+    """The encoder's input tensors, and its output tensors."""
 
     kind: Text
     inputs: dict[Modality, list[TensorForm]]
@@ -85,28 +81,28 @@ class Inline(Part, frozen=True, tag="inline"):
 
 
 class StoredItem(Part, frozen=True, tag="item"):
-    """A processed item in the store; whoever opens `token` takes a lease of its own."""
+    """A processed item in the store; a process that opens `token` takes its own lease."""
 
     token: Text
 
 
 class StoredOutput(Part, frozen=True, tag="stored"):
-    """What the encoder has said of an item, in the store: `token` names the engine's lease."""
+    """An item's encoder output in the store: `token` names the engine's lease."""
 
     token: Text
 
 
 MIN_PLACED_BYTES = 64 << 10
-"""Of a record that is laid into a nursery; smaller ones cost less inline. Measured: see DECISIONS.md."""
+"""The smallest record for a nursery; smaller ones cost less inline. Measured: see docs/decisions/080."""
 MAX_GRANTS = 64
 """Places in one answer."""
 
 
 class NurseryPlace(Part, frozen=True):
-    """An encoded record in its client's nursery: `nbytes` at byte `offset` of the file, and behind them its note.
+    """An encoded record in its client's nursery: `nbytes` at byte `offset` of the file, followed by its note.
 
     Attributes:
-        crc32: of the record, if the service has checksums.
+        crc32: Checksum of the record, if the service has checksums.
     """
 
     nursery: Count
@@ -117,16 +113,11 @@ class NurseryPlace(Part, frozen=True):
 
 
 Stretch = tuple[Count, Count]
-"""Bytes of a nursery: where they begin, and where they end."""
+"""Bytes of a nursery: start and end."""
 
 
 class Grants(Part, frozen=True):
-    """Places in a nursery that are its client's from now on, to lay records there.
-
-    Attributes:
-        places: whose pages have memory.
-        cold_places: whose pages have none yet.
-    """
+    """Places in a nursery that its client may use for records from now on; only the pages of `places` are populated."""
 
     nursery: Count
     places: list[Stretch]
@@ -134,13 +125,13 @@ class Grants(Part, frozen=True):
 
 
 class Fetch(Part, frozen=True):
-    """A record that is wanted from the second level; the first level has none.
+    """A record to fetch from the second level; the first level lacks it.
 
     Attributes:
-        number: names this fetch.
-        store_epoch: in which the record is to be put.
-        claims: whoever waits for it would compute it: if no host does so, this one shall.
-        timeout_ms: the time in which the record is of use to those who wait.
+        number: Id of this fetch.
+        store_epoch: Epoch in which the record is to be put.
+        claims: A waiting client would compute the record: claim it if no other host has.
+        timeout_ms: Time in which the record is useful to waiting clients.
     """
 
     number: Count
@@ -152,7 +143,7 @@ class Fetch(Part, frozen=True):
 
 
 class FetchEnd(Part, frozen=True):
-    """What became of a fetch. "elsewhere": another host computes the record; the fetch goes on, and ends once more."""
+    """The outcome of a fetch. "elsewhere": another host computes the record; the fetch goes on, and ends once more."""
 
     number: Count
     outcome: Literal["hit", "miss", "elsewhere", "late", "failed"]
@@ -166,10 +157,10 @@ class ClaimState(Part, frozen=True):
 
 
 class Save(Part, frozen=True):
-    """A record of the first level that the second level shall have too; it may have gone from `place` meanwhile.
+    """A record of the first level to save in the second level; it may be gone from `place` meanwhile.
 
     Attributes:
-        expires_at: nanoseconds since the host was booted; 0: it does not expire.
+        expires_at: Nanoseconds since boot; 0: it does not expire.
     """
 
     tenant: Text
@@ -182,10 +173,10 @@ class RowsWanted(Part, frozen=True):
     """The rows of a generation that its client wants: one row per computed token and key.
 
     Attributes:
-        keys: names of tensors, as `hidden_states`; see `ModelConfig.row_keys`.
-        first: the client has the rows before this position, from an earlier turn of the same conversation, say.
-        delivery: "full": all rows from position 0 on, with the answer. "delta": those from `first` on, each once; if
-            the generation is streamed, as they are computed.
+        keys: Names of tensors, as `hidden_states`; see `ModelConfig.row_keys`.
+        first: The client already has the rows before this position, for example from an earlier turn of a conversation.
+        delivery: "full": all rows from position 0, with the answer. "delta": those from `first` on, each once; as they
+            are computed if the generation is streamed.
     """
 
     keys: Annotated[list[Text], msgspec.Meta(min_length=1, max_length=MAX_ROW_KEYS)] = msgspec.field(
@@ -196,12 +187,12 @@ class RowsWanted(Part, frozen=True):
 
     @property
     def first_wanted(self) -> int:
-        """The position of the first row that is wanted."""
+        """Position of the first wanted row."""
         return self.first if self.delivery == "delta" else 0
 
 
 class Rows(Part, frozen=True):
-    """Rows of one key: those of positions `first …`, `(num_rows, width)`."""
+    """Rows of one key from position `first` on, `(num_rows, width)`."""
 
     key: Text
     first: Count
@@ -209,7 +200,7 @@ class Rows(Part, frozen=True):
 
 
 class SavedRows(Part, frozen=True):
-    """Rows of one key, those of positions `first …`, `shape`, that the store has, or soon will, under `name`."""
+    """Rows of one key from position `first` on, of shape `shape`, that the store has, or soon will, under `name`."""
 
     key: Text
     first: Count
@@ -219,12 +210,12 @@ class SavedRows(Part, frozen=True):
 
     @property
     def end(self) -> int:
-        """The position behind the last of them."""
+        """Position behind the last row."""
         return self.first + (self.shape or (0,))[0]
 
 
 class RequestRows(Part, frozen=True):
-    """Rows of one request and key; in a stream, they go on where those end that came before."""
+    """Rows of one request and key; in a stream, they continue the earlier ones."""
 
     request_id: Count
     rows: Rows
@@ -239,13 +230,13 @@ class StreamedTokens(Part, frozen=True):
 
 
 class ClipOptions(Part, frozen=True):
-    """What is wanted of a clip: a video, or a sound, of which the encoder is given slices.
+    """The wanted part of a clip (a video or a sound), and how it is sampled.
 
     Attributes:
-        start_s, end_s: the part that is wanted, seconds from the file's beginning; `end_s` None: to its end.
-        fps: frames of a video for each second, taken where `k / fps` seconds have passed since the file's beginning.
-        num_frames: frames of a video at equal distances instead; of `fps` and this one, a video has one and a sound
-            none.
+        start_s, end_s: Start and end in seconds of the file; `end_s` None: to its end.
+        fps: Frames of a video per second, taken at times `k / fps` of the file.
+        num_frames: Number of frames at equal distances instead; a video has one of `fps` and `num_frames`, a sound
+            neither.
     """
 
     modality: Literal["video", "audio"]
@@ -259,13 +250,13 @@ class Feature(Part, frozen=True):
     """One multimodal item of a request: `length` placeholder tokens of the prompt from `offset` on.
 
     Attributes:
-        modality: of the file; of a clip, each slice is an item.
-        mm_hash: content key of the processed item, 64 hex digits; of one that its client has named, the key of the
-            name, ":" and `num_embeds`.
-        num_embeds: embeddings that the encoder makes of it.
-        nbytes: size of the encoded item; both ends of a mirrored cache count with it.
-        payload: the processed item: in the store, inline, or (None) in the engine's cache.
-        has_output: nothing of it was processed: what the encoder says of it is in the store.
+        modality: Modality of the file; of a clip, each slice is an item.
+        mm_hash: Content key of the processed item, 64 hex digits; of an item named by its client, the key of the name,
+            ":" and `num_embeds`.
+        num_embeds: Number of embeddings that the encoder makes of it.
+        nbytes: Size of the encoded item; both ends of a mirrored cache count with it.
+        payload: The processed item: in the store, inline, or (None) in the engine's cache.
+        has_output: The store has its encoder output, and the item was not processed.
     """
 
     mm_hash: Text

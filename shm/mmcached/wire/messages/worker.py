@@ -1,4 +1,4 @@
-"""An engine says these messages to its workers. A plan is complete: a worker keeps caches, but no requests."""
+"""Messages from an engine to its workers. A plan is complete: a worker keeps caches, but no requests."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mmcached.wire.vocabulary import Modality
 
 
 class Attach(Message, frozen=True):
-    """Answer to `WorkerHello`: take plans of this engine, and of no other."""
+    """Answer to `WorkerHello`: take plans of this engine only."""
 
     engine_incarnation: Count
 
@@ -22,8 +22,8 @@ class EncodeItem(Part, frozen=True):
     """Keep the encoder's output of one item in the encoder cache under `key`: encode it, or load it from the store.
 
     Attributes:
-        tenant, store_epoch: of the record in the store that is made of it; epoch 0: none is.
-        modality: of the file that it was made of.
+        tenant, store_epoch: Tenant and epoch for saving the output in the store; epoch 0: it is not saved.
+        modality: Modality of the item's file.
     """
 
     key: Text
@@ -48,14 +48,14 @@ class RunChunk(Part, frozen=True):
     """Compute `token_ids` of one request, at positions `num_computed_tokens …`.
 
     Attributes:
-        block_ids: the request's KV blocks from position 0 on, at least as many as the chunk needs.
-        spans: encoder outputs that replace token embeddings.
-        sample: the chunk ends at the last known token: return the next one.
-        row_keys: of which the rows of positions `[first_row, end of the chunk)` are wanted; those before the chunk are
-            in the tensor prefix store.
-        block_hashes: digests of the request's blocks from number `first_block` on, as far as they are new.
-        rows_name: names of records that are made of large parts of its rows begin so; "": none are made.
-        tenant, store_epoch: of those.
+        block_ids: The request's KV blocks from position 0 on, at least as many as the chunk needs.
+        spans: Encoder outputs that replace token embeddings.
+        sample: The chunk ends at the last known token: return the next token.
+        row_keys: Keys whose rows of positions `[first_row, end of the chunk)` are wanted; rows before the chunk are in
+            the tensor prefix store.
+        block_hashes: Digests of the request's new blocks from number `first_block` on.
+        rows_name: Prefix of the names of records made of large parts of its rows; "": none are made.
+        tenant, store_epoch: Tenant and epoch of those records.
     """
 
     request_id: Count
@@ -74,10 +74,10 @@ class RunChunk(Part, frozen=True):
 
 
 class EmitEmbedding(Part, frozen=True):
-    """Return encoder output `key` as item `index` of a request; or, if it is large, save it in the store and name it.
+    """Return encoder output `key` as item `index` of a request; a large one may be saved in the store and named.
 
     Attributes:
-        mm_hash, tenant, store_epoch: of the record in the store; epoch 0: none is made.
+        mm_hash, tenant, store_epoch: Key, tenant and epoch of the record in the store; epoch 0: it is not saved.
     """
 
     request_id: Count
@@ -89,9 +89,9 @@ class EmitEmbedding(Part, frozen=True):
 
 
 class StepPlan(Message, frozen=True):
-    """One step. Order: drop `freed_keys`, let go of the rows of `released`, encode, emit, run the chunks in order.
+    """One step. Order: drop `freed_keys`, drop the rows of `released`, encode, emit, run the chunks in order.
 
-    Another `row_epoch` than that of the plan before: all prefix rows come from weights that are no more; forget them.
+    A changed `row_epoch` means that all prefix rows come from old weights: drop them.
     """
 
     engine_incarnation: Count
@@ -106,19 +106,17 @@ class StepPlan(Message, frozen=True):
 
 
 class ClearCaches(Message, frozen=True):
-    """Forget KV, encoder outputs and prefix rows: the engine's books were cleared."""
+    """Drop KV blocks, encoder outputs and prefix rows: the engine's records of them were cleared."""
 
     engine_incarnation: Count
 
 
 class Shutdown(Message, frozen=True):
-    """Finish and exit with status 0."""
-
     engine_incarnation: Count
 
 
 class ProbeWorker(Message, frozen=True):
-    """Read a small item, whose frames follow if it is inline, and answer `WorkerProbed`."""
+    """Read a small item, followed by its frames if it is inline, and answer `WorkerProbed`."""
 
     engine_incarnation: Count
     worker_epoch: Count

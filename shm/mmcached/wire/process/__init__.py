@@ -1,8 +1,6 @@
-"""Each role is a process, and does this like every other.
+"""Start, end and main loop of a process with a role.
 
-death         dies with its parent
-signals       turns a signal into a flag that the loop reads
-descriptors   raises the limit of open files, writes all of what one is given
-turns         keeps the loop fair and alive
-spans         sends its spans to a collector, if there is one
+death         ends a child with its parent             signals   turns a signal into a flag for the main loop
+descriptors   limit of open files, complete writes     turns     keeps the main loop fair and alive
+spans         sends spans to a collector
 """

@@ -1,7 +1,7 @@
 """Makes a child die with its parent, so that no orphan outlives a killed supervisor.
 
 Linux only (`PR_SET_PDEATHSIG`). The signal follows the *thread* that spawned the child: spawn from the main thread.
-Imported before everything else in a child, so it imports next to nothing.
+Children import this module first, so it imports next to nothing.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ _PR_SET_PDEATHSIG = 1
 
 
 def environment_for_children() -> dict[str, str]:
-    """Return this process's environment with the word that makes `arm_from_environment` act in a child."""
+    """Return this process's environment with the variable that `arm_from_environment` reads in a child."""
     return {**os.environ, PARENT_PID_VARIABLE: str(os.getpid())}
 
 
 def arm_from_environment(signum: int = signal.SIGKILL) -> None:
     """Ask the kernel for a signal when the parent dies; exit at once if it is dead. No-op without the variable.
 
-    An `exec` keeps what was asked for.
+    An `exec` keeps the request.
     """
     parent = os.environ.pop(PARENT_PID_VARIABLE, None)
     if parent is None or not sys.platform.startswith("linux"):

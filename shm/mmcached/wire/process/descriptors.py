@@ -1,4 +1,4 @@
-"""Raises the number of descriptors that a role may have, and writes to one as much as it is given.
+"""Raises the limit of open descriptors of a role, and writes all bytes to a file.
 
 Shells set the soft limit to 1024 for the sake of programs that use `select`; no role does.
 """
@@ -16,7 +16,7 @@ def raise_descriptor_limit() -> int:
 
 
 def write_all(descriptor: int, data: bytes | bytearray | memoryview, place: int = 0) -> None:
-    """Write all of the data from a place of a file on."""
+    """Write all of the data at offset `place` of a file."""
     rest = memoryview(data)
     while rest:
         rest = rest[os.pwrite(descriptor, rest, place + len(data) - len(rest)) :]

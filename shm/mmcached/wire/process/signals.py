@@ -1,4 +1,4 @@
-"""Turns the signals that end a process into a flag that its loop looks at, and that wakes it."""
+"""Turns the signals that end a process into a flag that its loop reads, and that wakes it."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)
 
 
 class StopFlag(Closeable):
-    """The handlers of `STOP_SIGNALS`, installed in the main thread; `num_signals` counts what came.
+    """The handlers of `STOP_SIGNALS`, installed in the main thread; `num_signals` counts signals.
 
-    A SIGHUP that is ignored from the start stays ignored: so `nohup` wants it. `close` leaves the handlers.
+    A SIGHUP that is ignored from the start stays ignored, as `nohup` requires. `close` leaves the handlers installed.
     """
 
     def __init__(self) -> None:
@@ -29,7 +29,7 @@ class StopFlag(Closeable):
         return self.num_signals > 0
 
     def fileno(self) -> int:
-        """Return the descriptor that can be read, for good, as soon as a signal has come."""
+        """Return a descriptor that becomes readable, and stays so, after the first signal."""
         return self._event
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
-"""Sends the spans of a role to an OTLP/HTTP collector, as its configuration and the variables `OTEL_*` say.
+"""Sends the spans of a role to an OTLP/HTTP collector, as configured and as the variables `OTEL_*` say.
 
-A finished span waits in a queue of bounded length for a thread of OpenTelemetry's SDK, which sends it. While the queue
-is full, or the collector does not answer, spans are dropped: no request waits for one, and none fails.
+A finished span waits in a bounded queue for a thread of OpenTelemetry's SDK, which sends it. While the queue is full,
+or the collector does not answer, spans are dropped: no request waits or fails.
 """
 
 from __future__ import annotations
@@ -19,17 +19,18 @@ if TYPE_CHECKING:
     from mmcached.wire.tracing import StartSpan
 
 LAST_EXPORT_S = 1.0
-"""How long the end of a role waits until its last spans have been sent."""
+"""How long a role's shutdown waits until its last spans are sent."""
 
 
 @contextmanager
 def exported_spans(config: ServiceConfig, role: str) -> Iterator[StartSpan | None]:
-    """Yield what begins spans that are exported; None if the configuration has no endpoint: nothing is imported then.
+    """Yield a function that begins exported spans; None, without any import, if no endpoint is configured.
 
     Args:
-        role: name of this process, an attribute of the resource of its spans.
+        role: Name of this process, an attribute of its spans' resource.
+
     Raises:
-        ConfigError: the SDK refuses a variable of the environment.
+        ConfigError: The SDK refuses a variable of the environment.
     """
     endpoint = config.otlp_traces_endpoint
     if not endpoint:

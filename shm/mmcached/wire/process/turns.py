@@ -1,14 +1,13 @@
 """Keeps a role's loop fair and alive: a share of a turn for each source, and a guard around each handler.
 
-    for _ in share:                                     so many messages, or so much time, whichever is used up first
+    for _ in share:                                     a number of messages, or a time, whichever is used up first
         raw = channel.receive_raw()
         if raw is None:
             break
         error = guard.call("message", handle, *raw)     an unexpected exception ends this message, not the role
-    wait(longest_rest_s(limits))                        with nothing to do; longer looks dead
+    wait(longest_rest_s(limits))                        while idle; a longer wait would look dead
 
-A source that has more than its share waits for the next turn, behind deadlines, deaths and all other sources. Knows
-nothing of sockets or messages.
+A source with more than its share waits for the next turn, after deadlines, deaths and all other sources.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ REST_S = 2.0
 
 
 def longest_rest_s(limits: LimitsConfig) -> float:
-    """Return how long a loop may wait while nothing is due: it turns to look alive, to whoever looks as often.
+    """Return how long an idle loop may wait: short enough to look alive to the supervisor.
 
     >>> longest_rest_s(LimitsConfig(silence_timeout_s=2.0))
     0.5
@@ -63,12 +62,12 @@ class TurnShare:
 
 
 class Guard:
-    """Calls the handlers of one loop, so that an exception which is not ours ends neither the loop nor the role.
+    """Calls the handlers of one loop, so that an unexpected exception ends neither the loop nor the role.
 
-    The caller decides what the failed handler may have left half done, and fails that: the request, the peer.
+    The caller fails the request or the peer whose handler may have stopped half-way.
 
     Attributes:
-        num_faults: number of handlers that have failed; it only rises.
+        num_faults: Number of failed handlers; it only rises.
     """
 
     def __init__(self, ends: tuple[type[Exception], ...] = ()) -> None:
@@ -78,18 +77,18 @@ class Guard:
     def call(
         self, what: str, handler: Callable[P, object], /, *args: P.args, **kwargs: P.kwargs
     ) -> InvariantError | None:
-        """Call a handler; return None, or the error to answer its peer with if it raised. `what` is for the log."""
+        """Call a handler; return None, or the error for its peer if it raised. `what` is for the log."""
         try:
             handler(*args, **kwargs)
         except self._ends:
             raise
         except Exception as error:
             self.num_faults += 1
-            # The text of a foreign exception may hold a user's data: only its class and places are told.
+            # The text of an unexpected exception may hold a user's data: only its class and places are logged.
             fields = {"peer": what, "error": type(error).__name__, "where": places(error)}
             _logger.error("a handler failed", extra=fields)
             return InvariantError(
-                f"{what}: {type(error).__name__} where none was expected; see the service's log, and report it",
+                f"{what}: unexpected {type(error).__name__}; see the service's log, and report it",
                 what=what,
                 error=type(error).__name__,
             )
@@ -97,6 +96,6 @@ class Guard:
 
 
 def places(error: BaseException) -> str:
-    """Return the places through which an exception came, innermost first; all of it that may be logged."""
+    """Return the source lines through which an exception came, innermost first; safe to log."""
     frames = traceback.extract_tb(error.__traceback__)[-MAX_PLACES:]
     return " < ".join(f"{os.path.basename(frame.filename)}:{frame.lineno} {frame.name}" for frame in reversed(frames))

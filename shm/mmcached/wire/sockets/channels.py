@@ -1,12 +1,11 @@
 """Carries typed messages over ZeroMQ: a `RouterChannel` at the end with many peers, a `DealerChannel` at the other.
 
-Where clients connect, which may be any number and may be wrong, the end with many peers is a `Listener`; our own
-clients' end is a `Dialer`.
+For clients, of which there may be any number and which may be faulty, a `Listener` takes the router's part and a
+`Dialer` the dealer's.
 
 Sending never blocks: a full queue is `ChannelFull`, an unknown peer `PeerGone`, and in both cases nothing was queued,
-so the caller can undo what it did for the message. `try_send` is for a message that may be lost with its peer.
-
-Not thread-safe: one thread owns a channel.
+so the caller can undo its work for the message. `try_send` is for a message that may be lost with its peer. Not
+thread-safe: one thread owns a channel.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ from mmcached.wire.sockets.unix_sockets import NamedListener
 RECEIVE_HIGH_WATER_MARK = 4096
 LISTEN_BACKLOG = 128
 LINGER_MS = 2000
-"""How long a closing socket goes on sending what was accepted; bounds the time that `close` can take."""
+"""How long a closing socket goes on sending queued messages; bounds the duration of `close`."""
 
 _logger = logging.getLogger(__name__)
 P = ParamSpec("P")
@@ -55,12 +54,12 @@ def attempt(send: Callable[P, None], /, *message: P.args, **options: P.kwargs) -
 
 
 def bind_named(socket: zmq.Socket[bytes], address: str) -> Callable[[], None]:
-    """Bind a socket; return what removes its name after it was closed.
+    """Bind a socket; return a function that removes its name after it was closed.
 
-    ZeroMQ itself would remove the name of `ipc://…` when it closes, also if it is another service's by then.
+    ZeroMQ itself would remove the name of `ipc://…` on close even if it belongs to another service by then.
 
     Raises:
-        OSError: (zmq.ZMQError too) the address cannot be bound.
+        OSError: (zmq.ZMQError too) The address cannot be bound.
     """
     if not address.startswith("ipc://"):
         socket.bind(address)
@@ -72,12 +71,10 @@ def bind_named(socket: zmq.Socket[bytes], address: str) -> Callable[[], None]:
 
 
 def _nothing() -> None:
-    """Remove no name: there is none."""
+    """Do nothing: the address has no name to remove."""
 
 
 class _Channel(Generic[ReceivesT], Closeable):
-    """What both kinds share: a socket with explicit limits, a decoder, and closing."""
-
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], kind: int, receives: Any) -> None:
         self.socket = context.socket(kind)
         self.socket.setsockopt(zmq.SNDHWM, SEND_HIGH_WATER_MARK)
@@ -95,10 +92,10 @@ class _Channel(Generic[ReceivesT], Closeable):
 
 
 class DealerChannel(_Channel[ReceivesT]):
-    """The end with one peer. Connecting succeeds also before the peer exists.
+    """The end with one peer. Connecting succeeds even before the peer exists.
 
     Args:
-        receives: the union of messages that this end takes.
+        receives: The union of messages that this end accepts.
     """
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], address: str, receives: Any) -> None:
@@ -107,10 +104,10 @@ class DealerChannel(_Channel[ReceivesT]):
         self.socket.connect(address)
 
     def take_disconnects(self) -> int:
-        """Return how often the connection was lost since the last call; what was sent before may be lost.
+        """Return how often the connection was lost since the last call; messages sent before may be lost.
 
-        ZeroMQ connects again by itself. Ask only when there is nothing left to receive: what the peer said before it
-        ended is still to be read.
+        ZeroMQ reconnects by itself. Call it only when there is nothing left to receive: the peer's last messages are
+        still to be read.
         """
         count = 0
         while self._monitor.poll(0, zmq.POLLIN):
@@ -119,7 +116,7 @@ class DealerChannel(_Channel[ReceivesT]):
         return count
 
     def register(self, poller: zmq.Poller) -> None:
-        """Have a poller wake up for a message, and for a connection that is lost."""
+        """Wake up a poller for a message, and for a lost connection."""
         poller.register(self.socket, zmq.POLLIN)
         poller.register(self._monitor, zmq.POLLIN)
 
@@ -130,29 +127,24 @@ class DealerChannel(_Channel[ReceivesT]):
         super().close()
 
     def send(self, message: object, payload: Sequence[Frame] = ()) -> None:
-        """As `send_frames`, for one message."""
         self.send_frames(encode_frames(message, payload))
 
     def send_frames(self, frames: Sequence[Frame]) -> None:
-        """Queue the frames of one message without blocking.
-
-        Raises:
-            ChannelFull: the queue is at its high-water mark; nothing was queued.
-        """
+        """Queue the frames of one message without blocking; ChannelFull if the queue is full: nothing was queued."""
         try:
             self.socket.send_multipart(frames, zmq.NOBLOCK)
         except zmq.Again:
             raise ChannelFull(f"{SEND_HIGH_WATER_MARK} messages wait for the peer; try again later") from None
 
     def try_send(self, message: object, payload: Sequence[Frame] = ()) -> bool:
-        """Queue one message as `send` does; return False, and log the reason, if that cannot be."""
+        """Queue one message as `send` does; return False, and log the reason, if that is impossible."""
         return attempt(self.send, message, payload)
 
     def try_receive(self) -> tuple[ReceivesT, list[Frame]] | None:
         """Return the next message and its payload, or None if there is none now; never waits.
 
         Raises:
-            RemoteProtocolError: the frames were taken off the queue and do not validate.
+            RemoteProtocolError: The frames were taken off the queue and do not validate.
         """
         try:
             frames = self.socket.recv_multipart(zmq.NOBLOCK)
@@ -164,12 +156,12 @@ class DealerChannel(_Channel[ReceivesT]):
         """Return the next message and its payload.
 
         Raises:
-            DeadlineExceeded: none came within `timeout_s`.
-            RemoteProtocolError: the frames were taken off the queue and do not validate.
+            DeadlineExceeded: None came within `timeout_s`.
+            RemoteProtocolError: The frames were taken off the queue and do not validate.
         """
         deadline = time.monotonic() + timeout_s
         while True:
-            # "Ready" is no promise: a peer that closes in between takes its last message with it.
+            # Polling is no guarantee: a peer that closes in between takes its last message with it.
             if self.wait(deadline - time.monotonic()) and (received := self.try_receive()) is not None:
                 return received
             if time.monotonic() >= deadline:
@@ -192,8 +184,8 @@ class RouterChannel(_Channel[ReceivesT]):
         """Queue one message for a peer without blocking.
 
         Raises:
-            PeerGone: no such connection; nothing was queued.
-            ChannelFull: its queue is at the high-water mark; nothing was queued.
+            PeerGone: The peer is not connected; nothing was queued.
+            ChannelFull: Its queue is at the high-water mark; nothing was queued.
         """
         try:
             self.socket.send_multipart([peer, *encode_frames(message, payload)], zmq.NOBLOCK)
@@ -205,11 +197,10 @@ class RouterChannel(_Channel[ReceivesT]):
             raise PeerGone(f"peer {peer.hex()} is not connected") from None
 
     def try_send(self, peer: bytes, message: object, payload: Sequence[Frame] = ()) -> bool:
-        """Queue one message as `send` does; return False, and log the reason, if that cannot be."""
         return attempt(self.send, peer, message, payload)
 
     def receive_raw(self) -> tuple[bytes, list[bytes]] | None:
-        """Return `(peer, frames)` of the next message, unread, or None; never waits. Pass the frames to `decode`."""
+        """Return the next message as `(peer, frames)`, for `decode`, or None if there is none; never waits."""
         try:
             peer, *frames = self.socket.recv_multipart(zmq.NOBLOCK)
         except zmq.Again:
@@ -217,5 +208,4 @@ class RouterChannel(_Channel[ReceivesT]):
         return peer, frames
 
     def decode(self, frames: Sequence[Frame]) -> tuple[ReceivesT, list[Frame]]:
-        """As `decode_frames`, for what this channel takes."""
         return decode_frames(frames, self._decoder)

@@ -1,12 +1,12 @@
-"""Connects to a `Listener`, and again whenever the connection was lost: a DEALER without a thread of its own.
+"""Connects to a `Listener`, and reconnects after a loss: a DEALER without a thread of its own.
 
-    nobody there ──any call, every `RETRY_S`──> connected ──the peer ends, or says what is no ZMTP──> nobody there
-        └── what is sent waits                      └── what is sent goes at once; what the kernel does not take waits
+    disconnected ──any call, every `RETRY_S`──> connected ──the peer ends, or breaks ZMTP──> disconnected
+        └── messages wait                          └── messages are sent at once; what the kernel does not take waits
 
-Messages are those of `channels`. What waits is lost with its connection, as is what has been sent and not read. A loss
-is counted when all was read that the peer has said before.
+Messages are those of `channels`. Waiting messages are lost with the connection, as are sent and unread ones. A loss is
+counted after everything that the peer sent before was read.
 
-Nothing here waits, but for `flush`. One thread at a time may call a dialer, and any may poll its descriptor.
+Only `flush` waits. One thread at a time may call a dialer, and any may poll its descriptor.
 """
 
 from __future__ import annotations
@@ -34,21 +34,20 @@ from mmcached.wire.sockets.sending import kept, send_now, send_queued
 from mmcached.wire.sockets.zmtp import MessageReader, handshake, pack
 
 RETRY_S = 0.1
-"""How long after it has connected, or tried to, it does not try again."""
+"""Time between two attempts to connect."""
 READ_BYTES = 1 << 16
 MAX_FRAMES = 1 << 20
 HANDSHAKE = handshake(b"DEALER")
 
 
 class Dialer(Generic[ReceivesT], Closeable):
-    """One end of a connection. The other one need not be there yet.
+    """One end of a connection, whose other end need not exist yet.
 
     Args:
         address: `ipc://PATH`.
-        receives: the union of messages that this end takes.
-        clock: monotonic seconds.
+
     Attributes:
-        num_losses: how often the connection was lost.
+        num_losses: Number of lost connections.
     """
 
     def __init__(self, address: str, receives: Any, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -58,30 +57,30 @@ class Dialer(Generic[ReceivesT], Closeable):
         self._dial_at = -math.inf
         self._socket: socket.socket | None = None
         self._reader = MessageReader(b"ROUTER", max_frames=MAX_FRAMES, max_bytes=MAX_FRAME_BYTES)
-        self._is_used_up = True  # what was read holds no further message
+        self._is_used_up = True  # the bytes read so far hold no further message
         self._queue: deque[memoryview] = deque()
         self._events = 0
         self.num_losses = 0
         self._epoll = select.epoll()
 
     def fileno(self) -> int:
-        """Readable when `try_receive`, having found nothing, has something to do; see also `retry_s`."""
+        """Readable when `try_receive`, after it has returned None, may find something; see also `retry_s`."""
         return self._epoll.fileno()
 
     @property
     def is_connected(self) -> bool:
-        """Whether no loss has been noticed since it has connected."""
+        """Whether no loss was noticed since the last connect."""
         return self._socket is not None
 
     def retry_s(self) -> float:
-        """Return when `try_receive` should be called in any case, in seconds; infinite while connected."""
+        """Return in how many seconds `try_receive` should be called in any case; infinite while connected."""
         return math.inf if self.is_connected else max(0.0, self._dial_at - self._clock())
 
     def send_frames(self, frames: Sequence[Frame]) -> None:
-        """Send or queue the frames of one message; what is queued of mutable frames is copied.
+        """Send or queue the frames of one message; mutable frames are copied if they are queued.
 
         Raises:
-            ChannelFull: the queue is at its high-water mark; nothing was queued.
+            ChannelFull: The queue is at its high-water mark; nothing was queued.
         """
         if len(self._queue) >= SEND_HIGH_WATER_MARK:
             raise ChannelFull(f"{SEND_HIGH_WATER_MARK} messages wait for the peer; try again later")
@@ -94,10 +93,10 @@ class Dialer(Generic[ReceivesT], Closeable):
             self._watch()
 
     def try_receive(self) -> tuple[ReceivesT, list[Frame]] | None:
-        """Return the next message and its payload, or None if there is none now; sends what waits.
+        """Return the next message and its payload, or None if there is none now; sends waiting messages.
 
         Raises:
-            RemoteProtocolError: the message was read and does not validate.
+            RemoteProtocolError: The message was read and does not validate.
         """
         source = self._connection()
         if source is not None and self._queue:
@@ -115,16 +114,22 @@ class Dialer(Generic[ReceivesT], Closeable):
                 self._lose()
                 return None
             if frames is not None:
+                self._is_used_up = not self._reader.has_unread
                 return decode_frames(frames, self._decoder)
             self._is_used_up = not self._reader.has_more
         return None
+
+    @property
+    def has_read(self) -> bool:
+        """Whether what was read may hold a message."""
+        return not self._is_used_up
 
     def has_news(self) -> bool:
         """Whether `try_receive` may find something, or has to connect; asks the kernel, and reads nothing."""
         return self._socket is None or not self._is_used_up or bool(self._epoll.poll(0, 1))
 
     def flush(self, timeout_s: float) -> None:
-        """Send what waits, for so long at most; to nobody if nobody is connected."""
+        """Send waiting messages for up to `timeout_s`; returns at once without a connection."""
         end = self._clock() + timeout_s
         poll = select.poll()
         if self._socket is not None:
@@ -134,14 +139,14 @@ class Dialer(Generic[ReceivesT], Closeable):
                 return
 
     def abandon(self) -> None:
-        """In a forked child: close the descriptors, and leave the parent's connection alone."""
-        self._epoll.close()  # first: it is one object with the parent's, and nothing may be taken out of it
+        """Close the descriptors in a forked child, leaving the parent's connection alone."""
+        self._epoll.close()  # first: parent and child share it, so nothing may be unregistered from it
         if self._socket is not None:
             self._socket.close()
             self._socket = None
 
     def close(self) -> None:
-        """Drop what waits, and close; what the kernel has taken still arrives. A second call does nothing."""
+        """Drop waiting messages, and close; bytes taken by the kernel still arrive. A second call does nothing."""
         self._dial_at = math.inf
         if self._socket is not None:
             self._socket.close()
@@ -151,10 +156,9 @@ class Dialer(Generic[ReceivesT], Closeable):
     # ---- how
 
     def _connection(self) -> socket.socket | None:
-        """Return the connection; if there is none, try to make it if it is time."""
         if self._socket is None and self._clock() >= self._dial_at:
             self._dial_at = self._clock() + RETRY_S
-            with contextlib.suppress(OSError):  # nobody listens, too many wait to be accepted, or no descriptor is left
+            with contextlib.suppress(OSError):  # no listener, a full backlog, or no free descriptor
                 self._dial()
         return self._socket
 
@@ -182,7 +186,7 @@ class Dialer(Generic[ReceivesT], Closeable):
         return num_sent
 
     def _watch(self) -> None:
-        """Have the descriptor tell also when the kernel takes more, while something waits."""
+        """Poll for writability too while something waits."""
         if self._socket is not None:
             events = select.EPOLLIN | (select.EPOLLOUT if self._queue else 0)
             if events != self._events:
@@ -190,7 +194,7 @@ class Dialer(Generic[ReceivesT], Closeable):
                 self._events = events
 
     def _read(self, source: socket.socket) -> bool:
-        """Read what is there, up to some size; return whether there was something. The peer's end is a loss."""
+        """Read up to one piece; return whether there was any. The peer's end counts as a loss."""
         try:
             room = self._reader.room()
             if room is not None:
@@ -211,7 +215,8 @@ class Dialer(Generic[ReceivesT], Closeable):
     def _lose(self) -> None:
         lost, self._socket = self._socket, None
         if lost is not None:
-            self._epoll.unregister(lost)  # a child may hold it too, and closing it here would not take it out
+            # a child may hold the socket too, so that closing it here would not unregister it
+            self._epoll.unregister(lost)
             lost.close()
         self._queue.clear()
         self.num_losses += 1

@@ -1,7 +1,7 @@
-"""Turns typed messages into frames, and back: `[version][MessagePack body][payload frame]*`.
+"""Encodes typed messages as frames, and back: `[version][MessagePack body][payload frame]*`.
 
-A frame set that does not validate is a `RemoteProtocolError` with the path of the field, and changes nothing. Knows no
-socket, and no ZeroMQ: a client needs neither it nor its start.
+A frame set that does not validate is a `RemoteProtocolError` with the path of the field, and changes nothing.
+Independent of sockets and ZeroMQ, which a client need not import.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from mmcached.wire.version import PROTOCOL_VERSION, mismatch
 SEND_HIGH_WATER_MARK = 4096
 """Messages queued per peer before `ChannelFull`. A step plan or an answer is small; tensor bytes are in the ring."""
 MAX_FRAME_BYTES = 4 << 30
-"""A peer that announces a larger frame is disconnected: no tensor, picture or record is."""
+"""A peer that announces a larger frame is disconnected: no tensor, image or record is larger."""
 
 _VERSION_FRAME = b"mmc" + bytes([PROTOCOL_VERSION])
 _encoder = msgspec.msgpack.Encoder()
@@ -27,7 +27,6 @@ ReceivesT = TypeVar("ReceivesT")
 
 
 def encode_frames(message: object, payload: Sequence[Frame] = ()) -> list[Frame]:
-    """Return the frames of one message."""
     return [_VERSION_FRAME, _encoder.encode(message), *payload]
 
 
@@ -39,20 +38,18 @@ def make_decoder(receives: Any) -> msgspec.msgpack.Decoder[Any]:
 def decode_frames(
     frames: Sequence[Frame], decoder: msgspec.msgpack.Decoder[ReceivesT]
 ) -> tuple[ReceivesT, list[Frame]]:
-    """Validate the frames of one message.
+    """Validate the frames of one message; return the message and its payload frames.
 
-    Returns:
-        the message and its payload frames.
     Raises:
-        RemoteProtocolError: wrong version, truncated, not MessagePack, or not a message that this end takes.
+        RemoteProtocolError: Wrong version, truncated, not MessagePack, or not a message that this end accepts.
     """
     if len(frames) < 2:
         raise RemoteProtocolError(f"{len(frames)} frame(s), a message has at least 2", "frames")
-    # The length first: the frame may be a large one.
-    version = bytes(frames[0]) if len(frames[0]) == len(_VERSION_FRAME) else b""
-    if version[:3] != _VERSION_FRAME[:3]:
-        raise RemoteProtocolError("the first frame is not an mmcached version", "version")
-    if version != _VERSION_FRAME:
+    if frames[0] != _VERSION_FRAME:
+        # The length first, because the frame may be a large one.
+        version = bytes(frames[0]) if len(frames[0]) == len(_VERSION_FRAME) else b""
+        if version[:3] != _VERSION_FRAME[:3]:
+            raise RemoteProtocolError("the first frame is not an mmcached version", "version")
         raise RemoteProtocolError(mismatch(version[3]), "version")
     try:
         message = decoder.decode(frames[1])

@@ -1,24 +1,24 @@
-"""Serves any number of peers, which may be too many, too fast, too large, deaf or dead.
+"""Serves any number of peers, which may be too many, too fast, too large, unresponsive or dead.
 
-Peers are DEALERs, libzmq's (`DealerChannel`) or our own (`Dialer`); here their protocol is spoken by hand (`zmtp`),
-because libzmq's ROUTER ends the process when descriptors run out, collects a message that never ends, and says neither
-what waits for a peer nor how to be rid of it. Messages are those of `channels`.
+Peers are DEALERs, libzmq's (`DealerChannel`) or a `Dialer`; ZMTP is implemented here (`zmtp`), because libzmq's ROUTER
+ends the process when descriptors run out, collects a message that never ends, and offers no way to see a peer's queue
+or to disconnect a peer. Messages are those of `channels`.
 
     accepted ──greeting, READY──> open ──one message of each in a round──> handled
-       └── too many: refused       ├── more waits for it than `pause_bytes`: it is not read until it has read
+       └── too many: refused       ├── more than `pause_bytes` wait for it: not read until it has read
                                    ├── more than `max_queued_bytes`, or no progress for `stall_s`: disconnected
-                                   ├── all hold more than `max_held_bytes`: the costliest is told so, and disconnected
+                                   ├── all hold more than `max_held_bytes`: the costliest is told, and disconnected
                                    └── its process ends: closed by the kernel
 
-Held are bytes that wait for a peer, and bytes that have come of a message that has not ended. A frame's announced size
-is compared with the limit of a message, and nothing is held or allocated for it until bytes come. The costliest peer is
-the one with the most bytes × seconds, from the time when the oldest of its bytes came. So a large message that keeps
-coming is not ended for the sake of those that have held memory for longer.
+Held bytes are those that wait for a peer, and those received of an incomplete message. A frame's announced size is
+compared with the limit of a message, and nothing is allocated for it until bytes come. The costliest peer is the one
+with the most bytes × seconds since the oldest of its bytes came. So a large message that keeps coming is not ended for
+the sake of peers that have held memory for longer.
 
-Connections never take the last `reserved_descriptors` numbers of the process. One that is too many is told so, in
-answer to whatever it says, and closed a moment later; while enough of those are being told, nobody else is accepted.
+Connections never take the last `reserved_descriptors` numbers of the process. An excess connection is told so, in
+answer to any message, and closed a moment later; at most `MAX_REFUSED` are open, and then nothing is accepted.
 
-Nothing here waits, but for `close`. One thread owns a listener.
+Only `close` waits. One thread owns a listener.
 """
 
 from __future__ import annotations
@@ -45,27 +45,27 @@ from mmcached.wire.sockets.zmtp import MessageReader, handshake, pack
 BACKLOG = 256
 READ_BYTES = 1 << 16
 MAX_REFUSED = 16
-"""Connections that are being told that they are too many."""
+"""Excess connections that are open at a time."""
 REFUSED_S = 1.0
-"""How long one of them stays open: its client must not come back at once."""
+"""Lifetime of an excess connection: its client must not reconnect at once."""
 ACCEPT_PAUSE_S = 0.1
 MAX_ACCEPTED = 4
-"""Connections that are accepted in one round."""
+"""Connections accepted in one round."""
 HANDSHAKE = handshake(b"ROUTER")
 _READABLE = select.EPOLLIN | select.EPOLLHUP | select.EPOLLERR
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """What one listener takes.
+    """The limits of one listener.
 
     Attributes:
-        reserved_descriptors: the last numbers of the process, which connections leave free.
-        max_frames, max_message_bytes: of one message; see `limits`.
-        max_body_bytes: of a message without its payload, looked at before it is decoded.
-        max_queued_bytes: that wait for one peer.
-        max_held_bytes: that wait for all peers together, or are committed for messages that have not ended.
-        stall_s: how long a peer may read nothing of what waits for it, or send no more of a message.
+        reserved_descriptors: The last descriptor numbers of the process, which connections leave free.
+        max_frames, max_message_bytes: Limits of one message; see `limits`.
+        max_body_bytes: Limit of a message without its payload, checked before it is decoded.
+        max_queued_bytes: Limit of bytes that wait for one peer.
+        max_held_bytes: Limit of bytes that wait for all peers together, or are committed for incomplete messages.
+        stall_s: How long a peer may read nothing while bytes wait for it, or send no more of a message.
     """
 
     max_connections: int
@@ -83,13 +83,12 @@ class _Connection:
     """One peer.
 
     Attributes:
-        queue, queued_bytes: what it has not taken yet.
-        held_bytes: that, and what is held of a message that has not ended, when it was last counted.
-        message_at: when the first bytes came of the message that has not ended.
-        marked_at, marked_bytes: how many of the bytes that waited for it at that time still do; the oldest of them are
-            taken first.
-        is_due: it is in the round: it may have something to read.
-        refused_since: it is one too many.
+        queue, queued_bytes: Pieces that it has not taken yet.
+        held_bytes: `queued_bytes` and the bytes held of an incomplete message, when last counted.
+        message_at: Arrival of the first bytes of the incomplete message.
+        marked_at, marked_bytes: Bytes that have been waiting since `marked_at`; the oldest are sent first.
+        is_due: Whether it is in the current round: it may have something to read.
+        refused_since: Start of an excess connection; None for others.
     """
 
     peer: bytes
@@ -115,16 +114,16 @@ class _Connection:
 
 
 class Listener(Generic[ReceivesT], Closeable):
-    """Listens on a unix socket; a dead process's socket of that name is replaced.
+    """Listens on a unix socket, replacing a dead process's socket of that name.
 
     Args:
         address: `ipc://PATH`.
-        receives: the union of messages that this end takes.
-        refusal: what one peer too many is told.
-        overload: what a peer is told that is disconnected because all hold too much; None: nothing.
-        clock: monotonic seconds.
+        refusal: Message to a peer that is refused because too many are connected.
+        overload: Message to a peer that is disconnected because all hold too much; None for no message.
+
     Attributes:
-        num_refused, num_disconnected: peers that were too many; that did not read, did not end a message or held most.
+        num_refused: Peers that were refused.
+        num_disconnected: Peers disconnected because they did not read, did not end a message, or held most.
     """
 
     def __init__(
@@ -159,7 +158,7 @@ class Listener(Generic[ReceivesT], Closeable):
         self._epoll.register(self._socket.fileno(), select.EPOLLIN)
 
     def __len__(self) -> int:
-        """Return how many peers are connected."""
+        """Return the number of connected peers."""
         return len(self._connections) - self._num_refused_now
 
     def __contains__(self, peer: bytes) -> bool:
@@ -172,15 +171,15 @@ class Listener(Generic[ReceivesT], Closeable):
 
     @property
     def has_more(self) -> bool:
-        """Whether `serve` left something that `fileno` does not tell of."""
+        """Whether `serve` left work that `fileno` does not signal."""
         return bool(self._due)
 
     # ---- receiving
 
     def serve(self, share: TurnShare) -> Iterator[tuple[bytes, ReceivesT | RemoteProtocolError, list[Frame]]]:
-        """Yield `(peer, message, payload)`, or what is wrong with a message of that peer: one of each in a round.
+        """Yield `(peer, message, payload)`, with an error in place of an invalid message: one of each peer in a round.
 
-        Connections that are ready while a round is served take part in the next one.
+        Connections that become ready while a round is served take part in the next one.
         """
         for _ in share:
             if not self._num_left_of_round:
@@ -204,7 +203,7 @@ class Listener(Generic[ReceivesT], Closeable):
                 continue
             if frames is None:
                 continue
-            if connection.reader.has_unread:  # else the kernel tells when there is more
+            if connection.reader.has_unread:  # else the kernel signals when there is more
                 self._make_due(connection)
             if connection.refused_since is not None:
                 self.try_send(connection.peer, self._refusal)
@@ -220,7 +219,6 @@ class Listener(Generic[ReceivesT], Closeable):
                 yield connection.peer, message, payload
 
     def wait(self, timeout_s: float) -> bool:
-        """Return whether there is something to serve; wait up to `timeout_s`."""
         poll = select.poll()
         poll.register(self._epoll.fileno(), select.POLLIN)
         return self.has_more or bool(poll.poll(max(0, round(timeout_s * 1000))))
@@ -236,7 +234,7 @@ class Listener(Generic[ReceivesT], Closeable):
                 self._write(connection)
             if events & _READABLE and connection.is_open:
                 if events & select.EPOLLHUP and not connection.events & select.EPOLLIN:
-                    self._close(connection)  # it is not read, and will not read any more
+                    self._close(connection)  # it is not read now, and will not read any more
                 else:
                     self._make_due(connection)
 
@@ -246,25 +244,26 @@ class Listener(Generic[ReceivesT], Closeable):
             self._due.append(connection)
 
     def _next(self, connection: _Connection) -> list[Frame] | None:
-        """Return the next message of a connection if it has come; take up to one piece off its socket for it."""
-        message = connection.reader.next_message()
+        """Return the next complete message of a connection, receiving up to one piece for it; None if there is none."""
+        reader = connection.reader
+        message = reader.next_message()
         if message is not None:
-            connection.message_at = connection.read_at  # what is left came with the last piece
+            connection.message_at = connection.read_at  # the rest came with the last piece
             return message
-        if connection.reader.has_more:
+        if reader.has_more:
             self._make_due(connection)
             return None
-        was_mid_message = connection.reader.is_mid_message
+        was_mid_message = reader.is_mid_message
         try:
-            room = connection.reader.room()
+            room = reader.room()
             if room is not None:
                 num_bytes = connection.socket.recv_into(room)
-                connection.reader.filled(num_bytes)
+                reader.filled(num_bytes)
                 is_all = num_bytes < len(room)
             else:
                 data = connection.socket.recv(READ_BYTES)
                 num_bytes = len(data)
-                connection.reader.feed(data)
+                reader.feed(data)
                 is_all = num_bytes < READ_BYTES
         except BlockingIOError:
             return None
@@ -274,10 +273,10 @@ class Listener(Generic[ReceivesT], Closeable):
             self._close(connection)
             return None
         connection.read_at = self._clock()
-        message = connection.reader.next_message()
+        message = reader.next_message()
         if message is not None or not was_mid_message:
             connection.message_at = connection.read_at
-        if message is None and (connection.reader.has_more or not is_all):
+        if message is None and (reader.has_more or not is_all):
             self._make_due(connection)
         self._count_held(connection)
         return message
@@ -285,11 +284,11 @@ class Listener(Generic[ReceivesT], Closeable):
     # ---- sending
 
     def send(self, peer: bytes, message: object, payload: Sequence[Frame] = ()) -> None:
-        """Send or queue one message; what is queued of mutable frames is copied.
+        """Send or queue one message; mutable frames are copied if they are queued.
 
         Raises:
-            PeerGone: no such connection; nothing was queued.
-            ChannelFull: too much waits for it: it is disconnected.
+            PeerGone: The peer is not connected; nothing was queued.
+            ChannelFull: Too much waits for it, and it was disconnected.
         """
         connection = self._connections.get(peer)
         if connection is None:
@@ -301,7 +300,7 @@ class Listener(Generic[ReceivesT], Closeable):
                 return
             connection.sent_at = connection.marked_at = self._clock()
         num_bytes = sum(map(nbytes, pieces))
-        # One message may be larger than the limit: a record is, and its client reads it.
+        # One message may be larger than the limit, if the queue is empty: a large record.
         if connection.queue and connection.queued_bytes + num_bytes > self._bounds.max_queued_bytes:
             reason = f"{connection.queued_bytes >> 20} MiB wait for peer {peer.hex()}, and it does not read"
             self._disconnect(connection)
@@ -312,7 +311,6 @@ class Listener(Generic[ReceivesT], Closeable):
         self._count_held(connection)
 
     def try_send(self, peer: bytes, message: object, payload: Sequence[Frame] = ()) -> bool:
-        """Send or queue one message as `send` does; return False, and log the reason, if that cannot be."""
         return attempt(self.send, peer, message, payload)
 
     def _write(self, connection: _Connection) -> None:
@@ -327,7 +325,7 @@ class Listener(Generic[ReceivesT], Closeable):
         self._count_held(connection)
 
     def _watch(self, connection: _Connection) -> None:
-        """Ask the kernel for what concerns a connection now: a client that does not read is not read either."""
+        """Poll for the events that matter now: a client that does not read is not read either."""
         events = select.EPOLLIN if connection.queued_bytes <= self._pause_bytes else 0
         if connection.queue:
             events |= select.EPOLLOUT
@@ -336,10 +334,10 @@ class Listener(Generic[ReceivesT], Closeable):
             connection.events = events
             self._epoll.modify(connection.socket.fileno(), events)
             if was_paused:
-                self._make_due(connection)  # what was read of it before may hold messages
+                self._make_due(connection)  # earlier bytes may hold messages
 
     def _count_held(self, connection: _Connection) -> None:
-        """Count what a connection holds; if all hold too much, end the costliest, until the others may go on."""
+        """Count a connection's held bytes; beyond `max_held_bytes` disconnect the costliest peers."""
         held_bytes = connection.queued_bytes + connection.reader.num_held_bytes
         if held_bytes == connection.held_bytes or not connection.is_open:
             return
@@ -348,32 +346,32 @@ class Listener(Generic[ReceivesT], Closeable):
         while self._held_bytes > self._bounds.max_held_bytes:
             now = self._clock()
             costliest = max(self._connections.values(), key=lambda one: (one.cost(now), one.held_bytes))
-            if self._overload is not None and not costliest.queue:  # else it is in the middle of an answer
+            if self._overload is not None and not costliest.queue:  # else an answer is half sent
                 send_now(costliest.socket, pack(encode_frames(self._overload)))
             self._disconnect(costliest)
 
     # ---- connections
 
     def is_connected(self, peer: bytes) -> bool:
-        """Return whether a peer is there; one that has closed its end is not, though what it said is yet to be read."""
+        """Return whether a peer is connected; False once it has closed its end, even if it has unread bytes."""
         connection = self._connections.get(peer)
         if connection is None:
             return False
         poll = select.poll()
-        poll.register(connection.socket.fileno(), 0)  # a hang-up is told in any case
+        poll.register(connection.socket.fileno(), 0)  # a hang-up is always reported
         return not poll.poll(0)
 
     def disconnect(self, peer: bytes) -> None:
-        """Close a connection; what the kernel has taken for it already still arrives. An unknown peer changes nothing.
+        """Close a connection; bytes that the kernel has taken still arrive. An unknown peer changes nothing.
 
-        Its client will notice, and connect anew.
+        The client notices, and reconnects.
         """
         connection = self._connections.get(peer)
         if connection is not None:
             self._close(connection)
 
     def check(self, now: float) -> None:
-        """Close connections that have made no progress for too long; accept again what had to wait."""
+        """Close connections without progress for too long; resume accepting after a pause."""
         for connection in list(self._connections.values()):
             since = now - self._bounds.stall_s
             is_deaf = bool(connection.queue) and connection.sent_at < since
@@ -394,7 +392,7 @@ class Listener(Generic[ReceivesT], Closeable):
             accepted, _ = self._socket.accept()
         except BlockingIOError:
             return
-        except OSError:  # no descriptor, or no memory: somebody else has taken the reserve
+        except OSError:  # no descriptor or memory: other code has taken the reserve
             self._pause_accepting()
             return
         highest = resource.getrlimit(resource.RLIMIT_NOFILE)[0] - self._bounds.reserved_descriptors
@@ -440,7 +438,7 @@ class Listener(Generic[ReceivesT], Closeable):
         connection.queue.clear()
 
     def close(self) -> None:
-        """Stop listening, send what is queued for up to `LINGER_MS`, and close. A second call does nothing."""
+        """Stop listening, send queued bytes for up to `LINGER_MS`, and close. A second call does nothing."""
         if self._epoll.closed:
             return
         self._named.remove_name()
@@ -449,7 +447,7 @@ class Listener(Generic[ReceivesT], Closeable):
         end = time.monotonic() + LINGER_MS / 1000
         while any(connection.queue for connection in self._connections.values()) and time.monotonic() < end:
             for fd, events in self._epoll.poll(max(0.0, end - time.monotonic())):
-                if events & select.EPOLLHUP:  # it takes nothing any more, and EPOLLOUT comes with it
+                if events & select.EPOLLHUP:  # the peer takes nothing any more, and EPOLLOUT is set too
                     self._close(self._by_fd[fd])
                 elif events & select.EPOLLOUT:
                     self._write(self._by_fd[fd])

@@ -1,6 +1,6 @@
-"""Sends pieces of bytes over sockets that do not block: what the kernel takes now, and later the rest.
+"""Sends pieces of bytes over non-blocking sockets: as many as the kernel takes now, and later the rest.
 
-Knows nothing of what they mean. A peer that is gone takes nothing: reading tells.
+A dead peer's socket takes nothing; reading reports its end.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from collections.abc import Sequence
 Piece = bytes | bytearray | memoryview
 
 MAX_PIECES = 64
-"""Pieces in one call to the kernel."""
 
 
 def nbytes(piece: Piece) -> int:
@@ -20,13 +19,13 @@ def nbytes(piece: Piece) -> int:
 
 
 def kept(piece: Piece) -> memoryview:
-    """Return what stays as it is until it is sent."""
+    """Return bytes that stay unchanged until they are sent; mutable ones are copied."""
     is_fixed = isinstance(piece, bytes) or (isinstance(piece, memoryview) and isinstance(piece.obj, bytes))
     return memoryview(piece if is_fixed else bytes(piece)).cast("B")
 
 
 def send_now(to: socket.socket, pieces: list[Piece]) -> list[Piece]:
-    """Send what the kernel takes at once; return what is left."""
+    """Send as many bytes as the kernel takes at once; return the unsent pieces."""
     while pieces:
         num_sent = send_once(to, pieces[:MAX_PIECES])
         if not num_sent:
@@ -43,7 +42,7 @@ def send_now(to: socket.socket, pieces: list[Piece]) -> list[Piece]:
 
 
 def send_queued(to: socket.socket, queue: deque[memoryview]) -> int:
-    """Send what the kernel takes of a queue in one call; return how many bytes have left it."""
+    """Send part of a queue in one system call, and remove it from the queue; return the number of sent bytes."""
     num_sent = left = send_once(to, [queue[index] for index in range(min(MAX_PIECES, len(queue)))])
     while left:
         piece = queue.popleft()
@@ -55,7 +54,7 @@ def send_queued(to: socket.socket, queue: deque[memoryview]) -> int:
 
 
 def send_once(to: socket.socket, pieces: Sequence[Piece]) -> int:
-    """Return how many bytes the kernel has taken; 0 if none now, or never again."""
+    """Return the number of bytes that the kernel has taken; 0 if it takes none now, or the socket is dead."""
     try:
         if len(pieces) == 1:
             return to.send(pieces[0], socket.MSG_NOSIGNAL)

@@ -1,7 +1,4 @@
-"""Listens at named unix sockets, and asks the kernel who does.
-
-Knows nothing of what is said there.
-"""
+"""Named unix sockets, and the process that listens there."""
 
 from __future__ import annotations
 
@@ -25,12 +22,12 @@ class Listener:
 
 
 def listener_at(path: str | os.PathLike[str]) -> Listener | None:
-    """Return who listens at a unix socket; None if nobody does: a dead process's file stays behind.
+    """Return the process that listens at a unix socket; None without one: a dead process's file stays behind.
 
-    An answer about this moment: that the name leads to a service of ours is what `RunDir.check` proves.
+    Valid only for this moment; `RunDir.check` proves that the name belongs to a service of this user.
 
     Raises:
-        BlockingIOError: somebody does, and its queue is full.
+        BlockingIOError: There is a listener, and its queue is full.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as connection:
         try:
@@ -45,14 +42,15 @@ def listener_at(path: str | os.PathLike[str]) -> Listener | None:
 
 
 class NamedListener:
-    """Listens at a path, in the place of whatever had that name.
+    """Listens at a path, replacing an existing file of that name.
 
-    The name is removed by `remove_name` and never by closing the socket, so that who listens there after us keeps it.
+    The name is removed by `remove_name` and never by closing the socket, so that a later listener keeps it.
 
     Attributes:
-        socket: does not block; the caller's, to accept from or to hand over.
+        socket: Non-blocking; owned by the caller, to accept from or to hand over.
+
     Raises:
-        OSError: the path cannot be bound.
+        OSError: The path cannot be bound.
     """
 
     def __init__(self, path: Path, backlog: int) -> None:
@@ -68,7 +66,6 @@ class NamedListener:
             raise
 
     def is_named(self) -> bool:
-        """Return whether the path still leads to this socket."""
         try:
             return os.path.samestat(self._path.lstat(), self._status)
         except OSError:

@@ -1,13 +1,13 @@
-"""Speaks ZMTP 3.0 without a socket, mechanism NULL: as a ROUTER or as a DEALER.
+"""The ZMTP 3.0 protocol without a socket, mechanism NULL: as a ROUTER or as a DEALER.
 
     both     signature FF 8×00 7F, version 3.0, "NULL", zeros                    64 bytes
     both     04 size 05 "READY" (name-size name value-size:4 value)*             a command
     both     (flags size body)*       flags: 1 more frames follow, 2 size has 8 bytes instead of 1, 4 a command
 
-`MessageReader` makes messages of bytes, within limits: a message with too many frames or bytes is an error as soon as
-that is known, and the rest of it is left out as it comes. So it costs no memory, however long it is, and what follows
-it is read again. The memory of a message within the limits grows with the bytes that have come: a size that a frame's
-head announces is compared with the limits, and nothing is allocated for it. Source: rfc.zeromq.org, 23/ZMTP.
+`MessageReader` assembles messages within limits: a message with too many frames or bytes is an error as soon as that is
+known, and the rest of it is discarded as it comes, without using memory; later messages are read normally. The memory
+of a message within the limits grows with the received bytes: a frame's announced size is compared with the limits, and
+nothing is allocated for it. Source: rfc.zeromq.org, 23/ZMTP.
 """
 
 from __future__ import annotations
@@ -23,18 +23,21 @@ Frame = bytes | bytearray | memoryview
 GREETING = b"\xff" + bytes(8) + b"\x7f" + bytes((3, 0)) + b"NULL".ljust(20, b"\0") + bytes(32)
 MORE, LONG, COMMAND = 1, 2, 4
 LARGE_FRAME = 1 << 14
-"""Frames of so many bytes are received where they stay; smaller ones are cut out of what came."""
+"""Size from which frames are received into a buffer of their own; smaller ones are cut out of the received bytes."""
 FIRST_BUFFER_BYTES = 1 << 16
 """Size of a large frame's first buffer. A full buffer is replaced by one that is `BUFFER_GROWTH` times as large."""
 BUFFER_GROWTH = 4
 MAPPED_BYTES = 1 << 22
 """From this size on the buffer has room for the whole frame: an anonymous mapping, whose pages are committed one by one
-when bytes are written to them, as huge pages where the kernel has them."""
+when bytes are written to them, as huge pages where the kernel has them.
+"""
 HUGE_PAGE_BYTES = 1 << 21
 ROOM_BYTES = 1 << 18
-"""Bytes that are received at once: one peer's large frame takes a millisecond of a loop that has other peers."""
+"""Bytes received at once: one peer's large frame takes a millisecond of a loop that has other peers."""
 FRAMES_AT_ONCE = 64
 MAX_COMMAND_BYTES = 1 << 10
+MAX_SHORT_BYTES = 255
+_SHORT_HEADS = [[bytes((flags, size)) for size in range(MAX_SHORT_BYTES + 1)] for flags in (0, MORE)]
 
 
 def _property(name: bytes, value: bytes) -> bytes:
@@ -42,35 +45,37 @@ def _property(name: bytes, value: bytes) -> bytes:
 
 
 def handshake(role: bytes) -> bytes:
-    """Return all that a ROUTER or DEALER has to say before messages; it need not wait for the peer's."""
+    """Return all bytes that a ROUTER or DEALER sends before messages; it need not wait for the peer's."""
     ready = b"\x05READY" + _property(b"Socket-Type", role) + _property(b"Identity", b"")
     return GREETING + bytes((COMMAND, len(ready))) + ready
 
 
 def pack(frames: Sequence[Frame]) -> list[Frame]:
-    """Return the bytes of one message in few pieces: small frames are joined, large ones stay where they are."""
+    """Return the bytes of one message in few pieces: small frames are joined, large ones are not copied."""
     pieces: list[Frame] = []
-    small = bytearray()
-    last = len(frames) - 1
-    for index, frame in enumerate(frames):
-        size = frame.nbytes if isinstance(frame, memoryview) else len(frame)
-        more = MORE if index < last else 0
-        if size < 256:
-            small += bytes((more, size))
-        else:
-            small += bytes((more | LONG,)) + size.to_bytes(8, "big")
+    small: list[Frame] = []
+    num_left = len(frames)
+    for frame in frames:
+        num_left -= 1
+        more = MORE if num_left else 0
+        size = frame.nbytes if type(frame) is memoryview else len(frame)
+        if size <= MAX_SHORT_BYTES:
+            small += (_SHORT_HEADS[more][size], frame)
+            continue
+        head = (more | LONG).to_bytes() + size.to_bytes(8, "big")
         if size < LARGE_FRAME:
-            small += frame
+            small += (head, frame)
         else:
-            pieces += (bytes(small), frame)
-            small = bytearray()
+            small.append(head)
+            pieces += (b"".join(small), frame)
+            small = []
     if small:
-        pieces.append(bytes(small))
+        pieces.append(b"".join(small))
     return pieces
 
 
 def _mapped(num_bytes: int) -> mmap.mmap:
-    """Return memory of which no page is committed yet; it lives as long as its views."""
+    """Return memory without committed pages; it lives as long as its views."""
     mapped = mmap.mmap(-1, num_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with contextlib.suppress(OSError):  # a kernel without huge pages
         mapped.madvise(mmap.MADV_HUGEPAGE)
@@ -78,11 +83,11 @@ def _mapped(num_bytes: int) -> mmap.mmap:
 
 
 class MessageReader:
-    """Reads one connection. Give it bytes with `feed`, or straight into `room`; then take messages until None.
+    """Assembles the messages of one connection: add bytes with `feed` or `room`, then take messages until None.
 
     Args:
-        peer: `ROUTER` or `DEALER`, which the other side must be.
-        max_frames, max_bytes: of one message.
+        peer: `ROUTER` or `DEALER`, the required role of the other side.
+        max_frames, max_bytes: Limits of one message.
     """
 
     def __init__(self, peer: bytes, *, max_frames: int, max_bytes: int) -> None:
@@ -95,38 +100,38 @@ class MessageReader:
         self._frames: list[Frame] = []
         self._num_bytes = 0
         self._flags = 0
-        self._large: bytearray | mmap.mmap | None = None  # the first bytes of the frame under way, or room for them
+        self._large: bytearray | mmap.mmap | None = None  # the first bytes of the current frame, or room for them
         self._large_bytes = 0  # size of that frame
-        self._left = 0  # bytes that the frame under way still lacks: of `_large_bytes`, or to be left out
+        self._left = 0  # missing bytes of the current frame: of `_large_bytes`, or to be discarded
         self._is_leaving_out = False
         self.is_ready = False
         self.has_more = False
 
     @property
     def is_mid_message(self) -> bool:
-        """Whether a message, or the handshake, has begun and not ended."""
+        """Whether a message, or the handshake, is incomplete."""
         return not self.is_ready or bool(
             self._frames or self._left or self._is_leaving_out or self._at < len(self._data)
         )
 
     @property
     def has_unread(self) -> bool:
-        """Whether bytes were fed that no message has taken."""
+        """Whether fed bytes are still unparsed."""
         return self._at < len(self._data)
 
     @property
     def num_held_bytes(self) -> int:
-        """Most memory that is committed for a message that has not ended; a few times what has come of it."""
+        """The most memory committed for an incomplete message; a few times the received bytes."""
         of_large = 0
         if self._large is not None:
             of_large = min(len(self._large), self._large_bytes - self._left + HUGE_PAGE_BYTES)
         return self._num_bytes + of_large + len(self._data) - self._at
 
     def room(self) -> memoryview | None:
-        """Return where the next bytes may be written, None if they are to be fed. Tell `filled` how many came.
+        """Return where the next bytes may be written, followed by `filled`; None if they are to be fed.
 
         Raises:
-            OSError: no memory can be mapped for them.
+            OSError: No memory can be mapped for them.
         """
         if self._large is None or self._at < len(self._data):
             return None
@@ -138,20 +143,25 @@ class MessageReader:
         self._left -= num_bytes
 
     def feed(self, data: bytes) -> None:
-        """Take the next bytes."""
         self._data = self._data[self._at :] + data if self._at < len(self._data) else data
         self._at = 0
 
     def next_message(self) -> list[Frame] | None:
-        """Return the next message; None if more bytes are needed or, with `has_more`, after many frames that end none.
+        """Return the next message; None if more bytes are needed or, with `has_more`, after many frames without an end.
 
         Raises:
-            RemoteProtocolError: a message exceeds a limit, and is left out; with `field` "zmtp": this is no ZMTP, the
-                connection is of no use any more.
+            RemoteProtocolError: A message exceeds a limit, and is discarded; with `field` "zmtp": the peer does not
+                speak ZMTP, and the connection is unusable.
         """
         if not self._is_greeted and not self._read_greeting():
             return None
         self.has_more = False
+        if self._at == len(self._data) and self._large is None:
+            return None
+        if self.is_ready and not (self._frames or self._left or self._is_leaving_out):
+            message = self._whole_message()
+            if message is not None:
+                return message
         for _ in range(FRAMES_AT_ONCE):
             if self._left and not self._end_body():
                 return None
@@ -174,6 +184,35 @@ class MessageReader:
 
     # ---- bytes to frames
 
+    def _whole_message(self) -> list[Frame] | None:
+        """Return the next message if all of its bytes have come and it is within the limits, as most messages are.
+
+        Else it is None and nothing was taken: frame by frame the same bytes are read, or refused.
+        """
+        data, at, num_bytes = self._data, self._at, 0
+        end = len(data)
+        frames: list[Frame] = []
+        for _ in range(min(FRAMES_AT_ONCE, self._max_frames)):
+            if end - at < 2:
+                return None
+            flags = data[at]
+            if flags <= MORE:
+                body, size = at + 2, data[at + 1]
+            elif flags <= MORE | LONG:
+                body = at + 9
+                size = int.from_bytes(data[at + 1 : body], "big")
+            else:
+                return None
+            at = body + size
+            num_bytes += size
+            if at > end or num_bytes > self._max_bytes:
+                return None
+            frames.append(data[body:at])
+            if not flags & MORE:
+                self._at = at
+                return frames
+        return None
+
     def _read_greeting(self) -> bool:
         if len(self._data) < len(GREETING):
             return False
@@ -185,7 +224,7 @@ class MessageReader:
         return True
 
     def _end_body(self) -> bool:
-        """Go on with the frame under way; return whether it has ended."""
+        """Continue the current frame; return whether it has ended."""
         piece = self._data[self._at : self._at + self._left]
         if self._large is not None and piece:
             start = self._large_bytes - self._left
@@ -196,7 +235,7 @@ class MessageReader:
         return not self._left
 
     def _grown(self, buffer: bytearray | mmap.mmap, end: int) -> bytearray | mmap.mmap:
-        """Return a buffer of the frame under way that reaches up to `end`: this one, or a larger one with its bytes."""
+        """Return a buffer of the current frame that reaches up to `end`: this one, or a larger one with its bytes."""
         if end <= len(buffer):
             return buffer
         size = min(self._large_bytes, max(end, BUFFER_GROWTH * len(buffer), FIRST_BUFFER_BYTES))
@@ -205,7 +244,7 @@ class MessageReader:
         return larger
 
     def _read_frame(self) -> Frame | None:
-        """Return the next frame, b"" for one that is left out; None if more bytes are needed."""
+        """Return the next frame, b"" for a discarded one; None if more bytes are needed."""
         if self._large is not None:
             large, self._large = self._large, None
             return memoryview(large) if isinstance(large, mmap.mmap) else large
@@ -236,9 +275,8 @@ class MessageReader:
         return None
 
     def _check(self, flags: int, size: int) -> None:
-        """Look at a frame's head before its body is taken."""
         if flags & ~(MORE | LONG | COMMAND) or (flags & COMMAND and (flags & MORE or size > MAX_COMMAND_BYTES)):
-            raise RemoteProtocolError(f"flags {flags:#04x} with {size} bytes are no frame", "zmtp")
+            raise RemoteProtocolError(f"invalid frame: flags {flags:#04x} with {size} bytes", "zmtp")
         if not self.is_ready and not flags & COMMAND:
             raise RemoteProtocolError("a message before the handshake", "zmtp")
         if flags & COMMAND or self._is_leaving_out:
@@ -256,9 +294,9 @@ class MessageReader:
     # ---- frames to messages
 
     def _hear(self, command: bytes) -> None:
-        """Take the peer's READY; other commands mean nothing here."""
+        """Handle the peer's READY; other commands are ignored."""
         if self.is_ready:
             return
         if not command.startswith(b"\x05READY") or _property(b"Socket-Type", self._peer) not in command:
-            raise RemoteProtocolError(f"the peer is no {self._peer.decode()}", "zmtp")
+            raise RemoteProtocolError(f"the peer is not a {self._peer.decode()}", "zmtp")
         self.is_ready = True

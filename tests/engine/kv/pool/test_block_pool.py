@@ -53,7 +53,7 @@ class Listener(LruOrder):
 
 def test_asking_for_too_many_changes_nothing() -> None:
     pool = BlockPool(4)
-    with pytest.raises(LocalProtocolError, match="4 blocks asked for, 3 free"):
+    with pytest.raises(LocalProtocolError, match="4 blocks requested, 3 free"):
         pool.get_new_blocks(4)
     assert pool.free_order() == [1, 2, 3]
 

@@ -39,16 +39,16 @@ def test_of_several_with_one_content_the_first_is_found_until_it_goes() -> None:
 def test_a_first_and_its_successor_may_go_together() -> None:
     blocks = held_blocks(5)
     blocks.add([1, 2, 3, 4], [b"same", b"same", b"same", b"other"])
-    assert blocks.remove_and_tell([1, 4, 2]) == [b"other"]
+    assert blocks.remove_and_return_keys([1, 4, 2]) == [b"other"]
     assert (blocks.find(b"same"), blocks.key_of[1:]) == (3, [None, None, b"same", None])
-    assert blocks.remove_and_tell([3]) == [b"same"]
+    assert blocks.remove_and_return_keys([3]) == [b"same"]
     blocks.check_integrity()
 
 
 def test_a_key_is_told_once_though_all_its_blocks_go_at_once() -> None:
     blocks = held_blocks(4)
     blocks.add([1, 2, 3], [b"same", b"other", b"same"])
-    assert blocks.remove_and_tell([1, 2, 3]) == [b"same", b"other"]
+    assert blocks.remove_and_return_keys([1, 2, 3]) == [b"same", b"other"]
     assert len(blocks) == 0
     blocks.check_integrity()
 

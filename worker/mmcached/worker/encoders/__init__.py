@@ -1,19 +1,19 @@
-"""An encoder turns the record of one item into its outputs: named tensors, of that item alone.
+"""Encoders: the record of one item -> its outputs, named tensors of that item alone.
 
-    encoder     what the worker asks of any of them
-    reference   the reference model's, in exact integers
-    checkpoint  a local checkpoint's
-    making      chooses one of them, as a configuration says
-    remote      asks actors, perhaps on other hosts, each item of the least loaded
-    actor_table     which actors answer, and what each has to do
-    pieces      what is small travels in the messages of a call
-    ray_actors      finds and calls them on a Ray cluster
-    tower       loads the towers of a checkpoint, and asks them
-    pixels      normalises the colours of frames
-    examples    small items of each modality, to see what they give
-    families    which models of Transformers are known: how they take images, and what they return for them
-    weights     names the content of a vision tower, and notices when that changes
-    content     digests of tensors, images and plain values
+    encoder      the protocol
+    reference    the reference model's encoder, in exact integers
+    checkpoint   the encoder of a local checkpoint
+    making       creates the configured encoder
+    remote       sends items to actors, perhaps on other hosts, each to the least loaded
+    actor_table  the actors that answer, and their load
+    pieces       splits small payloads into the messages of a call
+    ray_actors   finds and calls actors on a Ray cluster
+    tower        loads and calls the towers of a checkpoint
+    pixels       normalizes the colours of frames
+    examples     small items of each modality, to measure outputs
+    families     known Transformers models: their image inputs and outputs
+    weights      digest of a vision tower's weights, and change detection
+    content      digests of tensors, images and plain values
 
-Importing none of them imports Transformers or Ray.
+Importing these modules imports neither Transformers nor Ray.
 """

@@ -1,7 +1,4 @@
-"""The actor table knows which actors answer, what each has to do, and which of them has the least.
-
-Knows nothing of how an actor is called. Any thread may use it.
-"""
+"""Table of the actors that answer, with their load. Thread-safe."""
 
 from __future__ import annotations
 
@@ -23,40 +20,28 @@ class Lost(Exception):
 
 
 class Call(Protocol):
-    """One call of an actor, under way."""
-
     def is_over(self) -> bool:
-        """Whether nothing more will come of it."""
+        """Return whether the call has ended, with or without an answer."""
 
     def result(self, timeout_s: float) -> Any:
         """Return the answer. Raises `Lost`."""
 
 
 class Actor(Protocol):
-    """An encoder in another process, perhaps on another host. Calls return at once, and raise `Lost`."""
+    """Encoder in another process, perhaps on another host. Calls return at once, and raise `Lost`."""
 
     @property
     def name(self) -> str: ...
 
     def describe(self) -> Call:
-        """Ask for its `Report`, as MessagePack."""
+        """Request its `Report`, as MessagePack."""
 
     def encode(self, record: Bytes1D, num_embeds: int, output_bytes: int) -> Call:
-        """Ask for an `Answer`.
-
-        Args:
-            record: of the item, as `mmcached.shm.store.codec` encodes it.
-            output_bytes: about so many are expected.
-        """
+        """Request an `Answer` of about `output_bytes`; `record` is encoded as by `mmcached.shm.store.codec`."""
 
 
 class Report(msgspec.Struct, frozen=True):
-    """What an actor says of itself.
-
-    Attributes:
-        embedding_bytes: see `Measured`.
-        num_open: calls that it has not answered, of all callers.
-    """
+    """Self-description of an actor; `num_open` counts unanswered calls of all callers."""
 
     fingerprint: str
     form: EncoderForm
@@ -65,20 +50,20 @@ class Report(msgspec.Struct, frozen=True):
 
 
 Answer = tuple[str, int, bytes, Bytes1D]
-"""The actor's fingerprint; the calls that are still open there; an `ErrorInfo` as MessagePack, or nothing; the outputs
-as an encoded record, or nothing."""
+"""The actor's fingerprint; its number of open calls; an `ErrorInfo` as MessagePack, or empty; the outputs as an encoded
+record, or empty."""
 
 
 @dataclass(slots=True)
 class _Known:
     actor: Actor
     report: Report
-    others: int = 0  # calls that others have open there
+    others: int = 0  # open calls of other processes
     last_asked: int = 0
     calls: list[Call] = field(default_factory=list)
 
     def num_calls(self) -> int:
-        """Return how many calls of ours are under way, those that nobody waits for any more among them."""
+        """Return the number of this process's pending calls, abandoned calls included."""
         self.calls = [call for call in self.calls if not call.is_over()]
         return len(self.calls)
 
@@ -87,7 +72,7 @@ class _Known:
 
 
 class ActorTable:
-    """The actors that have answered of late, by name."""
+    """Actors that have answered recently, by name."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -95,13 +80,13 @@ class ActorTable:
         self._turns = count(1)
 
     def wait_for(self, is_so: Callable[[Mapping[str, Report]], bool], timeout_s: float) -> Mapping[str, Report]:
-        """Wait until the reports, by name of their actor, are as wished, or the time is over; return them."""
+        """Wait until `is_so(reports by actor name)` or the timeout; return the reports."""
         with self._changed:
             self._changed.wait_for(lambda: is_so(self._reports()), timeout_s)
             return self._reports()
 
     def looked(self, heard: Sequence[tuple[Actor, Report]]) -> None:
-        """Take note of all that have answered just now; of others nothing is known any more."""
+        """Replace the table by the actors that have answered just now."""
         with self._changed:
             before, self._known = self._known, {}
             for actor, report in heard:
@@ -112,17 +97,14 @@ class ActorTable:
             self._changed.notify_all()
 
     def ask(self, fingerprint: str, call: Callable[[Actor], Call]) -> tuple[str, Call]:
-        """Call the actor that has the least to do, of several the one that was asked longest ago; return its name too.
+        """Call the actor with the least load, of several the least recently used; return its name and the call.
 
-        Args:
-            fingerprint: of those that may be asked.
-        Raises:
-            Lost: there is none, or it is lost by now.
+        Only actors with `fingerprint` are called. Raises `Lost` if there is none, or if it is lost.
         """
         with self._changed:
             able = [known for known in self._known.values() if known.report.fingerprint == fingerprint]
             if not able:
-                raise Lost(f"no actor that computes alike answers, of {len(self._known)} that do")
+                raise Lost(f"none of {len(self._known)} answering actors has fingerprint {fingerprint}")
             chosen = min(
                 able,
                 key=lambda known: (known.num_calls() + known.others, known.last_asked),
@@ -133,13 +115,12 @@ class ActorTable:
             return chosen.actor.name, made
 
     def answered(self, name: str, num_open: int) -> None:
-        """Take note of what an actor has to do, by its own account."""
         with self._changed:
             if name in self._known:
                 self._known[name].note(num_open)
 
     def lost(self, name: str) -> None:
-        """Ask an actor no more until it is heard of again."""
+        """Remove an actor until it answers again."""
         with self._changed:
             self._known.pop(name, None)
 
@@ -148,6 +129,6 @@ class ActorTable:
 
 
 def most_common(reports: Mapping[str, Report]) -> str:
-    """Return the fingerprint that most actors have; of several the first in the alphabet, so that all choose alike."""
+    """Return the most frequent fingerprint, ties to the first in the alphabet, so that all processes choose alike."""
     counts = Counter(report.fingerprint for report in reports.values())
     return min(counts, key=lambda fingerprint: (-counts[fingerprint], fingerprint))

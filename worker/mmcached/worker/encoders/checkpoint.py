@@ -1,8 +1,8 @@
-"""Encodes pictures and slices of clips with the towers of a local checkpoint.
+"""Encodes images and slices of clips with the towers of a local checkpoint.
 
-One item at a time, so that an output has the bits that Transformers gives for that item alone, in the same dtype on the
-same kind of device; on a CPU also with as many threads, which divide sums among them. Of a whole clip Transformers
-gives the same but for rounding: a product of larger matrices may add in another order.
+One item at a time, so that an output is bit-identical to that of Transformers for the item alone, with the same dtype
+and kind of device; on a CPU also with the same number of threads, among which sums are divided. For a whole clip
+Transformers gives the same except for rounding: larger matrix products may add in another order.
 """
 
 from __future__ import annotations
@@ -28,12 +28,9 @@ from mmcached.worker.encoders.weights import Weights, numeric_settings
 
 
 class CheckpointEncoder:
-    """Towers on one device, for records as `checkpoint_processor` and `checkpoint_slices` of the frontend make them.
+    """Towers on one device, for records of the frontend's `checkpoint_processor` and `checkpoint_slices`.
 
-    Args:
-        max_pinned_bytes: of the memory in which items lie, for CUDA.
-    Raises:
-        ConfigError: see `load_tower`.
+    `max_pinned_bytes` limits the pinned memory of items, for CUDA. Raises `ConfigError`, see `load_tower`.
     """
 
     def __init__(self, config: EncoderConfig, device: torch.device, *, max_pinned_bytes: int = 0) -> None:
@@ -64,20 +61,19 @@ class CheckpointEncoder:
         modality = self._checkpoint.modality_of(record)
         names = self._checkpoint.countings[modality].inputs
         given = {name: tensor_of(record, name) for name in names}
-        found = self._checkpoint.num_embeds(modality, given)  # on the host: nobody waits for a device
+        found = self._checkpoint.num_embeds(modality, given)  # on the host: no wait for a device
         if found != num_embeds:
             raise InvalidRequest("num_embeds", num_embeds, f"the item has {found} embeddings")
         tensors = {}
         for name, loaded in zip(names, self._transfers.load(list(given.values())), strict=True):
             prepared = self._prepared(loaded, modality)
-            tensors[name] = prepared.clone() if prepared is given[name] else prepared  # the record is not ours
+            tensors[name] = prepared.clone() if prepared is given[name] else prepared  # keep the record
         return ask(self._model, self._families[modality], tensors)
 
     def measure(self) -> Measured:
-        """Encode two small items of different form, of each modality.
+        """Encode two small items of different shape of each modality.
 
-        Raises:
-            ConfigError: a processor and its tower do not go together.
+        Raises `ConfigError` if a processor's output does not fit its tower.
         """
         inputs: dict[Modality, list[TensorForm]] = {}
         seen: list[tuple[Outputs, int]] = []
@@ -94,16 +90,16 @@ class CheckpointEncoder:
             num_embeds = self._checkpoint.num_embeds(modality, record)
             outputs = self.encode(record, num_embeds)
         except (InvalidRequest, KeyError, RuntimeError, ValueError, TypeError) as error:
-            reason = f"its processor and its tower do not go together: {type(error).__name__}: {str(error)[:200]}"
+            reason = f"the output of its processor does not fit its tower: {type(error).__name__}: {str(error)[:200]}"
             raise ConfigError(FIELD, str(self._checkpoint.path), reason) from error
         first = next(iter(outputs.values()))
         if num_embeds != (len(first) if first.ndim > 1 else 1):
-            reason = f"{num_embeds} embeddings are expected, its tower gives {tuple(first.shape)}"
+            reason = f"expected {num_embeds} embeddings, its tower returned {tuple(first.shape)}"
             raise ConfigError(FIELD, str(self._checkpoint.path), reason)
         return outputs, num_embeds
 
     def _prepared(self, tensor: torch.Tensor, modality: Modality) -> torch.Tensor:
-        """Return numbers of an item in the tower's dtype; the same tensor, if it is as it has to be."""
+        """Return a tensor of an item in the tower's dtype; the same tensor if nothing has to be changed."""
         counting = self._checkpoint.countings[modality]
         if tensor.dtype == torch.uint8 and isinstance(counting, (FrameGrid, WholeClip)):
             tensor = normalised(tensor, counting, self._checkpoint.processors[modality])

@@ -1,4 +1,4 @@
-"""Makes digests of tensors, images and plain values: typed and framed, so that different contents never look alike."""
+"""Digests of tensors, images and plain values: typed and framed, so that different contents have different input."""
 
 from __future__ import annotations
 
@@ -12,21 +12,15 @@ from mmcached.shm.store.tensor_bytes import is_tensor, to_bytes
 
 
 class Content:
-    """A digest to which contents are added one by one.
-
-    Args:
-        is_vast: whether it is worth while to wake other threads: not for an image, if they are busy.
-    """
+    """Digest to which contents are added one by one; several threads pay off only if `is_vast`."""
 
     def __init__(self, *, is_vast: bool = False) -> None:
         self._digest = blake3(max_threads=blake3.AUTO if is_vast else 1)
 
     def add(self, name: str, value: Any) -> None:
-        """Add a named value: an array, a tensor of any device, bytes, or a JSON value.
+        """Add a named value: an array, a tensor on any device, bytes, or a JSON value.
 
-        Raises:
-            TypeError, ValueError: it is something else.
-            NotCarried: a tensor of a dtype or layout that is not known.
+        Raises `TypeError` or `ValueError` for other values, `NotCarried` for an unsupported dtype or layout.
         """
         if is_tensor(value):
             (dtype, shape), flat = to_bytes(value if isinstance(value, np.ndarray) else value.detach().cpu())
@@ -38,7 +32,6 @@ class Content:
             self._frame(name, "json", np.frombuffer(text, np.uint8))
 
     def hexdigest(self) -> str:
-        """Return what all of them together are called: 64 hex digits."""
         return self._digest.hexdigest()
 
     def _frame(self, name: str, kind: str, flat: Any) -> None:
@@ -48,10 +41,9 @@ class Content:
 
 
 def add_image(content: Content, image: Any) -> None:
-    """Add an image as a processor takes it: an array, a tensor, or one of Pillow's, which is decoded if it was not.
+    """Add an image as a processor takes it: an array, a tensor, or a Pillow image, which is decoded if necessary.
 
-    Raises:
-        TypeError: it is something else, such as a URL, whose content may change.
+    Raises `TypeError` for others, such as a URL, whose content may change.
     """
     if is_tensor(image):
         content.add("array" if isinstance(image, np.ndarray) else "tensor", image)
@@ -59,7 +51,7 @@ def add_image(content: Content, image: Any) -> None:
     from PIL import Image
 
     if not isinstance(image, Image.Image):
-        raise TypeError(f"no image whose content can be seen: {type(image).__name__}")
+        raise TypeError(f"not an image with readable content: {type(image).__name__}")
     pixels = image.tobytes()  # decodes it, and so completes `info`
     transparency = image.info.get("transparency")
     about = [image.mode, list(image.size), transparency.hex() if isinstance(transparency, bytes) else transparency]

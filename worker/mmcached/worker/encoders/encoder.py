@@ -1,7 +1,6 @@
-"""Says what a worker asks of an encoder, whatever model is behind it.
+"""Encoder protocol: the worker's interface to an encoder of any model.
 
-Knows nothing of caches, plans or requests. An encoder is given one item at a time, so that what it gives never depends
-on what else is encoded.
+An encoder is given one item at a time, so that its outputs never depend on other items.
 """
 
 from __future__ import annotations
@@ -21,44 +20,28 @@ Outputs = Mapping[str, torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What an encoder has shown of itself on a small item.
-
-    Attributes:
-        form: the tensors that it takes and gives.
-        embedding_bytes: of all outputs together, for each of the item's embeddings; rounded up.
-    """
+    """Form of an encoder's outputs, measured on a small item; `embedding_bytes` is per embedding, rounded up."""
 
     form: EncoderForm
     embedding_bytes: int
 
 
 class Encoder(Protocol):
-    """One model's encoder, on one device."""
-
     @property
     def fingerprint(self) -> str:
-        """32 hex digits of all that outputs depend on beside the item."""
+        """32 hex digits over all that outputs depend on, except the item."""
 
     def encode(self, record: Mapping[str, Any], num_embeds: int) -> Outputs:
-        """Return the outputs of one item, on the encoder's device.
+        """Return the outputs of one item, on the encoder's device; reads the record only during the call.
 
-        Args:
-            record: of the item; its tensors are read during the call and never written.
-            num_embeds: embeddings that the item was said to have.
-        Raises:
-            InvalidRequest: the record does not fit; names the field.
+        Raises `InvalidRequest`, with the field, if the record is invalid or does not have `num_embeds` embeddings.
         """
 
-    def measure(self) -> Measured:
-        """Encode a small item; changes nothing."""
+    def measure(self) -> Measured: ...
 
 
 def tensor_of(record: Mapping[str, Any], name: str) -> torch.Tensor:
-    """Return a tensor of an item's record.
-
-    Raises:
-        InvalidRequest: it is not there, or is none.
-    """
+    """Return a tensor of an item's record; raises `InvalidRequest` if it is missing or not a tensor."""
     value = record.get(name)
     if not isinstance(value, torch.Tensor):
         raise InvalidRequest(name, type(value).__name__, "must be a tensor of an item's record")
@@ -66,20 +49,15 @@ def tensor_of(record: Mapping[str, Any], name: str) -> torch.Tensor:
 
 
 def form_of(name: str, tensor: torch.Tensor, varying: Sequence[int] = ()) -> TensorForm:
-    """Return how a tensor of this name looks.
-
-    Args:
-        varying: the dimensions that differ from item to item.
-    """
+    """Return name, dtype and shape of a tensor; the size of `varying` dimensions, which differ by item, is -1."""
     shape = tuple(-1 if place in varying else size for place, size in enumerate(tensor.shape))
     return TensorForm(name, str(tensor.dtype).removeprefix("torch."), shape)
 
 
 def outputs_in(record: Mapping[str, Any], form: EncoderForm, num_embeds: int) -> Outputs | None:
-    """Return the outputs of a record in the encoder's order; None if names, dtypes or shapes are not those of an item.
+    """Return the outputs of a record in the encoder's order; None if names, dtypes or shapes do not fit the item.
 
-    Args:
-        num_embeds: embeddings of the item: the size that differs from item to item.
+    `num_embeds` replaces the sizes that differ from item to item.
     """
     if record.keys() != {output.name for output in form.outputs}:
         return None
@@ -94,8 +72,8 @@ def are_finite(outputs: Outputs) -> bool:
 
 
 def _is_finite(tensor: torch.Tensor) -> bool:
-    numbers = tensor.float() if tensor.dtype.itemsize == 1 else tensor  # torch adds up no float8
-    # A sum is the fastest pass, and not finite if a number is not; of finite numbers it may overflow.
+    numbers = tensor.float() if tensor.dtype.itemsize == 1 else tensor  # torch has no sum of float8
+    # A sum is the fastest check: it is not finite if a number is not, but may overflow for finite numbers.
     return math.isfinite(numbers.sum().item()) or bool(numbers.isfinite().all())
 
 

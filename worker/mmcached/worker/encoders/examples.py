@@ -1,6 +1,6 @@
-"""Makes small items of each modality that a checkpoint takes: to see what its towers give.
+"""Small items of each modality that a checkpoint takes, to measure the outputs of its towers.
 
-Two of each, of different form: where their tensors differ, those of others do.
+Two of each, of different shape: dimensions that differ between them vary from item to item.
 """
 
 from __future__ import annotations
@@ -20,10 +20,9 @@ _SIZES = ((64, 64), (384, 192))
 
 
 def examples(checkpoint: Checkpoint, modality: Modality) -> list[Record]:
-    """Return records as the frontend makes them; all alike grey or silent.
+    """Return records as the frontend makes them, all grey or silent.
 
-    Raises:
-        ConfigError: the image processor makes something else than the tower takes.
+    Raises `ConfigError` if the image processor lacks an input of the tower.
     """
     counting = checkpoint.countings[modality]
     if isinstance(counting, FrameGrid):
@@ -59,5 +58,5 @@ def _picture(checkpoint: Checkpoint, size: tuple[int, int]) -> Record:
     made = PictureProcessor(checkpoint.path).tensors(Image.new("RGB", size, "gray"))
     names = checkpoint.countings["image"].inputs
     if missing := [name for name in names if name not in made]:
-        raise ConfigError(FIELD, str(checkpoint.path), f"its image processor makes no {missing[0]}")
+        raise ConfigError(FIELD, str(checkpoint.path), f"its image processor does not return {missing[0]}")
     return {name: torch.from_numpy(made[name]) for name in names}

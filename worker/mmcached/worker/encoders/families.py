@@ -1,14 +1,14 @@
-"""Says which models of Transformers are known: how they take images, and what they return for them.
+"""Known model classes of Transformers: how they take images, and the form of their outputs.
 
-    patches of all images, one after the other, and a grid for each     Qwen
-    a row of a batch for each                                           all others
+    patches of all images, concatenated, and a grid for each     Qwen
+    one row of a batch per image                                 all others
 
     stacked   a tensor whose first dimension is the images
     split     a tensor for each image
     levels    for each level a tensor for each image
-    rows      rows of all items, one after the other
+    rows      rows of all items, concatenated
 
-A family is here when its tests are: of another one it is not known whether it treats images one by one.
+A family is listed once it is tested: for other models it is unknown whether they process images independently.
 """
 
 from __future__ import annotations
@@ -22,19 +22,18 @@ from mmcached.wire.errors import InvalidRequest
 Form = Literal["stacked", "split", "levels", "rows"]
 GRID = "image_grid_thw"
 FROM_CONFIG = ("vision_feature_layer", "vision_feature_select_strategy")
-"""Arguments that the configuration gives where a caller does not."""
+"""Arguments whose defaults are in the configuration."""
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """How a class of models takes images.
+    """Image interface of a class of models.
 
     Attributes:
         parts: attributes of the method's output that are kept, and the form of each.
-        arguments: of the method, beside the pixels, on which the output depends.
-        others: children and parameters of the model on which it does not depend.
-        method: the one that is asked for images.
-        output: name of the class that it returns, in the model's own module.
+        arguments: of the method, besides the pixels, on which the output depends.
+        others: children and parameters of the model on which the output does not depend.
+        output: name of the method's output class, in the model's own module.
     """
 
     parts: Mapping[str, Form]
@@ -45,7 +44,6 @@ class Family:
 
     @property
     def has_grid(self) -> bool:
-        """Whether images come as patches, one image after the other."""
         return GRID in self.arguments
 
 
@@ -75,15 +73,11 @@ FAMILIES: Mapping[str, Family] = {
 
 
 def find_family(model: Any, families: Mapping[str, Family] = FAMILIES) -> tuple[Any, Family]:
-    """Return the part of a model that is asked for image features, and its family; a wrapped model is looked through.
-
-    Raises:
-        InvalidRequest: it is of no known family.
-    """
+    """Return the submodel that computes image features, and its family; raises `InvalidRequest` if it is unknown."""
     while hasattr(getattr(model, "model", None), "get_image_features"):
         model = model.model
     kind = type(model)
     family = families.get(kind.__name__) if kind.__module__.startswith("transformers.") else None
     if family is None:
-        raise InvalidRequest("model", f"{kind.__module__}.{kind.__name__}", f"one of {', '.join(families)}")
+        raise InvalidRequest("model", f"{kind.__module__}.{kind.__name__}", f"must be one of {', '.join(families)}")
     return model, family

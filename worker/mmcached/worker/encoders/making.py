@@ -1,4 +1,4 @@
-"""Makes the encoder that a configuration names: in this process, or one that asks actors on a Ray cluster."""
+"""Creates the configured encoder: in this process, or a client of actors on a Ray cluster."""
 
 from __future__ import annotations
 
@@ -13,17 +13,13 @@ from mmcached.worker.model.encoder import ItemEncoder
 
 
 def make_encoder(config: ServiceConfig, items: ItemEncoder, device: torch.device) -> Encoder:
-    """Return an encoder that computes here.
+    """Return an encoder in this process; raises `ConfigError`, see `CheckpointEncoder`.
 
-    Args:
-        items: the reference model's.
-        device: where, if the configuration does not say.
-    Raises:
-        ConfigError: it cannot be had; see `CheckpointEncoder`.
+    `items` is the reference model's encoder; `device` is the default.
     """
     if config.encoder.kind == "reference":
         return ReferenceEncoder(config.model, items)
-    from mmcached.worker.encoders.checkpoint import CheckpointEncoder  # which reads a checkpoint with Transformers
+    from mmcached.worker.encoders.checkpoint import CheckpointEncoder  # imports Transformers
 
     name = config.encoder.device
     return CheckpointEncoder(
@@ -34,10 +30,9 @@ def make_encoder(config: ServiceConfig, items: ItemEncoder, device: torch.device
 
 
 def make_remote_encoder(config: ServiceConfig, items: ItemEncoder, device: torch.device) -> RemoteEncoder:
-    """Return an encoder that asks actors; with the reference model, those alone that compute as it would here.
+    """Return an encoder that calls actors; for the reference model, only actors with the fingerprint of `items`.
 
-    Raises:
-        ServiceUnavailable: no such actor has answered within the time that a service has to start.
+    Raises `ServiceUnavailable` if no such actor has answered within `start_timeout_s`.
     """
     from mmcached.worker.encoders.ray_actors import RayCluster
 

@@ -1,7 +1,7 @@
-"""Cuts what an actor is sent, and what it answers, into pieces that travel inside the messages of a call.
+"""Splits the arguments and results of an actor call into pieces that travel inside its messages.
 
-Ray lays whatever is larger than 100 KiB into an object store, from which the other node has to fetch it: milliseconds
-that are worth while from some megabytes on. Below that, several small pieces are sooner there.
+Ray puts values above 100 KiB into an object store, from which the other node must fetch them: this costs milliseconds,
+and pays off from some megabytes on. Below that, several small pieces arrive sooner.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ import numpy.typing as npt
 Bytes1D = npt.NDArray[np.uint8]
 
 PIECE_BYTES = 96 << 10
-"""Ray's own limit is 100 KiB, with what it adds."""
+"""Below Ray's limit of 100 KiB, which includes its overhead."""
 MAX_BYTES = 2 << 20
-"""What is larger goes in one piece, through the object store."""
+"""Larger values are sent in one piece, through the object store."""
 HEAD_BYTES = 4096
-"""Of a record, beside its tensors; more is no error."""
+"""Estimated size of a record without its tensors; more is not an error."""
 
 
 def num_pieces(nbytes: int) -> int:
-    """Return in how many pieces so many bytes are sent.
+    """Return the number of pieces for `nbytes` bytes.
 
     >>> [num_pieces(nbytes) for nbytes in (0, 96 << 10, 200 << 10, 2 << 20, 3 << 20)]
     [1, 1, 3, 22, 1]
@@ -31,7 +31,7 @@ def num_pieces(nbytes: int) -> int:
 
 
 def cut(packed: Bytes1D, number: int) -> list[Bytes1D]:
-    """Return exactly so many pieces, of which the last may be empty; all of it in the first if that is too few.
+    """Return exactly `number` pieces, the last perhaps empty; all in the first if `number` is too small.
 
     >>> [piece.nbytes for piece in cut(np.zeros(200 << 10, np.uint8), 4)]
     [98304, 98304, 8192, 0]
@@ -43,5 +43,4 @@ def cut(packed: Bytes1D, number: int) -> list[Bytes1D]:
 
 
 def join(pieces: Sequence[Bytes1D]) -> Bytes1D:
-    """Return what was cut; one piece is not copied."""
     return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)

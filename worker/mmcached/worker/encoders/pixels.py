@@ -1,4 +1,4 @@
-"""Normalises the colours of frames, which travel as bytes, as the video processors of Transformers do: bit for bit."""
+"""Normalizes the colours of uint8 frames, bit-identically to the video processors of Transformers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def normalised(pixels: torch.Tensor, counting: FrameGrid | WholeClip, settings: 
         settings: of the video processor.
     """
     rows = pixels.shape[0] if pixels.ndim == 2 else pixels.shape[1]
-    # As Transformers: scaling is put into mean and deviation, in 32 bits.
+    # As in Transformers: rescaling is folded into mean and standard deviation, in float32.
     factor = 1 / float(settings.get("rescale_factor", _RESCALE))
     colours = (torch.tensor(each, dtype=torch.float32, device=pixels.device) for each in counting.colours(settings))
     mean, std = (each[:, None] * factor for each in colours)

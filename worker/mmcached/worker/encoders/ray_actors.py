@@ -1,6 +1,6 @@
-"""Finds the encoder actors on a Ray cluster, and calls them. Ray is imported when it is first used.
+"""Finds and calls the encoder actors on a Ray cluster. Ray is imported at the first use.
 
-A driver of Ray in this process: it needs a raylet on this host, and ends with it.
+This process becomes a Ray driver: it needs a raylet on this host, and ends with it.
 """
 
 from __future__ import annotations
@@ -18,18 +18,15 @@ from mmcached.worker.encoders.actor_table import Actor, Call, Lost
 from mmcached.worker.encoders.pieces import HEAD_BYTES, Bytes1D, cut, join, num_pieces
 
 PREFIX = "encoder-"
-"""What the names of encoder actors begin with."""
+"""Prefix of the names of encoder actors."""
 _PAUSE_S = 1.0
 _REACHED_S = 5.0
 
 
 class RayCluster(Closeable):
-    """A namespace of a cluster. One of them in a process, made in its main thread.
+    """Namespace of a Ray cluster; at most one per process, created in the main thread.
 
-    Args:
-        timeout_s: for the cluster to be reached.
-    Raises:
-        ServiceUnavailable: it was not.
+    Raises `ServiceUnavailable` if the cluster is not reached within `timeout_s`.
     """
 
     def __init__(self, address: str, namespace: str, *, timeout_s: float) -> None:
@@ -43,7 +40,7 @@ class RayCluster(Closeable):
         try:
             for name in sorted(list_named_actors()):
                 if name.startswith(PREFIX):
-                    with suppress(ValueError):  # it is dead since
+                    with suppress(ValueError):  # it has died since it was listed
                         found.append(RayActor(name, ray.get_actor(name)))
         except (ray.exceptions.RayError, RuntimeError, OSError) as error:
             raise Lost(f"{type(error).__name__}: {str(error)[:200]}") from error
@@ -56,10 +53,9 @@ class RayCluster(Closeable):
 
 
 def connect(address: str, namespace: str, *, timeout_s: float = 0.0) -> None:
-    """Make this process a driver; SIGTERM stays whose it was. Tried again until the time is over.
+    """Make this process a Ray driver, retrying until `timeout_s`; the SIGTERM handler is preserved.
 
-    Raises:
-        ServiceUnavailable: no cluster that speaks as this version of Ray does.
+    Raises `ServiceUnavailable` if no cluster is reached that is compatible with this version of Ray.
     """
     import ray
 
@@ -87,15 +83,13 @@ def connect(address: str, namespace: str, *, timeout_s: float = 0.0) -> None:
 
 
 def _check_reached(address: str) -> None:
-    """Raise OSError unless something listens at an address: Ray itself would say nothing for minutes."""
+    """Raise `OSError` unless a process listens at an address: Ray itself would block for minutes."""
     if address != "auto":
         host, _, port = address.rpartition(":")
         socket.create_connection((host.strip("[]"), int(port)), timeout=_REACHED_S).close()
 
 
 class RayActor:
-    """A named actor."""
-
     def __init__(self, name: str, handle: Any) -> None:
         self._name = name
         self._handle = handle
@@ -123,11 +117,7 @@ class RayActor:
 
 
 class RayCall:
-    """One call.
-
-    Args:
-        made: the reference to what it returns; of `encode` several.
-    """
+    """Pending call; `made` is the reference to its result, a list of references for `encode`."""
 
     def __init__(self, name: str, made: Any) -> None:
         self._name = name
@@ -146,6 +136,6 @@ class RayCall:
         try:
             found = ray.get(self._made, timeout=timeout_s)
         except (ray.exceptions.RayError, RuntimeError, OSError) as error:
-            # With its first line only: the rest is a report for whoever has started the actor.
+            # First line only: the rest is a report for the actor's operator.
             raise Lost(f"{self._name}: {type(error).__name__}: {str(error).partition(chr(10))[0][:120]}") from error
         return (*found[0], join(found[1:])) if isinstance(found, list) else found

@@ -1,8 +1,8 @@
-"""Encodes items with the reference model, in exact integers; the tensors of a record say what it is of.
+"""Encodes items with the reference model, in exact integers; a record's tensors determine its modality.
 
     pixel_values, grid    an image
     frames, grid          a slice of a video
-    samples               a slice of a sound
+    samples               a slice of audio
 
 The one output is `embeddings`, `(num_embeds, hidden_size)` int32: the same on every device and rank.
 """
@@ -24,7 +24,7 @@ from mmcached.worker.model.encoder import ItemEncoder
 
 
 class ReferenceEncoder:
-    """The reference model's encoder, for records as the processors of `mmcached.frontend.processing` make them."""
+    """The reference model's encoder, for records of the processors of `mmcached.frontend.processing`."""
 
     def __init__(self, config: ModelConfig, encoder: ItemEncoder) -> None:
         self._config = config
@@ -61,11 +61,7 @@ class ReferenceEncoder:
 
 
 def grid_of(record: Mapping[str, Any]) -> tuple[int, int]:
-    """Return rows and columns of the patches of an image, or of a pair of frames.
-
-    Raises:
-        InvalidRequest: it is not there, or is none.
-    """
+    """Return rows and columns of patches; raises `InvalidRequest` if `grid` is missing or is not int64 `(2,)`."""
     grid = tensor_of(record, "grid")
     if grid.shape != (2,) or grid.dtype != torch.int64:
         raise InvalidRequest("grid", f"{grid.dtype} {tuple(grid.shape)}", "must be torch.int64 (2,)")

@@ -1,10 +1,10 @@
-"""Has items encoded by actors, perhaps on other hosts: each by the one that has the least to do.
+"""Remote encoder: sends each item to the least loaded actor, perhaps on another host.
 
     begin ──record, as bytes──> an actor ──lost, or late──> another one ──lost, or late──> ServiceUnavailable
-      └── the items of a step are under way together; then each is waited for
+      └── all items of a step are sent first; then each result is awaited
 
-Knows nothing of Ray. A thread looks for actors, so that no step waits for a cluster that does not answer. What an actor
-of another fingerprint says is never taken.
+A thread looks for actors, so that no step waits for a cluster that does not answer. Answers of an actor with another
+fingerprint are never used.
 """
 
 from __future__ import annotations
@@ -30,33 +30,30 @@ from mmcached.worker.encoders.encoder import Measured, Outputs, outputs_in
 from mmcached.worker.encoders.pieces import Bytes1D
 
 LOOK_S = 1.0
-"""Time between two looks for actors while there is work."""
+"""Time in seconds between two searches for actors while there is work."""
 REST_S = 5.0
-"""The same at rest, and how long an actor may take to describe itself."""
+"""The same while idle, and the timeout for an actor's report."""
 
 _logger = logging.getLogger(__name__)
 
 
 class Cluster(Protocol):
-    """Where the actors are."""
-
     def actors(self) -> Sequence[Actor]:
-        """Return all that there are, whether they answer or not. May take long. Raises `Lost`."""
+        """Return all actors, whether they answer or not. May take long. Raises `Lost`."""
 
-    def close(self) -> None:
-        """Let go of the cluster."""
+    def close(self) -> None: ...
 
 
 class RemoteEncoder(Closeable):
-    """An encoder that asks actors. `begin` and `encode` are of one thread.
+    """Encoder that calls actors. `begin` and `encode` must be called from one thread.
 
     Args:
         cluster: is closed with this encoder.
-        device: where outputs are wanted.
-        limit_s: for an item; the first actor has half of it.
+        device: of the outputs.
+        limit_s: per item; the first actor has half of it.
         start_timeout_s: for the first actor to answer.
-        fingerprint: of the actors that are asked; None: the one that most of them have.
-        clock: monotonic seconds.
+        fingerprint: of the actors that are called; None: the most common.
+
     Raises:
         ServiceUnavailable: no such actor has answered.
     """
@@ -78,11 +75,11 @@ class RemoteEncoder(Closeable):
         self._table = ActorTable()
         self._is_closed = threading.Event()
         self._is_wanted = threading.Event()
-        self._thread = threading.Thread(target=self._look_again_and_again, name="mmcached-actors", daemon=True)
+        self._thread = threading.Thread(target=self._search_loop, name="mmcached-actors", daemon=True)
         self._thread.start()
         reports = self._table.wait_for(bool, start_timeout_s)
         if reports and not _has(fingerprint, reports):
-            # Said now: they may be replaced, but most likely this service has other settings than they.
+            # Warn now: the actors may be replaced, but most likely their settings differ from this service's.
             others = sorted({report.fingerprint for report in reports.values()})
             _logger.warning("no encoder actor has fingerprint %s, they have %s: another model?", fingerprint, others)
             reports = self._table.wait_for(partial(_has, fingerprint), start_timeout_s)
@@ -101,14 +98,13 @@ class RemoteEncoder(Closeable):
         return self._measured
 
     def encode(self, record: Mapping[str, Any], num_embeds: int) -> Outputs:
-        """Raises as `begin` and what it returns."""
         return self.begin(record, num_embeds)()
 
     def begin(self, record: Mapping[str, Any], num_embeds: int) -> Callable[[], Outputs]:
-        """Send an item, of which nothing is read any more then; return what waits for its outputs.
+        """Send an item and return a function that waits for its outputs; the record is not read after the call.
 
-        The latter raises what the actor's encoder raises, or:
-            ServiceUnavailable: no actor has encoded it.
+        That function raises the errors of the actor's encoder, or `ServiceUnavailable` if no actor has encoded the
+        item.
         """
         self._is_wanted.set()
         packed = pack(record)
@@ -121,7 +117,7 @@ class RemoteEncoder(Closeable):
         return partial(self._finish, first, packed, num_embeds, began)
 
     def close(self) -> None:
-        """End the thread, and let go of the cluster. A second call does nothing."""
+        """Stop the thread and disconnect from the cluster. Idempotent."""
         if not self._is_closed.is_set():
             self._is_closed.set()
             self._is_wanted.set()
@@ -140,7 +136,7 @@ class RemoteEncoder(Closeable):
             return self._take(name, call, num_embeds, began + self._limit_s / 2)
         except Lost as lost:
             reason = str(lost)
-            _logger.warning("an actor has not encoded an item: %s; another one is asked", reason)
+            _logger.warning("an actor has not encoded an item: %s; another actor is called", reason)
         try:
             name, call = self._ask(packed, num_embeds)
             return self._take(name, call, num_embeds, began + self._limit_s)
@@ -148,14 +144,14 @@ class RemoteEncoder(Closeable):
             raise ServiceUnavailable(f"no actor has encoded the item: {reason}; then {lost}") from None
 
     def _take(self, name: str, call: Call, num_embeds: int, deadline: float) -> Outputs:
-        """Wait for an actor's answer. Raises `Lost`, and then the actor is not asked until it is heard of again."""
+        """Wait for an actor's answer. Raises `Lost`; then the actor is not called until it answers again."""
         try:
             fingerprint, num_open, error, outputs = self._answer(call, deadline)
             if fingerprint != self._fingerprint:
-                raise Lost(f"{name} has another fingerprint by now")
+                raise Lost(f"{name} has another fingerprint now")
             found = None if error else self._read(outputs, num_embeds)
             if found is None and not error:
-                raise Lost(f"{name} has answered what is no output of the item")
+                raise Lost(f"{name} has returned an invalid output for the item")
         except Lost:
             self._table.lost(name)
             self._is_wanted.set()
@@ -170,7 +166,7 @@ class RemoteEncoder(Closeable):
         return answer
 
     def _read(self, outputs: Bytes1D, num_embeds: int) -> Outputs | None:
-        """Return tensors of our own, on our device; None: they are no outputs of this encoder."""
+        """Return own copies of the tensors, on the device; None if they are not outputs of this encoder."""
         try:
             record = codec.decode(outputs, tensors="torch", copy=self._device.type == "cpu")
         except RemoteProtocolError:
@@ -178,19 +174,20 @@ class RemoteEncoder(Closeable):
         found = outputs_in(record, self._measured.form, num_embeds)
         return found and {name: tensor.to(self._device) for name, tensor in found.items()}
 
-    def _look_again_and_again(self) -> None:
+    def _search_loop(self) -> None:
         while not self._is_closed.is_set():
             try:
-                self._look()
+                self._search()
             except Lost as lost:
-                _logger.warning("no look at the encoder actors: %s; those that are known are asked", lost)
-            except Exception as error:  # without this thread nobody would be found any more
-                _logger.error("no look at the actors", extra={"error": type(error).__name__, "where": places(error)})
+                _logger.warning("search for encoder actors failed: %s; known actors are still called", lost)
+            except Exception as error:  # without this thread no new actor would be found
+                found = {"error": type(error).__name__, "where": places(error)}
+                _logger.error("search for encoder actors failed", extra=found)
             self._is_closed.wait(LOOK_S)
             self._is_wanted.wait(REST_S)
             self._is_wanted.clear()
 
-    def _look(self) -> None:
+    def _search(self) -> None:
         calls = []
         for actor in self._cluster.actors():
             with suppress(Lost):
@@ -205,7 +202,7 @@ class RemoteEncoder(Closeable):
 
 
 def pack(record: Mapping[str, Any]) -> Bytes1D:
-    """Return a record as bytes of its own; its tensors are on the CPU."""
+    """Return a copy of a record of CPU tensors as bytes."""
     encoded = codec.encode(dict(record))
     packed = np.empty(encoded.nbytes, np.uint8)
     encoded.write_into(packed)
@@ -213,5 +210,4 @@ def pack(record: Mapping[str, Any]) -> Bytes1D:
 
 
 def _has(fingerprint: str | None, reports: Mapping[str, Report]) -> bool:
-    """Return whether one of the reports is wanted; with None, any is."""
     return any(fingerprint in (None, report.fingerprint) for report in reports.values())

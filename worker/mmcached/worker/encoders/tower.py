@@ -1,10 +1,10 @@
-"""Loads the towers of a checkpoint with Transformers, and asks them for one item at a time.
+"""Loads the towers of a checkpoint with Transformers, and runs them on one item at a time.
 
-    checkpoint ── configuration with no text layers ──> model ── its other parts removed ──> what is asked for items
+    checkpoint ── configuration with no text layers ──> model ── other parts removed ──> towers
     the model's output ── a family's parts ──> named tensors: embeddings, deepstack_0 …; or last_hidden_state …
 
-The language model's weights are not read: a model without layers and words has no place for them. Nothing is fetched,
-and no code of a checkpoint is run.
+The language model's weights are not read: a model without layers and words has no place for them. Nothing is
+downloaded, and no code of a checkpoint is run.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ _FAMILIES: Mapping[str, Family] = {
     "Qwen2_5OmniThinkerModel": FAMILIES["Qwen2_5_VLModel"],
     "Siglip2Model": Family({"pooler_output": "stacked"}, others=FAMILIES["SiglipModel"].others),
 }
-"""With those that are only asked here: it is known what they are given."""
+"""Includes models that are only used here, where their inputs are known."""
 _VIDEO: Mapping[str, Family] = {
     name: replace(_FAMILIES[name], method="get_video_features")
     for name in ("Qwen2VLModel", "Qwen2_5_VLModel", "Qwen3VLModel", "Qwen2_5OmniThinkerModel")
 }
-"""Of those that take frames, too: in place of pictures, and for the same outputs."""
+"""Models that also take frames of videos, with the same outputs as for images."""
 _CLIPS: Mapping[str, Family] = {
     "VideoMAEModel": Family({"last_hidden_state": "stacked"}, others=frozenset(), method="forward"),
 }
-"""Of those that take clips alone, whole."""
+"""Models that take only clips, whole."""
 _HEARING = Family({"pooler_output": "rows"}, method="get_audio_features")
 _AUDIO: Mapping[str, Family] = {
     "WhisperEncoder": Family({"last_hidden_state": "stacked"}, others=frozenset(), method="forward"),
@@ -52,19 +52,17 @@ _THINKERS: Mapping[str, str] = {
     "Qwen2_5OmniForConditionalGeneration": "Qwen2_5OmniThinkerForConditionalGeneration",
     "Qwen3OmniMoeForConditionalGeneration": "Qwen3OmniMoeThinkerForConditionalGeneration",
 }
-"""Of models that also speak: the class of the part which sees and hears."""
+"""Models that also generate speech: the class of the part that encodes images and audio."""
 _TEXT = ("language_model", "lm_head", "text_model", "text_projection", "embed_tokens", "decoder", "proj_out")
-"""Parts of names of parameters that no item needs."""
+"""Substrings of the names of parameters that encoding does not need."""
 
 
 def load_tower(checkpoint: Checkpoint, dtype: str, device: torch.device) -> tuple[Any, Mapping[Modality, Family]]:
-    """Return a checkpoint's towers in evaluation mode, and by modality how they are asked.
+    """Return a checkpoint's towers in evaluation mode, and the interface for each modality.
 
-    Args:
-        dtype: as `EncoderConfig` has it.
     Raises:
-        ConfigError: Transformers is not installed, or cannot load it; or weights of a tower are missing, or of
-            another shape.
+        ConfigError: Transformers is not installed, or cannot load it; or weights of a tower are missing, or of another
+            shape.
     """
     check_packages()
     os.environ["HF_HUB_OFFLINE"] = "1"
@@ -82,7 +80,7 @@ def load_tower(checkpoint: Checkpoint, dtype: str, device: torch.device) -> tupl
             dtype=_DTYPES.get(dtype, "auto"),
             local_files_only=True,
             use_safetensors=True,
-            ignore_mismatched_sizes=True,  # of words, of which there are none now; others are looked for below
+            ignore_mismatched_sizes=True,  # of the removed vocabulary; others are checked below
             output_loading_info=True,
         )
     except (OSError, ValueError, RuntimeError, KeyError, AttributeError) as error:
@@ -97,7 +95,6 @@ def load_tower(checkpoint: Checkpoint, dtype: str, device: torch.device) -> tupl
 
 
 def _asked(whole: Any, checkpoint: Checkpoint) -> tuple[Any, Mapping[Modality, Family]]:
-    """Return the part of a model that is asked, and how it is for each modality."""
     families: dict[Modality, Family] = {}
     model = getattr(whole, "model", whole)
     if "image" in checkpoint.countings:

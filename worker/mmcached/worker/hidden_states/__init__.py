@@ -1,37 +1,28 @@
-"""Keeps what models give per token besides the next one, for requests that skip a prefix.
+"""Stores per-token model outputs, such as hidden states, for requests that skip a prefix.
 
     by_content/      TensorPrefixStore: rows under the block hashes of the KV cache
-    by_slot/         OmniTensorPrefixCache: rows under KV slots, for engines that know nothing else
-    schema           what a row of a key looks like
-    row_arena        the rows of one key in host memory, and which of them were written
-    pending_rows     rows on their way into arenas: one copy for each step, waited for by readers only   row_sources
-    device_copy      the copy itself: device -> pinned memory -> arena          buffer_pool
+    schema           shape and dtype of a key's rows
+    row_arena        the rows of one key in host memory, and which rows were written
+    pending_rows     rows on their way into arenas: one copy per step, awaited by readers only; see `row_sources`
+    device_copy      the copy itself: device -> pinned memory -> arena, with buffers of `buffer_pool`
 
-Both keep rows in the same arenas, and write and read them the same way; they differ in how a row is found. By slot,
-rows live and die with KV blocks, whoever is given a slot overwrites it, and each hit must be told. By content, a block
-of rows is found by its hash as long as there is room for it.
+`mmcached.compat.omni_tensor_prefix_cache` stores rows under KV slots, in the same arenas, for engines without block
+hashes. By slot, rows share the lifetime of KV blocks: the next owner of a slot overwrites them, and each hit must be
+reported. By content, a block of rows is found by its hash until it is evicted.
 
-Both promise: no made-up rows (a row that was not written is `MissingRows` with the range, never zeros), no rounding,
-nothing broadcast or truncated, copies only.
+Both guarantee: no invented rows (a row that was not written raises `MissingRows` with the range, never gives zeros), no
+rounding, no broadcast or truncation, copies only.
 
-Imports torch and numpy, and of mmcached only the errors, with msgspec: an engine of another house can embed it.
+Imports torch, numpy, msgspec and mmcached's errors only, so that other engines can embed it.
 """
 
 from mmcached.worker.hidden_states.by_content.records import Refusal, Report, RowChunk, RowSpan, StoreStats
 from mmcached.worker.hidden_states.by_content.rows_read import RowsRead
 from mmcached.worker.hidden_states.by_content.store import TensorPrefixStore
-from mmcached.worker.hidden_states.by_slot.cache import OmniTensorPrefixCache, PrefixCacheStats
-from mmcached.worker.hidden_states.by_slot.engine_batch import InputBatch
-from mmcached.worker.hidden_states.by_slot.merging import MissingPrefix, MissingRun
 from mmcached.worker.hidden_states.schema import KeySpec
 
 __all__ = [
-    "InputBatch",
     "KeySpec",
-    "MissingPrefix",
-    "MissingRun",
-    "OmniTensorPrefixCache",
-    "PrefixCacheStats",
     "Refusal",
     "Report",
     "RowChunk",

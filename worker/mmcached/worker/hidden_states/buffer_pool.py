@@ -1,7 +1,6 @@
-"""Uses memory again: fresh pages cost several times what is done with them, and pinned ones still more.
+"""Pool of byte buffers: fresh pages cost several times the work done with them, and pinned pages even more.
 
-Knows nothing of what is in a buffer. Invariant: at most `keep_nbytes` wait here; a buffer that was taken and is not
-given back belongs to its taker.
+Invariant: at most `keep_nbytes` are pooled; a taken buffer belongs to the caller until it is given back.
 """
 
 from __future__ import annotations
@@ -15,11 +14,7 @@ Buffer = TypeVar("Buffer", bound=Sized)
 
 
 class BufferPool(Generic[Buffer]):
-    """Buffers of bytes, in sizes that are powers of two.
-
-    Args:
-        make: returns a new buffer of so many bytes; its length is that number.
-    """
+    """Buffers of bytes, in sizes that are powers of two; `make(nbytes)` creates one of exactly this length."""
 
     def __init__(self, keep_nbytes: int, make: Callable[[int], Buffer]) -> None:
         self.keep_nbytes = keep_nbytes
@@ -28,7 +23,7 @@ class BufferPool(Generic[Buffer]):
         self._kept: dict[int, list[Buffer]] = {}
 
     def take(self, nbytes: int) -> Buffer:
-        """Return at least so many bytes, with anything in them."""
+        """Return an uninitialized buffer of at least `nbytes`."""
         size = max(_SMALLEST, 1 << (nbytes - 1).bit_length())
         waiting = self._kept.get(size)
         if waiting:
@@ -37,7 +32,7 @@ class BufferPool(Generic[Buffer]):
         return self._make(size)
 
     def give_back(self, buffer: Buffer) -> None:
-        """Take a buffer back that nobody reads any more; drop it if enough of them wait."""
+        """Take back a buffer that is no longer read; drop it if the pool is full."""
         if self.kept_nbytes + len(buffer) <= self.keep_nbytes:
             self.kept_nbytes += len(buffer)
             self._kept.setdefault(len(buffer), []).append(buffer)

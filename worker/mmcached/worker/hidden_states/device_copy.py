@@ -1,13 +1,12 @@
-"""Copies rows of a CUDA device to host memory, behind the engine's back.
+"""Copies rows from a CUDA device to host memory asynchronously.
 
-    tensors of a step  --clone, all packed-->  device buffer  --one copy-->  pinned buffer    one event behind it
+    tensors of a step  --clone, all packed-->  device buffer  --one copy-->  pinned buffer    then one event
                           engine's stream                      side stream, which waits for the clone
 
-The engine may write into its tensors as soon as `start` returns, which does not wait. All calls come on one stream, or
-on streams that the caller has put in order.
+The engine may write into its tensors as soon as `start` returns, which does not wait. All calls must come on one
+stream, or on streams that the caller has ordered.
 
-Knows nothing of arenas, requests or steps. Invariant: the rows of a copy are right from when it is done until
-`release`; a pinned buffer is used again only then.
+Invariant: the rows of a copy are valid from its completion until `release`; a pinned buffer is reused only then.
 """
 
 from __future__ import annotations
@@ -20,49 +19,46 @@ import torch
 from mmcached.worker.hidden_states.buffer_pool import BufferPool
 
 PADDING = 16
-"""Each tensor begins at a multiple of it, which is one of every element's size; it takes less than that on top."""
+"""Alignment of each tensor in bytes, a multiple of every element size; costs fewer bytes than this per tensor."""
 
 
 class Copy(Protocol):
-    """Rows under way; `nbytes` of host memory are taken until `release`, and as much of the device."""
+    """Pending copy; uses `nbytes` of host memory until `release`, and as much of the device."""
 
     nbytes: int
 
-    def is_done(self) -> bool:
-        """Return whether the rows are there; does not wait."""
+    def is_done(self) -> bool: ...
 
     def wait(self) -> None:
-        """Wait for these rows, and for nothing that was begun later."""
+        """Wait for these rows, but not for later work."""
 
     def rows(self) -> Sequence[torch.Tensor]:
-        """Return each tensor, on the CPU, valid until `release`. The copy must be done."""
+        """Return each tensor on the CPU, valid until `release`. The copy must be done."""
 
     def release(self) -> None:
         """Give the memory back. The copy must be done."""
 
 
 class Transfer(Protocol):
-    """Copies from one device."""
-
     @property
     def pinned_nbytes(self) -> int:
-        """Host memory that waits to be used again."""
+        """Bytes of pinned host memory kept for reuse."""
 
     def start(self, tensors: Sequence[torch.Tensor]) -> Copy:
         """Begin one copy of all these tensors."""
 
 
 TransferFor = Callable[[torch.device, int], Transfer | None]
-"""Given a device, and how many bytes of host memory may wait to be used again; None: its rows are simply read."""
+"""(device, bytes of host memory kept for reuse) -> transfer; None if the device's rows are read synchronously."""
 
 
 def transfer_for(device: torch.device, keep_nbytes: int) -> Transfer | None:
-    """Return what copies the rows of a device; None: of the CPU, or of one that is waited for."""
+    """Return the transfer for a device; None if its rows are read synchronously, as on the CPU."""
     return CudaTransfer(device, keep_nbytes) if device.type == "cuda" else None
 
 
 class CudaTransfer:
-    """Copies from one CUDA device. Pinned memory is allocated as it is needed, and used again."""
+    """Copies from one CUDA device, with pinned memory that is allocated on demand and reused."""
 
     def __init__(self, device: torch.device, keep_nbytes: int) -> None:
         self._device = device
@@ -80,19 +76,19 @@ class CudaTransfer:
             for tensor, view in zip(tensors, packing.views(packed), strict=True):
                 view.copy_(tensor)
             pinned = self._pool.take(packing.nbytes)
-            # The clone must be complete before it is read. What the engine starts from here on, nobody waits for.
+            # The clone must be complete before it is read. Later work of the engine is not waited for.
             self._stream.wait_stream(torch.cuda.current_stream(self._device))
             with torch.cuda.stream(self._stream):
                 pinned[: packing.nbytes].copy_(packed, non_blocking=True)
                 event = torch.cuda.Event()  # type: ignore[no-untyped-call]
                 event.record(self._stream)
-            # Freed as memory of the engine's stream, it would be handed out again while the side stream still reads.
+            # Otherwise the allocator could reuse it for the engine's stream while the side stream still reads it.
             packed.record_stream(self._stream)
         return _CudaCopy(self._pool, pinned, packed, event, packing)
 
 
 class _CudaCopy:
-    """A copy from a CUDA device. Holds the device buffer, so that it is counted as long as it is needed."""
+    """Copy from a CUDA device. Holds the device buffer, so that its memory is counted while it is in use."""
 
     def __init__(
         self,
@@ -125,7 +121,7 @@ class _CudaCopy:
 
 
 class Packing:
-    """The places of tensors in one buffer of `nbytes`."""
+    """Offsets of tensors in one buffer of `nbytes`."""
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
         self._places: list[tuple[int, torch.Size, torch.dtype]] = []
@@ -136,7 +132,6 @@ class Packing:
             self.nbytes = begin + tensor.nbytes
 
     def views(self, buffer: torch.Tensor) -> list[torch.Tensor]:
-        """Return each tensor's place in a buffer, in its shape and dtype."""
         return [
             buffer[begin : begin + shape.numel() * dtype.itemsize].view(dtype).view(shape)
             for begin, shape, dtype in self._places

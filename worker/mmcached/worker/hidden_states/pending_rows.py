@@ -1,15 +1,15 @@
-"""Brings rows into arenas: those of the host at once, those of a device by one copy for each step.
+"""Brings rows into arenas: rows in host memory at once, rows on a device by one copy per step.
 
     put ── host memory ───────────────────────────────────────────────────────────> arena
-     └──── device: noted, marked as written ── end of the step ── copy under way ──> arena, at a later call
-                                                                    └── a reader who needs the rows waits for it
+     └──── device: noted, marked as written ── end of the step ── pending copy ──> arena, at a later call
+                                                                    └── a reader that needs the rows waits for it
 
-Two wait, each only for the copies that it needs: `settle`, for a reader; and the end of a step that exceeds
-`byte_limit`, for the oldest copy. A copy that fails is lost: its rows were not written, its memory is not used again,
-and the caller gets its error, once, if any row was waiting for it.
+Only two calls wait, each only for the copies that it needs: `settle`, for a reader; and the end of a step that exceeds
+`byte_limit`, for the oldest copy. A failed copy is lost: its rows count as not written, its memory is not reused, and
+the caller gets its error, once, if any row was waiting for it.
 
-Knows nothing of requests or block hashes. Invariant: between two steps each row that is marked as written is in its
-arena or under way, and at most `byte_limit` bytes are under way, or one copy.
+Invariant: between steps each row that is marked as written is in its arena or in a pending copy, and at most
+`byte_limit` bytes are pending, or one copy.
 """
 
 from __future__ import annotations
@@ -32,36 +32,34 @@ Answer = TypeVar("Answer")
 
 
 class _Part(NamedTuple):
-    """The rows of one arena in a copy; `indexes`: all that it has ever been the source of."""
+    """Rows of one arena in a copy; `indexes` holds all rows that the copy has ever been the source of."""
 
     sources: RowSources
     indexes: list[np.ndarray]
 
 
 class _Flight(NamedTuple):
-    """A copy under way, and the arena of each of its tensors."""
+    """Pending copy, and the arena of each of its tensors."""
 
     number: int
     copy: Copy
     parts: Sequence[_Part]
 
     def lost(self) -> list[tuple[RowSources, np.ndarray]]:
-        """Return the rows that still wait for it, arena by arena."""
         waiting = [(part.sources, part.sources.of(self.number, part.indexes)) for part in self.parts]
         return [(sources, rows) for sources, rows in waiting if len(rows)]
 
 
 class PendingRows:
-    """The rows under way to the arenas of one store. What is put within `with` is sent at its end, as one copy.
+    """Rows on their way to the arenas of one store. Rows put within `with` are sent at its end, as one copy.
 
     Args:
-        byte_limit: bytes of copies under way, and of pinned memory that waits for the next one.
-        transfer_for: makes what copies the rows of a device.
-        note_lost: told which rows of some arena may not have been written after all.
+        byte_limit: bytes of pending copies, and of pinned memory kept for the next copy.
+        transfer_for: returns the transfer for a device.
+        note_lost: called with row indices that perhaps were not written after all.
 
     Attributes:
-        in_flight_nbytes: bytes of copies under way: pinned, and as much on the device.
-        num_copies: copies begun.
+        in_flight_nbytes: bytes of pending copies: pinned, and as many on the device.
         num_read_waits, num_limit_waits: copies that were waited for: by readers, because of the limit.
     """
 
@@ -79,7 +77,7 @@ class PendingRows:
 
     @property
     def pinned_nbytes(self) -> int:
-        """Bytes of copies under way, and of memory that waits for the next ones."""
+        """Bytes of pending copies, and of pinned memory kept for later copies."""
         return self.in_flight_nbytes + sum(each.pinned_nbytes for each in self._transfers.values() if each is not None)
 
     # ---- writing
@@ -98,7 +96,7 @@ class PendingRows:
     def put(self, arena: RowArena, rows: torch.Tensor, indexes: np.ndarray, places: np.ndarray | None = None) -> bool:
         """Write `rows[places[i]]`, or without places all rows, at `indexes[i]`; no index occurs twice in one call.
 
-        All that is put into one arena within one `with` are rows of the same tensor; later calls are right.
+        Rows put into one arena within one `with` must be of the same tensor; later calls overwrite earlier ones.
 
         Returns:
             Whether the rows must be copied from their device.
@@ -122,7 +120,7 @@ class PendingRows:
     # ---- reading
 
     def poll(self) -> None:
-        """Land what is done; waits for nothing."""
+        """Store the rows of finished copies; does not wait."""
         while self._flights:
             oldest = self._flights[0]
             is_done = self._ask(oldest, _is_done)
@@ -132,7 +130,7 @@ class PendingRows:
                 return
 
     def settle(self, arenas: Iterable[RowArena], indexes: np.ndarray) -> None:
-        """Wait until these arenas have the rows of these indexes, as far as they were written."""
+        """Wait until these arenas have the rows of these indices, if they were written."""
         if self._flights:
             indexes = indexes[indexes >= 0]
             asked = [sources for arena in arenas if (sources := self._of_arena.get(arena)) is not None]
@@ -141,35 +139,32 @@ class PendingRows:
                 self.num_read_waits += self._wait(flight)
 
     def read(self, arena: RowArena, indexes: np.ndarray, out: torch.Tensor) -> None:
-        """Copy rows, all written, to `out`, `(len(indexes), *shape)`; wait for those that are under way."""
+        """Copy rows, all written, to `out`, `(len(indexes), *shape)`; waits for pending copies of them."""
         self.settle((arena,), indexes)
         arena.take(indexes, out)
 
     def settle_all(self) -> None:
-        """Wait for all copies."""
         while self._flights:
             self._wait(self._flights[0])
 
     # ---- forgetting
 
     def forget(self, arena: RowArena, indexes: np.ndarray) -> None:
-        """Say that rows were not written."""
         arena.forget(indexes)
         if self._of_arena and arena in self._of_arena:
             self._of_arena[arena].source[indexes] = 0
 
     def forget_blocks(self, arena: RowArena, block_ids: Sequence[int]) -> None:
-        """Say that no row of these blocks was written."""
         arena.written[block_ids] = False
         self.drop_blocks(arena, block_ids)
 
     def drop_blocks(self, arena: RowArena, block_ids: Sequence[int]) -> None:
-        """Say that nobody will look at these blocks again; their rows need not come."""
+        """Cancel the pending rows of blocks that will not be read again."""
         if arena in self._of_arena:
             self._of_arena[arena].source.reshape(arena.written.shape)[block_ids] = 0
 
     def move(self, arena: RowArena, sources: np.ndarray, targets: np.ndarray) -> None:
-        """Have rows `targets` come from where rows `sources` come from."""
+        """Let rows `targets` come from the same source as rows `sources`."""
         of_arena = self._of_arena.get(arena)
         if of_arena is None:
             return
@@ -183,18 +178,18 @@ class PendingRows:
                         part.indexes.append(targets)
 
     def drop_arena(self, arena: RowArena) -> None:
-        """Say that nobody will look at this arena again."""
+        """Cancel the pending rows of an arena that will not be read again."""
         sources = self._of_arena.pop(arena, None)
         if sources is not None:
             sources.clear()
 
     def clear(self) -> None:
-        """Forget everything. Memory of copies under way is given back when they are done."""
+        """Cancel all pending rows. Memory of pending copies is given back when they are done."""
         for arena in list(self._of_arena):
             self.drop_arena(arena)
 
     def check_integrity(self) -> None:
-        """Raise `InvariantError` if a row that was written is nowhere, or bytes are counted wrongly."""
+        """Raise `InvariantError` if a written row is in no arena or copy, or bytes are counted wrongly."""
         for arena, sources in self._of_arena.items():
             pending = np.flatnonzero(sources.source)
             known = [
@@ -216,14 +211,13 @@ class PendingRows:
             counted = f"{self.in_flight_nbytes} are counted, {self.byte_limit} allowed"
             raise InvariantError(f"{nbytes} bytes are under way in {len(self._flights)} copies, {counted}")
 
-    # ---- inside
+    # ---- internals
 
     def _send(self) -> None:
-        """Begin one copy, for each device, of what was noted."""
         of_device: dict[torch.device, list[tuple[RowSources, np.ndarray, torch.Tensor]]] = {}
         for sources in self._of_arena.values():
             if sources.noted is not None and len(rows := sources.of(NOTED, sources.noted_indexes)):
-                # One piece: few steps have rows that nobody wants, and to pick them out needs an index on the device.
+                # One slice: few steps have unneeded rows, and gathering the others needs an index on the device.
                 places = sources.place[rows]
                 first, end = int(places.min()), int(places.max()) + 1
                 sources.place[rows] -= first
@@ -231,7 +225,7 @@ class PendingRows:
         for device, parts in of_device.items():
             transfer = self._transfers[device]
             if transfer is None:
-                raise InvariantError(f"rows on {device} were noted, and nothing copies them")
+                raise InvariantError(f"rows on {device} were noted, but the device has no transfer")
             self._stay_below_limit(sum(tensor.nbytes + PADDING for _, _, tensor in parts))
             copy, number = transfer.start([tensor for _, _, tensor in parts]), next(self._numbers)
             for sources, rows, _ in parts:
@@ -241,7 +235,7 @@ class PendingRows:
             self.num_copies += 1
 
     def _abandon(self) -> None:
-        """Say that what is still noted was not written; note nothing any more."""
+        """Mark the rows that are still noted as not written, and clear the notes."""
         for arena, sources in self._of_arena.items():
             if sources.noted is not None:
                 rows = sources.of(NOTED, sources.noted_indexes)
@@ -254,7 +248,7 @@ class PendingRows:
             self.num_limit_waits += self._wait(self._flights[0])
 
     def _wait(self, flight: _Flight) -> bool:
-        """Have a copy landed; return whether it was not done."""
+        """Wait for a copy and store its rows; return whether it was not done before."""
         has_waited = self._ask(flight, _wait_for)
         if has_waited is None:
             return False
@@ -262,7 +256,7 @@ class PendingRows:
         return has_waited
 
     def _land(self, flight: _Flight) -> None:
-        """Bring the rows of a copy that is done where they belong, as far as they still do."""
+        """Store those rows of a finished copy that still have it as their source."""
         all_rows = self._ask(flight, lambda copy: copy.rows())
         if all_rows is None:
             return
@@ -276,10 +270,9 @@ class PendingRows:
         flight.copy.release()
 
     def _ask(self, flight: _Flight, question: Callable[[Copy], Answer]) -> Answer | None:
-        """Return what a copy answers; None if it has failed and no row waits for it any more.
+        """Return the result of a call on a copy; None if the copy has failed and no row waits for it.
 
-        Raises:
-            Exception: it has failed, and its rows are lost.
+        Raises the copy's error if rows are lost.
         """
         try:
             return question(flight.copy)
@@ -304,7 +297,6 @@ def _is_done(copy: Copy) -> bool:
 
 
 def _wait_for(copy: Copy) -> bool:
-    """Wait for a copy; return whether it was not done."""
     if copy.is_done():
         return False
     copy.wait()

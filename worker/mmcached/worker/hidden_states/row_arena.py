@@ -1,13 +1,11 @@
-"""Keeps the rows of one key in host memory, and marks each row that was written.
+"""Rows of one key in host memory, with a flag for each written row.
 
     rows      block 0: row 0 … block_size - 1 | block 1: … | …        index of a row = block_id * block_size + offset
     written   (num_blocks, block_size) bool
 
 One anonymous mapping holds all rows, so memory grows as they are written. Rows move through numpy as the widest machine
-words that they consist of: numpy copies a row at a time, where torch's `index_copy_` walks over its elements (64 rows
-of 4 KiB: 4 against 37 microseconds).
-
-Knows nothing of block hashes, slots or requests. A row may be marked while its bytes are under way: `pending_rows`.
+words that divide a row: numpy copies a row at a time, while torch's `index_copy_` iterates over elements (64 rows of 4
+KiB: 4 against 37 microseconds). A row may be marked as written before its bytes arrive: `pending_rows`.
 """
 
 from __future__ import annotations
@@ -23,22 +21,12 @@ from mmcached.wire.errors import ConfigError
 from mmcached.worker.hidden_states.schema import KeySpec
 
 _WORDS = (np.int64, np.int32, np.int16, np.int8)
-# Rows that are never written shall not count as promised memory either, where the kernel keeps such an account.
+# Without a reservation, so that rows that are never written do not count as committed memory.
 _FLAGS = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
 
 
 class RowArena:
-    """The rows of one key.
-
-    Attributes:
-        spec: the key.
-        block_nbytes: bytes of one block of rows.
-        num_rows: rows that there is room for.
-        written: `(num_blocks, block_size)` bool.
-
-    Raises:
-        ConfigError: so much memory cannot even be mapped.
-    """
+    """Rows of one key; `written` is `(num_blocks, block_size)` bool. Raises `ConfigError` if the mapping fails."""
 
     def __init__(self, spec: KeySpec, *, block_size: int, num_blocks: int) -> None:
         self.spec = spec
@@ -59,7 +47,7 @@ class RowArena:
 
     @property
     def tensor(self) -> torch.Tensor:
-        """All rows as `(num_blocks, block_size, *shape)`, a view; those that were not written hold anything."""
+        """View of all rows, `(num_blocks, block_size, *shape)`; rows that were not written are undefined."""
         shape = (*self.written.shape, *self.spec.shape)
         return torch.from_numpy(self._bytes).view(self.spec.dtype).view(shape)
 
@@ -69,9 +57,9 @@ class RowArena:
         """Write rows and mark them.
 
         Args:
-            indexes: `(n,)` int64, where the rows go; an index that occurs twice has the same row.
-            rows: `(n, *shape)`, or as many as `places` needs; on any device, which is waited for.
-            places: `(n,)`, the numbers of the rows to be written; None: all of them.
+            indexes: `(n,)` int64, where the rows go; an index that occurs twice must have the same row.
+            rows: `(n, *shape)`, or as many as `places` needs; rows on a device are copied synchronously.
+            places: `(n,)`, the numbers of the rows to be written; None: all rows.
         """
         words = self._as_words(rows)
         if places is not None:
@@ -86,7 +74,7 @@ class RowArena:
         self._is_written[indexes] = True
 
     def take(self, indexes: np.ndarray, out: torch.Tensor) -> None:
-        """Copy rows to `out`, `(n, *shape)`, contiguous on the CPU; for negative indexes anything."""
+        """Copy rows to `out`, `(n, *shape)`, contiguous on the CPU; undefined for negative indexes."""
         np.take(self._rows, indexes, axis=0, out=self._as_words(out), mode="clip")
 
     def are_written(self, indexes: np.ndarray) -> np.ndarray:
@@ -97,13 +85,13 @@ class RowArena:
         return written
 
     def num_leading(self, block_ids: np.ndarray) -> np.ndarray:
-        """Return how many rows each block has from its beginning on without a gap."""
+        """Return the number of written rows of each block before its first gap."""
         written = self.written[block_ids]
         num: np.ndarray = np.where(written.all(axis=1), self._block_size, written.argmin(axis=1))
         return num
 
     def copy_lacking(self, source: int, target: int) -> tuple[np.ndarray, np.ndarray]:
-        """Copy to block `target` the rows that only block `source` has; return the indexes of both."""
+        """Copy to block `target` the rows that only block `source` has; return the row indices in both."""
         offsets = np.flatnonzero(self.written[source] & ~self.written[target])
         sources, targets = source * self._block_size + offsets, target * self._block_size + offsets
         self._rows[targets] = self._rows[sources]
@@ -116,12 +104,12 @@ class RowArena:
         self._is_written[indexes] = False
 
     def clear(self) -> None:
-        """Forget all rows, and give all memory back."""
+        """Forget all rows, and return all memory to the system."""
         self.written[:] = False
         self._memory.madvise(mmap.MADV_DONTNEED)
 
     def give_back(self, block_ids: Iterable[int]) -> None:
-        """Give the memory of blocks back, as far as whole pages go; they hold nothing."""
+        """Return the memory of unused blocks to the system, as far as whole pages go."""
         ordered = sorted(block_ids)
         breaks = [index for index, (a, b) in enumerate(pairwise(ordered), 1) if b != a + 1]
         for first, end in pairwise([0, *breaks, len(ordered)]):
@@ -134,7 +122,7 @@ class RowArena:
             self._memory.madvise(mmap.MADV_DONTNEED, first, last - first)
 
     def _as_words(self, rows: torch.Tensor) -> np.ndarray:
-        # Each call takes as long as to copy a row, so none is made that would change nothing.
+        # Each conversion costs as much as copying a row, so unneeded ones are skipped.
         if not rows.is_cpu:
             rows = rows.cpu()
         if rows.requires_grad:
@@ -149,7 +137,7 @@ class RowArena:
 
 
 def first_missing(written: np.ndarray) -> tuple[int, int] | None:
-    """Return the first run `[first, end)` of rows that were not written; None if there is none."""
+    """Return the first run `[first, end)` of rows that were not written, or None."""
     if written.all():
         return None
     first = int(written.argmin())

@@ -1,12 +1,10 @@
-"""Keeps where the bytes of each row of an arena are to come from.
+"""Source of the bytes of each row of an arena.
 
     source   of each row: 0: the arena has its bytes · NOTED: the tensor that was put · n > 0: copy number n
     place    of each row: its number in that tensor, or in that copy's part
 
-The row decides, not the copy: a row that is forgotten, written anew or moved belongs to no former copy, and what a copy
-brings for it is thrown away. So a block that has got another owner is safe from what comes late.
-
-Knows nothing of copies.
+The row decides, not the copy: a row that was forgotten, rewritten or moved no longer belongs to its former copy, whose
+bytes for it are discarded. So late copies cannot corrupt a block that has another owner.
 """
 
 from __future__ import annotations
@@ -22,12 +20,7 @@ NOTED = -1
 
 
 class RowSources:
-    """The sources of the rows of one arena.
-
-    Attributes:
-        noted: the tensor that the step at hand has put, if any.
-        noted_indexes: indexes of its rows, as they were put.
-    """
+    """Sources of the rows of one arena; `noted` is the tensor put in the current step, at `noted_indexes`."""
 
     __slots__ = ("arena", "noted", "noted_indexes", "place", "source")
 
@@ -46,7 +39,7 @@ class RowSources:
         self.noted_indexes.append(indexes)
 
     def of(self, number: int, indexes: Sequence[np.ndarray]) -> np.ndarray:
-        """Return which of these rows have this source, each once."""
+        """Return those of the given rows that have this source, without duplicates."""
         each = indexes[0] if len(indexes) == 1 else np.unique(np.concatenate(indexes))
         found: np.ndarray = each[self.source[each] == number]
         return found
@@ -56,6 +49,5 @@ class RowSources:
         self.noted_indexes = []
 
     def clear(self) -> None:
-        """Say that no row is under way."""
         self.source = np.zeros_like(self.source)
         self.forget_noted()

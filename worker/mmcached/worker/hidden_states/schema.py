@@ -1,4 +1,4 @@
-"""Declares what a row of a key looks like; nothing is guessed from a tensor that happens to fit."""
+"""Declares shape and dtype of a key's rows; they are never inferred from a tensor."""
 
 from __future__ import annotations
 
@@ -12,14 +12,9 @@ from mmcached.wire.errors import ConfigError, InvalidRequest
 
 @dataclass(frozen=True, slots=True)
 class KeySpec:
-    """A key: a named tensor of which each token of a step has one row.
+    """Key: a named tensor with one row of `shape` per token; () is one number.
 
-    Attributes:
-        shape: shape of one row; () is one number.
-        dtype: element type of the rows.
-
-    Raises:
-        ConfigError: no name, or a shape or dtype that cannot be.
+    Raises `ConfigError` for an invalid name, shape or dtype.
     """
 
     name: str
@@ -28,7 +23,7 @@ class KeySpec:
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name:
-            raise ConfigError("name", repr(self.name), "a key has a name")
+            raise ConfigError("name", repr(self.name), "a non-empty string")
         if not isinstance(self.shape, tuple) or any(type(size) is not int or size < 1 for size in self.shape):
             raise ConfigError(f"{self.name}.shape", repr(self.shape), "a tuple of integers, each at least 1")
         if not isinstance(self.dtype, torch.dtype):
@@ -39,14 +34,9 @@ class KeySpec:
         return math.prod(self.shape) * self.dtype.itemsize
 
     def check_rows(self, value: object, num_rows: int | None = None, *, field: str = "") -> torch.Tensor:
-        """Return `value` if it is a tensor `(num_rows, *shape)`. Never broadcasts, converts or cuts.
+        """Return `value` if it is a tensor `(num_rows, *shape)`; never broadcasts, converts or truncates.
 
-        Args:
-            num_rows: None: any number of rows.
-            field: name of the value in the error; default: the key.
-
-        Raises:
-            InvalidRequest: names what it is instead.
+        Raises `InvalidRequest` with `field` (default: the key) and the invalid type, dtype or shape.
         """
         field = field or self.name
         if not isinstance(value, torch.Tensor):

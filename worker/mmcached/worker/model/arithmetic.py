@@ -1,21 +1,20 @@
-"""The reference model computes with integers in float64, exactly, with weights that are equal on every device and rank.
+"""Exact integer arithmetic in float64, with weights that are equal on every device and rank.
 
-Knows nothing of layers. Invariant: every tensor that a layer touches holds whole numbers, and every sum of products
-that it forms is at most `MAX_SUM` = 2^50.
+Invariant: every tensor that a layer touches holds whole numbers, and every sum of products is at most `MAX_SUM` = 2^50.
 
-Why that is exact. float64 holds every whole number up to 2^53. All terms of a sum are whole and not negative (inputs
-and weights are in [0, PRIME)), so each partial sum is at most the total, whatever the order, blocking or number of
-threads, and with or without fused multiply-add: no step of the sum is ever rounded. Integer matrix products do not
-exist on CUDA; these do, and give the same bits. (`lag` in the decoder may be negative; its absolute value obeys the
-same bound, and where it is negative the weight is masked.)
+Why sums are exact: float64 holds every whole number up to 2^53. All terms of a sum are whole and not negative (inputs
+and weights are in [0, PRIME)), so each partial sum is at most the total, in any order, blocking or number of threads,
+with or without fused multiply-add: no step of the sum is rounded. CUDA has no integer matrix products; these give the
+same bits everywhere. (`lag` in the decoder may be negative; its absolute value has the same bound, and where it is
+negative the weight is masked.)
 
-Why `reduce_` is exact. For a whole number a, 0 <= a <= 2^50, and a modulus m:
+Why `reduce_` is exact: for a whole number a, 0 <= a <= 2^50, and a modulus m:
 
     (a + 0.5) / m         lies at least 0.5 / m away from every whole number
     fl((a + 0.5) * fl(1/m))  differs from it by less than ((a + 0.5) / m) * 2^-51.9 < 0.5 / m
     so its floor is the true quotient, and a - m * quotient is a difference of whole numbers below 2^53.
 
-A true quotient needs no division and no correction step, and unlike `fmod` its exactness does not rest on a library.
+This needs no division and no correction step, and unlike `fmod` does not depend on a library for its exactness.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ def reduce_(values: torch.Tensor, modulus: int = PRIME) -> torch.Tensor:
 def draw(seed: int, name: str, shape: tuple[int, ...], *, bound: int = PRIME) -> torch.Tensor:
     """Return the weights called `name`: whole numbers in [0, bound), float64 on the CPU, from the arguments alone.
 
-    Counter based: entry i is a hash of (seed, name, i), so no generator's state or version enters.
+    Counter-based: entry i is a hash of (seed, name, i), independent of any generator's state or version.
     """
     key = hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=8).digest()
     count = int(np.prod(shape))
@@ -49,7 +48,7 @@ def draw(seed: int, name: str, shape: tuple[int, ...], *, bound: int = PRIME) ->
 
 
 def _mix(words: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """The finaliser of splitmix64 (public domain, S. Vigna), on an array; wraps modulo 2^64 as it must."""
+    """Apply the finalizer of splitmix64 (public domain, S. Vigna) to an array; wraps modulo 2^64."""
     words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     mixed: npt.NDArray[np.uint64] = words ^ (words >> np.uint64(31))

@@ -1,13 +1,12 @@
-"""A packed batch says where each token of a step lies, and which rows attend together.
+"""Packed batch: positions and KV slots of a step's tokens, and the groups of rows that attend together.
 
-Knows nothing of the model. All chunks' tokens stand one after the other; attention runs per group, because contexts
-differ.
+The tokens of all chunks are concatenated; attention runs per group, because contexts differ.
 
     chunks      a a a b c c d          packed rows 0 … 6
     positions   4 5 6 9 0 1 3
     groups      [a] [c] one each       [b d] single tokens: one padded group, longest contexts first
 
-A group is `batch` requests with `n` rows each: a chunk of many tokens alone, or many chunks of one token.
+A group is `batch` requests with `n` rows each: one chunk of several tokens, or several chunks of one token.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from mmcached.wire.errors import InvariantError
 from mmcached.wire.messages.worker import RunChunk
 
 _MAX_GROUP_SLOTS = 1 << 15
-"""Padded context rows in one group of single tokens: bounds the memory of a gather, and the waste on short contexts."""
+"""Most padded context rows in a group of single tokens: bounds the memory of a gather, and the padding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,13 +41,12 @@ class AttentionGroup:
 
 @dataclass(frozen=True, slots=True)
 class PackedBatch:
-    """One step's rows.
+    """Rows of one step, each in exactly one group.
 
     Attributes:
-        starts: first packed row of each chunk, and the number of rows: `num_chunks + 1` numbers.
+        starts: first packed row of each chunk, then the number of rows: `num_chunks + 1` numbers.
         token_ids, positions, slots: `(num_tokens,)` int64 on the model's device.
         slots_cpu: the same slots on the CPU.
-        groups: every packed row is in exactly one.
     """
 
     starts: list[int]
@@ -60,11 +58,7 @@ class PackedBatch:
 
 
 def pack(chunks: Sequence[RunChunk], block_size: int, device: torch.device) -> PackedBatch:
-    """Lay out chunks that `check_chunk` has accepted; at least one.
-
-    Raises:
-        InvariantError: two tokens of the step have the same slot.
-    """
+    """Pack at least one chunk that passed `check_chunk`; raises `InvariantError` if two tokens have the same slot."""
     counts = [len(chunk.token_ids) for chunk in chunks]
     starts = [0, *np.cumsum(counts).tolist()]
     token_ids = np.concatenate([np.asarray(chunk.token_ids, np.int64) for chunk in chunks])
@@ -89,11 +83,7 @@ def context_slots(chunk: RunChunk, block_size: int) -> torch.Tensor:
 
 
 def check_chunk(chunk: RunChunk, *, num_blocks: int, block_size: int, vocabulary_size: int, max_model_len: int) -> None:
-    """Check what a chunk says against the sizes of pool and model; change nothing.
-
-    Raises:
-        InvariantError: names request, field and limit: the engine has planned what cannot be.
-    """
+    """Raise `InvariantError`, with request, field and limit, if a chunk does not fit the pool or the model."""
     context = chunk.num_computed_tokens + len(chunk.token_ids)
     needed = -(-context // block_size)
     if not chunk.token_ids:

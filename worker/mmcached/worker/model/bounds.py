@@ -1,7 +1,7 @@
-"""This module proves that no sum of the reference model exceeds `MAX_SUM`: each kind of sum, and its largest value.
+"""Checks that no sum of the reference model exceeds `MAX_SUM`: the largest value of each kind of sum.
 
-Knows the shapes of the layers and none of their code. Checked once, when a model is made; the reasons why a bounded
-sum is an exact one are in `arithmetic`. Write p for PRIME - 1, the largest value and the largest weight.
+Checked once, when a model is created; `arithmetic` explains why bounded sums are exact. p is PRIME - 1, the largest
+value and the largest weight.
 
     sum                          terms                              at most
     pixels                       2 * 3 * patch_size^2 features      2 * 3 * patch_size^2 * 255 * p
@@ -9,7 +9,7 @@ sum is an exact one are in `arithmetic`. Write p for PRIME - 1, the largest valu
     samples                      audio_frame features               audio_frame * 65535 * p
       + place                    frame times a weight               audio_window * p
     projection (q k v o, MLP)    one per input                      width * p * p
-      + what it is added to      residual                           + 2 * p
+      + addend                   residual                           + 2 * p
     score                        one per dimension of a head        width * p * p
       + distance                 lag times the head's slope         + context * heads
     attention                    weight 1 … ATTENTION_MODULUS       context * ATTENTION_MODULUS * p
@@ -26,11 +26,11 @@ from mmcached.wire.vocabulary import VOCABULARY_SIZE
 from mmcached.worker.model.arithmetic import MAX_SUM, PRIME
 
 ATTENTION_MODULUS = 13
-"""Attention weights are 1 … 13: never 0, so that no earlier token is without effect."""
+"""Attention weights are 1 … 13: never 0, so that every earlier token has an effect."""
 
 
 def largest_sums(model: ModelConfig, max_model_len: int) -> dict[str, int]:
-    """Return the most that each kind of sum can be, by name; exact, in Python's integers."""
+    """Return the upper bound of each kind of sum, by name; exact, in Python integers."""
     p = PRIME - 1
     width = max(model.hidden_size, model.encoder_width)
     context = max(max_model_len, model.max_patches_per_image, model.audio_window)
@@ -47,11 +47,7 @@ def largest_sums(model: ModelConfig, max_model_len: int) -> dict[str, int]:
 
 
 def check_bounds(model: ModelConfig, max_model_len: int) -> None:
-    """Refuse sizes for which a sum could be rounded.
-
-    Raises:
-        ConfigError: names the kind of sum and the most it could be.
-    """
+    """Raise `ConfigError`, with the kind of sum and its bound, for sizes for which a sum could be rounded."""
     for name, largest in largest_sums(model, max_model_len).items():
         if largest > MAX_SUM:
             raise ConfigError(f"model ({name})", largest, f"sums must stay within {MAX_SUM} to be exact")

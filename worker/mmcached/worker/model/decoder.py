@@ -1,10 +1,9 @@
-"""The causal decoder of the reference model turns packed rows into hidden states, over a paged KV pool.
+"""Causal decoder of the reference model: packed rows -> hidden states, over a paged KV pool.
 
-Knows nothing of requests, plans or items: it is given packed rows and says where each lies. Its output is
-the same to the bit for any batching, chunking, block layout or preemption, because every number is exact
+Its output is bit-identical for any batching, chunking, block layout or preemption, because every number is exact
 (`arithmetic`).
 
-    x_i  = embedding of token i (or what replaces it) + A * i + B * (i^2 mod PRIME) + C * (i // PRIME)
+    x_i  = embedding of token i (or of an item) + A * i + B * (i^2 mod PRIME) + C * (i // PRIME)
     per layer, per head h of `head_size` dimensions:
         q, k, v = x · W_q, x · W_k, x · W_v
         weight_ij = 1 + (q_i · k_j + slope_h * (i - j)) mod 13          for j <= i, else 0
@@ -15,7 +14,7 @@ the same to the bit for any batching, chunking, block layout or preemption, beca
     everything else modulo PRIME
 
 No weight is 0, positions enter twice, and squares make it non-linear: so every hidden state depends on every earlier
-token and on its place. Begin and the tokens of images, videos and sounds are never sampled.
+token and on its position. The begin token and the tokens of images, videos and audio are never sampled.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from mmcached.worker.model.bounds import ATTENTION_MODULUS
 from mmcached.worker.model.kv_pool import KVPool
 
 _TILE_ELEMENTS = 1 << 17
-"""Attention scores that are worked on at once: 1 MiB, which stays in the cache of a core."""
+"""Attention scores computed at once: 1 MiB, which fits a core's cache."""
 
 
 class DecoderLayer:
@@ -49,11 +48,7 @@ class DecoderLayer:
 
 
 class CausalDecoder:
-    """Deterministic in `config.seed`; holds weights on `device` and no other state.
-
-    Args:
-        config: sizes; `bounds.check_bounds` has accepted them.
-    """
+    """Decoder weights on `device`, deterministic in `config.seed`; `bounds.check_bounds` has accepted the sizes."""
 
     def __init__(self, config: ModelConfig, device: torch.device) -> None:
         seed, hidden_size = config.seed, config.hidden_size
@@ -66,7 +61,7 @@ class CausalDecoder:
         self._slopes = torch.arange(1, self._num_heads + 1, dtype=torch.float64, device=device).view(1, -1, 1, 1)
 
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
-        """Return token embeddings `(n, hidden_size)` float64 for `(n,)` int64 ids; a fresh tensor."""
+        """Return new token embeddings `(n, hidden_size)` float64 for `(n,)` int64 ids."""
         return self._tokens.index_select(0, token_ids)
 
     def forward(
@@ -82,10 +77,11 @@ class CausalDecoder:
         Each layer writes all rows before any row attends, so a chunk may continue another chunk of the same batch.
 
         Args:
-            embeddings: `(num_tokens, hidden_size)` float64, what stands at each packed row.
-            layers_out: to it the output of each layer is added, the hidden states last.
+            embeddings: `(num_tokens, hidden_size)` float64, the input of each packed row.
+            layers_out: receives the output of each layer, the hidden states last.
+
         Returns:
-            hidden states `(num_tokens, hidden_size)` float64, whole numbers in [0, PRIME).
+            Hidden states `(num_tokens, hidden_size)` float64, whole numbers in [0, PRIME).
         """
         x = reduce_(embeddings + self._position_terms(batch.positions))
         for index, layer in enumerate(self._layers):
@@ -113,13 +109,9 @@ class CausalDecoder:
     def _attend(
         self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, group: AttentionGroup
     ) -> torch.Tensor:
-        """Mix the values of each row's past.
+        """Return the attention output `(batch * n, hidden_size)`, reduced, for rows of the group in order.
 
-        Args:
-            query: `(batch * n, hidden_size)`, rows of the group in order.
-            keys, values: `(batch, context, hidden_size)`.
-        Returns:
-            `(batch * n, hidden_size)`, reduced.
+        `query` is `(batch * n, hidden_size)`; `keys` and `values` are `(batch, context, hidden_size)`.
         """
         batch, context, hidden_size = keys.shape
         heads, head_size = self._num_heads, hidden_size // self._num_heads
@@ -139,10 +131,10 @@ class CausalDecoder:
 
 
 def pick_tokens(logits: torch.Tensor) -> list[int]:
-    """Return the id of the largest of each row of `(n, VOCABULARY_SIZE)` whole numbers, ties to the lowest id.
+    """Return the argmax of each row of `(n, VOCABULARY_SIZE)` whole numbers, ties to the lowest id.
 
-    Each logit is joined with its id in one number, so that no two are equal and no order of comparison matters. Begin
-    and the tokens of images, videos and sounds are left out.
+    Logit and id are combined into one number, so that no two are equal and the order of comparison does not matter. The
+    begin token and the tokens of images, videos and audio are excluded.
     """
     ids = torch.arange(VOCABULARY_SIZE, dtype=torch.float64, device=logits.device)
     joined = logits * VOCABULARY_SIZE + (VOCABULARY_SIZE - 1 - ids)

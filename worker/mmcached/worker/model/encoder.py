@@ -1,17 +1,17 @@
-"""The encoder of the reference model turns one item into embeddings: one for each of the rows that it consists of.
+"""Encoder of the reference model: one item -> one embedding for each of its rows.
 
-    image   a picture's patches             pixel_values (n, 3 * patch_size^2) uint8         places: row, column
+    image   patches of an image             pixel_values (n, 3 * patch_size^2) uint8         places: row, column
     video   patches of a pair of frames     frames       (n, 2 * 3 * patch_size^2) uint8     places: row, column
-    audio   frames of a sound               samples      (n, audio_frame) int16              place: number of the frame
+    audio   frames of audio                 samples      (n, audio_frame) int16              place: number of the frame
 
-        x = rows · W_in + place * r + …             (n, width)         a sample counts from -32768 on
-        per layer:  x += attention(x) · W_o         weights from query and key, all rows see all
+        x = rows · W_in + place * r + …             (n, width)         samples are shifted by 32768
+        per layer:  x += attention(x) · W_o         weights from query and key, all rows attend to all
                     x += (x · W_up)^2 · W_down
         embeddings = x · W_out                      (n, hidden_size) int32
     everything modulo PRIME
 
-Each modality has weights of its own. Items are encoded one at a time; as integers are exact, nothing could differ in a
-batch. Every embedding depends on every row of its item and on where the rows are. Knows nothing of caches and requests.
+Each modality has its own weights. Items are encoded one at a time; batching would give the same, since integers are
+exact. Every embedding depends on every row of its item and on the places of the rows.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from mmcached.worker.model.arithmetic import draw, reduce_
 from mmcached.worker.model.bounds import ATTENTION_MODULUS
 
 LOWEST_SAMPLE = -32_768
-"""What is taken from a sample, as no term of a sum may be negative."""
+"""Subtracted from each sample, because no term of a sum may be negative."""
 
 
 class EncoderLayer:
-    """Weights of one layer, each `(width, width)`, and its step. One head: the mixing matters here, not the heads."""
+    """One layer `(n, width)` -> `(n, width)`, with weights `(width, width)` each and a single attention head."""
 
     def __init__(self, seed: int, name: str, width: int, device: torch.device) -> None:
         names = ("query", "key", "value", "output", "up", "down")
@@ -41,7 +41,6 @@ class EncoderLayer:
         )
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Map `(n, width)` to `(n, width)`; values in [0, PRIME)."""
         query, key, value = (reduce_(x @ weight) for weight in (self._query, self._key, self._value))
         weights = reduce_(query @ key.T, ATTENTION_MODULUS).add_(1)
         x = reduce_((reduce_(weights @ value) @ self._output).add_(x))
@@ -51,12 +50,7 @@ class EncoderLayer:
 
 
 class RowEncoder:
-    """The weights for one modality, called `name`, and what is computed with them.
-
-    Args:
-        num_features: of one row.
-        places: names of the numbers that say where a row is.
-    """
+    """Encoder of one modality, called `name`; `places` names the coordinates of a row."""
 
     def __init__(
         self, config: ModelConfig, name: str, num_features: int, places: Sequence[str], device: torch.device
@@ -69,11 +63,9 @@ class RowEncoder:
         self._output = draw(seed, f"{name}.output", (width, config.hidden_size)).to(device)
 
     def __call__(self, rows: torch.Tensor, *places: torch.Tensor) -> torch.Tensor:
-        """Return `(n, hidden_size)` int32 in [0, PRIME) on the device; owns its memory.
+        """Return new embeddings `(n, hidden_size)` int32 in [0, PRIME) on the device.
 
-        Args:
-            rows: `(n, num_features)`, whole numbers, none negative, float64 on the device.
-            places: `(n,)` each, as many as were named.
+        `rows` is `(n, num_features)`, non-negative whole numbers, float64 on the device; `places` are `(n,)` each.
         """
         x = rows @ self._input
         for place, weight in zip(places, self._places, strict=True):
@@ -85,14 +77,10 @@ class RowEncoder:
 
 
 class ItemEncoder:
-    """Encodes items of each modality. Deterministic in `config.seed`; holds weights on `device` and no other state.
+    """Encodes items of each modality. Deterministic in `config.seed`; holds only weights, on `device`.
 
-    Weights for clips are drawn when the first one comes: many services never see one.
-
-    Args:
-        config: sizes; `bounds.check_bounds` has accepted them.
-    Attributes:
-        fingerprint: 32 hex digits; encoders with the same say the same of each item.
+    Weights for clips are drawn at first use, because many services never see a clip. `bounds.check_bounds` must have
+    accepted the sizes. Encoders with the same `fingerprint` (32 hex digits) give the same output for each item.
     """
 
     def __init__(self, config: ModelConfig, device: torch.device) -> None:
@@ -100,7 +88,7 @@ class ItemEncoder:
         self._device = device
         self._num_pixels = 3 * config.patch_size**2
         self._image = RowEncoder(config, "encoder", self._num_pixels, ("row", "column"), device)
-        # Not of the device nor of a version of torch: integers are exact.
+        # Independent of device and torch version, because integers are exact.
         sizes = (config.patch_size, config.audio_frame, config.encoder_width, config.encoder_layers, config.hidden_size)
         self.fingerprint = hashlib.blake2b(f"reference {(config.seed, *sizes)}".encode(), digest_size=16).hexdigest()
 
@@ -113,34 +101,28 @@ class ItemEncoder:
         return RowEncoder(self._config, "audio", self._config.audio_frame, ("frame",), self._device)
 
     def image(self, pixel_values: torch.Tensor, grid: tuple[int, int]) -> torch.Tensor:
-        """Return the embeddings of one image.
+        """Return the embeddings `(num_patches, hidden_size)` int32 in [0, PRIME) of one image, on the encoder's device.
 
         Args:
             pixel_values: `(num_patches, 3 * patch_size^2)` uint8, row by row, on any device; read only during the call.
             grid: rows and columns of patches.
-        Returns:
-            `(num_patches, hidden_size)` int32 in [0, PRIME), on the encoder's device; owns its memory.
+
         Raises:
-            InvalidRequest: names the field that does not fit; nothing was computed.
+            InvalidRequest: names the invalid field.
         """
         self._check_patches("pixel_values", pixel_values, self._num_pixels, grid)
         return self._image(self._numbers(pixel_values), *_places(grid))
 
     def video(self, frames: torch.Tensor, grid: tuple[int, int]) -> torch.Tensor:
-        """Return the embeddings of one slice of a video, as `image` those of an image.
+        """Return the embeddings of one slice of a video, as `image`.
 
-        Args:
-            frames: `(num_patches, 2 * 3 * patch_size^2)` uint8: at each place the patch of one frame, then the other's.
+        `frames` is `(num_patches, 2 * 3 * patch_size^2)` uint8: at each place the patch of one frame, then the other's.
         """
         self._check_patches("frames", frames, 2 * self._num_pixels, grid)
         return self._video(self._numbers(frames), *_places(grid))
 
     def audio(self, samples: torch.Tensor) -> torch.Tensor:
-        """Return the embeddings of one slice of a sound, as `image` those of an image.
-
-        Args:
-            samples: `(num_frames, audio_frame)` int16.
-        """
+        """Return the embeddings of one slice of audio, as `image`; `samples` is `(num_frames, audio_frame)` int16."""
         _check_rows("samples", samples, torch.int16, self._config.audio_frame)
         _check_number("samples", len(samples), self._config.audio_window, "frames")
         return self._audio(self._numbers(samples).sub_(LOWEST_SAMPLE), torch.arange(len(samples)))
@@ -167,6 +149,6 @@ def _check_rows(name: str, rows: torch.Tensor, dtype: torch.dtype, num_features:
         raise InvalidRequest(f"{name}.shape", str(tuple(rows.shape)), f"must be (n, {num_features})")
 
 
-def _check_number(name: str, number: int, limit: int, what: str) -> None:
+def _check_number(name: str, number: int, limit: int, unit: str) -> None:
     if not 1 <= number <= limit:
-        raise InvalidRequest(name, number, f"must have 1 … {limit} {what}")
+        raise InvalidRequest(name, number, f"must have 1 … {limit} {unit}")

@@ -1,13 +1,11 @@
-"""The KV pool holds the keys and values of computed tokens, addressed by slot.
-
-Knows nothing of requests: the engine knows who owns a block. Block 0 is the null block, never written, all zeros.
+"""KV pool: keys and values of computed tokens, by slot. Block 0 is the null block, never written, all zeros.
 
     data (num_layers, 2, num_blocks, block_size, hidden_size) float64      slot = block_id * block_size + offset
           layer       K,V   └──────── flat: one row per slot ───────┘
-    computed (num_blocks * block_size,) bool       a slot that a step has computed and no one has withdrawn
+    computed (num_blocks * block_size,) bool       slots that a step has computed and that were not withdrawn
 
-Invariant: a row is read only if its slot is computed; `check_computed` is what tells a bug of the books from a context.
-Rows of slots that are not computed hold finite numbers, so that a masked one contributes exactly 0.
+Invariant: a row is read only if its slot is computed; `check_computed` detects contexts for which the engine's tables
+are wrong. Rows of other slots hold finite numbers, so that a masked row contributes exactly 0.
 """
 
 from __future__ import annotations
@@ -22,15 +20,13 @@ from mmcached.wire.errors import InvariantError
 
 @dataclass(frozen=True, slots=True)
 class KVPoolStats:
-    """Gauges: slots computed, and bytes of the pool."""
-
     slots_computed: int
     slots_total: int
     nbytes: int
 
 
 class KVPool:
-    """Allocates everything at once; the system maps the zero pages as they are written."""
+    """Pool allocated at once; the system maps the zero pages when they are first written."""
 
     def __init__(
         self, *, num_layers: int, num_blocks: int, block_size: int, hidden_size: int, device: torch.device
@@ -48,12 +44,9 @@ class KVPool:
         self._flat[layer, 1].index_copy_(0, slots, values)
 
     def gather(self, layer: int, block_table: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return copies of keys and values of whole blocks, changing nothing.
+        """Return copies of keys and values of whole blocks, each `(batch, blocks * block_size, hidden_size)`.
 
-        Args:
-            block_table: `(batch, blocks)` int64 on the pool's device, padded with the null block.
-        Returns:
-            two tensors `(batch, blocks * block_size, hidden_size)`.
+        `block_table` is `(batch, blocks)` int64 on the pool's device, padded with the null block.
         """
         batch, blocks = block_table.shape
         rows = self._data[layer].index_select(1, block_table.reshape(-1))
@@ -61,19 +54,14 @@ class KVPool:
         return keys, values
 
     def mark_computed(self, slots: torch.Tensor) -> None:
-        """Say that all layers of `slots` (`(n,)` int64 on the CPU) are about to be written by the running step."""
+        """Mark `slots` (`(n,)` int64 on the CPU) as computed, just before the running step writes all their layers."""
         self._computed[slots] = True
 
     def withdraw(self, slots: torch.Tensor) -> None:
-        """Forget `slots`; what they hold will not be read."""
         self._computed[slots] = False
 
     def check_computed(self, slots: torch.Tensor) -> None:
-        """Check that every slot of a context has been computed.
-
-        Raises:
-            InvariantError: one has not; the engine's books and the pool disagree.
-        """
+        """Raise `InvariantError` if a slot of a context was not computed: the engine's tables and the pool disagree."""
         computed = self._computed[slots]
         if not bool(computed.all()):
             position = int((~computed).nonzero()[0])
@@ -97,7 +85,7 @@ class KVPool:
 
 
 def _zeros(shape: tuple[int, ...], device: torch.device) -> torch.Tensor:
-    """Return float64 zeros, on the CPU without writing them, which `torch.zeros` does: that maps every page at once."""
+    """Return float64 zeros; on the CPU without writing them, unlike `torch.zeros`, which maps every page at once."""
     if device.type == "cpu":
         return torch.from_numpy(np.zeros(shape))
     return torch.zeros(shape, dtype=torch.float64, device=device)

@@ -1,6 +1,6 @@
-"""The reference model is an encoder and a decoder in exact integers, made from a seed and sizes.
+"""Reference model: encoder and decoder in exact integers.
 
-Knows nothing of caches or processes. Weights are computed, not loaded, and are the same on every device and rank.
+Weights are computed from a seed, not loaded, and are the same on every device and rank.
 """
 
 from __future__ import annotations
@@ -14,11 +14,7 @@ from mmcached.worker.model.encoder import ItemEncoder
 
 
 class ReferenceModel:
-    """Both halves, on one device.
-
-    Raises:
-        ConfigError: sizes for which the arithmetic could be inexact.
-    """
+    """Encoder and decoder on one device. Raises `ConfigError` for sizes that could make the arithmetic inexact."""
 
     def __init__(self, config: ModelConfig, *, max_model_len: int, device: torch.device) -> None:
         check_bounds(config, max_model_len)

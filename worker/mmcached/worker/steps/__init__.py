@@ -1,10 +1,9 @@
-"""One plan, from its items to its output.
+"""Execution of one plan.
 
 runner        executes a plan
-item_outputs  puts outputs of items into the encoder cache
-output_counts items of each modality, counted
-prefix_rows   reads and writes the hidden states that a plan names
-read_ledger   leases that a step still reads under
-step_result   what a step has made so far
-stopwatch     how long work of a device takes
+item_outputs  puts encoder outputs of items into the encoder cache
+output_counts counts items by modality
+prefix_rows   writes and reads the hidden states that a plan names
+step_result   collects the results of a step
+stopwatch     times work on a device
 """

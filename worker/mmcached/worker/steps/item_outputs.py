@@ -1,10 +1,8 @@
-"""Puts the outputs of a step's items into the encoder cache, and hands on what is emitted.
+"""Puts the encoder outputs of a step's items into the encoder cache, and emits requested outputs.
 
-    encoded here, or elsewhere ──┐
-    loaded under a lease ────────┼──> encoder cache ──> spans of chunks, emitted embeddings
-    made by another rank ────────┘         └──> saved into the store, behind the step's answer
-
-Knows nothing of chunks, KV and prefix rows.
+encoded here, or by an actor ─┐
+loaded under a lease ─────────┼──> encoder cache ──> spans of chunks, emitted embeddings
+encoded by another rank ──────┘         └──> saved into the store, after the step's answer
 """
 
 from __future__ import annotations
@@ -39,14 +37,9 @@ from mmcached.worker.stored_outputs import StoredOutputs, contact, own_share
 
 
 class ItemOutputs(Closeable):
-    """Encoder and encoder cache of one worker, and its part in the store.
+    """Encoder, encoder cache and store access of one worker; without `run_dir` nothing is loaded or saved.
 
-    Args:
-        run_dir: of the service whose store has items and outputs; None: nothing is loaded or saved.
-    Attributes:
-        store: what items are read from.
-        counts: items and embeddings by modality.
-        num_viewed, num_copied: items that were read in place, or from frames; with their bytes.
+    `num_viewed` counts items that were read in place, `num_copied` those from frames.
     """
 
     def __init__(
@@ -74,18 +67,17 @@ class ItemOutputs(Closeable):
         self._outputs: StoredOutputs | None = None
         if run_dir is not None and config.shares_encoder_outputs:
             self._outputs = StoredOutputs(config, self.store, self.fingerprint, self._transfers)
-        self._begun: dict[str, Callable[[], Outputs]] = {}  # what a step has others encode, by key
+        self._begun: dict[str, Callable[[], Outputs]] = {}  # remote encodings of the step, by key
         self._unsaved: list[EncodeItem] = []
-        self._watches: deque[tuple[Stopwatch, Callable[[float], None]]] = deque()  # of encodings, in their order
+        self._watches: deque[tuple[Stopwatch, Callable[[float], None]]] = deque()  # of encodings, in order
 
     @cached_property
     def measured(self) -> Measured:
-        """What the encoder has shown of itself on a small item, which nobody keeps."""
+        """Form and size of the encoder's outputs, measured on a small item."""
         return self.encoder.measure()
 
     @property
     def fingerprint(self) -> str:
-        """All that an encoder output depends on beside the item, as 32 hex digits."""
         return self.encoder.fingerprint
 
     @property
@@ -93,19 +85,18 @@ class ItemOutputs(Closeable):
         return SaverCounters() if self._outputs is None else self._outputs.counters
 
     def begin(self, plan: StepPlan) -> None:
-        """Drop what was freed, and forget what an earlier step has left undone."""
+        """Drop the freed keys, and the unfinished work of an earlier step."""
         self.cache.drop(plan.freed_keys)
         self._unsaved.clear()
         self._begun.clear()
 
     def make_all(self, plan: StepPlan, frames: Sequence[Frame], made: StepResult) -> None:
-        """Put the output of each of a plan's items into the encoder cache."""
         watch, num_encoded = Stopwatch(self._device), self.counts.num_encoded
         own = own_share(plan.encode, self._rank, self._world_size, plan.step)
         if isinstance(self.encoder, RemoteEncoder):
             for index in own:
                 self._begin(plan.encode[index], frames)
-        # Its own first: when it comes to the others', their ranks have encoded them.
+        # Its own items first: by the time it gets to the other items, their ranks have encoded them.
         for index in [*own, *(index for index in range(len(plan.encode)) if index not in own)]:
             self._make(plan.encode[index], frames, is_own=index in own)
         for item in plan.encode:
@@ -117,25 +108,23 @@ class ItemOutputs(Closeable):
             made.used += self.cache.get(emit.key).values()
 
     def withdraw(self, plan: StepPlan) -> None:
-        """Keep nothing of a step that has failed."""
         self._unsaved.clear()
         self.cache.drop(item.key for item in plan.encode)
 
     def save(self) -> None:
-        """Have saved what the last step has encoded; call it when its answer is sent."""
+        """Save the outputs encoded in the last step; called after its answer is sent."""
         unsaved, self._unsaved = self._unsaved, []
         for item in unsaved:
             if self._outputs is not None and item.key in self.cache:
                 self._outputs.save(item, self.cache.get(item.key))
 
-    def tell_times(self) -> None:
-        """Hand on the times of what is over; the rest in a later step."""
+    def report_times(self) -> None:
+        """Report the durations of finished encodings; the others follow in a later step."""
         while self._watches and self._watches[0][0].is_over():
             watch, tell = self._watches.popleft()
             tell(watch.seconds())
 
     def close(self) -> None:
-        """Let go of the store and of encoders elsewhere. A second call does nothing."""
         self.store.close()
         if self._outputs is not None:
             self._outputs.close()
@@ -144,7 +133,7 @@ class ItemOutputs(Closeable):
             self.encoder.close()
 
     def emit(self, emit: EmitEmbedding, made: StepResult) -> None:
-        """Return an output; or its key, if it goes into the store, which begins now that the step has been computed."""
+        """Add an output to the result; or its key, if it is saved in the store, which begins now."""
         output = self.cache.get(emit.key)
         if emit.store_epoch and self._outputs is not None and self._outputs.save_large(emit, output):
             self._unsaved = [item for item in self._unsaved if item.key != emit.key]
@@ -155,7 +144,6 @@ class ItemOutputs(Closeable):
             made.embeddings.append(ItemEmbedding(emit.request_id, emit.index, name, made.add_frame(tensor)))
 
     def emit_rows(self, chunk: RunChunk, key: str, first: int, rows: torch.Tensor, made: StepResult) -> None:
-        """As `emit`, rows of a chunk."""
         saved = None if self._outputs is None else self._outputs.save_large_rows(chunk, key, first, rows)
         if saved is not None:
             made.saved_rows.append(RequestSavedRows(chunk.request_id, saved))
@@ -163,7 +151,6 @@ class ItemOutputs(Closeable):
             made.rows.append(RequestRows(chunk.request_id, Rows(key, first, made.add_frame(rows))))
 
     def _read(self, item: EncodeItem, payload: StoredItem | Inline, frames: Sequence[Frame]) -> Record:
-        """Return the record of an item, and count it."""
         record = self.store.read(payload, frames, mm_hash=item.mm_hash)
         if isinstance(payload, StoredItem):
             self.num_viewed += 1
@@ -175,14 +162,15 @@ class ItemOutputs(Closeable):
         return record
 
     def _begin(self, item: EncodeItem, frames: Sequence[Frame]) -> None:
-        """Have an item encoded elsewhere while the step goes on; what the store has is not."""
+        """Start encoding an item remotely while the step goes on, unless its output is in the store."""
         if isinstance(self.encoder, RemoteEncoder) and not isinstance(item.payload, StoredOutput):
             record = self._read(item, item.payload, frames)
             self._begun[item.key] = self.encoder.begin(record, item.num_embeds)
 
     def _encode(self, item: EncodeItem, payload: StoredItem | Inline, frames: Sequence[Frame]) -> Outputs:
-        """Encode one item into the encoder cache and return its outputs; the item's views end with the call, or with
-        their copy onto a device.
+        """Encode one item into the encoder cache and return its outputs.
+
+        Views of the item end with the call, or with their copy onto a device.
         """
         finish = self._begun.pop(item.key, None)
         if finish is None:
@@ -198,10 +186,9 @@ class ItemOutputs(Closeable):
         return outputs
 
     def _make(self, item: EncodeItem, frames: Sequence[Frame], *, is_own: bool) -> None:
-        """Put the output of one item into the encoder cache, wherever it comes from.
+        """Put the output of one item into the encoder cache: loaded, encoded, or shared by another rank.
 
-        Args:
-            is_own: this rank encodes and saves it, if the ranks share.
+        If the ranks share the work and `is_own`, this rank encodes and saves it.
         """
         payload = item.payload
         if isinstance(payload, StoredOutput):
@@ -217,11 +204,11 @@ class ItemOutputs(Closeable):
                 self._unsaved.append(item)
             return
         record = self._outputs.get_or_encode(item, encode)
-        if item.key not in self.cache and not self._keep(item, record):
-            encode()  # somebody has put something else under its key
+        if item.key not in self.cache and not self._cache_record(item, record):
+            encode()  # a client has put another record under its key
 
-    def _keep(self, item: EncodeItem, record: Mapping[str, Any]) -> bool:
-        """Copy a record into the encoder cache, unless it is no output of this encoder; return whether it is."""
+    def _cache_record(self, item: EncodeItem, record: Mapping[str, Any]) -> bool:
+        """Copy a record into the encoder cache; return False if it is not an output of this encoder."""
         outputs = outputs_in(record, self.measured.form, item.num_embeds)
         if outputs is None or not are_finite(outputs):
             return False
@@ -232,9 +219,8 @@ class ItemOutputs(Closeable):
     def _load(self, item: EncodeItem, stored: StoredOutput) -> None:
         """Copy an output that is under the engine's lease into the encoder cache.
 
-        Raises:
-            CacheMiss: it is gone, or it is none of this encoder's: whoever may put records has put something else.
+        Raises `CacheMiss` if it is missing, or not an output of this encoder: a client has put another record there.
         """
         record = None if self._outputs is None else self._outputs.load(stored.token)
-        if record is None or not self._keep(item, record):
+        if record is None or not self._cache_record(item, record):
             raise CacheMiss([item.mm_hash])

@@ -1,4 +1,4 @@
-"""Counts the items that a worker has encoded, and those that it has loaded instead, by modality."""
+"""Counts encoded and loaded items by modality, since the start of the worker."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ from mmcached.wire.vocabulary import Modality
 
 
 class OutputCounts:
-    """Counts since the start of the worker."""
-
     def __init__(self) -> None:
         self._encoded: Counter[Modality] = Counter()
         self._loaded: Counter[Modality] = Counter()
@@ -20,7 +18,6 @@ class OutputCounts:
 
     @property
     def num_encoded(self) -> int:
-        """Items of all modalities, as below."""
         return self._encoded.total()
 
     @property
@@ -40,7 +37,6 @@ class OutputCounts:
         self._embeds_loaded[item.modality] += item.num_embeds
 
     def by_modality(self) -> EncodedByModality:
-        """Return the figures."""
         return EncodedByModality(**{modality: self._of(modality) for modality in self._encoded | self._loaded})
 
     def _of(self, modality: Modality) -> EncodedOfModality:

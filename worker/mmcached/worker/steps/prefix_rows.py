@@ -1,11 +1,11 @@
-"""Rank 0 writes and reads the hidden states that a step's plan names, in its prefix store.
+"""Prefix store of rank 0: writes and reads the hidden states that a step's plan names.
 
-    StepPlan.released ──> release           StepPlan.row_epoch ──> reset, if it is another
-    RunChunk (digests) ─> write ──> read ──> rows [first_row, end of the chunk) of each key, or what is missing
+    StepPlan.released ──> release           StepPlan.row_epoch ──> reset, if it has changed
+    RunChunk (digests) ─> write ──> read ──> rows [first_row, end of the chunk) of each key, or the missing ranges
     the step's end ─────> commit, or withdraw ──> report
 
-Knows nothing of models. Invariant: every row of an answer was computed for exactly these tokens, and an answer has no
-gap: rows that cannot be had are named as missing, and the request gets none of them.
+Invariant: every row of an answer was computed for exactly these tokens, and an answer has no gap: missing rows are
+reported, and the request gets no rows.
 """
 
 from __future__ import annotations
@@ -24,18 +24,14 @@ from mmcached.worker.steps.step_result import StepResult
 
 
 class PrefixRows:
-    """Rank 0's side of the rows.
-
-    Args:
-        store: None: no rows are kept, and none before a chunk are wanted.
-    """
+    """Rows of rank 0's prefix store. If `store` is None, no rows before a chunk may be requested."""
 
     def __init__(self, store: TensorPrefixStore | None) -> None:
         self.store = store
         self._epoch = 0
 
     def begin(self, plan: StepPlan) -> None:
-        """Let go of what the plan says; to be called whatever becomes of the step."""
+        """Release the requests that the plan names, or reset the store; must be called even if the step will fail."""
         if self.store is None:
             return
         if plan.row_epoch != self._epoch:
@@ -43,14 +39,14 @@ class PrefixRows:
             self.store.reset()
         self.store.release(plan.released)
 
-    def take(self, chunks: Sequence[RunChunk], outputs: Mapping[str, torch.Tensor], made: StepResult) -> None:
-        """Keep a step's rows, and answer what is wanted of them and of those before them.
+    def add_rows(self, chunks: Sequence[RunChunk], outputs: Mapping[str, torch.Tensor], made: StepResult) -> None:
+        """Store a step's rows, and add the wanted rows, of the step and before it, to the result.
 
         Args:
             outputs: by key, `(num_tokens, hidden_size)` int32, chunk after chunk.
 
         Raises:
-            InvariantError: a row was refused, or is wanted that neither the store nor this chunk can have.
+            InvariantError: a row was refused, or is neither in the store nor in this chunk.
         """
         if self.store is not None:
             self._write(self.store, chunks, outputs)
@@ -61,7 +57,7 @@ class PrefixRows:
             _answer(step, wanted, {}, made)
             return
         if self.store is None:
-            raise InvariantError(f"request {chunks[behind[0]].request_id} wants rows, and none are kept")
+            raise InvariantError(f"request {chunks[behind[0]].request_id} wants stored rows, but there is no store")
         spans = [
             RowSpan(chunks[index].request_id, chunks[index].first_row, chunks[index].num_computed_tokens)
             for index in behind
@@ -74,11 +70,11 @@ class PrefixRows:
             _answer(step, wanted, before, made)
 
     def commit(self) -> PrefixReport:
-        """The step is done; return what has changed in the store."""
+        """Commit the step; return the changes of the store."""
         return self.store.commit() if self.store is not None else {}
 
     def withdraw(self) -> PrefixReport:
-        """The step has failed: keep nothing of it; return what was given up for it."""
+        """Undo the step; return the evictions made for it."""
         if self.store is None:
             return {}
         self.store.withdraw()
@@ -103,19 +99,16 @@ class PrefixRows:
 
 
 class _StepRows:
-    """The rows that a step has computed."""
-
     def __init__(self, chunks: Sequence[RunChunk], outputs: Mapping[str, torch.Tensor]) -> None:
         self.chunks = chunks
         self._outputs = outputs
         self._ends = list(accumulate(len(chunk.token_ids) for chunk in chunks))
 
     def wanted(self, index: int, key: str) -> torch.Tensor:
-        """Return what is wanted of a chunk's own rows."""
         chunk = self.chunks[index]
         rows = self._outputs.get(key)
         if rows is None:
-            raise InvariantError(f"request {chunk.request_id} wants {key!r}; the model gives {sorted(self._outputs)}")
+            raise InvariantError(f"request {chunk.request_id} wants {key!r}; the model returns {sorted(self._outputs)}")
         num_rows = _end(chunk) - max(chunk.first_row, chunk.num_computed_tokens)
         return rows[self._ends[index] - num_rows : self._ends[index]]
 
@@ -127,7 +120,7 @@ def _end(chunk: RunChunk) -> int:
 def _rows_before(
     step: _StepRows, behind: Sequence[int], rows: RowsRead, made: StepResult
 ) -> dict[tuple[int, str], torch.Tensor]:
-    """Return what lies before those of these chunks that lack no row, by chunk and key; note what is missing."""
+    """Return the rows before those chunks that lack no row, by chunk and key; add the missing ranges to `made`."""
     lacking = set()
     for span, key, first, end in rows.missing():
         chunk = step.chunks[behind[span]]

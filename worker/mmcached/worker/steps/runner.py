@@ -1,15 +1,13 @@
-"""The model runner executes one step plan: it has items encoded, runs the chunks and answers.
-
-Knows nothing of sockets, processes or scheduling. Keeps the caches of this worker, and no request.
+"""Model runner: executes one step plan. It has items encoded, runs the chunks and answers.
 
     plan ── check everything ──> encode ──> emit ──> forward, sample ──> prefix rows ──> output + payload frames
               nothing changed      └────────────── any exception: withdraw all of it ──────────────┘
 
-Invariant: after a step that failed, nothing of it can be taken for computed: its items are not cached, its slots not
-computed, its rows not kept. A device that is dead ends the process.
+Invariant: a failed step leaves no results: its items are not cached, its slots not computed, its rows not stored. A
+dead device ends the process.
 
-Results are exact integers, so how chunks are batched never shows; `digest` covers all that the step computed, and is
-the same on every rank, where there are several. Rank 0 alone keeps prefix rows and fills in rows and embeddings.
+Results are exact integers, so they do not depend on batching; `digest` covers all results of the step, and is the same
+on every rank, if there are several. Only rank 0 stores prefix rows and returns rows and embeddings.
 """
 
 from __future__ import annotations
@@ -47,12 +45,9 @@ _logger = logging.getLogger(__name__)
 
 
 class ModelRunner(Closeable):
-    """Model and caches of one worker.
+    """Model and caches of one worker; `device` holds weights, KV and encoder outputs, prefix rows are on the CPU.
 
-    Args:
-        rank: 0 keeps the prefix rows and returns tensors.
-        device: of weights, KV and encoder outputs; prefix rows are on the CPU.
-        run_dir: of the service whose store has items and outputs; None: nothing is loaded or saved.
+    Rank 0 stores the prefix rows and returns tensors. Without `run_dir` nothing is loaded from the store or saved.
     """
 
     def __init__(self, config: ServiceConfig, *, rank: int, device: torch.device, run_dir: Path | None = None) -> None:
@@ -79,11 +74,7 @@ class ModelRunner(Closeable):
         self._tokens_computed = 0
 
     def execute(self, plan: StepPlan, frames: Sequence[Frame]) -> tuple[StepOutput | StepFailed, list[Frame]]:
-        """Execute a plan and return what to answer, with its payload frames.
-
-        Args:
-            frames: payload frames of the plan, for its inline items.
-        """
+        """Execute a plan and return its answer and payload frames; `frames` hold the plan's inline items."""
         made = StepResult()
         error, digest = self._attempt(plan, frames, made)
         self._items.store.end_views(is_over=self._device.type == "cpu")
@@ -108,25 +99,21 @@ class ModelRunner(Closeable):
         return output, made.frames
 
     def read(self, payload: StoredItem | Inline, frames: Sequence[Frame], *, mm_hash: str) -> Record:
-        """Return the record of an item; see `StoreContact.read`."""
         return self._items.store.read(payload, frames, mm_hash=mm_hash)
 
     def save_outputs(self) -> None:
-        """Have saved what the last step has encoded; call it when its answer is sent."""
+        """Save the outputs encoded in the last step; called after its answer is sent."""
         self._items.save()
 
     @property
     def measured(self) -> Measured:
-        """What the encoder has shown of itself on a small item, which nobody keeps."""
         return self._items.measured
 
     @property
     def encoder_fingerprint(self) -> str:
-        """All that an encoder output depends on beside the item, as 32 hex digits."""
         return self._items.fingerprint
 
     def clear(self) -> None:
-        """Forget KV, encoder outputs and prefix rows; counters go on."""
         self._pool.clear()
         self.encoder_cache.clear()
         self._rows.clear()
@@ -157,7 +144,6 @@ class ModelRunner(Closeable):
         )
 
     def close(self) -> None:
-        """Let go of the store and of encoders elsewhere. A second call does nothing."""
         self._items.close()
 
     def check_integrity(self) -> None:
@@ -168,7 +154,7 @@ class ModelRunner(Closeable):
 
     def _attempt(self, plan: StepPlan, frames: Sequence[Frame], made: StepResult) -> tuple[ErrorInfo | None, bytes]:
         """Execute a plan into `made`; on an error withdraw it and return the error. No view outlives the call."""
-        # Whatever becomes of the step: the engine names a freed key once.
+        # Even if the step fails: the engine names a freed key once.
         self._items.begin(plan)
         self._rows.begin(plan)
         slots = torch.empty(0, dtype=torch.int64)
@@ -178,19 +164,21 @@ class ModelRunner(Closeable):
                 slots = batch.slots_cpu
             self._items.make_all(plan, frames, made)
             outputs = self._run(plan.chunks, batch, made) if batch is not None else {}
-            digest = made.digest(outputs.values()) if self._config.world_size > 1 else b""  # there is nobody to compare
+            digest = (
+                made.digest(outputs.values()) if self._config.world_size > 1 else b""
+            )  # compared between ranks only
             for emit in plan.emit if self._returns_tensors else ():
                 self._items.emit(emit, made)
             for chunk, key, first, rows in made.large_rows:
                 self._items.emit_rows(chunk, key, first, rows, made)
-            self._items.tell_times()
+            self._items.report_times()
             return None, digest
         except MmcachedError as error:
             self._withdraw(plan, slots)
             return error_to_wire(error), b""
         except Exception as error:
             if not is_alive(self._device):
-                raise  # it computes nothing any more; a new process may
+                raise  # the device is dead for this process; a new process may use it
             _logger.error("a step failed", extra={"error": type(error).__name__, "where": places(error)})
             self._withdraw(plan, slots)
             return error_to_wire(failure_of(error)), b""
@@ -214,7 +202,7 @@ class ModelRunner(Closeable):
         return pack(chunks, config.block_size, self._device)
 
     def _run(self, chunks: Sequence[RunChunk], batch: PackedBatch, made: StepResult) -> Mapping[str, torch.Tensor]:
-        """Run all chunks as one batch; return of each key the rows, `(num_tokens, hidden_size)` int32 on the CPU."""
+        """Run all chunks as one batch; return by key the rows, `(num_tokens, hidden_size)` int32 on the CPU."""
         embeddings = self._model.decoder.embed(batch.token_ids)
         for chunk, start in zip(chunks, batch.starts, strict=False):
             self._place_spans(chunk, embeddings[start : start + len(chunk.token_ids)])
@@ -233,11 +221,11 @@ class ModelRunner(Closeable):
         tensors = [hidden, *layers]
         outputs = {key: rows.to(torch.int32).cpu() for key, rows in zip(self._row_keys, tensors, strict=False)}
         if self._returns_tensors:
-            self._rows.take(chunks, outputs, made)
+            self._rows.add_rows(chunks, outputs, made)
         return outputs
 
     def _place_spans(self, chunk: RunChunk, embeddings: torch.Tensor) -> None:
-        """Overwrite a chunk's rows of token embeddings by what its spans name."""
+        """Replace a chunk's token embeddings by the encoder outputs that its spans name."""
         for span in chunk.spans:
             encoded = self.encoder_cache.get(span.key)[EMBEDDINGS]
             if span.position + span.length > len(embeddings) or span.start + span.length > len(encoded):
@@ -251,7 +239,6 @@ class ModelRunner(Closeable):
 
 
 def make_prefix_store(config: ServiceConfig) -> TensorPrefixStore:
-    """Return the store of the rows that the reference model gives, as large as the configuration says."""
     shape = (config.model.hidden_size,)
     schema = [KeySpec(key, shape, torch.int32) for key in config.model.row_keys]
     return TensorPrefixStore(

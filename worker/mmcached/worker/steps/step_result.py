@@ -1,7 +1,4 @@
-"""A step result gathers what one step has made, in the form in which it is answered.
-
-Knows nothing of how it was made. Each tensor is one payload frame: C order, little-endian.
-"""
+"""Collects the results of one step; each tensor of its answer is one payload frame: C order, little-endian."""
 
 from __future__ import annotations
 
@@ -23,13 +20,13 @@ _DIGEST_BYTES = 16
 
 @dataclass(slots=True)
 class StepResult:
-    """Filled while a step runs; dropped as a whole if it fails.
+    """Results of a running step; dropped as a whole if it fails.
 
     Attributes:
-        used: outputs of the encoder that the step made or emitted, in the plan's order.
-        frames: payload of the output, by the numbers in `embeddings` and `rows`.
-        saved, saved_rows: items whose output, and rows that go into the store in place of the payload.
-        large_rows: rows that may be named: chunk, key, first position, rows.
+        used: encoder outputs that the step made or emitted, in the plan's order.
+        frames: payload of the answer, by the numbers in `embeddings` and `rows`.
+        saved, saved_rows: items and rows that are saved in the store instead.
+        large_rows: rows that may be saved: chunk, key, first position, rows.
     """
 
     used: list[torch.Tensor] = field(default_factory=list)
@@ -43,16 +40,14 @@ class StepResult:
     frames: list[Frame] = field(default_factory=list)
 
     def add_frame(self, tensor: torch.Tensor) -> Tensor:
-        """Add a tensor to the payload and return how the output names it."""
         (dtype, shape), data = to_bytes(tensor.cpu())
         self.frames.append(data.tobytes())
         return Tensor(len(self.frames) - 1, dtype, shape)
 
     def digest(self, outputs: Iterable[torch.Tensor]) -> bytes:
-        """Return 16 bytes that cover all that the step computed; the same on every rank.
+        """Return 16 bytes that cover all results of the step; equal on every rank.
 
-        Args:
-            outputs: `(num_tokens, hidden_size)` int32, of each key the rows of all chunks, whether returned or not.
+        `outputs` are `(num_tokens, hidden_size)` int32, the rows of all chunks for each key, whether returned or not.
         """
         digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
         for sampled in self.sampled:

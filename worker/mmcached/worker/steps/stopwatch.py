@@ -1,8 +1,6 @@
-"""Measures how long work of a device takes, without waiting for it.
+"""Times work on a device without waiting for it.
 
-    Stopwatch ── the work is queued ── stop ── … ── is_over ── seconds
-
-On the CPU it is over when it is stopped. With CUDA a pair of events is in the stream, and says later what was between.
+On the CPU the work is over at `stop`; on CUDA a pair of events is recorded in the stream.
 """
 
 from __future__ import annotations
@@ -13,7 +11,7 @@ import torch
 
 
 class Stopwatch:
-    """Runs from its making until `stop`, which is called once."""
+    """Runs from its creation until `stop`, which is called once."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -25,11 +23,11 @@ class Stopwatch:
         self._mark()
 
     def is_over(self) -> bool:
-        """Return whether the device has come as far as `stop`."""
+        """Return whether the device has reached `stop`."""
         return all(event.query() for event in self._events)  # type: ignore[no-untyped-call]
 
     def seconds(self) -> float:
-        """Return what lay between, once it is over."""
+        """Return the measured time; only once it is over."""
         if self._events:
             began, ended = self._events
             return float(began.elapsed_time(ended)) / 1000

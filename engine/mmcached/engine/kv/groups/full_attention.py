@@ -1,4 +1,4 @@
-"""Describes full attention: a hit is what is cached from the start without a gap; nothing is given back."""
+"""Full attention: a hit is a cached prefix without gaps; no block is freed before the request ends."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from mmcached.engine.kv.groups.group import NEVER, CachedPrefix, Run
 
 
 class FullAttention:
-    """`GroupKind` for blocks of `block_size` tokens, the last `num_recomputed` of which a hit leaves out."""
+    """`GroupKind` of full attention; a hit leaves out the last `num_recomputed` cached blocks."""
 
     is_downward_closed = True
 

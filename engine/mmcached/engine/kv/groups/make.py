@@ -1,4 +1,4 @@
-"""Makes the groups that a configuration asks for."""
+"""Creates the groups of a configuration."""
 
 from __future__ import annotations
 
@@ -9,11 +9,7 @@ from mmcached.engine.kv.groups.sliding_window import SlidingWindow
 
 
 def make_groups(config: KVCacheConfig, *, num_recomputed: int) -> tuple[Group, ...]:
-    """Return the groups in the order of the configuration.
-
-    Args:
-        num_recomputed: blocks of each group at the end of what is found that are left out of a hit.
-    """
+    """Return the groups in the order of the configuration; `num_recomputed` blocks of a match are no part of a hit."""
     hash_block_size, alignment = config.hash_block_size, config.scheduler_block_size
     return tuple(
         Group(

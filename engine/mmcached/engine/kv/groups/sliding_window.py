@@ -1,13 +1,13 @@
-"""Describes sliding windows: a token looks at the last `window` tokens; blocks behind the window are given back.
+"""Sliding-window attention: a token attends to the last `window` tokens, itself included; older blocks are freed.
 
-A token is among those that it looks at, so the next one looks at `window - 1` earlier ones. A hit needs only the blocks
-that these lie in; null blocks stand for all before them. A hit that is shorter than the window needs all its blocks.
+The next token attends to `window - 1` earlier tokens, so a hit needs only the blocks of these; null blocks stand before
+them. A hit shorter than the window needs all its blocks.
 
-    window 5, block size 2      next token x looks at the four before it
+    window 5, block size 2      next token x attends to the four before it
     | null | null |  3  |  4  | x …
 
-Beside groups with larger blocks a hit ends only where one of these does, at every `stride`-th block. Between the blocks
-that such hits need lie blocks that none does: they are not worth finding, and so not worth keeping.
+Next to groups with larger blocks, a hit ends only at every `stride`-th block. Blocks that no such hit needs are not
+published.
 
     stride 8      0 1 2 3 4 5[6 7]8 …  13[14 15]16 …
 
@@ -15,7 +15,7 @@ that such hits need lie blocks that none does: they are not worth finding, and s
 ...     at = list.__getitem__
 >>> SlidingWindow(2, 5).longest_hit(Cached([None, 7, 3, 4, None]), 5)
 [0, 0, 3, 4]
->>> SlidingWindow(2, 5).num_left_behind(7)          # token 7 looks at tokens 3 to 7, the first of them in block 1
+>>> SlidingWindow(2, 5).num_left_behind(7)          # token 7 attends to tokens 3 to 7, the first of them in block 1
 1
 >>> list(SlidingWindow(2, 5, stride=8).runs_for_hits(0, 23))
 [(6, 8), (14, 16), (22, 23)]
@@ -31,11 +31,9 @@ from mmcached.engine.kv.pool.block_pool import NULL_BLOCK_ID
 
 
 class SlidingWindow:
-    """`GroupKind` for blocks of `block_size` tokens and windows of `window` tokens.
+    """`GroupKind` of sliding-window attention over `window` tokens.
 
-    Args:
-        stride: blocks from one place where a hit may end to the next.
-        num_recomputed: blocks behind that place that must be cached, too.
+    Hits end at every `stride`-th block, and need the `num_recomputed` blocks after their end, too.
     """
 
     is_downward_closed = False
@@ -47,7 +45,7 @@ class SlidingWindow:
         self._num_recomputed = num_recomputed
         self._num_needed = -(-(window - 1) // block_size)
         if not self._num_needed + num_recomputed:
-            self._num_needed = 1  # nobody looks at it, but a hit says that something was computed
+            self._num_needed = 1  # no token attends to it, but a hit must prove that its tokens were computed
 
     def longest_hit(self, cached: CachedPrefix, max_blocks: int) -> list[int]:
         stride, end = self._stride, max_blocks
@@ -57,7 +55,7 @@ class SlidingWindow:
             for index in range(start, length + self._num_recomputed):
                 block_id = cached.at(index)
                 if block_id is None:
-                    end = index  # each run that ends between here and there has this gap too
+                    end = index  # every run that ends after this position has the same gap
                     break
                 found.append(block_id)
             else:
@@ -82,8 +80,8 @@ class SlidingWindow:
         return (num_left_behind + 1) * self.block_size + self._window - 1
 
     def most_blocks_held(self, num_tokens: int, most_new_tokens: int) -> int:
-        in_window = -(-(self._window - 1 + most_new_tokens) // self.block_size) + 1  # neither end need be aligned
+        in_window = -(-(self._window - 1 + most_new_tokens) // self.block_size) + 1  # the window need not be aligned
         return min(in_window, -(-num_tokens // self.block_size))
 
     def num_common_prefix_blocks(self, table: Sequence[int], is_shared_by_all: Callable[[int], bool]) -> int:
-        return 0  # requests of different lengths have given back different heads
+        return 0  # requests of different lengths have freed different heads

@@ -1,5 +1,5 @@
-"""Lookups find the longest cached prefix of a request.
+"""Prefix lookups: find the longest cached prefix of a request.
 
-lookups       finds it, keeps it while the request is blocked, checks it when blocks are allocated
-coordinator   the longest hit that all groups of layers agree on
+lookups       finds prefixes, caches the hits of blocked requests, validates hits at allocation
+coordinator   the longest hit that is valid in all groups of layers
 """

@@ -1,14 +1,12 @@
-"""Finds the longest prefix hit that all groups of layers agree on.
+"""Finds the longest prefix hit that is valid in all groups of layers.
 
-A hit of L tokens is valid if every group has what a request needs that goes on at L, and L is a multiple of all block
-sizes. With `num_recomputed` 1 each group must also have the block behind L, which is computed again all the same: a
-drafter of the EAGLE kind wants the hidden state before the point where the request goes on.
+A hit of L tokens is valid if L is a multiple of all block sizes and every group has cached the blocks that a request
+continuing at L needs. With `num_recomputed` 1 each group must also have the block after L, which is recomputed
+nevertheless: an EAGLE drafter needs the hidden state before the first new token.
 
-The search starts from the longest length that the prompt allows and asks group by group; a group that cannot serve the
-length shortens it, and the others are asked again. The length only shrinks, so this ends, at the longest valid one.
-Groups with full attention are asked once: every part of their hits is a hit.
-
-Knows nothing of requests or references. Changes nothing.
+The search starts from the longest length that the prompt allows. Each group shortens it to what it can serve, until all
+agree; the length only shrinks, so the search ends, at the longest valid length. Groups with full attention are asked
+once, because every prefix of their hits is a hit.
 """
 
 from __future__ import annotations
@@ -24,14 +22,7 @@ Hit = tuple[tuple[Sequence[int], ...], int]
 
 
 class Coordinator:
-    """The groups of a configuration, and what is cached of a sequence in all of them.
-
-    Args:
-        num_recomputed: blocks at the end of what is found that are computed again.
-
-    Attributes:
-        groups: groups in the order of the configuration.
-    """
+    """Looks up cached prefixes in all groups; the last `num_recomputed` blocks of a match are left out of the hit."""
 
     def __init__(self, config: KVCacheConfig, pool: BlockPool, steps: Steps, num_recomputed: int) -> None:
         self.groups = make_groups(config, num_recomputed=num_recomputed)
@@ -46,18 +37,16 @@ class Coordinator:
         self._nothing: Hit = (tuple(() for _ in self.groups), 0)
 
     def find_longest_cache_hit(self, block_hashes: Sequence[bytes], max_cache_hit_length: int) -> Hit:
-        """Return blocks by group, and the length in tokens, of the longest hit.
+        """Return the block ids of the longest hit, by group, and its length in tokens.
 
-        Args:
-            block_hashes: of the sequence, `hash_block_size` tokens each.
-            max_cache_hit_length: tokens; what is found ends here at the latest.
+        The match, recomputed blocks included, ends at `max_cache_hit_length` tokens at the latest.
         """
         limit = min(max_cache_hit_length, len(block_hashes) * self._hash_block_size)
         length = self._aligned(limit - self._reserve)
         if length <= 0 or not self.groups:
             return self._nothing
         reserved = self._steps.reserved
-        if self._full:  # most requests find nothing, so their first block decides before anything else is looked at
+        if self._full:  # most requests find nothing, so check the first block before anything else
             first_key = self._full[0].key_at(block_hashes, 0)
             if self._pool.find(first_key) is None and first_key not in reserved:
                 return self._nothing
@@ -75,7 +64,7 @@ class Coordinator:
         return (tuple(hits), length) if length else self._nothing
 
     def _ask(self, group: Group, block_hashes: Sequence[bytes], length: int, hits: list[Sequence[int]]) -> int:
-        """Return how much of a length a group can serve; put its blocks in their place."""
+        """Store a group's hit of at most `length` tokens in `hits`, and return its length."""
         if not length:
             return 0
         cached = CachedPrefix(self._pool, self._steps.reserved, group, block_hashes)

@@ -1,12 +1,11 @@
-"""Finds the longest cached prefix of a request, keeps it while the request is blocked, and checks it when it is taken.
+"""Finds the longest cached prefix of a request, and caches the hits of requests that were refused.
 
-A request at the head of the line asks again at every step until blocks are free, so the lookups of those that were
-refused are kept, if there is one group of full attention. Such a hit is still the longest if none of its blocks has
-lost its content, the request has as many tokens, and the first block that was missing is missing still. As long as
-nobody has taken a hit since, at least as many of its blocks are free as at the refusal.
+The request at the head of the queue asks again at every step until blocks are free, so refused lookups are kept if
+there is a single group of full attention. A kept hit is still the longest if none of its blocks was unpublished, the
+request has the same number of tokens, and the first missing block is still missing. While no hit has been taken since
+the refusal, at least as many of its blocks are free as then.
 
-Knows nothing of tables. Invariant: nothing here changes what a lookup finds, and a hit that is kept is what a lookup
-would find now.
+Invariant: a kept hit equals the result of a new lookup.
 """
 
 from __future__ import annotations
@@ -23,18 +22,17 @@ from mmcached.engine.kv.steps import Steps
 from mmcached.engine.steps.request import Request
 
 CAPACITY = 8
-"""Lookups kept at once: a scheduler asks for the head of its line, perhaps for some behind it."""
+"""Lookups kept at once: a scheduler asks for the head of its queue, perhaps for a few requests after it."""
 
 
 @dataclass(slots=True)
 class _Kept:
-    """The lookup of a request that was refused.
+    """Lookup of a refused request.
 
     Attributes:
-        num_tokens: length of the hit.
         num_request_tokens: length of the request at the lookup.
-        missing_key: content key of the first block that was missing; None if all were there.
-        num_unreferenced: blocks of the hit that were free when `num_taken` hits had been taken.
+        missing_key: content key of the first missing block; None if none was missing.
+        num_unreferenced: free blocks of the hit when `num_taken` hits had been taken.
         is_intact: whether all blocks of the hit have kept their content.
     """
 
@@ -49,12 +47,6 @@ class _Kept:
 
 
 class PrefixLookups:
-    """The lookups of one manager.
-
-    Args:
-        nothing: blocks returned if nothing is found.
-    """
-
     def __init__(
         self, pool: BlockPool, steps: Steps, hashes: RequestHashes, coordinator: Coordinator, nothing: KVCacheBlocks
     ) -> None:
@@ -68,7 +60,7 @@ class PrefixLookups:
         pool.on_unpublished = self._note_unpublished
 
     def find(self, request: Request, max_num_tokens: int | None = None) -> tuple[KVCacheBlocks, int]:
-        """Return the longest hit of a request, and its length in tokens; the last token is never in it."""
+        """Return the longest hit of a request and its length in tokens; never includes the last token."""
         kept = self._kept.get(request.request_id) if self._kept and max_num_tokens is None else None
         if kept is not None and self._is_current(kept, request):
             kept.hit.version = self._version(request)
@@ -82,11 +74,7 @@ class PrefixLookups:
         return KVCacheBlocks(self._pool, ids, self._version(request)), num_tokens
 
     def check(self, request: Request, hit: KVCacheBlocks, num_hit_tokens: int) -> None:
-        """Return if a hit is what it is said to be, and is there still.
-
-        Raises:
-            ValueError: its blocks do not hold so many tokens, or were evicted since.
-        """
+        """Raise `ValueError` unless a hit has the given length and its blocks still hold the request's content."""
         groups = self._coordinator.groups
         lengths = [len(ids) * group.block_size for ids, group in zip(hit.ids, groups, strict=True)]
         if any(length != num_hit_tokens for length in lengths) or (num_hit_tokens and not lengths):
@@ -95,7 +83,7 @@ class PrefixLookups:
             raise ValueError(f"request {request.request_id}: blocks of the hit were evicted since; look it up again")
 
     def fits(self, request: Request, hit: KVCacheBlocks, num_more_blocks: int) -> bool:
-        """Return whether so many blocks are free beside those of a hit, some of which may be free themselves."""
+        """Return whether `num_more_blocks` blocks are free besides the free blocks of the hit."""
         num_free = self._pool.num_free - num_more_blocks
         if hit is self._nothing:
             return num_free >= 0
@@ -105,12 +93,12 @@ class PrefixLookups:
             return False
         return sum(map(self._pool.num_unreferenced, hit.ids)) <= num_free
 
-    def was_refused(self, request: Request, hit: KVCacheBlocks) -> None:
-        """Keep the hit of a request for which too few blocks are free, because it is going to ask again."""
+    def note_refused(self, request: Request, hit: KVCacheBlocks) -> None:
+        """Keep the hit of a request that was refused for lack of free blocks and will ask again."""
         kept = self._kept.get(request.request_id)
         if kept is not None and kept.hit is hit and kept.num_taken == self._num_taken:
             return
-        self.forget(request.request_id)
+        self.forget_request(request.request_id)
         groups, ids = self._coordinator.groups, hit.ids[0] if hit.ids else ()
         if len(groups) > 1 or not ids or not groups[0].kind.is_downward_closed or groups[0].num_recomputed:
             return
@@ -128,13 +116,12 @@ class PrefixLookups:
         if len(self._kept) > CAPACITY:
             self._kept.popitem(last=False)
 
-    def was_taken(self, request: Request, num_hit_tokens: int) -> None:
+    def note_admitted(self, request: Request, num_hit_tokens: int) -> None:
         """Note that a request was admitted with its hit, so that more blocks are referenced."""
         self._num_taken += num_hit_tokens > 0
-        self.forget(request.request_id)
+        self.forget_request(request.request_id)
 
-    def forget(self, request_id: int) -> None:
-        """Forget what is kept of a request, if anything is."""
+    def forget_request(self, request_id: int) -> None:
         if self._kept:
             self._kept.pop(request_id, None)
 
@@ -146,7 +133,7 @@ class PrefixLookups:
         for group, block_ids in zip(self._coordinator.groups, ids, strict=True):
             keys = group.keys(block_hashes, 0, len(block_ids))
             if len(keys) < len(block_ids):
-                return False  # of a longer request
+                return False  # the hit is longer than the request
             for block_id, key in zip(block_ids, keys, strict=True):
                 is_here = self._pool.block_key(block_id) == key or self._steps.is_reserved(block_id, key)
                 if not is_here and block_id != NULL_BLOCK_ID:

@@ -1,8 +1,8 @@
-"""The block pool knows each block's state: free, held, or published and evictable.
+"""Block pool: state of each KV block (free, referenced, published) and eviction order.
 
 block_pool          states and reference counts
-published           which block holds which content
-eviction            the order in which free published blocks are evicted: LRU
-segmented_lru       the same, resistant to scans
-eviction_policies   the orders by name
+published           maps between content keys and blocks
+eviction            eviction order of free published blocks: LRU
+segmented_lru       a scan-resistant eviction order
+eviction_policies   eviction orders by name
 """

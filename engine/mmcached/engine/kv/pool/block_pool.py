@@ -1,4 +1,4 @@
-"""Knows the KV blocks of one engine as numbers: free, referenced, with or without published content.
+"""Pool of KV block ids: reference counts, free blocks, and published content.
 
     free, no content --get--> held --publish--> held, published <--touch--+
           ^                    |                       |                  |
@@ -6,9 +6,9 @@
           ^                                                               |
           +--------------- evict (get, in the policy's order) ------------+
 
-Free blocks are handed out in two tiers: those without published content first, the last freed first (good locality,
-spares the cache); then published ones, in the order of the eviction policy. Block 0 is the null block, which stands in
-tables where no content is needed: it is never handed out or published, and has no references.
+Free blocks are handed out in two tiers: first unpublished blocks, last freed first (for locality, and to spare the
+cache); then published blocks in the order of the eviction policy. Block 0 is the null block, a placeholder in tables:
+it is never handed out, published or referenced.
 
 >>> pool = BlockPool(5)
 >>> pool.get_new_blocks(3)
@@ -19,8 +19,7 @@ tables where no content is needed: it is never handed out or published, and has 
 >>> pool.free_order()
 [3, 2, 4, 1]
 
-All calls take and return many blocks at once, and make one pass over them. Knows nothing of requests, tokens or steps.
-Invariant: free + held + null block = all.
+Failed calls change nothing. Invariant: free + held + null block = all.
 """
 
 from __future__ import annotations
@@ -38,28 +37,21 @@ NULL_BLOCK_ID = 0
 
 
 class ChangeLog(Protocol):
-    """Notes which contents are gone."""
+    """Log of contents that are no longer cached."""
 
     def removed(self, keys: list[bytes]) -> None:
-        """These, at least one, were evicted, and no block holds them any longer. The list is the callee's to keep."""
+        """Log that no block holds these contents any longer. `keys` is not empty; the callee may keep the list."""
         ...
 
-    def cleared(self) -> None:
-        """All content was forgotten at once."""
-        ...
+    def cleared(self) -> None: ...
 
 
 class BlockPool:
-    """Blocks `0 … num_blocks - 1`, of which block 0 is never used.
-
-    Args:
-        num_blocks: at least 1, the null block.
-        policy: an empty order in which published blocks are evicted; plain LRU if None.
-        log: notes contents that are gone; None costs nothing.
+    """Pool of the blocks `0 … num_blocks - 1`, of which block 0 is never used.
 
     Attributes:
         find, find_prefix: `PublishedBlocks.find` and `find_prefix`.
-        on_unpublished: called with blocks that have lost their content; None costs nothing.
+        on_unpublished: called with blocks that have lost their content; may be None.
     """
 
     def __init__(self, num_blocks: int, policy: EvictionOrder | None = None, *, log: ChangeLog | None = None) -> None:
@@ -77,7 +69,7 @@ class BlockPool:
 
     @property
     def num_free(self) -> int:
-        """Blocks that can be handed out, published ones included."""
+        """Number of blocks that can be handed out, published blocks included."""
         return self._num_free
 
     @property
@@ -90,29 +82,24 @@ class BlockPool:
 
     @property
     def num_forgotten(self) -> int:
-        """Grows whenever a key leads to another block than before, or to none."""
+        """Counter that grows whenever a key no longer leads to the same block."""
         return self._published.num_forgotten
 
     def ref_cnt(self, block_id: int) -> int:
         return self._ref_counts[block_id]
 
     def block_key(self, block_id: int) -> bytes | None:
-        """Return the key under which the block is published, or None."""
         return self._published.key_of[block_id]
 
     def num_unreferenced(self, block_ids: Sequence[int]) -> int:
-        """Count those that `touch` would take out of the free blocks."""
+        """Return the number of blocks that `touch` would remove from the free blocks."""
         num_unreferenced = list(map(self._ref_counts.__getitem__, block_ids)).count(0)
         return num_unreferenced - block_ids.count(NULL_BLOCK_ID) if num_unreferenced else 0
 
     def get_new_blocks(self, num_blocks: int) -> list[int]:
-        """Hand out free blocks, each with one reference and no content.
-
-        Raises:
-            LocalProtocolError: more than are free; nothing has changed.
-        """
+        """Hand out free blocks with one reference each; raises `LocalProtocolError` if too few are free."""
         if num_blocks > self._num_free:
-            raise LocalProtocolError(f"{num_blocks} blocks asked for, {self._num_free} free; ask num_free first")
+            raise LocalProtocolError(f"{num_blocks} blocks requested, {self._num_free} free; check num_free first")
         free, ref_counts = self._free_unpublished, self._ref_counts
         block_ids = free[: -num_blocks - 1 : -1]
         if block_ids:
@@ -127,7 +114,7 @@ class BlockPool:
         return block_ids
 
     def touch(self, block_ids: Sequence[int]) -> None:
-        """Add a reference to blocks that were found, reviving those that are free. The null block is passed over.
+        """Add a reference to each block, removing free blocks from the eviction order. Skips the null block.
 
         Raises:
             InvariantError: a block is free and not published; nothing has changed.
@@ -148,18 +135,16 @@ class BlockPool:
             self._num_free -= len(revived)
             self._free_published.remove(revived)
         if self._observer is not None:
-            # What a step in flight is going to fill is shared before it is published: no content was found there.
+            # Blocks reserved by the open step are shared before they are published; these are no hits.
             found = [block_id for block_id in block_ids if key_of[block_id] is not None]
             if found:
                 self._observer.hit(found)
 
     def free_blocks(self, block_ids: Sequence[int]) -> None:
-        """Take back one reference each; the first in the list is the first to be handed out or evicted again.
-
-        The null block is passed over.
+        """Drop one reference per block. Blocks listed first are reused or evicted first; the null block is skipped.
 
         Raises:
-            InvariantError: a block has no reference to take back; nothing has changed.
+            InvariantError: a block has no reference to drop; nothing has changed.
         """
         ref_counts, key_of, rest = self._ref_counts, self._published.key_of, iter(block_ids)
         for block_id in rest:
@@ -167,18 +152,18 @@ class BlockPool:
                 self._free_mixed(block_ids, len(block_ids) - 1 - length_hint(rest))
                 return
             ref_counts[block_id] = 0
-        if block_ids:  # all of them published, and nobody else's
+        if block_ids:  # all of them published, with no other reference
             self._num_free += len(block_ids)
             self._free_published.add(block_ids)
 
     def publish(self, block_ids: Sequence[int], keys: Sequence[bytes]) -> Sequence[int]:
-        """Make the contents of held blocks findable, each under the key at its place. No key is empty.
+        """Make the contents of held blocks findable under `keys`, one non-empty key per block.
 
         Returns:
-            The indices of those whose content was there before, in another block; mostly the empty tuple.
+            The indices of the blocks whose content was published before in another block; usually the empty tuple.
 
         Raises:
-            InvariantError: a block is not held, or published already, or there is not one key per block; nothing has
+            InvariantError: a block is not held or already published, or there is not one key per block; nothing has
                 changed.
         """
         copies = self._published.add(block_ids, keys)
@@ -187,7 +172,7 @@ class BlockPool:
         return copies
 
     def unpublish(self, block_ids: Iterable[int]) -> None:
-        """Forget the content of some blocks; those without any are passed over. Free ones are handed out next."""
+        """Drop the content of blocks; skips blocks without content. Free blocks among them are handed out next."""
         published = [block_id for block_id in dict.fromkeys(block_ids) if self.block_key(block_id) is not None]
         free = [block_id for block_id in published if not self._ref_counts[block_id]]
         self._free_published.remove(free)
@@ -195,7 +180,7 @@ class BlockPool:
         self._free_unpublished += free
 
     def unpublish_all(self) -> None:
-        """Forget all content. Free blocks keep their order; held blocks stay with their holders."""
+        """Drop all content. Free blocks keep their order; held blocks stay held."""
         self._free_unpublished = self.free_order()[::-1]
         self._free_published.clear()
         self._published.clear()
@@ -209,11 +194,7 @@ class BlockPool:
         return [*reversed(self._free_unpublished), *self._free_published.order()]
 
     def check_integrity(self, tables: Iterable[Sequence[int]]) -> None:
-        """Compare all books with each other and with the tables of those who hold blocks.
-
-        Raises:
-            InvariantError: they differ; the text says where.
-        """
+        """Raise `InvariantError`, with the place, if the pool contradicts itself or the block tables."""
         held = Counter(block_id for table in tables for block_id in filter(None, table))
         for block_id, ref_count in enumerate(self._ref_counts):
             if ref_count != held[block_id]:
@@ -237,19 +218,19 @@ class BlockPool:
         self._published.check_integrity()
 
     def _forget(self, block_ids: list[int]) -> None:
-        """Unpublish these published blocks, and notify who listens."""
+        """Unpublish published blocks, and notify the log and the observers."""
         if self.on_unpublished is not None:
             self.on_unpublished(block_ids)
         if self._log is None and self._observer is None:
             self._published.remove(block_ids)
-        elif gone := self._published.remove_and_tell(block_ids):
+        elif gone := self._published.remove_and_return_keys(block_ids):
             if self._observer is not None:
                 self._observer.forgotten(gone)
             if self._log is not None:
                 self._log.removed(gone)
 
     def _free_mixed(self, block_ids: Sequence[int], num_done: int) -> None:
-        """Go on with `free_blocks`: the first blocks were published and nobody else's, the next one is not."""
+        """Continue `free_blocks` after `num_done` blocks that were published and had a single reference."""
         ref_counts, key_of = self._ref_counts, self._published.key_of
         published = list(block_ids[:num_done])
         unpublished: list[int] = []
@@ -271,7 +252,6 @@ class BlockPool:
         self._free_unpublished += unpublished
 
     def _overdrawn(self, block_ids: Sequence[int]) -> dict[int, str]:
-        """Say of which blocks more references would be taken back than there are."""
         num_freed, ref_counts = Counter(filter(None, block_ids)), self._ref_counts
         return {
             block_id: f"{num}x, referenced {ref_counts[block_id]}x"

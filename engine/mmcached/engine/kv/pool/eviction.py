@@ -1,16 +1,10 @@
-"""Orders the published blocks that nobody holds for eviction: the seam, and exact LRU.
+"""Eviction order of free published blocks: the protocol, and exact LRU.
 
-           add (freed)                                    take (evicted)
-    pool ---------------> | last in ... order() ... first | ---------------> pool
-          <---------------
-            remove (found again by a lookup, and referenced)
+The pool adds every published block whose last reference was dropped, and removes it once: by `take` when no unpublished
+block is free, or by `remove` when a request shares it again. A policy that uses more than age has an observer, which is
+told of published, found and forgotten content; without an observer the pool skips these calls.
 
-The pool puts every published block without a holder in, and takes each out once: by `take`, when room is needed and no
-unpublished block is left, or by `remove`, when a request shares it again. An order that judges by more than age names
-an observer, which hears what is published, found and forgotten; without one, the pool pays nothing for it.
-
-Knows nothing of references, requests or tokens. Invariant: what was added and neither removed nor taken since is in
-`order()` once, and nothing else is.
+Invariant: a block that was added and neither removed nor taken since is in `order()` exactly once; no other block is.
 """
 
 from __future__ import annotations
@@ -22,15 +16,15 @@ _TOLERATED_WASTE = 1024  # entries; below that, dropping them is not worth a cal
 
 
 class ContentObserver(Protocol):
-    """Hears what happens to content. Calls come in bulk, at least one block or key at a time.
+    """Observer of block content. Calls come in bulk, with at least one block or key.
 
-    What becomes of one block: `stored`, then `hit` any number of times; `add` when its last holder leaves; then either
-    `remove` and `hit` (in this order), from where it goes on as before, or `take` and, if no other block holds the same
-    content, `forgotten`. `clear` ends all of it for every block, also for those that are held.
+    Sequence for one block: `stored`, then `hit` any number of times; `add` when its last reference is dropped; then
+    either `remove` and `hit` (in this order), after which it continues as before, or `take` and, if no other block
+    holds the same content, `forgotten`. `clear` ends the sequence for every block, also for held blocks.
     """
 
     def stored(self, block_ids: Sequence[int], keys: Sequence[bytes]) -> None:
-        """Note that held blocks were published under these keys, in pairs; copies of older content are among them."""
+        """Note that held blocks were published under these keys, in pairs, copies of older content included."""
         ...
 
     def hit(self, block_ids: Sequence[int]) -> None:
@@ -43,49 +37,46 @@ class ContentObserver(Protocol):
 
 
 class EvictionOrder(Protocol):
-    """The free published blocks of one pool. Every operation costs O(1) per block, on average at least."""
+    """Order of the free published blocks of one pool. Operations take amortized O(1) per block."""
 
     @property
     def observer(self) -> ContentObserver | None:
-        """The observer of content, mostly the order itself; None makes hearing cost nothing. Read once."""
+        """The observer of content, usually the order itself; None for no observer. Read once."""
         ...
 
     def __len__(self) -> int: ...
 
     def add(self, block_ids: Sequence[int]) -> None:
-        """Put in blocks that are not there. Of these, the first is the first to be given up, all else being equal."""
+        """Add blocks that are not in the order; other things equal, the first of them is evicted first."""
         ...
 
-    def remove(self, block_ids: Sequence[int]) -> None:
-        """Take out these, which are there."""
-        ...
+    def remove(self, block_ids: Sequence[int]) -> None: ...
 
     def take(self, num_blocks: int) -> list[int]:
-        """Take out and return the first of `order()`, at most `len(self)` and at least one."""
+        """Remove and return the first `num_blocks` of `order()`, 1 to `len(self)`."""
         ...
 
     def order(self) -> list[int]:
-        """Return what successive calls of `take` would return. Changes nothing; for tests and checks."""
+        """Return the blocks in the order in which `take` would return them. Changes nothing; for checks."""
         ...
 
     def clear(self) -> None:
-        """Forget all blocks and whatever is remembered of any content."""
+        """Remove all blocks and forget all content."""
         ...
 
 
 class LruOrder:
-    """Exact LRU: the block that was freed the longest ago goes first.
+    """Exact LRU: the block freed longest ago is evicted first.
 
-    Entries are only ever appended, and read in slices:
+    Entries are only appended, and read in slices:
 
         | taken before | live, and stale ones among them |
         0              _head                             ^ add
 
-    `remove` searches nothing. It makes the block's oldest entry stale, to be skipped when it is reached; should the
-    block be freed again, it has a second entry behind that one. Once more entries are taken or stale than live, all of
-    them are dropped: memory stays below a fixed multiple of the largest number of live entries, and each entry pays a
-    constant share. The call that does it takes about 40 ns per entry, 8 ms in a pool of 100,000 blocks, once per
-    100,000 hits.
+    `remove` does not search: it marks the block's oldest entry as stale, to be skipped later; a block that is freed
+    again gets a second entry. Once more entries are taken or stale than live, these are all dropped: memory stays below
+    a fixed multiple of the largest number of live entries, at amortized constant cost. The call that drops them takes
+    about 40 ns per entry, 8 ms in a pool of 100,000 blocks, once per 100,000 hits.
     """
 
     observer = None
@@ -93,7 +84,7 @@ class LruOrder:
     def __init__(self) -> None:
         self._entries: list[int] = []
         self._head = 0
-        self._stale: dict[int, int] = {}  # by block: how many of its entries are stale, which are its oldest
+        self._stale: dict[int, int] = {}  # number of stale entries by block; they are the block's oldest entries
         self._num_stale = 0
 
     def __len__(self) -> int:

@@ -1,4 +1,4 @@
-"""Makes eviction orders by the name that a configuration gives them."""
+"""Eviction orders by the name used in the configuration."""
 
 from __future__ import annotations
 
@@ -15,11 +15,7 @@ _ORDERS: dict[str, Callable[[int], EvictionOrder]] = {
 
 
 def make_eviction_order(policy: str, num_blocks: int) -> EvictionOrder:
-    """Return an empty order for a pool of this size.
-
-    Raises:
-        ConfigError: no such policy.
-    """
+    """Return an empty eviction order for a pool of `num_blocks` blocks; raises `ConfigError` for an unknown policy."""
     if policy not in _ORDERS:
         raise ConfigError("kv_eviction_policy", policy, f"must be one of {', '.join(_ORDERS)}")
     return _ORDERS[policy](num_blocks)

@@ -1,13 +1,9 @@
-"""Maps published content to blocks and back.
+"""Maps content keys to published blocks and back.
 
-    key --first published--> block        found by a lookup
-        --later-----------> blocks        copies, rare: the oldest is found once the first is gone
+The same content may be published in several blocks, if two requests computed it at once: block tables are append-only,
+so no block is replaced. Lookups find the first block; once it is evicted, the oldest copy.
 
-The same content may be published in several blocks (two requests computed it at once): tables of blocks are
-append-only, so none of them is replaced.
-
-Knows nothing of the order of eviction, and of references only that without one, nothing can be published. Invariant:
-a key leads to a block exactly as long as a block has that key.
+Invariant: a key leads to a block exactly as long as a block has that key.
 """
 
 from __future__ import annotations
@@ -20,16 +16,12 @@ from mmcached.wire.errors import InvariantError
 
 
 class PublishedBlocks:
-    """The two maps between contents and blocks.
-
-    Args:
-        ref_counts: of all blocks, by id; kept by the caller, and only read.
+    """Two-way map between content keys and blocks; only reads `ref_counts`.
 
     Attributes:
-        key_of: the key under which each block is published, by its id, or None; others only read it.
-        find: called with a key, returns the block that holds this content, the first published if there are several,
-            or None.
-        num_forgotten: grows whenever a key leads to another block than before, or to none.
+        key_of: the key of each block by block id, None if it is not published; read-only for callers.
+        find: returns the first published block with a key, or None.
+        num_forgotten: counter that grows whenever a key no longer leads to the same block.
     """
 
     def __init__(self, ref_counts: Sequence[int]) -> None:
@@ -45,21 +37,17 @@ class PublishedBlocks:
         return len(self._first) + self._num_copies
 
     def find_prefix(self, keys: Iterable[bytes]) -> list[int]:
-        """Return the blocks that hold these contents, up to the first that is not there. Changes nothing."""
+        """Return the blocks that hold these contents, up to the first missing key."""
         found: list[int] = []
-        with suppress(KeyError):  # of the first that is not there; what was found before it is in the list by then
+        with suppress(KeyError):  # raised by the first missing key; `extend` has stored the blocks before it
             found.extend(map(self._first.__getitem__, keys))
         return found
 
     def add(self, block_ids: Sequence[int], keys: Sequence[bytes]) -> Sequence[int]:
-        """Make the contents of held blocks findable, each under the key at its place.
+        """Publish held blocks, each under the key at the same index; raises as `BlockPool.publish`.
 
         Returns:
-            The indices of those that are copies of what was there before; mostly the empty tuple.
-
-        Raises:
-            InvariantError: a block is not held, or published already, or there is not one key per block; nothing has
-                changed.
+            The indices of blocks that are copies of content published before; usually the empty tuple.
         """
         if len(block_ids) != len(keys):
             raise InvariantError(f"{len(block_ids)} blocks cannot be published under {len(keys)} keys")
@@ -70,7 +58,7 @@ class PublishedBlocks:
             and key_of[block_ids[0]] is None
             and keys[0] not in self._first
         ):
-            # One new block: what most steps of a generation publish, in a quarter of the time.
+            # One new block is what most decode steps publish; this path takes a quarter of the time.
             key_of[block_ids[0]] = keys[0]
             self._first[keys[0]] = block_ids[0]
             return ()
@@ -85,11 +73,7 @@ class PublishedBlocks:
         return () if first == list(block_ids) else self._add_copies(block_ids, keys, first)
 
     def remove(self, block_ids: Sequence[int]) -> None:
-        """Unpublish these published blocks.
-
-        Raises:
-            InvariantError: one of them cannot be found by what it holds. The books were wrong before.
-        """
+        """Unpublish these published blocks; raises `InvariantError` if one cannot be found by its key."""
         first, key_of = self._first, self.key_of
         alone = self._remove_copies(block_ids) if self._copies else block_ids
         try:
@@ -97,10 +81,10 @@ class PublishedBlocks:
                 del first[key_of[block_id]]  # type: ignore[arg-type]  # published, so not None
                 key_of[block_id] = None
         except KeyError as error:
-            raise InvariantError(f"one of the blocks {block_ids} cannot be found by what it holds") from error
+            raise InvariantError(f"one of the blocks {block_ids} cannot be found by its key") from error
         self.num_forgotten += len(alone)
 
-    def remove_and_tell(self, block_ids: Sequence[int]) -> list[bytes]:
+    def remove_and_return_keys(self, block_ids: Sequence[int]) -> list[bytes]:
         """Unpublish these published blocks, and return the keys that no block has any longer."""
         key_of, had_copies = self.key_of, bool(self._copies)
         keys: list[bytes] = [key_of[block_id] for block_id in block_ids]  # type: ignore[misc]  # published
@@ -108,7 +92,6 @@ class PublishedBlocks:
         return [key for key in dict.fromkeys(keys) if key not in self._first] if had_copies else keys
 
     def clear(self) -> None:
-        """Unpublish all blocks."""
         self.num_forgotten += len(self._first)
         self._first.clear()
         self._copies.clear()
@@ -116,7 +99,6 @@ class PublishedBlocks:
         self.key_of[:] = [None] * len(self.key_of)
 
     def check_integrity(self) -> None:
-        """Raise `InvariantError` if keys and blocks contradict each other."""
         if not self._copies.keys() <= self._first.keys() or {} in self._copies.values():
             raise InvariantError("a key has copies, but no first block, or an empty list of them")
         by_key = {(block_id, key) for key, block_id in self._first.items()}
@@ -126,7 +108,6 @@ class PublishedBlocks:
             raise InvariantError(f"keys and blocks disagree on what is published: {by_key ^ by_block}")
 
     def _add_copies(self, block_ids: Sequence[int], keys: Sequence[bytes], first: Sequence[int]) -> list[int]:
-        """Remember the blocks that are not the first with their key, and return their indices."""
         copies = [index for index, block_id in enumerate(block_ids) if first[index] != block_id]
         for index in copies:
             self._copies.setdefault(keys[index], {})[block_ids[index]] = None
@@ -134,7 +115,7 @@ class PublishedBlocks:
         return copies
 
     def _remove_copies(self, block_ids: Sequence[int]) -> list[int]:
-        """Unpublish the blocks that are not alone with their key, and return those that are, or are by then."""
+        """Unpublish the blocks whose key has copies, and return the others, for which no copy is left."""
         alone = []
         for block_id in block_ids:
             key = self.key_of[block_id]

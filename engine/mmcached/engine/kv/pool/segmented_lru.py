@@ -1,42 +1,39 @@
-"""Orders blocks by segmented LRU: content asked for again outlives content used once, so that scans pass by.
+"""Segmented LRU: content requested twice outlives content used once, which makes eviction scan-resistant.
 
     new content                                    asked for again: found by a lookup, or
          |                                         published once more soon after it was evicted
          v add                                              v add
-    | probation, first ... last | then | protected, first ... last |   first to be given up: the left end
+    | probation, first ... last | then | protected, first ... last |   first to be evicted: the left end
                              ^                        |
                              +------- the oldest -----+   when more than a third of the pool is protected
 
-A long prompt that nobody repeats, or a batch of them, pushes out what is on probation; what is protected goes only when
-running requests hold all the rest. Protection ends: what is not asked for any longer becomes the oldest protected
-block, and is on probation again. The third is a compromise: a smaller one protects less, a larger one leaves new
-content too little time to be asked for again.
+A long prompt that is not repeated evicts probation blocks; protected blocks are evicted only when running requests hold
+all others. The oldest protected blocks return to probation. A third is a compromise: less protects little, more leaves
+new content too little time to be requested again.
 
->>> order = SegmentedLruOrder(9)  # room for 3 protected blocks
+>>> order = SegmentedLruOrder(9)  # at most 3 protected blocks
 >>> order.stored([1, 2, 3, 4, 5, 6], [b"one", b"two", b"three", b"four", b"five", b"six"])
 >>> order.hit([1, 2])
 >>> order.add([2, 1])
 >>> order.add([6, 5, 4, 3])
->>> order.order()  # the two that were found wait behind a longer and younger prompt
+>>> order.order()  # the two blocks that were hit come after a longer and younger prompt
 [6, 5, 4, 3, 2, 1]
 >>> order.remove([4, 3]); order.hit([4, 3]); order.add([4, 3])
->>> order.order()  # a fourth protected block is one too many: 2 is on probation again
+>>> order.order()  # a fourth protected block exceeds the limit: 2 is on probation again
 [6, 5, 2, 1, 4, 3]
 >>> order.take(1)
 [6]
 >>> order.forgotten([b"six"])
->>> order.stored([6], [b"six"])  # it left too early
+>>> order.stored([6], [b"six"])  # evicted too early, so protected now
 >>> order.add([6])
 >>> order.order()
 [5, 2, 1, 4, 3, 6]
 
-What is remembered of evicted content are its keys: those of the last evictions, as many as the pool has blocks, and at
-times twice as many (about 120 bytes each). It does not help against a loop over more than the pool holds: all of it
-comes back, so all of it is protected in turn, and nothing is found, as with LRU.
+Remembers the keys of the last evictions: as many as the pool has blocks, at times twice as many (about 120 bytes each).
+Like LRU, finds nothing in a loop over more content than the pool holds.
 
-Knows nothing of requests or tokens. Invariant: a block in the order is in one segment, protected exactly if its content
-was asked for again since it was stored or last on probation. If callers add a sequence's tail before its head, tails
-are given up before heads here too: whoever asks for a tail asks for its head.
+Invariant: a block is in one segment; it is protected exactly if its content was requested again since it was stored or
+last on probation. Tails are evicted before heads if callers add them in that order.
 
 Source: segmented LRU, Karedla et al., Computer 27 (3), 1994; remembered keys as in 2Q, VLDB '94.
 """
@@ -47,20 +44,17 @@ from collections.abc import Iterable, Sequence
 
 from mmcached.engine.kv.pool.eviction import LruOrder
 
-PROTECTED_PART = 3  # one in so many blocks of the pool can be protected
+PROTECTED_PART = 3  # at most 1 / PROTECTED_PART of the pool's blocks are protected
 
 
 class SegmentedLruOrder:
-    """The free published blocks of a pool of `num_blocks`, which hears of content itself.
-
-    Every operation is one or two of plain LRU and, for what is hit, stored or forgotten, one of a set.
-    """
+    """Segmented-LRU eviction order for a pool of `num_blocks` blocks; its own content observer."""
 
     def __init__(self, num_blocks: int) -> None:
         self.num_protected_max = num_blocks // PROTECTED_PART
         self._probation = LruOrder()
         self._protected = LruOrder()
-        self._wanted: set[int] = set()  # blocks, held or free, whose content was asked for again
+        self._wanted: set[int] = set()  # blocks, held or free, whose content was requested again
         self._forgotten = _LastKeys(num_blocks)
 
     @property
@@ -115,7 +109,7 @@ class SegmentedLruOrder:
         self._forgotten.add(keys)
 
     def _split(self, block_ids: Sequence[int]) -> tuple[Sequence[int], Sequence[int]]:
-        """Return those for probation and those to be protected, each in the order given. Changes nothing."""
+        """Split blocks into those for probation and those to be protected, each in the given order."""
         wanted = self._wanted
         if wanted.isdisjoint(block_ids):
             return block_ids, ()
@@ -126,11 +120,9 @@ class SegmentedLruOrder:
 
 
 class _LastKeys:
-    """At least the last `num_keys` different keys that were added, in two generations.
+    """The last `num_keys` or more distinct keys, in two generations: when the newer is full, it replaces the older.
 
-        | older | newer <- add        when the newer one is full, it becomes the older one, which is dropped
-
-    Neither grows beyond `num_keys` and what one call adds.
+    Neither grows beyond `num_keys` plus the keys of one call.
     """
 
     def __init__(self, num_keys: int) -> None:

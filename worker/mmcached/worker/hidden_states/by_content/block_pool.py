@@ -1,10 +1,9 @@
-"""Keeps the blocks of a store: their holders, their hashes, and the order in which they are evicted.
+"""Blocks of a store: their holders, their hashes, and the order in which they are evicted.
 
-A block is the same place in the arena of every key; its states: package docstring. Ids are handed out from 0 on, a free
-one before a new one, so a block that was never used has never been touched.
+A block has the same place in the arena of every key; for its states see the package docstring. Ids are assigned from 0
+on, free blocks before new ones, so memory of unused ids is never touched.
 
-Knows nothing of rows or requests. Invariant: a block is either free or it has a hash or a holder, and at most
-`capacity` blocks are not free.
+Invariant: a block is free, or it has a hash or a holder; at most `capacity` blocks are not free.
 """
 
 from __future__ import annotations
@@ -18,13 +17,13 @@ from mmcached.wire.errors import InvariantError
 
 
 class BlockPool:
-    """The blocks of one store.
+    """Blocks of one store.
 
     Attributes:
         capacity: number of blocks that may be in use.
-        hashes: hash of each block; None where it is open or free.
-        is_sealed: `(num_blocks,)` bool; a block that was only announced has a hash, and is not sealed.
-        changed: hashes of blocks that were evicted or have changed since somebody cleared it.
+        hashes: hash of each block; None if it is open or free.
+        is_sealed: `(num_blocks,)` bool; an announced block has a hash, but is not sealed.
+        changed: hashes of blocks that were evicted or changed since it was last cleared.
     """
 
     def __init__(self, num_blocks: int) -> None:
@@ -53,15 +52,14 @@ class BlockPool:
 
     @property
     def free(self) -> list[int]:
-        """Blocks that were in use once, the next to be taken last."""
+        """Free blocks that were in use once; the next to be taken is last."""
         return list(self._free)
 
     def find(self, block_hash: bytes) -> int | None:
-        """Return the block with a hash. Changes nothing."""
         return self._block_of.get(block_hash)
 
     def take(self) -> int | None:
-        """Return an open block with one holder, if need be after evicting; None if everything is held."""
+        """Return an open block with one holder, evicting if necessary; None if all blocks are held."""
         if self.num_used >= self.capacity and not self.evict():
             return None
         if self._free:
@@ -76,18 +74,17 @@ class BlockPool:
         return block_id
 
     def announce(self, block_id: int, block_hash: bytes) -> None:
-        """Have an open block found by a hash that no other has. Its rows are not final until `seal`."""
+        """Make an open block findable by a new hash. Its rows are not final until `seal`."""
         self.hashes[block_id] = block_hash
         self._block_of[block_hash] = block_id
         self.changed[block_hash] = None
 
     def seal(self, block_id: int, block_hash: bytes) -> None:
-        """Seal an open block under a hash that no other has."""
         self.announce(block_id, block_hash)
         self.is_sealed[block_id] = True
 
     def note_changed(self, block_ids: np.ndarray) -> None:
-        """Note that rows of these blocks may have changed; negative ids are no blocks."""
+        """Note that rows of these blocks may have changed; ignores negative ids."""
         for block_id in block_ids[self.is_sealed[block_ids] & (block_ids >= 0)].tolist() if self.hashes else ():
             self.changed[self.hashes[block_id] or b""] = None
 
@@ -95,13 +92,12 @@ class BlockPool:
         self.changed.update(dict.fromkeys(self._block_of))
 
     def hold(self, block_id: int) -> None:
-        """Add a holder."""
         if not self._refs[block_id]:
             del self._evictable[block_id]
         self._refs[block_id] += 1
 
     def let_go(self, block_id: int) -> None:
-        """Take a holder away. The last one leaves a sealed block evictable, an open one free."""
+        """Remove a holder. Without holders a sealed block becomes evictable, an open block free."""
         self._refs[block_id] -= 1
         if not self._refs[block_id]:
             if self.hashes[block_id] is None:
@@ -110,13 +106,13 @@ class BlockPool:
                 self._evictable[block_id] = None
 
     def evict(self) -> bool:
-        """Free the evictable block of longest standing; return whether there was one."""
+        """Free the block that has been evictable longest; return whether there was one."""
         if not self._evictable:
             return False
         block_id, _ = self._evictable.popitem(last=False)
         block_hash = self.hashes[block_id]
         if block_hash is None:
-            raise InvariantError(f"block {block_id} is evictable and has no hash")
+            raise InvariantError(f"block {block_id} is evictable but has no hash")
         del self._block_of[block_hash]
         self.changed[block_hash] = None
         self.hashes[block_id] = None
@@ -126,9 +122,8 @@ class BlockPool:
         return True
 
     def resize(self, num_blocks: int) -> None:
-        """Begin anew with so many blocks; none is in use."""
         if self.num_used:
-            raise InvariantError(f"{self.num_used} blocks are in use and cannot be numbered anew")
+            raise InvariantError(f"{self.num_used} blocks are in use: cannot resize")
         self.num_blocks = self.capacity = num_blocks
         self.hashes.clear()
         self._refs.clear()
@@ -136,7 +131,7 @@ class BlockPool:
         self.is_sealed = np.zeros(num_blocks, dtype=np.bool_)
 
     def clear(self) -> None:
-        """Forget all hashes at once; nobody holds anything. `changed` forgets too."""
+        """Drop all hashes, also in `changed`; no block may have a holder."""
         self._evictable.clear()
         self._block_of.clear()
         self.changed.clear()
@@ -145,7 +140,7 @@ class BlockPool:
         self.is_sealed[:] = False
 
     def check_integrity(self, refs: Mapping[int, int]) -> None:
-        """Raise `InvariantError` if the pool contradicts itself, or the holders `refs` by block that others count."""
+        """Raise `InvariantError` if the pool contradicts itself, or `refs`, the number of holders by block."""
         free, evictable = set(self._free), set(self._evictable)
         for block_id, num_holders in enumerate(self._refs):
             block_hash = self.hashes[block_id]
@@ -156,7 +151,7 @@ class BlockPool:
                 raise InvariantError(f"block {block_id} with {num_holders} holder(s) is in the wrong list")
             is_found = block_hash is not None and self._block_of[block_hash] == block_id
             if bool(self.is_sealed[block_id]) != (block_hash is not None) or (block_hash is not None and not is_found):
-                raise InvariantError(f"block {block_id} has hash {block_hash!r}, but is not found so")
+                raise InvariantError(f"block {block_id} has hash {block_hash!r}, but is not found by it")
         if len(free) != len(self._free) or len(self._block_of) != sum(each is not None for each in self.hashes):
             raise InvariantError("a block is free twice, or a hash has no block")
         if self.num_used > self.capacity:

@@ -1,10 +1,10 @@
-"""Maps absolute positions to indexes of rows: the place in every arena of a step's packed rows, or of those of a read.
+"""Maps absolute positions to the row indices of a step's packed rows, or of a read.
 
     runs       request a: positions 6 7 8 9      request b: position 3          block_size 4
     blocks     ids [5, 2]        offset 2        ids [7]     offset 3
     indexes    22 23 8 9                         31                             block_id * block_size + offset
 
-A block id of -1 gives negative indexes: such a row is nowhere. Knows nothing of requests or rows.
+A block id of -1 gives negative indexes: such a row is not stored.
 """
 
 from __future__ import annotations
@@ -15,18 +15,16 @@ import numpy as np
 
 
 class Runs:
-    """Runs of positions, one after the other. Arrays throughout: a decode step has hundreds of runs of one row.
+    """Concatenated runs of positions, as arrays, because a decode step has hundreds of runs of one row.
 
     Args:
         starts: `(runs,)` int64, first position of each run.
         counts: `(runs,)` int64, rows of each run, at least 1.
-        num_rows: rows of all runs.
 
     Attributes:
-        counts, num_rows: as given.
         first_blocks: number of the block that each run begins in.
         offsets: offset of each run's first row in its first block.
-        are_single_rows: whether each run is one row, as of requests that decode.
+        are_single_rows: whether each run is one row, as in a decode step.
     """
 
     __slots__ = ("are_single_rows", "block_size", "counts", "first_blocks", "num_rows", "offsets")
@@ -40,20 +38,18 @@ class Runs:
 
     @property
     def num_blocks(self) -> np.ndarray:
-        """Number of blocks that each run touches."""
         num: np.ndarray = (self.offsets + self.counts + (self.block_size - 1)) // self.block_size
         return num
 
     @property
     def first_rows(self) -> np.ndarray:
-        """Number of each run's first row among the rows of all runs."""
+        """Offset of each run's first row among the rows of all runs."""
         return _starts_of(self.counts)
 
     def indexes(self, block_ids: np.ndarray) -> np.ndarray:
         """Return the index of each row, `(num_rows,)`.
 
-        Args:
-            block_ids: `(num_blocks.sum(),)` int64, of all blocks that the runs touch, run after run.
+        `block_ids` is `(num_blocks.sum(),)` int64, of all blocks that the runs touch, run after run.
         """
         if self.are_single_rows:
             indexes: np.ndarray = block_ids * self.block_size + self.offsets
@@ -68,11 +64,10 @@ class Runs:
 
 
 def as_array(numbers: Sequence[int]) -> np.ndarray:
-    """Return `(n,)` int64; in half the time of `np.array`."""
+    """Return `(n,)` int64; takes half the time of `np.array`."""
     return np.fromiter(numbers, np.int64, len(numbers))
 
 
 def _starts_of(counts: np.ndarray) -> np.ndarray:
-    """Return where each of some runs begins."""
     starts: np.ndarray = np.cumsum(counts) - counts
     return starts

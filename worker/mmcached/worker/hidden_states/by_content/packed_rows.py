@@ -1,7 +1,4 @@
-"""Decides which of a step's packed rows are written, and where: the same for all keys but for what is there already.
-
-Knows nothing of keys or requests.
-"""
+"""Selects which of a step's packed rows are written, and where: equal for all keys except for rows written before."""
 
 from __future__ import annotations
 
@@ -13,16 +10,13 @@ from mmcached.worker.hidden_states.row_arena import RowArena
 
 
 class PackedRows:
-    """The rows of a step.
-
-    Args:
-        found, block_ids: ids of all blocks that the runs touch, run after run; `ABSENT` where there was no room.
+    """Rows of a step; `found` and `block_ids` list the blocks of all runs, `ABSENT` for blocks without space.
 
     Attributes:
-        indexes: index of each row in every arena, negative where there was no room.
+        indexes: index of each row in every arena, negative without space.
         has_sealed: whether any of the blocks is sealed.
-        parts: rows `[first, end)` that are written together: all; or, where two runs touch the same block, run after
-            run: a row that both have is the first one's if the block is sealed, and the last one's if it is open.
+        parts: rows `[first, end)` that are written together: all; or, if two runs touch the same block, run after run:
+            a row that both have is the first run's if the block is sealed, and the last run's if it is open.
     """
 
     __slots__ = ("_is_final", "_is_placed", "has_sealed", "indexes", "parts")
@@ -32,7 +26,7 @@ class PackedRows:
         self.parts = [(0, runs.num_rows)]
         num_absent = found.count(ABSENT)
         self._is_placed = self.indexes >= 0 if num_absent else None
-        # As bytes: a reduction takes longer than all the rest of a step of few rows.
+        # As bytes: a numpy reduction takes longer than the rest of a step of few rows.
         self.has_sealed = num_absent < len(found) and b"\1" in is_sealed[block_ids].tobytes()
         self._is_final = None
         if self.has_sealed:
@@ -45,7 +39,7 @@ class PackedRows:
 
     @property
     def in_open_blocks(self) -> np.ndarray:
-        """Indexes of rows whose tokens may be others than those that were there before."""
+        """Indices of rows whose tokens may differ from those stored before."""
         is_open = self.indexes >= 0
         if self._is_final is not None:
             is_open &= ~self._is_final
@@ -53,11 +47,10 @@ class PackedRows:
         return indexes
 
     def to_write(self, arena: RowArena, first: int, end: int) -> tuple[np.ndarray | None, np.ndarray, int]:
-        """Return which of rows `[first, end)` an arena gets: those with room, but what a sealed block has already.
+        """Select the rows of `[first, end)` that an arena gets: those with space, except rows that a sealed block has.
 
-        Returns:
-            The numbers of these rows (None: all rows of the step), the indexes that they get in the arena, and how many
-            rows of the part have room, whether they are to be written or not.
+        Returns the numbers of these rows (None: all rows of the step), their indices in the arena, and the number of
+        rows of the part that have space, written or not.
         """
         if self._is_placed is None and self._is_final is None and end - first == len(self.indexes):
             return None, self.indexes, end

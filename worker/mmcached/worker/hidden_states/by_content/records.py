@@ -1,4 +1,4 @@
-"""Holds what a store is told and what it answers. Values only; those that a step has hundreds of are plain tuples."""
+"""Arguments and results of a store. Records that a step has hundreds of are plain tuples."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import NamedTuple
 from mmcached.wire.errors import MmcachedError
 
 Report = dict[bytes, dict[str, int]]
-"""By block hash: how many rows the block has from its beginning on without a gap, by key; {}: it is gone, or empty."""
+"""Block hash -> key -> number of rows before the first gap; {} if the block was evicted, or is empty."""
 
 
 class RowChunk(NamedTuple):
     """One request's part of a step: rows of positions `start …`, in the packed order of the step's tensors.
 
     Attributes:
-        block_hashes: hashes of the request's blocks from number `first_block` on: of each block that is full within the
-            tokens that are known for good. The first chunk of a request has those of all blocks from 0 up to its own
-            last one; later chunks need only have what is new.
+        block_hashes: hashes of the request's blocks from number `first_block` on, for blocks that are full of final
+            tokens. The first chunk of a request needs those of all blocks from 0 to its own last block; later chunks
+            only new ones.
     """
 
     request_id: int
@@ -38,12 +38,7 @@ class RowSpan(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A part of a write that was not kept.
-
-    Attributes:
-        key: "" if nothing of the chunk was kept.
-        request_id: None if nothing of the key was kept.
-    """
+    """Part of a write that was not stored: all of a chunk if `key` is "", all of a key if `request_id` is None."""
 
     key: str
     request_id: int | None
@@ -52,21 +47,20 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class StoreStats:
-    """Counters first, then gauges.
+    """Counters (up to `limit_waits`) and gauges of a store.
 
     Attributes:
-        written, replayed, dropped: rows of one key that came: kept, there already, without room.
-        read, missing: rows of one key that were asked for: handed out, in spans that lack rows.
-        evictions: blocks evicted.
-        refusals: parts of writes that were not kept.
+        written, replayed, dropped: rows of one key that were stored, there before, without space.
+        read, missing: rows of one key that were read, in spans with missing rows.
+        refusals: parts of writes that were not stored.
         copies: copies from a device.
-        read_waits, limit_waits: copies that were waited for: by readers, for want of room.
-        requests: requests that are known.
-        blocks: blocks in use, of `capacity_blocks`; of these `sealed_blocks`, of these `evictable_blocks`.
+        read_waits, limit_waits: copies that were waited for: by readers, for lack of space.
+        requests: known requests.
+        blocks: blocks in use, of `capacity_blocks`; `sealed_blocks` of these, `evictable_blocks` of the latter.
         block_nbytes: bytes of one block, all keys together.
-        pooled_nbytes: bytes of buffers that wait for the next read, on top of the budget.
-        in_flight_nbytes: bytes of copies under way; as much is taken on the device.
-        pinned_nbytes: bytes of host memory of copies that are under way, or that waits for the next one.
+        pooled_nbytes: bytes of buffers kept for the next read, in addition to the budget.
+        in_flight_nbytes: bytes of pending copies; as many are in use on the device.
+        pinned_nbytes: bytes of host memory of pending copies, or kept for the next copy.
     """
 
     written: int

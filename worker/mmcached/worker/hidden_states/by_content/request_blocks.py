@@ -1,11 +1,11 @@
-"""Keeps the blocks that each request holds, from position 0 on, and their hashes.
+"""Blocks that each request holds, from position 0 on, and their hashes.
 
     hashes      h0 h1 h2 h3            known so far: of full blocks whose tokens are final
-    block_ids   b0 b1 b2 b3 b4 b5      ABSENT: not kept, and nothing behind it either
+    block_ids   b0 b1 b2 b3 b4 b5      ABSENT: not stored, and no later block either
                 ------------ -----
                 sealed       open
 
-Knows nothing of rows. Invariant: what a request holds is a prefix of its sequence; so is what is sealed in the store.
+Invariant: each request holds a prefix of its sequence; the sealed blocks in the store are prefixes too.
 """
 
 from __future__ import annotations
@@ -21,8 +21,6 @@ ABSENT = -1
 
 
 class Chain:
-    """One request's blocks."""
-
     __slots__ = ("block_ids", "hashes")
 
     def __init__(self) -> None:
@@ -31,55 +29,46 @@ class Chain:
 
 
 class RequestBlocks:
-    """The chains of all requests that have one.
-
-    Attributes:
-        of_request: chains in the order in which the requests came; only this class changes it.
-    """
+    """Chains of blocks by request, in the order in which the requests came; `of_request` is changed here only."""
 
     def __init__(self, pool: BlockPool) -> None:
         self.of_request: dict[int, Chain] = {}
         self._pool = pool
 
     def open(self, request_id: int) -> Chain:
-        """Return a request's chain; an empty one if it has none."""
+        """Return a request's chain; creates an empty one if it has none."""
         chain = self.of_request.get(request_id)
         if chain is None:
             chain = self.of_request[request_id] = Chain()
         return chain
 
     def at(self, request_ids: Sequence[int], numbers: Sequence[int]) -> list[int]:
-        """Return one block of each request, by its number from 0 on; `ABSENT` where it holds none. Changes nothing."""
+        """Return one block of each request by its number; `ABSENT` if it is not held. Changes nothing."""
         chains = self.of_request
         try:
             return [chains[each].block_ids[number] for each, number in zip(request_ids, numbers, strict=True)]
-        except (KeyError, IndexError):  # rare: one of them has none, or begins a block
+        except (KeyError, IndexError):  # rare: a request has no chain, or begins a block
             held = [chains[each].block_ids if each in chains else [] for each in request_ids]
             return [ids[number] if number < len(ids) else ABSENT for ids, number in zip(held, numbers, strict=True)]
 
     def check_hashes(self, request_id: int, first_block: int, hashes: Sequence[bytes]) -> None:
-        """Return if these may be the hashes of a request's blocks from `first_block` on. Changes nothing.
-
-        Raises:
-            InvalidRequest: there is a gap before them, or a block has another hash already.
-        """
+        """Raise `InvalidRequest` if the hashes leave a gap, or differ from a known hash of a block. Changes nothing."""
         chain = self.of_request.get(request_id)
         known = chain.hashes if chain is not None else []
         if not 0 <= as_integer("first_block", first_block) <= len(known):
-            limit = f"request {request_id}: hashes of {len(known)} blocks are known, the next is that of {len(known)}"
+            limit = f"request {request_id}: 0 … {len(known)}, the number of known block hashes"
             raise InvalidRequest("first_block", first_block, limit)
-        again = known[first_block:]  # most of the time nothing
+        again = known[first_block:]  # usually empty
         for number, (old, new) in enumerate(zip(again, hashes, strict=False), first_block):
             if old != new:
                 limit = f"request {request_id}: block {number} has hash {old.hex()}; release the request first"
                 raise InvalidRequest("block_hashes", new.hex(), limit)
 
     def add_hashes(self, chain: Chain, first_block: int, hashes: Sequence[bytes]) -> list[int]:
-        """Add hashes that were checked; hold what is sealed under them.
+        """Add checked hashes, and hold the blocks that are sealed under them.
 
-        Returns:
-            Numbers of the blocks with these hashes that are still open: to be sealed when their rows have been written.
-            They are found from now on, but where another block has the hash.
+        Returns the numbers of the blocks with these hashes that are still open: to be sealed when their rows have been
+        written. They can be found from now on, unless another block has the hash.
         """
         open_blocks: list[int] = []
         for number in range(len(chain.hashes), first_block + len(hashes)):
@@ -94,17 +83,17 @@ class RequestBlocks:
         return open_blocks
 
     def place(self, chain: Chain, first: int, end: int) -> list[int]:
-        """Find or make room for blocks `[first, end)` of a chain, as far as there is any; return those that are new."""
+        """Find or allocate blocks `[first, end)` of a chain, as far as possible; return the new blocks."""
         ids, new = chain.block_ids, []
         ids.extend([ABSENT] * (end - len(ids)))
         for number in range(first, end):
             if ids[number] != ABSENT or self._find(chain, number):
                 continue
             if number and ids[number - 1] == ABSENT and not self._find(chain, number - 1):
-                continue  # useless without what comes before it
+                continue  # useless without its predecessor
             block_hash = chain.hashes[number] if number < len(chain.hashes) else None
             if block_hash is not None and self._pool.find(block_hash) is not None:
-                continue  # what comes before it is not: these hashes do not belong together
+                continue  # its predecessor is not sealed: the hashes are not of one sequence
             block_id = self._pool.take()
             if block_id is not None:
                 ids[number] = block_id
@@ -114,7 +103,7 @@ class RequestBlocks:
         return new
 
     def seal(self, chain: Chain, number: int, merge: Callable[[int, int], None]) -> None:
-        """Seal an open block. If another has its hash, hold that one, after `merge(mine, other)`."""
+        """Seal an open block. If another block has its hash, hold that one instead, after `merge(mine, other)`."""
         mine, block_hash = chain.block_ids[number], chain.hashes[number]
         other = self._pool.find(block_hash)
         if other is None or other == mine:
@@ -127,7 +116,7 @@ class RequestBlocks:
             self._pool.let_go(mine)
 
     def release(self, request_id: int) -> None:
-        """Let go of all that a request holds, its tail first; an unknown one changes nothing."""
+        """Release all blocks of a request, tail first; ignores unknown requests."""
         chain = self.of_request.pop(request_id, None)
         if chain is not None:
             for block_id in reversed(chain.block_ids):
@@ -135,7 +124,7 @@ class RequestBlocks:
                     self._pool.let_go(block_id)
 
     def cut(self) -> bool:
-        """Let go of the last block of the youngest request that holds any; return whether there was one."""
+        """Release the last block of the youngest request that holds any; return whether there was one."""
         for chain in reversed(self.of_request.values()):
             num_held = sum(block_id != ABSENT for block_id in chain.block_ids)
             if num_held:
@@ -145,12 +134,10 @@ class RequestBlocks:
         return False
 
     def clear(self) -> None:
-        """Let go of everything."""
         for request_id in list(self.of_request):
             self.release(request_id)
 
     def check_integrity(self) -> None:
-        """Raise `InvariantError` if holders, hashes or order contradict the pool."""
         chains = self.of_request.values()
         self._pool.check_integrity(Counter(each for chain in chains for each in chain.block_ids if each != ABSENT))
         for request_id, chain in self.of_request.items():
@@ -163,7 +150,7 @@ class RequestBlocks:
                     raise InvariantError(f"block {number} of request {request_id} is block {block_id} of another hash")
 
     def _find(self, chain: Chain, number: int) -> bool:
-        """Hold a block that is sealed, and all before it; return whether it is there."""
+        """Hold a sealed block and all before it; return whether all were found."""
         ids, hashes = chain.block_ids, chain.hashes
         ids.extend([ABSENT] * (number + 1 - len(ids)))
         if number >= len(hashes) or self._pool.find(hashes[number]) is None:

@@ -1,7 +1,7 @@
-"""Reads the rows of many spans, one gather for each key, and holds them until they are released.
+"""Reads the rows of many spans, one gather per key, and holds them until they are released.
 
-Knows nothing of block hashes or requests. A span's rows are a view of a pooled buffer; after `release` the buffer
-serves the next read. Who keeps rows longer clones them, or never releases: then the buffer is theirs.
+A span's rows are a view of a pooled buffer; after `release` the buffer serves the next read. To keep rows longer, clone
+them, or never release: then the buffer leaves the pool.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from mmcached.worker.hidden_states.row_arena import RowArena, first_missing
 
 
 class LackingSpan(NamedTuple):
-    """A span that lacks rows of a key: the first run of them is `[first, end)`."""
+    """Span with missing rows of a key: the first missing run is `[first, end)`."""
 
     span: int
     key: str
@@ -28,19 +28,16 @@ class LackingSpan(NamedTuple):
 
 
 class _KeyRows(NamedTuple):
-    """One key's rows of all spans, `(rows, *shape)`; of each span that lacks rows, the first run of their positions."""
+    """Rows of one key in all spans, `(rows, *shape)`; the first missing run of positions by span."""
 
     rows: torch.Tensor
     missing: Mapping[int, tuple[int, int]]
 
 
 class RowsRead:
-    """The rows of one read, spans by their number in the call. Release it, or use it in `with`.
+    """Rows of one read, by span number. Release it, or use it in `with`.
 
-    Args:
-        arenas: of the keys; they have the bytes of all rows that were written.
-        runs, indexes: one run for each span, and the indexes of the rows of all.
-        firsts: first position of each run.
+    The arenas must have the bytes of all written rows; `indexes` are of the rows of all runs, one run per span.
     """
 
     __slots__ = ("_buffers", "_counts", "_first_rows", "_is_released", "_keys", "_pool")
@@ -80,15 +77,13 @@ class RowsRead:
 
     @property
     def num_missing(self) -> int:
-        """Rows of one key that cannot be had, because their span lacks at least one."""
+        """Number of unavailable rows, added up over keys: all rows of a span that lacks at least one."""
         return sum(int(self._counts[span]) for _, missing in self._keys.values() for span in missing)
 
     def get(self, key: str, span: int) -> torch.Tensor:
         """Return the rows `(rows, *shape)` of a span; a view that is valid until `release`.
 
-        Raises:
-            MissingRows: at least one was not written; names the first run of such positions.
-            LocalProtocolError: it was released.
+        Raises `MissingRows` with the first run of missing positions, `LocalProtocolError` after `release`.
         """
         rows, missing = self._rows_of(key)
         if span in missing:
@@ -97,11 +92,7 @@ class RowsRead:
         return rows[first : first + int(self._counts[span])]
 
     def all(self, key: str) -> list[torch.Tensor | None]:
-        """Return what `get` would for every span; None where rows are missing. A third of the time for many spans.
-
-        Raises:
-            LocalProtocolError: it was released.
-        """
+        """Return `get` for every span, None for spans with missing rows, in a third of the time for many spans."""
         rows, missing = self._rows_of(key)
         if not len(rows):
             return [None] * len(self._counts)
@@ -111,13 +102,13 @@ class RowsRead:
         return spans
 
     def missing(self) -> Iterator[LackingSpan]:
-        """Yield each span that lacks rows, once for each key that lacks them."""
+        """Yield each span with missing rows, once per key."""
         for key, (_, missing) in self._keys.items():
             for span, run in missing.items():
                 yield LackingSpan(span, key, *run)
 
     def release(self) -> None:
-        """Give the buffers back; the second time changes nothing."""
+        """Give the buffers back. Idempotent."""
         if not self._is_released:
             self._is_released = True
             self._keys.clear()
@@ -132,7 +123,6 @@ class RowsRead:
 
 
 def _missing(written: np.ndarray, runs: Runs, firsts: Sequence[int]) -> dict[int, tuple[int, int]]:
-    """Return of each span that lacks rows the first run of positions without one."""
     missing: dict[int, tuple[int, int]] = {}
     if not written.all():
         spans = zip(firsts, runs.first_rows.tolist(), runs.counts.tolist(), strict=True)

@@ -1,14 +1,14 @@
-"""Writes what a step brings, and undoes it if the step fails.
+"""Writes the rows of a step, and undoes them if the step fails.
 
-    chunks ── hashes: hold what is sealed ──> blocks: find, or make room ──> rows, key by key ──> seal what got a hash
-              of all of them, before          nothing is evicted that         put where they       while rows of other
-              room is made for any            a chunk stands behind           belong               tokens could be there
+    chunks ── hashes: hold sealed blocks ──> blocks: find, or allocate ──> rows, key by key ──> seal blocks with a hash
+              of all chunks, before any      so that no chunk's            put into arenas      before that, rows of
+              block is allocated             prefix is evicted                                  other tokens may be
+              there
 
-Hashes and blocks are taken in the order of where chunks start: who stands behind a block starts later than whoever
-fills it in the same step.
+Hashes and blocks are taken in the order of the chunks' starts: a chunk that continues a block starts later than the
+chunk that fills it in the same step.
 
-Knows nothing of readers. Invariant: a row of a sealed block is written once; every row written since the last commit
-is in the journal.
+Invariant: a row of a sealed block is written once; every row written since the last commit is in the journal.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from mmcached.worker.integers import check_integers
 
 
 class _OpenBlocks(NamedTuple):
-    """Blocks of a request that have got their hash while they are open, by a chunk `[start, end)`."""
+    """Open blocks of a request that have got their hash, by a chunk `[start, end)`."""
 
     chain: Chain
     numbers: Sequence[int]
@@ -40,11 +40,7 @@ class _OpenBlocks(NamedTuple):
 
 
 class StepWriter:
-    """Writes into the blocks and arenas of a store.
-
-    Attributes:
-        num_written, num_replayed, num_dropped: rows of one key: kept, there already, without room.
-    """
+    """Writes into the blocks and arenas of a store; for its counters see `StoreStats`."""
 
     def __init__(
         self,
@@ -67,17 +63,16 @@ class StepWriter:
 
     @property
     def is_open(self) -> bool:
-        """Whether something was written since the last commit."""
         return bool(self._journal)
 
     def write(self, chunks: Sequence[RowChunk], outputs: Mapping[str, object]) -> list[Refusal]:
-        """Keep a step's outputs; return what does not fit."""
+        """Store a step's outputs; return the parts that are invalid."""
         request_ids, firsts, nums, _, hashes = _columns(chunks)
         check_integers("chunks", firsts, nums)
         refusals: list[Refusal] = []
         wrong: set[int] = set()
         if chunks and (min(firsts) < 0 or min(nums) < 1 or max(firsts) + max(nums) > self._max_positions):
-            chunks = self._without_rows(chunks, refusals, wrong)
+            chunks = self._with_rows(chunks, refusals, wrong)
             request_ids, firsts, nums, _, hashes = _columns(chunks)
         runs = Runs(self._block_size, as_array(firsts), as_array(nums), sum(nums))
         has_hashes = any(hashes)
@@ -86,7 +81,7 @@ class StepWriter:
             try:
                 found = self._place(request_ids, runs, wrong, firsts if has_hashes else None)
                 self._put_all(runs, found, outputs, refusals)
-            except BaseException:  # what has got its hash is found, and what was to replace guesses may not have come
+            except BaseException:  # the blocks can be found by hash, but may still hold rows of draft tokens
                 for each in open_blocks:
                     self._forget_from(each, each.start)
                 raise
@@ -100,24 +95,24 @@ class StepWriter:
         self._journal.clear()
 
     def withdraw(self) -> None:
-        """Forget what was written since the last commit."""
         for arena, indexes in self._journal:
             self._pending.forget(arena, indexes)
         self._journal.clear()
 
     # ---- chunks
 
-    def _without_rows(self, chunks: Sequence[RowChunk], refusals: list[Refusal], wrong: set[int]) -> Sequence[RowChunk]:
-        """Return the chunks that have rows in the outputs; those at positions that cannot be are `wrong` in them.
+    def _with_rows(self, chunks: Sequence[RowChunk], refusals: list[Refusal], wrong: set[int]) -> Sequence[RowChunk]:
+        """Return the chunks that have rows in the outputs; adds those at invalid positions to `wrong`.
 
-        A number of rows that cannot be is taken for none: outputs that have these rows all the same are too long.
+        A chunk with an invalid number of rows is assumed to have none: if the outputs have rows for it, they are too
+        long.
         """
         with_rows: list[RowChunk] = []
         for chunk in chunks:
             request_id, start, num_rows, _, _ = chunk
             is_wrong = start < 0 or num_rows < 1 or start + num_rows > self._max_positions
             if is_wrong:
-                limit = f"request {request_id}: a chunk has rows of positions 0 … {self._max_positions - 1}"
+                limit = f"request {request_id}: at least 1 row, at positions 0 … {self._max_positions - 1}"
                 error = InvalidRequest("chunk", f"{num_rows} rows from {start}", limit)
                 refusals.append(Refusal("", request_id, error))
             if 0 < num_rows <= self._max_positions:
@@ -127,10 +122,10 @@ class StepWriter:
         return with_rows
 
     def _take_hashes(self, chunks: Sequence[RowChunk], refusals: list[Refusal], wrong: set[int]) -> list[_OpenBlocks]:
-        """Hold what is sealed under the hashes of all chunks that are not refused; return the open blocks named now."""
+        """Hold the blocks sealed under the hashes of valid chunks; return the open blocks that get a hash."""
         numbers: Iterable[int] = range(len(chunks))
         if self._requests.of_request.keys() >= {chunk.request_id for chunk in chunks}:
-            numbers = [number for number in numbers if chunks[number].block_hashes]  # the others' chains are there
+            numbers = [number for number in numbers if chunks[number].block_hashes]  # the other requests have chains
         open_blocks = []
         for number in sorted(numbers, key=lambda number: chunks[number].start):
             if number in wrong:
@@ -146,12 +141,12 @@ class StepWriter:
         return open_blocks
 
     def _attach(self, chunk: RowChunk) -> _OpenBlocks:
-        """Hold what is sealed under a chunk's hashes; return its blocks that have got their hash open."""
+        """Hold the blocks sealed under a chunk's hashes; return its open blocks that get a hash."""
         request_id, start, num_rows, first_block, hashes = chunk
         self._requests.check_hashes(request_id, first_block, hashes)
         chain = self._requests.open(request_id)
         found = _OpenBlocks(chain, self._requests.add_hashes(chain, first_block, hashes), start, start + num_rows)
-        self._forget_from(found, found.end)  # rows of tokens that were guessed and came otherwise
+        self._forget_from(found, found.end)  # rows of rejected draft tokens
         return found
 
     # ---- blocks
@@ -159,30 +154,30 @@ class StepWriter:
     def _place(
         self, request_ids: Sequence[int], runs: Runs, wrong: Collection[int], starts: Sequence[int] | None
     ) -> list[int]:
-        """Return the ids of all blocks of all chunks, after making room for those that are new, by `starts`."""
+        """Return the ids of all blocks of all chunks, allocating new blocks in the order of `starts`."""
         first_blocks = runs.first_blocks.tolist()
         new: list[int] = []
-        if runs.are_single_rows and not wrong:  # requests that decode: most of them go on in a block that is there
+        if runs.are_single_rows and not wrong:  # decode: most requests continue in a block that they hold
             found = self._requests.at(request_ids, first_blocks)
             if ABSENT in found:
                 absent = [number for number, block_id in enumerate(found) if block_id == ABSENT]
                 for number in sorted(absent, key=starts.__getitem__) if starts else absent:
-                    found[number : number + 1] = self._room_for(request_ids[number], first_blocks[number], 1, new)
+                    found[number : number + 1] = self._blocks_for(request_ids[number], first_blocks[number], 1, new)
         else:
             num_blocks = runs.num_blocks.tolist()
             parts = [[ABSENT] * num for num in num_blocks]
             for number in sorted(range(len(parts)), key=starts.__getitem__) if starts else range(len(parts)):
                 if number not in wrong:
                     first, num = first_blocks[number], num_blocks[number]
-                    parts[number] = self._room_for(request_ids[number], first, num, new)
+                    parts[number] = self._blocks_for(request_ids[number], first, num, new)
             found = [block_id for part in parts for block_id in part]
         if new:
             for arena in self._arenas.values():
                 self._pending.forget_blocks(arena, new)
         return found
 
-    def _room_for(self, request_id: int, first: int, num_blocks: int, new: list[int]) -> list[int]:
-        """Return the ids of a request's blocks; add to `new` those that were taken for it now."""
+    def _blocks_for(self, request_id: int, first: int, num_blocks: int, new: list[int]) -> list[int]:
+        """Return the ids of a request's blocks; adds newly allocated blocks to `new`."""
         chain = self._requests.open(request_id)
         if len(chain.block_ids) < first + num_blocks or ABSENT in chain.block_ids[first : first + num_blocks]:
             new += self._requests.place(chain, first, first + num_blocks)
@@ -191,7 +186,7 @@ class StepWriter:
     # ---- rows
 
     def _put_all(self, runs: Runs, found: list[int], outputs: Mapping[str, object], refusals: list[Refusal]) -> None:
-        """Write all outputs that fit; of keys that the step lacks, forget the rows of tokens that may be others."""
+        """Write all valid outputs; for keys without output, forget rows whose tokens may differ."""
         block_ids = as_array(found)
         rows = PackedRows(runs, found, block_ids, self._pool.is_sealed)
         written = set()
@@ -211,7 +206,6 @@ class StepWriter:
             self._pool.note_changed(block_ids)
 
     def _put(self, arena: RowArena, values: torch.Tensor, rows: PackedRows) -> None:
-        """Write a key's rows of the step."""
         for first, end in rows.parts:
             places, indexes, num_placed = rows.to_write(arena, first, end)
             self.num_dropped += end - first - num_placed
@@ -222,7 +216,6 @@ class StepWriter:
                 self._pending.put(arena, values, indexes, places)
 
     def _forget_from(self, found: _OpenBlocks, position: int) -> None:
-        """Forget the rows of these blocks from a position on."""
         block_size = self._block_size
         for number in found.numbers:
             num_rows = min((number + 1) * block_size - position, block_size)
@@ -232,7 +225,7 @@ class StepWriter:
                     self._pending.forget(arena, np.arange(behind - num_rows, behind))
 
     def _merge(self, source: int, target: int) -> None:
-        """Give to a sealed block the rows that it lacks and its open copy, which is given up, has."""
+        """Copy rows that a sealed block lacks from its open duplicate, which is dropped."""
         for arena in self._arenas.values():
             sources, targets = arena.copy_lacking(source, target)
             self._pending.move(arena, sources, targets)
@@ -242,5 +235,4 @@ class StepWriter:
 
 
 def _columns(chunks: Sequence[RowChunk]) -> Sequence[Sequence[Any]]:
-    """Return the chunks' request ids, starts, numbers of rows, first blocks and hashes."""
     return tuple(zip(*chunks, strict=True)) if chunks else ((),) * len(RowChunk._fields)

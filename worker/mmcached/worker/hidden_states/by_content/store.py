@@ -1,16 +1,14 @@
-"""Keeps rows of running requests, and of all prefixes that there is room for, by content.
+"""Store of rows by content: rows of running requests, and of all prefixes that fit.
 
-    release ──> write ──> read ──> commit            one step; what it wrote can be read at once
-                  └──── withdraw ────┘               the step failed: nothing of it was written
+    release ──> write ──> read ──> commit            one step; written rows can be read at once
+                  └──── withdraw ────┘               the step failed: its writes are undone
 
-Every write names request, absolute positions and the hashes of the blocks that lie there; nothing is derived from
-counters. Only a read waits for a device, for the rows that it asks for (`pending_rows`). A value that does not fit its
-key, or a key that was not declared, is refused by itself, and its rows are missing; so are rows for which there is no
-room.
+Every write names request, absolute positions and the hashes of their blocks; nothing is derived from counters. Only a
+read waits for a device, for the rows that it needs (`pending_rows`). A value that does not fit its key, or a key that
+was not declared, is refused separately, and its rows are missing; so are rows without space.
 
-Knows nothing of engines, tokens or devices beyond where a tensor lies. Invariants: a row that is read was written for
-its position and for this content · blocks never take more than `byte_budget` · what is written is copied, what is read
-is not touched again until it is released.
+Invariants: a row that is read was written for its position and this content · blocks never take more than `byte_budget`
+· writes copy, and rows that were read do not change until they are released.
 """
 
 from __future__ import annotations
@@ -38,20 +36,20 @@ DEFAULT_MAX_POSITIONS = 1 << 24
 
 
 class TensorPrefixStore:
-    """Rows by content.
+    """Store of rows by content.
 
     Args:
-        block_size: positions per block, as of the KV cache's block hashes.
-        schema: the keys that are known from the start; `declare` adds others.
+        block_size: positions per block, as for the KV cache's block hashes.
+        schema: the initial keys; `declare` adds others.
         byte_budget: bytes of all blocks. Each is charged for every key, whether it has rows of it or not.
-        max_positions: positions of one request; books grow with them.
-        buffer_nbytes: bytes of buffers that wait for the next read; default: a quarter of `byte_budget`.
-        staged_byte_limit: bytes of copies under way, and of pinned memory that waits for the next one. One step may be
-            larger.
-        transfer_for: makes what copies the rows of a device.
+        max_positions: positions of one request; the size of its tables grows with its positions.
+        buffer_nbytes: bytes of buffers kept for the next read; default: a quarter of `byte_budget`.
+        staged_byte_limit: bytes of pending copies, and of pinned memory kept for the next copy. A single step may
+            exceed it.
+        transfer_for: returns the transfer for a device.
 
     Raises:
-        ConfigError: a number or a key that cannot be.
+        ConfigError: a number or a key is invalid.
     """
 
     def __init__(
@@ -100,14 +98,14 @@ class TensorPrefixStore:
     # ---- keys
 
     def declare(self, *specs: KeySpec) -> None:
-        """Make keys known, between two steps. If they are known just so, nothing changes.
+        """Add keys, between two steps; no effect for keys that are declared already in the same way.
 
-        A key that is declared otherwise than before loses all it had. Blocks grow by a new key, so fewer fit: what is
-        too much is given up, the evictable first, then the ends of running requests, of those that came last.
+        A key that is redeclared differently loses all its rows. A new key enlarges all blocks, so fewer fit: excess
+        blocks are dropped, evictable blocks first, then the tails of running requests, the youngest first.
 
         Raises:
             LocalProtocolError: a step has neither been committed nor withdrawn.
-            ConfigError: so much memory cannot even be mapped; nothing has changed.
+            ConfigError: the memory cannot be mapped; nothing has changed.
         """
         schema = self.schema
         changed = [spec for spec in specs if schema.get(spec.name) != spec]
@@ -138,7 +136,7 @@ class TensorPrefixStore:
     # ---- a step
 
     def release(self, request_ids: Iterable[int]) -> None:
-        """Let go of what requests hold that have ended or were set back. Unknown ones change nothing."""
+        """Release the blocks of requests that have ended or were set back; ignores unknown requests."""
         self._pending.poll()
         for request_id in request_ids:
             self._requests.release(request_id)
@@ -146,30 +144,28 @@ class TensorPrefixStore:
     def attach(self, request_id: int, block_hashes: Sequence[bytes]) -> None:
         """Hold the blocks that are sealed under a request's hashes, from block 0 on, until it is released.
 
-        For who reads a prefix and writes nothing, or not yet; `write` does it by itself.
-
-        Raises:
-            InvalidRequest: the request has blocks already.
+        For requests that read a prefix without writing; `write` does it implicitly. Raises `InvalidRequest` if the
+        request has blocks already.
         """
         if request_id in self._requests.of_request:
             raise InvalidRequest("request_id", request_id, "has blocks already; release it first")
         self._requests.add_hashes(self._requests.open(request_id), 0, block_hashes)
 
     def write(self, chunks: Sequence[RowChunk], outputs: Mapping[str, object]) -> list[Refusal]:
-        """Keep a step's outputs. Until `commit` it can be undone by `withdraw`.
+        """Store a step's outputs. Until `commit`, `withdraw` undoes it.
 
-        A row that is there already stays as it is if its block is sealed; in an open block the later row is right.
+        In a sealed block an existing row is kept; in an open block the later row replaces it.
 
         Args:
-            chunks: in the order of the packed rows, which may be any. Rows of tokens that may come otherwise can be
-                written too; the request goes on at the first that did, before the blocks have hashes.
+            chunks: in the order of the packed rows, which may be any. Rows of draft tokens may be written too; the
+                request continues at the first rejected token, before the blocks have hashes.
             outputs: by key, `(rows of the step, *shape)`; a declared key that is absent has no rows here.
 
         Raises:
-            InvalidRequest: a position or a number of rows that is no integer; nothing was written.
+            InvalidRequest: a position or a number of rows is not an integer; nothing was written.
 
         Returns:
-            What was not kept because it does not fit. What was not kept for want of room is `dropped` in `stats()`.
+            The invalid parts, which were not stored. Rows without space are counted as `dropped` in `stats()`.
         """
         self._pending.poll()
         refusals = self._writer.write(chunks, outputs)
@@ -177,9 +173,9 @@ class TensorPrefixStore:
         return refusals
 
     def commit(self) -> Report:
-        """End a step: what was written stays. Return what has changed since the last report.
+        """End a step and keep its writes. Return the changes since the last report.
 
-        A report tells the state and not the way there: to hear it twice does no harm, and the last one is right.
+        A report is a state, not a difference: applying it twice is harmless, and the last one is right.
         """
         self._pending.poll()
         self._writer.commit()
@@ -198,11 +194,11 @@ class TensorPrefixStore:
         return report
 
     def withdraw(self) -> None:
-        """End a step that failed: no row of it was written. What was evicted for it is gone."""
+        """End a step that failed and undo its writes. Evictions made for it are not undone."""
         self._writer.withdraw()
 
     def reset(self) -> None:
-        """Forget all rows and requests, and give the memory back. Keys stay known, counters go on."""
+        """Drop all rows and requests, and return the memory. Keys stay declared, counters go on."""
         self._writer.withdraw()
         self._pending.clear()
         self._requests.clear()
@@ -216,8 +212,7 @@ class TensorPrefixStore:
     def usable_prefix(self, block_hashes: Sequence[bytes], num_rows: int, keys: Collection[str]) -> int:
         """Return how many of the first `num_rows` rows of a sequence are sealed for all keys. Changes nothing.
 
-        Raises:
-            InvalidRequest: a number of rows that cannot be.
+        Raises `InvalidRequest` for an invalid `num_rows`.
         """
         if not 0 <= as_integer("num_rows", num_rows) <= self.max_positions:
             raise InvalidRequest("num_rows", num_rows, f"must be 0 … {self.max_positions}")
@@ -236,10 +231,9 @@ class TensorPrefixStore:
         return num_rows
 
     def read(self, spans: Sequence[RowSpan], keys: Collection[str]) -> RowsRead:
-        """Gather rows of requests, each key's in one go. Spans that lack rows do not disturb the others.
+        """Gather rows of requests, each key in one operation. Missing rows affect only their own span.
 
-        Raises:
-            InvalidRequest: an empty span, one behind `max_positions`, or a key that was not declared.
+        Raises `InvalidRequest` for an empty span, a span beyond `max_positions`, or an undeclared key.
         """
         request_ids, firsts, ends = zip(*spans, strict=True) if spans else ((), (), ())
         check_integers("spans", firsts, ends)
@@ -261,7 +255,7 @@ class TensorPrefixStore:
         self._num_read += runs.num_rows * len(arenas) - rows.num_missing
         return rows
 
-    # ---- looking in
+    # ---- inspection
 
     def stats(self) -> StoreStats:
         return StoreStats(
@@ -287,20 +281,17 @@ class TensorPrefixStore:
         )
 
     def check_integrity(self) -> None:
-        """Raise `InvariantError` if blocks, hashes and holders contradict each other, or a budget is exceeded."""
         self._requests.check_integrity()
         self._pending.check_integrity()
 
-    # ---- inside
+    # ---- internals
 
     def _refuse(self, spans: Sequence[RowSpan]) -> NoReturn:
-        """Raise, naming the first span that cannot be."""
         wrong = next(span for span in spans if not 0 <= span.first < span.end <= self.max_positions)
         limit = f"request {wrong.request_id}: must be 0 <= first < end <= {self.max_positions}"
         raise InvalidRequest("spans", f"[{wrong.first}, {wrong.end})", limit)
 
     def _blocks_of(self, request_ids: Sequence[int], runs: Runs) -> np.ndarray:
-        """Return the ids of all blocks of all runs, `ABSENT` where a request holds none."""
         if runs.are_single_rows:
             return as_array(self._requests.at(request_ids, runs.first_blocks.tolist()))
         found: list[int] = []
@@ -313,13 +304,13 @@ class TensorPrefixStore:
         return as_array(found)
 
     def _shrink(self, capacity: int) -> None:
-        """Have no more blocks than this, and no memory for those that are free."""
+        """Reduce the number of blocks to `capacity`, and free the memory of unused blocks."""
         pool = self._pool
         while pool.num_used > capacity and (pool.evict() or self._requests.cut()):
             pass
         pool.capacity = min(capacity, pool.num_blocks)
         for arena in self._arenas.values():
-            self._pending.drop_blocks(arena, pool.free)  # what comes late would take memory again
+            self._pending.drop_blocks(arena, pool.free)  # late copies would take memory again
             arena.give_back(pool.free)
 
 
