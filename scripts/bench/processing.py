@@ -25,11 +25,12 @@ from mmcached.frontend.processing.decoder_process import Pixels
 from mmcached.frontend.processing.item_processor import Processing
 from mmcached.frontend.processing.media import Medium
 from mmcached.frontend.processing.pixel_budget import PixelBudget
-from mmcached.frontend.processing.pool import IsWanted
+from mmcached.frontend.processing.pool import IsWanted, Mailbox
 from mmcached.frontend.processing.processor import Processed
 from mmcached.frontend.requests.clip_records import ClipRecords
+from mmcached.frontend.requests.item_making import ItemMaking
 from mmcached.frontend.requests.open_requests import OpenRequest
-from mmcached.frontend.requests.preprocess_queue import PreprocessQueue
+from mmcached.frontend.requests.waits import Verb, Waits
 from mmcached.frontend.store.record_store import RecordStore
 from mmcached.pictures.grid import scaled_size
 from mmcached.pictures.images import decode_image
@@ -80,34 +81,56 @@ def _medium(data: bytes) -> Medium:
 
 
 class Loop:
-    """What the frontend's loop does with a `PreprocessQueue`, and nothing else."""
+    """What the frontend's loop does to have items made, and nothing else."""
 
     def __init__(self, config: ServiceConfig, *, has_threads: bool = False) -> None:
         self.processing = Processing(config)
         self.kept = Kept()
+        self.mailbox = Mailbox()
+        self._waits: Waits[OpenRequest] = Waits()
         decoders = Threads if has_threads else DecoderPool
-        clips = ClipRecords(RecordStore.from_config(config), config)
-        self.preparing = PreprocessQueue(config, self.processing, self.kept, clips, decoders=decoders)
-        self.waiting: set[int] = set()
+        clips = ClipRecords(RecordStore.from_config(config), config, self._waits)
+        self.making = ItemMaking(config, self.kept, clips, self.mailbox, self._waits, decoders=decoders)
+        self._verbs: dict[int, Verb[None]] = {}
         self._numbers = count(1)
+
+    @property
+    def waiting(self) -> set[int]:
+        """Numbers of the requests that cannot be sent yet."""
+        return {*self._verbs}
 
     def start(self, data: bytes) -> int:
         """Begin a request of one image; return its number, which is in `waiting` unless it could be sent."""
-        number = next(self._numbers)
-        self.waiting.add(number)
-        self._advance(OpenRequest(number, b"", Encode(_CLIENT, number, WAIT_S), [_medium(data)], 0.0))
-        return number
+        request = OpenRequest(next(self._numbers), b"", Encode(_CLIENT, 1, WAIT_S), [_medium(data)], 0.0)
+        self._verbs[request.number] = self._prepare(request)
+        self._run(request)
+        return request.number
 
     def serve(self) -> None:
         """Wait for the threads once, and send what can be sent."""
-        select.select([self.preparing], [], [], WAIT_S)
-        for request in self.preparing.collect():
-            self._advance(request)
+        select.select([self.mailbox], [], [], WAIT_S)
+        for done in self.mailbox.take_all():
+            self.making.take(done)
+        self.making.let_in()
+        while (request := self._waits.take_ready()) is not None:
+            self._run(request)
 
-    def _advance(self, request: OpenRequest) -> None:
-        if self.preparing.advance(request) is not None:
-            self.preparing.leave(request.number, has_used=True)
-            self.waiting.remove(request.number)
+    def close(self) -> None:
+        self.making.close()
+        self.mailbox.close()
+
+    def _prepare(self, request: OpenRequest) -> Verb[None]:
+        with self.making.joining(request) as joined:
+            yield from self.making.keys(request, joined)
+            while self.making.make(request, joined) is None:
+                yield from joined.landed()
+            joined.has_used = True
+
+    def _run(self, request: OpenRequest) -> None:
+        try:
+            self._waits.add(next(self._verbs[request.number]), request)
+        except StopIteration:
+            del self._verbs[request.number]
 
 
 @contextmanager
@@ -117,7 +140,7 @@ def loop(num_workers: int, *, has_threads: bool = False) -> Iterator[Loop]:
     try:
         yield made
     finally:
-        made.preparing.close()
+        made.close()
 
 
 def pool_rows(repeats: int) -> list[Row]:

@@ -8,6 +8,7 @@ import pytest
 from tests.clock import Clock
 from tests.frontend.fake_peers import Bench
 from tests.frontend.held_work import HeldWork
+from tests.frontend.integrity import check_frontend
 
 
 @pytest.fixture
@@ -20,7 +21,7 @@ def bench(request: pytest.FixtureRequest, run_dir: Path, clock: Clock) -> Iterat
     """A frontend with the `CONFIG` of the test's module, and peers that are no processes."""
     with Bench(run_dir, request.module.CONFIG, clock) as bench:
         yield bench
-        bench.frontend.check_integrity()
+        check_frontend(bench.frontend)
 
 
 @pytest.fixture

@@ -1,8 +1,17 @@
-"""Checks that the store's tables agree with each other: records, tenants, nurseries, claims, fetches."""
+"""Checks that the tables of a frontend agree: records, tenants, nurseries, claims, fetches, requests, work."""
 
 from __future__ import annotations
 
+from typing import Any
+
 from mmcached.cache.store_keys import ITEMS_TENANT
+from mmcached.frontend.processing.single_flight import SingleFlight
+from mmcached.frontend.requests.clip_queue import ClipQueue
+from mmcached.frontend.requests.encoder_outputs import _is_owner
+from mmcached.frontend.requests.item_making import ItemMaking
+from mmcached.frontend.requests.request_service import RequestService
+from mmcached.frontend.requests.submission import Submission
+from mmcached.frontend.server import Frontend
 from mmcached.frontend.store.claim_table import ClaimTable
 from mmcached.frontend.store.fetch_table import FetchTable
 from mmcached.frontend.store.nurseries import Nurseries
@@ -75,3 +84,48 @@ def check_store(store: StoreService) -> None:
     check_nursery_service(store.nurseries)
     check_claims(store.claims)
     check_fetches(store.second_level.fetches)
+
+
+def check_flights(book: SingleFlight[Any]) -> None:
+    """Check that each waiter has what waits for it, and that landed work has a waiter."""
+    for key, flight in book._flights.items():
+        assert all(waiter.flights.get(key) is flight for waiter in flight.waiters)
+        assert flight.outcome is None or flight.waiters, f"{key} has landed without a waiter"
+
+
+def check_clips(queue: ClipQueue, num_in_work: int) -> None:
+    """Check that no more is noted than is in work."""
+    numbers = len(queue._tasks), len(queue._room), len(queue._work), sum(map(len, queue._behind.values()))
+    assert max(numbers) <= num_in_work
+    assert set(queue._busy.values()) <= queue._tasks.keys()
+
+
+def check_making(making: ItemMaking) -> None:
+    work = making._work
+    check_flights(work._flights)
+    check_clips(work._clips, work._flights.num_in_work)
+
+
+def check_submission(submission: Submission) -> None:
+    """Check that the figures of each engine are the sums over its open requests."""
+    sent = [request.sent for request in submission._requests if request.sent is not None]
+    assert submission.room.num_bytes == sum(each.inline_bytes for each in sent)
+    for engine in submission._connections:
+        has = [each for each in sent if each.engine is engine]
+        counted = engine.num_open, engine.num_waiting, engine.loaded_bytes
+        assert counted == (len(has), sum(e.num_waiting for e in has), sum(e.loaded_bytes for e in has))
+
+
+def check_requests(service: RequestService) -> None:
+    """Check outputs, work, figures of engines and streams against the open requests."""
+    outputs = service.outputs
+    assert {*filter(_is_owner, outputs._waits.keys())} <= {*outputs._owners.values()}, "an output has no owner"
+    if service._verbs is not None:
+        check_making(service._verbs.making)
+        check_submission(service._verbs.submission)
+    assert service.streams.due() <= {request.stream for request in service._requests}
+    assert len(service._waits) == len(service._requests)
+
+
+def check_frontend(frontend: Frontend) -> None:
+    check_requests(frontend.requests)

@@ -19,6 +19,7 @@ from tests.clock import Clock
 from tests.doubles.engine import WireEngine
 from tests.frontend.decoders import HELD, HELD_PIXELS, HeldRoom, pids
 from tests.frontend.fake_peers import Bench, png
+from tests.frontend.integrity import check_frontend
 
 
 @pytest.fixture
@@ -66,7 +67,7 @@ def test_another_client_s_pictures_go_on_while_a_decoder_is_killed_in_a_batch(be
         assert added(bench, engine) == 1
     room.release()
     assert {added(bench, engine) for _ in range(2)} == {1, 3}, "the batch is whole: another one has decoded its picture"
-    bench.frontend.check_integrity()
+    check_frontend(bench.frontend)
 
 
 def test_a_stopped_decoder_is_killed_at_its_request_s_deadline(bench: Bench, room: HeldRoom, clock: Clock) -> None:

@@ -24,6 +24,7 @@ from tests.clock import Clock
 from tests.doubles.dealer import Dealer
 from tests.doubles.engine import WireEngine
 from tests.frontend.fake_peers import Bench
+from tests.frontend.integrity import check_frontend
 from tests.wire.examples import EXAMPLES
 from tests.wire.raw_peer import RawPeer, frame
 
@@ -230,13 +231,13 @@ def test_a_connection_speaks_for_one_client(bench: Bench) -> None:
     bench.client.send(to_frontend.Encode(STRANGER, 7, 60.0), [b"x"])
     failed = bench.answer(to_client.Failed)
     assert (failed.request_id, failed.error.details["field"]) == (7, "client_id")
-    bench.frontend.check_integrity()
+    check_frontend(bench.frontend)
 
 
 def test_a_client_whose_connection_is_closed_takes_its_seat_over_another(bench: Bench) -> None:
     client = bench.connect_client(is_reader=False)
     client.connect_anew()
-    bench.frontend.check_integrity()
+    check_frontend(bench.frontend)
 
 
 # ---- locks

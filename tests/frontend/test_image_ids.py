@@ -10,7 +10,7 @@ import pytest
 
 from mmcached.frontend.processing.item_processor import Processing
 from mmcached.frontend.requests.item_keys import HASH_HERE_BYTES
-from mmcached.frontend.requests.request_service import MAX_RESENDS
+from mmcached.frontend.requests.request_verbs import MAX_RESENDS
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import CacheMiss, error_from_wire
 from mmcached.wire.messages import client as to_client
@@ -20,6 +20,7 @@ from tests.clock import Clock
 from tests.doubles.engine import WireEngine
 from tests.frontend.fake_peers import Bench, png
 from tests.frontend.held_work import HeldWork
+from tests.frontend.integrity import check_frontend
 from tests.frontend.pictures import encode, noise
 
 CACHED: dict[str, dict[str, Any]] = {
@@ -43,7 +44,7 @@ def bench(run_dir: Path, work: HeldWork, mode: str) -> Iterator[Bench]:
         yield bench
         work.release()
         bench.pump(lambda: work.is_idle)
-        bench.frontend.check_integrity()
+        check_frontend(bench.frontend)
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ import pytest
 from mmcached.client import Client
 from mmcached.wire.errors import DeadlineExceeded
 from mmcached.wire.messages.engine import AddRequest
+from tests.frontend.integrity import check_frontend
 from tests.integration.local_service import LocalService
 from tests.integration.processes import eventually, leases_of
 from tests.integration.test_bit_identical import base
@@ -35,4 +36,4 @@ def test_a_request_that_is_lost_leaves_nothing_pinned(run_dir: Path, monkeypatch
             client.generate(PROMPT, PHOTOS, timeout_s=0.3)
         eventually(lambda: leases_of(client.stats()), lambda leases: leases == 0, "pins and leases")
         assert client.generate(PROMPT, PHOTOS).tokens == wanted
-        service.frontend.check_integrity()
+        check_frontend(service.frontend)

@@ -23,6 +23,7 @@ from mmcached.wire.config import ModelConfig, ServiceConfig
 from mmcached.wire.errors import InvalidRequest
 from mmcached.wire.stats import ServiceStats
 from tests.engine.integrity import check_scheduler
+from tests.frontend.integrity import check_frontend
 from tests.integration.local_service import LocalService
 from tests.integration.processes import DEADLINE_S, eventually, leases_of, small_config, stats_of
 from tests.integration.workloads import photo
@@ -138,7 +139,7 @@ def at_rest(run_dir: Path) -> ServiceStats:
 def assert_nothing_kept(service: LocalService) -> None:
     at_rest(service.run_dir)
     check_scheduler(service.engine._scheduler)
-    service.frontend.check_integrity()
+    check_frontend(service.frontend)
 
 
 def test_rows_come_as_they_are_computed_cold_and_warm(service: LocalService, wanted: dict[str, Generation]) -> None:

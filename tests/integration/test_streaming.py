@@ -19,6 +19,7 @@ from mmcached.frontend.requests.admission import Admission
 from mmcached.wire.errors import MmcachedError, ServiceUnavailable
 from mmcached.wire.stats import ServiceStats
 from tests.engine.integrity import check_scheduler
+from tests.frontend.integrity import check_frontend
 from tests.integration.local_service import LocalService
 from tests.integration.processes import DEADLINE_S, eventually, leases_of, small_config
 from tests.integration.workloads import photo
@@ -73,7 +74,7 @@ def at_rest(service: LocalService) -> ServiceStats:
             "requests and leases return to 0",
         )
     check_scheduler(service.engine._scheduler)
-    service.frontend.check_integrity()
+    check_frontend(service.frontend)
     return stats
 
 

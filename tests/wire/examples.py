@@ -152,6 +152,7 @@ EXAMPLES: list[tuple[str, Any]] = [
     ("FromFrontend", engine.AddRequest(1, "generate", [256, 258, 258], FEATURES, 5, ROWS, "tenant")),
     ("FromFrontend", engine.AddRequest(1, "encode", [258], FEATURES, 0, None, "", 7)),
     ("FromFrontend", engine.AddRequest(1, "generate", [256], [], 5, None, "", 7, is_streamed=True)),
+    ("FromFrontend", engine.AddRequest(1, "generate", [256], [], 5, None, block_hashes=[bytes(32)])),
     ("FromFrontend", engine.AbortRequest(1)),
     ("FromFrontend", engine.Refused(ERROR)),
     ("FromFrontend", engine.ProbeEngine(4, STORED)),

@@ -7,7 +7,7 @@ It manages no blocks and runs no model.
                                        +-- (request_service) generate, encode: items into the store
                                        +-- (store_service)   records of clients, in the same ring
 
-It has one loop; only hashing large files and processing images uses threads (see `preprocess_queue`). A turn handles a
+It has one loop; only hashing large files and processing images uses threads (see `item_making`). A turn handles a
 bounded share of the engines' messages, then of the clients', one message of each in a round, then continues requests
 that are ready; deaths and deadlines are checked when due, under any load. No event ends the loop: an invalid message is
 answered or logged, and an internal error ends only its request or message. A request is answered exactly once; a cache
@@ -212,10 +212,6 @@ class Frontend(Closeable):
         self.requests.close()
         self._closing.close()
 
-    def check_integrity(self) -> None:
-        """Raise `InvariantError` if a part contradicts itself."""
-        self.requests.check_integrity()
-
     # ---- clients
 
     def _serve_clients(self) -> None:
@@ -376,15 +372,14 @@ class Frontend(Closeable):
             case received.EngineFlushed():
                 self._flushes.answered(connection, message)
             case received.TokensCommitted():
-                self.requests.tokens_committed(connection.incarnation, message, payload)
-            case received.RequestGenerated():
-                self.requests.generated(connection.incarnation, message, payload)
-            case received.RequestEncoded():
-                self.requests.encoded(connection.incarnation, message, payload)
-            case received.RequestFailed():
-                self.requests.failed(connection.incarnation, message)
-            case received.RequestMissed():
-                self.requests.missed(connection.incarnation, message)
+                self.requests.tokens_committed(connection, message, payload)
+            case (
+                received.RequestGenerated()
+                | received.RequestEncoded()
+                | received.RequestFailed()
+                | received.RequestMissed()
+            ):
+                self.requests.ended(connection, message, payload)
             case _:
                 assert_never(message)
 

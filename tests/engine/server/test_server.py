@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from mmcached.cache.hashing.block_hash import BlockHasher
 from mmcached.engine import Request, Scheduler
 from mmcached.engine.server.item_frames import ItemFrames
 from mmcached.engine.server.probes import MAX_OPEN
@@ -122,6 +123,26 @@ def test_abort_in_mid_step_keeps_the_lease_until_every_rank_has_read(bench: Benc
     bench.pump(lambda: bench.leases == 0)
     assert bench.engine.stats().requests_running == 0
     assert from_engine.RequestGenerated not in bench.kinds()
+
+
+def test_what_the_frontend_has_hashed_of_a_prompt_is_not_hashed_again(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    block_size, made = bench.config.block_size, list[int]()
+    prompt, hashed = [65] * (3 * block_size + 1), [bytes([number]) * 32 for number in range(3)]
+    extend = BlockHasher.extend_block_hashes
+
+    def noted(hasher: BlockHasher, request: Request, *sizes: int) -> None:
+        num_given = len(request.block_hashes)
+        extend(hasher, request, *sizes)
+        made.append(len(request.block_hashes) - num_given)
+
+    monkeypatch.setattr(BlockHasher, "extend_block_hashes", noted)
+    for number, given in ((1, []), (2, hashed), (3, hashed[:2])):
+        bench.send(to_engine.AddRequest(number, "generate", prompt, [], 1, None, block_hashes=given))
+        bench.run_step()
+        assert bench.expect(from_engine.RequestGenerated).request_id == number
+    assert [number for number in made if number] == [3, 1]
 
 
 def test_an_item_that_has_gone_is_missed_and_nothing_is_held(bench: Bench) -> None:

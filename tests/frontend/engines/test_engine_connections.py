@@ -10,6 +10,7 @@ from mmcached.wire.messages import engine as to_engine
 from mmcached.wire.messages import frontend as to_frontend
 from tests.clock import Clock
 from tests.frontend.fake_peers import Bench
+from tests.frontend.integrity import check_frontend
 
 CONFIG = ServiceConfig(mm_processor_cache_gb=0, store_gb=0)
 
@@ -30,5 +31,5 @@ def test_the_ready_engine_with_the_fewest_open_requests_is_chosen(run_dir: Path)
         for number in (4, 5):
             bench.generate(number, [])
             bench.from_frontend(engines[1], to_engine.AddRequest)
-        bench.frontend.check_integrity()
+        check_frontend(bench.frontend)
         assert not unready.backlog

@@ -15,6 +15,7 @@ from mmcached.frontend.engines.held_content import HeldContent
 from mmcached.frontend.processing.media import Medium
 from mmcached.frontend.requests.hashed_prompt import PromptHasher
 from mmcached.frontend.requests.open_requests import OpenRequest
+from mmcached.frontend.requests.request_builder import build_prompt
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.messages import client as to_client
 from mmcached.wire.messages import engine as to_engine
@@ -24,6 +25,7 @@ from mmcached.wire.vocabulary import IMAGE_TOKEN_ID
 from tests.clock import Clock
 from tests.doubles.engine import WireEngine, checksum
 from tests.frontend.fake_peers import Bench, png
+from tests.frontend.integrity import check_frontend
 
 CONFIG = ServiceConfig(
     mm_processor_cache_gb=1 / 1024,
@@ -49,7 +51,7 @@ def bench(run_dir: Path, clock: Clock, policy: str) -> Iterator[Bench]:
     config = msgspec.structs.replace(CONFIG, routing_policy=policy)
     with Bench(run_dir, config, clock) as bench:
         yield bench
-        bench.frontend.check_integrity()
+        check_frontend(bench.frontend)
 
 
 @pytest.fixture
@@ -127,15 +129,13 @@ def test_what_an_engine_has_to_do_for_a_prompt() -> None:
         OutgoingItem("second", 100, 8, None),
         OutgoingItem("stored", 100, 30, None, has_output=True),
     ]
-    prompt = PromptHasher(CONFIG).hashed(request, items)
+    hasher, prompt = PromptHasher(CONFIG), build_prompt(request, items, CONFIG)
+    hasher.extend(prompt)
     assert (prompt.num_tokens, len(prompt.block_hashes)) == (80, 4), "the fifth has the last token"
     nothing, some = HeldContent(9, 9), HeldContent(9, 9)
     some.take(to_frontend.CacheChanged(True, [*prompt.block_hashes[:2], prompt.block_hashes[3]], [], ["second:8"]))
-    assert prompt.num_uncached(nothing) == 80 + 20 + 8
-    assert prompt.num_uncached(some) == 80 - 32
-    encode = OpenRequest(2, b"", to_frontend.Encode("client", 2, 60.0), [image("first"), image("second")], 1.0)
-    encode.token_ids = [IMAGE_TOKEN_ID, IMAGE_TOKEN_ID]
-    assert PromptHasher(CONFIG).hashed(encode, items[:2]).block_hashes == []
+    assert hasher.num_uncached(prompt, nothing) == 80 + 20 + 8
+    assert hasher.num_uncached(prompt, some) == 80 - 32
 
 
 def hold(bench: Bench, engine: WireEngine, add: to_engine.AddRequest, *, blocks: int, has_items: bool = False) -> None:
@@ -168,6 +168,9 @@ def test_a_prompt_goes_where_most_of_it_is_unless_that_engine_has_much_to_do(
     for number in (3, 4):
         bench.generate(number, images)
         add = bench.from_frontend(engines[other], to_engine.AddRequest)
+        request = Request(1, "generate", add.prompt_token_ids, add.features, max_tokens=1)
+        extend_block_hashes(request, CONFIG.block_size)
+        assert add.block_hashes == request.block_hashes[:num_blocks], "the engine need not make them again"
         engines[other].channel.send(to_frontend.RequestGenerated(add.request_id, [5], "length", 0))
         bench.answer(to_client.Generated)
     generate(bench, 5, 1000)
@@ -176,6 +179,14 @@ def test_a_prompt_goes_where_most_of_it_is_unless_that_engine_has_much_to_do(
     assert who_gets_it(bench, engines)[0] == other
     bench.generate(7, images)
     assert who_gets_it(bench, engines)[0] == index, "to compute all of it takes less time than to wait"
+
+
+@pytest.mark.parametrize("policy", ["cache_aware"], indirect=True)
+def test_nothing_is_hashed_for_an_embedding(bench: Bench, engines: list[WireEngine]) -> None:
+    bench.client.send(to_frontend.Encode(bench.client_id, 1, 60.0), [png(1, (90, 70))] * 16)
+    add = bench.from_frontend(engines[0], to_engine.AddRequest)
+    assert len(add.prompt_token_ids) > CONFIG.block_size
+    assert add.block_hashes == []
 
 
 @pytest.mark.parametrize("policy", ["cache_aware"], indirect=True)

@@ -11,6 +11,7 @@ import pytest
 from mmcached.cache.clip_keys import clip_record
 from mmcached.frontend.processing.media import Slice
 from mmcached.frontend.requests.clip_records import ClipRecords
+from mmcached.frontend.requests.waits import Waits
 from mmcached.frontend.store.record_store import RecordStore
 from mmcached.shm.store import codec
 from mmcached.wire.config import ServiceConfig
@@ -28,7 +29,7 @@ def store() -> Iterator[RecordStore]:
 
 
 def test_what_was_put_is_found(store: RecordStore) -> None:
-    records = ClipRecords(store, ServiceConfig())
+    records = ClipRecords(store, ServiceConfig(), Waits())
     slices = [Slice("b" * 64, 3, 0.0, 0.5), Slice("c" * 64, 1, 0.5, 1.0)]
     records.put("tenant", "k" * 64, slices, epoch=EPOCH)
     records.put("tenant", "k" * 64, slices, epoch=EPOCH)
@@ -54,7 +55,7 @@ def test_what_was_put_is_found(store: RecordStore) -> None:
 )
 def test_what_is_none_of_ours_counts_as_missing(store: RecordStore, wrong: list[Any]) -> None:
     """What is said of a slice reaches a client, whose reader takes no number of seconds that cannot be."""
-    records = ClipRecords(store, ServiceConfig())
+    records = ClipRecords(store, ServiceConfig(), Waits())
     assert store.put("", clip_record("k"), codec.encode({"slices": [GOOD, wrong]}), epoch=EPOCH) is None
     assert store.put("", "slice/1", codec.encode({"slice": [wrong]}), epoch=EPOCH) is None
     assert records.slices("", "k") == []

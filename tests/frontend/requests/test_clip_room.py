@@ -18,8 +18,9 @@ from mmcached.frontend.processing.pool import Done, Mailbox
 from mmcached.frontend.requests import item_keys
 from mmcached.frontend.requests.clip_queue import ClipQueue, ClipTask
 from mmcached.frontend.requests.clip_room import ClipRoom
-from mmcached.frontend.requests.inline_items import InlineItems
+from mmcached.frontend.requests.inline_room import InlineRoom
 from mmcached.frontend.requests.item_work import ItemWork
+from mmcached.frontend.requests.waits import Verb, Wait, Waits
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import RequestAborted
 from mmcached.wire.limits import LimitsConfig
@@ -33,7 +34,8 @@ from tests.clock import Clock
 from tests.doubles.engine import WireEngine
 from tests.frontend.fake_peers import DEADLINE_S, Bench
 from tests.frontend.held_work import HeldWork
-from tests.frontend.requests.test_preprocess_queue import MODES
+from tests.frontend.integrity import check_frontend
+from tests.frontend.requests.test_item_making import MODES
 
 NUM_THREADS = 8
 """More than decode at a time: two for whom there is room, and four clips of the oldest request."""
@@ -69,34 +71,74 @@ def test_the_oldest_request_goes_on_without_room() -> None:
     assert not entered(room, "xy", "z")
 
 
+class Line:
+    """Requests that ask for room beside the ring; each gives back what it has when it is closed."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self.waits: Waits[int] = Waits()
+        self.room = InlineRoom(max_bytes, self.waits)
+        self.verbs: dict[int, Verb[None]] = {}
+        self.wait: dict[int, Wait] = {}
+
+    def _request(self, number: int, num_bytes: int) -> Verb[None]:
+        while not self.room.has_room(number, num_bytes):
+            yield from self.room.wait(number)
+        self.room.take(num_bytes)
+        try:
+            yield Wait()
+        finally:
+            self.room.give_back(num_bytes)
+
+    def ask(self, number: int, num_bytes: int) -> bool:
+        """Return whether a request has to wait."""
+        self.verbs[number] = self._request(number, num_bytes)
+        self._run(number)
+        return bool(self.wait[number].keys)
+
+    def _run(self, number: int) -> None:
+        self.wait[number] = next(self.verbs[number])
+        self.waits.add(self.wait[number], number)
+
+    def go_on(self) -> list[int]:
+        """Run those who are ready; return who goes past."""
+        ready = []
+        while (number := self.waits.take_ready()) is not None:
+            self._run(number)
+            ready += [number] * (not self.wait[number].keys)
+        return ready
+
+    def leave(self, number: int) -> None:
+        self.waits.remove(self.wait[number])
+        self.verbs.pop(number).close()
+
+
 def test_one_request_more_than_fits_waits_until_another_has_ended() -> None:
-    inline = InlineItems(100)
-    assert not inline.has_to_wait(1, 500), "alone"
-    inline.sent(1, 500)
-    assert not inline.has_to_wait(1, 500), "it is sent again"
-    assert not inline.has_to_wait(2, 0)
-    assert [inline.has_to_wait(number, 1) for number in (2, 3)] == [True, True]
-    assert (inline.is_waiting(2), inline.take_ready()) == (True, [])
-    inline.leave(3)
-    inline.leave(1)
-    assert (inline.is_waiting(2), inline.take_ready(), inline.numbers()) == (False, [2], set())
+    line = Line(100)
+    assert not line.ask(1, 500), "alone"
+    assert not line.ask(2, 0)
+    assert [line.ask(number, 1) for number in (3, 4)] == [True, True]
+    assert line.go_on() == []
+    line.leave(4)
+    assert line.go_on() == []
+    line.leave(1)
+    assert line.go_on() == [3]
+    line.leave(3)
+    assert (line.room.num_bytes, line.go_on()) == (0, [])
 
 
 def test_who_waits_longest_for_room_beside_the_ring_is_not_overtaken() -> None:
     """Else a large request would wait for as long as small ones come."""
-    inline = InlineItems(100)
+    line = Line(100)
     for number in (1, 2):
-        inline.sent(number, 50)
-    assert inline.has_to_wait(3, 80)
-    assert inline.has_to_wait(4, 10)
-    inline.leave(1)
-    assert inline.has_to_wait(5, 10), "3 is to be asked again"
-    assert inline.take_ready() == [3, 4]
-    assert [inline.has_to_wait(number, num_bytes) for number, num_bytes in ((3, 80), (4, 10))] == [True, True]
-    assert not inline.has_to_wait(6, 0), "it takes no room"
-    inline.leave(3)
-    assert inline.take_ready() == [5, 4], "nobody is before them any more"
-    assert not inline.has_to_wait(4, 10)
+        assert not line.ask(number, 50)
+    assert line.ask(3, 80)
+    assert line.ask(4, 10)
+    line.leave(1)
+    assert line.ask(5, 10), "3 is to be asked again"
+    assert line.go_on() == [], "3 has no room yet, and is before 4 and 5"
+    assert not line.ask(6, 0), "it takes no room"
+    line.leave(3)
+    assert line.go_on() == [4, 5], "nobody is before them any more"
 
 
 def test_what_the_oldest_request_waits_behind_goes_on_without_room() -> None:
@@ -152,7 +194,7 @@ def bench(run_dir: Path, clock: Clock, decoding: Decoding, mode: str) -> Iterato
     with Bench(run_dir, ServiceConfig(store_gb=1 / 1024, **settings), clock) as bench:
         yield bench
         decoding.clips.release()
-        bench.frontend.check_integrity()
+        check_frontend(bench.frontend)
 
 
 @pytest.fixture
@@ -339,18 +381,18 @@ def test_an_engine_is_not_sent_more_beside_the_ring_than_may_be(
 def test_a_request_whose_items_and_room_come_in_one_turn_is_sent_once(
     bench: Bench, engine: WireEngine, decoding: Decoding, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    waits, has_to_wait = [False], InlineItems.has_to_wait
+    waits, has_room = [False], InlineRoom.has_room
     landed, put = threading.Event(), Mailbox.put
 
-    def noted(inline: InlineItems, number: int, num_bytes: int) -> bool:
-        waits.append(has_to_wait(inline, number, num_bytes))
-        return waits[-1]
+    def noted(room: InlineRoom, number: int, num_bytes: int) -> bool:
+        waits.append(not has_room(room, number, num_bytes))
+        return not waits[-1]
 
     def put_and_noted(mailbox: Mailbox, done: Done) -> None:
         put(mailbox, done)
         landed.set()
 
-    monkeypatch.setattr(InlineItems, "has_to_wait", noted)
+    monkeypatch.setattr(InlineRoom, "has_room", noted)
     monkeypatch.setattr(Mailbox, "put", put_and_noted)
     ask(bench, 1, seconds(40))
     add = bench.from_frontend(engine, to_engine.AddRequest)
@@ -364,6 +406,7 @@ def test_a_request_whose_items_and_room_come_in_one_turn_is_sent_once(
     assert landed.wait(DEADLINE_S)
     bench.frontend.requests.fail(add.request_id, RequestAborted("the test has ended it"))
     bench.answer(to_client.Failed)
+    assert bench.from_frontend(engine, to_engine.AbortRequest).request_id == add.request_id
     again = bench.from_frontend(engine, to_engine.AddRequest)
     bench.stats()
     engine.receive()

@@ -26,7 +26,8 @@ from tests.clock import Clock
 from tests.doubles.engine import WireEngine
 from tests.frontend.fake_peers import Bench, png
 from tests.frontend.held_work import HeldWork
-from tests.frontend.requests.test_preprocess_queue import MODES
+from tests.frontend.integrity import check_frontend
+from tests.frontend.requests.test_item_making import MODES
 
 A = png(1)
 MIB = 1 / 1024
@@ -52,7 +53,7 @@ def bench(run_dir: Path, clock: Clock, decoders: FakeClipDecoders, mode: str) ->
     with Bench(run_dir, ServiceConfig(**settings), clock) as bench:
         yield bench
         decoders.release()
-        bench.frontend.check_integrity()
+        check_frontend(bench.frontend)
 
 
 @pytest.fixture
@@ -355,7 +356,9 @@ def test_a_clip_behind_another_one_of_its_file_may_be_given_up(
     asking.send((clip("abc"), video(0, 2)))
     bench.pump(lambda: decoders.is_held)
     asking.send((clip("abc"), video(1, 3)))
+    bench.pump(lambda: len(bench.frontend.requests) == 2)
     bench.client.send(to_frontend.Cancel(bench.client_id, asking.number))
+    bench.pump(lambda: len(bench.frontend.requests) == 1)
     asking.send((clip("abc"), video(0, 3)))
     bench.pump(lambda: len(bench.frontend.requests) == 2)
     decoders.release()
@@ -427,6 +430,7 @@ def test_a_list_of_what_no_slice_is_called_ends_one_request_and_is_forgotten(
 ) -> None:
     lie = [[f"{number:064x}", 4, 0.0, 1.0] for number in range(num_listed)]
     bench.frontend.store.records.put = lying(bench, {"slices": lie})  # type: ignore[method-assign]
+    assert len(asking.encode((clip("abc"), video()))) == 3, "it is cut for this one"
     asking.send((clip("abc"), video()))
     assert asking.failure()[0] == ("request_aborted" if num_listed <= 3 else "invariant_error")
     del bench.frontend.store.records.put
@@ -447,7 +451,7 @@ def test_a_fault_while_a_request_is_taken_leaves_nothing_of_it(
         faulty.setattr(Submission, "submit", submit)
         asking.send(images=(A,))
         assert asking.failure()[0] == "invariant_error"
-    bench.frontend.check_integrity()
+    check_frontend(bench.frontend)
 
 
 def lying(bench: Bench, record: dict[str, Any]) -> Any:

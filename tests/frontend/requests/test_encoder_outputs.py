@@ -18,6 +18,7 @@ from mmcached.wire.messages.parts import Feature
 from tests.clock import Clock
 from tests.doubles.engine import WireEngine
 from tests.frontend.fake_peers import Bench, FakeClient, png
+from tests.frontend.integrity import check_frontend
 
 CONFIG = ServiceConfig(mm_processor_cache_gb=1 / 1024, mm_shm_inline_max_kb=0, store_gb=1 / 1024)
 FINGERPRINT = "f" * 32
@@ -280,4 +281,4 @@ def test_a_request_loads_no_more_than_its_engine_may_lease(run_dir: Path, clock:
         host.answer(*asked[0])
         bench.client.send(to_frontend.Generate(bench.client_id, 14, "<image>" * 3, 4, None, 60.0), images)
         assert [each.has_output for each in host.sent()[1].features] == [True, True, False], "one has given back"
-        bench.frontend.check_integrity()
+        check_frontend(bench.frontend)

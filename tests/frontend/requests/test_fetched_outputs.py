@@ -15,6 +15,7 @@ from mmcached.wire.messages import client as to_client
 from mmcached.wire.messages import frontend as to_frontend
 from tests.clock import Clock
 from tests.frontend.fake_peers import Bench, png
+from tests.frontend.integrity import check_frontend
 from tests.frontend.requests.test_encoder_outputs import CONFIG as WITHOUT
 from tests.frontend.requests.test_encoder_outputs import FINGERPRINT, NUM_EMBEDS, Host
 from tests.frontend.second_levels import FakeSecondLevel
@@ -153,4 +154,4 @@ def test_where_other_hosts_are_not_waited_for_it_is_asked_for_once(run_dir: Path
         level.end(level.fetch(), "elsewhere")
         assert not host.sent()[2].has_output
         assert bench.frontend.stats().store.fetches.late == 1
-        bench.frontend.check_integrity()
+        check_frontend(bench.frontend)

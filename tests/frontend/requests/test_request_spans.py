@@ -16,6 +16,7 @@ from tests.clock import Clock
 from tests.doubles.engine import WireEngine
 from tests.doubles.spans import MemorySpans
 from tests.frontend.fake_peers import Bench, png
+from tests.frontend.integrity import check_frontend
 from tests.wire.examples import ERROR
 
 CONFIG = ServiceConfig(
@@ -37,7 +38,7 @@ def spans() -> MemorySpans:
 def bench(run_dir: Path, clock: Clock, spans: MemorySpans) -> Iterator[Bench]:
     with Bench(run_dir, CONFIG, clock, start_span=spans.start) as bench:
         yield bench
-        bench.frontend.check_integrity()
+        check_frontend(bench.frontend)
 
 
 def answer(bench: Bench, engine: WireEngine, number: int) -> None:

@@ -5,7 +5,7 @@ request.
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import pytest
 
@@ -23,6 +23,7 @@ from mmcached.wire.sockets.frames import Frame
 from tests.clock import Clock
 from tests.doubles.engine import WireEngine
 from tests.frontend.fake_peers import DEADLINE_S, Bench
+from tests.frontend.integrity import check_frontend
 
 CLIENT = "c" * 32
 A = RowsWanted(["a"], delivery="delta")
@@ -43,6 +44,15 @@ def values_of(rows: Rows, payload: Sequence[Frame]) -> list[int]:
     return list(struct.unpack(f"<{len(data) // 4}i", data))
 
 
+def check_streams(streams: TokenStreams, requests: Iterable[OpenRequest]) -> None:
+    """No more was taken than was sent, and what is due is open."""
+    opened = {request.stream for request in requests if request.stream is not None}
+    assert streams.due() <= opened
+    for stream in opened:
+        assert 0 <= stream.num_taken <= stream.num_sent
+        assert 0 <= stream.num_row_bytes_taken <= stream.num_row_bytes_sent
+
+
 class Desk:
     """TokenStreams, with queues that take or refuse; four rows of width 1 fill the window of rows.
 
@@ -54,6 +64,7 @@ class Desk:
         self.sent: list[tuple[bytes, list[StreamedTokens]]] = []
         self.sent_rows: list[list[Told]] = []
         self.is_full = False
+        self.requests: dict[int, OpenRequest] = {}
         self.streams = TokenStreams(self._send, row_window_bytes=16)
 
     def _send(self, peer: bytes, message: Tokens, payload: Sequence[Frame]) -> bool:
@@ -68,14 +79,15 @@ class Desk:
 
     def open(self, number: int, *, peer: bytes = b"peer", window: int = 100, rows: RowsWanted | None = None) -> None:
         message = Generate(CLIENT, number + 1000, "x", 99, rows, 5.0, stream_window=window)
-        self.streams.open(OpenRequest(number, peer, message, [], 9.0))
+        self.requests[number] = OpenRequest(number, peer, message, [], 9.0)
+        self.streams.open(self.requests[number])
 
     def commit_rows(self, number: int, first: int, *values: int, key: str = "a") -> None:
         rows, data = packed(first, values, key, 1)
-        self.streams.committed_rows(RequestRows(number, rows), [b"other", data])
+        self.streams.committed_rows(self.requests[number], rows, [b"other", data])
 
     def taken(self, number: int, num_tokens: int, num_rows: int = 0) -> None:
-        self.streams.taken(number, TokensTaken(CLIENT, number + 1000, num_tokens, 4 * num_rows))
+        self.streams.taken(self.requests[number], TokensTaken(CLIENT, number + 1000, num_tokens, 4 * num_rows))
 
     def flush_rows(self) -> list[list[Told]]:
         """Flush, and return which rows each message had."""
@@ -84,13 +96,17 @@ class Desk:
         return list(self.sent_rows)
 
     def commit(self, number: int, first: int, *token_ids: int) -> None:
-        self.streams.committed(StreamedTokens(number, first, list(token_ids)))
+        self.streams.committed(self.requests[number], StreamedTokens(number, first, list(token_ids)))
+
+    def check(self) -> None:
+        """No more was taken than was sent, and what is due is open."""
+        check_streams(self.streams, self.requests.values())
 
     def flush(self) -> list[tuple[bytes, list[StreamedTokens]]]:
         """Flush, and return what was sent by it."""
         self.sent.clear()
         self.streams.flush()
-        self.streams.check_integrity()
+        self.check()
         return list(self.sent)
 
 
@@ -139,7 +155,7 @@ def test_a_client_cannot_take_what_was_not_sent(desk: Desk) -> None:
     for first in range(4):
         desk.commit(1, first, first)
         desk.flush()
-    desk.streams.check_integrity()
+    desk.check()
     desk.commit(1, 4, 4)
     assert desk.flush() == []
 
@@ -172,13 +188,12 @@ def test_nothing_is_sent_or_kept_of_what_is_over_unknown_or_not_streamed(desk: D
     desk.open(1)
     desk.open(2, window=0)
     desk.commit(1, 0, 5)
-    desk.streams.close(1)
-    desk.streams.close(1)
-    for number in (1, 2, 3):
+    desk.streams.close(desk.requests[1])
+    desk.streams.close(desk.requests[1])
+    for number in (1, 2):
         desk.commit(number, 0, 5)
         desk.taken(number, 1)
     assert desk.flush() == []
-    assert len(desk.streams) == 0
 
 
 # ---- rows
@@ -219,7 +234,7 @@ def test_while_the_window_of_rows_is_used_up_tokens_wait_too_and_then_all_goes_i
     desk.taken(1, 7, num_rows=4)
     assert desk.flush_rows() == [[(1001, "a", 7, [7])]]
     desk.taken(1, 7, num_rows=1 << 40)
-    desk.streams.check_integrity()
+    desk.check()
 
 
 def test_while_the_window_of_tokens_is_used_up_rows_wait_too(desk: Desk) -> None:
@@ -241,7 +256,7 @@ def test_the_answer_brings_the_rows_that_wait_and_then_its_own(desk: Desk) -> No
     desk.commit_rows(1, 4, 14, 15)
     desk.flush()
     parts = [packed(6, [16], "a", 0), packed(4, [24, 25, 26], "b", 1)]
-    rows, payload = desk.streams.rest(1, [part for part, _ in parts], [data for _, data in parts])
+    rows, payload = desk.streams.rest(desk.requests[1], [part for part, _ in parts], [data for _, data in parts])
     assert [(part.key, part.first, values_of(part, payload)) for part in rows] == [
         ("a", 4, [14, 15, 16]),
         ("b", 4, [24, 25, 26]),
@@ -253,8 +268,8 @@ def test_rows_of_who_wants_them_all_with_the_answer_pass_through(desk: Desk) -> 
     desk.open(1, rows=RowsWanted(["a"]))
     desk.open(2, rows=None)
     desk.commit_rows(1, 0, 1)
-    for number in (1, 2, 3):
-        assert desk.streams.rest(number, [part], [data]) == ([part], [data])
+    for number in (1, 2):
+        assert desk.streams.rest(desk.requests[number], [part], [data]) == ([part], [data])
     assert desk.flush_rows() == []
 
 
@@ -266,16 +281,16 @@ def test_lost_rows_are_an_error_and_repeated_ones_are_left_out(desk: Desk) -> No
         desk.commit_rows(1, 4, 9)
     part, data = packed(5, [1])
     with pytest.raises(RequestAborted, match=r"rows \[3, 5\)"):
-        desk.streams.rest(1, [part], [data])
+        desk.streams.rest(desk.requests[1], [part], [data])
     with pytest.raises(RemoteProtocolError):
-        desk.streams.committed_rows(RequestRows(1, packed(3, [1], frame=1)[0]), [data])
+        desk.streams.committed_rows(desk.requests[1], packed(3, [1], frame=1)[0], [data])
     assert desk.flush_rows() == [[(1001, "a", 0, [5, 6, 7])]]
 
 
 def test_no_rows_are_kept_of_what_is_over_or_not_asked_for(desk: Desk) -> None:
     desk.open(1, rows=A)
     desk.commit_rows(1, 0, 5)
-    desk.streams.close(1)
+    desk.streams.close(desk.requests[1])
     desk.commit_rows(1, 0, 5)
     desk.open(2, rows=A)
     desk.commit_rows(2, 0, 5, key="b")
@@ -317,7 +332,7 @@ def test_tokens_go_to_the_client_that_asked_and_only_to_it(bench: Bench) -> None
         engine.channel.send(to_frontend.RequestGenerated(number, [number], "length", 0))
     assert other.answer(to_client.Generated).token_ids == [second]
     assert [bench.answer(to_client.Generated).request_id for _ in range(2)] == [1, 2]
-    bench.frontend.check_integrity()
+    check_frontend(bench.frontend)
 
 
 def test_the_answer_has_all_tokens_and_those_that_wait_are_not_sent_before_it(bench: Bench) -> None:
@@ -375,7 +390,8 @@ def test_rows_that_were_lost_end_the_request_retryably_and_only_it(bench: Bench,
         assert bench.from_frontend(engine, to_engine.AbortRequest).request_id == number
     commit_rows(engine, other, 2, 7)
     assert [part.request_id for part in bench.answer(Tokens).rows] == [2]
-    assert len(bench.frontend.requests.streams) == 1
+    assert bench.stats().requests_open == 1
+    check_frontend(bench.frontend)
 
 
 @pytest.mark.parametrize("how", ["cancel", "bye", "death", "deadline", "engine"])
@@ -402,7 +418,7 @@ def test_nothing_is_left_of_a_stream_that_ends_early(bench: Bench, clock: Clock,
         assert bench.answer(to_client.Failed).error.retryable
     if how != "engine":
         assert bench.from_frontend(engine, to_engine.AbortRequest).request_id == number
-    bench.frontend.check_integrity()
+    check_frontend(bench.frontend)
     commit(engine, (number, 3, [8]))
     bench.client.send(TokensTaken(bench.client_id, 1, 2))
     assert bench.stats().requests_open == 0, "and what comes late is for nobody"

@@ -28,6 +28,7 @@ from mmcached.wire.messages.parts import MIN_PLACED_BYTES, Grants, NurseryPlace
 from tests.client.records import numbers
 from tests.clock import Clock
 from tests.frontend.fake_peers import Bench, FakeClient
+from tests.frontend.integrity import check_frontend
 from tests.shm.processes import wait_until
 from tests.shm.seekers import Seeker
 
@@ -107,7 +108,7 @@ def layer(bench: Bench) -> Iterator[Layer]:
     made = Layer(bench)
     made.open()
     yield made
-    bench.frontend.check_integrity()
+    check_frontend(bench.frontend)
     made.close()
 
 

@@ -175,6 +175,7 @@ class OpenRequests:
             outputs=self._records.tokens(message.request_id),
             store_epoch=message.store_epoch,
             takes_keys=message.takes_keys,
+            block_hashes=message.block_hashes,
             rows_name=f"rows/{secrets.token_hex(16)}" if message.takes_keys and message.store_epoch else "",
         )
 

@@ -74,6 +74,7 @@ class Request:
         store_epoch: int = 0,
         takes_keys: bool = False,
         rows_name: str = "",
+        block_hashes: Sequence[bytes] = (),
     ) -> None:
         self.request_id = request_id
         self.kind = kind
@@ -102,7 +103,7 @@ class Request:
         self.num_faults = 0
         self.alone_until = 0
         self.was_admitted = False
-        self.block_hashes: list[bytes] = []
+        self.block_hashes = list(block_hashes)
         self.status = RequestStatus.WAITING
         self.finish_reason: FinishReason | None = None
 

@@ -49,6 +49,9 @@ class EngineConnection:
         held: Content of its caches.
         encoder_fingerprint: Names all settings that its encoder outputs depend on; "" until it is ready.
         encoder: Input and output form of its workers' encoder, when it is ready.
+        num_open: Its open requests.
+        num_waiting: Prompt tokens still to be computed for them.
+        loaded_bytes: Bytes of encoder outputs that it leases for them.
     """
 
     peer: bytes
@@ -59,6 +62,9 @@ class EngineConnection:
     is_ready: bool = False
     encoder_fingerprint: str = ""
     encoder: EncoderForm | None = None
+    num_open: int = 0
+    num_waiting: int = 0
+    loaded_bytes: int = 0
 
 
 class EngineConnections:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from mmcached.cache.store_keys import ITEMS_TENANT
 from mmcached.frontend.processing.fair_queue import fair_share
 from mmcached.frontend.processing.media import in_prompt_order
 from mmcached.frontend.requests.open_requests import OpenRequest, OpenRequests
-from mmcached.frontend.requests.preprocessing import Preprocessing
 from mmcached.frontend.requests.request_builder import prompt_tokens
 from mmcached.wire.config import MIB, ServiceConfig
 from mmcached.wire.errors import InvalidRequest, RemoteProtocolError, ServiceUnavailable
@@ -15,29 +16,28 @@ from mmcached.wire.errors import InvalidRequest, RemoteProtocolError, ServiceUna
 class Admission:
     """The limits of one frontend."""
 
-    def __init__(self, config: ServiceConfig, requests: OpenRequests, preprocessing: Preprocessing) -> None:
+    def __init__(self, config: ServiceConfig, requests: OpenRequests) -> None:
         self._config = config
         self._requests = requests
-        self._preprocessing = preprocessing
         self.is_draining = False
 
-    def check(self, request: OpenRequest) -> None:
+    def check(self, request: OpenRequest, check_files: Callable[[OpenRequest], None]) -> None:
         """Give a request its tokens, if it may be opened.
 
+        Args:
+            check_files: refuses what can be refused without looking into its files.
         Raises:
             ServiceUnavailable: the service is draining, or requests or the files that they hold are too many.
             RemoteProtocolError: its client uses its number for another.
             InvalidRequest: (often a subclass) it cannot be served.
         """
-        if not self._config.has_workers:
-            raise InvalidRequest("world_size", 0, "must be more than 0 to generate or encode: this service is a store")
         if request.message.tenant == ITEMS_TENANT:
             reason = "another name: the service keeps its processed items under this one"
             raise InvalidRequest("tenant", request.message.tenant, reason)
         self.check_room(request)
         request.token_ids = prompt_tokens(request.message, request.media, self._config)
         request.media = in_prompt_order(request.media, request.token_ids)
-        self._preprocessing.check(request)
+        check_files(request)
         self._check_file_bytes(request)
 
     def check_room(self, request: OpenRequest) -> None:

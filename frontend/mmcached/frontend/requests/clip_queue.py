@@ -19,7 +19,6 @@ from mmcached.frontend.processing.media import Medium
 from mmcached.frontend.processing.pool import Done, IsWanted, Mailbox, NotWantedError, WorkPool
 from mmcached.frontend.requests.clip_room import ClipRoom
 from mmcached.frontend.requests.clip_work import ClipWork, Cut, Decoded, Job, Planned
-from mmcached.wire.errors import InvariantError
 from mmcached.wire.sockets.frames import Frame
 from mmcached.wire.vocabulary import Modality
 
@@ -122,12 +121,6 @@ class ClipQueue:
         """Return how many works of a client no thread knows of yet: they wait for room, or behind another one."""
         behind = (self._tasks[key].client for keys in self._behind.values() for key in keys)
         return self._room.num_waiting_of(client) + sum(each == client for each in behind)
-
-    def check_integrity(self, num_in_work: int) -> None:
-        """Raise `InvariantError` if more is noted than is in work."""
-        numbers = len(self._tasks), len(self._room), len(self._work), sum(map(len, self._behind.values()))
-        if max(numbers) > num_in_work or not set(self._busy.values()) <= self._tasks.keys():
-            raise InvariantError(f"{numbers} clips are noted, {num_in_work} files are in work")
 
     def close(self) -> None:
         """End all decoders."""

@@ -21,6 +21,8 @@ from mmcached.cache.checkpoints.checkpoint import max_embeds_per_item
 from mmcached.cache.clip_keys import ListedSlice, clip_record
 from mmcached.cache.store_keys import store_key
 from mmcached.frontend.processing.media import Slice
+from mmcached.frontend.requests.open_requests import OpenRequest
+from mmcached.frontend.requests.waits import Verb, Wait, Waits
 from mmcached.frontend.store.fetch_table import Parked, Wanted
 from mmcached.frontend.store.record_store import RecordStore
 from mmcached.frontend.store.second_level import SecondLevel
@@ -29,14 +31,19 @@ from mmcached.wire.config import ServiceConfig
 
 
 class ClipRecords:
-    """The records of clips in a frontend's store; requests by number."""
+    """The records of clips in a frontend's store."""
 
-    def __init__(self, records: RecordStore, config: ServiceConfig, second_level: SecondLevel | None = None) -> None:
+    def __init__(
+        self,
+        records: RecordStore,
+        config: ServiceConfig,
+        waits: Waits[OpenRequest],
+        second_level: SecondLevel | None = None,
+    ) -> None:
         self._records = records
         self._second_level = second_level
         self._max_embeds = max_embeds_per_item(config)
-        self._number_to_fetch: dict[int, bool] = {}  # whether it is under way
-        self._fetched: dict[int, None] = {}
+        self._waits = waits
 
     @property
     def epoch(self) -> int:
@@ -52,26 +59,16 @@ class ClipRecords:
         found = self._read(tenant, key, "slice", tuple[ListedSlice])
         return found[0] if found else None
 
-    def has_to_fetch(self, number: int, tenant: str, keys_of_clips: Iterable[str]) -> bool:
-        """Return whether a request waits for clips that the second level may know; `take_fetched` will name it. It does
-        so once.
-        """
-        if number not in self._number_to_fetch and self._second_level is not None and self._second_level.is_open:
-            keys = [clip_record(key) for key in keys_of_clips]
-            missing = [Wanted(store_key(tenant, key), tenant, key) for key in keys]
-            parked = Parked("", number, b"", partial(self._has_come, number), waits_elsewhere=False)
-            self._number_to_fetch[number] = self._second_level.park(parked, missing, claims=False)
-        return self._number_to_fetch.get(number, False)
-
-    def take_fetched(self) -> list[int]:
-        """Return and forget the requests that need wait no more."""
-        fetched, self._fetched = self._fetched, {}
-        return list(fetched)
-
-    def leave(self, number: int) -> None:
-        """Forget a request; an unknown one changes nothing."""
-        self._number_to_fetch.pop(number, None)
-        self._fetched.pop(number, None)
+    def fetch(self, request: OpenRequest, keys_of_clips: Iterable[str]) -> Verb[None]:
+        """Wait for clips that the second level may know."""
+        if self._second_level is None or not self._second_level.is_open:
+            return
+        tenant, keys = request.message.tenant, [clip_record(key) for key in keys_of_clips]
+        missing = [Wanted(store_key(tenant, key), tenant, key) for key in keys]
+        key = "fetch", request.number
+        parked = Parked("", request.number, b"", partial(self._waits.wake, key), waits_elsewhere=False)
+        if self._second_level.park(parked, missing, claims=False):
+            yield Wait({key})
 
     def put(self, tenant: str, key_of_clip: str, slices: Sequence[Slice], *, epoch: int) -> None:
         """Keep the slices of a clip, if the store has room."""
@@ -104,8 +101,3 @@ class ClipRecords:
 
     def _put(self, tenant: str, key: str, record: dict[str, Any], epoch: int) -> None:
         self._records.put(tenant, key, codec.encode(record), epoch=epoch)
-
-    def _has_come(self, number: int) -> None:
-        if self._number_to_fetch.get(number):
-            self._number_to_fetch[number] = False
-            self._fetched[number] = None

@@ -75,10 +75,6 @@ class ClipWork:
         """Return the works that have been planned, and not finished."""
         return list(self._plans)
 
-    def known(self, medium: Medium, tenant: str) -> list[Slice]:
-        """Return the slices of a clip that has been cut before, as far as the store knows; else none."""
-        return self._records.slices(tenant, medium.key)
-
     def plan(self, medium: Medium) -> Job:
         """Return the job that finds out where the slices of a clip lie."""
         return partial(self._plan, medium)

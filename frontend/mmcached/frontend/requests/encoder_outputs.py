@@ -13,15 +13,14 @@
 
 A look takes no lease: the engine does, and has the request sent again if the output has gone meanwhile. Requests of one
 engine never wait for each other; it encodes an item once for all of them. An answer that names outputs waits for their
-puts in the same way. Who waits for several waits for the last one: they come in order, and whoever is woken looks for
-all of them.
+puts in the same way. A request that waits for several waits for the last one: they come in order, and when it is woken
+it looks for all of them.
 
-Knows nothing of sockets and pixels. Invariant: who waits does so for a key that somebody owns, or that is fetched.
+Knows nothing of sockets and pixels. Invariant: a request waits for an output that has an owner, or that is fetched.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -31,11 +30,11 @@ from mmcached.cache.checkpoints.checkpoint import max_embeds_per_item
 from mmcached.cache.store_keys import output_key, store_key
 from mmcached.frontend.engines.engine_connections import EngineConnection, EngineConnections
 from mmcached.frontend.requests.open_requests import OpenRequest
+from mmcached.frontend.requests.waits import Verb, Wait, Waits
 from mmcached.frontend.store.fetch_table import Parked, Wanted
 from mmcached.frontend.store.record_store import RecordStore
 from mmcached.frontend.store.second_level import SecondLevel
 from mmcached.wire.config import ServiceConfig
-from mmcached.wire.errors import InvariantError
 from mmcached.wire.messages.frontend import Encode
 
 GRACE_S = 0.5
@@ -44,16 +43,35 @@ MAX_REFUSED = 256
 """Names of refused records that are remembered for an answer which names them."""
 
 
-@dataclass(slots=True)
-class _Owner:
+@dataclass(slots=True, eq=False)
+class Owner:
+    """Says that an output is being made, or put, for a request.
+
+    Attributes:
+        number: of the request.
+        engine: which encodes it; None if it has only to be put.
+        has_it: the engine has it in its own cache, or has made it.
+        until: when it is not waited for any more, seconds on the clock.
+        is_refused: the store did not keep it.
+    """
+
     number: int
-    engine: int
+    name: str
+    engine: EngineConnection | None
     has_it: bool = False
+    until: float = inf
+    is_refused: bool = False
+
+
+@dataclass(slots=True)
+class Patience:
+    """How long a request waits for outputs that are being made: from its first wait on, seconds on the clock."""
+
     until: float = inf
 
 
 class EncoderOutputs:
-    """Who has what encoded, and who waits for it; requests by number, engines by incarnation."""
+    """Who has what encoded; a request that waits for an output waits for its owner."""
 
     def __init__(
         self,
@@ -61,6 +79,7 @@ class EncoderOutputs:
         records: RecordStore,
         connections: EngineConnections,
         second_level: SecondLevel,
+        waits: Waits[OpenRequest],
         *,
         clock: Callable[[], float],
     ) -> None:
@@ -70,15 +89,11 @@ class EncoderOutputs:
         self._records = records
         self._connections = connections
         self._second_level = second_level
+        self._waits = waits
         self._clock = clock
-        self._owners: dict[str, _Owner] = {}
-        self._refused: dict[str, None] = {}  # lately, of nobody that was known
-        self._waiting: dict[int, str] = {}  # number -> name of what it waits for
-        self._give_up_at: dict[int, float] = {}
-        self._ready: dict[int, None] = {}
-        self._number_to_fetch: dict[int, bool] = {}  # whether it is under way
+        self._owners: dict[str, Owner] = {}
+        self._refused: dict[str, None] = {}  # recently, without an owner
         self._quota_bytes = config.store_client_quota_bytes
-        self._number_to_loaded: dict[int, tuple[int, int]] = {}  # incarnation of the engine, bytes
         self.num_waits = 0
 
     @property
@@ -86,6 +101,8 @@ class EncoderOutputs:
         """The epoch in which engines save what they encode; 0: they do not."""
         is_saved = self._is_on and self._connections.encoder_fingerprint and self._records.ring.announcement is not None
         return self._records.epoch if is_saved else 0
+
+    # ---- before a request is sent
 
     def look(self, request: OpenRequest) -> dict[str, int]:
         """Return key -> number of embeddings, of items whose output is in the store. One that is sent again has
@@ -98,28 +115,25 @@ class EncoderOutputs:
                 found[key] = num_embeds
         return found
 
-    def has_to_fetch(self, request: OpenRequest, stored: Container[str]) -> bool:
-        """Return whether a request waits for what the second level may have; `take_ready` will name it. It does so
-        once.
+    def fetch(self, request: OpenRequest, stored: Container[str]) -> Verb[bool]:
+        """Wait for what the second level may have; return whether there was something to wait for.
 
         Args:
             stored: from `look`.
         """
-        number, tenant = request.number, request.message.tenant
-        if number not in self._number_to_fetch and self._second_level.is_open:
-            missing = [
-                Wanted(name, tenant, output)
-                for key, name, output in self._names(request)
-                if key not in stored and name not in self._owners
-            ]
-            parked = Parked("", number, b"", partial(self._fetched, number), waits_elsewhere=True)
-            self._number_to_fetch[number] = self._second_level.park(parked, missing, claims=True)
-        return self._number_to_fetch.get(number, False)
-
-    def _fetched(self, number: int) -> None:
-        if self._number_to_fetch.get(number):
-            self._number_to_fetch[number] = False
-            self._ready[number] = None
+        if not self._second_level.is_open:
+            return False
+        missing = [
+            Wanted(name, request.message.tenant, output)
+            for key, name, output in self._names(request)
+            if key not in stored and name not in self._owners
+        ]
+        key = "fetch", request.number
+        parked = Parked("", request.number, b"", partial(self._waits.wake, key), waits_elsewhere=True)
+        if not self._second_level.park(parked, missing, claims=True):
+            return False
+        yield Wait({key})
+        return True
 
     def loadable(self, request: OpenRequest, stored: Mapping[str, int]) -> dict[str, int]:
         """Return those of the stored outputs that some engine may lease beside what it holds already, the first ones.
@@ -127,10 +141,8 @@ class EncoderOutputs:
         Args:
             stored: from `look`.
         """
-        held = Counter(dict.fromkeys((each.incarnation for each in self._connections.ready()), 0))
-        for engine, num_bytes in self._number_to_loaded.values():
-            held[engine] += num_bytes
-        room, found = self._quota_bytes - min(held.values(), default=0), {}
+        held = min((engine.loaded_bytes for engine in self._connections.ready()), default=0)
+        room, found = self._quota_bytes - held, {}
         for key, num_bytes in self._stored_bytes(request, stored):
             room -= num_bytes
             if room < 0:
@@ -138,28 +150,29 @@ class EncoderOutputs:
             found[key] = stored[key]
         return found
 
-    def has_to_wait(self, request: OpenRequest, engine: int, stored: Container[str]) -> bool:
-        """Return whether a request for an engine waits for what another one encodes; `take_ready` will name it.
+    def made_elsewhere(
+        self, request: OpenRequest, engine: EngineConnection, stored: Container[str], patience: Patience
+    ) -> Owner | None:
+        """Return the owner for which a request for an engine has to wait: another engine encodes the output.
 
         Args:
             stored: from `look`.
         """
-        now = self._clock()
+        if not self._is_patient(patience):
+            return None
         for key, name, _ in reversed([*self._names(request)]):
             owner = self._owners.get(name)
             if (
                 key in stored
                 or owner is None
                 or owner.has_it
-                or engine == owner.engine
-                or request.number == owner.number
+                or owner.engine is engine
+                or owner.number == request.number
             ):
                 continue
-            if now < self._give_up_at.setdefault(request.number, now + self._wait_s):
-                self.num_waits += 1
-                self._waiting[request.number] = name
-                return True
-        return False
+            self.num_waits += 1
+            return owner
+        return None
 
     def are_all_in(self, request: OpenRequest, stored: Container[str]) -> bool:
         """Return whether a request for outputs needs no engine: its client finds them all.
@@ -173,103 +186,104 @@ class EncoderOutputs:
         """Return the keys in the store of a request's outputs."""
         return [output_key(self._connections.encoder_fingerprint, key) for key in request.keys]
 
-    def expect(self, request: OpenRequest, keys: Iterable[str]) -> None:
-        """Take note that records are being put for a request, unless they have come, or were lately refused."""
-        for key in keys:
-            name = store_key(request.message.tenant, key)
-            if name not in self._refused and not self._records.has(request.message.tenant, key):
-                self._owners.setdefault(name, _Owner(request.number, 0, has_it=True))
+    def stored_bytes(self, request: OpenRequest, stored: Container[str]) -> int:
+        """Return the bytes of the outputs that are stored."""
+        return sum(num_bytes for _, num_bytes in self._stored_bytes(request, stored))
 
-    def have_to_come(self, request: OpenRequest, keys: Sequence[str]) -> bool:
-        """Return whether a request waits for outputs that are being put; `take_ready` will name it."""
-        now, tenant = self._clock(), request.message.tenant
-        for key in reversed(keys):
-            name = store_key(tenant, key)
-            if name not in self._owners or self._records.has(tenant, key):
-                continue
-            if now < self._give_up_at.setdefault(request.number, now + self._wait_s):
-                self._waiting[request.number] = name
-                return True
-        return False
+    # ---- while it is made
 
-    def have_come(self, request: OpenRequest, keys: Iterable[str]) -> bool:
-        """Return whether the store has all of these outputs."""
-        return all(self._records.has(request.message.tenant, key) for key in keys)
+    def own(self, request: OpenRequest, engine: EngineConnection, stored: Container[str]) -> list[Owner]:
+        """Note that a request is with an engine, which encodes all but what it loads, or has in its own cache.
 
-    def is_waiting(self, number: int) -> bool:
-        return number in self._waiting
-
-    def sent(self, request: OpenRequest, connection: EngineConnection, stored: Container[str]) -> None:
-        """Take note that a request is with an engine, which encodes all but what it loads, or has in its own cache."""
-        self._give_up_at.pop(request.number, None)
-        if num_bytes := sum(num_bytes for _, num_bytes in self._stored_bytes(request, stored)):
-            self._number_to_loaded[request.number] = connection.incarnation, num_bytes
+        Returns:
+            what is to be ended by `disown`.
+        """
+        owned = []
         for key, name, output in self._names(request):
-            has_it = connection.held.has_item(key)
+            has_it = engine.held.has_item(key)
             if key in stored or (has_it and not _names_outputs(request)):
                 continue
             if self._records.has(request.message.tenant, output):
                 continue  # it was not loadable: nothing is put
             owner = self._owners.get(name)
             if owner is None or (owner.has_it and not has_it):
-                self._owners[name] = _Owner(request.number, connection.incarnation, has_it)
+                self._owners[name] = Owner(request.number, name, engine, has_it)
+                owned.append(self._owners[name])
+                self._waits.wake(owner)  # who has waited for the former one waits for this one
+        return owned
 
-    def leave(self, number: int, *, has_ended: bool = True) -> None:
-        """Forget a request that waits for nothing any more.
+    def expect(self, request: OpenRequest, keys: Iterable[str]) -> list[Owner]:
+        """Note that records are being put for a request, unless they have come, or were refused recently. Returns as
+        `own`.
+        """
+        names = [(store_key(request.message.tenant, key), key) for key in keys]
+        owned = [
+            Owner(request.number, name, None, has_it=True)
+            for name, key in names
+            if name not in self._refused
+            and name not in self._owners
+            and not self._records.has(request.message.tenant, key)
+        ]
+        self._owners |= {owner.name: owner for owner in owned}
+        return owned
+
+    def disown(self, owned: Iterable[Owner], *, has_ended: bool) -> None:
+        """Let nobody wait for outputs of a request any longer than it takes to put them.
 
         Args:
             has_ended: what it had encoded may be put in a moment; else it never was.
         """
-        self._waiting.pop(number, None)
-        self._ready.pop(number, None)
-        self._give_up_at.pop(number, None)
-        self._number_to_fetch.pop(number, None)
-        self._number_to_loaded.pop(number, None)
         until = self._clock() + GRACE_S if has_ended else -inf
-        for owner in self._owners.values():
-            if owner.number == number:
-                owner.until = min(owner.until, until)
+        for owner in owned:
+            owner.until = min(owner.until, until)
+
+    def wait(self, owner: Owner, patience: Patience) -> Verb[None]:
+        """Wait until an output has been put, or is not being made any more."""
+        patience.until = min(patience.until, self._clock() + self._wait_s)
+        yield Wait({owner}, patience.until)
+        if owner.is_refused:
+            patience.until = -inf
+
+    def come(self, request: OpenRequest, keys: Sequence[str]) -> Verb[bool]:
+        """Wait for records that are being put for an answer; return whether the store has all of them."""
+        tenant, patience = request.message.tenant, Patience()
+        while self._is_patient(patience):
+            names = (store_key(tenant, key) for key in reversed(keys) if not self._records.has(tenant, key))
+            owner = next((self._owners[name] for name in names if name in self._owners), None)
+            if owner is None:
+                break
+            yield from self.wait(owner, patience)
+        return all(self._records.has(tenant, key) for key in keys)
+
+    # ---- events
 
     def put(self, name: str, is_kept: bool) -> None:
-        """Take note that the store was offered a record under a name; those of others change nothing."""
-        if self._owners.pop(name, None) is None:
-            if not is_kept:
-                self._refused[name] = None
-                if len(self._refused) > MAX_REFUSED:
-                    del self._refused[next(iter(self._refused))]
-            return
-        for number in self._release(name):
-            if not is_kept:
-                self._give_up_at[number] = -inf
+        """Note that the store was offered a record under a name; those of others change nothing."""
+        owner = self._owners.pop(name, None)
+        if owner is not None:
+            owner.is_refused = not is_kept
+            self._waits.wake(owner)
+        elif not is_kept:
+            self._refused[name] = None
+            if len(self._refused) > MAX_REFUSED:
+                del self._refused[next(iter(self._refused))]
 
     def flush(self) -> None:
         """Let nobody wait for what was begun until now."""
-        self._owners.clear()
-        self._ready |= dict.fromkeys(self._waiting)
-        self._waiting.clear()
+        owners, self._owners = self._owners, {}
+        for owner in owners.values():
+            self._waits.wake(owner)
 
     def check(self, now: float) -> None:
-        """Look at deadlines."""
-        for name in [name for name, owner in self._owners.items() if owner.until <= now]:
-            del self._owners[name]
-            self._release(name)
-        for number in [number for number in self._waiting if self._give_up_at[number] <= now]:
-            del self._waiting[number]
-            self._ready[number] = None
+        """Forget the owners whose time is over."""
+        for owner in [owner for owner in self._owners.values() if owner.until <= now]:
+            del self._owners[owner.name]
+            self._waits.wake(owner)
 
-    def take_ready(self) -> list[int]:
-        """Return and forget the requests that need wait no more."""
-        ready, self._ready = self._ready, {}
-        return list(ready)
+    # ---- how
 
-    def numbers(self) -> set[int]:
-        """Return the requests of which something is noted that only an open one needs."""
-        return {*self._waiting, *self._give_up_at, *self._ready, *self._number_to_fetch, *self._number_to_loaded}
-
-    def check_integrity(self) -> None:
-        """Raise `InvariantError` if somebody waits for what nobody owns."""
-        if lost := {name for name in self._waiting.values() if name not in self._owners}:
-            raise InvariantError(f"{len(lost)} encoder outputs are waited for, but nobody has them encoded")
+    def _is_patient(self, patience: Patience) -> bool:
+        return self._wait_s > 0 and self._clock() < patience.until
 
     def _names(self, request: OpenRequest) -> Iterable[tuple[str, str, str]]:
         """Yield key, name in the store and output key, each once, of items whose output may be in the store."""
@@ -287,12 +301,9 @@ class EncoderOutputs:
             if key in stored and (place := self._records.find(request.message.tenant, output)) is not None:
                 yield key, place.nbytes
 
-    def _release(self, name: str) -> list[int]:
-        released = [number for number, waits_for in self._waiting.items() if waits_for == name]
-        for number in released:
-            del self._waiting[number]
-            self._ready[number] = None
-        return released
+
+def _is_owner(key: object) -> bool:
+    return isinstance(key, Owner)
 
 
 def _names_outputs(request: OpenRequest) -> bool:

@@ -2,32 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from mmcached.frontend.caches.item_cache import OutgoingItem
 from mmcached.frontend.engines.engine_connections import EngineConnection, EngineConnections
 from mmcached.frontend.engines.routing import Candidate, Router
-from mmcached.frontend.requests.open_requests import OpenRequest, OpenRequests
+from mmcached.frontend.requests.request_builder import Prompt
 from mmcached.wire.config import ServiceConfig
 
-if TYPE_CHECKING:  # most services hash no prompts here, and a store imports nothing for it
+if TYPE_CHECKING:  # most services hash no prompts here
     from mmcached.frontend.requests.hashed_prompt import PromptHasher
 
 
 class Chosen(NamedTuple):
     """An engine, and how many tokens it has to compute for the prompt."""
 
-    connection: EngineConnection
+    engine: EngineConnection
     num_waiting: int
 
 
 class EngineChoice:
     """The router among the engines of one frontend."""
 
-    def __init__(self, config: ServiceConfig, connections: EngineConnections, requests: OpenRequests) -> None:
+    def __init__(self, config: ServiceConfig, connections: EngineConnections) -> None:
         self._connections = connections
-        self._requests = requests
         self._router = Router(config.routing_policy)
         self._hasher: PromptHasher | None = None
         if config.routes_by_content:
@@ -35,36 +32,25 @@ class EngineChoice:
 
             self._hasher = PromptHasher(config)
 
-    @property
-    def is_possible(self) -> bool:
-        return bool(self._connections.ready())
+    def choose(self, prompt: Prompt, *, is_generated: bool) -> Chosen | None:
+        """Return the engine for a prompt; None if none is ready.
 
-    def choose(self, request: OpenRequest, items: Sequence[OutgoingItem]) -> Chosen | None:
-        """Return the engine for a request with these items; None if none is ready."""
-        ready = {connection.index: connection for connection in self._connections.ready()}
+        Args:
+            is_generated: it is computed; if not, its items are encoded alone.
+        """
+        ready = {engine.index: engine for engine in self._connections.ready()}
         if not ready:
             return None
-        uncached = self._uncached(request, items, list(ready.values()))
+        uncached = dict.fromkeys(ready, prompt.num_tokens)  # all of it, where no engine says what it holds
+        if self._hasher is not None and len(ready) > 1:
+            if is_generated:
+                self._hasher.extend(prompt)
+            uncached = {index: self._hasher.num_uncached(prompt, engine.held) for index, engine in ready.items()}
         chosen = self._router.choose(
-            [self._candidate(connection, uncached[index]) for index, connection in ready.items()]
+            [Candidate(index, each.num_waiting, each.num_open, uncached[index]) for index, each in ready.items()]
         )
         return Chosen(ready[chosen.index], chosen.num_uncached)
 
     def sent(self, chosen: Chosen) -> None:
         """Take note that the request has been sent there."""
-        self._router.pass_turn(chosen.connection.index)
-
-    def _uncached(
-        self, request: OpenRequest, items: Sequence[OutgoingItem], ready: Sequence[EngineConnection]
-    ) -> Mapping[int, int]:
-        """Return by the index of an engine what it has to compute for a request: all of it where nobody tells."""
-        if self._hasher is None or len(ready) == 1:
-            num_tokens = len(request.token_ids) + sum(item.num_embeds - 1 for item in items)
-            return {connection.index: num_tokens for connection in ready}
-        prompt = self._hasher.hashed(request, items)
-        return {connection.index: prompt.num_uncached(connection.held) for connection in ready}
-
-    def _candidate(self, connection: EngineConnection, num_uncached: int) -> Candidate:
-        requests, engine = self._requests, connection.incarnation
-        num_waiting, num_open = requests.tokens_on_engine(engine), requests.num_on_engine(engine)
-        return Candidate(connection.index, num_waiting, num_open, num_uncached)
+        self._router.pass_turn(chosen.engine.index)

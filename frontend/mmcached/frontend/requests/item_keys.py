@@ -1,84 +1,111 @@
-"""Finds the keys of a request's files: small files at once, large ones in a thread that does nothing else."""
+"""Finds the keys of a request's items: hashes its files, and has its clips cut into slices unless these are known.
+
+    small file ──hashed by the loop──┐
+    large file ──hashed in a thread──┴──> clip? ──> known to the store, or the second level, or cut: see `clip_work`
+
+A thread does nothing else than hashing.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
 
 from mmcached.frontend.processing.item_processor import Processing
 from mmcached.frontend.processing.media import Medium
 from mmcached.frontend.processing.pool import IsWanted, Mailbox, WorkPool
+from mmcached.frontend.requests.clip_queue import Refused
+from mmcached.frontend.requests.clip_records import ClipRecords
+from mmcached.frontend.requests.clip_work import Cut
+from mmcached.frontend.requests.item_work import ItemWork, Joined, Work, named
 from mmcached.frontend.requests.open_requests import OpenRequest
+from mmcached.frontend.requests.waits import Verb, Wait
 from mmcached.wire.errors import InvariantError
 
 HASH_HERE_BYTES = 128 << 10
 """Files up to this size are hashed by the loop itself: that takes less time than to wake a thread and be woken."""
 
 
-class FileOf(NamedTuple):
-    """One file of a request, by its index: names the search for its key."""
+@dataclass(frozen=True, slots=True, eq=False)
+class FileToHash:
+    """A file that a thread hashes."""
 
-    number: int
-    medium: int
+    medium: Medium
+
+    def take(self, keys: object) -> None:
+        """Take what the thread has found."""
+        if isinstance(keys, tuple):
+            self.medium.file_key, self.medium.key = keys
 
 
 class ItemKeys:
-    """The requests whose keys are looked for; `mailbox` takes what the thread finds, as `FileOf` and its key."""
+    """Gives requests their keys; `mailbox` takes what the thread finds, as `FileToHash` and its keys."""
 
-    def __init__(self, processing: Processing, mailbox: Mailbox) -> None:
+    def __init__(self, processing: Processing, records: ClipRecords, work: ItemWork, mailbox: Mailbox) -> None:
         self._processing = processing
+        self._records = records
+        self._work = work
         self._hashing = WorkPool("hashing", 1, mailbox)
-        self._looking: dict[int, OpenRequest] = {}
 
-    def __len__(self) -> int:
-        return len(self._looking)
-
-    def find(self, request: OpenRequest) -> bool:
-        """Give a request its keys; return False if some have to be waited for.
+    def find(self, request: OpenRequest, joined: Joined) -> Verb[None]:
+        """Give a request the keys of its items; those that it has already stay.
 
         Raises:
-            InvalidRequest: a bad id; names the image's index.
+            InvalidRequest: (often a subclass) a bad id, or a bad clip; names its index.
+            ServiceUnavailable: more would wait than may.
         """
-        tenant = request.message.tenant
-        if request.number in self._looking:
-            return False
-        for index, medium in enumerate(request.media):
-            if medium.key:
-                continue
-            if medium.name is not None:
-                medium.key = self._processing.key_of_name(medium, tenant)
-            elif len(medium.data) <= HASH_HERE_BYTES:
-                medium.file_key, medium.key = self._processing.keys(medium, tenant)
-            else:
-                self._looking[request.number] = request
-                call = partial(self._keys, medium, tenant)
-                self._hashing.submit(FileOf(request.number, index), call, request.message.client_id)
-        return request.number not in self._looking
-
-    def take(self, file: FileOf, keys: object) -> bool:
-        """Take what the thread has found; return whether its request is open and has all its keys now."""
-        request = self._looking.get(file.number)
-        if request is None:
-            return False
-        if not isinstance(keys, tuple):
-            raise InvariantError(f"{file} has no key: {keys!r}")
-        medium = request.media[file.medium]
-        medium.file_key, medium.key = keys
-        if all(each.key for each in request.media):
-            del self._looking[file.number]
-            return True
-        return False
-
-    def leave(self, number: int) -> None:
-        """Look no further for a request's keys; an unknown one changes nothing."""
-        request = self._looking.pop(number, None)
-        if request is not None:
-            for index in range(len(request.media)):
-                self._hashing.withdraw(FileOf(number, index))
+        yield from self._hash(request)
+        clips = [medium for medium in request.media if medium.options is not None and not medium.slices]
+        if clips:
+            yield from self._cut(request, clips, joined)
 
     def close(self) -> None:
         """Drop what is not begun; a file that is hashed is waited for."""
         self._hashing.close()
 
+    def _hash(self, request: OpenRequest) -> Verb[None]:
+        tenant, wait = request.message.tenant, Wait()
+        unknown = [medium for medium in request.media if not medium.key]
+        try:
+            for medium in unknown:
+                if medium.name is not None:
+                    medium.key = self._processing.key_of_name(medium, tenant)
+                elif len(medium.data) <= HASH_HERE_BYTES:
+                    medium.file_key, medium.key = self._processing.keys(medium, tenant)
+                else:
+                    file = FileToHash(medium)
+                    wait.keys.add(file)
+                    self._hashing.submit(file, partial(self._keys, medium, tenant), request.message.client_id)
+            if wait.keys:
+                yield wait
+        finally:
+            for each in wait.keys:
+                self._hashing.withdraw(each)
+        if without := [medium.field for medium in unknown if not medium.key]:
+            raise InvariantError(f"{without[0]} has no key")
+
     def _keys(self, medium: Medium, tenant: str, is_wanted: IsWanted) -> tuple[str, str]:
         return self._processing.keys(medium, tenant)
+
+    def _cut(self, request: OpenRequest, clips: list[Medium], joined: Joined) -> Verb[None]:
+        """Find the slices of clips."""
+        unknown = self._unknown(clips, request.message.tenant)
+        to_fetch = [medium.key for medium in unknown if medium.key not in self._work]
+        if to_fetch:
+            yield from self._records.fetch(request, to_fetch)
+            unknown = self._unknown(unknown, request.message.tenant)
+        self._work.join(joined, [Work(medium) for medium in unknown])
+        yield from joined.landed()
+        outcomes = joined.outcomes()
+        for medium in unknown:
+            outcome = outcomes[medium.key]
+            if isinstance(outcome, Refused):
+                raise named(outcome.error, medium.field)
+            if isinstance(outcome, Cut):
+                medium.slices = list(outcome.slices)
+
+    def _unknown(self, clips: list[Medium], tenant: str) -> list[Medium]:
+        """Return the clips that were not cut before; the others get their slices."""
+        for medium in clips:
+            medium.slices = self._records.slices(tenant, medium.key)
+        return [medium for medium in clips if not medium.slices]

@@ -7,14 +7,16 @@ Whoever ends early leaves: work that is not begun is withdrawn unless another re
 begun ends soon: for the cache, or because its decoder is killed. No client takes all: clients take turns, and one that
 has half of what the others leave has to wait.
 
-Requests by number. Knows nothing of caches, keys and answers. Belongs to the loop's thread.
+Knows nothing of caches, keys and answers. Belongs to the loop's thread.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
 from functools import partial
+from itertools import count
 from typing import NamedTuple, Protocol
 
 from mmcached.frontend.processing.clip_decoders import ClipDecoderPool
@@ -22,19 +24,21 @@ from mmcached.frontend.processing.decoder_pool import DecoderPool
 from mmcached.frontend.processing.decoder_process import Pixels, Tensors
 from mmcached.frontend.processing.fair_queue import fair_share
 from mmcached.frontend.processing.item_processor import Processing
-from mmcached.frontend.processing.media import Medium, Slice
+from mmcached.frontend.processing.media import Medium
 from mmcached.frontend.processing.pixel_budget import PixelBudget
 from mmcached.frontend.processing.pool import Done, IsWanted, Mailbox, NotWantedError, WorkPool
 from mmcached.frontend.processing.processor import Processed
-from mmcached.frontend.processing.single_flight import SingleFlight
+from mmcached.frontend.processing.single_flight import SingleFlight, Waiter
 from mmcached.frontend.requests.clip_queue import ClipQueue, ClipTask, run
 from mmcached.frontend.requests.clip_records import ClipRecords
 from mmcached.frontend.requests.clip_room import ClipRoom
 from mmcached.frontend.requests.clip_work import ClipWork, Cut, Decoded
 from mmcached.frontend.requests.item_counts import ItemCounts
+from mmcached.frontend.requests.open_requests import OpenRequest
+from mmcached.frontend.requests.waits import Verb, Wait, Waits
 from mmcached.pictures.settings import PictureSettings
 from mmcached.wire.config import MIB, ServiceConfig
-from mmcached.wire.errors import InvariantError, ServiceUnavailable
+from mmcached.wire.errors import InvalidRequest, InvariantError, MmcachedError, ServiceUnavailable
 from mmcached.wire.sockets.frames import Frame
 
 _NEVER = -1
@@ -68,10 +72,26 @@ class Work(NamedTuple):
         return f"{self.medium.key}:{','.join(map(str, self.wanted))}" if self.wanted else self.medium.key
 
 
-class _Joined(NamedTuple):
-    work: Work
+@dataclass(slots=True, eq=False)
+class Joined(Waiter[object]):
+    """What one request has joined.
+
+    Attributes:
+        order: the lower, the earlier it has joined something.
+        works: by key.
+        has_used: the cache was given all its items.
+    """
+
     tenant: str
     client: str
+    order: int = 0
+    works: dict[str, Work] = field(default_factory=dict)
+    has_used: bool = False
+
+    def landed(self) -> Verb[None]:
+        """Wait until all of it has landed."""
+        while in_work := self.in_work():
+            yield Wait({*in_work})
 
 
 class ItemWork:
@@ -91,15 +111,17 @@ class ItemWork:
         processing: Processing,
         records: ClipRecords,
         mailbox: Mailbox,
+        waits: Waits[OpenRequest],
         *,
         decoders: MakeDecoders = DecoderPool,
     ) -> None:
         self.counts = ItemCounts()
         self.num_refusals = 0
         self._processing = processing
+        self._waits = waits
         self._max_waiting = config.mm_processor_max_waiting
         self._flights: SingleFlight[object] = SingleFlight()
-        self._joined: dict[int, dict[str, _Joined]] = {}
+        self._order = count()
         self._num_workers = config.processor_workers
         self._workers = WorkPool("decoder", self._num_workers, mailbox)
         limits = config.limits
@@ -120,50 +142,33 @@ class ItemWork:
         """Return whether work is under way, or has landed: to join it starts nothing."""
         return key in self._flights
 
-    def known(self, medium: Medium, tenant: str) -> list[Slice]:
-        """Return the slices of a clip that was cut before; none if that is not known."""
-        return self._cutting.known(medium, tenant)
-
-    def has_joined(self, number: int, key: str) -> bool:
-        return self._flights.has_joined(number, key)
-
-    def join(self, number: int, work: Sequence[Work], *, tenant: str, client: str) -> None:
+    def join(self, joined: Joined, works: Sequence[Work]) -> None:
         """Let a request wait for work, and begin what is new.
 
         Raises:
             ServiceUnavailable: more would wait than may; nothing of it is begun or joined.
         """
-        num_new = len({each.key for each in work if each.key not in self._flights})
+        num_new = len({work.key for work in works if work.key not in self._flights})
         if num_new:
-            self._check_room(num_new, client)
-        for each in work:
-            self._joined.setdefault(number, {})[each.key] = joined = _Joined(each, tenant, client)
-            if self._flights.join(number, each.key):
-                self._begin(joined)
+            self._check_room(num_new, joined.client)
+        for work in works:
+            self._note(joined, work)
+            if self._flights.join(joined, work.key):
+                self._begin(joined, work)
             else:
-                self._clips.join(each.key, client)
+                self._clips.join(work.key, joined.client)
         if num_new:
             self.let_in()
 
-    def share(self, number: int, keys: AbstractSet[str]) -> None:
+    def share(self, joined: Joined, keys: AbstractSet[str]) -> None:
         """Let a request have those items of clips that were made for another one, which still waits for something."""
         for key, outcome in self._flights.landed():
             if isinstance(outcome, Cut) and not keys.isdisjoint(outcome.items):
-                self._flights.join(number, key)
-                self._joined.setdefault(number, {})[key] = next(
-                    of_request[key] for of_request in self._joined.values() if key in of_request
-                )
+                self._note(joined, self._joined(key)[0].works[key])
+                self._flights.join(joined, key)
 
-    def is_complete(self, number: int) -> bool:
-        """Return whether all that a request has joined has landed."""
-        return self._flights.is_complete(number)
-
-    def outcomes(self, number: int) -> dict[str, object]:
-        """Return what has landed of what a request has joined: `Processed`, `Cut`, or `Refused`."""
-        return self._flights.outcomes(number)
-
-    def land(self, key: str, done: Done) -> tuple[list[int], dict[str, Processed]]:
-        """Take what a thread has made; return the requests that wait for nothing more, and items that nobody wants."""
+    def land(self, key: str, done: Done) -> dict[str, Processed]:
+        """Take what a thread has made, and wake who waits for it; return items that nobody wants."""
         # What was given up has to be begun again for whoever has come since.
         generation = _NEVER if isinstance(done.outcome, NotWantedError) else done.generation
         outcome = done.outcome
@@ -172,19 +177,19 @@ class ItemWork:
         if key in self._clips:
             if isinstance(outcome, Decoded):
                 self.counts.processed(self._clips.modality_of(key), len(outcome.items))
-            is_wanted = generation == self._flights.generation and self._flights.is_waited_for(key)
+            is_wanted = generation == self._flights.generation and bool(self._flights.waiters(key))
             outcome = self._clips.take(key, outcome, is_wanted=is_wanted)
             if outcome is None:
-                return [], {}
+                return {}
         landed = self._flights.land(key, generation, outcome)
         if landed.start_again:
             self._begin_again(key)
-        return landed.complete, {} if landed.unclaimed is None else items_in({key: landed.unclaimed[0]})
+        self._waits.wake(landed.flight)
+        return {} if landed.unclaimed is None else items_in({key: landed.unclaimed[0]})
 
-    def leave(self, number: int, *, has_used: bool) -> dict[str, Processed]:
+    def leave(self, joined: Joined) -> dict[str, Processed]:
         """Let a request wait no more; return the items that were made for it alone, and that it has not used."""
-        self._joined.pop(number, None)
-        left = self._flights.leave(number, has_used=has_used)
+        left = self._flights.leave(joined, has_used=joined.has_used)
         for key in left.in_work:
             if self._clips.withdraw(key) or self._workers.withdraw(key):
                 self._flights.withdraw(key)
@@ -203,13 +208,6 @@ class ItemWork:
         self._workers.generation = self._flights.generation
         for key in again:
             self._begin_again(key)
-
-    def check_integrity(self, numbers: Mapping[int, object]) -> None:
-        """Raise `InvariantError` if the books contradict themselves, or somebody waits who is none of these."""
-        self._flights.check_integrity()
-        self._clips.check_integrity(self._flights.num_in_work)
-        if lost := self._joined.keys() - numbers.keys():
-            raise InvariantError(f"requests wait for work, and are not here: {lost}")
 
     def close(self) -> None:
         """Drop what is not begun, and what is."""
@@ -236,17 +234,25 @@ class ItemWork:
                 limit=self._max_waiting,
             )
 
-    def _begin(self, joined: _Joined) -> None:
-        work, tenant, client = joined
+    def _note(self, joined: Joined, work: Work) -> None:
+        if not joined.works:
+            joined.order = next(self._order)
+        joined.works[work.key] = work
+
+    def _joined(self, key: str) -> list[Joined]:
+        """Return who has joined a work."""
+        return [waiter for waiter in self._flights.waiters(key) if isinstance(waiter, Joined)]
+
+    def _begin(self, joined: Joined, work: Work) -> None:
         if work.medium.options is None:
-            self._workers.submit(work.key, partial(self._process, work.medium.data), client)
+            self._workers.submit(work.key, partial(self._process, work.medium.data), joined.client)
         else:
-            self._clips.begin(work.key, ClipTask(work.medium, work.wanted, tenant, client))
+            self._clips.begin(work.key, ClipTask(work.medium, work.wanted, joined.tenant, joined.client))
 
     def _begin_again(self, key: str) -> None:
-        """Begin with the file of a request that waits; whoever joined has one."""
-        first, *others = (of_request[key] for of_request in self._joined.values() if key in of_request)
-        self._begin(first)
+        """Begin with the file of a request that waits; each that has joined has one."""
+        first, *others = self._joined(key)
+        self._begin(first, first.works[key])
         for other in others:
             self._clips.join(key, other.client)
 
@@ -256,8 +262,8 @@ class ItemWork:
 
     def _urgent(self) -> Sequence[str]:
         """Return the works of the request that has waited longest for what is made of clips."""
-        of_requests = (list(joined) for joined in self._joined.values())
-        return next((keys for keys in of_requests if any(map(self._clips.waits_or_counts, keys))), [])
+        waiting = [joined for key in filter(self._clips.waits_or_counts, self._flights) for joined in self._joined(key)]
+        return list(min(waiting, key=lambda joined: joined.order).works) if waiting else []
 
 
 def items_in(outcomes: Mapping[str, object]) -> dict[str, Processed]:
@@ -269,3 +275,12 @@ def items_in(outcomes: Mapping[str, object]) -> dict[str, Processed]:
         elif isinstance(outcome, Cut | Decoded):
             items |= outcome.items
     return items
+
+
+def named(error: Exception, field: str) -> MmcachedError:
+    """Return an error as it concerns one request: several may wait for one file, and count it differently."""
+    if isinstance(error, InvalidRequest):
+        return type(error)(field, error.details["value"], str(error.details["limit"]))
+    if isinstance(error, MmcachedError):
+        return error
+    return InvariantError(f"{field} cannot be processed: {type(error).__name__}: {error}")

@@ -10,17 +10,59 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from mmcached.frontend.caches.item_cache import OutgoingItem
+from mmcached.frontend.engines.engine_connections import EngineConnection
 from mmcached.frontend.processing.media import Medium
-from mmcached.wire.errors import InvariantError
-from mmcached.wire.messages.client import Encoded, Generated
+from mmcached.frontend.requests.waits import Verb, Wait
+from mmcached.wire.messages.client import Encoded, Failed, Generated
 from mmcached.wire.messages.frontend import Encode, Generate
 from mmcached.wire.sockets.frames import Frame
 
 if TYPE_CHECKING:
+    from mmcached.frontend.requests.token_streams import OpenStream
     from mmcached.wire.tracing import RequestSpan
 
+Answer = tuple[Encoded | Generated | Failed, Sequence[Frame]]
+"""What a client is answered, and the frames of that."""
 
-@dataclass(slots=True)
+
+@dataclass(slots=True, eq=False)
+class Sent:
+    """What a request has with the engine that it was sent to; counted there until the engine has answered.
+
+    Attributes:
+        num_prompt_tokens: with all placeholders.
+        num_waiting: prompt tokens that the engine has still to compute; 0 from its first token on.
+        pinned: items that are kept in the store for it.
+        inline_bytes: of items that travelled as frames.
+        loaded_bytes: of encoder outputs that the engine leases.
+    """
+
+    engine: EngineConnection
+    num_prompt_tokens: int
+    num_waiting: int
+    pinned: Sequence[OutgoingItem]
+    inline_bytes: int
+    loaded_bytes: int
+
+    def __post_init__(self) -> None:
+        self.engine.num_open += 1
+        self.engine.num_waiting += self.num_waiting
+        self.engine.loaded_bytes += self.loaded_bytes
+
+    def prompt_computed(self) -> None:
+        """Note that the engine has computed the prompt."""
+        self.engine.num_waiting -= self.num_waiting
+        self.num_waiting = 0
+
+    def end(self) -> None:
+        """Count no longer on the engine; to be called once."""
+        self.prompt_computed()
+        self.engine.num_open -= 1
+        self.engine.loaded_bytes -= self.loaded_bytes
+
+
+@dataclass(slots=True, eq=False)
 class OpenRequest:
     """One accepted request.
 
@@ -30,11 +72,11 @@ class OpenRequest:
             known.
         deadline: on the frontend's clock, seconds.
         came_at: when it was read, on the same clock.
-        engine: incarnation of the engine that has it; 0 while it is being prepared.
-        num_prompt_tokens: with all placeholders.
-        num_waiting: of these, those that its engine has still to compute; 0 from its first token on.
         token_ids: the prompt with one token per medium.
-        answer: its answer, and the frames of that, which names records that the store may not have yet.
+        verb: what it does until its answer; None before it is accepted.
+        wait: what it waits for.
+        sent: None while no engine has it.
+        stream: its tokens on their way to a client that takes them as they are computed.
         has_to_be_inline: records were named for it that are not in the store.
         span: of this process's part, if spans are made.
     """
@@ -44,13 +86,13 @@ class OpenRequest:
     message: Generate | Encode
     media: list[Medium]
     deadline: float
-    engine: int = 0
-    num_prompt_tokens: int = 0
-    num_waiting: int = 0
-    num_resends: int = 0
     came_at: float = 0.0
     token_ids: list[int] = field(default_factory=list)
-    answer: tuple[Encoded | Generated, Sequence[Frame]] | None = None
+    verb: Verb[Answer] | None = None
+    wait: Wait = field(default_factory=Wait)
+    sent: Sent | None = None
+    stream: OpenStream | None = None
+    num_resends: int = 0
     has_to_be_inline: bool = False
     span: RequestSpan | None = None
 
@@ -84,20 +126,18 @@ class OpenRequest:
         return list(dict.fromkeys(each.name for each, key in self.items if key in wanted and each.name is not None))
 
 
-@dataclass(slots=True)
 class OpenRequests:
     """All open requests, by number; also found by client, by engine and by deadline.
 
     A client uses each of its request ids for one open request at a time.
     """
 
-    _by_number: dict[int, OpenRequest] = field(default_factory=dict)
-    _by_client: dict[tuple[str, int], OpenRequest] = field(default_factory=dict)
-    _num_of_client: Counter[str] = field(default_factory=Counter)
-    _file_bytes_of_client: Counter[str] = field(default_factory=Counter)
-    _num_on_engine: Counter[int] = field(default_factory=Counter)
-    _tokens_on_engine: Counter[int] = field(default_factory=Counter)
-    _last_number: int = 0
+    def __init__(self) -> None:
+        self._by_number: dict[int, OpenRequest] = {}
+        self._by_client: dict[tuple[str, int], OpenRequest] = {}
+        self._num_of_client: Counter[str] = Counter()
+        self._file_bytes_of_client: Counter[str] = Counter()
+        self._last_number = 0
 
     def __len__(self) -> int:
         return len(self._by_number)
@@ -114,7 +154,6 @@ class OpenRequests:
         self._by_client[request.message.client_id, request.message.request_id] = request
         self._num_of_client[request.message.client_id] += 1
         self._file_bytes_of_client[request.message.client_id] += request.file_bytes
-        self._join_engine(request)
 
     def get(self, number: int) -> OpenRequest | None:
         return self._by_number.get(number)
@@ -129,7 +168,6 @@ class OpenRequests:
             self._file_bytes_of_client[client_id] -= request.file_bytes
             if not self._num_of_client[client_id]:
                 del self._num_of_client[client_id], self._file_bytes_of_client[client_id]
-            self._leave_engine(request)
         return request
 
     def find(self, client_id: str, request_id: int) -> OpenRequest | None:
@@ -151,48 +189,8 @@ class OpenRequests:
     def of_client(self, client_id: str) -> list[OpenRequest]:
         return [request for request in self if request.message.client_id == client_id]
 
-    def move(self, request: OpenRequest, engine: int, num_waiting: int = 0) -> None:
-        """Note that an engine has a request now, open already or not yet, and has so many tokens to compute for it."""
-        is_open = request.number in self._by_number
-        if is_open:
-            self._leave_engine(request)
-        request.engine, request.num_waiting = engine, num_waiting
-        if is_open:
-            self._join_engine(request)
-
-    def prompt_computed(self, request: OpenRequest) -> None:
-        """Note that an open request's engine has computed its prompt."""
-        self._tokens_on_engine[request.engine] -= request.num_waiting
-        request.num_waiting = 0
-
-    def num_on_engine(self, engine: int) -> int:
-        return self._num_on_engine[engine]
-
-    def tokens_on_engine(self, engine: int) -> int:
-        """Return how many prompt tokens an engine has still to compute for its requests."""
-        return self._tokens_on_engine[engine]
-
-    def on_engine(self, engine: int) -> list[OpenRequest]:
-        return [request for request in self if request.engine == engine]
+    def on_engine(self, engine: EngineConnection) -> list[OpenRequest]:
+        return [request for request in self if request.sent is not None and request.sent.engine is engine]
 
     def expired(self, now: float) -> list[OpenRequest]:
         return [request for request in self if request.deadline <= now]
-
-    def check_integrity(self) -> None:
-        """Raise `InvariantError` if requests are counted on an engine that does not have them."""
-        tokens: Counter[int] = Counter()
-        for request in self:
-            tokens[request.engine] += request.num_waiting
-        if self._num_on_engine != Counter(request.engine for request in self) or self._tokens_on_engine != tokens:
-            counted = f"{dict(self._num_on_engine)} and {dict(self._tokens_on_engine)} tokens are counted"
-            raise InvariantError(f"requests on engines: {counted}")
-
-    def _join_engine(self, request: OpenRequest) -> None:
-        self._num_on_engine[request.engine] += 1
-        self._tokens_on_engine[request.engine] += request.num_waiting
-
-    def _leave_engine(self, request: OpenRequest) -> None:
-        self._num_on_engine[request.engine] -= 1
-        self._tokens_on_engine[request.engine] -= request.num_waiting
-        if not self._num_on_engine[request.engine]:
-            del self._num_on_engine[request.engine], self._tokens_on_engine[request.engine]

@@ -1,15 +1,26 @@
-"""Builds the message to an engine: tokens with placeholders, and for each item its place among them and in memory."""
+"""Builds the message to an engine: tokens with placeholders, and for each item its place among them and in memory.
+
+prompt_tokens   when the request comes: one token for each file
+build_prompt    when its items are known: all placeholders; an engine is chosen by it
+build_request   when its engine is known: with the place of each item
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
+import msgspec
+
+from mmcached.cache.hashing.block_keys import LoraKey
 from mmcached.frontend.caches.item_cache import OutgoingItem
 from mmcached.frontend.processing.media import Medium
 from mmcached.frontend.processing.prompt import check_length, expand, tokenise
+from mmcached.frontend.requests.open_requests import OpenRequest
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import InvalidRequest
+from mmcached.wire.handle import Handle
 from mmcached.wire.messages.engine import AddRequest
 from mmcached.wire.messages.frontend import Encode, Generate
 from mmcached.wire.messages.parts import Feature, Inline, StoredItem
@@ -40,54 +51,86 @@ def prompt_tokens(message: Generate | Encode, media: Sequence[Medium], config: S
     return [TOKEN_IDS[medium.modality] for medium in media]
 
 
+@dataclass(slots=True)
+class Prompt:
+    """A prompt with all placeholders, as the hasher wants it.
+
+    Attributes:
+        features: its items, without what travels of them.
+        block_hashes: of full blocks before the last token, which is always computed; none unless it was routed by them.
+    """
+
+    token_ids: list[int]
+    features: list[Feature]
+    tenant: str
+    block_hashes: list[bytes] = field(default_factory=list)
+    lora: LoraKey | None = None
+    prompt_embeds: Mapping[int, bytes] = field(default_factory=dict)
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+
+def build_prompt(request: OpenRequest, items: Sequence[OutgoingItem], config: ServiceConfig) -> Prompt:
+    """Return the prompt of a request with these items.
+
+    Raises:
+        InvalidRequest: with the placeholders the prompt is longer than the model takes, or it has another number of
+            markers than of items.
+    """
+    message, lengths = request.message, iter([item.num_embeds for item in items])
+    token_ids, offsets = expand(request.token_ids, [[next(lengths) for _ in medium.keys] for medium in request.media])
+    if isinstance(message, Generate):
+        check_length(len(token_ids), max_model_len=config.max_model_len, max_tokens=message.max_tokens)
+    features = [
+        Feature(
+            _hash_in_engine(item, medium.name),
+            medium.modality,
+            offset,
+            item.num_embeds,
+            item.num_embeds,
+            item.nbytes,
+            None,
+            has_output=item.has_output,
+        )
+        for item, (medium, _), offset in zip(items, request.items, offsets, strict=True)
+    ]
+    return Prompt(token_ids, features, message.tenant)
+
+
 def build_request(
-    number: int,
-    message: Generate | Encode,
-    token_ids: list[int],
+    request: OpenRequest,
+    prompt: Prompt,
     items: Sequence[OutgoingItem],
-    media: Sequence[Medium],
     *,
     mirror_seq: int,
-    store_epoch: int = 0,
-    takes_keys: bool = False,
-    traceparent: str = "",
-    config: ServiceConfig,
+    store_epoch: int,
+    takes_keys: bool,
 ) -> tuple[AddRequest, list[Frame]]:
     """Return the message to the engine, with its payload frames.
 
     Args:
-        token_ids: from `prompt_tokens`.
-        media: in prompt order; the items are theirs.
-        mirror_seq, store_epoch, takes_keys, traceparent: see `AddRequest`.
-    Raises:
-        InvalidRequest: with the placeholders the prompt is longer than the model takes.
+        items: those of the prompt, as they travel.
+        mirror_seq, store_epoch, takes_keys: see `AddRequest`.
     """
-    expanded, offsets = expand(token_ids, lengths_of(items, media))
-    if isinstance(message, Generate):
-        check_length(len(expanded), max_model_len=config.max_model_len, max_tokens=message.max_tokens)
-    medium_of = [medium for medium in media for _ in medium.keys]
+    message = request.message
     payload: list[Frame] = []
-    features = []
-    inline: dict[str, Inline] = {}
-    for item, medium, offset in zip(items, medium_of, offsets, strict=True):
-        where: StoredItem | Inline | None = None
-        if isinstance(item.payload, list):  # its frames travel once, however often the request names it
-            where = inline.get(item.mm_hash) or Inline(len(payload), len(item.payload))
-            if item.mm_hash not in inline:
-                inline[item.mm_hash] = where
-                payload += item.payload
-        elif item.payload is not None:
-            where = StoredItem(item.payload.token)
-        mm_hash = hash_in_engine(item, medium.name)
-        length = item.num_embeds
-        features.append(
-            Feature(mm_hash, medium.modality, offset, length, length, item.nbytes, where, has_output=item.has_output)
-        )
+    places: dict[str, StoredItem | Inline | None] = {}
+    for item in items:
+        if isinstance(item.payload, Handle):
+            places[item.mm_hash] = StoredItem(item.payload.token)
+        elif item.payload is not None and item.mm_hash not in places:
+            places[item.mm_hash] = Inline(len(payload), len(item.payload))
+            payload += item.payload  # once, however often the request names it
     add = AddRequest(
-        request_id=number,
+        request_id=request.number,
         kind="generate" if isinstance(message, Generate) else "encode",
-        prompt_token_ids=expanded,
-        features=features,
+        prompt_token_ids=prompt.token_ids,
+        features=[
+            msgspec.structs.replace(feature, payload=places.get(item.mm_hash))
+            for feature, item in zip(prompt.features, items, strict=True)
+        ],
         max_tokens=message.max_tokens if isinstance(message, Generate) else 0,
         rows=message.rows if isinstance(message, Generate) else None,
         tenant=message.tenant,
@@ -96,18 +139,13 @@ def build_request(
         is_streamed=isinstance(message, Generate) and message.stream_window > 0,
         priority=message.priority if isinstance(message, Generate) else 0,
         takes_keys=takes_keys,
-        traceparent=traceparent,
+        traceparent="" if request.span is None else request.span.traceparent,
+        block_hashes=prompt.block_hashes,
     )
     return add, payload
 
 
-def lengths_of(items: Sequence[OutgoingItem], media: Sequence[Medium]) -> list[list[int]]:
-    """Return the placeholders of each medium's items."""
-    lengths = iter([item.num_embeds for item in items])
-    return [[next(lengths) for _ in medium.keys] for medium in media]
-
-
-def hash_in_engine(item: OutgoingItem, image_id: str | None) -> str:
+def _hash_in_engine(item: OutgoingItem, image_id: str | None) -> str:
     """Return what an engine knows an item by; of one that its client has named, the number of embeddings is a part.
 
     A client may use a name again for another image, once the first has gone from here. The engine may still have the

@@ -3,8 +3,9 @@
     items that are cached, or were processed ──┐
     items whose output an engine loads ────────┴──> which engine? ──> pins ──> AddRequest ──> mirrors and books move
 
-A request that no engine takes now has moved nothing: no pin, no mirror. One that is sent again has its items sent as
-frames: its engine could not use them in the store.
+A request that no engine takes now has moved nothing: no pin, no mirror. What one engine's requests have pinned is
+bounded; items beyond that travel as frames. So do the items of a request that is sent again: its engine could not use
+them in the store.
 """
 
 from __future__ import annotations
@@ -13,19 +14,18 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from mmcached.frontend.caches.item_cache import ItemCache, OutgoingItem
-from mmcached.frontend.engines.engine_connections import EngineConnections
-from mmcached.frontend.requests.encoder_outputs import EncoderOutputs
+from mmcached.frontend.engines.engine_connections import EngineConnection, EngineConnections
+from mmcached.frontend.requests.encoder_outputs import EncoderOutputs, Patience
 from mmcached.frontend.requests.engine_choice import EngineChoice
-from mmcached.frontend.requests.inline_items import InlineItems
+from mmcached.frontend.requests.inline_room import InlineRoom
 from mmcached.frontend.requests.item_counts import ItemCounts
-from mmcached.frontend.requests.item_pins import ItemPins
-from mmcached.frontend.requests.open_requests import OpenRequest, OpenRequests
-from mmcached.frontend.requests.request_builder import build_request
+from mmcached.frontend.requests.open_requests import OpenRequest, OpenRequests, Sent
+from mmcached.frontend.requests.request_builder import build_prompt, build_request
+from mmcached.frontend.requests.waits import Verb, Wait, Waits
 from mmcached.wire.config import MIB, ServiceConfig
 from mmcached.wire.errors import PeerGone
 from mmcached.wire.handle import Handle
-from mmcached.wire.messages.engine import AddRequest
-from mmcached.wire.sockets.frames import Frame
+from mmcached.wire.messages.frontend import Generate
 
 if TYPE_CHECKING:  # a service without workers imports nothing that processes images
     from mmcached.frontend.processing.processor import Processed
@@ -38,8 +38,8 @@ class Submission:
         counts: of items by modality.
     Attributes:
         items: the cache of processed items.
-        inline: how much travels beside the store.
-        pins: what lies in the store for open requests.
+        room: how much travels beside the store.
+        num_beyond_quota: items that travelled as frames because their engine's requests had too much pinned.
     """
 
     def __init__(
@@ -51,29 +51,35 @@ class Submission:
         *,
         items: ItemCache,
         counts: ItemCounts,
+        waits: Waits[OpenRequest],
     ) -> None:
         self._config = config
         self._connections = connections
         self._requests = requests
         self._outputs = outputs
         self._counts = counts
-        self._engines = EngineChoice(config, connections, requests)
+        self._engines = EngineChoice(config, connections)
+        self._quota_bytes = config.ring_reader_quota_bytes
         self.items = items
-        self.inline = InlineItems(config.limits.max_inline_items_mb * MIB)
-        self.pins = ItemPins(items, config.ring_reader_quota_bytes)
+        self.room = InlineRoom(config.limits.max_inline_items_mb * MIB, waits)
+        self.num_beyond_quota = 0
 
-    @property
-    def is_possible(self) -> bool:
-        """Whether an engine is ready."""
-        return self._engines.is_possible
+    def engine(self) -> Verb[None]:
+        """Wait until an engine is ready."""
+        while not self._connections.ready():
+            yield Wait({self._connections})
 
-    def submit(self, request: OpenRequest, given: Mapping[str, Processed], stored: Mapping[str, int]) -> bool:
-        """Send a request; return False if no engine is there, or it has to wait. Nothing has moved then, nor if this
-        raises.
+    def submit(
+        self, request: OpenRequest, given: Mapping[str, Processed], stored: Mapping[str, int], patience: Patience
+    ) -> Sent | Verb[None]:
+        """Send a request; return what it has with its engine then, to be given back, or what it has to wait for first.
+
+        If it has to wait, nothing has moved, nor if this raises.
 
         Args:
             given: items by key, as far as the cache does not have them.
             stored: key -> number of embeddings, of items whose output the engine loads.
+            patience: how long it waits for outputs that other engines encode.
         Raises:
             InvalidRequest: it is longer, with all placeholders, than the model takes.
         """
@@ -87,54 +93,72 @@ class Submission:
                 OutgoingItem(key, 0, stored[key], None, has_output=True) if key in stored else next(resolved)
                 for key in request.keys
             ]
-            chosen = self._engines.choose(request, items)
-            if chosen is None or self._outputs.has_to_wait(request, chosen.connection.incarnation, stored):
-                return False
-            if self.inline.has_to_wait(request.number, _inline_bytes(items)):
-                return False
-            items = self.pins.bounded(chosen.connection.incarnation, items)
-            message, payload = self._message(request, items)
-            self._connections.send(chosen.connection, message, payload)
+            prompt = build_prompt(request, items, self._config)
+            chosen = self._engines.choose(prompt, is_generated=isinstance(request.message, Generate))
+            if chosen is None:
+                return self.engine()
+            engine = chosen.engine
+            if (owner := self._outputs.made_elsewhere(request, engine, stored, patience)) is not None:
+                return self._outputs.wait(owner, patience)
+            if not self.room.has_room(request.number, _inline_bytes(items)):
+                return self.room.wait(request.number)
+            items = self._bounded(engine, items)
+            message, payload = build_request(
+                request,
+                prompt,
+                items,
+                mirror_seq=self.items.next_mirror_seq,
+                store_epoch=self._outputs.store_epoch,
+                takes_keys=request.takes_keys and self._config.limits.output_wait_s > 0,
+            )
+            self._connections.send(engine, message, payload)
             held = [item for item in items if isinstance(item.payload, Handle)]
             self.items.sent([item for item in items if not item.has_output])
             self.items.loaded(len(stored))
             self._counts.sent(request.media, missing, but=() if self.items.counts_hits else stored)
         except PeerGone:
-            return False
+            return self.engine()
         finally:
             names = {item.mm_hash for item in held}
             self.items.release([item for item in pinned if item.mm_hash not in names])
-        self.pins.sent(request.number, chosen.connection.incarnation, held)
-        self.inline.sent(request.number, _inline_bytes(items))
         self._engines.sent(chosen)
-        self._requests.move(request, chosen.connection.incarnation, chosen.num_waiting)
-        self._outputs.sent(request, chosen.connection, stored)
-        return True
+        self.room.take(inline_bytes := _inline_bytes(items))
+        loaded_bytes = self._outputs.stored_bytes(request, stored)
+        return Sent(engine, prompt.num_tokens, chosen.num_waiting, held, inline_bytes, loaded_bytes)
 
-    def leave(self, number: int) -> None:
-        """Let go of what a request has with an engine; an unknown one changes nothing."""
-        self.inline.leave(number)
-        self.pins.leave(number)
+    def give_back(self, request: OpenRequest) -> None:
+        """Let go of what a request has with an engine; of one that no engine has, nothing."""
+        sent, request.sent = request.sent, None
+        if sent is not None:
+            sent.end()
+            self.items.release(sent.pinned)
+            self.room.give_back(sent.inline_bytes)
 
-    def numbers(self) -> set[int]:
-        """Return the requests of which something is noted."""
-        return self.inline.numbers() | self.pins.numbers()
+    @property
+    def pinned_bytes(self) -> int:
+        """Bytes that are pinned, of each item once."""
+        return sum({item.payload: item.nbytes for item in self._pinned()}.values())
 
-    def _message(self, request: OpenRequest, items: Sequence[OutgoingItem]) -> tuple[AddRequest, list[Frame]]:
-        add, payload = build_request(
-            request.number,
-            request.message,
-            request.token_ids,
-            items,
-            request.media,
-            mirror_seq=self.items.next_mirror_seq,
-            store_epoch=self._outputs.store_epoch,
-            takes_keys=request.takes_keys and self._config.limits.output_wait_s > 0,
-            traceparent="" if request.span is None else request.span.traceparent,
-            config=self._config,
-        )
-        request.num_prompt_tokens = len(add.prompt_token_ids)
-        return add, payload
+    def _pinned(self, engine: EngineConnection | None = None) -> list[OutgoingItem]:
+        """Return the items that are pinned, those for the requests of one engine or all."""
+        requests = self._requests if engine is None else self._requests.on_engine(engine)
+        return [item for request in requests if request.sent is not None for item in request.sent.pinned]
+
+    def _bounded(self, engine: EngineConnection, items: Sequence[OutgoingItem]) -> list[OutgoingItem]:
+        """Return the items of a request, those as frames that an engine has no room for."""
+        if self._quota_bytes is None:
+            return list(items)
+        pinned = {item.mm_hash: item.nbytes for item in self._pinned(engine)}
+        bounded = []
+        for item in items:
+            if isinstance(item.payload, Handle) and item.mm_hash not in pinned:
+                if sum(pinned.values()) + item.nbytes > self._quota_bytes:
+                    self.num_beyond_quota += 1
+                    bounded += self.items.inline([item])
+                    continue
+                pinned[item.mm_hash] = item.nbytes
+            bounded.append(item)
+        return bounded
 
 
 def _inline_bytes(items: Sequence[OutgoingItem]) -> int:

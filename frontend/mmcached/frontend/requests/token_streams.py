@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from mmcached.frontend.requests.open_requests import OpenRequest
-from mmcached.wire.errors import InvariantError, MissingRows, RequestAborted
+from mmcached.wire.errors import MissingRows, RequestAborted
 from mmcached.wire.messages.client import Tokens
 from mmcached.wire.messages.frontend import ROW_WINDOW_BYTES, Generate, TokensTaken
 from mmcached.wire.messages.parts import RequestRows, Rows, StreamedTokens
@@ -31,8 +31,8 @@ Send = Callable[[bytes, Tokens, Sequence[Frame]], bool]
 """Queues a message for a client; returns whether it was queued."""
 
 
-@dataclass(slots=True)
-class _Stream:
+@dataclass(slots=True, eq=False)
+class OpenStream:
     """One generation; its first `num_sent` tokens have gone, and of these the client has taken `num_taken`.
 
     Attributes:
@@ -72,7 +72,7 @@ class _Stream:
 
 
 class TokenStreams:
-    """All streamed generations of one frontend, by the number of their request.
+    """All streamed generations of one frontend; each request holds its stream.
 
     Attributes:
         row_window_bytes: of each stream that is opened from now on.
@@ -81,11 +81,7 @@ class TokenStreams:
     def __init__(self, send: Send, row_window_bytes: int = ROW_WINDOW_BYTES) -> None:
         self._send = send
         self.row_window_bytes = row_window_bytes
-        self._streams: dict[int, _Stream] = {}
-        self._due: dict[int, None] = {}
-
-    def __len__(self) -> int:
-        return len(self._streams)
+        self._due: dict[OpenStream, None] = {}
 
     def open(self, request: OpenRequest) -> None:
         """Stream an accepted request, if its client wants that."""
@@ -93,49 +89,51 @@ class TokenStreams:
         if isinstance(message, Generate) and message.stream_window:
             wanted = message.rows if message.rows is not None and message.rows.delivery == "delta" else None
             rows = {} if wanted is None else {key: RowPieces(key, wanted.first) for key in wanted.keys}
-            self._streams[request.number] = _Stream(
+            request.stream = OpenStream(
                 request.peer, message.request_id, message.stream_window, self.row_window_bytes, rows
             )
 
-    def close(self, number: int) -> None:
-        self._streams.pop(number, None)
-        self._due.pop(number, None)
+    def close(self, request: OpenRequest) -> None:
+        """Send nothing more of a request; a second call changes nothing."""
+        if request.stream is not None:
+            self._due.pop(request.stream, None)
+            request.stream = None
 
     # ---- from engines
 
-    def committed(self, tokens: StreamedTokens) -> None:
-        """Take what an engine has computed; of a generation that is over, nothing. What came before is left out."""
-        stream = self._streams.get(tokens.request_id)
+    def committed(self, request: OpenRequest, tokens: StreamedTokens) -> None:
+        """Take what an engine has computed; of a request without a stream, nothing. What came before is left out."""
+        stream = request.stream
         if stream is None:
             return
         num_known = stream.num_committed - tokens.first
         if num_known < 0:
             return  # a message was lost with a connection: the answer brings what is missing, and all behind it
         stream.waiting += tokens.token_ids[num_known:]
-        if stream.can_send:
-            self._due[tokens.request_id] = None
+        self._may_be_due(stream)
 
-    def committed_rows(self, part: RequestRows, payload: Sequence[Frame]) -> None:
+    def committed_rows(self, request: OpenRequest, rows: Rows, payload: Sequence[Frame]) -> None:
         """As `committed`; to be called first for what comes in one message.
 
         Raises:
             RequestAborted: rows before them were lost with a connection, and the engine keeps none that it has sent.
         """
-        stream = self._streams.get(part.request_id)
-        if stream is None or part.rows.key not in stream.rows:
+        stream = request.stream
+        if stream is None or rows.key not in stream.rows:
             return
-        _put(stream.rows[part.rows.key], part.rows, payload)
-        if stream.can_send:
-            self._due[part.request_id] = None
+        _put(stream.rows[rows.key], rows, payload)
+        self._may_be_due(stream)
 
-    def rest(self, number: int, rows: list[Rows], payload: Sequence[Frame]) -> tuple[list[Rows], Sequence[Frame]]:
+    def rest(
+        self, request: OpenRequest, rows: list[Rows], payload: Sequence[Frame]
+    ) -> tuple[list[Rows], Sequence[Frame]]:
         """Return the rows of an answer with those before them that wait here, each key in one piece, and the frames.
         The stream is to be closed then.
 
         Raises:
             RequestAborted: as `committed_rows`.
         """
-        stream = self._streams.get(number)
+        stream = request.stream
         if stream is None or not stream.rows:
             return rows, payload
         for part in rows:
@@ -146,23 +144,21 @@ class TokenStreams:
 
     # ---- to clients
 
-    def taken(self, number: int, receipt: TokensTaken) -> None:
-        stream = self._streams.get(number)
+    def taken(self, request: OpenRequest, receipt: TokensTaken) -> None:
+        stream = request.stream
         if stream is None:
             return
         stream.num_taken = max(stream.num_taken, min(receipt.num_tokens, stream.num_sent))
         num_bytes = min(receipt.num_row_bytes, stream.num_row_bytes_sent)
         stream.num_row_bytes_taken = max(stream.num_row_bytes_taken, num_bytes)
-        if stream.can_send:
-            self._due[number] = None
+        self._may_be_due(stream)
 
     def flush(self) -> None:
         """Send what may be sent, in one message per client."""
         if not self._due:
             return
-        by_peer: dict[bytes, list[_Stream]] = {}
-        for number in self._due:
-            stream = self._streams[number]
+        by_peer: dict[bytes, list[OpenStream]] = {}
+        for stream in self._due:
             by_peer.setdefault(stream.peer, []).append(stream)
         self._due.clear()
         for peer, streams in by_peer.items():
@@ -173,19 +169,13 @@ class TokenStreams:
                 for stream in streams:
                     stream.sent()
 
-    def numbers(self) -> set[int]:
-        return set(self._streams)
+    def due(self) -> set[OpenStream]:
+        """Return the streams of which something may be sent."""
+        return set(self._due)
 
-    def check_integrity(self) -> None:
-        """Raise `InvariantError` if a stream is due that is not open, or has taken what was not sent."""
-        if not self._due.keys() <= self._streams.keys():
-            raise InvariantError(f"streams {sorted(self._due.keys() - self._streams.keys())} are due and not open")
-        for number, stream in self._streams.items():
-            if not 0 <= stream.num_taken <= stream.num_sent:
-                raise InvariantError(f"stream {number}: {stream.num_taken} taken of {stream.num_sent} sent tokens")
-            if not 0 <= stream.num_row_bytes_taken <= stream.num_row_bytes_sent:
-                where = f"{stream.num_row_bytes_taken} taken of {stream.num_row_bytes_sent} sent bytes of rows"
-                raise InvariantError(f"stream {number}: {where}")
+    def _may_be_due(self, stream: OpenStream) -> None:
+        if stream.can_send:
+            self._due[stream] = None
 
 
 def _put(pieces: RowPieces, rows: Rows, payload: Sequence[Frame]) -> None:

@@ -25,6 +25,9 @@ from mmcached.wire.messages.parts import (
     Traceparent,
 )
 
+BlockHash = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
+"""Digest of a full block of a prompt and of all before it."""
+
 # ---- from the frontend
 
 
@@ -56,6 +59,8 @@ class AddRequest(Message, frozen=True):
         store_epoch: Epoch of the store in which encoder outputs are saved; 0: they are not saved.
         takes_keys: See `Encode` and `Generate`.
         traceparent: Trace context of the frontend's span.
+        block_hashes: Digests of 32 bytes of the prompt's first full blocks, as far as the frontend has computed them;
+            the engine computes the others.
     """
 
     request_id: Count
@@ -71,6 +76,7 @@ class AddRequest(Message, frozen=True):
     store_epoch: Count = 0
     takes_keys: bool = False
     traceparent: Traceparent = ""
+    block_hashes: list[BlockHash] = msgspec.field(default_factory=list)
 
 
 class AbortRequest(Message, frozen=True):

@@ -1,4 +1,4 @@
-"""Preparing, through a Frontend: hits go past, equal items are processed once, every end leaves nothing behind."""
+"""Items are made, through a Frontend: hits go past, equal items are processed once, every end leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from mmcached.frontend.processing import pool
+from mmcached.frontend.processing.item_processor import Processing
 from mmcached.frontend.requests.item_keys import HASH_HERE_BYTES
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import error_from_wire
@@ -23,6 +24,7 @@ from tests.clock import Clock
 from tests.doubles.engine import WireEngine
 from tests.frontend.fake_peers import DEADLINE_S, Bench, png
 from tests.frontend.held_work import HeldWork
+from tests.frontend.integrity import check_frontend
 from tests.frontend.pictures import encode, noise
 
 SHM: dict[str, Any] = {
@@ -61,7 +63,7 @@ def bench(run_dir: Path, clock: Clock, work: HeldWork, mode: str) -> Iterator[Be
         yield bench
         work.release()
         bench.pump(lambda: work.is_idle)
-        bench.frontend.check_integrity()
+        check_frontend(bench.frontend)
 
 
 @pytest.fixture
@@ -186,6 +188,17 @@ def test_an_error_that_is_nobodys_file_is_typed_too(
     assert "images[0]" in failed.error.message
 
 
+def test_a_fault_of_the_thread_that_hashes_ends_one_request(
+    bench: Bench, engine: WireEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as broken:
+        broken.setattr(Processing, "keys", None)
+        bench.generate(1, [encode(noise(240, 240))])
+        assert failure_of(bench, 1)[0] == "invariant_error"
+    bench.generate(2, [encode(noise(240, 240))])
+    assert added(bench, engine).request_id == 2
+
+
 @pytest.mark.parametrize("how", ["cancel", "bye", "death", "deadline"])
 def test_request_that_ends_while_it_waits_leaves_nothing(
     bench: Bench, engine: WireEngine, work: HeldWork, clock: Clock, how: str
@@ -226,7 +239,7 @@ def test_work_that_is_killed_is_begun_again_for_who_has_come_since(
     bench.pump(lambda: not bench.frontend.stats().requests_open)
     # The decoder is gone, but nobody has looked into the mailbox.
     assert select.select([bench.frontend.requests], [], [], DEADLINE_S)[0]
-    bench.frontend.check_integrity()
+    check_frontend(bench.frontend)
     bench.generate(2, [A])
     is_begun(bench, work, A, A)
     work.release()
@@ -243,7 +256,7 @@ def test_work_that_is_killed_and_that_nobody_waits_for_is_forgotten(
     bench.client.send(to_frontend.Cancel(bench.client_id, 1))
     bench.pump(lambda: work.ended == [A])
     bench.stats()  # behind what it has left in the mailbox
-    bench.frontend.check_integrity()
+    check_frontend(bench.frontend)
     work.release()
     bench.generate(2, [A])
     added(bench, engine)
