@@ -172,8 +172,8 @@ class World:
         if self._shelf is not None:
             self._shelf.happen()
         step = self._scheduler.schedule()
-        self._tell_failed()
         assert (step is None) == (not self._scheduler.has_work())
+        self._tell_failed()
         if step is None:
             return
         self.num_steps += 1
