@@ -20,7 +20,7 @@ from mmcached.wire.version import PROTOCOL_VERSION, VERSION_FIELD
 from tests.house import REPOSITORY
 from tests.wire.examples import UNIONS
 
-SCHEMA = "16:1d11711b0feeff54"
+SCHEMA = "17:1e13414d3e54c1b3"
 """Of `PROTOCOL_VERSION`: after a change raise the version, then put here what the test found."""
 
 

@@ -110,7 +110,7 @@ class Rank:
         self._weights = epoch
         self._model = ReferenceModel(model, max_model_len=self._config.max_model_len, device=_CPU)
         self._items = ReferenceEncoder(model, self._model.encoder)
-        self.runner._model, self.runner._items.encoder = self._model, self._items
+        self.runner._model.decoder, self.runner._items.encoder = self._model.decoder, self._items
 
     def encoder_keys(self) -> list[str]:
         return self.runner.encoder_cache.keys()

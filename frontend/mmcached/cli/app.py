@@ -76,6 +76,7 @@ def serve(
     """
     stop = StopFlag()  # first, because the imports take long
     from mmcached.cache.checkpoints.checkpoint import check_encoder
+    from mmcached.cache.checkpoints.language import check_model
     from mmcached.cli.logs.lines import set_up_logging
     from mmcached.cli.progress import announce, announcing, working
     from mmcached.cli.serve.service_manager import ServiceManager
@@ -86,6 +87,7 @@ def serve(
     home = run_dir or default_run_dir()
     check_packages(loaded.config)
     check_encoder(loaded.config)
+    check_model(loaded.config)
     if loaded.config.store_l2:
         from mmcached.second_level.urls import check_installed
 

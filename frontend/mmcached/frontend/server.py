@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING, assert_never
 import msgspec
 import structlog
 
+from mmcached.cache.checkpoints.language import Language
 from mmcached.frontend.caches.from_config import item_cache_from_config
 from mmcached.frontend.connections.listening import listen_for_clients, listen_for_engines, message_limits
 from mmcached.frontend.connections.presence import ClientPresence
@@ -65,7 +66,6 @@ from mmcached.wire.process.turns import REST_S, Guard, TurnShare, longest_rest_s
 from mmcached.wire.slow_log import SlowLog
 from mmcached.wire.sockets.frames import Frame
 from mmcached.wire.stats import FrontendStats, ItemStats, RoleName
-from mmcached.wire.vocabulary import END_TOKEN_ID, IMAGE_TOKEN_ID
 
 if TYPE_CHECKING:
     from mmcached.wire.tracing import StartSpan
@@ -97,6 +97,7 @@ class Frontend(Closeable):
         start_span: StartSpan | None = None,
     ) -> None:
         self._config = config
+        self._language = Language.of(config)
         self._clock = clock
         self._share = TurnShare()
         self._guard = Guard()
@@ -290,9 +291,9 @@ class Frontend(Closeable):
     def _welcome(self) -> to_client.Welcome:
         return to_client.Welcome(
             service_id=self._config.digest(),
-            image_token_id=IMAGE_TOKEN_ID,
-            eos_token_id=END_TOKEN_ID,
-            hidden_size=self._config.model.hidden_size,
+            image_token_id=self._language.marks.get("image", 0),
+            eos_token_id=min(self._language.stop_token_ids, default=0),
+            hidden_size=self._language.hidden_size,
             max_model_len=self._config.max_model_len,
             store_ring=self.store.announcement,
             store_epoch=self.store.records.epoch,

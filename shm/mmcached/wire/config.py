@@ -35,8 +35,21 @@ MAX_ENGINES = 8
 
 
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The reference model: its sizes, and the seed from which all its weights are generated."""
+    """The model behind `generate`: the reference model, or the language model of a local checkpoint ("hf").
 
+    Most fields are sizes of the reference model; `cache.checkpoints.language` has those of either kind.
+
+    Attributes:
+        path: Folder of the checkpoint.
+        dtype: Dtype of a checkpoint's computation; "auto" for the checkpoint's.
+        chunk_tokens: A checkpoint's prompts are computed in chunks that begin at multiples of it.
+        seed: The reference model's, from which all its weights are generated.
+    """
+
+    kind: Literal["reference", "hf"] = "reference"
+    path: str = ""
+    dtype: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
+    chunk_tokens: int = 128
     seed: int = 0
     hidden_size: int = 64
     num_layers: int = 2
@@ -208,7 +221,8 @@ class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             check_range(field, value, LIMITS[field].low, LIMITS[field].high)
         if self.http_port is not None:
             check_range("http_port", self.http_port, 0, 65_535)
-        check_range("model.num_layer_outputs", self.model.num_layer_outputs, 0, min(self.model.num_layers, 63))
+        if self.model.kind == "reference":  # the layers of a checkpoint are checked where it is read
+            check_range("model.num_layer_outputs", self.model.num_layer_outputs, 0, min(self.model.num_layers, 63))
         if self.model.hidden_size % self.model.num_heads:
             raise ConfigError("model.hidden_size", self.model.hidden_size, "must be a multiple of model.num_heads")
         if self.max_model_len > (self.num_kv_blocks - 1) * self.block_size:
@@ -225,6 +239,7 @@ class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         check_traces_endpoint(self.otlp_traces_endpoint)
         _check_engines(self)
         _check_encoder(self)
+        _check_model(self)
         self.kv_events.check(self.num_engines)
 
     @property
@@ -272,12 +287,6 @@ class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         """Capacity of rank 0's prefix rows in bytes; 0 = off."""
         is_of_use = self.enable_tensor_prefix_cache and self.enable_prefix_caching
         return int(self.tensor_prefix_cache_gb * GIB) if is_of_use else 0
-
-    @property
-    def tensor_prefix_blocks(self) -> int:
-        """Blocks of `block_size` positions, all keys together, that fit into `tensor_prefix_cache_bytes`."""
-        block_bytes = self.block_size * len(self.model.row_keys) * self.model.hidden_size * 4
-        return self.tensor_prefix_cache_bytes // block_bytes
 
     @property
     def ring_reader_quota_bytes(self) -> int | None:
@@ -396,6 +405,7 @@ _RANGES: Mapping[str, tuple[float, float]] = {
     **{f"model.{size}": (1, 4096) for size in ("hidden_size", "num_layers", "num_heads", "patch_size")},
     **{f"model.{size}": (1, 4096) for size in ("encoder_width", "encoder_layers", "max_patches_per_image")},
     **{f"model.{size}": (1, 4096) for size in ("audio_frame", "audio_window")},
+    "model.chunk_tokens": (1, 1 << 16),
     "kv_events.buffer_steps": (1, 1 << 20),
     "kv_events.buffer_mb": (1, 1 << 16),
     "kv_events.hwm": (1, 1 << 24),
@@ -427,6 +437,29 @@ def _check_encoder(config: ServiceConfig) -> None:
         raise ConfigError("limits.remote_encode_s", config.limits.remote_encode_s, limit)
     if not encoder.ray_namespace:
         raise ConfigError("encoder.ray_namespace", "", "must not be empty")
+
+
+def _check_model(config: ServiceConfig) -> None:
+    """Check what a checkpoint behind `generate` needs: each chunk of a prompt is computed whole, in one step."""
+    if config.model.kind == "reference":
+        return
+    if not config.has_workers:
+        raise ConfigError("model.kind", config.model.kind, "must be reference: with world_size = 0 there is no model")
+    chunk_tokens, threshold = config.model.chunk_tokens, config.long_prefill_token_threshold
+    if chunk_tokens % config.block_size:
+        limit = f"must be a multiple of block_size = {config.block_size}: cached prefixes are whole blocks"
+        raise ConfigError("model.chunk_tokens", chunk_tokens, limit)
+    if chunk_tokens > config.max_num_batched_tokens:
+        limit = (
+            f"must be at most max_num_batched_tokens = {config.max_num_batched_tokens}: a step computes whole chunks"
+        )
+        raise ConfigError("model.chunk_tokens", chunk_tokens, limit)
+    if 0 < threshold < chunk_tokens:
+        limit = f"must be 0 or at least model.chunk_tokens = {chunk_tokens}: a step computes whole chunks"
+        raise ConfigError("long_prefill_token_threshold", threshold, limit)
+    if config.disable_chunked_mm_input:
+        limit = "must be false with model.kind hf: chunks end at fixed places, also within an item"
+        raise ConfigError("disable_chunked_mm_input", True, limit)
 
 
 def check_traces_endpoint(url: str) -> None:

@@ -8,6 +8,7 @@
     devices.py         selects the torch device
     steps/             one plan: read, encode, run, answer
     model/             the reference model, in exact integers
+    language/          the language model of a checkpoint
     hidden_states/     hidden states, by content
     integers.py        integer checks of arguments
 

@@ -52,7 +52,11 @@ def service_encoder_budget(config: ServiceConfig) -> EncoderBudget:
     """Return the budgets of a service; raises as `compute_encoder_budget`."""
     if not config.is_multimodal_model:
         return EncoderBudget(0, 0)
-    return _budget(config, max_embeds_per_item(config))
+    largest = max_embeds_per_item(config)
+    if config.model.kind == "hf":
+        # A chunk is computed whole, with all items in it, of which the first and the last may reach beyond it.
+        largest = config.model.chunk_tokens + 2 * largest
+    return _budget(config, largest)
 
 
 def make_encoder_cache_manager(scope: EncoderCacheScope, cache_size: int) -> EncoderCacheTable:

@@ -16,7 +16,10 @@ class RequestHashes:
         self.by_request: dict[int, list[bytes]] = {}
 
     def of(self, request: Request) -> list[bytes]:
-        """Return the hashes of all full blocks; raises `InvalidRequest` if one contains a placeholder token id."""
+        """Return the hashes of all full blocks that may be shared.
+
+        Raises `InvalidRequest` if one contains a placeholder token id.
+        """
         block_hashes = request.block_hashes
         if (request.num_tokens - self.num_lookahead_tokens) // self.block_size > len(block_hashes):
             self.extend(request)
@@ -25,7 +28,12 @@ class RequestHashes:
 
     def extend(self, request: Request) -> None:
         """Append the missing hashes to `request.block_hashes` without registering the request; raises as `of`."""
+        most = None if request.num_shareable_tokens is None else request.num_shareable_tokens // self.block_size
+        if most is not None and len(request.block_hashes) >= most:
+            return
         self.hasher.extend_block_hashes(request, self.block_size, self.num_lookahead_tokens)
+        if most is not None:
+            del request.block_hashes[most:]
 
     def forget_request(self, request: Request) -> None:
         self.by_request.pop(request.request_id, None)

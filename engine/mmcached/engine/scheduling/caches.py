@@ -6,19 +6,24 @@ same step open, or none has.
 
 from __future__ import annotations
 
+from mmcached.cache.checkpoints.language import Language
 from mmcached.engine.encoder.encoder_budget import make_encoder_cache_manager, service_encoder_budget
 from mmcached.engine.hidden_states.kept_rows import KeptRows
 from mmcached.engine.hidden_states.listed_rows import Report
 from mmcached.engine.hidden_states.tensor_prefix_index import TensorPrefixIndex
 from mmcached.engine.kv.config import KVCacheConfig
 from mmcached.engine.kv.kv_cache import KVCache
+from mmcached.engine.scheduling.alignment import Alignment
 from mmcached.engine.steps.request import Request
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import InvariantError
 
 
 class Caches:
-    """KV, encoder and prefix-row caches; raises `ConfigError` for budgets that could never compute an item."""
+    """KV, encoder and prefix-row caches, and where chunks may begin.
+
+    Raises `ConfigError` for budgets that could never compute an item, and as `Language.of`.
+    """
 
     def __init__(self, config: ServiceConfig) -> None:
         self.encoder_budget = service_encoder_budget(config)
@@ -31,9 +36,11 @@ class Caches:
             hash_seed=config.prefix_caching_hash_seed,
         )
         self.encoder = make_encoder_cache_manager(config.encoder_cache_scope, self.encoder_budget.cache_size)
-        num_row_blocks = config.tensor_prefix_blocks
+        self.language = Language.of(config)
+        self.alignment = Alignment(self.language.chunk_tokens)
+        num_row_blocks = self.language.prefix_blocks(config)
         self.prefix_index = TensorPrefixIndex(config.block_size, max_blocks=max(1, num_row_blocks))
-        self.kept_rows = KeptRows(self.prefix_index, config.model.row_keys if num_row_blocks else ())
+        self.kept_rows = KeptRows(self.prefix_index, self.language.row_keys if num_row_blocks else ())
 
     def begin_step(self, step_id: int) -> None:
         self.kv.begin_step(step_id)

@@ -102,6 +102,10 @@ class Scheduler:
         if self._config.disable_chunked_mm_input and request.kind == "generate":
             max_embeds_per_item = min(max_embeds_per_item, self._config.max_num_batched_tokens)
         check_request(request, self._config, max_embeds_per_item)
+        num_shareable = self.caches.alignment.num_shareable(request.num_prompt_tokens)
+        if num_shareable is not None:
+            request.num_shareable_tokens = num_shareable
+            del request.block_hashes[num_shareable // self._config.block_size :]
         urgency = request.priority if self._config.scheduling_policy == "priority" else 0
         request.place = urgency, self._num_arrivals
         self._num_arrivals += 1

@@ -44,6 +44,7 @@ class StepBuilder:
         self._kv = caches.kv
         self._encoder = caches.encoder
         self._rows = caches.kept_rows
+        self._alignment = caches.alignment
         self._block_size = config.block_size
         self._encoder_budget = EncoderStepBudget(caches.encoder, caches.encoder_budget.compute_budget)
         self._token_budget = config.max_num_batched_tokens
@@ -89,7 +90,7 @@ class StepBuilder:
         if not self._token_budget:
             return ScheduleOutcome.NO_TOKENS
         hit, num_hit_tokens = self._kv.get_computed_blocks(request)
-        num_usable = self._rows.usable_prefix(request, num_hit_tokens)
+        num_usable = self._alignment.usable(self._rows.usable_prefix(request, num_hit_tokens))
         if num_usable < num_hit_tokens:
             hit, num_hit_tokens = self._kv.get_computed_blocks(request, num_usable)
         if not admission.is_room_for(request, hit):
@@ -109,6 +110,7 @@ class StepBuilder:
     def _add_chunk(self, request: Request, start: int, *, hit: KVCacheBlocks | None = None) -> ScheduleOutcome:
         num_tokens = request.num_tokens
         end = min(num_tokens, start + min(self._token_budget, self._most_tokens))
+        end = self._alignment.end(request, start, end)
         plan = None
         if start < request.features_end:
             if self._config.disable_chunked_mm_input:
@@ -116,7 +118,7 @@ class StepBuilder:
             if end > start:
                 plan = self._encoder_budget.plan(request, [index for index, _ in request.features_in(start, end)])
                 if plan.refused is not None:
-                    end = max(start, request.features[plan.refused].offset)
+                    end = self._alignment.end(request, start, max(start, request.features[plan.refused].offset))
                     if end == start:
                         self._encoder_budget.take_plan(plan)
                         return ScheduleOutcome.ENCODER_REFUSED

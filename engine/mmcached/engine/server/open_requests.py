@@ -176,6 +176,7 @@ class OpenRequests:
             store_epoch=message.store_epoch,
             takes_keys=message.takes_keys,
             block_hashes=message.block_hashes,
+            stop_token_ids=self._scheduler.caches.language.stop_token_ids,
             rows_name=f"rows/{secrets.token_hex(16)}" if message.takes_keys and message.store_epoch else "",
         )
 

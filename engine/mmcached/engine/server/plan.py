@@ -78,4 +78,5 @@ def _run_chunk(chunk: ScheduledChunk) -> RunChunk:
         rows_name=request.rows_name,
         tenant=request.tenant if request.rows_name else "",
         store_epoch=request.store_epoch if request.rows_name else 0,
+        num_prompt_tokens=request.num_prompt_tokens,
     )

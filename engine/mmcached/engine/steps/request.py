@@ -11,7 +11,7 @@ Output tokens survive preemption; their KV is recomputed.
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Literal, NamedTuple
 
 from mmcached.cache.hashing.block_keys import LoraKey
@@ -20,6 +20,7 @@ from mmcached.wire.vocabulary import END_TOKEN_ID
 
 Kind = Literal["generate", "encode"]
 FinishReason = Literal["stop", "length"]
+_ENDS = frozenset({END_TOKEN_ID})
 
 
 class RequestStatus(enum.Enum):
@@ -54,6 +55,8 @@ class Request:
         num_rows_delivered: position before which no row is wanted any more.
         place: sort key of the order of service, set by the scheduler.
         features_end: position after the last item's placeholders; 0 without items.
+        stop_token_ids: tokens that end the generation.
+        num_shareable_tokens: leading tokens whose results other requests may use; None: all.
     """
 
     def __init__(
@@ -75,6 +78,8 @@ class Request:
         takes_keys: bool = False,
         rows_name: str = "",
         block_hashes: Sequence[bytes] = (),
+        stop_token_ids: Set[int] = _ENDS,
+        num_shareable_tokens: int | None = None,
     ) -> None:
         self.request_id = request_id
         self.kind = kind
@@ -104,6 +109,8 @@ class Request:
         self.alone_until = 0
         self.was_admitted = False
         self.block_hashes = list(block_hashes)
+        self.stop_token_ids = stop_token_ids
+        self.num_shareable_tokens = num_shareable_tokens
         self.status = RequestStatus.WAITING
         self.finish_reason: FinishReason | None = None
 
@@ -139,7 +146,7 @@ class Request:
         """Return the finish reason if a generation is complete, else None. Changes nothing."""
         token_ids = self.token_ids
         num_output_tokens = len(token_ids) - self.num_prompt_tokens
-        if token_ids[-1] == END_TOKEN_ID and num_output_tokens > 0:
+        if token_ids[-1] in self.stop_token_ids and num_output_tokens > 0:
             return "stop"
         return "length" if num_output_tokens >= self.max_tokens else None
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -84,8 +84,10 @@ def media_of(message: Generate | Encode, files: Sequence[Frame]) -> list[Medium]
     return media
 
 
-def in_prompt_order(media: Sequence[Medium], token_ids: Sequence[int]) -> list[Medium]:
-    """Return media in the order of their markers in a prompt that has one marker for each."""
+def in_prompt_order(
+    media: Sequence[Medium], token_ids: Sequence[int], marks: Mapping[Modality, int] = TOKEN_IDS
+) -> list[Medium]:
+    """Return media in the order of their markers, the tokens of `marks`, in a prompt that has one marker for each."""
     of_modality = {modality: iter([each for each in media if each.modality == modality]) for modality in MODALITIES}
-    by_token = {TOKEN_IDS[modality]: each for modality, each in of_modality.items()}
+    by_token = {token_id: of_modality[modality] for modality, token_id in marks.items()}
     return [next(by_token[token_id]) for token_id in token_ids if token_id in by_token]

@@ -2,7 +2,8 @@
 
     "see <image>!"   -> tokenise ->   BEGIN s e e _ IMG !   -> expand ->   BEGIN s e e _ IMG IMG IMG !
 
-The tokens of text are its UTF-8 bytes; see `mmcached.wire.vocabulary`.
+The reference model's tokens of text are its UTF-8 bytes, see `mmcached.wire.vocabulary`; `tokenizer` has those of a
+checkpoint, whose prompts have the tokens of `marks` for files.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ from mmcached.wire.errors import InvalidRequest
 from mmcached.wire.vocabulary import BEGIN_TOKEN_ID, MARKERS, TOKEN_IDS, VOCABULARY_SIZE, Modality
 
 FIELD = "prompt"
-_MARKS = tuple(TOKEN_IDS.values())
 _MARKER_TO_TOKEN = {MARKERS[modality]: (token_id,) for modality, token_id in TOKEN_IDS.items()}
 _ANY_MARKER = re.compile(f"({'|'.join(map(re.escape, _MARKER_TO_TOKEN))})")
 
@@ -42,32 +42,56 @@ def tokenise(
     if len(prompt) > longest:
         raise InvalidRequest(FIELD, f"{len(prompt)} long", f"at most {longest} (max_model_len is {max_model_len})")
     token_ids = _from_text(prompt) if isinstance(prompt, str) else _from_ids(prompt)
-    for modality, token_id in TOKEN_IDS.items():
-        num_markers, number = token_ids.count(token_id), numbers.get(modality, 0)
-        if num_markers != number:
-            raise InvalidRequest(FIELD, f"{num_markers} {modality} marker(s)", f"{number} {modality}(s) came with it")
+    _check_markers(token_ids, numbers, TOKEN_IDS)
     check_length(len(token_ids), max_model_len=max_model_len, max_tokens=max_tokens)
     return token_ids
 
 
-def expand(token_ids: Sequence[int], lengths: Sequence[Sequence[int]]) -> tuple[list[int], list[int]]:
+def checked_ids(
+    token_ids: Sequence[int],
+    numbers: Mapping[Modality, int],
+    marks: Mapping[Modality, int],
+    *,
+    vocabulary_size: int,
+    max_model_len: int,
+    max_tokens: int,
+) -> list[int]:
+    """Return the token ids of a checkpoint's prompt, with one token of `marks` per file; raises as `tokenise`."""
+    if not token_ids:
+        raise InvalidRequest(FIELD, "", "must not be empty")
+    check_length(len(token_ids), max_model_len=max_model_len, max_tokens=max_tokens)
+    if max(token_ids) >= vocabulary_size:
+        index = next(index for index, token_id in enumerate(token_ids) if token_id >= vocabulary_size)
+        raise InvalidRequest(f"{FIELD}[{index}]", token_ids[index], f"must be a token id below {vocabulary_size}")
+    for modality, number in numbers.items():
+        if number and modality not in marks:
+            raise InvalidRequest(f"{modality}s", number, "none: the service's checkpoint takes text")
+    _check_markers(token_ids, numbers, marks)
+    return list(token_ids)
+
+
+def expand(
+    token_ids: Sequence[int], lengths: Sequence[Sequence[int]], marks: Mapping[Modality, int] = TOKEN_IDS
+) -> tuple[list[int], list[int]]:
     """Replace each marker by the placeholders of its items.
 
     Args:
         lengths: Number of placeholders of each item of each file, in the order of the prompt.
+        marks: The marker of each modality.
     Returns:
         The token ids, and the index of each item's first placeholder.
     Raises:
         InvalidRequest: Another number of markers than of files.
     """
-    num_markers = sum(map(token_ids.count, _MARKS))
+    markers = frozenset(marks.values())
+    num_markers = sum(map(token_ids.count, markers))
     if num_markers != len(lengths):
         raise InvalidRequest(FIELD, f"{num_markers} marker(s)", f"{len(lengths)} file(s) came with it")
     expanded: list[int] = []
     offsets: list[int] = []
     remaining = iter(lengths)
     for token_id in token_ids:
-        if token_id in _MARKS:
+        if token_id in markers:
             for length in next(remaining):
                 offsets.append(len(expanded))
                 expanded += [token_id] * length
@@ -81,6 +105,13 @@ def check_length(num_tokens: int, *, max_model_len: int, max_tokens: int) -> Non
     if num_tokens + max_tokens > max_model_len:
         wanted = f"{num_tokens} tokens and {max_tokens} to generate"
         raise InvalidRequest(FIELD, wanted, f"at most {max_model_len} together (max_model_len)")
+
+
+def _check_markers(token_ids: Sequence[int], numbers: Mapping[Modality, int], marks: Mapping[Modality, int]) -> None:
+    for modality, token_id in marks.items():
+        num_markers, number = token_ids.count(token_id), numbers.get(modality, 0)
+        if num_markers != number:
+            raise InvalidRequest(FIELD, f"{num_markers} {modality} marker(s)", f"{number} {modality}(s) came with it")
 
 
 def _from_text(text: str) -> list[int]:

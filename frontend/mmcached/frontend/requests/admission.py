@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
+from mmcached.cache.checkpoints.language import Language
 from mmcached.cache.store_keys import ITEMS_TENANT
 from mmcached.frontend.processing.fair_queue import fair_share
 from mmcached.frontend.processing.media import in_prompt_order
+from mmcached.frontend.processing.tokenizer import CheckpointTokenizer
 from mmcached.frontend.requests.open_requests import OpenRequest, OpenRequests
 from mmcached.frontend.requests.request_builder import prompt_tokens
 from mmcached.wire.config import MIB, ServiceConfig
 from mmcached.wire.errors import InvalidRequest, RemoteProtocolError, ServiceUnavailable
+from mmcached.wire.messages.frontend import Generate
 
 
 class Admission:
-    """The limits of one frontend."""
+    """The limits of one frontend, and the vocabulary of a checkpoint; raises `ConfigError` as `Language.of`."""
 
     def __init__(self, config: ServiceConfig, requests: OpenRequests) -> None:
         self._config = config
         self._requests = requests
+        self._language, self._tokenizer = None, None
+        if config.model.kind == "hf":
+            self._language = Language.of(config)
+            self._tokenizer = CheckpointTokenizer(Path(config.model.path))
         self.is_draining = False
 
     def check(self, request: OpenRequest, check_files: Callable[[OpenRequest], None]) -> None:
@@ -35,8 +43,12 @@ class Admission:
             reason = "another name: the service keeps its processed items under this one"
             raise InvalidRequest("tenant", request.message.tenant, reason)
         self.check_room(request)
-        request.token_ids = prompt_tokens(request.message, request.media, self._config)
-        request.media = in_prompt_order(request.media, request.token_ids)
+        if self._language is not None and isinstance(request.message, Generate):
+            request.marks = self._language.marks
+        request.token_ids = prompt_tokens(
+            request.message, request.media, self._config, language=self._language, tokenizer=self._tokenizer
+        )
+        request.media = in_prompt_order(request.media, request.token_ids, request.marks)
         check_files(request)
         self._check_file_bytes(request)
 

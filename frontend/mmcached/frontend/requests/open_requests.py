@@ -6,7 +6,7 @@ Knows nothing of sockets, caches or the ring.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -17,6 +17,7 @@ from mmcached.frontend.requests.waits import Verb, Wait
 from mmcached.wire.messages.client import Encoded, Failed, Generated
 from mmcached.wire.messages.frontend import Encode, Generate
 from mmcached.wire.sockets.frames import Frame
+from mmcached.wire.vocabulary import TOKEN_IDS, Modality
 
 if TYPE_CHECKING:
     from mmcached.frontend.requests.token_streams import OpenStream
@@ -73,6 +74,7 @@ class OpenRequest:
         deadline: on the frontend's clock, seconds.
         came_at: when it was read, on the same clock.
         token_ids: the prompt with one token per medium.
+        marks: the tokens that stand for media, by modality.
         verb: what it does until its answer; None before it is accepted.
         wait: what it waits for.
         sent: None while no engine has it.
@@ -88,6 +90,7 @@ class OpenRequest:
     deadline: float
     came_at: float = 0.0
     token_ids: list[int] = field(default_factory=list)
+    marks: Mapping[Modality, int] = field(default_factory=lambda: TOKEN_IDS)
     verb: Verb[Answer] | None = None
     wait: Wait = field(default_factory=Wait)
     sent: Sent | None = None

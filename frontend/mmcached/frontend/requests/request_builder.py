@@ -13,10 +13,12 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from mmcached.cache.checkpoints.language import Language
 from mmcached.cache.hashing.block_keys import LoraKey
 from mmcached.frontend.caches.item_cache import OutgoingItem
 from mmcached.frontend.processing.media import Medium
-from mmcached.frontend.processing.prompt import check_length, expand, tokenise
+from mmcached.frontend.processing.prompt import check_length, checked_ids, expand, tokenise
+from mmcached.frontend.processing.tokenizer import CheckpointTokenizer
 from mmcached.frontend.requests.open_requests import OpenRequest
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import InvalidRequest
@@ -28,9 +30,18 @@ from mmcached.wire.sockets.frames import Frame
 from mmcached.wire.vocabulary import TOKEN_IDS
 
 
-def prompt_tokens(message: Generate | Encode, media: Sequence[Medium], config: ServiceConfig) -> list[int]:
+def prompt_tokens(
+    message: Generate | Encode,
+    media: Sequence[Medium],
+    config: ServiceConfig,
+    *,
+    language: Language | None = None,
+    tokenizer: CheckpointTokenizer | None = None,
+) -> list[int]:
     """Return the prompt's tokens with one token per medium.
 
+    Args:
+        language, tokenizer: Of the checkpoint behind `generate`; None for the reference model.
     Raises:
         InvalidRequest: too many images or clips, none to encode, or a prompt that does not fit.
     """
@@ -41,6 +52,16 @@ def prompt_tokens(message: Generate | Encode, media: Sequence[Medium], config: S
     limit = config.limits.max_clips_per_request
     if len(message.clips) > limit:
         raise InvalidRequest("clips", len(message.clips), f"at most {limit} (limits.max_clips_per_request)")
+    if isinstance(message, Generate) and language is not None and tokenizer is not None:
+        prompt, max_model_len = message.prompt, config.max_model_len
+        return checked_ids(
+            tokenizer.ids_of(prompt, max_model_len=max_model_len) if isinstance(prompt, str) else prompt,
+            numbers,
+            language.marks,
+            vocabulary_size=language.vocabulary_size,
+            max_model_len=max_model_len,
+            max_tokens=message.max_tokens,
+        )
     if isinstance(message, Generate):
         if media and config.encoder.kind != "reference":
             field, value = media[0].field.partition("[")[0], len(media)
@@ -80,7 +101,8 @@ def build_prompt(request: OpenRequest, items: Sequence[OutgoingItem], config: Se
             markers than of items.
     """
     message, lengths = request.message, iter([item.num_embeds for item in items])
-    token_ids, offsets = expand(request.token_ids, [[next(lengths) for _ in medium.keys] for medium in request.media])
+    by_medium = [[next(lengths) for _ in medium.keys] for medium in request.media]
+    token_ids, offsets = expand(request.token_ids, by_medium, request.marks)
     if isinstance(message, Generate):
         check_length(len(token_ids), max_model_len=config.max_model_len, max_tokens=message.max_tokens)
     features = [

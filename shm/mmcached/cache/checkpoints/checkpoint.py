@@ -5,7 +5,6 @@ Does not read weights. The folder is trusted: it belongs to the operator, as the
 
 from __future__ import annotations
 
-import json
 from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -15,6 +14,7 @@ from typing import Any
 from mmcached.cache.checkpoints.architectures import ARCHITECTURES
 from mmcached.cache.checkpoints.counting import Counting
 from mmcached.cache.checkpoints.frames import FrameGrid, WholeClip
+from mmcached.cache.checkpoints.json_files import json_of
 from mmcached.cache.checkpoints.sounds import Chunked, Filled
 from mmcached.clips.frame_sizes import Sizes
 from mmcached.clips.versions import EXTRAS, decoder_of
@@ -74,7 +74,7 @@ class Checkpoint:
         Raises:
             ConfigError: It is not a checkpoint of a known architecture with safetensors and its processors.
         """
-        model = _json_of(path / "config.json")
+        model = json_of(path / "config.json", FIELD)
         named = model.get("architectures") or [""]
         if named[0] not in ARCHITECTURES:
             raise ConfigError(FIELD, f"{path}: {named[0] or 'no architecture'}", f"one of {', '.join(ARCHITECTURES)}")
@@ -188,23 +188,11 @@ def _processor_of(path: Path, modality: Modality) -> Mapping[str, Any]:
 
 def _settings_of(path: Path, modality: Modality) -> Mapping[str, Any]:
     section = _SECTIONS[modality]
-    if (path / _WHOLE).exists() and (settings := _json_of(path / _WHOLE).get(section)):
+    if (path / _WHOLE).exists() and (settings := json_of(path / _WHOLE, FIELD).get(section)):
         return dict(settings)
     for name in _FILES[modality]:
         if (path / name).exists():
-            settings = _json_of(path / name)
+            settings = json_of(path / name, FIELD)
             return dict(settings.get(section, settings))
     files = " or ".join((*_FILES[modality], _WHOLE))
     raise ConfigError(FIELD, str(path), f"has no {section.replace('_', ' ')} ({files})")
-
-
-def _json_of(file: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(file.read_bytes())
-    except OSError as error:
-        raise ConfigError(FIELD, str(file), f"cannot be read: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(FIELD, str(file), "is not JSON") from error
-    if not isinstance(value, dict):
-        raise ConfigError(FIELD, str(file), "is not a JSON object")
-    return value

@@ -56,6 +56,7 @@ class RunChunk(Part, frozen=True):
         block_hashes: Digests of the request's new blocks from number `first_block` on.
         rows_name: Prefix of the names of records made of large parts of its rows; "": none are made.
         tenant, store_epoch: Tenant and epoch of those records.
+        num_prompt_tokens: Tokens of the request's prompt; later ones were generated.
     """
 
     request_id: Count
@@ -71,6 +72,7 @@ class RunChunk(Part, frozen=True):
     rows_name: Text = ""
     tenant: Text = ""
     store_epoch: Count = 0
+    num_prompt_tokens: Count = 0
 
 
 class EmitEmbedding(Part, frozen=True):

@@ -1,5 +1,6 @@
 """Reference model: a small causal model with an encoder for each modality, in exact integer arithmetic.
 
+making       creates it, or the language model of a checkpoint
 model        both parts, from a seed and sizes
 encoder      patches of an image or a video, frames of audio -> embeddings
 decoder      tokens and embeddings -> hidden states, over the KV pool

@@ -47,6 +47,7 @@ class PackedBatch:
         starts: first packed row of each chunk, then the number of rows: `num_chunks + 1` numbers.
         token_ids, positions, slots: `(num_tokens,)` int64 on the model's device.
         slots_cpu: the same slots on the CPU.
+        chunks: the packed chunks, in order.
     """
 
     starts: list[int]
@@ -55,6 +56,7 @@ class PackedBatch:
     slots: torch.Tensor
     slots_cpu: torch.Tensor
     groups: list[AttentionGroup]
+    chunks: Sequence[RunChunk]
 
 
 def pack(chunks: Sequence[RunChunk], block_size: int, device: torch.device) -> PackedBatch:
@@ -74,6 +76,7 @@ def pack(chunks: Sequence[RunChunk], block_size: int, device: torch.device) -> P
         slots_cpu.to(device),
         slots_cpu,
         _groups(chunks, starts, block_size, device),
+        chunks,
     )
 
 

@@ -1,6 +1,6 @@
 """KV pool: keys and values of computed tokens, by slot. Block 0 is the null block, never written, all zeros.
 
-    data (num_layers, 2, num_blocks, block_size, hidden_size) float64      slot = block_id * block_size + offset
+    data (num_layers, 2, num_blocks, block_size, hidden_size) of `dtype`   slot = block_id * block_size + offset
           layer       K,V   └──────── flat: one row per slot ───────┘
     computed (num_blocks * block_size,) bool       slots that a step has computed and that were not withdrawn
 
@@ -10,6 +10,7 @@ are wrong. Rows of other slots hold finite numbers, so that a masked row contrib
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,12 +30,19 @@ class KVPool:
     """Pool allocated at once; the system maps the zero pages when they are first written."""
 
     def __init__(
-        self, *, num_layers: int, num_blocks: int, block_size: int, hidden_size: int, device: torch.device
+        self,
+        *,
+        num_layers: int,
+        num_blocks: int,
+        block_size: int,
+        hidden_size: int,
+        device: torch.device,
+        dtype: torch.dtype = torch.float64,
     ) -> None:
         shape = (num_layers, 2, num_blocks, block_size, hidden_size)
         self.num_blocks = num_blocks
         self.block_size = block_size
-        self._data = _zeros(shape, device)
+        self._data = _zeros(shape, dtype, device)
         self._flat = self._data.view(num_layers, 2, num_blocks * block_size, hidden_size)
         self._computed = torch.zeros(num_blocks * block_size, dtype=torch.bool)
 
@@ -78,8 +86,8 @@ class KVPool:
         return KVPoolStats(int(self._computed.sum()), len(self._computed), self._data.nbytes)
 
 
-def _zeros(shape: tuple[int, ...], device: torch.device) -> torch.Tensor:
-    """Return float64 zeros; on the CPU without writing them, unlike `torch.zeros`, which maps every page at once."""
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Return zeros; on the CPU without writing them, unlike `torch.zeros`, which maps every page at once."""
     if device.type == "cpu":
-        return torch.from_numpy(np.zeros(shape))
-    return torch.zeros(shape, dtype=torch.float64, device=device)
+        return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)).view(dtype).view(shape)
+    return torch.zeros(shape, dtype=dtype, device=device)

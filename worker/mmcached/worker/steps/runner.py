@@ -18,6 +18,7 @@ from pathlib import Path
 
 import torch
 
+from mmcached.cache.checkpoints.language import Language
 from mmcached.cache.store_keys import EMBEDDINGS
 from mmcached.wire.closeable import Closeable
 from mmcached.wire.config import ServiceConfig
@@ -28,14 +29,12 @@ from mmcached.wire.messages.worker import RunChunk, StepPlan
 from mmcached.wire.process.turns import places
 from mmcached.wire.sockets.frames import Frame
 from mmcached.wire.stats import WorkerStats
-from mmcached.wire.vocabulary import VOCABULARY_SIZE
 from mmcached.worker.devices import failure_of, is_alive
 from mmcached.worker.encoders.encoder import Measured
 from mmcached.worker.encoders.making import make_encoder, make_remote_encoder
 from mmcached.worker.hidden_states import KeySpec, TensorPrefixStore
 from mmcached.worker.model.batch import PackedBatch, check_chunk, context_slots, pack
-from mmcached.worker.model.kv_pool import KVPool
-from mmcached.worker.model.model import ReferenceModel
+from mmcached.worker.model.making import make_model
 from mmcached.worker.payloads import Record
 from mmcached.worker.steps.item_outputs import ItemOutputs
 from mmcached.worker.steps.prefix_rows import PrefixRows
@@ -51,26 +50,22 @@ class ModelRunner(Closeable):
     """
 
     def __init__(self, config: ServiceConfig, *, rank: int, device: torch.device, run_dir: Path | None = None) -> None:
-        model = config.model
         self._config = config
+        self._language = Language.of(config)
         self._device = device
         self._rank = rank
         self._returns_tensors = rank == 0
-        self._model = ReferenceModel(model, max_model_len=config.max_model_len, device=device)
+        self._model = make_model(config, device)
+        self._pool = self._model.pool
         make = make_remote_encoder if config.encoder.ray_address else make_encoder
         encoder = make(config, self._model.encoder, device)
         self._items = ItemOutputs(config, encoder, rank=rank, device=device, run_dir=run_dir)
-        self._pool = KVPool(
-            num_layers=model.num_layers,
-            num_blocks=config.num_kv_blocks,
-            block_size=config.block_size,
-            hidden_size=model.hidden_size,
-            device=device,
-        )
         self.encoder_cache = self._items.cache
-        self.prefix_store = make_prefix_store(config) if rank == 0 and config.tensor_prefix_blocks else None
+        has_store = rank == 0 and self._language.prefix_blocks(config) > 0
+        self.prefix_store = make_prefix_store(config, self._language) if has_store else None
         self._rows = PrefixRows(self.prefix_store)
-        self._row_keys = model.row_keys
+        self._row_keys = self._language.row_keys
+        self._row_dtype: torch.dtype = getattr(torch, self._language.dtype)
         self._tokens_computed = 0
 
     def execute(self, plan: StepPlan, frames: Sequence[Frame]) -> tuple[StepOutput | StepFailed, list[Frame]]:
@@ -190,13 +185,13 @@ class ModelRunner(Closeable):
                 chunk,
                 num_blocks=config.num_kv_blocks,
                 block_size=config.block_size,
-                vocabulary_size=VOCABULARY_SIZE,
+                vocabulary_size=self._language.vocabulary_size,
                 max_model_len=config.max_model_len,
             )
         return pack(chunks, config.block_size, self._device)
 
     def _run(self, chunks: Sequence[RunChunk], batch: PackedBatch, made: StepResult) -> Mapping[str, torch.Tensor]:
-        """Run all chunks as one batch; return by key the rows, `(num_tokens, hidden_size)` int32 on the CPU."""
+        """Run all chunks as one batch; return by key the rows, `(num_tokens, hidden_size)` on the CPU."""
         embeddings = self._model.decoder.embed(batch.token_ids)
         for chunk, start in zip(chunks, batch.starts, strict=False):
             self._place_spans(chunk, embeddings[start : start + len(chunk.token_ids)])
@@ -213,7 +208,7 @@ class ModelRunner(Closeable):
                 made.sampled.append(Sampled(chunks[index].request_id, token))
         self._tokens_computed += len(hidden)
         tensors = [hidden, *layers]
-        outputs = {key: rows.to(torch.int32).cpu() for key, rows in zip(self._row_keys, tensors, strict=False)}
+        outputs = {key: rows.to(self._row_dtype).cpu() for key, rows in zip(self._row_keys, tensors, strict=False)}
         if self._returns_tensors:
             self._rows.add_rows(chunks, outputs, made)
         return outputs
@@ -231,9 +226,9 @@ class ModelRunner(Closeable):
             embeddings[span.position : span.position + span.length] = rows.to(embeddings.dtype)
 
 
-def make_prefix_store(config: ServiceConfig) -> TensorPrefixStore:
-    shape = (config.model.hidden_size,)
-    schema = [KeySpec(key, shape, torch.int32) for key in config.model.row_keys]
+def make_prefix_store(config: ServiceConfig, language: Language) -> TensorPrefixStore:
+    shape, dtype = (language.hidden_size,), getattr(torch, language.dtype)
+    schema = [KeySpec(key, shape, dtype) for key in language.row_keys]
     return TensorPrefixStore(
         config.block_size, schema, byte_budget=config.tensor_prefix_cache_bytes, max_positions=config.max_model_len
     )

@@ -1,0 +1,170 @@
+"""Describes the model behind `generate`: vocabulary, ends of a generation, rows, and how prompts are cut into chunks.
+
+    reference     constants of `wire.vocabulary`, sizes of the configuration
+    checkpoint    config.json and generation_config.json of the folder
+
+A checkpoint computes in floating point, so its results depend on the shapes in which they are computed. `chunk_tokens`
+makes these shapes independent of what was cached: see `engine.scheduling.alignment`.
+
+Imports neither torch nor Transformers: frontend and engine never load a model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from mmcached.cache.checkpoints.json_files import json_of
+from mmcached.wire.config import ServiceConfig
+from mmcached.wire.errors import ConfigError
+from mmcached.wire.extras import how_to_install
+from mmcached.wire.limits import check_range
+from mmcached.wire.vocabulary import END_TOKEN_ID, TOKEN_IDS, VOCABULARY_SIZE, Modality
+
+FIELD = "model.path"
+TEXT_MODELS = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "Gemma3ForCausalLM")
+"""Classes of Transformers that are served; a class is listed once it is tested."""
+_DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+_ITEMSIZES = {"float32": 4, "bfloat16": 2, "float16": 2, "int32": 4}
+_MAX_LAYER_OUTPUTS = 63
+_PACKAGES = ("transformers", "safetensors")
+
+
+@dataclass(frozen=True, slots=True)
+class Language:
+    """The model behind `generate`, as frontend and engine know it.
+
+    Attributes:
+        vocabulary_size: Token ids are below it.
+        stop_token_ids: Tokens that end a generation.
+        marks: Placeholder token of the items of each modality that a prompt may have.
+        hidden_size, dtype: Width and dtype of a row of hidden states.
+        num_layers: Decoder layers.
+        row_keys: Names of the tensors of which the model returns a row per token.
+        chunk_tokens: Chunks of a prompt begin at multiples of it, and only whole chunks are cached; 0: anywhere.
+        max_positions: Most tokens of a sequence; None for no limit.
+    """
+
+    vocabulary_size: int
+    stop_token_ids: frozenset[int]
+    marks: Mapping[Modality, int]
+    hidden_size: int
+    dtype: str
+    num_layers: int
+    row_keys: tuple[str, ...]
+    chunk_tokens: int = 0
+    max_positions: int | None = None
+
+    @classmethod
+    def of(cls, config: ServiceConfig) -> Language:
+        """Return the model of a service.
+
+        Raises:
+            ConfigError: The folder is not a checkpoint of a known architecture in safetensors, or needs code of its
+                own, or has another number of layers than are wanted.
+        """
+        if config.model.kind == "hf":
+            return _of_checkpoint(config)
+        model = config.model
+        return cls(
+            vocabulary_size=VOCABULARY_SIZE,
+            stop_token_ids=frozenset({END_TOKEN_ID}),
+            marks=TOKEN_IDS,
+            hidden_size=model.hidden_size,
+            dtype="int32",
+            num_layers=model.num_layers,
+            row_keys=model.row_keys,
+        )
+
+    def prefix_blocks(self, config: ServiceConfig) -> int:
+        """Return how many blocks of rows, all keys together, fit into `tensor_prefix_cache_bytes`."""
+        row_bytes = self.hidden_size * _ITEMSIZES[self.dtype]
+        return config.tensor_prefix_cache_bytes // (config.block_size * len(self.row_keys) * row_bytes)
+
+
+def check_model(config: ServiceConfig) -> None:
+    """Refuse a model that cannot be served, before a process is started.
+
+    Raises:
+        ConfigError: As `Language.of`; a package is not installed, or `max_model_len` exceeds the model's positions.
+    """
+    if config.model.kind == "reference":
+        return
+    missing = [name for name in _PACKAGES if find_spec(name) is None]
+    if missing:
+        reason = f"needs {' and '.join(missing)}, not installed: {how_to_install('hf')}"
+        raise ConfigError("model.kind", "hf", reason)
+    language = Language.of(config)
+    if language.max_positions is not None and config.max_model_len > language.max_positions:
+        limit = f"at most {language.max_positions}, the positions of the checkpoint ({FIELD})"
+        raise ConfigError("max_model_len", config.max_model_len, limit)
+
+
+def architecture_of(path: Path) -> str:
+    """Return the class of Transformers that wrote a folder; raises ConfigError as `Language.of`."""
+    return _architecture(path, json_of(path / "config.json", FIELD))
+
+
+def _of_checkpoint(config: ServiceConfig) -> Language:
+    if not config.model.path:
+        raise ConfigError(FIELD, "", "must be the folder of a checkpoint: model.kind is hf")
+    path = Path(config.model.path)
+    model = json_of(path / "config.json", FIELD)
+    _architecture(path, model)
+    text = model.get("text_config") or model
+    num_layers = _size(path, text, "num_hidden_layers")
+    num_wanted = config.model.num_layer_outputs
+    check_range("model.num_layer_outputs", num_wanted, 0, min(num_layers, _MAX_LAYER_OUTPUTS))
+    return Language(
+        vocabulary_size=_size(path, text, "vocab_size"),
+        stop_token_ids=_stop_token_ids(path, model, text),
+        marks={},
+        hidden_size=_size(path, text, "hidden_size"),
+        dtype=_DTYPES.get(config.model.dtype) or _dtype_of(path, model, text),
+        num_layers=num_layers,
+        row_keys=config.model.row_keys,
+        chunk_tokens=config.model.chunk_tokens,
+        max_positions=_size(path, text, "max_position_embeddings"),
+    )
+
+
+def _architecture(path: Path, model: Mapping[str, Any]) -> str:
+    names = model.get("architectures") or [""]
+    if model.get("auto_map"):
+        raise ConfigError(FIELD, str(path), "has code of its own (auto_map), which is never run")
+    if model.get("quantization_config"):
+        raise ConfigError(FIELD, str(path), "is quantized (quantization_config): only plain weights are served")
+    if names[0] not in TEXT_MODELS:
+        raise ConfigError(FIELD, f"{path}: {names[0] or 'no architecture'}", f"one of {', '.join(TEXT_MODELS)}")
+    if not any(path.glob("*.safetensors")):
+        raise ConfigError(FIELD, str(path), "has no *.safetensors: other formats of weights are not read")
+    return str(names[0])
+
+
+def _stop_token_ids(path: Path, model: Mapping[str, Any], text: Mapping[str, Any]) -> frozenset[int]:
+    """Return the ends of a generation as `generate` of Transformers has them: generation_config.json comes first."""
+    file = path / "generation_config.json"
+    settings = json_of(file, FIELD) if file.exists() else {}
+    for source in (settings, model, text):
+        found = source.get("eos_token_id")
+        if found is not None:
+            return frozenset(found if isinstance(found, list) else [found])
+    return frozenset()
+
+
+def _dtype_of(path: Path, model: Mapping[str, Any], text: Mapping[str, Any]) -> str:
+    named = model.get("dtype") or model.get("torch_dtype") or text.get("dtype") or text.get("torch_dtype")
+    dtype = str(named or "float32").removeprefix("torch.")
+    if dtype not in _DTYPES.values():
+        raise ConfigError(FIELD, f"{path}: dtype {dtype}", f"one of {', '.join(_DTYPES.values())}; or set model.dtype")
+    return dtype
+
+
+def _size(path: Path, text: Mapping[str, Any], name: str) -> int:
+    value = text.get(name)
+    if type(value) is not int or value < 1:
+        raise ConfigError(FIELD, f"{path}: {name} is {value!r}"[:200], "a positive integer in config.json")
+    return value

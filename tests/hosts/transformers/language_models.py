@@ -1,0 +1,55 @@
+"""Writes small checkpoints of language models with random weights; says what Transformers alone generates."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+VOCABULARY = 512
+_SIZES = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 8192,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "initializer_range": 0.2,
+}
+FAMILIES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "llama": ("Llama", {"tie_word_embeddings": False}),
+    "qwen2": ("Qwen2", {"use_sliding_window": True, "sliding_window": 40, "max_window_layers": 1}),
+    "qwen3": ("Qwen3", {}),
+    "gemma3": ("Gemma3Text", {"sliding_window": 32, "layer_types": ["sliding_attention"] * 2 + ["full_attention"]}),
+}
+"""By family: the prefix of its configuration class, and settings; windows are shorter than the tests' prompts."""
+
+
+def save(family: str, folder: Path, dtype: torch.dtype = torch.float32, *, seed: int = 0) -> Path:
+    """Write a checkpoint with random weights; return its folder."""
+    name, settings = FAMILIES[family]
+    config = getattr(transformers, f"{name}Config")(**_SIZES | settings)
+    torch.manual_seed(seed)
+    model = getattr(transformers, f"{name.removesuffix('Text')}ForCausalLM")(config)
+    model.to(dtype).save_pretrained(folder)
+    return folder
+
+
+@cache
+def loaded(folder: Path) -> Any:
+    return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype="auto").eval()
+
+
+def alone(folder: Path, prompt: Sequence[int], max_tokens: int) -> list[int]:
+    """Return what `generate` of Transformers continues a prompt with."""
+    output = loaded(folder).generate(torch.tensor([list(prompt)]), max_new_tokens=max_tokens, do_sample=False)
+    return [int(token) for token in output[0, len(prompt) :]]

@@ -1,0 +1,102 @@
+"""Scheduler and worker in one process, without sockets: what an engine computes, step by step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from mmcached.engine.scheduling.scheduler import Scheduler
+from mmcached.engine.server.item_frames import ItemFrames
+from mmcached.engine.server.plan import build_plan
+from mmcached.engine.steps.request import Request
+from mmcached.wire.config import ServiceConfig
+from mmcached.wire.messages.engine import StepOutput
+from mmcached.wire.messages.parts import Rows, RowsWanted
+from mmcached.worker.steps.runner import ModelRunner
+
+CPU = torch.device("cpu")
+
+
+class LocalEngine:
+    """One engine with one worker. `logits` has the logits behind each sampled token, by request id."""
+
+    def __init__(self, config: ServiceConfig) -> None:
+        self.scheduler = Scheduler(config)
+        self.runner = ModelRunner(config, rank=0, device=CPU)
+        self.rows: dict[int, dict[str, list[torch.Tensor]]] = {}
+        self.logits: dict[int, list[torch.Tensor]] = {}
+        self.num_computed = 0
+        self._language = self.scheduler.caches.language
+        self._next_id = 0
+
+    def add(self, prompt: Sequence[int], max_tokens: int, *, rows: Sequence[str] = ()) -> Request:
+        self._next_id += 1
+        wanted = RowsWanted(list(rows)) if rows else None
+        stops = self._language.stop_token_ids
+        request = Request(self._next_id, "generate", prompt, [], max_tokens=max_tokens, rows=wanted, stop_token_ids=stops)
+        self.scheduler.add_request(request)
+        self.rows[request.request_id] = {}
+        self.logits[request.request_id] = []
+        return request
+
+    def step(self) -> bool:
+        """Run one step; return whether there was one."""
+        step = self.scheduler.schedule()
+        if step is None:
+            return False
+        plan, frames = build_plan(step, ItemFrames(), engine_incarnation=1, worker_epoch=1)
+        with _recorded(self.runner) as logits:
+            output, payload = self.runner.execute(plan, frames)
+        assert isinstance(output, StepOutput), output
+        for sampled, found in zip(output.sampled, logits, strict=True):
+            self.logits[sampled.request_id].append(found)
+        for made in output.rows:
+            self._take(made.request_id, made.rows, payload)
+        self.num_computed += sum(chunk.num_tokens for chunk in step.chunks)
+        tokens = {sampled.request_id: sampled.token_id for sampled in output.sampled}
+        self.scheduler.commit(step, tokens, output.prefix_report, output.missing)
+        return True
+
+    def run(self) -> None:
+        while self.step():
+            pass
+
+    def preempt(self) -> None:
+        """Let all running requests start over, with the tokens that they have, as after a worker's death."""
+        self.scheduler.reset()
+        self.runner.clear()
+
+    def generate(self, prompt: Sequence[int], max_tokens: int, *, rows: Sequence[str] = ()) -> Request:
+        request = self.add(prompt, max_tokens, rows=rows)
+        self.run()
+        return request
+
+    def rows_of(self, request: Request) -> Mapping[str, torch.Tensor]:
+        return {key: torch.cat(parts) for key, parts in self.rows[request.request_id].items()}
+
+    def _take(self, request_id: int, rows: Rows, payload: Sequence[bytes]) -> None:
+        dtype: torch.dtype = getattr(torch, rows.tensor.dtype)
+        data = torch.frombuffer(bytearray(payload[rows.tensor.frame]), dtype=dtype)
+        self.rows[request_id].setdefault(rows.key, []).append(data.view(rows.tensor.shape))
+
+
+class _recorded:
+    """Keeps the logits that a runner samples from."""
+
+    def __init__(self, runner: ModelRunner) -> None:
+        self._decoder = runner._model.decoder
+        self._found: list[torch.Tensor] = []
+
+    def __enter__(self) -> list[torch.Tensor]:
+        logits = self._decoder.logits
+
+        def note(hidden_state: torch.Tensor) -> torch.Tensor:
+            self._found.append(logits(hidden_state))
+            return self._found[-1]
+
+        self._decoder.logits = note
+        return self._found
+
+    def __exit__(self, *error: object) -> None:
+        del self._decoder.logits

@@ -1,0 +1,108 @@
+"""A checkpoint behind `generate` computes what Transformers computes, and the same bits whatever was cached."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+
+from mmcached.wire.config import ModelConfig, ServiceConfig
+from tests.hosts.transformers.language_models import FAMILIES, VOCABULARY, alone, save
+from tests.hosts.transformers.local_engine import LocalEngine
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+ROWS = ("hidden_states", "hidden_states.layer_0", "hidden_states.layer_2")
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def config_of(folder: Path, **settings: Any) -> ServiceConfig:
+    model = ModelConfig(kind="hf", path=str(folder), chunk_tokens=32, num_layer_outputs=3)
+    defaults = {"world_size": 1, "num_kv_blocks": 600, "max_model_len": 512, "max_num_batched_tokens": 96}
+    return ServiceConfig(model=model, **defaults | settings)
+
+
+def prompt_of(random: Random, num_tokens: int) -> list[int]:
+    return [random.randrange(3, VOCABULARY) for _ in range(num_tokens)]
+
+
+def assert_same(engine: LocalEngine, request: Any, other: LocalEngine, other_request: Any) -> None:
+    assert request.output_token_ids == other_request.output_token_ids
+    pairs = zip(engine.logits[request.request_id], other.logits[other_request.request_id], strict=True)
+    assert all(torch.equal(first, second) for first, second in pairs)
+    rows, other_rows = engine.rows_of(request), other.rows_of(other_request)
+    assert rows.keys() == other_rows.keys()
+    assert all(torch.equal(rows[key], other_rows[key]) for key in rows)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_tokens_are_those_of_generate_and_bits_do_not_depend_on_what_is_cached(
+    family: str, dtype: str, tmp_path: Path
+) -> None:
+    folder = save(family, tmp_path, DTYPES[dtype])
+    random = Random(f"{family} {dtype}")
+    cached, plain = LocalEngine(config_of(folder)), LocalEngine(config_of(folder, enable_prefix_caching=False))
+    shared = prompt_of(random, 80)
+    for num_more in (1, 17, 47, 48, 49, 130):
+        prompt = shared + prompt_of(random, num_more)
+        first, second = cached.generate(prompt, 6, rows=ROWS), plain.generate(prompt, 6, rows=ROWS)
+        assert_same(cached, first, plain, second)
+        assert first.num_cached_tokens == (64 if num_more > 1 else 0)
+        assert second.num_cached_tokens == 0
+        if dtype == "fp32":  # of rounded logits the largest is often one of two that are equal
+            assert first.output_token_ids == alone(folder, prompt, 6)
+
+
+def test_output_tokens_are_never_a_cached_prefix(tmp_path: Path) -> None:
+    folder = save("llama", tmp_path)
+    engine, plain = LocalEngine(config_of(folder)), LocalEngine(config_of(folder, enable_prefix_caching=False))
+    prompt = prompt_of(Random(5), 50)
+    turn = engine.generate(prompt, 60, rows=ROWS)
+    assert turn.num_tokens > 96
+    follow_up = [*turn.token_ids, 7, 8, 9]
+    second, alike = engine.generate(follow_up, 5, rows=ROWS), plain.generate(follow_up, 5, rows=ROWS)
+    assert second.num_cached_tokens == 32  # the whole chunks of the first prompt
+    assert_same(engine, second, plain, alike)
+
+
+@pytest.mark.parametrize("family", ["qwen2", "gemma3"])
+def test_bits_are_the_same_beside_others_and_after_starting_over(family: str, tmp_path: Path) -> None:
+    folder = save(family, tmp_path, torch.bfloat16)
+    random = Random(family)
+    shared = prompt_of(random, 70)
+    prompts = [shared[: random.randrange(71)] + prompt_of(random, random.randrange(1, 90)) for _ in range(10)]
+    crowd, plain = LocalEngine(config_of(folder, num_kv_blocks=34)), LocalEngine(config_of(folder))
+    requests = [crowd.add(prompt, 9, rows=ROWS) for prompt in prompts]
+    for num_steps in (3, 4, 5):
+        for _ in range(num_steps):
+            crowd.step()
+        crowd.preempt()
+    crowd.run()
+    assert crowd.scheduler.num_preemptions  # for lack of blocks
+    for prompt, request in zip(prompts, requests, strict=True):
+        alike = plain.add(prompt, 9, rows=ROWS)
+        alike.skip_reading_prefix_cache = True
+        plain.run()
+        assert request.output_token_ids == alike.output_token_ids
+        rows, other_rows = crowd.rows_of(request), plain.rows_of(alike)
+        assert all(torch.equal(rows[key], other_rows[key]) for key in ROWS)
+
+
+def test_a_prefix_that_is_found_is_not_computed(tmp_path: Path) -> None:
+    engine = LocalEngine(config_of(save("qwen3", tmp_path)))
+    prompt = prompt_of(Random(9), 160)
+    engine.generate(prompt, 1)
+    before = engine.num_computed
+    assert engine.generate(prompt, 1).num_cached_tokens == 128
+    assert engine.num_computed - before == 32
