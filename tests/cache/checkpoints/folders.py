@@ -6,9 +6,18 @@ import json
 from pathlib import Path
 from typing import Any
 
-from mmcached.wire.config import EncoderConfig, ServiceConfig
+from mmcached.wire.config import EncoderConfig, ModelConfig, ServiceConfig
 
 CLIP = {"architectures": ["CLIPVisionModel"], "image_size": 56, "patch_size": 14}
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 512,
+    "hidden_size": 64,
+    "num_hidden_layers": 3,
+    "max_position_embeddings": 8192,
+    "eos_token_id": 2,
+    "dtype": "bfloat16",
+}
 CROPPED = {"image_processor_type": "CLIPImageProcessor", "crop_size": {"height": 56, "width": 56}}
 
 
@@ -22,3 +31,8 @@ def write(folder: Path, model: Any = CLIP, processor: Any = CROPPED) -> Path:
 
 def config_of(folder: Path, **settings: Any) -> ServiceConfig:
     return ServiceConfig(encoder=EncoderConfig(kind="hf", path=str(folder)), **settings)
+
+
+def model_config_of(folder: Path, **model: Any) -> ServiceConfig:
+    """Return the configuration of a service that generates with the checkpoint of a folder."""
+    return ServiceConfig(model=ModelConfig(kind="hf", path=str(folder), **model))

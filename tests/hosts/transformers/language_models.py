@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 import transformers
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 VOCABULARY = 512
 _SIZES = {
@@ -37,7 +38,7 @@ FAMILIES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
 def save(family: str, folder: Path, dtype: torch.dtype = torch.float32, *, seed: int = 0) -> Path:
     """Write a checkpoint with random weights; return its folder."""
     name, settings = FAMILIES[family]
-    config = getattr(transformers, f"{name}Config")(**_SIZES | settings)
+    config = getattr(transformers, f"{name}Config")(**{**_SIZES, **settings})
     torch.manual_seed(seed)
     model = getattr(transformers, f"{name.removesuffix('Text')}ForCausalLM")(config)
     model.to(dtype).save_pretrained(folder)
@@ -53,3 +54,12 @@ def alone(folder: Path, prompt: Sequence[int], max_tokens: int) -> list[int]:
     """Return what `generate` of Transformers continues a prompt with."""
     output = loaded(folder).generate(torch.tensor([list(prompt)]), max_new_tokens=max_tokens, do_sample=False)
     return [int(token) for token in output[0, len(prompt) :]]
+
+
+def write_tokenizer(folder: Path) -> None:
+    """Write a tokenizer of bytes, which puts the begin token in front of a text."""
+    letters = {letter: 3 + number for number, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    tokenizer = Tokenizer(models.BPE(vocab={"<pad>": 0, "<s>": 1, "</s>": 2, **letters}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+    tokenizer.save(str(folder / "tokenizer.json"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 
@@ -13,6 +14,7 @@ from mmcached.engine.steps.request import Request
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.messages.engine import StepOutput
 from mmcached.wire.messages.parts import Rows, RowsWanted
+from mmcached.wire.sockets.frames import Frame
 from mmcached.worker.steps.runner import ModelRunner
 
 CPU = torch.device("cpu")
@@ -28,13 +30,20 @@ class LocalEngine:
         self.logits: dict[int, list[torch.Tensor]] = {}
         self.num_computed = 0
         self._language = self.scheduler.caches.language
+        self._items = ItemFrames(config)
         self._next_id = 0
 
     def add(self, prompt: Sequence[int], max_tokens: int, *, rows: Sequence[str] = ()) -> Request:
         self._next_id += 1
-        wanted = RowsWanted(list(rows)) if rows else None
-        stops = self._language.stop_token_ids
-        request = Request(self._next_id, "generate", prompt, [], max_tokens=max_tokens, rows=wanted, stop_token_ids=stops)
+        request = Request(
+            self._next_id,
+            "generate",
+            prompt,
+            [],
+            max_tokens=max_tokens,
+            rows=RowsWanted(list(rows)) if rows else None,
+            stop_token_ids=self._language.stop_token_ids,
+        )
         self.scheduler.add_request(request)
         self.rows[request.request_id] = {}
         self.logits[request.request_id] = []
@@ -45,8 +54,8 @@ class LocalEngine:
         step = self.scheduler.schedule()
         if step is None:
             return False
-        plan, frames = build_plan(step, ItemFrames(), engine_incarnation=1, worker_epoch=1)
-        with _recorded(self.runner) as logits:
+        plan, frames = build_plan(step, self._items, engine_incarnation=1, worker_epoch=1)
+        with _Recorded(self.runner) as logits:
             output, payload = self.runner.execute(plan, frames)
         assert isinstance(output, StepOutput), output
         for sampled, found in zip(output.sampled, logits, strict=True):
@@ -75,17 +84,17 @@ class LocalEngine:
     def rows_of(self, request: Request) -> Mapping[str, torch.Tensor]:
         return {key: torch.cat(parts) for key, parts in self.rows[request.request_id].items()}
 
-    def _take(self, request_id: int, rows: Rows, payload: Sequence[bytes]) -> None:
+    def _take(self, request_id: int, rows: Rows, payload: Sequence[Frame]) -> None:
         dtype: torch.dtype = getattr(torch, rows.tensor.dtype)
         data = torch.frombuffer(bytearray(payload[rows.tensor.frame]), dtype=dtype)
         self.rows[request_id].setdefault(rows.key, []).append(data.view(rows.tensor.shape))
 
 
-class _recorded:
+class _Recorded:
     """Keeps the logits that a runner samples from."""
 
     def __init__(self, runner: ModelRunner) -> None:
-        self._decoder = runner._model.decoder
+        self._decoder: Any = runner._model.decoder
         self._found: list[torch.Tensor] = []
 
     def __enter__(self) -> list[torch.Tensor]:

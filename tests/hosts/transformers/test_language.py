@@ -82,8 +82,8 @@ def test_bits_are_the_same_beside_others_and_after_starting_over(family: str, tm
     random = Random(family)
     shared = prompt_of(random, 70)
     prompts = [shared[: random.randrange(71)] + prompt_of(random, random.randrange(1, 90)) for _ in range(10)]
-    crowd, plain = LocalEngine(config_of(folder, num_kv_blocks=34)), LocalEngine(config_of(folder))
-    requests = [crowd.add(prompt, 9, rows=ROWS) for prompt in prompts]
+    crowd, plain = LocalEngine(config_of(folder, num_kv_blocks=33)), LocalEngine(config_of(folder))
+    requests = [crowd.add(prompt, 25, rows=ROWS) for prompt in prompts]
     for num_steps in (3, 4, 5):
         for _ in range(num_steps):
             crowd.step()
@@ -91,7 +91,7 @@ def test_bits_are_the_same_beside_others_and_after_starting_over(family: str, tm
     crowd.run()
     assert crowd.scheduler.num_preemptions  # for lack of blocks
     for prompt, request in zip(prompts, requests, strict=True):
-        alike = plain.add(prompt, 9, rows=ROWS)
+        alike = plain.add(prompt, 25, rows=ROWS)
         alike.skip_reading_prefix_cache = True
         plain.run()
         assert request.output_token_ids == alike.output_token_ids

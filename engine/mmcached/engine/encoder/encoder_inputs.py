@@ -87,6 +87,11 @@ class EncoderStepBudget:
             num_embeds_taken += num_embeds
         return plan
 
+    def narrowed(self, plan: EncoderPlan, input_ids: Sequence[int]) -> EncoderPlan:
+        """Return a refused plan for some of its items before the refused one; the refusal stays."""
+        again = self.plan(plan.request, input_ids)
+        return EncoderPlan(plan.request, again.refer, again.encode, again.repeat, plan.refused, plan.refusal)
+
     def take_plan(self, plan: EncoderPlan) -> None:
         for input_id in plan.refer:  # first, because `allocate` may evict unreferenced entries
             self._refer(plan.request, input_id)

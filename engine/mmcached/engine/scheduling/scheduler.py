@@ -254,6 +254,8 @@ class Scheduler:
             self._admit_waiting(builder, alone)
         if builder.is_empty:
             self.caches.withdraw(step_id)
+            if self.num_preemptions == num_preemptions and alone is None:
+                self._end_encoder_deadlock()
             return None
         self._next_step_id += 1
         step = builder.build(step_id, self._requests)
@@ -292,6 +294,14 @@ class Scheduler:
                     is_stalled = True
                 case ScheduleOutcome.NO_TOKENS | ScheduleOutcome.KV_REFUSED:
                     return
+
+    def _end_encoder_deadlock(self) -> None:
+        """Preempt the last running request if each waits for the encoder, holding an item that a chunk has divided.
+
+        Only with `Alignment`: else a request goes on to the end of the item that it holds.
+        """
+        if sum(request.kind == "generate" for request in self._running) > 1:
+            self._preempt_last()
 
     def _preempt_last(self) -> None:
         """Preempt the last running request that holds blocks; "encode" requests hold none."""

@@ -118,7 +118,11 @@ class StepBuilder:
             if end > start:
                 plan = self._encoder_budget.plan(request, [index for index, _ in request.features_in(start, end)])
                 if plan.refused is not None:
-                    end = self._alignment.end(request, start, max(start, request.features[plan.refused].offset))
+                    first_refused = max(start, request.features[plan.refused].offset)
+                    end = self._alignment.end(request, start, first_refused)
+                    if end < first_refused:  # no room is taken for items of later chunks
+                        items = [index for index, _ in request.features_in(start, end)] if end > start else []
+                        plan = self._encoder_budget.narrowed(plan, items)
                     if end == start:
                         self._encoder_budget.take_plan(plan)
                         return ScheduleOutcome.ENCODER_REFUSED

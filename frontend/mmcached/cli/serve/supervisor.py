@@ -29,7 +29,7 @@ import structlog
 from mmcached.cli.doctor.finding import Host
 from mmcached.cli.doctor.start_checks import require_startable
 from mmcached.cli.progress import Tell, Working, unseen
-from mmcached.cli.serve.first_request import first_request
+from mmcached.cli.serve.first_request import first_request, kind_of
 from mmcached.cli.serve.orphans import reap_orphans
 from mmcached.cli.serve.role_group import RoleGroup
 from mmcached.cli.serve.seat import Seat
@@ -207,8 +207,7 @@ class Supervisor(Closeable):
                 if self._readiness.is_ready and not self.config.has_workers:
                     return True
                 if request is None and self._readiness.are_all_ready:
-                    generates = self.config.encoder.kind == "reference"
-                    ask = partial(first_request, num_engines=self.config.num_engines, generates=generates)
+                    ask = partial(first_request, num_engines=self.config.num_engines, kind=kind_of(self.config))
                     request = thread.submit(ask, self.run_dir)
                 if request is not None and request.done():
                     error = request.exception()

@@ -1,0 +1,116 @@
+"""What a checkpoint's small files say of its language model, and what is refused before anything is started."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mmcached.cache.checkpoints import language
+from mmcached.cache.checkpoints.language import Language, check_model
+from mmcached.wire.config import ModelConfig, ServiceConfig
+from mmcached.wire.errors import ConfigError
+from mmcached.wire.vocabulary import END_TOKEN_ID, TOKEN_IDS, VOCABULARY_SIZE
+from tests.cache.checkpoints.folders import LLAMA, model_config_of, write
+
+
+def refused(folder: Path, **settings: Any) -> tuple[str, str]:
+    """Return the field and the text of the error."""
+    with pytest.raises(ConfigError) as caught:
+        check_model(model_config_of(folder, **settings))
+    return str(caught.value.details["field"]), str(caught.value)
+
+
+@pytest.fixture(autouse=True)
+def are_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(language, "find_spec", lambda name: object())
+
+
+def test_the_reference_model_is_described_by_the_configuration() -> None:
+    config = ServiceConfig(model=ModelConfig(hidden_size=32, num_layer_outputs=1))
+    found = Language.of(config)
+    assert (found.vocabulary_size, found.stop_token_ids) == (VOCABULARY_SIZE, frozenset({END_TOKEN_ID}))
+    assert (found.marks, found.chunk_tokens, found.hidden_size, found.dtype) == (TOKEN_IDS, 0, 32, "int32")
+    assert found.row_keys == ("hidden_states", "hidden_states.layer_0")
+    assert found.prefix_blocks(config) == (1 << 28) // (16 * 2 * 32 * 4)
+    check_model(config)
+
+
+def test_a_checkpoint_is_described_by_its_files(tmp_path: Path) -> None:
+    config = model_config_of(write(tmp_path, LLAMA))
+    check_model(config)
+    found = Language.of(config)
+    assert (found.vocabulary_size, found.hidden_size, found.num_layers) == (512, 64, 3)
+    assert (found.dtype, found.stop_token_ids, found.max_positions) == ("bfloat16", frozenset({2}), 8192)
+    assert (found.marks, found.chunk_tokens, found.row_keys) == ({}, 128, ("hidden_states",))
+    assert found.prefix_blocks(config) == (1 << 28) // (16 * 64 * 2)
+
+
+def test_generation_settings_come_before_the_models(tmp_path: Path) -> None:
+    folder = write(tmp_path, LLAMA)
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [7, 8]}))
+    assert Language.of(model_config_of(folder)).stop_token_ids == {7, 8}
+    (folder / "generation_config.json").write_text(json.dumps({"do_sample": True}))
+    assert Language.of(model_config_of(folder)).stop_token_ids == {2}
+
+
+def test_a_dtype_can_be_chosen(tmp_path: Path) -> None:
+    folder = write(tmp_path, {**LLAMA, "dtype": "float64"})
+    assert refused(folder)[0] == "model.path"
+    assert Language.of(model_config_of(folder, dtype="fp32")).dtype == "float32"
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"architectures": ["MambaForCausalLM"]}, "one of LlamaForCausalLM"),
+        ({"architectures": None}, "no architecture"),
+        ({"auto_map": {"AutoModelForCausalLM": "modeling.Mine"}}, "code of its own"),
+        ({"quantization_config": {"bits": 4}}, "quantized"),
+        ({"vocab_size": None}, "vocab_size is None"),
+        ({"num_hidden_layers": "3"}, "num_hidden_layers is '3'"),
+    ],
+)
+def test_what_cannot_be_served_is_refused(tmp_path: Path, changes: dict[str, Any], reason: str) -> None:
+    field, text = refused(write(tmp_path, {**LLAMA, **changes}))
+    assert field == "model.path"
+    assert reason in text
+
+
+def test_only_safetensors_are_read(tmp_path: Path) -> None:
+    folder = write(tmp_path, LLAMA)
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    assert "safetensors" in refused(folder)[1]
+
+
+def test_limits_of_the_model_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = write(tmp_path, {**LLAMA, "max_position_embeddings": 4096})
+    field, text = refused(folder)
+    assert field == "max_model_len"
+    assert "8192" in text
+    assert "at most 4096" in text
+    folder = write(tmp_path, LLAMA)
+    assert refused(folder, num_layer_outputs=4)[0] == "model.num_layer_outputs"
+    with pytest.raises(ConfigError) as caught:
+        check_model(ServiceConfig(model=ModelConfig(kind="hf")))
+    assert caught.value.details["field"] == "model.path"
+    monkeypatch.setattr(language, "find_spec", lambda name: None)
+    assert refused(folder)[0] == "model.kind"
+
+
+@pytest.mark.parametrize(
+    ("settings", "field"),
+    [
+        ({"world_size": 0}, "model.kind"),
+        ({"block_size": 48, "num_kv_blocks": 400}, "model.chunk_tokens"),
+        ({"max_num_batched_tokens": 64}, "model.chunk_tokens"),
+        ({"long_prefill_token_threshold": 127}, "long_prefill_token_threshold"),
+        ({"disable_chunked_mm_input": True}, "disable_chunked_mm_input"),
+    ],
+)
+def test_settings_under_which_no_chunk_is_computed_whole_are_refused(settings: dict[str, Any], field: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        ServiceConfig(model=ModelConfig(kind="hf", path="x"), **settings)
+    assert caught.value.details["field"] == field

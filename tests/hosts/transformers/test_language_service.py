@@ -1,0 +1,164 @@
+"""A service with a checkpoint behind `generate`: prompts as text and ids, streams, rows, engines, kills, errors."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from random import Random
+
+import pytest
+import tokenizers
+import torch
+
+from mmcached.cli.serve.child_service import ChildService
+from mmcached.client import Client, Generation, RowsWanted
+from mmcached.wire.config import ModelConfig, ServiceConfig
+from mmcached.wire.errors import InvalidRequest, MmcachedError, ServiceUnavailable
+from tests.docs.pages import code
+from tests.hosts.transformers.language_models import VOCABULARY, alone, save, write_tokenizer
+from tests.hosts.transformers.test_language import prompt_of
+from tests.house import REPOSITORY
+from tests.integration.processes import role_pids
+
+RESTART_S = 300.0
+"""A worker imports Transformers before it is ready again."""
+
+
+@pytest.fixture(autouse=True)
+def one_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Compute with as many threads as the service."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def config_of(folder: Path, *, num_layer_outputs: int = 0, **settings: object) -> ServiceConfig:
+    model = ModelConfig(kind="hf", path=str(folder), chunk_tokens=32, num_layer_outputs=num_layer_outputs)
+    fields: dict[str, object] = {
+        "model": model,
+        "world_size": 1,
+        "device": "cpu",
+        "num_kv_blocks": 300,
+        "max_model_len": 1024,
+        "mm_processor_cache_gb": 1 / 64,
+        "store_gb": 1 / 64,
+        "mm_processor_workers": 1,
+    }
+    return ServiceConfig.from_fields(fields | settings)
+
+
+def test_prompts_of_text_and_ids_are_continued_as_by_transformers(run_dir: Path, tmp_path: Path) -> None:
+    folder = save("llama", tmp_path / "checkpoint")
+    write_tokenizer(folder)
+    text = "the quick brown fox jumps over the lazy dog " * 6
+    token_ids = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json")).encode(text).ids
+    config = config_of(folder, num_layer_outputs=1)
+    with ChildService(run_dir, config, tmp_path / "config.json"), Client(run_dir) as client:
+        wanted = alone(folder, token_ids, 12)
+        first = client.generate(text, max_tokens=12, hidden_states=True)
+        assert first.tokens == wanted
+        assert first.num_prompt_tokens == len(token_ids)
+        again = client.generate(token_ids, max_tokens=12, hidden_states=True)
+        assert again.tokens == wanted
+        assert again.num_cached_tokens == (len(token_ids) - 1) // 32 * 32 > 0
+        assert first.hidden_states is not None
+        assert again.hidden_states is not None
+        assert torch.equal(first.hidden_states, again.hidden_states)
+        assert first.hidden_states.shape == (len(token_ids) + 11, 64)
+        *pieces, end = client.generate_stream(
+            token_ids, max_tokens=12, hidden_states=RowsWanted(["hidden_states.layer_0"], delivery="delta")
+        )
+        assert [token for piece in pieces if isinstance(piece, list) for token in piece] == wanted
+        assert isinstance(end, Generation)
+        assert end.tokens == wanted
+        for prompt, field in (([1, VOCABULARY], "prompt[1]"), ([5] * 2000, "prompt"), ([], "prompt")):
+            with pytest.raises(InvalidRequest) as caught:
+                client.generate(prompt, max_tokens=2)
+            assert caught.value.details["field"] == field
+        with pytest.raises(InvalidRequest, match="takes text"):
+            client.generate(token_ids, [b"a picture"])
+        with pytest.raises(InvalidRequest, match=r"hidden_states.layer_0"):
+            client.generate(token_ids, hidden_states=RowsWanted(["hidden_states.layer_1"]))
+
+
+def test_the_page_runs(run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (block,) = code(REPOSITORY / "docs" / "model.md", "py")
+    folder = save("gemma3", tmp_path / "checkpoint")
+    write_tokenizer(folder)
+    with ChildService(run_dir, config_of(folder), tmp_path / "config.json"):
+        program = block.replace('"/tmp/my-model"', "run_dir").replace("415, 7212", "15, 72")
+        exec(compile(program, "model.md", "exec"), {"run_dir": run_dir})
+    num_bytes, lines = len("The sky is"), capsys.readouterr().out.splitlines()
+    assert lines[0].endswith(" length 0")
+    assert lines[1] == f"torch.Size([{1 + num_bytes + 7}, 64])"
+    assert lines[-1].startswith("Generation(")
+
+
+def test_a_generation_ends_with_the_models_last_token(run_dir: Path, tmp_path: Path) -> None:
+    folder = save("qwen2", tmp_path / "checkpoint")
+    random = Random(1)
+    tokens = [0, 0, 0]
+    while tokens[2] in tokens[:2]:
+        prompt = prompt_of(random, 20)
+        tokens = alone(folder, prompt, 5)
+    (folder / "generation_config.json").write_text(f'{{"eos_token_id": [{tokens[2]}, 3]}}')
+    with ChildService(run_dir, config_of(folder), tmp_path / "config.json"), Client(run_dir) as client:
+        answer = client.generate(prompt, max_tokens=5)
+        assert (answer.tokens, answer.finish_reason) == (tokens[:3], "stop")
+        with pytest.raises(InvalidRequest, match=r"tokenizer\.json"):
+            client.generate("text", max_tokens=2)
+
+
+def test_two_engines_and_kills_change_no_bit(run_dir: Path, tmp_path: Path) -> None:
+    folder = save("qwen3", tmp_path / "checkpoint", torch.bfloat16)
+    random = Random(2)
+    shared = prompt_of(random, 100)
+    prompts = [shared[: random.randrange(101)] + prompt_of(random, random.randrange(1, 60)) for _ in range(12)]
+    directory = run_dir / "s"
+
+    def ask(prompt: list[int]) -> tuple[list[int], torch.Tensor]:
+        give_up = time.monotonic() + RESTART_S
+        while True:
+            try:
+                with Client(directory) as client:
+                    answer = client.generate(prompt, max_tokens=24, hidden_states=True)
+            except MmcachedError as error:
+                if not error.retryable or time.monotonic() > give_up:
+                    raise
+            else:
+                assert answer.hidden_states is not None
+                return answer.tokens, answer.hidden_states
+
+    with ChildService(directory, config_of(folder, enable_prefix_caching=False), tmp_path / "config.json"):
+        wanted = [ask(prompt) for prompt in prompts]
+    config = config_of(folder, data_parallel_size=2)
+    with ChildService(directory, config, tmp_path / "config.json") as service:
+        for role in ("worker", "engine"):
+            with ThreadPoolExecutor(4) as askers:
+                asked = [askers.submit(ask, prompt) for prompt in prompts]
+                asked[2].result()
+                os.kill(role_pids(service.process.pid)[role][0], signal.SIGKILL)
+                for future, (tokens, rows) in zip(asked, wanted, strict=True):
+                    found_tokens, found_rows = future.result()
+                    assert found_tokens == tokens
+                    assert torch.equal(found_rows, rows)
+        with Client(directory) as client:
+            client.flush()
+        assert ask(prompts[0])[0] == wanted[0][0]
+
+
+def test_what_cannot_be_served_ends_the_start_with_the_reason(run_dir: Path, tmp_path: Path) -> None:
+    folder = save("llama", tmp_path / "checkpoint")
+    file = folder / "config.json"
+    file.write_text(file.read_text().replace('"vocab_size": 512', '"vocab_size": 500'))
+    log = tmp_path / "log"
+    service = ChildService(run_dir, config_of(folder), tmp_path / "config.json", log_file=log)
+    with pytest.raises(ServiceUnavailable), service:
+        pass
+    assert "model.path" in log.read_text()
