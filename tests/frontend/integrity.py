@@ -12,6 +12,7 @@ from mmcached.frontend.store.nurseries import Nurseries
 from mmcached.frontend.store.nursery_service import NurseryService
 from mmcached.frontend.store.record_store import RecordStore
 from mmcached.frontend.store.store_service import StoreService
+from mmcached.gateway.gateway import ModelGateway
 from mmcached.gateway.processing.single_flight import SingleFlight
 from mmcached.gateway.requests.clip_queue import ClipQueue
 from mmcached.gateway.requests.encoder_outputs import _is_owner
@@ -120,12 +121,12 @@ def check_requests(service: RequestService) -> None:
     """Check outputs, work, figures of engines and streams against the open requests."""
     outputs = service.outputs
     assert {*filter(_is_owner, outputs._waits.keys())} <= {*outputs._owners.values()}, "an output has no owner"
-    if service._verbs is not None:
-        check_making(service._verbs.making)
-        check_submission(service._verbs.submission)
+    check_making(service.making)
+    check_submission(service._verbs.submission)
     assert service.streams.due() <= {request.stream for request in service._requests}
     assert len(service._waits) == len(service._requests)
 
 
 def check_frontend(frontend: Frontend) -> None:
-    check_requests(frontend.requests)
+    if isinstance(frontend.gateway, ModelGateway):
+        check_requests(frontend.gateway.requests)

@@ -15,14 +15,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from mmcached.gateway.processing.processor import Processed
 from mmcached.wire.handle import Handle
 from mmcached.wire.sockets.frames import Frame
 from mmcached.wire.stats import ProcessorCacheStats
-
-if TYPE_CHECKING:
-    from mmcached.gateway.processing.processor import Processed
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,13 +6,10 @@ Engines keep no items, so any number of frontends and engines may be combined.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from mmcached.cache.request_lru import Entry, RequestLRU
 from mmcached.gateway.caches.item_cache import ItemCache, OutgoingItem
-
-if TYPE_CHECKING:
-    from mmcached.gateway.processing.processor import Processed
+from mmcached.gateway.processing.processor import Processed
 
 
 class LocalItemCache(ItemCache):

@@ -16,20 +16,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
+from mmcached.cache.kinds import SMALL_SHARE
 from mmcached.cache.request_lru import Entry, RequestLRU
 from mmcached.frontend.connections.rings import NoRing
 from mmcached.frontend.store.record_store import RecordStore
 from mmcached.gateway.caches.item_cache import ItemCache, OutgoingItem
+from mmcached.gateway.processing.processor import Processed
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.handle import Handle
-
-if TYPE_CHECKING:
-    from mmcached.gateway.processing.processor import Processed
-
-SMALL_SHARE = 16
-"""Small items kept here take at most 1 / `SMALL_SHARE` of the items' share."""
 
 
 class StoredItemCache(ItemCache):

@@ -12,26 +12,25 @@ turn. Knows nothing of sockets: messages to clients go through a callable, those
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
 
 import structlog
 
-from mmcached.frontend.store.record_store import RecordStore
-from mmcached.frontend.store.second_level import SecondLevel
+from mmcached.frontend.mount import FrontendParts
 from mmcached.gateway.caches.item_cache import ItemCache
 from mmcached.gateway.engines.engine_connections import EngineConnection, EngineConnections
 from mmcached.gateway.processing.media import media_of
 from mmcached.gateway.processing.pool import Mailbox
 from mmcached.gateway.requests.admission import Admission
+from mmcached.gateway.requests.clip_records import ClipRecords
 from mmcached.gateway.requests.encoder_outputs import EncoderOutputs
+from mmcached.gateway.requests.item_making import ItemMaking
 from mmcached.gateway.requests.open_requests import OpenRequest, OpenRequests
+from mmcached.gateway.requests.request_verbs import RequestVerbs, Word
 from mmcached.gateway.requests.token_streams import TokenStreams
 from mmcached.gateway.requests.waits import Waits
-from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import (
     DeadlineExceeded,
-    InvalidRequest,
     MmcachedError,
     RequestAborted,
     error_to_wire,
@@ -44,22 +43,19 @@ from mmcached.wire.sockets.frames import Frame
 from mmcached.wire.stats import ProcessorCacheStats
 from mmcached.wire.vocabulary import Modality
 
-if TYPE_CHECKING:
-    from mmcached.gateway.requests.request_verbs import RequestVerbs, Word
-    from mmcached.wire.tracing import StartSpan
-
 log = structlog.get_logger("mmcached.frontend")
-
-Send = Callable[[bytes, to_client.ToClient, Sequence[Frame]], bool]
-"""Sends to a client, or drops what it does not take; returns whether it was queued."""
 
 
 class RequestService:
     """All requests of one frontend; `num_done` and `num_failed` only rise.
 
     Args:
-        start_span: begins the span of a request; None: requests have no spans.
+        parts: The parts of the frontend that requests use.
+        connections: The engines.
+        items: The cache of processed items.
+
     Attributes:
+        making: processes the files of requests.
         items: the cache of processed items.
         outputs: what is known of encoder outputs.
         slow: the requests that took longer than `slow_log_ms`.
@@ -67,49 +63,39 @@ class RequestService:
 
     def __init__(
         self,
-        config: ServiceConfig,
+        parts: FrontendParts,
         connections: EngineConnections,
         items: ItemCache,
-        *,
-        records: RecordStore,
-        second_level: SecondLevel,
-        send: Send,
-        clock: Callable[[], float],
-        start_span: StartSpan | None = None,
     ) -> None:
+        config, clock, waits = parts.config, parts.clock, Waits[OpenRequest]()
+        records, second_level = parts.store.records, parts.store.second_level
         self._config = config
         self._connections = connections
-        self._send = send
+        self._send = parts.send
         self._clock = clock
-        self._start_span = start_span
+        self._start_span = parts.start_span
         self._requests = OpenRequests()
         self._admission = Admission(config, self._requests)
-        self._waits: Waits[OpenRequest] = Waits()
+        self._waits = waits
         self._mailbox = Mailbox()
         self.items = items
-        self.outputs = EncoderOutputs(config, records, connections, second_level, self._waits, clock=clock)
-        self.streams = TokenStreams(send)
+        self.outputs = EncoderOutputs(config, records, connections, second_level, waits, clock=clock)
+        self.streams = TokenStreams(parts.send)
         self.slow = SlowCalls(config.slow_log_ms, log.warning)
         self.num_done = 0
         self.num_failed = 0
-        self._verbs: RequestVerbs | None = None
-        if config.has_workers:  # a store alone imports nothing that processes images
-            from mmcached.gateway.requests.clip_records import ClipRecords
-            from mmcached.gateway.requests.item_making import ItemMaking
-            from mmcached.gateway.requests.request_verbs import RequestVerbs
-
-            clips = ClipRecords(records, config, self._waits, second_level)
-            making = ItemMaking(config, items, clips, self._mailbox, self._waits)
-            self._verbs = RequestVerbs(
-                config,
-                connections,
-                self._requests,
-                making=making,
-                items=items,
-                outputs=self.outputs,
-                streams=self.streams,
-                waits=self._waits,
-            )
+        clips = ClipRecords(records, config, waits, second_level)
+        self.making = ItemMaking(config, items, clips, self._mailbox, waits)
+        self._verbs = RequestVerbs(
+            config,
+            connections,
+            self._requests,
+            making=self.making,
+            items=items,
+            outputs=self.outputs,
+            streams=self.streams,
+            waits=waits,
+        )
 
     def __len__(self) -> int:
         return len(self._requests)
@@ -117,7 +103,7 @@ class RequestService:
     @property
     def item_fingerprints(self) -> Mapping[Modality, str]:
         """By modality, all that the keys of items depend on beside their files."""
-        return {} if self._verbs is None else self._verbs.making.fingerprints
+        return self.making.fingerprints
 
     def clients(self) -> set[str]:
         return self._requests.clients()
@@ -125,17 +111,17 @@ class RequestService:
     @property
     def pinned_bytes(self) -> int:
         """Bytes of items in the store that open requests keep there."""
-        return 0 if self._verbs is None else self._verbs.submission.pinned_bytes
+        return self._verbs.submission.pinned_bytes
 
     @property
     def num_beyond_quota(self) -> int:
         """Items that travelled as frames because their engine's requests had too much pinned."""
-        return 0 if self._verbs is None else self._verbs.submission.num_beyond_quota
+        return self._verbs.submission.num_beyond_quota
 
     @property
     def num_resends(self) -> int:
         """How many times a request was sent again; it only rises."""
-        return 0 if self._verbs is None else self._verbs.num_resends
+        return self._verbs.num_resends
 
     def fileno(self) -> int:
         """Return the descriptor that becomes readable when `go_on` has something to do."""
@@ -148,17 +134,15 @@ class RequestService:
     def forget_items(self) -> None:
         """Forget all processed items, and let nothing that is being processed be cached or sent."""
         self.items.clear()
-        if self._verbs is not None:
-            self._verbs.flush()
+        self._verbs.flush()
         self.outputs.flush()
 
     def go_on(self, guard: Guard) -> None:
         """End a turn: run the verbs whose wait is over, and send what streams have."""
         # What was woken in this turn goes first: those that have waited for room, before others take it.
-        if self._verbs is not None:
-            for done in self._mailbox.take_all():
-                guard.call("what a thread has made", self._verbs.making.take, done)
-            self._verbs.making.let_in()
+        for done in self._mailbox.take_all():
+            guard.call("what a thread has made", self.making.take, done)
+        self.making.let_in()
         if self._connections.ready():
             self._waits.wake(self._connections)
         while (request := self._waits.take_ready()) is not None:
@@ -168,13 +152,12 @@ class RequestService:
         guard.call("tokens for clients", self.streams.flush)
 
     def processor_stats(self) -> ProcessorCacheStats:
-        return self.items.stats() if self._verbs is None else self._verbs.making.stats(self.items.stats())
+        return self.making.stats(self.items.stats())
 
     def close(self) -> None:
         for request in self._requests:
             self.fail(request.number, RequestAborted("the service stops; try again"))
-        if self._verbs is not None:
-            self._verbs.making.close()
+        self.making.close()
         self._mailbox.close()
 
     # ---- from clients
@@ -190,10 +173,7 @@ class RequestService:
             request.span = self._start_span(f"mmcached.frontend.{kind}", message.traceparent, about)
         try:
             request.media = media_of(message, files)
-            if self._verbs is None:
-                limit = "must be more than 0 to generate or encode: this service is a store"
-                raise InvalidRequest("world_size", 0, limit)
-            self._admission.check(request, self._verbs.making.check)
+            self._admission.check(request, self.making.check)
         except MmcachedError as error:
             self.num_failed += 1
             log.info("request refused", request_id=request.number, code=error.code)
@@ -270,14 +250,13 @@ class RequestService:
                 operation += " (no engine was ready)"
             self.fail(request.number, DeadlineExceeded(operation, timeout_s))
 
-    def end_client(self, client_id: str) -> None:
-        """Forget what a client has asked for: it is gone."""
+    def end_client(self, client_id: str, error: MmcachedError | None = None) -> None:
+        """End a client's requests; with an error as their answer if it is still connected."""
         for request in self._requests.of_client(client_id):
-            self._forget(request)
-
-    def fail_client(self, client_id: str, error: MmcachedError) -> None:
-        for request in self._requests.of_client(client_id):
-            self.fail(request.number, error)
+            if error is None:
+                self._forget(request)
+            else:
+                self.fail(request.number, error)
 
     def fail(self, number: int, error: MmcachedError) -> None:
         """End a request with an error; one that is not open changes nothing."""

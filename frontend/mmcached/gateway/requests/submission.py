@@ -11,10 +11,10 @@ them in the store.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from mmcached.gateway.caches.item_cache import ItemCache, OutgoingItem
 from mmcached.gateway.engines.engine_connections import EngineConnection, EngineConnections
+from mmcached.gateway.processing.processor import Processed
 from mmcached.gateway.requests.encoder_outputs import EncoderOutputs, Patience
 from mmcached.gateway.requests.engine_choice import EngineChoice
 from mmcached.gateway.requests.inline_room import InlineRoom
@@ -26,9 +26,6 @@ from mmcached.wire.config import MIB, ServiceConfig
 from mmcached.wire.errors import PeerGone
 from mmcached.wire.handle import Handle
 from mmcached.wire.messages.frontend import Generate
-
-if TYPE_CHECKING:  # a service without workers imports nothing that processes images
-    from mmcached.gateway.processing.processor import Processed
 
 
 class Submission:
