@@ -1,4 +1,4 @@
-"""P0 imports only what it uses: never torch, which costs hundreds of MiB, and without workers nothing of the gateway."""
+"""P0 imports only what it uses: never torch, which takes hundreds of MiB; without workers nothing of the gateway."""
 
 from __future__ import annotations
 

@@ -21,6 +21,7 @@ import structlog
 
 from mmcached.frontend.mount import FrontendParts
 from mmcached.gateway.caches.from_config import item_cache_from_config
+from mmcached.gateway.caches.item_records import ItemRecords
 from mmcached.gateway.engines.engine_connections import EngineConnection, EngineConnections
 from mmcached.gateway.engines.flushes import EngineFlushes
 from mmcached.gateway.engines.listening import listen_for_engines
@@ -55,7 +56,7 @@ class ModelGateway(Closeable):
     def __init__(self, parts: FrontendParts) -> None:
         self._parts = parts
         self._config = parts.config
-        self._records = parts.store.records
+        self._items = ItemRecords(parts.store.records.in_ring)
         self._share = TurnShare()
         self._is_draining = False
         with ExitStack() as stack:
@@ -63,11 +64,11 @@ class ModelGateway(Closeable):
             self.connections = EngineConnections(
                 self._channel, parts.config, on_lost=self._on_engine_lost, on_new=self._on_new_engine
             )
-            self.requests = RequestService(parts, self.connections, item_cache_from_config(parts.config, self._records))
+            self.requests = RequestService(parts, self.connections, item_cache_from_config(parts.config, self._items))
             stack.callback(self.requests.close)
             self._closing = stack.pop_all()
         parts.store.on_put = self.requests.outputs.put
-        self._probes = Probes(self.connections, self._records, parts.config.limits.max_requests_per_client)
+        self._probes = Probes(self.connections, self._items, parts.config.limits.max_requests_per_client)
         self._flushes = EngineFlushes(self.connections)
         self._engines_fd, self._requests_fd = self.descriptors = self._channel.fileno(), self.requests.fileno()
 
@@ -243,15 +244,15 @@ class ModelGateway(Closeable):
         )
 
     def _item_stats(self) -> ItemStats:
-        records = self._records
-        if records.ring.announcement is None or not self._config.ring_data_bytes:
+        items = self._items
+        if items.ring.announcement is None or not self._config.ring_data_bytes:
             return ItemStats()
         return ItemStats(
             capacity_bytes=self._config.ring_data_bytes,
-            used_bytes=records.item_bytes,
+            used_bytes=items.num_bytes,
             pinned_bytes=self.requests.pinned_bytes,
-            entries=records.num_items,
-            puts=records.num_item_puts,
-            evictions=records.num_item_evictions,
+            entries=len(items),
+            puts=items.num_puts,
+            evictions=items.num_evictions,
             refusals=self.requests.items.stats().inline_fallbacks,
         )

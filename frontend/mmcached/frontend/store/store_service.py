@@ -39,8 +39,9 @@ from mmcached.frontend.store.claim_table import ClaimTable, ClaimTransfer, Waite
 from mmcached.frontend.store.client_figures import ClientFigures
 from mmcached.frontend.store.fetch_table import Parked, Wanted
 from mmcached.frontend.store.nursery_service import NurseryService
+from mmcached.frontend.store.put_refusal import PutRefusal
 from mmcached.frontend.store.record_sender import RecordSender
-from mmcached.frontend.store.record_store import RecordStore, Refusal
+from mmcached.frontend.store.record_store import RecordStore
 from mmcached.frontend.store.second_level import SecondLevel
 from mmcached.shm import EncodedRecord
 from mmcached.shm.ring.nursery_table import PlacedRecord
@@ -318,7 +319,7 @@ class StoreService(Closeable):
             self._put_latency.add(took_s)
             self.slow.note("put", took_s, record.nbytes, nbytes=record.nbytes, client_id=message.client_id)
             self.client_figures.put(message.client_id)
-        if refusal is Refusal.OLD_EPOCH:
+        if refusal is PutRefusal.OLD_EPOCH:
             # It is of no use to the waiters either: another client must compute it from the new weights.
             self._transfer(self.claims.drop(message.claim, message.client_id))
         elif self.claims.has(name):
@@ -403,7 +404,7 @@ class StoreService(Closeable):
             self._fail(waiter, DeadlineExceeded("claimrecord", timeout_s))
         self._transfer(self.claims.pass_on_expired(now))
         self.records.poll_hits()
-        self.records.drop_expired()
+        self.records.in_ring.drop_expired()
         self.nurseries.check()
         for client_id, reason in self.readers.take_dead():
             log.info("client's entry is dead", client_id=client_id, reason=reason)
@@ -441,8 +442,8 @@ class StoreService(Closeable):
             hits=records.num_hits,
             puts=records.num_puts,
             refusals=records.num_refusals,
-            quota_evictions=records.num_quota_evictions,
-            expired=records.num_expired,
+            quota_evictions=records.in_ring.num_quota_evictions,
+            expired=records.in_ring.num_expired,
             inline_records=self._sender.num_inline,
             withheld_records=self._sender.num_withheld,
             claims=self.claims.num_claims,
@@ -454,7 +455,7 @@ class StoreService(Closeable):
             nursery_bytes=self.nurseries.books.held_bytes,
             nursery_puts=self.nurseries.num_puts,
             nursery_refusals=self.nurseries.num_refusals,
-            promotions=self.nurseries.num_promotions,
+            promotions=self.nurseries.copies.num_done,
             new_epochs=records.num_epochs,
             hit_latency=records.hit_latency,
             put_latency=self._put_latency.histogram(),
@@ -479,5 +480,5 @@ def _of_all(records: RecordStore, nurseries: NurseryService) -> RingStats:
     stats = records.ring.stats()
     data_bytes = stats.data_bytes + (nurseries.books.budget_bytes if stats.data_bytes else 0)
     return msgspec.structs.replace(
-        stats, data_bytes=data_bytes, evictions=stats.evictions + records.num_share_evictions
+        stats, data_bytes=data_bytes, evictions=stats.evictions + records.in_ring.num_share_evictions
     )

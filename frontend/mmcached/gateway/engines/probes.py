@@ -17,7 +17,7 @@ import numpy as np
 
 from mmcached.frontend.connections.rings import NoRing
 from mmcached.frontend.rounds import AnswerTo, Rounds, check_room
-from mmcached.frontend.store.record_store import RecordStore
+from mmcached.gateway.caches.item_records import ItemRecords
 from mmcached.gateway.engines.engine_connections import EngineConnection, EngineConnections
 from mmcached.shm.store import codec
 from mmcached.wire.errors import ErrorInfo, MmcachedError, ServiceUnavailable, error_to_wire
@@ -62,9 +62,9 @@ class _Question:
 class Probes:
     """The open questions, and the probes of each engine; without a ring, items are sent inline."""
 
-    def __init__(self, connections: EngineConnections, records: RecordStore, max_per_peer: int) -> None:
+    def __init__(self, connections: EngineConnections, items: ItemRecords, max_per_peer: int) -> None:
         self._connections = connections
-        self._records = records
+        self._items = items
         self._max_per_peer = max_per_peer
         self._of_engine: dict[int, _EngineProbes] = {}  # by incarnation
         self._open: dict[int, _Question] = {}
@@ -86,7 +86,7 @@ class Probes:
         self._open[self._last_number] = _Question(peer, request_id, len(ready))
         for connection in ready:
             if connection.incarnation not in self._of_engine:
-                probes = _EngineProbes(self._connections, connection, self._records, self._max_per_peer)
+                probes = _EngineProbes(self._connections, connection, self._items, self._max_per_peer)
                 self._of_engine[connection.incarnation] = probes
             self._of_engine[connection.incarnation].ask(peer, self._last_number, timeout_s, now)
 
@@ -131,13 +131,13 @@ class _EngineProbes(Rounds):
         self,
         connections: EngineConnections,
         connection: EngineConnection,
-        records: RecordStore,
+        items: ItemRecords,
         max_per_peer: int,
     ) -> None:
         super().__init__(max_per_peer)
         self._connections = connections
         self._connection = connection
-        self._records = records
+        self._items = items
         self._item: _Item | None = None
         self._token = 0
 
@@ -158,8 +158,8 @@ class _EngineProbes(Rounds):
             raise self._death()
         data = secrets.token_bytes(PROBE_BYTES)
         key, encoded = f"probe {secrets.token_hex(8)}", codec.encode({FIELD: np.frombuffer(data, np.uint8)})
-        place = self._records.put_item(key, encoded, 0)  # without room: inline, like any other item
-        if place is not None and not isinstance(ring := self._records.ring, NoRing):
+        place = self._items.put(key, encoded, 0)  # without room: inline, like any other item
+        if place is not None and not isinstance(ring := self._items.ring, NoRing):
             ring.pin(place)  # until it is dropped
         self._item = _Item(hashlib.blake2b(data, digest_size=16).hexdigest(), key, place)
         frames = [] if place is not None else encoded.frames()
@@ -187,7 +187,7 @@ class _EngineProbes(Rounds):
     def _end(self) -> None:
         item, self._item = self._item, None
         if item is not None and item.place is not None:
-            self._records.drop_item(item.key)
+            self._items.drop(item.key)
 
     def _is_gone(self) -> bool:
         return self._connections.get(self._connection.incarnation) is None
@@ -196,5 +196,5 @@ class _EngineProbes(Rounds):
         return ServiceUnavailable(f"engine {self._connection.index} died while it was probed")
 
     def _is_leased(self, item: _Item) -> bool:
-        ring = self._records.ring
+        ring = self._items.ring
         return item.place is not None and not isinstance(ring, NoRing) and ring.is_leased(item.place)

@@ -89,7 +89,7 @@ class ClipRecords:
 
     def _read(self, tenant: str, key: str, name: str, kind: Any) -> list[Slice]:
         handle = self._records.get(tenant, key, counts=False)
-        head = None if handle is None else self._records.head(handle)
+        head = None if handle is None else self._records.in_ring.head(handle)
         if head is None:
             return []
         try:
