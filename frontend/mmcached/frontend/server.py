@@ -183,7 +183,7 @@ class Frontend(Closeable):
             clients_disconnected=self._channel.num_disconnected,
             faults=self._guard.num_faults,
             store=self.store.stats(),
-            slow_log=SlowLog.of(self.store.slow.last),
+            slow_log=SlowLog.of(self.store.puts.slow.last),
             by_client=self.store.client_figures.stats(),
         )
         return self.gateway.stats(own)

@@ -67,7 +67,7 @@ class ModelGateway(Closeable):
             self.requests = RequestService(parts, self.connections, item_cache_from_config(parts.config, self._items))
             stack.callback(self.requests.close)
             self._closing = stack.pop_all()
-        parts.store.on_put = self.requests.outputs.put
+        parts.store.puts.on_put = self.requests.outputs.put
         self._probes = Probes(self.connections, self._items, parts.config.limits.max_requests_per_client)
         self._flushes = EngineFlushes(self.connections)
         self._engines_fd, self._requests_fd = self.descriptors = self._channel.fileno(), self.requests.fileno()

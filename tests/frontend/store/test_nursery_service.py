@@ -261,7 +261,7 @@ def test_what_expires_in_its_own_put_keeps_its_place_while_it_is_read(layer: Lay
         assert held[0] is not None
         wait_until(partial(has_expired, store.records.in_ring.expires_at(held[0])))
 
-    store.on_put = read_until_it_expires
+    store.puts.on_put = read_until_it_expires
     place = layer.lay("k")
     layer.send("k", place, ttl_s=0.05)
     stored = layer.client.answer(to_client.Stored)

@@ -23,7 +23,7 @@ from mmcached.cache.store_keys import store_key
 from mmcached.frontend.server import CHECK_INTERVAL_S
 from mmcached.frontend.store import record_sender
 from mmcached.frontend.store.put_refusal import PutRefusal
-from mmcached.frontend.store.store_service import StoreService, no_collection
+from mmcached.frontend.store.store_service import StoreService, gc_paused
 from mmcached.shm import RingReader, encode
 from mmcached.shm.ring.key_index import key_digest
 from mmcached.shm.store.codec import Record, decode
@@ -628,7 +628,7 @@ def test_nobody_looks_for_garbage_among_records_that_are_taken_over(is_enabled: 
     was_enabled = gc.isenabled()
     try:
         (gc.enable if is_enabled else gc.disable)()
-        with no_collection():
+        with gc_paused():
             assert not gc.isenabled()
         assert gc.isenabled() == is_enabled
     finally:
