@@ -14,7 +14,7 @@ import pytest
 from mmcached.gateway.engines.engine_connections import EngineConnections
 from mmcached.gateway.processing.clip_decoders import ClipDecoderPool
 from mmcached.gateway.processing.media import Medium
-from mmcached.gateway.processing.pool import Done, Mailbox
+from mmcached.gateway.processing.pool import Mailbox, WorkDone
 from mmcached.gateway.requests import item_keys
 from mmcached.gateway.requests.clip_queue import ClipQueue, ClipTask
 from mmcached.gateway.requests.clip_room import ClipRoom
@@ -388,7 +388,7 @@ def test_a_request_whose_items_and_room_come_in_one_turn_is_sent_once(
         waits.append(not has_room(room, number, num_bytes))
         return not waits[-1]
 
-    def put_and_noted(mailbox: Mailbox, done: Done) -> None:
+    def put_and_noted(mailbox: Mailbox, done: WorkDone) -> None:
         put(mailbox, done)
         landed.set()
 

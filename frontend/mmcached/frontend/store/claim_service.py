@@ -18,7 +18,7 @@ from mmcached.frontend.store.claim_table import ClaimTable, ClaimTransfer, Claim
 from mmcached.frontend.store.record_reads import RecordReads
 from mmcached.frontend.store.record_sender import Found, RecordSender
 from mmcached.frontend.store.record_store import RecordStore
-from mmcached.frontend.store.second_level import SecondLevel
+from mmcached.frontend.store.second_level import SecondLevelConnection
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import DeadlineExceeded, MmcachedError, error_to_wire
 from mmcached.wire.handle import Handle
@@ -39,7 +39,7 @@ class ClaimService:
         table: ClaimTable,
         reads: RecordReads,
         sender: RecordSender,
-        second_level: SecondLevel,
+        second_level: SecondLevelConnection,
         clock: Callable[[], float],
     ) -> None:
         self.table = table

@@ -19,7 +19,7 @@ from mmcached.frontend.store.fetch_table import Wanted
 from mmcached.frontend.store.nursery_service import NurseryService
 from mmcached.frontend.store.put_refusal import PutRefusal
 from mmcached.frontend.store.record_store import RecordStore
-from mmcached.frontend.store.second_level import SecondLevel
+from mmcached.frontend.store.second_level import SecondLevelConnection
 from mmcached.shm import EncodedRecord
 from mmcached.shm.ring.nursery_table import PlacedRecord
 from mmcached.shm.store import codec
@@ -51,7 +51,7 @@ class PutService:
         *,
         claims: ClaimService,
         nurseries: NurseryService,
-        second_level: SecondLevel,
+        second_level: SecondLevelConnection,
         client_figures: ClientFigures,
         clock: Callable[[], float],
     ) -> None:

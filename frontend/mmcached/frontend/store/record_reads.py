@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from mmcached.frontend.connections.entry_owners import EntryOwners
 from mmcached.frontend.store.client_figures import ClientFigures
 from mmcached.frontend.store.record_store import RecordStore
-from mmcached.frontend.store.second_level import SecondLevel
+from mmcached.frontend.store.second_level import SecondLevelConnection
 from mmcached.wire.handle import Handle
 from mmcached.wire.messages.frontend import ClaimRecord, ClaimRecords, GetRecords
 
@@ -19,7 +19,7 @@ class RecordReads:
         self,
         records: RecordStore,
         readers: EntryOwners[str],
-        second_level: SecondLevel,
+        second_level: SecondLevelConnection,
         client_figures: ClientFigures,
     ) -> None:
         self._records = records

@@ -56,7 +56,7 @@ class _Poll(NamedTuple):
     deadline: float
 
 
-class SecondLevel:
+class SecondLevelConnection:
     """The second level of one store, if it has one.
 
     Args:

@@ -41,16 +41,10 @@ from mmcached.frontend.store.put_service import PutService
 from mmcached.frontend.store.record_reads import RecordReads
 from mmcached.frontend.store.record_sender import RecordSender
 from mmcached.frontend.store.record_store import RecordStore
-from mmcached.frontend.store.second_level import SecondLevel
+from mmcached.frontend.store.second_level import SecondLevelConnection
 from mmcached.wire.closeable import Closeable
 from mmcached.wire.config import ServiceConfig
-from mmcached.wire.errors import (
-    InvalidRequest,
-    MmcachedError,
-    RemoteProtocolError,
-    RequestAborted,
-    error_to_wire,
-)
+from mmcached.wire.errors import InvalidRequest, MmcachedError, RemoteProtocolError, RequestAborted, error_to_wire
 from mmcached.wire.handle import RingAnnouncement
 from mmcached.wire.messages import client as to_client
 from mmcached.wire.messages import frontend as received
@@ -108,7 +102,9 @@ class StoreService(Closeable):
         self.num_protocol_errors = 0
         self._send = channel.try_send
         self._sender = RecordSender(self.records, self.readers, channel)
-        self.second_level = SecondLevel(config, channel, records=self.records, is_computed=self.claims.has, clock=clock)
+        self.second_level = SecondLevelConnection(
+            config, channel, records=self.records, is_computed=self.claims.has, clock=clock
+        )
         self.claims.on_end = self.second_level.claims.end
         self._reads = RecordReads(self.records, self.readers, self.second_level, self.client_figures)
         self._claiming = ClaimService(

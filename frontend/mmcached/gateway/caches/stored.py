@@ -22,7 +22,7 @@ from mmcached.cache.request_lru import Entry, RequestLRU
 from mmcached.frontend.connections.rings import NoRing
 from mmcached.gateway.caches.item_cache import ItemCache, OutgoingItem
 from mmcached.gateway.caches.item_records import ItemRecords
-from mmcached.gateway.processing.processor import Processed
+from mmcached.gateway.processing.processor import GatewayItem
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.handle import Handle
 
@@ -36,13 +36,13 @@ class StoredItemCache(ItemCache):
         super().__init__()
         self._inline_below_bytes = config.inline_below_bytes
         self._max_bytes = config.max_object_bytes
-        self._small: RequestLRU[Processed] = RequestLRU(config.processor_cache_bytes // SMALL_SHARE)
+        self._small: RequestLRU[GatewayItem] = RequestLRU(config.processor_cache_bytes // SMALL_SHARE)
         self._items = items
 
     def missing(self, keys: Sequence[str]) -> list[str]:
         return [key for key in dict.fromkeys(keys) if key not in self._small and self._items.find(key) is None]
 
-    def resolve(self, keys: Sequence[str], given: Mapping[str, Processed]) -> list[OutgoingItem]:
+    def resolve(self, keys: Sequence[str], given: Mapping[str, GatewayItem]) -> list[OutgoingItem]:
         unique = list(dict.fromkeys(keys))
         # What is remembered or pinned from here on is there, whatever the request's own items evict.
         found = {key: self._find(key) for key in unique}
@@ -61,7 +61,7 @@ class StoredItemCache(ItemCache):
             for item in items
         ]
 
-    def keep(self, key: str, item: Processed) -> None:
+    def keep(self, key: str, item: GatewayItem) -> None:
         if self.missing([key]):
             self._place(key, item, is_pinned=False)
 
@@ -69,7 +69,7 @@ class StoredItemCache(ItemCache):
         self._items.clear()
         self._small.clear()
 
-    def _find(self, key: str) -> Entry[Processed] | OutgoingItem | None:
+    def _find(self, key: str) -> Entry[GatewayItem] | OutgoingItem | None:
         """Return an item that is kept here or in the store; an item in the store is pinned."""
         small = self._small.find(key)
         if small is not None:
@@ -83,7 +83,7 @@ class StoredItemCache(ItemCache):
         return OutgoingItem(key, handle.nbytes, num_embeds, handle)
 
     def _resolve_one(
-        self, key: str, found: Entry[Processed] | OutgoingItem | None, given: Mapping[str, Processed]
+        self, key: str, found: Entry[GatewayItem] | OutgoingItem | None, given: Mapping[str, GatewayItem]
     ) -> OutgoingItem:
         if found is None:
             return self._place(key, given[key], is_pinned=True)
@@ -93,7 +93,7 @@ class StoredItemCache(ItemCache):
         self._small.move([key], [found])
         return OutgoingItem.inline(key, found.value)
 
-    def _place(self, key: str, item: Processed, *, is_pinned: bool) -> OutgoingItem:
+    def _place(self, key: str, item: GatewayItem, *, is_pinned: bool) -> OutgoingItem:
         self._num_new += 1
         nbytes = item.encoded.nbytes
         if nbytes < self._inline_below_bytes:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from mmcached.cache.store_keys import ITEMS_TENANT
 from mmcached.gateway.processing.fair_queue import fair_share
 from mmcached.gateway.processing.media import in_prompt_order
-from mmcached.gateway.requests.open_requests import OpenRequest, OpenRequests
+from mmcached.gateway.requests.open_requests import OpenRequest, RequestTable
 from mmcached.gateway.requests.request_builder import prompt_tokens
 from mmcached.wire.config import MIB, ServiceConfig
 from mmcached.wire.errors import InvalidRequest, RemoteProtocolError, ServiceUnavailable
@@ -16,7 +16,7 @@ from mmcached.wire.errors import InvalidRequest, RemoteProtocolError, ServiceUna
 class Admission:
     """The limits of one frontend."""
 
-    def __init__(self, config: ServiceConfig, requests: OpenRequests) -> None:
+    def __init__(self, config: ServiceConfig, requests: RequestTable) -> None:
         self._config = config
         self._requests = requests
         self.is_draining = False

@@ -126,7 +126,7 @@ class OpenRequest:
         return list(dict.fromkeys(each.name for each, key in self.items if key in wanted and each.name is not None))
 
 
-class OpenRequests:
+class RequestTable:
     """All open requests, by number; also found by client, by engine and by deadline.
 
     A client uses each of its request ids for one open request at a time.

@@ -25,7 +25,7 @@ from mmcached.gateway.requests.admission import Admission
 from mmcached.gateway.requests.clip_records import ClipRecords
 from mmcached.gateway.requests.encoder_outputs import EncoderOutputs
 from mmcached.gateway.requests.item_making import ItemMaking
-from mmcached.gateway.requests.open_requests import OpenRequest, OpenRequests
+from mmcached.gateway.requests.open_requests import OpenRequest, RequestTable
 from mmcached.gateway.requests.request_verbs import RequestVerbs, Word
 from mmcached.gateway.requests.token_streams import TokenStreams
 from mmcached.gateway.requests.waits import Waits
@@ -74,7 +74,7 @@ class RequestService:
         self._send = parts.send
         self._clock = clock
         self._start_span = parts.start_span
-        self._requests = OpenRequests()
+        self._requests = RequestTable()
         self._admission = Admission(config, self._requests)
         self._waits = waits
         self._mailbox = Mailbox()

@@ -17,7 +17,7 @@ from mmcached.gateway.caches.item_cache import ItemCache
 from mmcached.gateway.engines.engine_connections import EngineConnections
 from mmcached.gateway.requests.encoder_outputs import EncoderOutputs, Owner, Patience
 from mmcached.gateway.requests.item_making import ItemMaking
-from mmcached.gateway.requests.open_requests import Answer, OpenRequest, OpenRequests, Sent
+from mmcached.gateway.requests.open_requests import Answer, OpenRequest, RequestTable, Sent
 from mmcached.gateway.requests.submission import Submission
 from mmcached.gateway.requests.token_streams import TokenStreams
 from mmcached.gateway.requests.waits import Verb, Wait, Waits
@@ -47,7 +47,7 @@ class RequestVerbs:
         self,
         config: ServiceConfig,
         connections: EngineConnections,
-        requests: OpenRequests,
+        requests: RequestTable,
         *,
         making: ItemMaking,
         items: ItemCache,
