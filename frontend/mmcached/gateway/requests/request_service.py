@@ -1,13 +1,12 @@
-"""Serves the clients' generations and embeddings: from a request that has come to its one answer.
+"""Serves the clients' generations and embeddings, each from its message to its one answer.
 
-    accept ──> refused, with the reason                       nothing is left open
-       └─────> its verb ──> a wait: what has been made, put, freed; an engine's word ──> its verb ──> … ──> answered
-                              └──> cancelled, or its time, client or engine is gone: the verb is closed
+    accept ──> refused, with the reason                                                    nothing stays open
+       └─────> its verb ──> a wait: items, outputs, room, an engine's answer ──> its verb ──> … ──> answered
+                              └──> cancelled; or its time is over, its client or its engine is gone: the verb is closed
 
-Each request has a verb, a generator that says what it does until its answer (see `request_verbs`); it runs here, when
-what it waits for has happened. Whatever happens on the way, a request is answered at most once and leaves no lease,
-pin, stream or waiting work behind. Tokens and rows that are wanted as they commit go to their client at the end of the
-turn. Knows nothing of sockets: messages to clients go through a callable, those to engines through their connections.
+Each request has a verb: a generator that runs until the answer (see `request_verbs`), and is resumed here when its wait
+is over. A request is answered at most once, and leaves no lease, pin, stream or waiting work behind. Streamed tokens
+and rows are sent at the end of the turn in which they arrive.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ log = structlog.get_logger("mmcached.frontend")
 
 
 class RequestService:
-    """All requests of one frontend; `num_done` and `num_failed` only rise.
+    """All requests of one frontend.
 
     Args:
         parts: The parts of the frontend that requests use.
@@ -55,10 +54,12 @@ class RequestService:
         items: The cache of processed items.
 
     Attributes:
-        making: processes the files of requests.
-        items: the cache of processed items.
-        outputs: what is known of encoder outputs.
-        slow: the requests that took longer than `slow_log_ms`.
+        making: Processes the files of requests.
+        items: As given.
+        outputs: The encoder outputs that are stored or being made.
+        streams: Tokens and rows on their way to clients.
+        slow: Requests slower than `slow_log_ms`.
+        num_done, num_failed: Numbers of ended requests; they only rise.
     """
 
     def __init__(
@@ -102,7 +103,7 @@ class RequestService:
 
     @property
     def item_fingerprints(self) -> Mapping[Modality, str]:
-        """By modality, all that the keys of items depend on beside their files."""
+        """Fingerprints of everything that the keys of items depend on beside their files, by modality."""
         return self.making.fingerprints
 
     def clients(self) -> set[str]:
@@ -110,36 +111,36 @@ class RequestService:
 
     @property
     def pinned_bytes(self) -> int:
-        """Bytes of items in the store that open requests keep there."""
+        """Bytes of items in the store that are pinned for open requests."""
         return self._verbs.submission.pinned_bytes
 
     @property
     def num_beyond_quota(self) -> int:
-        """Items that travelled as frames because their engine's requests had too much pinned."""
+        """Number of items sent as frames because too many bytes were pinned for their engine."""
         return self._verbs.submission.num_beyond_quota
 
     @property
     def num_resends(self) -> int:
-        """How many times a request was sent again; it only rises."""
+        """Number of times that a request was sent to an engine again; it only rises."""
         return self._verbs.num_resends
 
     def fileno(self) -> int:
-        """Return the descriptor that becomes readable when `go_on` has something to do."""
+        """Return the descriptor that becomes readable when `go_on` has work."""
         return self._mailbox.fileno()
 
     def drain(self) -> None:
-        """Accept no new request from now on; those open go on."""
+        """Accept no new request; open ones go on."""
         self._admission.is_draining = True
 
     def forget_items(self) -> None:
-        """Forget all processed items, and let nothing that is being processed be cached or sent."""
+        """Drop all processed items; items that are being processed are neither cached nor sent."""
         self.items.clear()
         self._verbs.flush()
         self.outputs.flush()
 
     def go_on(self, guard: Guard) -> None:
-        """End a turn: run the verbs whose wait is over, and send what streams have."""
-        # What was woken in this turn goes first: those that have waited for room, before others take it.
+        """End a turn: resume the verbs whose wait is over, and send streamed tokens and rows."""
+        # Requests woken in this turn go first: they have waited for room, which others would take.
         for done in self._mailbox.take_all():
             guard.call("what a thread has made", self.making.take, done)
         self.making.let_in()
@@ -163,7 +164,7 @@ class RequestService:
     # ---- from clients
 
     def accept(self, peer: bytes, message: received.Generate | received.Encode, files: Sequence[Frame]) -> None:
-        """Open a request and begin it, or answer why not and leave nothing open."""
+        """Open a request and begin it, or answer with the reason for the refusal."""
         now = self._clock()
         deadline = now + min(message.timeout_s, self._config.request_timeout_s)
         request = OpenRequest(self._requests.next_number(), peer, message, [], deadline, came_at=now)
@@ -196,7 +197,7 @@ class RequestService:
             self.streams.taken(request, message)
 
     def cancel(self, client_id: str, request_id: int) -> None:
-        """Forget one request; an unknown one changes nothing."""
+        """End one request without an answer; an unknown one changes nothing."""
         request = self._requests.find(client_id, request_id)
         if request is not None:
             self._forget(request)
@@ -206,7 +207,7 @@ class RequestService:
     def tokens_committed(
         self, engine: EngineConnection, message: received.TokensCommitted, payload: Sequence[Frame]
     ) -> None:
-        """Take tokens and rows that an engine has computed for streams."""
+        """Take the tokens and rows that an engine has computed for streams."""
         for part in message.rows:
             request = self._with(engine, part.request_id)
             if request is None:
@@ -222,7 +223,7 @@ class RequestService:
                 self.streams.committed(request, tokens)
 
     def ended(self, engine: EngineConnection, word: Word, payload: Sequence[Frame]) -> None:
-        """Take what an engine says at the end of its part of a request."""
+        """Take an engine's last message about a request, and resume the request."""
         if isinstance(word, received.RequestMissed):
             self.items.missed(word.mm_hashes)  # true of any request
         request = self._with(engine, word.request_id)
@@ -234,7 +235,10 @@ class RequestService:
             self.fail(request.number, RequestAborted(f"the engine died ({reason}); try again"))
 
     def _with(self, engine: EngineConnection, number: int) -> OpenRequest | None:
-        """Return a request if that engine has it; a former frontend may have given the same number to another."""
+        """Return an open request that this engine has; None for others.
+
+        A former frontend may have given the same number to another request.
+        """
         request = self._requests.get(number)
         return request if request is not None and request.sent and request.sent.engine is engine else None
 
@@ -259,7 +263,7 @@ class RequestService:
                 self.fail(request.number, error)
 
     def fail(self, number: int, error: MmcachedError) -> None:
-        """End a request with an error; one that is not open changes nothing."""
+        """End a request with an error; an unknown one changes nothing."""
         request = self._requests.get(number)
         if request is not None:
             self.num_failed += 1
@@ -272,7 +276,7 @@ class RequestService:
         """Run a request's verb until it waits again, or has its answer.
 
         Args:
-            word: of the engine that has it, if it waits for that.
+            word: Last message of its engine with its frames, if the request waits for that.
         """
         assert request.verb is not None
         self._waits.remove(request.wait)
@@ -291,12 +295,12 @@ class RequestService:
             self.fail(request.number, error)
 
     def _forget(self, request: OpenRequest) -> None:
-        """End a request without an answer: its client does not wait for it."""
+        """End a request without an answer."""
         self.num_failed += 1
         self._end(request, "cancelled")
 
     def _end(self, request: OpenRequest, error: str = "") -> None:
-        """Close a request's verb, and forget the request. `error`: what has ended it."""
+        """Close a request's verb, and forget the request. `error`: code of the error that has ended it."""
         self._requests.take(request.number)
         self._waits.remove(request.wait)
         self.streams.close(request)
