@@ -16,14 +16,14 @@ from functools import partial
 from typing import NamedTuple
 
 from mmcached.gateway.processing.media import Medium
-from mmcached.gateway.processing.pool import Done, IsWanted, Mailbox, NotWantedError, WorkPool
+from mmcached.gateway.processing.pool import IsWanted, Mailbox, NotWantedError, WorkDone, WorkPool
 from mmcached.gateway.requests.clip_room import ClipRoom
-from mmcached.gateway.requests.clip_work import ClipWork, Cut, Decoded, Job, Planned
+from mmcached.gateway.requests.clip_work import ClipPlan, ClipWork, Cut, Decoded, Job
 from mmcached.wire.sockets.frames import Frame
 from mmcached.wire.vocabulary import Modality
 
 
-class Refused(NamedTuple):
+class UnusableFile(NamedTuple):
     """Why nothing could be made of a file."""
 
     data: Frame
@@ -53,7 +53,7 @@ class ClipQueue:
         self._mailbox = mailbox
         self._tasks: dict[str, ClipTask] = {}
         self._busy: dict[str, str] = {}  # file -> the work that decodes it, or is in line to do so
-        self._behind: dict[str, dict[str, Planned | None]] = {}  # file -> works that come after that one
+        self._behind: dict[str, dict[str, ClipPlan | None]] = {}  # file -> works that come after that one
 
     def __contains__(self, key: object) -> bool:
         """Return whether a clip is on its way."""
@@ -82,7 +82,7 @@ class ClipQueue:
             is_wanted: somebody waits for it, and it was begun after the last flush.
         """
         task = self._tasks[key]
-        if is_wanted and isinstance(outcome, Planned):
+        if is_wanted and isinstance(outcome, ClipPlan):
             self._enter(key, outcome)
             return None
         if is_wanted and isinstance(outcome, Decoded):
@@ -137,7 +137,7 @@ class ClipQueue:
         file = self._tasks[key].medium.file_key if key in self._tasks else ""
         return self._busy[file] if key in self._behind.get(file, ()) else key
 
-    def _enter(self, key: str, planned: Planned | None) -> None:
+    def _enter(self, key: str, planned: ClipPlan | None) -> None:
         """Get in line to be decoded, or behind the work that has this one's file."""
         task = self._tasks[key]
         file = task.medium.file_key
@@ -149,7 +149,7 @@ class ClipQueue:
         else:
             job = self._work.go_on(key, planned, task.medium, task.tenant)
         if isinstance(job, Cut):
-            self._mailbox.put(Done(key, self._workers.generation, job))
+            self._mailbox.put(WorkDone(key, self._workers.generation, job))
             return
         self._busy[file] = key
         self._room.wait(key, partial(run, task.medium.data, job), task.client)
@@ -174,4 +174,4 @@ def run(data: Frame, job: Job, is_wanted: IsWanted) -> object:
     except NotWantedError:
         raise
     except Exception as error:
-        return Refused(data, error.with_traceback(None))
+        return UnusableFile(data, error.with_traceback(None))

@@ -22,7 +22,7 @@ from mmcached.cache.clip_keys import ListedSlice, clip_record
 from mmcached.cache.store_keys import store_key
 from mmcached.frontend.store.fetch_table import Parked, Wanted
 from mmcached.frontend.store.record_store import RecordStore
-from mmcached.frontend.store.second_level import SecondLevel
+from mmcached.frontend.store.second_level import SecondLevelConnection
 from mmcached.gateway.processing.media import Slice
 from mmcached.gateway.requests.open_requests import OpenRequest
 from mmcached.gateway.requests.waits import Verb, Wait, Waits
@@ -38,7 +38,7 @@ class ClipRecords:
         records: RecordStore,
         config: ServiceConfig,
         waits: Waits[OpenRequest],
-        second_level: SecondLevel | None = None,
+        second_level: SecondLevelConnection | None = None,
     ) -> None:
         self._records = records
         self._second_level = second_level
@@ -89,7 +89,7 @@ class ClipRecords:
 
     def _read(self, tenant: str, key: str, name: str, kind: Any) -> list[Slice]:
         handle = self._records.get(tenant, key, counts=False)
-        head = None if handle is None else self._records.head(handle)
+        head = None if handle is None else self._records.in_ring.head(handle)
         if head is None:
             return []
         try:

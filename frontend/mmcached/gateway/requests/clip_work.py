@@ -19,7 +19,7 @@ from mmcached.gateway.processing.clip_decoders import ClipDecoderPool
 from mmcached.gateway.processing.item_processor import Processing
 from mmcached.gateway.processing.media import Medium, Slice
 from mmcached.gateway.processing.pool import IsWanted
-from mmcached.gateway.processing.processor import Processed
+from mmcached.gateway.processing.processor import GatewayItem
 from mmcached.gateway.processing.slice_processor import SlicePlace
 from mmcached.gateway.requests.clip_records import ClipRecords
 from mmcached.wire.errors import ClipTooLarge, InvariantError
@@ -29,7 +29,7 @@ Job = Callable[[IsWanted], object]
 
 
 @dataclass(frozen=True, slots=True)
-class Planned:
+class ClipPlan:
     """Where the slices of a clip lie."""
 
     places: Sequence[SlicePlace]
@@ -40,7 +40,7 @@ class Decoded:
     """Slices by index, and their items by key."""
 
     slices: Mapping[int, Slice]
-    items: Mapping[str, Processed]
+    items: Mapping[str, GatewayItem]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class Cut:
     """What has become of a clip: its slices, and the items of those that were decoded for it."""
 
     slices: Sequence[Slice]
-    items: Mapping[str, Processed]
+    items: Mapping[str, GatewayItem]
 
 
 class ClipWork:
@@ -83,7 +83,7 @@ class ClipWork:
         """Return the job that makes some of a clip's slices."""
         return partial(self._decode, medium, tenant, wanted)
 
-    def go_on(self, key: str, planned: Planned, medium: Medium, tenant: str) -> Job | Cut:
+    def go_on(self, key: str, planned: ClipPlan, medium: Medium, tenant: str) -> Job | Cut:
         """Return what a thread has to do next, or that nothing has to be decoded."""
         known: dict[int, Slice] = {}
         for index, each in enumerate(planned.places):
@@ -121,12 +121,12 @@ class ClipWork:
 
     # ---- in a thread
 
-    def _plan(self, medium: Medium, is_wanted: IsWanted) -> Planned:
-        return Planned(self._decoders.plan(medium.data, _options(medium), is_wanted))
+    def _plan(self, medium: Medium, is_wanted: IsWanted) -> ClipPlan:
+        return ClipPlan(self._decoders.plan(medium.data, _options(medium), is_wanted))
 
     def _decode(self, medium: Medium, tenant: str, wanted: Sequence[int], is_wanted: IsWanted) -> Decoded:
         slices: dict[int, Slice] = {}
-        items: dict[str, Processed] = {}
+        items: dict[str, GatewayItem] = {}
         num_bytes = 0
         with closing(self._decoders.decode(medium.data, _options(medium), wanted, is_wanted)) as decoding:
             for decoded in decoding:

@@ -30,7 +30,7 @@ from mmcached.cache.checkpoints.checkpoint import max_embeds_per_item
 from mmcached.cache.store_keys import output_key, store_key
 from mmcached.frontend.store.fetch_table import Parked, Wanted
 from mmcached.frontend.store.record_store import RecordStore
-from mmcached.frontend.store.second_level import SecondLevel
+from mmcached.frontend.store.second_level import SecondLevelConnection
 from mmcached.gateway.engines.engine_connections import EngineConnection, EngineConnections
 from mmcached.gateway.requests.open_requests import OpenRequest
 from mmcached.gateway.requests.waits import Verb, Wait, Waits
@@ -78,7 +78,7 @@ class EncoderOutputs:
         config: ServiceConfig,
         records: RecordStore,
         connections: EngineConnections,
-        second_level: SecondLevel,
+        second_level: SecondLevelConnection,
         waits: Waits[OpenRequest],
         *,
         clock: Callable[[], float],

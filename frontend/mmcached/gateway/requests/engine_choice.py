@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from mmcached.gateway.engines.engine_connections import EngineConnection, EngineConnections
 from mmcached.gateway.engines.routing import Candidate, Router
+from mmcached.gateway.requests.hashed_prompt import PromptHasher
 from mmcached.gateway.requests.request_builder import Prompt
 from mmcached.wire.config import ServiceConfig
-
-if TYPE_CHECKING:  # most services hash no prompts here
-    from mmcached.gateway.requests.hashed_prompt import PromptHasher
 
 
 class Chosen(NamedTuple):
@@ -26,11 +24,7 @@ class EngineChoice:
     def __init__(self, config: ServiceConfig, connections: EngineConnections) -> None:
         self._connections = connections
         self._router = Router(config.routing_policy)
-        self._hasher: PromptHasher | None = None
-        if config.routes_by_content:
-            from mmcached.gateway.requests.hashed_prompt import PromptHasher
-
-            self._hasher = PromptHasher(config)
+        self._hasher = PromptHasher(config) if config.routes_by_content else None
 
     def choose(self, prompt: Prompt, *, is_generated: bool) -> Chosen | None:
         """Return the engine for a prompt; None if none is ready.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mmcached.cache.hashing.block_hash import block_hasher
-from mmcached.gateway.engines.held_content import HeldContent
+from mmcached.gateway.engines.engine_content import EngineContent
 from mmcached.gateway.requests.request_builder import Prompt
 from mmcached.wire.config import ServiceConfig
 
@@ -20,7 +20,7 @@ class PromptHasher:
         self._hasher.extend_block_hashes(prompt, self._block_size)
         del prompt.block_hashes[(prompt.num_tokens - 1) // self._block_size :]
 
-    def num_uncached(self, prompt: Prompt, held: HeldContent) -> int:
+    def num_uncached(self, prompt: Prompt, held: EngineContent) -> int:
         """Return how many tokens and embeddings an engine that holds this has to compute, besides those it can load."""
         num_cached = held.num_blocks_of(prompt.block_hashes) * self._block_size
         to_encode = {

@@ -14,7 +14,7 @@ from functools import partial
 from mmcached.gateway.processing.item_processor import Processing
 from mmcached.gateway.processing.media import Medium
 from mmcached.gateway.processing.pool import IsWanted, Mailbox, WorkPool
-from mmcached.gateway.requests.clip_queue import Refused
+from mmcached.gateway.requests.clip_queue import UnusableFile
 from mmcached.gateway.requests.clip_records import ClipRecords
 from mmcached.gateway.requests.clip_work import Cut
 from mmcached.gateway.requests.item_work import ItemWork, Joined, Work, named
@@ -99,7 +99,7 @@ class ItemKeys:
         outcomes = joined.outcomes()
         for medium in unknown:
             outcome = outcomes[medium.key]
-            if isinstance(outcome, Refused):
+            if isinstance(outcome, UnusableFile):
                 raise named(outcome.error, medium.field)
             if isinstance(outcome, Cut):
                 medium.slices = list(outcome.slices)

@@ -25,9 +25,9 @@ import msgspec
 from mmcached.gateway.caches.item_cache import ItemCache
 from mmcached.gateway.processing.decoder_pool import DecoderPool
 from mmcached.gateway.processing.item_processor import Processing
-from mmcached.gateway.processing.pool import Done, Mailbox
-from mmcached.gateway.processing.processor import Processed
-from mmcached.gateway.requests.clip_queue import Refused
+from mmcached.gateway.processing.pool import Mailbox, WorkDone
+from mmcached.gateway.processing.processor import GatewayItem
+from mmcached.gateway.requests.clip_queue import UnusableFile
 from mmcached.gateway.requests.clip_records import ClipRecords
 from mmcached.gateway.requests.item_counts import ItemCounts
 from mmcached.gateway.requests.item_keys import FileToHash, ItemKeys
@@ -91,7 +91,7 @@ class ItemMaking:
         """See `ItemKeys.find`."""
         return self._keys.find(request, joined)
 
-    def make(self, request: OpenRequest, joined: Joined, but: Container[str] = ()) -> Mapping[str, Processed] | None:
+    def make(self, request: OpenRequest, joined: Joined, but: Container[str] = ()) -> Mapping[str, GatewayItem] | None:
         """Return what was processed for a request if it can be sent now; None: it has to wait for what it has joined.
 
         Args:
@@ -124,7 +124,7 @@ class ItemMaking:
 
     # ---- for all
 
-    def take(self, done: Done) -> None:
+    def take(self, done: WorkDone) -> None:
         """Take what a thread has done, and wake who waits for it."""
         if isinstance(done.token, FileToHash):
             done.token.take(done.outcome)
@@ -189,7 +189,7 @@ class ItemMaking:
             if medium.options is not None and not lost.isdisjoint(medium.keys):
                 self._records.drop(request.message.tenant, medium.key)
 
-    def _keep(self, items: Mapping[str, Processed]) -> None:
+    def _keep(self, items: Mapping[str, GatewayItem]) -> None:
         for key, item in items.items():
             self._items.keep(key, item)
 
@@ -199,7 +199,7 @@ def _check(request: OpenRequest, outcomes: Mapping[str, object]) -> None:
     for medium in request.media:
         of_medium = (each for key, each in outcomes.items() if key.partition(":")[0] == medium.key)
         for outcome in of_medium:
-            if not isinstance(outcome, Refused):
+            if not isinstance(outcome, UnusableFile):
                 continue
             if outcome.data == medium.data:
                 raise named(outcome.error, medium.field)

@@ -21,14 +21,14 @@ from typing import NamedTuple, Protocol
 
 from mmcached.gateway.processing.clip_decoders import ClipDecoderPool
 from mmcached.gateway.processing.decoder_pool import DecoderPool
-from mmcached.gateway.processing.decoder_process import Pixels, Tensors
+from mmcached.gateway.processing.decoder_process import DecodedTensors, Pixels
 from mmcached.gateway.processing.fair_queue import fair_share
 from mmcached.gateway.processing.item_processor import Processing
 from mmcached.gateway.processing.media import Medium
 from mmcached.gateway.processing.pixel_budget import PixelBudget
-from mmcached.gateway.processing.pool import Done, IsWanted, Mailbox, NotWantedError, WorkPool
-from mmcached.gateway.processing.processor import Processed
-from mmcached.gateway.processing.single_flight import SingleFlight, Waiter
+from mmcached.gateway.processing.pool import IsWanted, Mailbox, NotWantedError, WorkDone, WorkPool
+from mmcached.gateway.processing.processor import GatewayItem
+from mmcached.gateway.processing.single_flight import FlightWaiter, SingleFlight
 from mmcached.gateway.requests.clip_queue import ClipQueue, ClipTask, run
 from mmcached.gateway.requests.clip_records import ClipRecords
 from mmcached.gateway.requests.clip_room import ClipRoom
@@ -48,7 +48,7 @@ _NEVER = -1
 class Decoders(Protocol):
     """What decodes image files for the threads that ask it."""
 
-    def decode(self, data: Frame, is_wanted: IsWanted) -> Pixels | Tensors: ...
+    def decode(self, data: Frame, is_wanted: IsWanted) -> Pixels | DecodedTensors: ...
     def close(self) -> None: ...
 
 
@@ -73,7 +73,7 @@ class Work(NamedTuple):
 
 
 @dataclass(slots=True, eq=False)
-class Joined(Waiter[object]):
+class Joined(FlightWaiter[object]):
     """What one request has joined.
 
     Attributes:
@@ -167,12 +167,12 @@ class ItemWork:
                 self._note(joined, self._joined(key)[0].works[key])
                 self._flights.join(joined, key)
 
-    def land(self, key: str, done: Done) -> dict[str, Processed]:
+    def land(self, key: str, done: WorkDone) -> dict[str, GatewayItem]:
         """Take what a thread has made, and wake who waits for it; return items that nobody wants."""
         # What was given up has to be begun again for whoever has come since.
         generation = _NEVER if isinstance(done.outcome, NotWantedError) else done.generation
         outcome = done.outcome
-        if isinstance(outcome, Processed):
+        if isinstance(outcome, GatewayItem):
             self.counts.processed("image", 1)
         if key in self._clips:
             if isinstance(outcome, Decoded):
@@ -187,7 +187,7 @@ class ItemWork:
         self._waits.wake(landed.flight)
         return {} if landed.unclaimed is None else items_in({key: landed.unclaimed[0]})
 
-    def leave(self, joined: Joined) -> dict[str, Processed]:
+    def leave(self, joined: Joined) -> dict[str, GatewayItem]:
         """Let a request wait no more; return the items that were made for it alone, and that it has not used."""
         left = self._flights.leave(joined, has_used=joined.has_used)
         for key in left.in_work:
@@ -266,11 +266,11 @@ class ItemWork:
         return list(min(waiting, key=lambda joined: joined.order).works) if waiting else []
 
 
-def items_in(outcomes: Mapping[str, object]) -> dict[str, Processed]:
+def items_in(outcomes: Mapping[str, object]) -> dict[str, GatewayItem]:
     """Return the items among outcomes, and in them, by their keys."""
-    items: dict[str, Processed] = {}
+    items: dict[str, GatewayItem] = {}
     for key, outcome in outcomes.items():
-        if isinstance(outcome, Processed):
+        if isinstance(outcome, GatewayItem):
             items[key] = outcome
         elif isinstance(outcome, Cut | Decoded):
             items |= outcome.items

@@ -11,24 +11,21 @@ them in the store.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from mmcached.gateway.caches.item_cache import ItemCache, OutgoingItem
 from mmcached.gateway.engines.engine_connections import EngineConnection, EngineConnections
+from mmcached.gateway.processing.processor import GatewayItem
 from mmcached.gateway.requests.encoder_outputs import EncoderOutputs, Patience
 from mmcached.gateway.requests.engine_choice import EngineChoice
 from mmcached.gateway.requests.inline_room import InlineRoom
 from mmcached.gateway.requests.item_counts import ItemCounts
-from mmcached.gateway.requests.open_requests import OpenRequest, OpenRequests, Sent
+from mmcached.gateway.requests.open_requests import OpenRequest, RequestTable, Sent
 from mmcached.gateway.requests.request_builder import build_prompt, build_request
 from mmcached.gateway.requests.waits import Verb, Wait, Waits
 from mmcached.wire.config import MIB, ServiceConfig
 from mmcached.wire.errors import PeerGone
 from mmcached.wire.handle import Handle
 from mmcached.wire.messages.frontend import Generate
-
-if TYPE_CHECKING:  # a service without workers imports nothing that processes images
-    from mmcached.gateway.processing.processor import Processed
 
 
 class Submission:
@@ -46,7 +43,7 @@ class Submission:
         self,
         config: ServiceConfig,
         connections: EngineConnections,
-        requests: OpenRequests,
+        requests: RequestTable,
         outputs: EncoderOutputs,
         *,
         items: ItemCache,
@@ -70,7 +67,7 @@ class Submission:
             yield Wait({self._connections})
 
     def submit(
-        self, request: OpenRequest, given: Mapping[str, Processed], stored: Mapping[str, int], patience: Patience
+        self, request: OpenRequest, given: Mapping[str, GatewayItem], stored: Mapping[str, int], patience: Patience
     ) -> Sent | Verb[None]:
         """Send a request; return what it has with its engine then, to be given back, or what it has to wait for first.
 
