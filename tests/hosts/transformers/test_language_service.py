@@ -7,19 +7,26 @@ import signal
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from io import BytesIO
 from pathlib import Path
 from random import Random
 
 import pytest
 import tokenizers
 import torch
+import transformers
+from PIL import Image
 
+from mmcached.cache.checkpoints.language import check_model
 from mmcached.cli.serve.child_service import ChildService
 from mmcached.client import Client, Generation, RowsWanted
 from mmcached.wire.config import ModelConfig, ServiceConfig
-from mmcached.wire.errors import InvalidRequest, MmcachedError, ServiceUnavailable
+from mmcached.wire.errors import ConfigError, InvalidRequest, MmcachedError, ServiceUnavailable
 from tests.docs.pages import code
+from tests.hosts.transformers import checkpoints
+from tests.hosts.transformers.checkpoints import PICTURES
 from tests.hosts.transformers.language_models import VOCABULARY, alone, save, write_tokenizer
+from tests.hosts.transformers.models import IMAGE
 from tests.hosts.transformers.test_language import prompt_of
 from tests.house import REPOSITORY
 from tests.integration.processes import role_pids
@@ -49,6 +56,8 @@ def config_of(folder: Path, *, num_layer_outputs: int = 0, **settings: object) -
         "mm_processor_cache_gb": 1 / 64,
         "store_gb": 1 / 64,
         "mm_processor_workers": 1,
+        "request_timeout_s": RESTART_S,
+        "start_timeout_s": RESTART_S,
     }
     return ServiceConfig.from_fields(fields | settings)
 
@@ -59,7 +68,7 @@ def test_prompts_of_text_and_ids_are_continued_as_by_transformers(run_dir: Path,
     text = "the quick brown fox jumps over the lazy dog " * 6
     token_ids = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json")).encode(text).ids
     config = config_of(folder, num_layer_outputs=1)
-    with ChildService(run_dir, config, tmp_path / "config.json"), Client(run_dir) as client:
+    with ChildService(run_dir, config, tmp_path / "config.json"), Client(run_dir, timeout_s=RESTART_S) as client:
         wanted = alone(folder, token_ids, 12)
         first = client.generate(text, max_tokens=12, hidden_states=True)
         assert first.tokens == wanted
@@ -81,7 +90,7 @@ def test_prompts_of_text_and_ids_are_continued_as_by_transformers(run_dir: Path,
             with pytest.raises(InvalidRequest) as caught:
                 client.generate(prompt, max_tokens=2)
             assert caught.value.details["field"] == field
-        with pytest.raises(InvalidRequest, match="takes text"):
+        with pytest.raises(InvalidRequest, match="the checkpoint takes text"):
             client.generate(token_ids, [b"a picture"])
         with pytest.raises(InvalidRequest, match=r"hidden_states.layer_0"):
             client.generate(token_ids, hidden_states=RowsWanted(["hidden_states.layer_1"]))
@@ -108,7 +117,10 @@ def test_a_generation_ends_with_the_models_last_token(run_dir: Path, tmp_path: P
         prompt = prompt_of(random, 20)
         tokens = alone(folder, prompt, 5)
     (folder / "generation_config.json").write_text(f'{{"eos_token_id": [{tokens[2]}, 3]}}')
-    with ChildService(run_dir, config_of(folder), tmp_path / "config.json"), Client(run_dir) as client:
+    with (
+        ChildService(run_dir, config_of(folder), tmp_path / "config.json"),
+        Client(run_dir, timeout_s=RESTART_S) as client,
+    ):
         answer = client.generate(prompt, max_tokens=5)
         assert (answer.tokens, answer.finish_reason) == (tokens[:3], "stop")
         with pytest.raises(InvalidRequest, match=r"tokenizer\.json"):
@@ -162,3 +174,60 @@ def test_what_cannot_be_served_ends_the_start_with_the_reason(run_dir: Path, tmp
     with pytest.raises(ServiceUnavailable), service:
         pass
     assert "model.path" in log.read_text()
+
+
+def test_pictures_in_prompts_are_those_of_the_models_own_tower(run_dir: Path, tmp_path: Path) -> None:
+    folder = checkpoints.save("llava", tmp_path / "checkpoint")
+    random = Random(4)
+    processor = transformers.AutoImageProcessor.from_pretrained(folder)
+    model = transformers.LlavaForConditionalGeneration.from_pretrained(folder).eval()
+
+    def wanted(prompt: list[int], files: list[bytes]) -> list[int]:
+        pixels = [
+            processor(images=Image.open(BytesIO(file)).convert("RGB"), return_tensors="pt")["pixel_values"]
+            for file in files
+        ]
+        expanded = [token for one in prompt for token in ([one] * 16 if one == IMAGE else [one])]
+        inputs = {"input_ids": torch.tensor([expanded]), "pixel_values": torch.cat(pixels)}
+        output = model.generate(**inputs, max_new_tokens=10, do_sample=False)
+        return [int(token) for token in output[0, len(expanded) :]]
+
+    def text(num_tokens: int) -> list[int]:
+        return [random.randrange(3, IMAGE) for _ in range(num_tokens)]
+
+    begin = text(20)
+    asks = [
+        ([*begin, IMAGE, *text(5)], PICTURES[:1]),  # a chunk of 32 tokens ends within the first picture
+        ([*begin, IMAGE, *text(30), IMAGE, *text(3)], PICTURES[:2]),
+        ([IMAGE, IMAGE, *text(40), IMAGE], [PICTURES[2], PICTURES[2], PICTURES[0]]),
+    ]
+    encoder = {"kind": "hf", "path": str(folder)}
+    with (
+        ChildService(run_dir, config_of(folder, encoder=encoder), tmp_path / "config.json"),
+        Client(run_dir, timeout_s=RESTART_S) as client,
+    ):
+        answers = []
+        for prompt, files in asks:
+            answers.append(client.generate(prompt, files, max_tokens=10, hidden_states=True))
+            assert answers[-1].tokens == wanted(prompt, files)
+        assert answers[1].num_cached_tokens == 32  # the begin and a part of the picture
+        for (prompt, files), first in zip(asks, answers, strict=True):
+            again = client.generate(prompt, files, max_tokens=10, hidden_states=True)
+            assert again.num_cached_tokens >= 32
+            assert again.tokens == first.tokens
+            assert first.hidden_states is not None
+            assert again.hidden_states is not None
+            assert torch.equal(again.hidden_states, first.hidden_states)
+        assert client.stats().engines[0].workers[0].items_encoded == len(PICTURES)
+        with pytest.raises(InvalidRequest, match=r"0 image marker\(s\)"):
+            client.generate(text(5), PICTURES[:1])
+        with pytest.raises(InvalidRequest, match="none: the checkpoint takes text"):
+            client.generate(text(5), videos=[b"a film"])
+
+
+def test_a_tower_of_another_checkpoint_is_refused(tmp_path: Path) -> None:
+    folder = checkpoints.save("llava", tmp_path / "checkpoint")
+    config = config_of(folder, encoder={"kind": "hf", "path": str(tmp_path)})
+    with pytest.raises(ConfigError) as caught:
+        check_model(config)
+    assert caught.value.details["field"] == "encoder.path"

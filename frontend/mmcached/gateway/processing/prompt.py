@@ -65,7 +65,8 @@ def checked_ids(
         raise InvalidRequest(f"{FIELD}[{index}]", token_ids[index], f"must be a token id below {vocabulary_size}")
     for modality, number in numbers.items():
         if number and modality not in marks:
-            raise InvalidRequest(f"{modality}s", number, "none: the service's checkpoint takes text")
+            limit = "none: the checkpoint takes text, or the service was started without --encoder.kind hf"
+            raise InvalidRequest(f"{modality}s", number, limit)
     _check_markers(token_ids, numbers, marks)
     return list(token_ids)
 

@@ -26,7 +26,26 @@ from mmcached.wire.vocabulary import END_TOKEN_ID, TOKEN_IDS, VOCABULARY_SIZE, M
 
 FIELD = "model.path"
 TEXT_MODELS = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "Gemma3ForCausalLM")
-"""Classes of Transformers that are served; a class is listed once it is tested."""
+VISION_MODELS: Mapping[str, Modality] = {"LlavaForConditionalGeneration": "image"}
+"""Of the classes with a language model, those that are served, and what their prompts may have beside text.
+
+A class is listed once it is tested.
+"""
+_TEXT_DEFAULTS: Mapping[str, Mapping[str, int]] = {
+    "llama": {
+        "vocab_size": 32_000,
+        "hidden_size": 4096,
+        "num_hidden_layers": 32,
+        "max_position_embeddings": 2048,
+    },
+    "qwen2": {
+        "vocab_size": 151_936,
+        "hidden_size": 4096,
+        "num_hidden_layers": 32,
+        "max_position_embeddings": 32_768,
+    },
+}
+"""Sizes that a configuration leaves out of its part for text; from the configuration classes of Transformers 5.23."""
 _DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 _ITEMSIZES = {"float32": 4, "bfloat16": 2, "float16": 2, "int32": 4}
 _MAX_LAYER_OUTPUTS = 63
@@ -113,15 +132,15 @@ def _of_checkpoint(config: ServiceConfig) -> Language:
         raise ConfigError(FIELD, "", "must be the folder of a checkpoint: model.kind is hf")
     path = Path(config.model.path)
     model = json_of(path / "config.json", FIELD)
-    _architecture(path, model)
-    text = model.get("text_config") or model
+    architecture = _architecture(path, model)
+    text = _text_of(model)
     num_layers = _size(path, text, "num_hidden_layers")
     num_wanted = config.model.num_layer_outputs
     check_range("model.num_layer_outputs", num_wanted, 0, min(num_layers, _MAX_LAYER_OUTPUTS))
     return Language(
         vocabulary_size=_size(path, text, "vocab_size"),
         stop_token_ids=_stop_token_ids(path, model, text),
-        marks={},
+        marks=_marks(config, path, architecture, model),
         hidden_size=_size(path, text, "hidden_size"),
         dtype=_DTYPES.get(config.model.dtype) or _dtype_of(path, model, text),
         num_layers=num_layers,
@@ -137,11 +156,31 @@ def _architecture(path: Path, model: Mapping[str, Any]) -> str:
         raise ConfigError(FIELD, str(path), "has code of its own (auto_map), which is never run")
     if model.get("quantization_config"):
         raise ConfigError(FIELD, str(path), "is quantized (quantization_config): only plain weights are served")
-    if names[0] not in TEXT_MODELS:
-        raise ConfigError(FIELD, f"{path}: {names[0] or 'no architecture'}", f"one of {', '.join(TEXT_MODELS)}")
+    known = (*TEXT_MODELS, *VISION_MODELS)
+    if names[0] not in known:
+        raise ConfigError(FIELD, f"{path}: {names[0] or 'no architecture'}", f"one of {', '.join(known)}")
     if not any(path.glob("*.safetensors")):
         raise ConfigError(FIELD, str(path), "has no *.safetensors: other formats of weights are not read")
     return str(names[0])
+
+
+def _text_of(model: Mapping[str, Any]) -> Mapping[str, Any]:
+    text = model.get("text_config")
+    return model if text is None else {**_TEXT_DEFAULTS.get(text.get("model_type", "llama"), {}), **text}
+
+
+def _marks(config: ServiceConfig, path: Path, architecture: str, model: Mapping[str, Any]) -> dict[Modality, int]:
+    """Return the placeholder tokens of what is encoded with the checkpoint's own towers; none without them."""
+    modality = VISION_MODELS.get(architecture)
+    if modality is None or config.encoder.kind != "hf":
+        return {}
+    if Path(config.encoder.path).resolve() != path.resolve():
+        limit = f"must be {FIELD} ({path}): items in prompts are encoded by the model's own towers"
+        raise ConfigError("encoder.path", config.encoder.path, limit)
+    token_id = model.get(f"{modality}_token_id", model.get(f"{modality}_token_index"))
+    if type(token_id) is not int:
+        raise ConfigError(FIELD, f"{path}: {modality}_token_id is {token_id!r}"[:200], "a token id in config.json")
+    return {modality: token_id}
 
 
 def _stop_token_ids(path: Path, model: Mapping[str, Any], text: Mapping[str, Any]) -> frozenset[int]:

@@ -15,10 +15,12 @@ from mmcached.cache.checkpoints.language import FIELD, architecture_of
 from mmcached.wire.errors import ConfigError
 
 _REPORTED = 3
+_TOWERS = ("vision_tower", "multi_modal_projector", "visual")
+"""Parts of models that the encoder has loaded by itself, see `encoders.tower`."""
 
 
 def load_language_model(path: Path, dtype: torch.dtype, device: torch.device) -> Any:
-    """Return the checkpoint's `…ForCausalLM` in evaluation mode.
+    """Return the checkpoint's model, without its towers, in evaluation mode.
 
     Raises:
         ConfigError: Transformers cannot load it, or weights are missing or of another shape.
@@ -45,4 +47,7 @@ def load_language_model(path: Path, dtype: torch.dtype, device: torch.device) ->
     if lacking or report.get("error_msgs"):
         found = ", ".join(lacking[:_REPORTED]) or str(report["error_msgs"])[:200]
         raise ConfigError(FIELD, str(path), f"lacks weights: {found}")
+    for tower in _TOWERS:
+        if hasattr(model.model, tower):
+            delattr(model.model, tower)
     return model.eval().requires_grad_(False).to(device)
