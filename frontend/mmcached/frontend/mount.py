@@ -79,7 +79,7 @@ class Gateway(Protocol):
         """Handle the messages of engines. `ready`: the readable descriptors."""
 
     def go_on(self, ready: AbstractSet[int], guard: Guard) -> None:
-        """End a turn: continue the requests whose wait is over, and send what is finished."""
+        """End a turn: continue the requests whose wait is over, and send finished answers."""
 
     def check(self, now: float, guard: Guard) -> None:
         """Check deaths of engines, and deadlines."""

@@ -1,4 +1,4 @@
-"""The gateway: accepts images, clips and prompts, and has engines compute what the store lacks.
+"""The gateway: accepts images, clips and prompts, and has engines compute the missing results.
 
     gateway.py     messages of clients and engines; implements `mmcached.frontend.mount.Gateway`; start here
     requests/      a generation or an embedding, from request to answer

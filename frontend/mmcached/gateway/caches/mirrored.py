@@ -69,7 +69,7 @@ class MirroredItemCache(ItemCache):
         self._num_new += len(new)
         self._num_hits += len(sizes) - len(new)
         self._num_fallbacks += sum(sizes[key] > self._lru.capacity for key in new)
-        # The engine's cache moves by every item that the message names, also by one that comes again.
+        # The engine's cache changes by every item that the message names, repeated items too.
         self._lru.move(keys, [Entry(item.nbytes, item.num_embeds) for item in items])
         self._next_mirror_seq += 1
 

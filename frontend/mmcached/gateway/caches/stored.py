@@ -44,7 +44,7 @@ class StoredItemCache(ItemCache):
 
     def resolve(self, keys: Sequence[str], given: Mapping[str, GatewayItem]) -> list[OutgoingItem]:
         unique = list(dict.fromkeys(keys))
-        # What is remembered or pinned from here on is there, whatever the request's own items evict.
+        # Items that are found or pinned here stay, even if the request's own items evict others.
         found = {key: self._find(key) for key in unique}
         items = {key: self._resolve_one(key, found[key], given) for key in unique}
         return [items[key] for key in keys]

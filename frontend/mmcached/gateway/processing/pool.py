@@ -62,7 +62,7 @@ class Mailbox:
             self._wake_in.send(b"\0")
 
     def take_all(self) -> list[WorkDone]:
-        # First the bytes: what is left after that comes with another one.
+        # First the bytes: outcomes added after that come with another byte.
         with contextlib.suppress(BlockingIOError):
             while self._wake_out.recv(4096):
                 pass

@@ -124,7 +124,7 @@ class SliceProcessor:
             most = f"{limits.max_frame_pixels} pixels, {limits.max_clip_frames} frames"
         else:
             most = f"{MAX_CHANNELS} channels"
-        # What one service refuses, another one's cache must not answer.
+        # A file that one service refuses must not be answered from another service's cache.
         most += f", {limits.max_clip_s} s, {MAX_STREAMS} streams, {limits.max_clip_mb} MiB"
         return f"mmcached {modality} {_VERSION}; {settings}; {most}; {decoder}"
 

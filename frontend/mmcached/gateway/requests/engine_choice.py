@@ -1,4 +1,4 @@
-"""Says which engine a request goes to: what the router needs to know is put together here."""
+"""Chooses the engine of a request: collects the figures of all engines for the router."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mmcached.wire.config import ServiceConfig
 
 
 class Chosen(NamedTuple):
-    """An engine, and how many tokens it has to compute for the prompt."""
+    """An engine, and the number of tokens that it has to compute for the prompt."""
 
     engine: EngineConnection
     num_waiting: int
@@ -30,12 +30,12 @@ class EngineChoice:
         """Return the engine for a prompt; None if none is ready.
 
         Args:
-            is_generated: it is computed; if not, its items are encoded alone.
+            is_generated: Whether the prompt is computed; else only its items are encoded.
         """
         ready = {engine.index: engine for engine in self._connections.ready()}
         if not ready:
             return None
-        uncached = dict.fromkeys(ready, prompt.num_tokens)  # all of it, where no engine says what it holds
+        uncached = dict.fromkeys(ready, prompt.num_tokens)  # all of it, if engines do not report their content
         if self._hasher is not None and len(ready) > 1:
             if is_generated:
                 self._hasher.extend(prompt)
@@ -46,5 +46,5 @@ class EngineChoice:
         return Chosen(ready[chosen.index], chosen.num_uncached)
 
     def sent(self, chosen: Chosen) -> None:
-        """Take note that the request has been sent there."""
+        """Record that the request was sent to the engine."""
         self._router.pass_turn(chosen.engine.index)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from mmcached.gateway.caches.item_cache import OutgoingItem
 from mmcached.gateway.engines.engine_connections import EngineConnection
 from mmcached.gateway.processing.media import Medium
+from mmcached.gateway.requests.open_stream import OpenStream
 from mmcached.gateway.requests.waits import Verb, Wait
 from mmcached.wire.messages.client import Encoded, Failed, Generated
 from mmcached.wire.messages.frontend import Encode, Generate
@@ -17,7 +18,6 @@ from mmcached.wire.sockets.frames import Frame
 from mmcached.wire.vocabulary import TOKEN_IDS, Modality
 
 if TYPE_CHECKING:
-    from mmcached.gateway.requests.token_streams import OpenStream
     from mmcached.wire.tracing import RequestSpan
 
 Answer = tuple[Encoded | Generated | Failed, Sequence[Frame]]
