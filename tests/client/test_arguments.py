@@ -23,6 +23,7 @@ from mmcached.client import (
     EmptyImage,
     InvalidRequest,
     RowsWanted,
+    Sampling,
     Video,
     media_files,
 )
@@ -91,6 +92,17 @@ WRONG_OF_VIDEOS: dict[str, tuple[Any, ...]] = {
     "end_s": (0, -1, NAN, math.inf, "1", True, HUGE),
 }
 
+WRONG_OF_SAMPLING: dict[str, tuple[Any, ...]] = {
+    "temperature": (-0.1, 101, NAN, math.inf, "1", None, True),
+    "top_k": (-1, 1.0, "1", None, True, HUGE),
+    "top_p": (0, 1.1, NAN, "1", None),
+    "min_p": (-0.1, 1.1, NAN, None),
+    "repetition_penalty": (0, -1, NAN, 101, None),
+    "seed": (-1, 1.0, "1", True, 1 << 63),
+    "num_logprobs": (-2, 21, None, True),
+    "stop_token_ids": (5, "12", None, [1] * 65),
+}
+
 WRONG: list[tuple[str, str, tuple[Any, ...], dict[str, Any]]] = [
     *(("generate", "max_tokens", ("x", (), wrong), {}) for wrong in (0, -1, "3", True, 2.0, HUGE, None, 1 << 21)),
     *(("generate", "prompt[1]", ([1, wrong],), {}) for wrong in (-1, 1.0, True, "2", HUGE, None, 1 << 31, np.int8(-1))),
@@ -107,6 +119,13 @@ WRONG: list[tuple[str, str, tuple[Any, ...], dict[str, Any]]] = [
     ("generate", "rows.first", ("x",), {"hidden_states": RowsWanted(first="1")}),  # type: ignore[arg-type]
     ("generate", "rows.delivery", ("x",), {"hidden_states": RowsWanted(delivery="some")}),  # type: ignore[arg-type]
     ("generate", "rows.delivery", ("x",), {"hidden_states": RowsWanted(delivery=np.zeros(2))}),  # type: ignore[arg-type]
+    *(
+        ("generate", f"sampling.{name}", ("x",), {"sampling": Sampling(**{name: wrong})})
+        for name, wrongs in WRONG_OF_SAMPLING.items()
+        for wrong in wrongs
+    ),
+    ("generate", "sampling.stop_token_ids[1]", ("x",), {"sampling": Sampling(stop_token_ids=[1, -1])}),
+    ("generate", "sampling", ("x",), {"sampling": {"temperature": 1.0}}),
     *(("encode", "images", (wrong,), {}) for wrong in ("cat.png", b"file", Path("cat.png"), None, 5)),
     *(("encode", "images[0]", ([wrong],), {}) for wrong in ("cat.png", 5, np.zeros(3, np.uint8), Unprintable())),
     *(("encode", "image_ids", ([b"x"],), {"image_ids": wrong}) for wrong in ("a", {"a"}, 5, ["a", "b"])),

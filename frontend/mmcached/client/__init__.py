@@ -51,7 +51,7 @@ from mmcached.wire.errors import (
     RequestAborted,
     ServiceUnavailable,
 )
-from mmcached.wire.messages.parts import RowsWanted
+from mmcached.wire.messages.parts import RowsWanted, Sampling
 
 if TYPE_CHECKING:
     from mmcached.client.asynchronous import AsyncClient
@@ -85,6 +85,7 @@ __all__ = [
     "RequestAborted",
     "RowRange",
     "RowsWanted",
+    "Sampling",
     "ServiceUnavailable",
     "StoreCounters",
     "Video",

@@ -12,6 +12,7 @@ import numbers
 import os
 import re
 import reprlib
+import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +20,15 @@ from typing import Any
 
 from mmcached.wire.errors import ConfigError, Detail, InvalidRequest
 from mmcached.wire.messages.frontend import ANY_CLIENT, CLIENT_NAME, MAX_TTL_S
-from mmcached.wire.messages.parts import MAX_ROW_KEYS, MessageLimits, RowsWanted
+from mmcached.wire.messages.parts import (
+    MAX_LOGPROBS,
+    MAX_ROW_KEYS,
+    MAX_SEED,
+    MAX_STOP_TOKENS,
+    MessageLimits,
+    RowsWanted,
+    Sampling,
+)
 from mmcached.wire.paths import RunDir, default_run_dir
 from mmcached.wire.sockets.frames import Frame
 
@@ -181,6 +190,34 @@ def checked_rows(hidden_states: Any) -> RowsWanted | None:
     if first and delivery == "full":
         raise InvalidRequest("rows.first", first, '0 if all rows are wanted (delivery "full")')
     return RowsWanted(keys, first, "full" if delivery == "full" else "delta")
+
+
+def checked_sampling(sampling: Any) -> Sampling | None:
+    """Return how tokens are chosen, with a seed."""
+    if sampling is None:
+        return None
+    if not isinstance(sampling, Sampling):
+        raise invalid("sampling", sampling, "None or Sampling(...)")
+
+    def real(name: str, is_possible: Callable[[float], bool], limit: str) -> float:
+        return checked_real(f"sampling.{name}", getattr(sampling, name), is_possible, limit)
+
+    stops = sampling.stop_token_ids
+    if not _is_sequence(stops) or len(stops) > MAX_STOP_TOKENS:
+        raise invalid("sampling.stop_token_ids", stops, f"a list of at most {MAX_STOP_TOKENS} token ids")
+    seed = secrets.randbelow(MAX_SEED) if sampling.seed is None else sampling.seed
+    return Sampling(
+        temperature=real("temperature", lambda value: 0 <= value <= 100, "a number from 0 to 100"),
+        top_k=checked_int("sampling.top_k", sampling.top_k, 0, MAX_TOKEN_ID),
+        top_p=real("top_p", lambda value: 0 < value <= 1, "a number above 0 and at most 1"),
+        min_p=real("min_p", lambda value: 0 <= value <= 1, "a number from 0 to 1"),
+        repetition_penalty=real("repetition_penalty", lambda value: 0 < value <= 100, "a number above 0, at most 100"),
+        seed=checked_int("sampling.seed", seed, 0, MAX_SEED),
+        stop_token_ids=[
+            checked_int(f"sampling.stop_token_ids[{index}]", stop, 0, MAX_TOKEN_ID) for index, stop in enumerate(stops)
+        ],
+        num_logprobs=checked_int("sampling.num_logprobs", sampling.num_logprobs, -1, MAX_LOGPROBS),
+    )
 
 
 def checked_keys(keys: Any, field: str = "keys") -> list[str]:

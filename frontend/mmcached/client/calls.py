@@ -15,6 +15,7 @@ from mmcached.client.arguments import (
     checked_int,
     checked_prompt,
     checked_rows,
+    checked_sampling,
 )
 from mmcached.client.clips import AudioLike, VideoLike, checked_clips, read_clips
 from mmcached.client.contact import Contact, MakeLink
@@ -40,7 +41,7 @@ from mmcached.wire.messages.frontend import (
     Probe,
     Request,
 )
-from mmcached.wire.messages.parts import ClipOptions, EncoderForm, RowsWanted
+from mmcached.wire.messages.parts import ClipOptions, EncoderForm, RowsWanted, Sampling
 from mmcached.wire.paths import RunDir
 from mmcached.wire.sockets.frames import Frame
 from mmcached.wire.stats import ServiceStats
@@ -69,11 +70,12 @@ class Calls(StoreVerbs):
         image_ids: Sequence[str | None] = (),
         videos: Sequence[VideoLike] = (),
         audios: Sequence[AudioLike] = (),
+        sampling: Sampling | None = None,
         hidden_states: bool | RowsWanted = False,
         priority: int = 0,
         timeout_s: float | None = None,
     ) -> Verb[Generation]:
-        """Continue a prompt greedily.
+        """Continue a prompt.
 
         Args:
             prompt: Text with one `<image>` per image, `<video>` per video and `<audio>` per sound, or token ids with a
@@ -84,6 +86,7 @@ class Calls(StoreVerbs):
                 there without its file. A name stands for one content: a file that comes with a cached name is not read.
                 For other content use another name, or `flush` first.
             videos, audios: Encoded files, each in the order of their markers; a `Video` or an `Audio` adds options.
+            sampling: How tokens are chosen, with a checkpoint behind `generate`; None for the most likely ones.
             hidden_states: Also return hidden states, one row per computed token: True for all of the last layer, or
                 `RowsWanted` for other keys, and a first position.
             priority: Requests with a lower value are served earlier, in a service with `--scheduling-policy priority`.
@@ -100,6 +103,7 @@ class Calls(StoreVerbs):
             ids,
             clips,
             max_tokens=max_tokens,
+            sampling=sampling,
             hidden_states=hidden_states,
             priority=priority,
             timeout_s=timeout_s,
@@ -116,6 +120,7 @@ class Calls(StoreVerbs):
         image_ids: Sequence[str | None] = (),
         videos: Sequence[VideoLike] = (),
         audios: Sequence[AudioLike] = (),
+        sampling: Sampling | None = None,
         hidden_states: bool | RowsWanted = False,
         priority: int = 0,
         timeout_s: float | None = None,
@@ -142,6 +147,7 @@ class Calls(StoreVerbs):
             ids,
             clips,
             max_tokens=max_tokens,
+            sampling=sampling,
             hidden_states=hidden_states,
             priority=priority,
             timeout_s=timeout_s,
@@ -270,6 +276,7 @@ class Calls(StoreVerbs):
         clips: list[ClipOptions],
         *,
         max_tokens: int,
+        sampling: Sampling | None,
         hidden_states: bool | RowsWanted,
         priority: int,
         timeout_s: float | None,
@@ -288,6 +295,7 @@ class Calls(StoreVerbs):
             priority=checked_int("priority", priority, -MAX_PRIORITY - 1, MAX_PRIORITY),
             clips=clips,
             traceparent=self._traceparent(),
+            sampling=checked_sampling(sampling),
         )
 
     def _traceparent(self) -> str:

@@ -12,7 +12,7 @@ from mmcached.shm.store.codec import DEFAULT_LIBRARY, MAKERS, Library
 from mmcached.shm.store.tensor_bytes import TensorType
 from mmcached.wire.errors import RemoteProtocolError, error_from_wire
 from mmcached.wire.messages.client import Encoded, Failed, Generated, Stats, ToClient
-from mmcached.wire.messages.parts import Message, Rows, Tensor
+from mmcached.wire.messages.parts import Message, Rows, Tensor, TokenLogprob
 from mmcached.wire.sockets.frames import Frame
 from mmcached.wire.stats import ServiceStats
 
@@ -48,6 +48,7 @@ class Generation:
         finish_reason: "stop" (the end token came) or "length".
         num_prompt_tokens: Prompt tokens after each image was replaced by its placeholders.
         num_cached_tokens: Prompt tokens that came from the prefix cache.
+        logprobs: For each token its logprob, then those of the most likely tokens, if `Sampling.num_logprobs` says so.
         rows: Requested rows, by key. For a stream with delivery "delta" only rows that no `RowRange` has brought: at
             least the row that gave the last token.
     """
@@ -57,6 +58,7 @@ class Generation:
     num_prompt_tokens: int
     num_cached_tokens: int
     rows: Mapping[str, RowRange] = field(default_factory=dict)
+    logprobs: list[list[TokenLogprob]] = field(default_factory=list)
 
     @property
     def hidden_states(self) -> torch.Tensor | None:
@@ -112,6 +114,7 @@ def generation_from(message: Generated, payload: Sequence[Frame], saved: Sequenc
         num_prompt_tokens=message.num_prompt_tokens,
         num_cached_tokens=message.num_cached_tokens,
         rows=_rows_of(message, payload, saved),
+        logprobs=message.logprobs,
     )
 
 

@@ -50,9 +50,10 @@ def loaded(folder: Path) -> Any:
     return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype="auto").eval()
 
 
-def alone(folder: Path, prompt: Sequence[int], max_tokens: int) -> list[int]:
+def alone(folder: Path, prompt: Sequence[int], max_tokens: int, **settings: Any) -> list[int]:
     """Return what `generate` of Transformers continues a prompt with."""
-    output = loaded(folder).generate(torch.tensor([list(prompt)]), max_new_tokens=max_tokens, do_sample=False)
+    inputs = torch.tensor([list(prompt)])
+    output = loaded(folder).generate(inputs, max_new_tokens=max_tokens, do_sample=False, **settings)
     return [int(token) for token in output[0, len(prompt) :]]
 
 

@@ -13,7 +13,7 @@ from mmcached.engine.server.plan import build_plan
 from mmcached.engine.steps.request import Request
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.messages.engine import StepOutput
-from mmcached.wire.messages.parts import Rows, RowsWanted
+from mmcached.wire.messages.parts import Rows, RowsWanted, Sampling, TokenLogprob
 from mmcached.wire.sockets.frames import Frame
 from mmcached.worker.steps.runner import ModelRunner
 
@@ -28,12 +28,15 @@ class LocalEngine:
         self.runner = ModelRunner(config, rank=0, device=CPU)
         self.rows: dict[int, dict[str, list[torch.Tensor]]] = {}
         self.logits: dict[int, list[torch.Tensor]] = {}
+        self.logprobs: dict[int, list[list[TokenLogprob]]] = {}
         self.num_computed = 0
         self._language = self.scheduler.caches.language
         self._items = ItemFrames(config)
         self._next_id = 0
 
-    def add(self, prompt: Sequence[int], max_tokens: int, *, rows: Sequence[str] = ()) -> Request:
+    def add(
+        self, prompt: Sequence[int], max_tokens: int, *, rows: Sequence[str] = (), sampling: Sampling | None = None
+    ) -> Request:
         self._next_id += 1
         request = Request(
             self._next_id,
@@ -42,11 +45,13 @@ class LocalEngine:
             [],
             max_tokens=max_tokens,
             rows=RowsWanted(list(rows)) if rows else None,
+            sampling=sampling,
             stop_token_ids=self._language.stop_token_ids,
         )
         self.scheduler.add_request(request)
         self.rows[request.request_id] = {}
         self.logits[request.request_id] = []
+        self.logprobs[request.request_id] = []
         return request
 
     def step(self) -> bool:
@@ -60,6 +65,7 @@ class LocalEngine:
         assert isinstance(output, StepOutput), output
         for sampled, found in zip(output.sampled, logits, strict=True):
             self.logits[sampled.request_id].append(found)
+            self.logprobs[sampled.request_id].append(sampled.logprobs)
         for made in output.rows:
             self._take(made.request_id, made.rows, payload)
         self.num_computed += sum(chunk.num_tokens for chunk in step.chunks)
@@ -76,8 +82,10 @@ class LocalEngine:
         self.scheduler.reset()
         self.runner.clear()
 
-    def generate(self, prompt: Sequence[int], max_tokens: int, *, rows: Sequence[str] = ()) -> Request:
-        request = self.add(prompt, max_tokens, rows=rows)
+    def generate(
+        self, prompt: Sequence[int], max_tokens: int, *, rows: Sequence[str] = (), sampling: Sampling | None = None
+    ) -> Request:
+        request = self.add(prompt, max_tokens, rows=rows, sampling=sampling)
         self.run()
         return request
 

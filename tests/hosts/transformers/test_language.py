@@ -7,10 +7,14 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
 from mmcached.wire.config import ModelConfig, ServiceConfig
+from mmcached.wire.messages.parts import Sampling
+from mmcached.wire.messages.worker import RunChunk
+from mmcached.worker.language.sampler import choose, processed
 from tests.hosts.transformers.language_models import FAMILIES, VOCABULARY, alone, save
 from tests.hosts.transformers.local_engine import LocalEngine
 
@@ -106,3 +110,53 @@ def test_a_prefix_that_is_found_is_not_computed(tmp_path: Path) -> None:
     before = engine.num_computed
     assert engine.generate(prompt, 1).num_cached_tokens == 128
     assert engine.num_computed - before == 32
+
+
+def test_a_seed_gives_the_same_tokens_whatever_is_cached_and_dies(tmp_path: Path) -> None:
+    engine = LocalEngine(config_of(save("llama", tmp_path)))
+    prompt = prompt_of(Random(11), 90)
+    sampling = Sampling(temperature=1.5, top_k=60, top_p=0.95, min_p=0.001, seed=7, num_logprobs=3)
+    first = engine.generate(prompt, 20, sampling=sampling)
+    second = engine.add(prompt, 20, sampling=sampling)
+    for _ in range(7):
+        engine.step()
+    engine.preempt()
+    engine.run()
+    assert first.output_token_ids == second.output_token_ids
+    other = engine.generate(prompt, 20, sampling=msgspec.structs.replace(sampling, seed=8))
+    assert other.output_token_ids != first.output_token_ids
+    assert engine.logprobs[first.request_id] == engine.logprobs[second.request_id]
+    for token, logits, logprobs in zip(
+        first.output_token_ids, engine.logits[first.request_id], engine.logprobs[first.request_id], strict=True
+    ):
+        wanted = logits.log_softmax(-1)
+        assert [each.token_id for each in logprobs] == [token, *wanted.topk(3).indices.tolist()]
+        assert [each.logprob for each in logprobs] == [float(wanted[each.token_id]) for each in logprobs]
+
+
+def test_sampling_is_that_of_transformers(tmp_path: Path) -> None:
+    folder = save("qwen3", tmp_path)
+    engine = LocalEngine(config_of(folder))
+    prompt = prompt_of(Random(12), 40)
+    greedy = alone(folder, prompt, 12)
+    for settings in ({"top_k": 1}, {"min_p": 1.0}, {"top_p": 1e-9}, {"temperature": 0.0}):
+        sampling = Sampling(seed=1, **settings)  # type: ignore[arg-type]
+        assert engine.generate(prompt, 12, sampling=sampling).output_token_ids == greedy
+    penalized = engine.generate(prompt, 12, sampling=Sampling(temperature=0.0, repetition_penalty=1.7))
+    assert penalized.output_token_ids == alone(folder, prompt, 12, repetition_penalty=1.7) != greedy
+    stopped = engine.add(prompt, 12)
+    stopped.stop_token_ids = frozenset({greedy[3]})
+    engine.run()
+    assert stopped.output_token_ids == greedy[: greedy.index(greedy[3]) + 1]
+
+
+def test_each_token_is_chosen_as_often_as_it_is_likely() -> None:
+    sampling = Sampling(temperature=0.7, top_k=4, seed=0)
+    logits = torch.linspace(0.0, 2.0, 8)
+    wanted = processed(logits, sampling, []).softmax(-1)
+    counts = torch.zeros(8)
+    for position in range(4000):
+        chunk = RunChunk(0, [5], position, [], [], True, [], 0, 0, [], sampling=sampling)
+        counts[choose(logits, chunk).token_id] += 1
+    assert counts[:4].sum() == 0
+    assert (counts / 4000 - wanted).abs().max() < 0.03

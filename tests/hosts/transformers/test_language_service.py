@@ -19,7 +19,7 @@ from PIL import Image
 
 from mmcached.cache.checkpoints.language import check_model
 from mmcached.cli.serve.child_service import ChildService
-from mmcached.client import Client, Generation, RowsWanted
+from mmcached.client import Client, Generation, RowsWanted, Sampling
 from mmcached.wire.config import ModelConfig, ServiceConfig
 from mmcached.wire.errors import ConfigError, InvalidRequest, MmcachedError, ServiceUnavailable
 from tests.docs.pages import code
@@ -86,6 +86,14 @@ def test_prompts_of_text_and_ids_are_continued_as_by_transformers(run_dir: Path,
         assert [token for piece in pieces if isinstance(piece, list) for token in piece] == wanted
         assert isinstance(end, Generation)
         assert end.tokens == wanted
+        sampled = [
+            client.generate(token_ids, max_tokens=12, sampling=Sampling(temperature=2.0, seed=seed, num_logprobs=1))
+            for seed in (1, 1, 2)
+        ]
+        assert sampled[0].tokens == sampled[1].tokens != sampled[2].tokens
+        assert [best[0].token_id for best in sampled[0].logprobs] == sampled[0].tokens
+        stop = client.generate(token_ids, max_tokens=12, sampling=Sampling(temperature=0.0, stop_token_ids=[wanted[0]]))
+        assert (stop.tokens, stop.finish_reason) == (wanted[:1], "stop")
         for prompt, field in (([1, VOCABULARY], "prompt[1]"), ([5] * 2000, "prompt"), ([], "prompt")):
             with pytest.raises(InvalidRequest) as caught:
                 client.generate(prompt, max_tokens=2)

@@ -20,7 +20,15 @@ from mmcached.engine.steps.request import Request
 from mmcached.wire.errors import InvariantError, MissingRows
 from mmcached.wire.messages.engine import ItemEmbedding, StepOutput
 from mmcached.wire.messages.frontend import RequestEncoded, RequestGenerated, TokensCommitted
-from mmcached.wire.messages.parts import EncoderOutput, RequestRows, Rows, SavedRows, StreamedTokens, Tensor
+from mmcached.wire.messages.parts import (
+    EncoderOutput,
+    RequestRows,
+    Rows,
+    SavedRows,
+    StreamedTokens,
+    Tensor,
+    TokenLogprob,
+)
 from mmcached.wire.sockets.frames import Frame
 
 
@@ -33,6 +41,7 @@ class _Gathered:
     rows: dict[str, RowParts] = field(default_factory=dict)
     outputs: dict[int, dict[str, tuple[Tensor, bytes]]] = field(default_factory=dict)  # by item and name
     keys: dict[int, str] = field(default_factory=dict)  # key in the store by item
+    logprobs: list[list[TokenLogprob]] = field(default_factory=list)  # by output token
 
     def parts_of(self, rows: Rows | SavedRows) -> RowParts:
         """Return the collected rows of the same key; the first rows of any key set the start of all."""
@@ -76,6 +85,10 @@ class Results:
             self.put_rows(made.request_id, made.rows, payload)
         for named in output.saved_rows:
             self.put_saved_rows(named.request_id, named.rows)
+        set_back = {missing.request_id for missing in output.missing}  # these are sampled again
+        for sampled in output.sampled:
+            if sampled.logprobs and sampled.request_id not in set_back and sampled.request_id in self._open:
+                self._open[sampled.request_id].logprobs.append(sampled.logprobs)
         for embedding in output.embeddings:
             self.put_embedding(embedding, payload)
         for saved in output.saved:
@@ -156,6 +169,7 @@ class Results:
             num_cached_tokens=request.num_cached_tokens,
             rows=rows,
             saved_rows=saved_rows,
+            logprobs=gathered.logprobs,
         )
         return answer, frames
 

@@ -176,7 +176,10 @@ class OpenRequests:
             store_epoch=message.store_epoch,
             takes_keys=message.takes_keys,
             block_hashes=message.block_hashes,
-            stop_token_ids=self._scheduler.caches.language.stop_token_ids,
+            sampling=message.sampling,
+            stop_token_ids=self._scheduler.caches.language.stop_token_ids.union(
+                () if message.sampling is None else message.sampling.stop_token_ids
+            ),
             rows_name=f"rows/{secrets.token_hex(16)}" if message.takes_keys and message.store_epoch else "",
         )
 

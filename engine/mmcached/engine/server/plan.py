@@ -62,6 +62,12 @@ def _emit(request: Request, index: int, key: str) -> EmitEmbedding:
     return EmitEmbedding(request.request_id, index, key, mm_hash, request.tenant, request.store_epoch)
 
 
+def _seen(request: Request) -> list[int]:
+    if request.sampling is None or request.sampling.repetition_penalty == 1.0:
+        return []
+    return list(dict.fromkeys(request.token_ids))
+
+
 def _run_chunk(chunk: ScheduledChunk) -> RunChunk:
     request = chunk.request
     return RunChunk(
@@ -79,4 +85,6 @@ def _run_chunk(chunk: ScheduledChunk) -> RunChunk:
         tenant=request.tenant if request.rows_name else "",
         store_epoch=request.store_epoch if request.rows_name else 0,
         num_prompt_tokens=request.num_prompt_tokens,
+        sampling=request.sampling if chunk.sample else None,
+        seen=_seen(request) if chunk.sample else [],
     )

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Literal, NamedTuple
 
 from mmcached.cache.hashing.block_keys import LoraKey
-from mmcached.wire.messages.parts import Feature, RowsWanted
+from mmcached.wire.messages.parts import Feature, RowsWanted, Sampling
 from mmcached.wire.vocabulary import END_TOKEN_ID
 
 Kind = Literal["generate", "encode"]
@@ -55,6 +55,7 @@ class Request:
         num_rows_delivered: position before which no row is wanted any more.
         place: sort key of the order of service, set by the scheduler.
         features_end: position after the last item's placeholders; 0 without items.
+        sampling: how the next tokens are chosen; None: the most likely ones.
         stop_token_ids: tokens that end the generation.
         num_shareable_tokens: leading tokens whose results other requests may use; None: all.
     """
@@ -78,6 +79,7 @@ class Request:
         takes_keys: bool = False,
         rows_name: str = "",
         block_hashes: Sequence[bytes] = (),
+        sampling: Sampling | None = None,
         stop_token_ids: Set[int] = _ENDS,
         num_shareable_tokens: int | None = None,
     ) -> None:
@@ -109,6 +111,7 @@ class Request:
         self.alone_until = 0
         self.was_admitted = False
         self.block_hashes = list(block_hashes)
+        self.sampling = sampling
         self.stop_token_ids = stop_token_ids
         self.num_shareable_tokens = num_shareable_tokens
         self.status = RequestStatus.WAITING

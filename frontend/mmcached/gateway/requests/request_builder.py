@@ -63,6 +63,8 @@ def prompt_tokens(
             max_tokens=message.max_tokens,
         )
     if isinstance(message, Generate):
+        if message.sampling is not None:
+            raise InvalidRequest("sampling", "given", "none: the reference model takes the most likely token")
         if media and config.encoder.kind != "reference":
             field, value = media[0].field.partition("[")[0], len(media)
             raise InvalidRequest(field, value, "none: the service's checkpoint only encodes; ask it to encode")
@@ -164,6 +166,7 @@ def build_request(
         takes_keys=takes_keys,
         traceparent="" if request.span is None else request.span.traceparent,
         block_hashes=prompt.block_hashes,
+        sampling=message.sampling if isinstance(message, Generate) else None,
     )
     return add, payload
 

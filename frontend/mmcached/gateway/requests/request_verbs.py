@@ -180,6 +180,7 @@ class RequestVerbs:
                 num_cached_tokens=word.num_cached_tokens,
                 rows=rows,
                 saved_rows=word.saved_rows,
+                logprobs=word.logprobs,
             )
             keys = [rows.name for rows in word.saved_rows]
         if keys and not request.takes_keys:

@@ -25,6 +25,7 @@ from mmcached.wire.messages.parts import (
     StreamedTokens,
     Text,
     TokenId,
+    TokenLogprob,
 )
 from mmcached.wire.vocabulary import Modality
 
@@ -84,6 +85,7 @@ class Generated(Message, frozen=True):
         rows: The wanted rows of each key, up to position `num_prompt_tokens + len(token_ids) - 1`, without those
             already streamed.
         saved_rows: Parts of them that are in the store, if the request takes keys. If one is gone since, ask again.
+        logprobs: For each token, if they are wanted: its own, then those of the most likely tokens.
     """
 
     request_id: Count
@@ -93,6 +95,7 @@ class Generated(Message, frozen=True):
     num_cached_tokens: Count
     rows: list[Rows] = msgspec.field(default_factory=list)
     saved_rows: list[SavedRows] = msgspec.field(default_factory=list)
+    logprobs: list[list[TokenLogprob]] = msgspec.field(default_factory=list)
 
 
 class Encoded(Message, frozen=True):

@@ -17,11 +17,13 @@ from mmcached.wire.messages.parts import (
     Priority,
     RequestRows,
     RowsWanted,
+    Sampling,
     SavedRows,
     StoredItem,
     Tensor,
     Text,
     TokenId,
+    TokenLogprob,
     Traceparent,
 )
 
@@ -61,6 +63,7 @@ class AddRequest(Message, frozen=True):
         traceparent: Trace context of the frontend's span.
         block_hashes: Digests of 32 bytes of the prompt's first full blocks, as far as the frontend has computed them;
             the engine computes the others.
+        sampling: How tokens are chosen, with a seed; None: the most likely ones.
     """
 
     request_id: Count
@@ -77,6 +80,7 @@ class AddRequest(Message, frozen=True):
     takes_keys: bool = False
     traceparent: Traceparent = ""
     block_hashes: list[BlockHash] = msgspec.field(default_factory=list)
+    sampling: Sampling | None = None
 
 
 class AbortRequest(Message, frozen=True):
@@ -129,8 +133,11 @@ class WorkerAttached(Message, frozen=True):
 
 
 class Sampled(Part, frozen=True):
+    """The next token of a request; `logprobs` if they are wanted: its own, then those of the most likely tokens."""
+
     request_id: Count
     token_id: TokenId
+    logprobs: list[TokenLogprob] = msgspec.field(default_factory=list)
 
 
 class RowsMissing(Part, frozen=True):

@@ -19,10 +19,12 @@ from mmcached.wire.messages.parts import (
     RequestRows,
     Rows,
     RowsWanted,
+    Sampling,
     SavedRows,
     StreamedTokens,
     Text,
     TokenId,
+    TokenLogprob,
     Traceparent,
 )
 
@@ -76,6 +78,7 @@ class Generate(Message, frozen=True):
         takes_keys: The client reads the store: large parts of the rows may be sent as keys of records there.
         clips: Options of each clip; those of one modality in the order of their markers.
         traceparent: Trace context of the client's span.
+        sampling: How tokens are chosen; None: the most likely ones.
     """
 
     client_id: ClientId
@@ -91,6 +94,7 @@ class Generate(Message, frozen=True):
     takes_keys: bool = False
     clips: Clips = msgspec.field(default_factory=list)
     traceparent: Traceparent = ""
+    sampling: Sampling | None = None
 
 
 class Encode(Message, frozen=True):
@@ -384,6 +388,7 @@ class RequestGenerated(Message, frozen=True):
 
     Attributes:
         saved_rows: As in `Generated`; of a key, they lie before, between and behind `rows`.
+        logprobs: As in `Generated`.
     """
 
     request_id: Count
@@ -392,6 +397,7 @@ class RequestGenerated(Message, frozen=True):
     num_cached_tokens: Count
     rows: list[Rows] = msgspec.field(default_factory=list)
     saved_rows: list[SavedRows] = msgspec.field(default_factory=list)
+    logprobs: list[list[TokenLogprob]] = msgspec.field(default_factory=list)
 
 
 class RequestEncoded(Message, frozen=True):

@@ -190,6 +190,42 @@ class RowsWanted(Part, frozen=True):
         return self.first if self.delivery == "delta" else 0
 
 
+MAX_STOP_TOKENS = 64
+MAX_LOGPROBS = 20
+MAX_SEED = (1 << 63) - 1
+
+
+class Sampling(Part, frozen=True):
+    """How the tokens of a generation are chosen from a checkpoint's logits.
+
+    Attributes:
+        temperature: 0 takes the most likely token; then only the repetition penalty has an effect.
+        top_k: Only the `top_k` most likely tokens; 0 for all.
+        top_p: Only the most likely tokens that together have this probability.
+        min_p: Only tokens with this share of the probability of the most likely one.
+        repetition_penalty: Divides positive logits of tokens that the request has already, multiplies negative ones.
+        seed: The same seed gives the same tokens; None (only at the client) for a random one.
+        stop_token_ids: Tokens that end the generation, beside the checkpoint's own.
+        num_logprobs: Also return the logprob of each chosen token and of so many of the most likely ones; -1 for none.
+    """
+
+    temperature: Annotated[float, msgspec.Meta(ge=0, le=100)] = 1.0
+    top_k: Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)] = 0
+    top_p: Annotated[float, msgspec.Meta(gt=0, le=1)] = 1.0
+    min_p: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
+    repetition_penalty: Annotated[float, msgspec.Meta(gt=0, le=100)] = 1.0
+    seed: Annotated[int, msgspec.Meta(ge=0, le=MAX_SEED)] | None = None
+    stop_token_ids: Annotated[list[TokenId], msgspec.Meta(max_length=MAX_STOP_TOKENS)] = msgspec.field(
+        default_factory=list
+    )
+    num_logprobs: Annotated[int, msgspec.Meta(ge=-1, le=MAX_LOGPROBS)] = -1
+
+
+class TokenLogprob(Part, frozen=True):
+    token_id: TokenId
+    logprob: float
+
+
 class Rows(Part, frozen=True):
     """Rows of one key from position `first` on, `(num_rows, width)`."""
 

@@ -8,7 +8,7 @@ import msgspec
 
 from mmcached.wire.errors import ErrorInfo
 from mmcached.wire.handle import Count
-from mmcached.wire.messages.parts import Inline, Message, Part, StoredItem, StoredOutput, Text, TokenId
+from mmcached.wire.messages.parts import Inline, Message, Part, Sampling, StoredItem, StoredOutput, Text, TokenId
 from mmcached.wire.vocabulary import Modality
 
 
@@ -57,6 +57,8 @@ class RunChunk(Part, frozen=True):
         rows_name: Prefix of the names of records made of large parts of its rows; "": none are made.
         tenant, store_epoch: Tenant and epoch of those records.
         num_prompt_tokens: Tokens of the request's prompt; later ones were generated.
+        sampling: How the next token is chosen, with a seed; None: the most likely one.
+        seen: All token ids of the request, once each, for a repetition penalty.
     """
 
     request_id: Count
@@ -73,6 +75,8 @@ class RunChunk(Part, frozen=True):
     tenant: Text = ""
     store_epoch: Count = 0
     num_prompt_tokens: Count = 0
+    sampling: Sampling | None = None
+    seen: list[TokenId] = msgspec.field(default_factory=list)
 
 
 class EmitEmbedding(Part, frozen=True):

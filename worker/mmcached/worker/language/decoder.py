@@ -7,6 +7,7 @@ the vocabulary one by one.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -14,10 +15,12 @@ import torch
 from mmcached.cache.checkpoints.language import FIELD, Language
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import ConfigError
+from mmcached.wire.messages.engine import Sampled
 from mmcached.wire.messages.worker import RunChunk
 from mmcached.worker.language.loading import load_language_model
 from mmcached.worker.language.pieces import pieces
 from mmcached.worker.language.pool_cache import PoolCache
+from mmcached.worker.language.sampler import choose
 from mmcached.worker.model.batch import PackedBatch
 from mmcached.worker.model.kv_pool import KVPool
 
@@ -85,9 +88,9 @@ class CheckpointDecoder:
             layers_out += layers
         return hidden
 
-    def sample(self, hidden_states: torch.Tensor) -> list[int]:
-        """Return the most likely next token for each of `(n, hidden_size)` hidden states."""
-        return [int(self.logits(row).argmax()) for row in hidden_states]
+    def pick(self, hidden_states: torch.Tensor, chunks: Sequence[RunChunk]) -> list[Sampled]:
+        """Return the next token for each of `(n, hidden_size)` hidden states, the last ones of the chunks."""
+        return [choose(self.logits(row), chunk) for row, chunk in zip(hidden_states, chunks, strict=True)]
 
     def logits(self, hidden_state: torch.Tensor) -> torch.Tensor:
         """Return the logits of one token, `(vocabulary_size,)` float32; of a batch of tokens bits would differ."""

@@ -19,9 +19,13 @@ token and on its position. The begin token and the tokens of images, videos and 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from mmcached.wire.config import ModelConfig
+from mmcached.wire.messages.engine import Sampled
+from mmcached.wire.messages.worker import RunChunk
 from mmcached.wire.vocabulary import BEGIN_TOKEN_ID, TOKEN_IDS, VOCABULARY_SIZE
 from mmcached.worker.model.arithmetic import PRIME, draw, reduce_
 from mmcached.worker.model.batch import AttentionGroup, PackedBatch
@@ -96,6 +100,11 @@ class CausalDecoder:
             if layers_out is not None:
                 layers_out.append(x)
         return x
+
+    def pick(self, hidden_states: torch.Tensor, chunks: Sequence[RunChunk]) -> list[Sampled]:
+        """Return the next token of each chunk's request, from `(n, hidden_size)` hidden states of their last rows."""
+        tokens = self.sample(hidden_states)
+        return [Sampled(chunk.request_id, token) for chunk, token in zip(chunks, tokens, strict=True)]
 
     def sample(self, hidden_states: torch.Tensor) -> list[int]:
         """Return the next token for each of `(n, hidden_size)` hidden states, see `pick_tokens`."""

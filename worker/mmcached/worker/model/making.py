@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
 from mmcached.wire.config import ServiceConfig
+from mmcached.wire.messages.engine import Sampled
+from mmcached.wire.messages.worker import RunChunk
 from mmcached.worker.model.batch import PackedBatch
 from mmcached.worker.model.encoder import ItemEncoder
 from mmcached.worker.model.kv_pool import KVPool
@@ -28,7 +31,7 @@ class Decoder(Protocol):
         layers_out: list[torch.Tensor] | None = None,
     ) -> torch.Tensor: ...
 
-    def sample(self, hidden_states: torch.Tensor) -> list[int]: ...
+    def pick(self, hidden_states: torch.Tensor, chunks: Sequence[RunChunk]) -> list[Sampled]: ...
 
 
 @dataclass(slots=True)

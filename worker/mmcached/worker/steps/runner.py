@@ -23,7 +23,7 @@ from mmcached.cache.store_keys import EMBEDDINGS
 from mmcached.wire.closeable import Closeable
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import ErrorInfo, InvariantError, MmcachedError, error_to_wire
-from mmcached.wire.messages.engine import Sampled, StepFailed, StepOutput
+from mmcached.wire.messages.engine import StepFailed, StepOutput
 from mmcached.wire.messages.parts import Inline, StoredItem
 from mmcached.wire.messages.worker import RunChunk, StepPlan
 from mmcached.wire.process.turns import places
@@ -203,9 +203,8 @@ class ModelRunner(Closeable):
         hidden = self._model.decoder.forward(embeddings, batch, self._pool, layers_out=layers_out)
         sampling = [index for index, chunk in enumerate(chunks) if chunk.sample]
         if sampling:
-            tokens = self._model.decoder.sample(hidden[[batch.starts[index + 1] - 1 for index in sampling]])
-            for index, token in zip(sampling, tokens, strict=True):
-                made.sampled.append(Sampled(chunks[index].request_id, token))
+            last_rows = hidden[[batch.starts[index + 1] - 1 for index in sampling]]
+            made.sampled += self._model.decoder.pick(last_rows, [chunks[index] for index in sampling])
         self._tokens_computed += len(hidden)
         tensors = [hidden, *layers]
         outputs = {key: rows.to(self._row_dtype).cpu() for key, rows in zip(self._row_keys, tensors, strict=False)}
