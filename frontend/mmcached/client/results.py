@@ -44,7 +44,7 @@ class Generation:
     """A finished generation.
 
     Attributes:
-        tokens: Generated token ids; bytes are 0 … 255.
+        tokens: Generated token ids; the reference model's bytes are 0 … 255.
         finish_reason: "stop" (the end token came) or "length".
         num_prompt_tokens: Prompt tokens after each image was replaced by its placeholders.
         num_cached_tokens: Prompt tokens that came from the prefix cache.
@@ -72,7 +72,7 @@ class Generation:
 
     @property
     def text(self) -> str:
-        """The byte tokens as text; bytes that are not UTF-8 become U+FFFD."""
+        """The reference model's byte tokens as text; bytes that are not UTF-8 become U+FFFD."""
         return bytes(token for token in self.tokens if token < 256).decode("utf-8", errors="replace")
 
 

@@ -10,9 +10,9 @@ import pytest
 from mmcached.engine import Request
 from mmcached.engine.results.results import Results
 from mmcached.wire.errors import InvariantError
-from mmcached.wire.messages.engine import ItemEmbedding, ItemSaved, StepOutput
+from mmcached.wire.messages.engine import ItemEmbedding, ItemSaved, RowsMissing, Sampled, StepOutput
 from mmcached.wire.messages.frontend import RequestEncoded, RequestGenerated
-from mmcached.wire.messages.parts import Rows, RowsWanted, StreamedTokens, Tensor
+from mmcached.wire.messages.parts import Rows, RowsWanted, StreamedTokens, Tensor, TokenLogprob
 from mmcached.wire.sockets.frames import Frame
 from tests.engine.builders import encode, generate, inline_tensors
 
@@ -253,3 +253,16 @@ def test_nothing_is_kept_of_those_that_are_over_and_nothing_taken_for_those_that
     results.open(request, is_streamed=False)
     put(results, 0, [3])
     assert answered(results, request) == [("hidden_states", 0, [3])]
+
+
+def test_logprobs_come_with_the_answer_once_for_each_token() -> None:
+    request = generate(7, 4, max_tokens=3)
+    results = results_of(request)
+    for step, is_set_back in enumerate((False, True, False)):
+        logprobs = [TokenLogprob(step, -0.5), TokenLogprob(9, -0.25)]
+        missing = [RowsMissing(7, "a", 0, 1)] if is_set_back else []  # it is sampled again
+        sampled = [Sampled(7, step, logprobs), Sampled(8, 1, logprobs)]
+        results.gather(StepOutput(1, 2, step, b"", sampled, [], [], missing=missing), [])
+    answer, _ = results.take_answer(request)
+    assert isinstance(answer, RequestGenerated)
+    assert [[each.token_id for each in best] for best in answer.logprobs] == [[0, 9], [2, 9]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mmcached.gateway.processing import prompt as prompt_module
-from mmcached.gateway.processing.prompt import check_length, expand, tokenise
+from mmcached.gateway.processing.prompt import check_length, checked_ids, expand, tokenise
+from mmcached.gateway.processing.tokenizer import CheckpointTokenizer
 from mmcached.wire.errors import InvalidRequest
 from mmcached.wire.vocabulary import (
     AUDIO_TOKEN_ID,
@@ -148,3 +150,43 @@ def test_the_length_is_looked_at_before_anything_is_done(
 def test_markers_of_images_are_no_length() -> None:
     prompt = IMAGE_MARKER * 3 + "ab"
     assert len(tokenise(prompt, {"image": 3}, max_model_len=7, max_tokens=1)) == 6
+
+
+# ---- prompts of a checkpoint
+
+
+def checked(token_ids: list[int], *, pictures: int = 0, videos: int = 0) -> list[int]:
+    numbers: dict[Modality, int] = {"image": pictures, "video": videos}
+    return checked_ids(token_ids, numbers, {"image": 7}, vocabulary_size=100, max_model_len=20, max_tokens=4)
+
+
+def test_a_checkpoints_prompt_has_its_own_markers() -> None:
+    assert checked([1, IMAGE_TOKEN_ID - 200, 99]) == [1, IMAGE_TOKEN_ID - 200, 99]
+    assert checked([1, 7, 3, 7], pictures=2) == [1, 7, 3, 7]
+    assert expand([1, 7, 3, 7], [[2], [1, 1]], {"image": 7}) == ([1, 7, 7, 3, 7, 7], [1, 4, 5])
+    assert expand([IMAGE_TOKEN_ID], [], {}) == ([IMAGE_TOKEN_ID], [])
+
+
+@pytest.mark.parametrize(
+    ("token_ids", "files", "field", "reason"),
+    [
+        ([], {}, "prompt", "must not be empty"),
+        ([1, 100], {}, "prompt[1]", "must be a token id below 100"),
+        ([1] * 17, {}, "prompt", "at most 20 together"),
+        ([1, 7], {}, "prompt", "0 image"),
+        ([1], {"pictures": 1}, "prompt", "1 image"),
+        ([1], {"videos": 1}, "videos", "none: the checkpoint takes text"),
+    ],
+)
+def test_a_checkpoints_prompt_that_does_not_fit_is_refused(
+    token_ids: list[int], files: dict[str, int], field: str, reason: str
+) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        checked(token_ids, **files)
+    assert caught.value.details["field"] == field
+    assert reason in str(caught.value)
+
+
+def test_text_needs_a_tokenizer(tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequest, match=r"the checkpoint has no tokenizer\.json"):
+        CheckpointTokenizer(tmp_path).ids_of("text", max_model_len=20)

@@ -140,7 +140,7 @@ def test_sampling_is_that_of_transformers(tmp_path: Path) -> None:
     prompt = prompt_of(Random(12), 40)
     greedy = alone(folder, prompt, 12)
     for settings in ({"top_k": 1}, {"min_p": 1.0}, {"top_p": 1e-9}, {"temperature": 0.0}):
-        sampling = Sampling(seed=1, **settings)  # type: ignore[arg-type]
+        sampling = Sampling(seed=1, **settings)
         assert engine.generate(prompt, 12, sampling=sampling).output_token_ids == greedy
     penalized = engine.generate(prompt, 12, sampling=Sampling(temperature=0.0, repetition_penalty=1.7))
     assert penalized.output_token_ids == alone(folder, prompt, 12, repetition_penalty=1.7) != greedy

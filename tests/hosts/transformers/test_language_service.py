@@ -104,7 +104,7 @@ def test_prompts_of_text_and_ids_are_continued_as_by_transformers(run_dir: Path,
             client.generate(token_ids, hidden_states=RowsWanted(["hidden_states.layer_1"]))
 
 
-def test_the_page_runs(run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_page_model_md_runs(run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (block,) = code(REPOSITORY / "docs" / "model.md", "py")
     folder = save("gemma3", tmp_path / "checkpoint")
     write_tokenizer(folder)
