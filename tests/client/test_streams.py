@@ -11,7 +11,7 @@ import pytest
 
 from mmcached.client import Client, Generation
 from mmcached.client.calls import STREAM_WINDOW
-from mmcached.client.links.link import Waiter
+from mmcached.client.links.link import WaitingCall
 from mmcached.client.results import Piece
 from mmcached.wire.errors import (
     ClientClosed,
@@ -49,7 +49,7 @@ def spell(message: FromClient) -> list[ToClient]:
 
 def num_waiters() -> int:
     """Count the calls and streams that are open in this process, or were and are not collected yet."""
-    return sum(issubclass(type(each), Waiter) for each in gc.get_objects())
+    return sum(issubclass(type(each), WaitingCall) for each in gc.get_objects())
 
 
 def asked_of(received: list[FromClient]) -> Generate:

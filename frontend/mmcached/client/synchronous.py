@@ -19,7 +19,7 @@ from mmcached.client.piece_stream import PieceStream
 from mmcached.client.results import Piece
 from mmcached.client.store.hits import reading_of
 from mmcached.client.store.verbs import ValueT
-from mmcached.client.verb import Call, Done, drive, driver_of
+from mmcached.client.verb import Call, ReadyResult, drive, driver_of
 from mmcached.shm.store.codec import DEFAULT_LIBRARY, Library
 from mmcached.wire.closeable import Closeable
 from mmcached.wire.messages.client import Welcome
@@ -38,7 +38,7 @@ def _blocking(call: Callable[Concatenate[Calls, P], Call[T]]) -> Callable[Concat
     @driver_of(call)
     def method(client: Client, /, *values: P.args, **named: P.kwargs) -> T:
         verb: Call[T] = getattr(client._current(), name)(*values, **named)  # by name: it may be of `TracedCalls`
-        return verb.result if isinstance(verb, Done) else drive(verb)
+        return verb.result if isinstance(verb, ReadyResult) else drive(verb)
 
     return method
 

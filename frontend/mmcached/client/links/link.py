@@ -42,7 +42,7 @@ from mmcached.wire.paths import RunDir
 from mmcached.wire.sockets.frames import Frame
 
 
-class Waiter(ABC):
+class WaitingCall(ABC):
     """A waiting call, and its news.
 
     Attributes:
@@ -61,7 +61,7 @@ class Waiter(ABC):
         """End its wait, or the next one."""
 
 
-WaiterT = TypeVar("WaiterT", bound=Waiter)
+WaiterT = TypeVar("WaiterT", bound=WaitingCall)
 
 
 class Link(ABC, Generic[WaiterT]):

@@ -10,10 +10,10 @@ import time
 import weakref
 from typing import Any
 
-from mmcached.client.links.link import Link, Waiter
+from mmcached.client.links.link import Link, WaitingCall
 
 
-class LoopWaiter(Waiter):
+class LoopWaiter(WaitingCall):
     """A call of one event loop."""
 
     __slots__ = ("_rung",)

@@ -20,7 +20,7 @@ from mmcached.client.results import expect
 from mmcached.client.store.access import StoreAccess, T, batches
 from mmcached.client.store.hits import Hit, Reading, reading_of
 from mmcached.client.store.tokens import LeaseToken, checked_token
-from mmcached.client.verb import Call, Done, Verb
+from mmcached.client.verb import Call, ReadyResult, Verb
 from mmcached.shm.store.codec import DEFAULT_LIBRARY, Library
 from mmcached.shm.store.tensor_bytes import Bytes1D
 from mmcached.wire.errors import MmcachedError, RemoteProtocolError, SegmentError
@@ -67,7 +67,7 @@ class StoreReads(StoreAccess):
         asks = self._sessions.has_second_level and not local
         hits = self._find_and_count([key], reading, tenant, asks)
         if hits is not None and (hits[0] is not None or not asks):
-            return Done(hits[0])
+            return ReadyResult(hits[0])
         return only(self._ask_and_count([key], reading, deadline, tenant, local=local))
 
     def get_many(
@@ -91,7 +91,7 @@ class StoreReads(StoreAccess):
         asks = self._sessions.has_second_level and not local
         hits = self._find_and_count(names, reading, tenant, asks, counts=counts)
         if hits is not None and (None not in hits or not asks):
-            return Done(hits)
+            return ReadyResult(hits)
         hits = hits or [None] * len(names)
         return self._ask_for_missing(names, hits, reading, deadline, tenant, local=local, counts=counts)
 
@@ -137,14 +137,14 @@ class StoreReads(StoreAccess):
         deadline = None if timeout_s is None else self.contact.deadline(timeout_s)
         known = self._sessions.present
         if known is not None and (seen := known.contains(names, tenant)) is not None:
-            return Done(seen)
+            return ReadyResult(seen)
         verb = self._contains(names, deadline or self.contact.deadline(None), tenant)
         return self._guarded("contains_many", verb, [False] * len(names))
 
     def exists(self, key: str, *, timeout_s: float | None = None, tenant: str | None = None) -> Call[bool]:
         """Return whether a key has a record on this host: `contains_many` of one key. Also as `key in client`."""
         found = self.contains_many([checked_key(key)], timeout_s=timeout_s, tenant=tenant)
-        return Done(found.result[0]) if isinstance(found, Done) else only(found)
+        return ReadyResult(found.result[0]) if isinstance(found, ReadyResult) else only(found)
 
     def keys(self, match: str = "*", *, timeout_s: float | None = None, tenant: str | None = None) -> Verb[list[str]]:
         """Return the keys of this host's store, the newest first; `len(client)` is the number of all.
