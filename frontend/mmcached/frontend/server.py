@@ -226,7 +226,8 @@ class Frontend(Closeable):
     def _handle_client(self, peer: bytes, message: received.FromClient, payload: list[Frame]) -> None:
         if (client_id := getattr(message, "client_id", None)) is not None:
             try:
-                self._presence.bind(peer, client_id)
+                if not self._presence.bind(peer, client_id):
+                    return
             except RemoteProtocolError as error:
                 self._refuse(peer, message, error)
                 return
