@@ -287,7 +287,6 @@ def test_broken_off_it_connects_anew_even_while_a_child_holds_the_old_connection
         os.close(gate)
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     assert ends.dialer.num_losses == 1
-    ends.clock.now += RETRY_S
     ends.ask(2)
     assert ends.hear() == (GetStats(2), [])
     assert ends.peer != former

@@ -317,10 +317,7 @@ class ClientNurseries:
     def abandon(self) -> None:
         """In a forked child: unmap the parent's nursery."""
         self._lock = threading.RLock()  # the thread that held it may not exist here
-        self._is_over = True
-        nursery, self._nursery = self._nursery, None
-        if nursery is not None:
-            nursery.close()
+        self.close()
 
     def _refuse(self, reason: str) -> None:
         self.why_inline = reason

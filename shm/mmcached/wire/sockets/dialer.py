@@ -139,11 +139,15 @@ class Dialer(Generic[ReceivesT], Closeable):
                 return
 
     def break_off(self) -> None:
-        """End the connection as if the peer had; also after an exception in the middle of any other method."""
+        """End the connection, which counts as a loss, and connect anew at the next call.
+
+        May be called after an exception in the middle of any other method.
+        """
         if self._socket is not None:
             with contextlib.suppress(OSError):
                 self._socket.shutdown(socket.SHUT_RDWR)  # a forked child may hold it open
         self._is_used_up = True
+        self._dial_at = -math.inf
         self._lose()
 
     def abandon(self) -> None:
