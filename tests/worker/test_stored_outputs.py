@@ -126,26 +126,19 @@ def named(key: str = "a") -> EmitEmbedding:
     return EmitEmbedding(1, 0, key, "a", "t", 5)
 
 
-def eventually_saved(runner: ModelRunner, number: int) -> None:
-    deadline = time.monotonic() + 30.0
-    while runner.stats().outputs_saved < number:
-        assert time.monotonic() < deadline, "it is never saved"
-
-
 def test_a_large_output_is_saved_and_named_instead_of_returned(store: Store) -> None:
     with runner_with_store(max_inline_output_kb=0) as runner:
         output, payload = run(runner, plan(1, encode=[item()], emit=[named()]), inline_frames(IMAGE))
         assert (output.embeddings, payload) == ([], [])
         assert output.saved == [ItemSaved(1, 0, key_of(runner))]
-        runner.save_outputs()
-        eventually_saved(runner, 1)
+        save_all(runner, 1)
         wanted = runner.encoder_cache.get("a")["embeddings"]
         assert torch.equal(store.records[key_of(runner)]["embeddings"], wanted)
         assert (store.options[key_of(runner)]["tenant"], store.options[key_of(runner)]["store_epoch"]) == ("t", 5)
         store.records.clear()
         output, _ = run(runner, plan(2, emit=[named()]))
         assert len(output.saved) == 1, "it was encoded before, and has gone from the store"
-        eventually_saved(runner, 2)
+        save_all(runner, 2)
         assert runner.stats().items_encoded == 1
 
 

@@ -122,17 +122,6 @@ def test_what_was_flushed_stays_flushed_in_the_middle_of_it(undo: ExitStack) -> 
     assert (seeker.look("after"), seeker.value(held)) == (99, 3)
 
 
-def test_a_generation_that_was_erased_is_not_used_again(undo: ExitStack) -> None:
-    store = new_store(undo)
-    put(store, "first", 1)
-    newest = put(store, "newest", 2)
-    store.discard("newest")
-    successor = adopt(undo, die(store))
-    again = put(successor, "again", 3)
-    assert again.generation > newest.generation
-    assert (again.slot, again.offset, again.nbytes) == (newest.slot, newest.offset, newest.nbytes)
-
-
 def test_the_readers_that_died_meanwhile_hold_nothing(undo: ExitStack) -> None:
     store = new_store(undo)
     seeker, other = seeker_of(undo, store.ring), seeker_of(undo, store.ring)
@@ -211,13 +200,6 @@ def test_another_layout_than_wanted_is_left_alone(undo: ExitStack) -> None:
         with pytest.raises(LayoutMismatch):
             adopt_ring(announcement, other, max_object_bytes=NBYTES)
     assert len(adopt(undo, announcement)) == 0
-
-
-def test_what_is_gone_is_not_adopted(undo: ExitStack) -> None:
-    store = new_store(undo)
-    store.close()
-    with pytest.raises(SegmentError, match="is gone: its service has ended, or it was deleted while the service runs"):
-        adopt(undo, store.ring.announcement)
 
 
 RECORD_WORDS = {

@@ -112,20 +112,6 @@ def test_rows_of_every_layout_in_memory_are_taken() -> None:
 # ---- steps
 
 
-def test_a_request_that_has_blocks_is_not_attached_again() -> None:
-    store = make_store()
-    store.attach(0, names_of("abcd"))
-    with pytest.raises(InvalidRequest, match="release it first"):
-        store.attach(0, names_of("abcd"))
-
-
-@pytest.mark.parametrize("span", [RowSpan(0, 1, 1), RowSpan(0, 2, 1), RowSpan(0, -1, 1)])
-def test_a_span_has_rows(span: RowSpan) -> None:
-    store = make_store()
-    with pytest.raises(InvalidRequest, match="spans"):
-        store.read([RowSpan(0, 0, 1), span], ["hidden_states"])
-
-
 # ---- reading
 
 
