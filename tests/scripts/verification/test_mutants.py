@@ -12,7 +12,11 @@ from scripts.verification.mutants import Mutant, notice
 from scripts.verification.self_lease_world import Scenario, Setting
 from scripts.verification.weak_memory import Order
 
-MUTANTS = (*self_lease_scenarios.MUTANTS, *segment_mutants.MUTANTS)
+TAKES_LONG = "taken is counted before returned"
+MUTANTS = [
+    pytest.param(mutant, marks=pytest.mark.soak) if str(mutant) == TAKES_LONG else mutant
+    for mutant in (*self_lease_scenarios.MUTANTS, *segment_mutants.MUTANTS)
+]
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=str)
