@@ -17,7 +17,7 @@ from mmcached.wire.paths import MAX_SOCKET_PATH_BYTES, RunDir
 from mmcached.wire.version import PROTOCOL_VERSION, VERSION_FIELD
 from tests.wire.examples import config_with
 
-RANGES = _RANGES | {name: (limit.low, limit.high) for name, limit in LIMITS.items()}
+RANGES = {**_RANGES, **{name: (limit.low, limit.high) for name, limit in LIMITS.items()}}
 IMPOSSIBLE: list[tuple[str, Any]] = [
     *((name, value) for name, (low, high) in RANGES.items() for value in (low - 1, high + 1)),
     ("mm_processor_cache_gb", float("nan")),
