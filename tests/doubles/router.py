@@ -44,7 +44,7 @@ class Router(Generic[ReceivesT], Closeable):
 
     def send_frames(self, peer: bytes, *frames: bytes) -> None:
         """Send what may be no message."""
-        self.listener._connections[peer].socket.sendall(b"".join(map(bytes, pack(frames))))
+        self.listener._connections[peer].stream.sendall(b"".join(map(bytes, pack(frames))))
 
     def close(self) -> None:
         self.listener.close()

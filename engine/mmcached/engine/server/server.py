@@ -102,7 +102,7 @@ class EngineServer(Closeable):
             self._page = stack.enter_context(
                 StatsPublisher(run_dir.stats_page, RoleName("engine", engine_index), clock=clock)
             )
-            self._worker_channel = stack.enter_context(_listen_for_workers(run_dir, config, engine_index, clock))
+            self._worker_channel = stack.enter_context(_listen_for_workers(run_dir, engine_index, clock))
             kv_events = _kv_event_publisher(config, run_dir, engine_index)
             if kv_events is not None:
                 stack.callback(kv_events.close)
@@ -253,7 +253,7 @@ class EngineServer(Closeable):
 
 
 def _listen_for_workers(
-    run_dir: RunDir, config: ServiceConfig, engine_index: int, clock: Callable[[], float]
+    run_dir: RunDir, engine_index: int, clock: Callable[[], float]
 ) -> Listener[received.FromWorker]:
     refusal = to_worker.WorkerRefused(error_to_wire(ServiceUnavailable(f"{MAX_WORKERS} workers are connected")))
     address, bounds = run_dir.worker_address(engine_index), bounds_of_roles(MAX_WORKERS)

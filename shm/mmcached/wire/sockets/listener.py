@@ -229,7 +229,7 @@ class Listener(Generic[ReceivesT], Closeable):
         if events != connection.events and connection.is_open:
             was_read = connection.is_read
             connection.events = events
-            self._epoll.modify(connection.socket.fileno(), events)
+            self._epoll.modify(connection.stream.fileno(), events)
             if not was_read:
                 self._make_due(connection)  # earlier bytes may hold messages
 
@@ -244,7 +244,7 @@ class Listener(Generic[ReceivesT], Closeable):
             now = self._clock()
             costliest = max(self._connections.values(), key=lambda one: (one.cost(now), one.counted_bytes))
             if self._overload is not None and not costliest.queue:  # else an answer is half sent
-                send_now(costliest.socket, pack(encode_frames(self._overload)))
+                send_now(costliest.stream, pack(encode_frames(self._overload)))
             self._disconnect(costliest)
 
     # ---- connections
@@ -319,10 +319,10 @@ class Listener(Generic[ReceivesT], Closeable):
         connection.is_open = False
         self._held_bytes -= connection.counted_bytes
         self._num_refused_now -= connection.refused_since is not None
-        self._epoll.unregister(connection.socket.fileno())
-        del self._by_fd[connection.socket.fileno()]
+        self._epoll.unregister(connection.stream.fileno())
+        del self._by_fd[connection.stream.fileno()]
         del self._connections[connection.peer]
-        connection.socket.close()
+        connection.stream.close()
         connection.queue.clear()
 
     def close(self) -> None:

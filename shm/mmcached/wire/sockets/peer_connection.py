@@ -38,7 +38,7 @@ class PeerConnection:
     """
 
     peer: bytes
-    socket: socket.socket
+    stream: socket.socket
     reader: MessageReader
     read_at: float
     sent_at: float
@@ -56,9 +56,9 @@ class PeerConnection:
     refused_since: float | None = None
 
     @classmethod
-    def accepted(cls, peer: bytes, source: socket.socket, bounds: Bounds, now: float) -> PeerConnection:
+    def accepted(cls, peer: bytes, stream: socket.socket, bounds: Bounds, now: float) -> PeerConnection:
         reader = MessageReader(b"DEALER", max_frames=bounds.max_frames, max_bytes=bounds.max_message_bytes)
-        return cls(peer, source, reader, now, now, now, now)
+        return cls(peer, stream, reader, now, now, now, now)
 
     @property
     def held_bytes(self) -> int:
@@ -99,11 +99,11 @@ class PeerConnection:
         try:
             room = reader.room()
             if room is not None:
-                num_bytes = self.socket.recv_into(room)
+                num_bytes = self.stream.recv_into(room)
                 reader.filled(num_bytes)
                 is_all = num_bytes < len(room)
             else:
-                data = self.socket.recv(READ_BYTES)
+                data = self.stream.recv(READ_BYTES)
                 num_bytes = len(data)
                 reader.feed(data)
                 is_all = num_bytes < READ_BYTES
@@ -129,7 +129,7 @@ class PeerConnection:
             ChannelFull: Too much waits for the peer; nothing was queued.
         """
         if not self.queue:
-            pieces = send_now(self.socket, pieces)
+            pieces = send_now(self.stream, pieces)
             if not pieces:
                 return False
             self.sent_at = self.marked_at = clock()
@@ -144,7 +144,7 @@ class PeerConnection:
 
     def send_waiting(self, clock: Callable[[], float]) -> None:
         """Send as many of the queued bytes as the kernel takes at once."""
-        num_sent = send_queued(self.socket, self.queue)
+        num_sent = send_queued(self.stream, self.queue)
         self.queued_bytes -= num_sent
         self.marked_bytes -= num_sent
         if num_sent:
@@ -160,5 +160,5 @@ class PeerConnection:
     def has_hung_up(self) -> bool:
         """Return whether the peer has closed its end, even if it has unread bytes."""
         poll = select.poll()
-        poll.register(self.socket.fileno(), 0)  # a hang-up is always reported
+        poll.register(self.stream.fileno(), 0)  # a hang-up is always reported
         return bool(poll.poll(0))
