@@ -63,7 +63,7 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger("mmcached.engine")
 
-MAX_WORKERS = 256
+MAX_WORKERS = 64
 """Connections of workers; a rank has one, and for a moment also that of its former process."""
 POLL_INTERVAL_S = 0.25
 """Longest wait while a step is computed, so that its deadline is checked."""
