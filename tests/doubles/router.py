@@ -10,7 +10,7 @@ from typing import Any, Generic
 from mmcached.wire.closeable import Closeable
 from mmcached.wire.errors import RemoteProtocolError
 from mmcached.wire.process.turns import TurnShare
-from mmcached.wire.sockets.bounds import bounds_of_roles
+from mmcached.wire.sockets.bounds import BOUNDS_OF_ROLES
 from mmcached.wire.sockets.frames import Frame, ReceivesT
 from mmcached.wire.sockets.listener import Listener
 from mmcached.wire.sockets.zmtp import pack
@@ -22,7 +22,7 @@ class Router(Generic[ReceivesT], Closeable):
     """A listener whose messages are taken one by one."""
 
     def __init__(self, address: str, receives: Any) -> None:
-        self.listener: Listener[ReceivesT] = Listener(address, receives, bounds_of_roles(64), refusal=None)
+        self.listener: Listener[ReceivesT] = Listener(address, receives, BOUNDS_OF_ROLES, refusal=None)
         self._heard: deque[tuple[bytes, ReceivesT, list[Frame]]] = deque()
 
     def wait(self, timeout_s: float) -> bool:

@@ -53,7 +53,7 @@ from mmcached.wire.process.signals import StopFlag
 from mmcached.wire.process.spans import exported_spans
 from mmcached.wire.process.turns import REST_S, Guard, TurnShare, longest_rest_s, places
 from mmcached.wire.slow_log import SlowLog
-from mmcached.wire.sockets.bounds import bounds_of_roles
+from mmcached.wire.sockets.bounds import BOUNDS_OF_ROLES
 from mmcached.wire.sockets.listener import Listener
 from mmcached.wire.stats import EncoderCacheStats, EngineStats, RoleName
 
@@ -63,8 +63,6 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger("mmcached.engine")
 
-MAX_WORKERS = 64
-"""Connections of workers; a rank has one, and for a moment also that of its former process."""
 POLL_INTERVAL_S = 0.25
 """Longest wait while a step is computed, so that its deadline is checked."""
 
@@ -255,9 +253,10 @@ class EngineServer(Closeable):
 def _listen_for_workers(
     run_dir: RunDir, engine_index: int, clock: Callable[[], float]
 ) -> Listener[received.FromWorker]:
-    refusal = to_worker.WorkerRefused(error_to_wire(ServiceUnavailable(f"{MAX_WORKERS} workers are connected")))
-    address, bounds = run_dir.worker_address(engine_index), bounds_of_roles(MAX_WORKERS)
-    return Listener(address, received.FromWorker, bounds, refusal=refusal, clock=clock)
+    error = ServiceUnavailable(f"{BOUNDS_OF_ROLES.max_connections} workers are connected")
+    refusal = to_worker.WorkerRefused(error_to_wire(error))
+    address = run_dir.worker_address(engine_index)
+    return Listener(address, received.FromWorker, BOUNDS_OF_ROLES, refusal=refusal, clock=clock)
 
 
 def _kv_event_publisher(config: ServiceConfig, run_dir: RunDir, engine_index: int) -> KVEventPublisher | None:

@@ -1,4 +1,4 @@
-"""Binds the frontend's two sockets: for clients, within `limits`, and for engines, with ample bounds."""
+"""Binds the frontend's socket for clients, within `limits`."""
 
 from __future__ import annotations
 
@@ -8,17 +8,15 @@ from mmcached.wire.config import MIB, ServiceConfig
 from mmcached.wire.errors import ServiceUnavailable, error_to_wire
 from mmcached.wire.limits import RESERVED_DESCRIPTORS
 from mmcached.wire.messages.client import Failed
-from mmcached.wire.messages.engine import Refused
-from mmcached.wire.messages.frontend import FromClient, FromEngine
+from mmcached.wire.messages.frontend import FromClient
 from mmcached.wire.messages.parts import MessageLimits
 from mmcached.wire.paths import RunDir
-from mmcached.wire.sockets.bounds import Bounds, bounds_of_roles
+from mmcached.wire.sockets.bounds import Bounds
 from mmcached.wire.sockets.listener import Listener
 
 BODY_BYTES = 2 * MIB
 """Maximum size of a client's message without its payload: enough for 4096 keys of the usual length."""
 TOKEN_BYTES = 5
-MAX_ENGINES = 64
 
 
 def message_limits(config: ServiceConfig) -> MessageLimits:
@@ -47,9 +45,3 @@ def listen_for_clients(run_dir: RunDir, config: ServiceConfig, clock: Callable[[
     error = ServiceUnavailable(f"{reason}; try again", field="limits.max_held_mb", limit=limits.max_held_mb)
     overload = Failed(None, error_to_wire(error))
     return Listener(run_dir.client_address, FromClient, bounds, refusal=refusal, overload=overload, clock=clock)
-
-
-def listen_for_engines(run_dir: RunDir, config: ServiceConfig, clock: Callable[[], float]) -> Listener[FromEngine]:
-    """Bind the socket for engines; raise OSError if that fails."""
-    refusal = Refused(error_to_wire(ServiceUnavailable(f"{MAX_ENGINES} engines are connected")))
-    return Listener(run_dir.engine_address, FromEngine, bounds_of_roles(MAX_ENGINES), refusal=refusal, clock=clock)

@@ -33,18 +33,17 @@ class Bounds:
     stall_s: float
 
 
-def bounds_of_roles(max_connections: int) -> Bounds:
-    """Return ample limits for a socket to which processes of the service itself connect, such as engines.
+BOUNDS_OF_ROLES = Bounds(
+    max_connections=64,
+    reserved_descriptors=RESERVED_DESCRIPTORS // 2,  # they may use part of the clients' reserve
+    max_frames=1 << 20,
+    max_message_bytes=4 * GIB,
+    max_body_bytes=256 * MIB,
+    max_queued_bytes=4 * GIB,
+    max_held_bytes=16 * GIB,
+    stall_s=math.inf,
+)
+"""Ample limits for a socket to which processes of the service itself connect: engines, or the workers of one.
 
-    A stopped process keeps its connection: only its death closes it.
-    """
-    return Bounds(
-        max_connections=max_connections,
-        reserved_descriptors=RESERVED_DESCRIPTORS // 2,  # they may use part of the clients' reserve
-        max_frames=1 << 20,
-        max_message_bytes=4 * GIB,
-        max_body_bytes=256 * MIB,
-        max_queued_bytes=4 * GIB,
-        max_held_bytes=16 * GIB,
-        stall_s=math.inf,
-    )
+A stopped process keeps its connection: only its death closes it.
+"""
