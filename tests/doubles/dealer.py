@@ -20,6 +20,7 @@ class Dealer(Generic[ReceivesT], Closeable):
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.socket = self._context.socket(zmq.DEALER)
         self.socket.setsockopt(zmq.LINGER, 2000)
+        self._monitor = self.socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         self.socket.connect(address)
         self._decoder = make_decoder(receives)
 
@@ -46,6 +47,13 @@ class Dealer(Generic[ReceivesT], Closeable):
             if time.monotonic() >= deadline:
                 raise DeadlineExceeded("receive", timeout_s)
 
+    def was_disconnected(self) -> bool:
+        """Return whether the connection was lost at some time; libzmq reconnects by itself."""
+        return bool(self._monitor.poll(0))
+
     def close(self) -> None:
+        if not self.socket.closed:
+            self.socket.disable_monitor()
+            self._monitor.close()
         self.socket.close()
         self._context.term()
