@@ -67,6 +67,12 @@ def test_the_supervisor_draws_nothing() -> None:
     assert imported_by("-c", f"{as_serve_does}; sys.exit('rich.console' in sys.modules)")
 
 
+def test_only_kv_events_need_libzmq() -> None:
+    roles = "mmcached.frontend.server, mmcached.engine.server.server, mmcached.cli.serve.supervisor"
+    assert "zmq" not in imported_by("-c", f"import {roles}")
+    assert "zmq" in imported_by("-c", "import mmcached.engine.server.kv_event_publisher")
+
+
 def test_arming_comes_before_heavy_imports() -> None:
     """`python -m mmcached` asks for its parent-death signal before it imports the command line."""
     orphan = "import os, sys; os.environ['MMC_PARENT_PID'] = '1'; sys.argv = ['mmcached', 'worker']"

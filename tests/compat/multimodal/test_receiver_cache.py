@@ -60,6 +60,17 @@ def test_what_is_served_is_the_item_itself() -> None:
     assert cache.contents() == [("X", 2048)]
 
 
+def test_touched_items_stay_while_their_request_brings_others() -> None:
+    cache = a_cache(6)
+    cache.get_and_update([an_item(2) for _ in "ABC"], list("ABC"))
+    request = [feature("D", an_item(1)), feature("E", an_item(1)), feature("A", None), feature("C", None)]
+    cache.get_and_update_features(request)
+    assert [key for key, _ in cache.contents()] == ["D", "E", "A", "C"]
+    cache.touch_receiver_cache_item("E")
+    cache.touch_receiver_cache_item("ghost", an_item(1))
+    assert [key for key, _ in cache.contents()] == ["D", "A", "C", "E"]
+
+
 def test_an_item_in_a_ring_is_for_another_receiver() -> None:
     with pytest.raises(LocalProtocolError):
         a_cache().get_and_update_item(ShmItem(Handle("0" * 32, 1, 0, 1, 0, 64)), "in a ring")
