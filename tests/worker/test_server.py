@@ -17,7 +17,6 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-import zmq
 
 from mmcached.shm.stats.page import StatsPage, StatsPageReader
 from mmcached.shm.stats.publisher import StatsPublisher
@@ -25,11 +24,11 @@ from mmcached.shm.stats.service import stats_of
 from mmcached.wire.config import ModelConfig, ServiceConfig
 from mmcached.wire.errors import ChannelFull, ConfigError
 from mmcached.wire.messages.engine import StepFailed, StepOutput, WorkerAttached, WorkerHello
-from mmcached.wire.messages.parts import EncoderForm, Inline, StoredItem, TensorForm
+from mmcached.wire.messages.parts import EncoderForm, Inline, TensorForm
 from mmcached.wire.messages.worker import Attach, ClearCaches, EncodeItem, Shutdown
 from mmcached.wire.paths import RunDir
 from mmcached.wire.process.turns import REST_S
-from mmcached.wire.sockets.channels import DealerChannel
+from mmcached.wire.sockets.dialer import Dialer
 from mmcached.wire.stats import RoleName, WorkerStats
 from mmcached.worker.devices import choose_device
 from mmcached.worker.server import ENGINE_GONE, HELLO_S, WorkerServer, main
@@ -89,8 +88,8 @@ class Served:
         runner = ModelRunner(CONFIG, rank=0, device=torch.device("cpu"))
         hello = WorkerHello(0, 99, CONFIG.digest(), "cpu")
         page = StatsPublisher(self._stats_page, RoleName("worker"))
-        with page, zmq.Context() as context:
-            server = WorkerServer(runner, hello, context, self._address, page)
+        with page:
+            server = WorkerServer(runner, hello, self._address, page)
             try:
                 self._status = server.run(self._stop.is_set, rest_s=self._rest_s)
                 self.num_dropped = server.num_dropped
@@ -192,35 +191,9 @@ def test_a_repeated_attach_is_answered_and_keeps_the_caches(engine: FakeEngine, 
     assert engine.receive(StepFailed)[0].error.code == "invariant_error"
 
 
-def test_a_step_that_cannot_be_done_is_answered_and_the_worker_goes_on(engine: FakeEngine, worker: Served) -> None:
-    engine.attach()
-    item = EncodeItem("k", "k", 6, Inline(0, 2))
-    engine.send(plan(1, encode=[item], incarnation=INCARNATION, epoch=engine.epoch), [b"no", b"record"])
-    failed, _ = engine.receive(StepFailed)
-    assert (failed.step, failed.error.code) == (1, "remote_protocol_error")
-    engine.send(step(2, engine))
-    engine.receive(StepOutput)
-
-
-def test_an_item_that_is_not_in_the_store_fails_its_step(engine: FakeEngine, worker: Served) -> None:
-    engine.attach()
-    item = EncodeItem("k", "k", 6, StoredItem(f"{'0' * 32}.1.2.3"))
-    engine.send(plan(8, encode=[item], incarnation=INCARNATION, epoch=engine.epoch))
-    failed, _ = engine.receive(StepFailed)
-    assert (failed.error.code, failed.error.details["mm_hashes"]) == ("cache_miss", ["k"])
-    engine.send(step(9, engine))
-    engine.receive(StepOutput)
-
-
 def test_another_engine_ends_the_worker(engine: FakeEngine, worker: Served) -> None:
     engine.attach()
     engine.send(Attach(INCARNATION + 1))
-    assert worker.exit_status() == ENGINE_GONE
-
-
-def test_an_engine_that_closes_ends_the_worker(engine: FakeEngine, worker: Served) -> None:
-    engine.attach()
-    engine.close()
     assert worker.exit_status() == ENGINE_GONE
 
 
@@ -238,8 +211,8 @@ def test_a_rest_lasts_until_something_is_due_or_the_process_is_to_stop(
     clock = Clock()
     hello = WorkerHello(0, 99, CONFIG.digest(), "cpu")
     runner = ModelRunner(CONFIG, rank=0, device=torch.device("cpu"))
-    with StatsPublisher(RunDir(run_dir).stats_page, RoleName("worker")) as page, zmq.Context() as context:
-        server = WorkerServer(runner, hello, context, RunDir(run_dir).worker_address(0), page, clock=clock)
+    with StatsPublisher(RunDir(run_dir).stats_page, RoleName("worker")) as page:
+        server = WorkerServer(runner, hello, RunDir(run_dir).worker_address(0), page, clock=clock)
 
         def turns_of_a_minute() -> int:
             sleeper, end = Sleeper(clock), clock.now + 60
@@ -285,7 +258,7 @@ def test_an_engine_that_reads_nothing_ends_the_worker(
     def refuse(self: object, message: object, payload: object = ()) -> None:
         raise ChannelFull("the peer does not read")
 
-    monkeypatch.setattr(DealerChannel, "send", refuse)
+    monkeypatch.setattr(Dialer, "send", refuse)
     engine.send(step(1, engine))
     assert worker.exit_status() == ENGINE_GONE
 
