@@ -291,7 +291,7 @@ DEEP = ".".join(["a"] * 3000)
         ("world_size = 99", "world_size", "must be between 0 and 16"),
         ("device = 3", "device", "must be text"),
         ("enable_prefix_caching = 2", "enable_prefix_caching", "must be true or false"),
-        ("model = 3", "model", "is a section; set model.seed"),
+        ("model = 3", "model", "is a section; set model.kind"),
         ("mm_processor_cache_gb = inf", "mm_processor_cache_gb", "must be between 0.0 and 4096.0"),
         ("[model]\nhidden_size = 0", "model.hidden_size", "must be between 1 and 4096"),
         *((f"[{DEEP}]", "a", "unknown setting"), (f"[[{DEEP}]]", "a", "unknown setting")),
