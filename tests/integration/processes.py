@@ -10,6 +10,7 @@ from typing import TypeVar
 
 from mmcached.client import Client
 from mmcached.wire.config import ServiceConfig
+from mmcached.wire.errors import MmcachedError
 from mmcached.wire.limits import LimitsConfig
 from mmcached.wire.stats import ServiceStats
 
@@ -54,6 +55,16 @@ def eventually(question: Callable[[], T], wanted: Callable[[T], bool], what: str
         # Not synchronisation, only politeness: the loop ends by the answer, or fails by the deadline.
         os.sched_yield()
         time.sleep(POLL_S)
+
+
+def retryably(call: Callable[[], T]) -> T | None:
+    """Call once; return None for an error that may be tried again. Any other is raised."""
+    try:
+        return call()
+    except MmcachedError as error:
+        if not error.retryable:
+            raise
+        return None
 
 
 def descendants(pid: int) -> list[int]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import tempfile
 from functools import cache
 from itertools import product
 from pathlib import Path
@@ -14,7 +13,7 @@ from mmcached.cli.demo.run import all_caches_off
 from mmcached.client import Client
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.stats import ServiceStats
-from tests.integration.local_service import LocalService
+from tests.integration.local_service import LocalService, scratch_service
 from tests.integration.processes import eventually, leases_of, small_config
 from tests.integration.workloads import Answer, Ask, assert_same, play, random_rounds
 
@@ -56,8 +55,8 @@ def uncached(seed: int) -> tuple[Answer, ...]:
     """The answers without any cache, one request at a time in one step each: what all others must equal."""
     config = all_caches_off(base(max_num_batched_tokens=4096, max_num_encoder_input_tokens=4096, world_size=1))
     rounds = [[ask] for asks in random_rounds(seed) for ask in asks]
-    with tempfile.TemporaryDirectory(prefix="mmc-", dir="/tmp") as scratch, LocalService(Path(scratch), config):
-        return tuple(asyncio.run(play(Path(scratch), rounds)))
+    with scratch_service(config) as (service, _):
+        return tuple(asyncio.run(play(service.run_dir, rounds)))
 
 
 def quiet_stats(run_dir: Path) -> ServiceStats:

@@ -148,20 +148,6 @@ def test_kill_of_the_supervisor_leaves_no_orphan_and_the_next_start_adopts_or_cl
     assert not [path for path in ring | now if path.exists()]
 
 
-def test_second_service_in_one_run_directory_is_refused(lasting_service: ChildService) -> None:
-    second = subprocess.run(
-        [sys.executable, "-m", "mmcached", "serve", "--run-dir", str(lasting_service.run_dir)],
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_S,
-        check=False,
-    )
-    assert second.returncode == 1
-    assert f"pid {lasting_service.process.pid}" in second.stderr
-    with Client(lasting_service.run_dir) as client:
-        assert client.generate("undisturbed", max_tokens=1).tokens
-
-
 def test_role_that_dies_too_often_is_given_up_with_status_1(run_dir: Path, tmp_path: Path) -> None:
     """Then nothing hangs, is orphaned or left over either."""
     config = small_config(world_size=1, max_restarts=1, restart_backoff_s=0.01)
@@ -177,13 +163,6 @@ def test_role_that_dies_too_often_is_given_up_with_status_1(run_dir: Path, tmp_p
         assert service.process.wait(DEADLINE_S) == 1
     assert not [pid for pid in (*pids, second) if is_alive(pid)]
     assert not [path for path in ring if path.exists()]
-
-
-def test_no_service_is_a_typed_retryable_error(run_dir: Path) -> None:
-    with pytest.raises(ServiceUnavailable) as caught:
-        Client(run_dir / "nobody", fail_open=False)
-    assert caught.value.retryable
-    assert "mmcached serve" in str(caught.value)
 
 
 def test_a_signal_during_the_start_is_an_orderly_end(run_dir: Path) -> None:

@@ -105,11 +105,12 @@ def test_a_crashed_service_keeps_its_store_whoever_else_starts_or_tidies_up(run_
         first.process.kill()
         orphaned = ("orphaned", str(first.run_dir))
         eventually(states_by_directory, lambda found: orphaned in found, "its frontend has followed it")
-        with ChildService(run_dir / "b", config, tmp_path / "b.json"):
+        with ChildService(run_dir / "b", config, tmp_path / "b.json", log_file=tmp_path / "log"):
             assert orphaned in states_by_directory()
             command = [sys.executable, "-m", "mmcached", "shm", "gc"]
             tidied = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=True)
             assert tidied.stdout.count(f"the next service in {first.run_dir} adopts it") == 3
+    assert (tmp_path / "log").read_text() == "", "started quietly, it says the ready line alone"
     with (
         ChildService(run_dir / "a", config, tmp_path / "a.json") as second,
         Client(second.run_dir, fail_open=False) as client,

@@ -102,11 +102,6 @@ def test_stopped_engine_makes_it_not_ready_although_every_process_lives(lasting_
     eventually(lambda: get(service, "/readyz")[0], lambda status: status == 200, "readiness after SIGCONT")
 
 
-def test_ping_without_a_service_exits_3(run_dir: Path) -> None:
-    command = [sys.executable, "-m", "mmcached", "ping", "--run-dir", str(run_dir / "nobody")]
-    assert subprocess.run(command, capture_output=True, timeout=DEADLINE_S, check=False).returncode == 3
-
-
 @pytest.mark.parametrize("options", [[], ["--epoch"]])
 def test_flush_verb_empties_every_cache(options: list[str], lasting_service: ChildService) -> None:
     service = lasting_service
