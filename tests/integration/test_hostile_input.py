@@ -25,7 +25,7 @@ from mmcached.wire.paths import RunDir
 from mmcached.wire.sockets.channels import DealerChannel
 from mmcached.wire.sockets.frames import encode_frames
 from mmcached.wire.version import PROTOCOL_VERSION
-from tests.frontend.pictures import png_header
+from tests.gateway.pictures import png_header
 from tests.integration.processes import DEADLINE_S
 from tests.integration.workloads import photo
 

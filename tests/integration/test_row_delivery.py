@@ -16,7 +16,7 @@ import torch
 
 from mmcached.cli.demo.run import all_caches_off
 from mmcached.client import AsyncClient, Client, Generation, RowRange, RowsWanted
-from mmcached.frontend.requests.admission import Admission
+from mmcached.gateway.requests.admission import Admission
 from mmcached.wire.config import ModelConfig, ServiceConfig
 from mmcached.wire.errors import InvalidRequest, MmcachedError, ServiceUnavailable
 from mmcached.wire.stats import ServiceStats
