@@ -94,11 +94,6 @@ def role_pids(supervisor: int) -> dict[str, list[int]]:
     return {role: [pids[place] for place in sorted(pids)] for role, pids in found.items()}
 
 
-def worker_pids(supervisor: int) -> list[int]:
-    """Return the living workers of a service."""
-    return role_pids(supervisor)["worker"]
-
-
 def is_alive(pid: int) -> bool:
     """Return whether a process exists and is no zombie."""
     try:

@@ -53,6 +53,7 @@ def settled(run_dir: Path) -> ServiceStats:
     return eventually(lambda: stats_of(run_dir), lambda stats: saved(stats) == encoded(stats) > 0, "all is saved")
 
 
+ONE_OR_TWO = [pytest.param(1, marks=pytest.mark.soak), 2]
 ALL_NAMED = LimitsConfig(max_inline_output_kb=0, output_wait_s=DEADLINE_S)
 """No output travels inline unless it has to."""
 QUESTION = "what is " + "<image>" * NUM_IMAGES
@@ -79,7 +80,7 @@ def wanted(uncached_answers: list[Answer]) -> Answer:
     return uncached_answers[0]
 
 
-@pytest.mark.parametrize("mode", ["shm", "lru"])
+@pytest.mark.parametrize("mode", ["shm", pytest.param("lru", marks=pytest.mark.soak)])
 def test_two_engines_that_are_asked_at_once_encode_each_image_once(mode: str, run_dir: Path, wanted: Answer) -> None:
     config = small_config(
         world_size=1, data_parallel_size=2, routing_policy="round_robin", mm_processor_cache_type=mode
@@ -95,7 +96,7 @@ def test_two_engines_that_are_asked_at_once_encode_each_image_once(mode: str, ru
     assert stats.resends == 0
 
 
-@pytest.mark.parametrize("world_size", [pytest.param(1, marks=pytest.mark.soak), 2])
+@pytest.mark.parametrize("world_size", ONE_OR_TWO)
 def test_outputs_of_the_store_change_nothing(world_size: int, run_dir: Path) -> None:
     rounds = random_rounds(5)
     config = base(world_size=world_size, data_parallel_size=2, routing_policy="round_robin", limits=ALL_NAMED)
@@ -109,7 +110,7 @@ def test_outputs_of_the_store_change_nothing(world_size: int, run_dir: Path) -> 
     assert loaded(stats) > 0
 
 
-@pytest.mark.parametrize("world_size", [2, 4])
+@pytest.mark.parametrize("world_size", [pytest.param(2, marks=pytest.mark.soak), 4])
 def test_the_ranks_of_an_engine_encode_each_image_once_together(world_size: int, run_dir: Path, wanted: Answer) -> None:
     with LocalService(run_dir, small_config(world_size=world_size), saves_outputs=True) as service:
         before = stats_of(run_dir)
@@ -130,7 +131,7 @@ def embeddings() -> list[torch.Tensor]:
         return client.encode(OTHERS)
 
 
-@pytest.mark.parametrize("world_size", [1, 2])
+@pytest.mark.parametrize("world_size", ONE_OR_TWO)
 def test_embeddings_travel_through_the_store(
     world_size: int, run_dir: Path, embeddings: list[torch.Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -168,7 +169,7 @@ def full_store(run_dir: Path) -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("world_size", [1, 2])
+@pytest.mark.parametrize("world_size", ONE_OR_TWO)
 def test_a_full_store_costs_encodes_and_nothing_else(
     world_size: int, run_dir: Path, uncached_answers: list[Answer]
 ) -> None:

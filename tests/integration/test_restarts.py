@@ -143,6 +143,7 @@ def test_kill_of_each_role(run_dir: Path, tmp_path: Path, mode: str, roles: list
         kill_in_turn(service, mode, roles, wanted)
 
 
+@pytest.mark.soak
 def test_without_a_ring(run_dir: Path, tmp_path: Path, wanted: list[list[int]]) -> None:
     """A client that is killed and an engine that is, in one service: each start takes seconds."""
     config = small_config(world_size=1, mm_processor_cache_type="lru", restart_backoff_s=0.05)

@@ -8,8 +8,6 @@ import gc
 import os
 import resource
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from functools import partial
@@ -37,7 +35,6 @@ from tests.client.records import is_equal, numbers
 from tests.client.services import StoreService
 from tests.client.store.at_once import AtOnce
 from tests.frontend.integrity import check_store
-from tests.house import REPOSITORY
 from tests.integration.processes import eventually
 
 LARGE = 1 << 20
@@ -449,59 +446,6 @@ def test_a_client_that_cuts_its_file_short_harms_only_its_own_records(service: S
 
 
 # ---- a process that dies, or is stopped
-
-CHILD = """
-import signal, sys
-from pathlib import Path
-import numpy as np
-from mmcached.client import Client
-from mmcached.shm import EncodedRecord
-from mmcached.client.store import nursery
-from tests.client.store.at_once import AtOnce
-nursery.Populator = AtOnce
-when = sys.argv[2]
-with Client(Path(sys.argv[1]), fail_open=False) as client:
-    assert client.put("whole", {"x": np.ones(1 << 20, np.uint8)})
-    write = EncodedRecord.write_into
-    def fill_half(self, buffer):
-        buffer[: len(buffer) // 2] = 1
-        print("half way", flush=True)
-        sys.stdin.readline()
-        buffer[:] = 0xEE
-        write(self, buffer)
-    EncodedRecord.write_into = fill_half
-    try:
-        client.put("half", {"x": np.full(1 << 20, 0xEE, np.uint8)}, timeout_s=5)
-    except Exception as error:
-        print(type(error).__name__, flush=True)
-    print("done", flush=True)
-    sys.stdin.readline()
-"""
-
-
-@contextlib.contextmanager
-def child_half_way(run_dir: Path) -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, "-c", CHILD, str(run_dir), ""]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=REPOSITORY) as child:
-        try:
-            assert child.stdout is not None
-            assert child.stdout.readline() == "half way\n"
-            yield child
-        finally:
-            child.kill()
-
-
-def test_a_client_that_is_killed_half_way_leaves_what_it_has_put(service: StoreService, run_dir: Path) -> None:
-    with child_half_way(run_dir) as child, Client(run_dir, fail_open=False) as reader:
-        child.kill()
-        child.wait(30)
-        eventually(lambda: stats(service).nurseries, lambda found: found == 1, "drained")
-        assert reader.get("half") is None
-        whole = reader.get("whole", tensors="numpy")
-        assert whole is not None
-        assert set(whole["x"].tolist()) == {1}
-        assert reader.drop("whole")
-        eventually(lambda: files(service), lambda found: not found, "the file is removed")
 
 
 # ---- a nursery by itself
