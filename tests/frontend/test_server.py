@@ -32,6 +32,7 @@ from tests.cli.fake_view import page_of
 from tests.clock import Clock, Sleeper
 from tests.doubles.engine import WireEngine, checksum
 from tests.frontend.fake_peers import Bench, png
+from tests.present import present
 from tests.shm.rings import Taking
 from tests.wire.examples import ENCODER, ERROR
 
@@ -330,8 +331,7 @@ def test_a_flush_while_a_request_is_open_leaves_its_item_to_who_reads_it(bench: 
     payload = bench.from_frontend(engine, to_engine.AddRequest).features[0].payload
     assert isinstance(payload, StoredItem)
     token = checked_token(payload.token)
-    place = reader.ring.look.find_generation(token.slot, token.generation)
-    assert place is not None
+    place = present(reader.ring.look.find_generation(token.slot, token.generation))
     assert reader.entry.take_beside(Taking(place), reader.ring.look)
     before = bytes(reader.ring.view(place))
     bench.client.send(to_frontend.Flush(6))
@@ -457,8 +457,7 @@ def test_probe_is_answered_when_all_workers_agree_and_no_lease_is_left(bench: Be
     probe = bench.from_frontend(engine, to_engine.ProbeEngine)
     assert isinstance(probe.payload, StoredItem)
     token = checked_token(probe.payload.token)
-    place = reader.ring.look.find_generation(token.slot, token.generation)
-    assert place is not None
+    place = present(reader.ring.look.find_generation(token.slot, token.generation))
     lease = Taking(place)
     assert reader.entry.take_beside(lease, reader.ring.look)
     read = checksum(bench.frontend.store.announcement, probe.payload)

@@ -23,6 +23,7 @@ from tests.integration.local_service import LocalService
 from tests.integration.lying_worker import MARK
 from tests.integration.processes import descendants, eventually, is_alive, retryably, role_pids, small_config
 from tests.integration.workloads import photo
+from tests.present import present
 
 PROMPT = "0: what is <image>, at length?"
 MAX_TOKENS = 60
@@ -43,8 +44,7 @@ def test_a_rank_that_computes_something_else_restarts_the_group_and_nobody_hears
         assert isinstance(error, RequestAborted)
         assert error.retryable
         ask = partial(client.generate, PROMPT, [photo(0)], MAX_TOKENS)
-        answer = eventually(lambda: retryably(ask), lambda found: found is not None, "an answer")
-        assert answer is not None
+        answer = present(eventually(lambda: retryably(ask), lambda found: found is not None, "an answer"))
         wanted = answer.tokens
         assert 0 < len(heard) < len(wanted)
         assert heard == wanted[: len(heard)], "all before the wrong token, and not that"

@@ -27,6 +27,7 @@ from tests.integration.local_service import LocalService, without_caches
 from tests.integration.processes import DEADLINE_S, eventually, retryably, role_pids, small_config, stats_of
 from tests.integration.test_bit_identical import base, quiet_stats, uncached
 from tests.integration.workloads import Answer, assert_same, photo, play, random_rounds
+from tests.present import present
 
 NUM_IMAGES = 8
 
@@ -162,8 +163,7 @@ def full_store(run_dir: Path) -> Iterator[None]:
         for size in (1 << 18, 1 << 12, 1):
             number = 0
             while client.put(f"{number} of {size}", {"x": np.zeros(size, np.uint8)}):
-                hit = client.get(f"{number} of {size}", view=True, tensors="numpy")
-                assert hit is not None
+                hit = present(client.get(f"{number} of {size}", view=True, tensors="numpy"))
                 held.enter_context(hit)
                 number += 1
         yield

@@ -33,6 +33,7 @@ from tests.integration.streams import Joined
 from tests.integration.test_lifecycle import kill_a_client
 from tests.integration.test_watching import Key, counters, get
 from tests.integration.workloads import photo
+from tests.present import present
 
 QUESTIONS = [(f"{index}: compare <image> with <image>, at length", (index % 4, (index + 1) % 4)) for index in range(8)]
 MAX_TOKENS = 120
@@ -205,8 +206,7 @@ def test_an_engine_that_the_frontend_has_dropped_is_served_again_and_keeps_its_c
 
         monkeypatch.setattr(connections, "check", drop)  # in the frontend's own thread
         eventually(connections.ready, lambda ready: ready not in ([], [former]), "another session")
-        answer = eventually(lambda: retryably(ask), lambda answer: answer is not None, "an answer")
-        assert answer is not None
+        answer = present(eventually(lambda: retryably(ask), lambda answer: answer is not None, "an answer"))
         assert answer.tokens == wanted.tokens
         assert answer.num_cached_tokens > 0
         eventually(lambda: stats_of(run_dir), lambda stats: leases_of(stats) == 0, "leases at rest")

@@ -24,6 +24,7 @@ from tests.integration import sidecar_child
 from tests.integration.json_child import JsonChild, crowd
 from tests.integration.lone_frontend import LoneFrontend
 from tests.integration.processes import DEADLINE_S, eventually, small_config
+from tests.present import present
 
 NUM_PROCESSES = 8
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -106,8 +107,7 @@ def test_one_process_claims_another_puts_and_a_lease_outlives_its_key_and_its_fr
         client.drop("held")
         assert client.get("held") is None
         frontend.kill()
-        opened = client.open(held["token"], view=True, tensors="numpy")
-        assert opened is not None
+        opened = present(client.open(held["token"], view=True, tensors="numpy"))
         frontend.start()  # and adopts the ring
         scheduler.kill()
         assert np.array_equal(opened.record["x"], sidecar_child.record_of(5)["x"])
@@ -202,8 +202,7 @@ def test_strict_clients_hear_of_a_killed_p0_and_their_hits_go_on(frontend: LoneF
         client.put("k", {"x": 1})
         frontend.kill()
         for verb in (client.drop, lambda key: client.put(key, {})):
-            hit = client.get("k")
-            assert hit is not None
+            hit = present(client.get("k"))
             assert hit.record == {"x": 1}
             assert client.contains_many(["k", "l"]) == [True, False]
             with pytest.raises(MmcachedError) as caught:

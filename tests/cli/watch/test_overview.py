@@ -29,6 +29,7 @@ from mmcached.wire.stats import (
     StoreStats,
 )
 from tests.cli.fake_view import ENGINE, FRONTEND, FakeView, a_role, drawn, page_of
+from tests.present import present
 
 SECOND_LEVEL = RoleName("second_level")
 MIB = 1 << 20
@@ -159,8 +160,7 @@ def test_a_role_that_runs_and_is_not_heard_of_says_for_how_long(run_dir: Path) -
 
 
 def test_usage_is_of_a_process_that_lives(tmp_path: Path) -> None:
-    ours = usage_of(os.getpid())
-    assert ours is not None
+    ours = present(usage_of(os.getpid()))
     assert ours.memory_bytes > MIB
     assert usage_of(1, tmp_path) is None
 

@@ -20,6 +20,7 @@ from mmcached.wire.process.death import environment_for_children
 from tests.client.services import StoreService
 from tests.frontend.integrity import check_store
 from tests.integration.processes import DEADLINE_S, eventually
+from tests.present import present
 
 NBYTES = 1 << 20
 NUM_OTHERS = 40
@@ -83,8 +84,7 @@ def record(value: int) -> dict[str, Any]:
 
 
 def view(client: Any, key: str = "k") -> Any:
-    hit = client.get(key, view=True, tensors="numpy")
-    assert hit is not None
+    hit = present(client.get(key, view=True, tensors="numpy"))
     return hit.record["x"]
 
 

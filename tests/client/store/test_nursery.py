@@ -36,6 +36,7 @@ from tests.client.services import StoreService
 from tests.client.store.at_once import AtOnce
 from tests.frontend.integrity import check_store
 from tests.integration.processes import eventually
+from tests.present import present
 
 LARGE = 1 << 20
 STORE_GB = 1 / 16
@@ -105,14 +106,11 @@ def test_others_read_it_in_place_and_its_checksum_is_judged(run_dir: Path) -> No
         Client(run_dir) as reader,
     ):
         assert writer.put("k", numbers(1, LARGE))
-        hit = reader.get("k", view=True, tensors="numpy")
-        assert hit is not None
+        hit = present(reader.get("k", view=True, tensors="numpy"))
         with hit:
             assert is_equal(hit.record, numbers(1, LARGE))
-            token = hit.token
-            assert token is not None
-            other = writer.open(token, view=True, tensors="numpy")
-            assert other is not None
+            token = present(hit.token)
+            other = present(writer.open(token, view=True, tensors="numpy"))
             with other:
                 assert is_equal(other.record, numbers(1, LARGE))
         del hit, other
@@ -429,8 +427,7 @@ def test_nurseries_that_are_gone_are_unmapped(
             assert holds(reader, f"k{index}", index)
         targets = [os.readlink(f"/proc/self/map_files/{name}") for name in os.listdir("/proc/self/map_files")]
         assert all(holds(reader, f"k{index}", index) for index in range(4))
-        session = reader._calls._sessions.present
-        assert session is not None
+        session = present(reader._calls._sessions.present)
         assert len(session._store.reader._nurseries) == 2
     assert targets
 
@@ -471,13 +468,11 @@ def test_a_place_is_not_used_again_until_it_is_granted(filled: Nursery) -> None:
     assert len({place.offset for place in places if place is not None}) == 3
     filled.answered(1, None)
     assert filled.lay(5, RECORD, b"note") is None, "an answer alone brings nothing"
-    first = places[1]
-    assert first is not None
+    first = present(places[1])
     filled.answered(0, Grants(8, [(0, 8 * LARGE)], []))
     assert filled.lay(6, RECORD, b"note") is None, "it is another nursery's"
     filled.answered(2, Grants(7, [(first.offset, first.offset + LARGE)], []))
-    again = filled.lay(7, RECORD, b"note")
-    assert again is not None
+    again = present(filled.lay(7, RECORD, b"note"))
     assert again.offset == first.offset
     filled.free(7)
     assert filled.lay(8, RECORD, b"note") is not None, "it was not sent"

@@ -25,6 +25,7 @@ from mmcached.wire.handle import Handle
 from tests.clock import boot_clock
 from tests.frontend.integrity import check_records
 from tests.house.drawing import examples
+from tests.present import present
 from tests.shm.rings import Taking, attached, make_ring, reading
 
 EPOCH = 1000
@@ -58,9 +59,7 @@ def value_of(tier: RecordStore, key: str, tenant: str = "") -> int | None:
 
 
 def new_ring(config: ServiceConfig) -> RingWriter:
-    ring = late_store_ring(config, None).take(0.0)
-    assert ring is not None
-    return ring
+    return present(late_store_ring(config, None).take(0.0))
 
 
 @pytest.fixture
@@ -183,8 +182,7 @@ def test_what_is_refused_says_why_and_changes_nothing(tier: RecordStore) -> None
         handles = []
         for index in range(10):  # leased, so they stay
             tier.put("", f"more {index}", encoded(index), epoch=EPOCH)
-            found = tier.get("", f"more {index}")
-            assert found is not None
+            found = present(tier.get("", f"more {index}"))
             assert is_taken(tier, entry, found)
             handles.append(found)
         assert tier.put("", "b", encoded(2), epoch=EPOCH) is Refusal.FULL
