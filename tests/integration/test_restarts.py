@@ -196,7 +196,7 @@ def test_an_engine_that_the_frontend_has_dropped_is_served_again_and_keeps_its_c
     with LocalService(run_dir, small_config(world_size=1)) as service, Client(run_dir) as client:
         ask = partial(client.generate, "what is <image>, at length?", [photo(0)], MAX_TOKENS)
         wanted = ask()
-        connections = service.frontend._connections
+        connections = service.gateway.connections
         (former,) = connections.ready()
         look = connections.check
 

@@ -344,6 +344,8 @@ StoreNotice = DropClaim | FetchesEnded | SecondLevelFlushed | AnotherHostFlushed
 Notice = StoreNotice | TokensTaken | Cancel | ClientBye
 """Messages without an answer."""
 StoreMessage = StoreRequest | StoreNotice
+GatewayMessage = Generate | Encode | TokensTaken | Cancel | GetProcessorInfo | Probe
+"""Messages that concern requests for computed results, or the engines."""
 FromClient = ClientHello | Request | Notice
 
 # ---- from engines
