@@ -245,7 +245,7 @@ class ModelGateway(Closeable):
 
     def _item_stats(self) -> ItemStats:
         items = self._items
-        if items.ring.announcement is None or not self._config.ring_data_bytes:
+        if not items.has_ring or not self._config.ring_data_bytes:
             return ItemStats()
         return ItemStats(
             capacity_bytes=self._config.ring_data_bytes,

@@ -19,7 +19,7 @@ from structlog.testing import capture_logs
 from mmcached.cache.store_keys import store_key
 from mmcached.frontend.server import CHECK_INTERVAL_S
 from mmcached.frontend.store import record_sender
-from mmcached.frontend.store.put_refusal import PutRefusal
+from mmcached.frontend.store.record_store import PutRefusal
 from mmcached.frontend.store.store_service import StoreService, gc_paused
 from mmcached.shm import RingReader, encode
 from mmcached.shm.ring.key_index import key_digest
