@@ -11,7 +11,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from mmcached.gateway.processing.single_flight import FlightWaiter, SingleFlight
+from mmcached.gateway.processing.single_flight import FlightWaiter, Landed, SingleFlight
 from mmcached.wire.errors import InvariantError
 from tests.frontend.integrity import check_flights
 
@@ -32,6 +32,59 @@ def test_the_first_to_join_begins_and_all_have_it_when_it_lands() -> None:
     assert three.is_complete
     assert book.land("b", 0, "B").flight is not None
     assert two.outcomes() == {"a": "A", "b": "B"}
+
+
+def test_what_nobody_has_used_is_left_by_the_last() -> None:
+    book: SingleFlight[str] = SingleFlight()
+    one, two = waiters(2)
+    book.join(one, "a")
+    book.join(two, "a")
+    book.land("a", 0, "A")
+    assert book.leave(one, has_used=False).unused == []
+    assert book.leave(two, has_used=False).unused == [("a", "A")]
+    assert "a" not in book
+
+
+def test_what_one_has_used_is_not_left() -> None:
+    book: SingleFlight[str] = SingleFlight()
+    one, two = waiters(2)
+    book.join(one, "a")
+    book.join(two, "a")
+    book.land("a", 0, "A")
+    book.leave(one, has_used=True)
+    assert book.leave(two, has_used=False).unused == []
+
+
+def test_work_that_all_have_left_can_be_joined_withdrawn_or_lands_unclaimed() -> None:
+    book: SingleFlight[str] = SingleFlight()
+    one, two = waiters(2)
+    for key in ("joined", "withdrawn", "landing"):
+        book.join(one, key)
+    assert book.leave(one, has_used=False).in_work == ["joined", "withdrawn", "landing"]
+    assert book.leave(one, has_used=False).in_work == []
+    assert not book.join(two, "joined")
+    book.withdraw("withdrawn")
+    assert book.join(two, "withdrawn")
+    assert book.land("landing", 0, "L") == Landed(unclaimed=("L",))
+
+
+def test_flush_lets_nothing_of_before_out() -> None:
+    book: SingleFlight[str] = SingleFlight()
+    one, two = waiters(2)
+    for key in ("landed", "in work", "left"):
+        book.join(two if key == "left" else one, key)
+    book.land("landed", 0, "old")
+    book.leave(two, has_used=False)
+    assert book.flush() == ["landed"], "what is in work shows its age when it lands"
+    assert not one.is_complete
+    assert one.outcomes() == {}
+    assert book.land("in work", 0, "old") == Landed(start_again=True)
+    assert book.land("left", 0, "old") == Landed()
+    book.land("in work", 1, "new")
+    assert not one.is_complete
+    book.land("landed", 1, "new")
+    assert one.is_complete
+    assert one.outcomes() == {"landed": "new", "in work": "new"}
 
 
 def test_misuse_is_told() -> None:
