@@ -270,6 +270,28 @@ def test_a_forked_child_lets_go_and_the_parent_stays_connected(ends: Ends) -> No
     assert ends.receive() == (Flushed(1), [])
 
 
+def test_broken_off_it_connects_anew_even_while_a_child_holds_the_old_connection(ends: Ends) -> None:
+    listener = ends.listen()
+    ends.ask(1)
+    ends.hear()
+    former, (gate, opener) = ends.peer, os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(opener)
+        os._exit(len(os.read(gate, 1)))
+    try:
+        ends.dialer.break_off()
+        assert not listener.is_connected(former)
+    finally:
+        os.close(opener)
+        os.close(gate)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert ends.dialer.num_losses == 1
+    ends.ask(2)
+    assert ends.hear() == (GetStats(2), [])
+    assert ends.peer != former
+
+
 def test_a_closed_one_connects_no_more(ends: Ends) -> None:
     ends.listen()
     ends.ask(1)

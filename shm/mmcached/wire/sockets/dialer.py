@@ -138,6 +138,18 @@ class Dialer(Generic[ReceivesT], Closeable):
             if not poll.poll(math.ceil(left_s * 1000)) or not self._send_queued(self._socket):
                 return
 
+    def break_off(self) -> None:
+        """End the connection, which counts as a loss, and connect anew at the next call.
+
+        May be called after an exception in the middle of any other method.
+        """
+        if self._socket is not None:
+            with contextlib.suppress(OSError):
+                self._socket.shutdown(socket.SHUT_RDWR)  # a forked child may hold it open
+        self._is_used_up = True
+        self._dial_at = -math.inf
+        self._lose()
+
     def abandon(self) -> None:
         """Close the descriptors in a forked child, leaving the parent's connection alone."""
         self._epoll.close()  # first: parent and child share it, so nothing may be unregistered from it
@@ -213,10 +225,11 @@ class Dialer(Generic[ReceivesT], Closeable):
         return num_bytes > 0
 
     def _lose(self) -> None:
-        lost, self._socket = self._socket, None
-        if lost is not None:
+        if self._socket is not None:
             # a child may hold the socket too, so that closing it here would not unregister it
-            self._epoll.unregister(lost)
-            lost.close()
+            with contextlib.suppress(OSError, ValueError):  # done already, in an interrupted call
+                self._epoll.unregister(self._socket)
+            self._socket.close()
+            self._socket = None
         self._queue.clear()
         self.num_losses += 1
