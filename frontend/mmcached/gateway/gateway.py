@@ -60,7 +60,7 @@ class ModelGateway(Closeable):
         self._share = TurnShare()
         self._is_draining = False
         with ExitStack() as stack:
-            self._channel = stack.enter_context(listen_for_engines(parts.run_dir, parts.config, parts.clock))
+            self._channel = stack.enter_context(listen_for_engines(parts.run_dir, parts.clock))
             self.connections = EngineConnections(
                 self._channel, parts.config, on_lost=self._on_engine_lost, on_new=self._on_new_engine
             )

@@ -31,7 +31,6 @@ from mmcached.wire.limits import LimitsConfig
 from mmcached.wire.messages import client as to_client
 from mmcached.wire.messages import frontend as to_frontend
 from mmcached.wire.messages.parts import Inline
-from mmcached.wire.sockets.channels import attempt
 from mmcached.wire.sockets.frames import Frame
 from mmcached.wire.stats import StoreStats
 from tests.clock import Clock
@@ -524,7 +523,11 @@ class Sender:
         return True
 
     def try_send(self, peer: bytes, message: object, payload: Sequence[Frame] = ()) -> bool:
-        return attempt(self.send, peer, message, payload)
+        try:
+            self.send(peer, message, payload)
+        except ChannelFull:
+            return False
+        return True
 
 
 @pytest.fixture
