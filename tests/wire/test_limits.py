@@ -4,12 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from mmcached.wire.config import ServiceConfig
-from mmcached.wire.errors import ConfigError
 from mmcached.wire.limits import LIMITS, LimitsConfig, table_lines
-from tests.wire.examples import config_with
 
 PAGE = Path(__file__).parents[2] / "docs" / "limits.md"
 
@@ -22,12 +18,3 @@ def test_the_table_lists_every_setting_of_its_section() -> None:
 def test_the_page_shows_the_table() -> None:
     lines = [line for line in PAGE.read_text().splitlines() if line.startswith("|")]
     assert lines == list(table_lines(ServiceConfig().limit_values()))
-
-
-@pytest.mark.parametrize("name", LIMITS)
-def test_a_setting_outside_its_range_is_refused_by_name(name: str) -> None:
-    limit = LIMITS[name]
-    for value in (limit.low - 1, limit.high + 1):
-        with pytest.raises(ConfigError) as raised:
-            config_with(name, value)
-        assert raised.value.details["field"] == name
