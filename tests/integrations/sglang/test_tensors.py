@@ -17,6 +17,7 @@ from mmcached.integrations.sglang.tensors import Tensors
 from tests.client.services import StoreService
 from tests.doubles.device import HeldCopies, HeldDevice
 from tests.integration.processes import eventually
+from tests.present import present
 
 DEADLINE_S = 30.0
 ROWS, WIDTH = 7, 16
@@ -52,13 +53,11 @@ def test_an_embedding_comes_back_owned_with_its_bits(tensors: Tensors, saver: Sa
     assert tensors.get("x") is None
     assert tensors.save("x", embedding)
     assert saver.drain(DEADLINE_S)
-    found = tensors.get("x")
-    assert found is not None
+    found = present(tensors.get("x"))
     assert found.dtype == dtype
     assert torch.equal(found, embedding)
     found.zero_()  # a view would end this process
-    again = tensors.get("x")
-    assert again is not None
+    again = present(tensors.get("x"))
     assert torch.equal(again, embedding)
 
 
@@ -84,8 +83,7 @@ def test_a_part_of_a_batch_is_saved_alone(tensors: Tensors, saver: Saver, client
     batch = torch.randn(64, 8).requires_grad_()
     tensors.save("x", batch[8:16].t())
     assert saver.drain(DEADLINE_S)
-    hit = client.get("x")
-    assert hit is not None
+    hit = present(client.get("x"))
     assert torch.equal(hit.record["embedding"], batch.detach()[8:16].t())
     assert hit.record["embedding"].untyped_storage().nbytes() == 8 * 8 * 4
 
@@ -113,8 +111,7 @@ def test_a_record_that_the_model_cannot_take_is_a_miss_and_replaced(
     right = torch.ones(ROWS, WIDTH)
     tensors.save("x", right)
     assert saver.drain(DEADLINE_S)
-    found = tensors.get("x")
-    assert found is not None
+    found = present(tensors.get("x"))
     assert torch.equal(found, right)
 
 
@@ -127,8 +124,7 @@ def test_an_embedding_of_more_dimensions_is_saved_as_rows(tensors: Tensors, save
     embedding = torch.randn(2, ROWS, WIDTH)
     tensors.save("x", embedding)
     assert saver.drain(DEADLINE_S)
-    found = tensors.get("x")
-    assert found is not None
+    found = present(tensors.get("x"))
     assert torch.equal(found, embedding.reshape(-1, WIDTH))
     assert not tensors.save("y", torch.zeros(WIDTH))
 
@@ -140,6 +136,5 @@ def test_what_is_wrong_is_dropped_for_all(tensors: Tensors, saver: Saver) -> Non
     assert tensors.get("x") is None
     tensors.save("x", torch.ones(3, 2))
     assert saver.drain(DEADLINE_S)
-    found = tensors.get("x")
-    assert found is not None
+    found = present(tensors.get("x"))
     assert found.shape == (3, 2)
