@@ -76,7 +76,9 @@ def _numbers(kind: inspect.IntType | inspect.FloatType, ordinary: float) -> list
     one = type(ordinary)(1) if isinstance(ordinary, int) else 1e-9
     low = None if low is None else type(ordinary)(low) + one * (kind.ge is None)
     high = None if high is None else type(ordinary)(high) - one * (kind.le is None)
-    return [ordinary if low is None else max(ordinary, low), *(each for each in (low, high) if each is not None)]
+    bounds = [each for each in (low, high) if each is not None]
+    is_allowed = (low is None or ordinary >= low) and (high is None or ordinary <= high)
+    return [ordinary if is_allowed else bounds[0], *bounds]
 
 
 def _structs(kind: inspect.StructType) -> list[Any]:
