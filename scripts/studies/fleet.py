@@ -24,9 +24,9 @@ from typing import get_args
 from mmcached.cache.hashing.block_hash import extend_block_hashes
 from mmcached.compat.kv_cache_manager import KVCacheManager
 from mmcached.engine.kv.config import KVCacheConfig
-from mmcached.engine.server.held_content import HeldContent as Told
+from mmcached.engine.server.held_content import ContentReporter as Told
 from mmcached.engine.steps.request import Request
-from mmcached.frontend.engines.held_content import HeldContent as Known
+from mmcached.frontend.engines.held_content import ContentReporter as Known
 from mmcached.frontend.engines.routing import Candidate, Router, RoutingPolicy
 from mmcached.wire.messages.frontend import CacheChanged
 from scripts.bench.harness import Row, print_rows

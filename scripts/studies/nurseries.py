@@ -30,7 +30,7 @@ from mmcached.frontend.store.record_store import RecordStore
 from mmcached.shm import EncodedRecord
 from mmcached.shm.ring.extents import Extents
 from mmcached.shm.ring.nursery_table import PlacedRecord
-from mmcached.shm.ring.ring import Claim, RingWriter
+from mmcached.shm.ring.ring import RingClaim, RingWriter
 from mmcached.shm.ring.service_layout import num_nursery_slots, service_layout
 from mmcached.shm.segment.layout import Layout, chunk_bytes
 from mmcached.shm.segment.mapped import Control, map_object
@@ -162,7 +162,7 @@ class _Encoded:
 class _Ring(RingWriter):
     """A ring whose books are real, and whose payloads and notes are never written or read."""
 
-    def claim(self, nbytes: int, note: bytes = b"") -> Claim:
+    def claim(self, nbytes: int, note: bytes = b"") -> RingClaim:
         return super().claim(nbytes, note)._replace(buffer=NO_BYTES, note=b"")
 
     def __init__(self, segment: _Segment, *, max_object_bytes: int, num_nursery_slots: int) -> None:

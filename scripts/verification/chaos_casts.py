@@ -16,7 +16,7 @@ from mmcached.shm.ring.leases import LeaseTable
 from mmcached.shm.ring.lookup import Lookup
 from mmcached.shm.ring.nursery_table import NurseryTable
 from mmcached.shm.ring.reader_watch import ReaderWatch
-from mmcached.shm.ring.self_lease import Lease
+from mmcached.shm.ring.self_lease import SelfLease
 from mmcached.wire.handle import Handle
 from scripts.verification.chaos_layers import run_layer
 from scripts.verification.chaos_roles import Role
@@ -62,7 +62,7 @@ def _never_pinned(table: LeaseTable, slot: int) -> bool:
     return False
 
 
-def _take_nothing(entry: ReaderEntry, leases: Sequence[Lease], look: Lookup) -> list[bool]:
+def _take_nothing(entry: ReaderEntry, leases: Sequence[SelfLease], look: Lookup) -> list[bool]:
     """Look again, as `ReaderEntry.take` does, without a lease."""
     return [look.holds(lease.handle) and look.is_attached(entry.reader_id, entry.incarnation) for lease in leases]
 
@@ -70,7 +70,7 @@ def _take_nothing(entry: ReaderEntry, leases: Sequence[Lease], look: Lookup) -> 
 _take = ReaderEntry.take
 
 
-def _take_and_give_back(entry: ReaderEntry, leases: Sequence[Lease], look: Lookup) -> list[bool]:
+def _take_and_give_back(entry: ReaderEntry, leases: Sequence[SelfLease], look: Lookup) -> list[bool]:
     """Give each lease back as soon as the record was found, as if its last view had died."""
     are_taken = _take(entry, leases, look)
     for lease in leases:

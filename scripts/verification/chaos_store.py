@@ -31,7 +31,7 @@ from mmcached.frontend.store.nursery_service import NurseryService
 from mmcached.frontend.store.record_store import RecordStore
 from mmcached.shm import ObjectStoreReader, RingReader, RingWriter, sweep
 from mmcached.shm.ring.key_index import index_words, key_digest
-from mmcached.shm.ring.ring import Claim
+from mmcached.shm.ring.ring import RingClaim
 from mmcached.shm.segment.layout import Layout
 from mmcached.shm.segment.nursery_files import nurseries_of
 from mmcached.shm.store import codec
@@ -92,7 +92,7 @@ class _Records(RecordStore):
 
     ledger: memoryview
 
-    def end_copy(self, handle: Handle, claim: Claim, *, is_proven: bool) -> bool:
+    def end_copy(self, handle: Handle, claim: RingClaim, *, is_proven: bool) -> bool:
         is_moved = super().end_copy(handle, claim, is_proven=is_proven)
         if is_moved:
             self.ledger[claim.slot], self.ledger[handle.slot] = self.ledger[handle.slot], 0

@@ -17,7 +17,7 @@ from mmcached.frontend.engines.flushes import FLUSH_TIMEOUT_S
 from mmcached.frontend.requests.request_verbs import MAX_RESENDS
 from mmcached.frontend.server import CHECK_INTERVAL_S
 from mmcached.shm import encode
-from mmcached.shm.segment.segment import Host
+from mmcached.shm.segment.segment import HostCalls
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import ServiceUnavailable, error_from_wire
 from mmcached.wire.messages import client as to_client
@@ -54,7 +54,7 @@ def test_a_ring_without_room_is_inline_mode_until_there_is_room(
     run_dir: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch, has_engine: bool
 ) -> None:
     room = [0]
-    monkeypatch.setattr("mmcached.frontend.connections.rings.Host", lambda: Host(shm_free_bytes=lambda: room[0]))
+    monkeypatch.setattr("mmcached.frontend.connections.rings.Host", lambda: HostCalls(shm_free_bytes=lambda: room[0]))
     config = msgspec.structs.replace(CONFIG, store_gb=1 / 1024)
     with Bench(run_dir, config, clock) as bench:
         client = bench.connect_client(is_reader=False)

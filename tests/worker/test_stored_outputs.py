@@ -24,7 +24,7 @@ from mmcached.wire.messages.parts import SavedRows, StoredOutput, TensorForm
 from mmcached.wire.messages.worker import EmitEmbedding, EncodeItem, StepPlan
 from mmcached.wire.stats import EncodedOfModality
 from mmcached.worker import stored_outputs
-from mmcached.worker.encoders.encoder import Measured
+from mmcached.worker.encoders.encoder import MeasuredForm
 from mmcached.worker.payloads import StoreContact
 from mmcached.worker.steps.runner import ModelRunner
 from mmcached.worker.stored_outputs import StoredOutputs
@@ -282,7 +282,7 @@ def test_a_record_whose_numbers_are_not_finite_is_missed(store: Store, number: f
     store.records["t"] = {"embeddings": embeddings}
     with runner_with_store() as runner:
         form, of_floats = runner._items.measured.form, TensorForm("embeddings", "float32", (-1, 8))
-        runner._items.measured = Measured(msgspec.structs.replace(form, outputs=[of_floats]), 32)
+        runner._items.measured = MeasuredForm(msgspec.structs.replace(form, outputs=[of_floats]), 32)
         if number == 3e38:  # the sum of finite numbers may overflow
             run(runner, load("t"))
         else:

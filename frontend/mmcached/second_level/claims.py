@@ -19,7 +19,7 @@ MAX_NOTED = 4096
 """Finished claims are dropped once there are more than this."""
 
 
-class Claims:
+class HostClaims:
     """The claims of this host. Any thread may call; each call raises `BackendError`.
 
     Args:

@@ -137,7 +137,7 @@ class RoleName(msgspec.Struct, frozen=True, order=True):
                 return self.kind.replace("_", " ")
 
 
-class Stats(msgspec.Struct, frozen=True, kw_only=True):
+class StatsRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Base of all statistics records. A reader ignores figures that it does not know, and takes missing ones as 0."""
 
 
@@ -145,7 +145,7 @@ def _of_modality(name: str) -> Metric:
     return Metric(f"modality_{name}", modality="{modality}")
 
 
-class ItemsOfModality(Stats, frozen=True):
+class ItemsOfModality(StatsRecord, frozen=True):
     """Items of one modality; `ProcessorCacheStats` has the totals."""
 
     queries: Annotated[int, _of_modality("queries")] = 0
@@ -153,13 +153,13 @@ class ItemsOfModality(Stats, frozen=True):
     processed: Annotated[int, _of_modality("processed")] = 0
 
 
-class ItemsByModality(Stats, frozen=True):
+class ItemsByModality(StatsRecord, frozen=True):
     image: Annotated[ItemsOfModality, Of("image")] = ItemsOfModality()
     video: Annotated[ItemsOfModality, Of("video")] = ItemsOfModality()
     audio: Annotated[ItemsOfModality, Of("audio")] = ItemsOfModality()
 
 
-class EncodedOfModality(Stats, frozen=True):
+class EncodedOfModality(StatsRecord, frozen=True):
     """Encoded items and embeddings of one modality in a worker, and those loaded instead."""
 
     encoded: Annotated[int, _of_modality("encoded")] = 0
@@ -168,13 +168,13 @@ class EncodedOfModality(Stats, frozen=True):
     embeds_loaded: Annotated[int, _of_modality("embeds_loaded")] = 0
 
 
-class EncodedByModality(Stats, frozen=True):
+class EncodedByModality(StatsRecord, frozen=True):
     image: Annotated[EncodedOfModality, Of("image")] = EncodedOfModality()
     video: Annotated[EncodedOfModality, Of("video")] = EncodedOfModality()
     audio: Annotated[EncodedOfModality, Of("audio")] = EncodedOfModality()
 
 
-class ProcessorCacheStats(Stats, frozen=True):
+class ProcessorCacheStats(StatsRecord, frozen=True):
     """The sender cache of P0. One query per item of a request; a hit is an item that was not preprocessed for it.
 
     An item that a request names twice counts once.
@@ -199,7 +199,7 @@ def _of_items(name: str) -> Metric:
     return _of_cache(name, "processor", "capacity_bytes")
 
 
-class ItemStats(Stats, frozen=True):
+class ItemStats(StatsRecord, frozen=True):
     """The processed items in the ring; `pinned_bytes` are those of open requests."""
 
     capacity_bytes: Annotated[Gauge, _of_items("capacity_bytes")] = 0
@@ -211,7 +211,7 @@ class ItemStats(Stats, frozen=True):
     refusals: Annotated[int, _of_items("rejections")] = 0
 
 
-class RingStats(Stats, frozen=True):
+class RingStats(StatsRecord, frozen=True):
     """The ring as its writer sees it, with records and items."""
 
     data_bytes: Annotated[Gauge, _of_cache("capacity_bytes"), Metric("store_capacity_bytes")] = 0
@@ -227,7 +227,7 @@ class RingStats(Stats, frozen=True):
     refusals: Annotated[int, _of_cache("rejections")] = 0
 
 
-class FetchStats(Stats, frozen=True):
+class FetchStats(StatsRecord, frozen=True):
     """The store's fetches from the second level by outcome, and the number of requests that wait for one.
 
     `saves_dropped` are saves that the second level's process did not take in time.
@@ -242,7 +242,7 @@ class FetchStats(Stats, frozen=True):
     saves_dropped: Annotated[int, Metric("l2_requests", op="put", outcome="dropped")] = 0
 
 
-class StoreStats(Stats, frozen=True):
+class StoreStats(StatsRecord, frozen=True):
     """The store for clients' records. One query per key that is looked up; a hit is a key with a record.
 
     `refusals` were too large, of an old epoch, over a quota, or found no room; `inline_records` had no lease;
@@ -275,7 +275,7 @@ class StoreStats(Stats, frozen=True):
     fetches: FetchStats = FetchStats()
 
 
-class ClientStats(Stats, frozen=True):
+class ClientStats(StatsRecord, frozen=True):
     """The store's figures of all clients of one name; `StoreStats` has the totals."""
 
     hits: Annotated[int, Metric("client_hits")] = 0
@@ -283,7 +283,7 @@ class ClientStats(Stats, frozen=True):
     puts: Annotated[int, Metric("client_puts")] = 0
 
 
-class KVCacheStats(Stats, frozen=True):
+class KVCacheStats(StatsRecord, frozen=True):
     """KV prefix cache, in tokens: `queries` at admission, `hits` not recomputed."""
 
     queries: Annotated[int, Metric("cache_queries", cache="kv_prefix")] = 0
@@ -293,7 +293,7 @@ class KVCacheStats(Stats, frozen=True):
     blocks_total: Annotated[Gauge, Metric("kv_blocks", state="total")] = 0
 
 
-class EncoderCacheStats(Stats, frozen=True):
+class EncoderCacheStats(StatsRecord, frozen=True):
     """The engine's records of the encoder cache: one query per item that a request needs; a hit is not encoded again.
 
     `bytes_*` are `embeds_*` times the width that the workers have measured, 0 until then; `step_bytes` is the limit of
@@ -310,7 +310,7 @@ class EncoderCacheStats(Stats, frozen=True):
     evictions: Annotated[int, Metric("cache_evictions", cache="encoder")] = 0
 
 
-class WorkerStats(Stats, frozen=True):
+class WorkerStats(StatsRecord, frozen=True):
     """One worker. `prefix_*` count rows of the tensor prefix cache (rank 0 only), of each key; its evictions are
     blocks.
     """
@@ -338,7 +338,7 @@ class WorkerStats(Stats, frozen=True):
     by_modality: EncodedByModality = EncodedByModality()
 
 
-class EngineStats(Stats, frozen=True):
+class EngineStats(StatsRecord, frozen=True):
     steps: Annotated[int, Metric("engine_steps")] = 0
     steps_failed: Annotated[int, Metric("engine_steps_failed")] = 0
     step_latency: Annotated[Histogram, Metric("step_seconds")] = Histogram()
@@ -357,7 +357,7 @@ class EngineStats(Stats, frozen=True):
     workers: list[WorkerStats] = []
 
 
-class FrontendStats(Stats, frozen=True):
+class FrontendStats(StatsRecord, frozen=True):
     """The frontend.
 
     Attributes:
@@ -389,7 +389,7 @@ TROUBLES: tuple[Trouble, ...] = get_args(Trouble)
 """The known trouble with the server of a second level; "" for none."""
 
 
-class SecondLevelStats(Stats, frozen=True):
+class SecondLevelStats(StatsRecord, frozen=True):
     """The process between the store and a server that several hosts share.
 
     `gets_*` are fetches by outcome, `queries` all of them; `claims_elsewhere` found another host's claim;
@@ -425,7 +425,7 @@ class SecondLevelStats(Stats, frozen=True):
     faults: Annotated[int, Metric("faults")] = 0
 
 
-class SupervisorStats(Stats, frozen=True):
+class SupervisorStats(StatsRecord, frozen=True):
     """The supervisor: `restarts` of all roles together; `draining` is 1 from the first signal on."""
 
     restarts: Annotated[int, Metric("supervisor_restarts")] = 0

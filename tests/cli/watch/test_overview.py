@@ -28,7 +28,7 @@ from mmcached.wire.stats import (
     RingStats,
     RoleName,
     SecondLevelStats,
-    Stats,
+    StatsRecord,
     StoreStats,
 )
 from tests.cli.fake_view import ENGINE, FRONTEND, FakeView, a_role, page_of
@@ -42,7 +42,7 @@ for _ in range(100):
     FIRST.add(0.003)
     SECOND.add(0.003)
 SECOND.add(3.0)
-STATS: list[dict[object, Stats]] = [
+STATS: list[dict[object, StatsRecord]] = [
     {
         FRONTEND: FrontendStats(
             requests_done=5,

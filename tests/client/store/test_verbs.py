@@ -23,7 +23,7 @@ from mmcached.client.store.session import MEASURED_ONE_IN, StoreSession
 from mmcached.frontend.store.record_store import Refusal
 from mmcached.shm import ReaderEntry, RingWriter, sweep
 from mmcached.shm.ring.lookup import Lookup
-from mmcached.shm.ring.self_lease import Lease
+from mmcached.shm.ring.self_lease import SelfLease
 from mmcached.wire.errors import (
     ClientClosed,
     ConfigError,
@@ -199,7 +199,7 @@ def test_of_many_the_one_that_goes_while_leases_are_taken_is_a_miss(
         client.put(f"k{seed}", numbers(seed))
     take = ReaderEntry.take
 
-    def take_late(entry: ReaderEntry, leases: Sequence[Lease], look: Lookup) -> list[bool]:
+    def take_late(entry: ReaderEntry, leases: Sequence[SelfLease], look: Lookup) -> list[bool]:
         other.drop("k2")
         return take(entry, leases, look)
 
@@ -307,7 +307,7 @@ def test_a_record_that_is_replaced_while_it_is_found_is_a_hit(
     client.put("k", numbers(1))
     take, seeds = ReaderEntry.take, iter([2, 3])
 
-    def take_late(entry: ReaderEntry, leases: Sequence[Lease], look: Lookup) -> list[bool]:
+    def take_late(entry: ReaderEntry, leases: Sequence[SelfLease], look: Lookup) -> list[bool]:
         if (seed := next(seeds, None)) is not None:
             other.put("k", numbers(seed), overwrite=True)
         return take(entry, leases, look)

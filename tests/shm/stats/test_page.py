@@ -30,7 +30,7 @@ from mmcached.wire.stats import (
     KVCacheStats,
     RoleName,
     ServiceStats,
-    Stats,
+    StatsRecord,
     StoreStats,
     SupervisorStats,
     WorkerStats,
@@ -56,7 +56,7 @@ def snapshot(path: Path, role: RoleName) -> RoleSnapshot:
         return reader.read()[role]
 
 
-def publish_once(path: Path, role: RoleName, stats: Stats) -> None:
+def publish_once(path: Path, role: RoleName, stats: StatsRecord) -> None:
     with StatsPageWriter(path, role) as writer:
         writer.publish(stats)
 
@@ -73,7 +73,7 @@ def publish_once(path: Path, role: RoleName, stats: Stats) -> None:
         (WORKER, WorkerStats(items_encoded=1, prefix_bytes=1 << 41)),
     ],
 )
-def test_what_is_published_is_read(path: Path, role: RoleName, stats: Stats) -> None:
+def test_what_is_published_is_read(path: Path, role: RoleName, stats: StatsRecord) -> None:
     with StatsPageReader(path) as reader:
         assert reader.read() == {}, "nobody has attached yet"
         with StatsPageWriter(path, role) as writer:
@@ -175,7 +175,7 @@ def counting_child(path: Path) -> Iterator[subprocess.Popen[str]]:
             child.wait(DEADLINE_S)
 
 
-def figures(stats: Stats) -> dict[str, int]:
+def figures(stats: StatsRecord) -> dict[str, int]:
     fields = FIELDS["engine"]
     values = zip(fields.names, fields.values(stats), fields.is_gauge, strict=True)
     return {name: value for name, value, is_gauge in values if not is_gauge}
@@ -306,11 +306,11 @@ def test_another_size_is_refused(path: Path, size: int) -> None:
 
 
 def test_the_digest_covers_names_kinds_and_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Swapped(Stats, frozen=True):
+    class Swapped(StatsRecord, frozen=True):
         draining: int = 0
         restarts: int = 0
 
-    class Counted(Stats, frozen=True):
+    class Counted(StatsRecord, frozen=True):
         restarts: int = 0
         draining: int = 0  # a counter here
 

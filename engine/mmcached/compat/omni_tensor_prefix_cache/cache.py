@@ -30,7 +30,7 @@ from mmcached.compat.omni_tensor_prefix_cache.output_keys import Discover, Outpu
 from mmcached.compat.omni_tensor_prefix_cache.passthrough import split_per_request
 from mmcached.compat.omni_tensor_prefix_cache.slots import BlockTable, SlotChecker
 from mmcached.compat.omni_tensor_prefix_cache.staging import Staging
-from mmcached.compat.omni_tensor_prefix_cache.step_writer import StepWriter, at_least, hidden_rows
+from mmcached.compat.omni_tensor_prefix_cache.step_writer import SlotStepWriter, at_least, hidden_rows
 from mmcached.wire.errors import InvalidRequest
 from mmcached.worker.hidden_states.device_copy import TransferFor, transfer_for
 from mmcached.worker.hidden_states.pending_rows import DEFAULT_BYTE_LIMIT, PendingRows
@@ -43,7 +43,7 @@ log = logging.getLogger("mmcached.worker")
 
 
 @dataclass(frozen=True, slots=True)
-class PrefixCacheStats:
+class TensorPrefixCacheStats:
     """Statistics of the cache: `row_queries` and `row_hits` are counters, the rest are gauges.
 
     `row_queries` and `row_hits` count the rows requested for hits' prefixes and those delivered. `written_bytes` are
@@ -96,7 +96,7 @@ class OmniTensorPrefixCache:
         self._keys = OutputKeys(self._make_arena, discover)
         self._staging = Staging(self._keys, self._pending, num_slots)
         self._merger = Merger(self._pending)
-        self._writer = StepWriter(self._hidden, self._keys, self._pending, self._staging.rows, num_slots)
+        self._writer = SlotStepWriter(self._hidden, self._keys, self._pending, self._staging.rows, num_slots)
         self._has_warned = False
 
     @property
@@ -330,9 +330,9 @@ class OmniTensorPrefixCache:
 
     # ---- the state itself
 
-    def stats(self) -> PrefixCacheStats:
+    def stats(self) -> TensorPrefixCacheStats:
         arenas = (self._hidden, *self._keys.known.values())
-        return PrefixCacheStats(
+        return TensorPrefixCacheStats(
             len(self._keys.known),
             self._merger.row_queries,
             self._merger.row_hits,

@@ -21,7 +21,7 @@ from mmcached.worker.hidden_states.row_arena import RowArena
 from mmcached.worker.hidden_states.schema import KeySpec
 
 
-class StepWriter:
+class SlotStepWriter:
     """Writes a step's rows to their slots, and returns them for merging in the same step.
 
     Attributes:

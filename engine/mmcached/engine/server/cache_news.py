@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mmcached.engine.scheduling.scheduler import Scheduler
 from mmcached.engine.server.frontend_connection import FrontendConnection
-from mmcached.engine.server.held_content import HeldContent
+from mmcached.engine.server.held_content import ContentReporter
 from mmcached.engine.server.kv_event_publisher import KVEventPublisher
 from mmcached.wire.config import ServiceConfig
 
@@ -29,7 +29,7 @@ class CacheNews:
         self._scheduler = scheduler
         self._frontend = frontend
         self._publisher = publisher
-        self._held = HeldContent() if config.routes_by_content else None
+        self._held = ContentReporter() if config.routes_by_content else None
         self._is_shared = config.encoder_cache_scope == "shared"
 
     @property

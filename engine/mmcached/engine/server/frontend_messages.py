@@ -10,7 +10,7 @@ from mmcached.engine.scheduling.scheduler import Scheduler
 from mmcached.engine.server.cache_news import CacheNews
 from mmcached.engine.server.frontend_connection import FrontendConnection
 from mmcached.engine.server.item_frames import ItemFrames
-from mmcached.engine.server.open_requests import OpenRequests
+from mmcached.engine.server.open_requests import EngineRequests
 from mmcached.engine.server.probes import EngineProbes
 from mmcached.engine.server.worker_group import WorkerGroup
 from mmcached.wire.errors import RemoteProtocolError, error_from_wire
@@ -30,7 +30,7 @@ class FrontendMessages:
         frontend: FrontendConnection,
         group: WorkerGroup,
         scheduler: Scheduler,
-        requests: OpenRequests,
+        requests: EngineRequests,
         *,
         world_size: int,
         items: ItemFrames,

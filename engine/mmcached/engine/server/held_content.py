@@ -17,7 +17,7 @@ from mmcached.wire.messages.kv_events import AllBlocksCleared, BlockRemoved, Blo
 log = structlog.get_logger("mmcached.engine")
 
 
-class HeldContent:
+class ContentReporter:
     def __init__(self) -> None:
         self._blocks: set[bytes] = set()
         self._items: Set[str] = frozenset()

@@ -38,7 +38,7 @@ from mmcached.wire.sockets.frames import Frame
 log = structlog.get_logger("mmcached.engine")
 
 
-class OpenRequests:
+class EngineRequests:
     """Open requests of one engine; `publish` publishes the statistics before an error is answered."""
 
     def __init__(

@@ -36,7 +36,7 @@ from mmcached.engine.server.frontend_messages import FrontendMessages
 from mmcached.engine.server.held_records import HeldRecords, contact
 from mmcached.engine.server.item_frames import ItemFrames
 from mmcached.engine.server.kv_event_publisher import kv_event_publisher_from_config
-from mmcached.engine.server.open_requests import OpenRequests
+from mmcached.engine.server.open_requests import EngineRequests
 from mmcached.engine.server.probes import EngineProbes
 from mmcached.engine.server.step_ends import StepEnds
 from mmcached.engine.server.step_runner import StepRunner
@@ -129,7 +129,7 @@ class EngineServer(Closeable):
             latency=EngineLatency(self._clock, slow_ms=config.slow_log_ms, start_span=self._start_span),
             clock=self._clock,
         )
-        self._requests = OpenRequests(
+        self._requests = EngineRequests(
             config,
             self._scheduler,
             self._frontend,

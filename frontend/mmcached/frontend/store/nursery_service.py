@@ -23,7 +23,7 @@ from mmcached.frontend.store.nurseries import Nurseries, Nursery
 from mmcached.frontend.store.record_store import RecordStore
 from mmcached.shm import RingWriter
 from mmcached.shm.ring.nursery_table import Placed, PlacedRecord
-from mmcached.shm.ring.ring import Claim
+from mmcached.shm.ring.ring import RingClaim
 from mmcached.shm.segment.layout import PAGE_BYTES, round_up
 from mmcached.shm.store import codec
 from mmcached.shm.store.codec import EncodedRecord
@@ -47,7 +47,7 @@ class _Copy:
     """A record that is being copied into the ring."""
 
     handle: Handle
-    claim: Claim
+    claim: RingClaim
     was_hit: bool
     num_bytes: int = 0
 

@@ -40,7 +40,7 @@ from mmcached.frontend.store.tenant_books import TenantBooks
 from mmcached.shm import EncodedRecord, ObjectStoreWriter, RingWriter
 from mmcached.shm.crash_points import crash_point
 from mmcached.shm.ring.nursery_table import PlacedRecord
-from mmcached.shm.ring.ring import Claim
+from mmcached.shm.ring.ring import RingClaim
 from mmcached.shm.ring.slot_table import boot_ns, expiry_of, has_expired
 from mmcached.shm.ring.touch_logs import TouchLogs
 from mmcached.shm.store import codec
@@ -275,7 +275,7 @@ class RecordStore(Closeable):
         """Evict a record of a nursery; return False if it is leased or pinned."""
         return isinstance(self._store, ObjectStoreWriter) and self._store.ring.evict(handle)
 
-    def begin_copy(self, handle: Handle, *, evicts: bool) -> Claim | None:
+    def begin_copy(self, handle: Handle, *, evicts: bool) -> RingClaim | None:
         """Claim space in the ring for a copy of a nursery's record; None without space.
 
         `end_copy` or `abort_copy` must follow. A record whose note does not match its key is not copied: contents of
@@ -312,7 +312,7 @@ class RecordStore(Closeable):
             self._clients_books.touch(name)
         return claim
 
-    def end_copy(self, handle: Handle, claim: Claim, *, is_proven: bool) -> bool:
+    def end_copy(self, handle: Handle, claim: RingClaim, *, is_proven: bool) -> bool:
         """Publish a copy in place of the record in a nursery; return whether that record was still there.
 
         Args:
@@ -322,7 +322,7 @@ class RecordStore(Closeable):
             return False
         return self._store.end_copy(handle, claim, is_proven=is_proven) is not None
 
-    def abort_copy(self, handle: Handle, claim: Claim) -> None:
+    def abort_copy(self, handle: Handle, claim: RingClaim) -> None:
         """Release the space of a copy, and drop the record, if it is still there: it cannot be read."""
         if isinstance(self._store, ObjectStoreWriter):
             self._store.ring.abort(claim)

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import itemgetter
 
-from mmcached.shm.ring.allocator import Extent, Plan, RingAllocator
+from mmcached.shm.ring.allocator import EvictionPlan, Extent, RingAllocator
 from mmcached.shm.segment.layout import chunk_bytes
 from mmcached.wire.errors import LocalProtocolError, StaleHandle
 from mmcached.wire.handle import Handle
@@ -77,7 +77,7 @@ class ChunkTable:
 
     # ---- claims
 
-    def plan(self, nbytes: int) -> Plan | None:
+    def plan(self, nbytes: int) -> EvictionPlan | None:
         """Find a place for a payload; change nothing. Return None if nothing fits beside the chunks that are kept."""
         return self._allocator.plan(chunk_bytes(nbytes), self.is_kept)
 
@@ -86,7 +86,7 @@ class ChunkTable:
         self._generation += 1
         return self._generation
 
-    def claim(self, plan: Plan) -> tuple[int, list[Handle]]:
+    def claim(self, plan: EvictionPlan) -> tuple[int, list[Handle]]:
         """Carry out a fresh plan; return the new generation, and the evicted handles in order."""
         evicted = []
         for victim in plan.victims:

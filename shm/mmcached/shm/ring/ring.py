@@ -30,7 +30,7 @@ import numpy.typing as npt
 
 from mmcached.shm.crash_points import crash_point
 from mmcached.shm.ring.adoption import adopt_chunks, occupied_slots
-from mmcached.shm.ring.allocator import Plan
+from mmcached.shm.ring.allocator import EvictionPlan
 from mmcached.shm.ring.chunks import ChunkTable
 from mmcached.shm.ring.key_index import KeyIndexWriter, index_words
 from mmcached.shm.ring.leases import LeaseTable
@@ -55,7 +55,7 @@ from mmcached.shm.segment.board import NO_LIMIT, Board
 from mmcached.shm.segment.layout import ALIGNMENT, PID_WORD, SLOT_WORDS, Layout, chunk_bytes
 from mmcached.shm.segment.mapped import Tables
 from mmcached.shm.segment.nursery_files import NurseryFiles
-from mmcached.shm.segment.segment import Host, WriterSegment
+from mmcached.shm.segment.segment import HostCalls, WriterSegment
 from mmcached.shm.segment.words import require_word_store
 from mmcached.wire.closeable import Closeable
 from mmcached.wire.errors import (
@@ -75,7 +75,7 @@ SWEPT_SLOTS = 4096
 """Slots that are checked for expired chunks at a time: 30 µs."""
 
 
-class Claim(NamedTuple):
+class RingClaim(NamedTuple):
     """Space for one payload that is not published yet.
 
     Attributes:
@@ -192,7 +192,7 @@ class RingWriter(Closeable):
         tenant: str = "",
         num_nursery_slots: int = 0,
         clock_ns: Callable[[], int] = time.time_ns,
-        host: Host | None = None,
+        host: HostCalls | None = None,
     ) -> RingWriter:
         """Create a ring with a new random id, in a new epoch; its pages are populated in the background.
 
@@ -212,7 +212,7 @@ class RingWriter(Closeable):
         layout = Layout(
             data_bytes - data_bytes % ALIGNMENT, num_slots, max_readers, index_words(num_slots) if has_index else 0
         )
-        segment = WriterSegment.create(layout, epoch=clock_ns(), host=host or Host())
+        segment = WriterSegment.create(layout, epoch=clock_ns(), host=host or HostCalls())
         return cls(
             segment,
             max_object_bytes=max_object_bytes,
@@ -226,7 +226,7 @@ class RingWriter(Closeable):
 
     # ---- writing
 
-    def claim(self, nbytes: int, note: bytes = b"") -> Claim:
+    def claim(self, nbytes: int, note: bytes = b"") -> RingClaim:
         """Find space for `nbytes` of payload; evict only the chunks that lie there.
 
         Args:
@@ -257,7 +257,7 @@ class RingWriter(Closeable):
                 self.on_evict(handle)
         offset = plan.extent.offset
         buffer = np.frombuffer(self._data, np.uint8, nbytes, offset)
-        return Claim(plan.extent.slot, generation, offset, nbytes, buffer, note)
+        return RingClaim(plan.extent.slot, generation, offset, nbytes, buffer, note)
 
     def has_free_place(self, nbytes: int) -> bool:
         """Return whether `nbytes`, note included, can be claimed in the ring without an eviction."""
@@ -266,7 +266,7 @@ class RingWriter(Closeable):
 
     def commit(
         self,
-        claim: Claim,
+        claim: RingClaim,
         key: KeyDigest = NO_KEY,
         *,
         is_proven: bool = False,
@@ -303,7 +303,7 @@ class RingWriter(Closeable):
         self._put_bytes += claim.nbytes
         return handle
 
-    def commit_copy(self, claim: Claim, former: Handle, *, is_proven: bool) -> Handle:
+    def commit_copy(self, claim: RingClaim, former: Handle, *, is_proven: bool) -> Handle:
         """Publish a claim that holds a copy of a current record, with that record's key, expiry and checksum."""
         record, _ = read_slot(self._tables.slots, former.slot)
         handle = self.commit(claim, record.key, is_proven=is_proven, expires_at=record.expires_at, check=record.check)
@@ -311,7 +311,7 @@ class RingWriter(Closeable):
         self._put_bytes -= claim.nbytes
         return handle
 
-    def abort(self, claim: Claim) -> None:
+    def abort(self, claim: RingClaim) -> None:
         """Free the space of a claim, unpublished. Chunks that were evicted for it stay evicted."""
         self._chunks.check_claimed(claim.slot, claim.generation)
         self._chunks.abort(claim.slot)
@@ -590,7 +590,7 @@ class RingWriter(Closeable):
         self.nurseries.read_into(handle.nursery, offset, note)
         return note.tobytes()
 
-    def _plan(self, nbytes: int) -> Plan | None:
+    def _plan(self, nbytes: int) -> EvictionPlan | None:
         """Find a place, and seal its victims, so that no reader takes a lease on them from then on."""
         for _ in range(MAX_PLANS):
             plan = self._chunks.plan(nbytes)

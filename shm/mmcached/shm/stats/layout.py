@@ -47,7 +47,7 @@ from mmcached.wire.stats import (
     FrontendStats,
     RoleName,
     SecondLevelStats,
-    Stats,
+    StatsRecord,
     SupervisorStats,
     WorkerStats,
 )
@@ -74,7 +74,7 @@ PID, ATTACHED, HEARTBEAT, NUM_ATTACHED, FIRST_FIELD = 0, 1, 2, 3, 8
 """Words of a slot."""
 
 _HEADER = struct.Struct("<QII16s")
-_RECORDS: dict[str, type[Stats]] = {
+_RECORDS: dict[str, type[StatsRecord]] = {
     "supervisor": SupervisorStats,
     "frontend": FrontendStats,
     "second_level": SecondLevelStats,

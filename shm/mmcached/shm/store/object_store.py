@@ -19,7 +19,7 @@ from mmcached.shm.crash_points import crash_point
 from mmcached.shm.ring.departed import Departed
 from mmcached.shm.ring.key_index import key_digest
 from mmcached.shm.ring.nursery_table import PlacedRecord
-from mmcached.shm.ring.ring import Claim, RingWriter
+from mmcached.shm.ring.ring import RingClaim, RingWriter
 from mmcached.shm.ring.slot_table import NO_KEY, KeyDigest
 from mmcached.shm.segment.layout import chunk_bytes
 from mmcached.shm.store.codec import EncodedRecord, Record, encode
@@ -132,7 +132,7 @@ class ObjectStoreWriter(Closeable):
 
     # ---- from a nursery into the ring
 
-    def end_copy(self, former: Handle, claim: Claim, *, is_proven: bool) -> Handle | None:
+    def end_copy(self, former: Handle, claim: RingClaim, *, is_proven: bool) -> Handle | None:
         """Publish a copy in place of the record from which it was made; return None, unpublished, if that is gone.
 
         A reader finds the record at every moment, as with `replace`; a lease of the former place stays valid.

@@ -30,7 +30,7 @@ from mmcached.wire.sockets.frames import Frame
 from mmcached.wire.stats import WorkerStats
 from mmcached.wire.vocabulary import VOCABULARY_SIZE
 from mmcached.worker.devices import failure_of, is_alive
-from mmcached.worker.encoders.encoder import Measured
+from mmcached.worker.encoders.encoder import MeasuredForm
 from mmcached.worker.encoders.making import make_encoder, make_remote_encoder
 from mmcached.worker.hidden_states import KeySpec, TensorPrefixStore
 from mmcached.worker.model.batch import PackedBatch, check_chunk, context_slots, pack
@@ -106,7 +106,7 @@ class ModelRunner(Closeable):
         self._items.save()
 
     @property
-    def measured(self) -> Measured:
+    def measured(self) -> MeasuredForm:
         return self._items.measured
 
     @property

@@ -15,7 +15,7 @@ import numpy as np
 from mmcached.wire.errors import InvariantError
 
 
-class BlockPool:
+class RowBlockPool:
     """Blocks of one store.
 
     Attributes:

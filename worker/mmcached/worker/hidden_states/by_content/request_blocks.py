@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from mmcached.wire.errors import InvalidRequest
-from mmcached.worker.hidden_states.by_content.block_pool import BlockPool
+from mmcached.worker.hidden_states.by_content.block_pool import RowBlockPool
 from mmcached.worker.integers import as_integer
 
 ABSENT = -1
@@ -27,10 +27,10 @@ class Chain:
         self.block_ids: list[int] = []
 
 
-class RequestBlocks:
+class RequestChains:
     """Chains of blocks by request, in the order in which the requests came; `of_request` is changed here only."""
 
-    def __init__(self, pool: BlockPool) -> None:
+    def __init__(self, pool: RowBlockPool) -> None:
         self.of_request: dict[int, Chain] = {}
         self._pool = pool
 
