@@ -285,7 +285,7 @@ class Subject:
         store = undo.enter_context(ObjectStoreWriter(ring))
         readers = [undo.enter_context(ReaderEntry.attach(ring.announcement)) for _ in range(num_readers)]
         for each in readers:
-            if not ring.attach(each.reader_id, each.incarnation):
+            if not ring.readers.attach(each.reader_id, each.incarnation):
                 raise RuntimeError(f"reader {each.reader_id} was not attached")
         look = undo.enter_context(RingReader.open(ring.announcement)).look
         item = torch.zeros(TINY_BYTES // 4)
@@ -310,7 +310,7 @@ class Subject:
         self.readers[0].give_back(self.handle)
 
     def is_leased(self) -> None:
-        self.store.ring.is_leased(self.handle)
+        self.store.ring.records.is_leased(self.handle)
 
 
 def growth(num_rounds: int) -> list[Row]:

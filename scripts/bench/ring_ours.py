@@ -56,7 +56,7 @@ class RingWriterEnd(WriterEnd):
             super().__init__(pool, 2 if two_hops else shape.num_readers)
             greetings = self._open_ends(copy=copy, two_hops=two_hops)
             for reader_id, incarnation in greetings.values():
-                if not self._ring.attach(reader_id, incarnation):
+                if not self._ring.readers.attach(reader_id, incarnation):
                     raise RuntimeError(f"entry {reader_id} was not attached")
         except BaseException:
             self._store.close()
@@ -88,7 +88,7 @@ class RingWriterEnd(WriterEnd):
             return self.open_readers(EntryReaderEnd, options)
         engine = self.pool.open(self.session, EngineEnd, {0: {**options, "worker": 1}})
         worker = self.pool.open(self.session, WorkerEnd, {1: {**options, "engine": 0}})
-        if not self._ring.attach(*worker[1]):
+        if not self._ring.readers.attach(*worker[1]):
             raise RuntimeError("the worker's entry was not attached")
         return engine
 

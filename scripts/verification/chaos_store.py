@@ -30,8 +30,8 @@ from mmcached.frontend.connections.rings import LateRing, RingPlan
 from mmcached.frontend.store.nursery_service import NurseryService
 from mmcached.frontend.store.record_store import RecordStore
 from mmcached.shm import ObjectStoreReader, RingReader, RingWriter, sweep
+from mmcached.shm.ring.chunks import RingClaim
 from mmcached.shm.ring.key_index import index_words, key_digest
-from mmcached.shm.ring.ring import RingClaim
 from mmcached.shm.segment.layout import Layout
 from mmcached.shm.segment.nursery_files import nurseries_of
 from mmcached.shm.store import codec
@@ -138,7 +138,7 @@ class StoreWriter:
 
     def look_at_readers(self) -> None:
         self._records.poll_hits()
-        self.role.count(Count.DEATHS, len(self.ring.poll_deaths()))
+        self.role.count(Count.DEATHS, len(self.ring.readers.poll_deaths()))
         self._nurseries.check()
         check_records(self._records)
         check_nursery_service(self._nurseries)
@@ -156,7 +156,7 @@ class StoreWriter:
                         self._send(identity, Ring(self.ring.announcement))
                     case Hello(ring_id, reader_id, incarnation):
                         is_this = ring_id == self.ring.announcement.ring_id
-                        if is_this and self.ring.attach(reader_id, incarnation):
+                        if is_this and self.ring.readers.attach(reader_id, incarnation):
                             self._send(identity, Attached(incarnation))
                     case Open(nbytes, nursery):
                         try:
@@ -262,7 +262,7 @@ def run_store(role: Role) -> None:
     ):
         ring = late_ring.take(time.monotonic())
         assert ring is not None
-        ring.on_evict = forget
+        ring.records.on_evict = forget
         records.ledger = ledger
         records.adopt(ring)
         role.log_ring(ring.announcement)

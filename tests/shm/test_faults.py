@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from mmcached.shm import (
-    Host,
+    HostCalls,
     ObjectStoreWriter,
     ReaderStopped,
     ReaderVoided,
@@ -55,7 +55,7 @@ def test_a_lease_of_an_aborted_request_comes_back_unread() -> None:
         assert take(ring, entry, handle)
         entry.give_back(handle)  # a hit for a request that is then rejected: sent, never looked at
         put_all(ring)
-        assert not ring.is_current(handle)
+        assert not ring.records.is_current(handle)
         assert ring.stats().refusals == ring.stats().leases == 0
         check_ring(ring)
 
@@ -99,10 +99,10 @@ def test_a_reader_that_does_give_back_twice_takes_no_bytes_from_another() -> Non
         handle = put(ring, 9 * KB, 5)
         for entry in (wrong, right):
             assert take(ring, entry, handle)
-        assert ring.poll_deaths() == []
+        assert ring.readers.poll_deaths() == []
         wrong.give_back(handle)
         wrong.give_back(handle)
-        (event,) = ring.poll_deaths()
+        (event,) = ring.readers.poll_deaths()
         assert isinstance(event, ReaderStopped)
         assert not take(ring, wrong, put(ring, 1))
         put_all(ring)
@@ -116,7 +116,7 @@ def test_clear_and_put_leave_a_reader_its_bytes() -> None:
         handle = put(ring, 50 * KB, 5)
         assert process.ask("take", handle)
         process.ask("view", handle)  # it has begun to decode
-        ring.clear()
+        ring.records.clear()
         for value in range(NUM_PUTS):
             put(ring, 40 * KB, value)
         assert process.ask("digests") == [digest(5, 50 * KB)]
@@ -139,7 +139,7 @@ def test_a_reader_that_dies_unread_gives_its_bytes_back_by_dying() -> None:
             entry.give_back(handle)
         assert ring.stats().leases == 10
         dead.kill()
-        assert [type(event) for event in ring.poll_deaths()] == [ReaderVoided]
+        assert [type(event) for event in ring.readers.poll_deaths()] == [ReaderVoided]
         put_all(ring)
         assert ring.stats().refusals == ring.stats().leases == 0
 
@@ -194,8 +194,10 @@ def test_a_ring_larger_than_its_memory_is_an_error_at_creation() -> None:
             raise OSError(errno.ENOSPC, "No space left on device")
         os.posix_fallocate(fd, offset, size)
 
-    small = Host(fallocate=fallocate, shm_free_bytes=lambda: room)
-    lying = Host(fallocate=fallocate, shm_free_bytes=lambda: 1 << 40)  # another process takes the room after our look
+    small = HostCalls(fallocate=fallocate, shm_free_bytes=lambda: room)
+    lying = HostCalls(
+        fallocate=fallocate, shm_free_bytes=lambda: 1 << 40
+    )  # another process takes the room after our look
     for host in (small, lying):
         with pytest.raises(SegmentError, match="/dev/shm has") as caught:
             RingWriter.create(data_bytes=64 * MIB, max_object_bytes=MIB, host=host)
@@ -222,7 +224,7 @@ def test_a_small_object_into_a_full_ring_evicts_one_chunk() -> None:
         assert len(evicted) == 1
         put(ring, 3 * chunk_bytes(5 * KB) - 64)
         assert len(evicted) == 4
-        assert sum(map(ring.is_current, handles)) == 193
+        assert sum(map(ring.records.is_current, handles)) == 193
 
 
 def test_an_exception_while_an_object_is_written_leaves_the_books_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,10 +20,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from mmcached.shm.ring.chunks import RingClaim
     from mmcached.shm.ring.reader import RingReader
     from mmcached.shm.ring.reader_entry import ReaderEntry
     from mmcached.shm.ring.reader_watch import ReaderStopped, ReaderVoided
-    from mmcached.shm.ring.ring import RingClaim, RingWriter, adopt_ring
+    from mmcached.shm.ring.ring import RingWriter, adopt_ring
     from mmcached.shm.segment.segment import HostCalls
     from mmcached.shm.segment.sweep import sweep
     from mmcached.shm.segment.words import WORD_STORE_NAME
@@ -52,7 +53,7 @@ __all__ = [
 
 _MODULES = {
     "WORD_STORE_NAME": "segment.words",
-    "RingClaim": "ring.ring",
+    "RingClaim": "ring.chunks",
     "EncodedRecord": "store.codec",
     "HostCalls": "segment.segment",
     "ObjectStoreReader": "store.object_reader",

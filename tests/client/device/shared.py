@@ -21,7 +21,7 @@ class Shared:
         self.ring = ring
         self.store = ObjectStoreWriter(ring)
         self._entry = ReaderEntry.attach(ring.announcement)
-        assert ring.attach(self._entry.reader_id, self._entry.incarnation)
+        assert ring.readers.attach(self._entry.reader_id, self._entry.incarnation)
         self._returns = LeaseReturns(self._entry)
         mapping = RingReader.open(ring.announcement)
         mapping.when_unmapped(self._returns.close_reader)

@@ -10,7 +10,7 @@ from mmcached.compat.kv_cache_manager import KVCacheManager
 from mmcached.engine.kv.config import KVCacheConfig
 from mmcached.engine.server.held_content import ContentReporter as Told
 from mmcached.engine.steps.request import Request
-from mmcached.frontend.engines.held_content import ContentReporter as Known
+from mmcached.frontend.engines.held_content import HeldContent as Known
 from mmcached.wire.errors import ChannelFull, RemoteProtocolError
 from mmcached.wire.messages.frontend import CacheChanged
 

@@ -31,15 +31,15 @@ def test_incarnations_have_63_bits_and_are_never_zero() -> None:
 
 def test_a_hello_counts_once_and_only_if_it_is_true() -> None:
     with make_ring() as ring, ReaderEntry.attach(ring.announcement) as entry:
-        assert not ring.attach(entry.reader_id, entry.incarnation + 1)
-        assert not ring.attach(entry.reader_id + 1, entry.incarnation)
-        assert not ring.attach(ring.announcement.max_readers, entry.incarnation)
-        assert not ring.attach(1, 0)  # an entry that was never taken holds 0
+        assert not ring.readers.attach(entry.reader_id, entry.incarnation + 1)
+        assert not ring.readers.attach(entry.reader_id + 1, entry.incarnation)
+        assert not ring.readers.attach(ring.announcement.max_readers, entry.incarnation)
+        assert not ring.readers.attach(1, 0)  # an entry that was never taken holds 0
         assert ring.board.attached(entry.reader_id) == 0
-        assert ring.attach(entry.reader_id, entry.incarnation)
+        assert ring.readers.attach(entry.reader_id, entry.incarnation)
         handle = put(ring, 10)
         assert take(ring, entry, handle)
-        assert ring.attach(entry.reader_id, entry.incarnation)  # repeated: the lease is still there
+        assert ring.readers.attach(entry.reader_id, entry.incarnation)  # repeated: the lease is still there
         assert ring.stats().leases == 1
 
 
@@ -47,7 +47,7 @@ def test_a_late_hello_of_a_dead_reader_is_refused() -> None:
     with make_ring() as ring:
         entry = ReaderEntry.attach(ring.announcement)
         entry.close()
-        assert not ring.attach(entry.reader_id, entry.incarnation)
+        assert not ring.readers.attach(entry.reader_id, entry.incarnation)
 
 
 def test_what_is_not_of_this_ring_is_not_given_back() -> None:
@@ -70,7 +70,7 @@ def test_a_new_incarnation_goes_on_from_the_cells_of_the_old() -> None:
                 assert take(ring, entry, handle)
                 if life != 1:
                     entry.give_back(handle)  # the second life dies with its lease
-            assert len(ring.poll_deaths()) == 1
+            assert len(ring.readers.poll_deaths()) == 1
             assert ring.stats().leases == 0
 
 
@@ -82,13 +82,13 @@ def test_taking_an_entry_lowers_no_count_of_the_former_life() -> None:
             assert take(ring, entry, handle)
             assert take(ring, entry, held)
             entry.give_back(handle)
-            assert ring.poll_deaths() == []  # the writer has seen the count
+            assert ring.readers.poll_deaths() == []  # the writer has seen the count
         with ReaderEntry.attach(ring.announcement) as successor:
             assert successor.reader_id == 0
-            (event,) = ring.poll_deaths()
+            (event,) = ring.readers.poll_deaths()
             assert isinstance(event, ReaderStopped)
             assert "another process has taken the entry" in event.reason
-            assert ring.fenced_readers() == []
+            assert ring.readers.leases.fenced_readers() == []
 
 
 def test_the_next_life_of_an_entry_is_not_judged_by_what_the_former_gave_back_too_often() -> None:
@@ -96,7 +96,7 @@ def test_the_next_life_of_an_entry_is_not_judged_by_what_the_former_gave_back_to
         handle = put(ring, 10)
         with attached(ring) as entry:
             entry.give_back(handle)
-            assert len(ring.poll_deaths()) == 1  # fenced
+            assert len(ring.readers.poll_deaths()) == 1  # fenced
         with attached(ring) as successor:
             assert successor.reader_id == entry.reader_id
             assert take(ring, successor, handle)

@@ -85,16 +85,16 @@ def test_what_is_taken_stays_until_it_is_given_back_as_often() -> None:
         assert entry.take([Taking(handle)], reader.look) == [True]
         assert entry.take([Taking(handle)], reader.look) == [True]
         view = reader.view(handle)
-        ring.discard(handle)
+        ring.records.discard(handle)
         assert entry.take([Taking(handle)], reader.look) == [False]
         for left in (2, 1):
             entry.give_back(handle)
-            assert ring.is_leased(handle)
+            assert ring.records.is_leased(handle)
             assert ring.stats().leases == left
             assert put(ring, 100, value=4).offset != handle.offset
             assert (view == 3).all()
         entry.give_back(handle)
-        assert not ring.is_leased(handle)
+        assert not ring.records.is_leased(handle)
         assert entry.taken_bytes == 0
 
 
@@ -102,7 +102,7 @@ def test_what_one_reader_holds_another_takes_beside_it_also_when_nobody_finds_it
     with make_ring(has_index=True) as ring, attached(ring) as first, attached(ring) as second, reading(ring) as reader:
         handle = put(ring, 100, value=3)
         assert first.take([Taking(handle)], reader.look) == [True]
-        ring.discard(handle)
+        ring.records.discard(handle)
         assert second.take([Taking(handle)], reader.look) == [False]
         second.give_back(handle)
         assert second.take_beside(Taking(handle), reader.look)

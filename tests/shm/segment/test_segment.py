@@ -16,7 +16,7 @@ import msgspec
 import posix_ipc
 import pytest
 
-from mmcached.shm import Host, ReaderEntry, RingReader, RingWriter
+from mmcached.shm import HostCalls, ReaderEntry, RingReader, RingWriter
 from mmcached.shm.files import locks
 from mmcached.shm.segment import mapped, populate, segment
 from mmcached.shm.segment.layout import LAYOUT_VERSION, PAGE_BYTES, Layout
@@ -64,13 +64,13 @@ def test_two_rings_have_two_ids() -> None:
 @pytest.mark.parametrize(
     "host",
     [
-        Host(shm_free_bytes=lambda: 30 * MIB),
-        Host(headroom_bytes=lambda: 30 * MIB),
-        Host(fallocate=no_space),
+        HostCalls(shm_free_bytes=lambda: 30 * MIB),
+        HostCalls(headroom_bytes=lambda: 30 * MIB),
+        HostCalls(fallocate=no_space),
     ],
     ids=["statvfs", "memory limit", "fallocate"],
 )
-def test_no_room_says_how_much_and_what_to_do(host: Host) -> None:
+def test_no_room_says_how_much_and_what_to_do(host: HostCalls) -> None:
     with pytest.raises(SegmentError, match="lower store_gb") as caught:
         RingWriter.create(data_bytes=64 * MIB, max_object_bytes=MIB, host=host)
     remedy = "--memory=" if host.headroom_bytes() == 30 * MIB else "--shm-size="
@@ -85,15 +85,15 @@ def test_room_for_ctl_only_leaves_nothing() -> None:
         (no_space if size > 64 * MIB else os.posix_fallocate)(fd, offset, size)
 
     with pytest.raises(SegmentError):
-        RingWriter.create(data_bytes=64 * MIB, max_object_bytes=MIB, host=Host(fallocate=second_fails))
+        RingWriter.create(data_bytes=64 * MIB, max_object_bytes=MIB, host=HostCalls(fallocate=second_fails))
 
 
 SMALL_TMPFS = """
 import os
-from mmcached.shm import Host, RingWriter
+from mmcached.shm import HostCalls, RingWriter
 from mmcached.wire.errors import SegmentError
 # The checks before it are turned off: another process may have filled /dev/shm since they were made.
-host = Host(shm_free_bytes=lambda: 1 << 40, headroom_bytes=lambda: None)
+host = HostCalls(shm_free_bytes=lambda: 1 << 40, headroom_bytes=lambda: None)
 try:
     RingWriter.create(data_bytes=64 << 20, max_object_bytes=1 << 20, host=host)
 except SegmentError as error:
@@ -222,7 +222,7 @@ def test_a_sweep_that_holds_the_byte_makes_it_create_again() -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(posix_ipc, "SharedMemory", created)
-        made = WriterSegment.create(layout, epoch=1, host=Host(), new_ring_id=new_ring_id)
+        made = WriterSegment.create(layout, epoch=1, host=HostCalls(), new_ring_id=new_ring_id)
     try:
         assert made.announcement.ring_id == second
     finally:
@@ -232,7 +232,9 @@ def test_a_sweep_that_holds_the_byte_makes_it_create_again() -> None:
 
 
 def create_named(ring_id: str, **options: Any) -> WriterSegment:
-    return WriterSegment.create(Layout(1 << 16, 8, 1), epoch=1, host=Host(), new_ring_id=lambda: ring_id, **options)
+    return WriterSegment.create(
+        Layout(1 << 16, 8, 1), epoch=1, host=HostCalls(), new_ring_id=lambda: ring_id, **options
+    )
 
 
 def test_a_second_writer_on_a_name_is_refused_and_the_first_goes_on() -> None:
@@ -318,7 +320,7 @@ def test_creation_populates_in_the_background_and_close_ends_it(monkeypatch: pyt
     monkeypatch.setattr(
         populate.Populator.__init__, "__kwdefaults__", {"begin": 0, "step_bytes": 4096, "advise": held_up}
     )
-    made = WriterSegment.create(Layout(1 << 16, 8, 1), epoch=1, host=Host())
+    made = WriterSegment.create(Layout(1 << 16, 8, 1), epoch=1, host=HostCalls())
     assert is_in_step.wait(DEADLINE_S)
     assert made.populated_bytes == 0
     made.data[:8] = b"written!"
@@ -330,7 +332,7 @@ def test_creation_populates_in_the_background_and_close_ends_it(monkeypatch: pyt
 
 def test_a_segment_says_when_it_is_populated() -> None:
     layout = Layout(1 << 16, 8, 1)
-    made = WriterSegment.create(layout, epoch=1, host=Host())
+    made = WriterSegment.create(layout, epoch=1, host=HostCalls())
     assert made.wait_populated(DEADLINE_S)
     assert made.populated_bytes == layout.data_object_bytes
     assert bytes(made.data) == bytes(len(made.data))

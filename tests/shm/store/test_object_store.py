@@ -95,7 +95,7 @@ def test_a_record_is_replaced_and_who_reads_it_reads_on() -> None:
         assert entry.take([Taking(old)], reader.look) == [True]
         new = store.replace("a", codec.encode(record_of(2)))
         assert (store.find("a"), reader.look.find(digest)) == (new, new)
-        assert not ring.is_current(old)
+        assert not ring.records.is_current(old)
         for index in range(30):  # twice around
             store.put(f"key {index}", record_of(index))
         held = ObjectStoreReader(reader).get(old, tensors="numpy", copy=True)

@@ -58,7 +58,7 @@ class StoredItemCache(ItemCache):
         ring = self._records.ring
         for handle in _handles(items):
             if not isinstance(ring, NoRing):
-                ring.unpin(handle)
+                ring.records.unpin(handle)
 
     def inline(self, items: Sequence[OutgoingItem]) -> list[OutgoingItem]:
         return [
@@ -116,7 +116,7 @@ class StoredItemCache(ItemCache):
     def _pin(self, handle: Handle) -> None:
         ring = self._records.ring
         if not isinstance(ring, NoRing):
-            ring.pin(handle)
+            ring.records.pin(handle)
 
 
 def _handles(items: Sequence[OutgoingItem]) -> Iterator[Handle]:

@@ -164,7 +164,7 @@ class _EngineProbes(EngineRounds):
         key, encoded = f"probe {secrets.token_hex(8)}", codec.encode({FIELD: np.frombuffer(data, np.uint8)})
         place = self._records.put_item(key, encoded, 0)  # without room: inline, like any other item
         if place is not None and not isinstance(ring := self._records.ring, NoRing):
-            ring.pin(place)  # until it is dropped
+            ring.records.pin(place)  # until it is dropped
         self._item = _Item(hashlib.blake2b(data, digest_size=16).hexdigest(), key, place)
         frames = [] if place is not None else encoded.frames()
         payload = Inline(0, len(frames)) if place is None else StoredItem(place.token)
@@ -197,4 +197,4 @@ class _EngineProbes(EngineRounds):
 
     def _is_leased(self, item: _Item) -> bool:
         ring = self._records.ring
-        return item.place is not None and not isinstance(ring, NoRing) and ring.is_leased(item.place)
+        return item.place is not None and not isinstance(ring, NoRing) and ring.records.is_leased(item.place)

@@ -22,8 +22,8 @@ from mmcached.frontend.connections.rings import NoRing
 from mmcached.frontend.store.nurseries import Nurseries, Nursery
 from mmcached.frontend.store.record_store import RecordStore
 from mmcached.shm import RingWriter
+from mmcached.shm.ring.chunks import RingClaim
 from mmcached.shm.ring.nursery_table import Placed, PlacedRecord
-from mmcached.shm.ring.ring import RingClaim
 from mmcached.shm.segment.layout import PAGE_BYTES, round_up
 from mmcached.shm.store import codec
 from mmcached.shm.store.codec import EncodedRecord
@@ -209,7 +209,7 @@ class NurseryService:
                 self._drain(one)
         ring = self._records.ring
         if not isinstance(ring, NoRing):
-            ring.free_islands()
+            ring.records.free_islands()
         self.is_stuck = False
 
     def work(self) -> None:
@@ -257,7 +257,7 @@ class NurseryService:
             for _ in range(len(one.records)):
                 slot = next(iter(one.records))
                 handle = ring.placed.current(slot)
-                if handle is not None and not ring.is_kept(handle):
+                if handle is not None and not ring.records.is_kept(handle):
                     if self._begin_copy(handle) or (evicts and self._records.evict(handle)):
                         return True
                     if not evicts:
@@ -280,7 +280,7 @@ class NurseryService:
         assert copy is not None
         begin, end = copy.num_bytes, min(copy.num_bytes + SLICE_BYTES, copy.handle.nbytes)
         try:
-            self._ring.read_into(copy.handle, begin, copy.claim.buffer[begin:end])
+            self._ring.records.read_into(copy.handle, begin, copy.claim.buffer[begin:end])
         except StaleHandle:  # the record was dropped, or its nursery was cut short
             self._copy = None
             self._records.abort_copy(copy.handle, copy.claim)

@@ -39,8 +39,8 @@ from mmcached.frontend.connections.rings import NoRing
 from mmcached.frontend.store.tenant_books import TenantBooks
 from mmcached.shm import EncodedRecord, ObjectStoreWriter, RingWriter
 from mmcached.shm.crash_points import crash_point
+from mmcached.shm.ring.chunks import RingClaim
 from mmcached.shm.ring.nursery_table import PlacedRecord
-from mmcached.shm.ring.ring import RingClaim
 from mmcached.shm.ring.slot_table import boot_ns, expiry_of, has_expired
 from mmcached.shm.ring.touch_logs import TouchLogs
 from mmcached.shm.store import codec
@@ -143,7 +143,7 @@ class RecordStore(Closeable):
         if former_epoch := ring.board.store_epoch():
             self.epoch = self._first_epoch = former_epoch
         ring.board.set_store_epoch(self.epoch)
-        self._touch_logs = ring.touch_logs
+        self._touch_logs = ring.readers.touch_logs
         for name, (num_bytes, about) in self._store.adopted.items():
             known = parse_about(about)
             in_ring = not self._lies_in_nursery(name)
@@ -199,7 +199,7 @@ class RecordStore(Closeable):
         self._num_queries += counts
         if handle is not None:
             self._num_hits += counts
-            self._store.ring.touch(handle)
+            self._store.ring.records.touch(handle)
             self._touch(name)
         return handle
 
@@ -273,7 +273,7 @@ class RecordStore(Closeable):
 
     def evict(self, handle: Handle) -> bool:
         """Evict a record of a nursery; return False if it is leased or pinned."""
-        return isinstance(self._store, ObjectStoreWriter) and self._store.ring.evict(handle)
+        return isinstance(self._store, ObjectStoreWriter) and self._store.ring.records.evict(handle)
 
     def begin_copy(self, handle: Handle, *, evicts: bool) -> RingClaim | None:
         """Claim space in the ring for a copy of a nursery's record; None without space.
@@ -288,7 +288,7 @@ class RecordStore(Closeable):
             return None
         name = self._store.key_of(handle)
         try:
-            note = self._store.ring.note(handle)
+            note = self._store.ring.records.note(handle)
         except StaleHandle:
             return None
         parsed = parse_note(note)
@@ -298,7 +298,7 @@ class RecordStore(Closeable):
         num_bytes = self._tenant_to_books[self._key_to_tenant[name]].bytes_of(name)
         if not evicts:
             is_within = self._share_bytes is None or self._clients_books.num_bytes + num_bytes <= self._share_bytes
-            if not (is_within and self._store.ring.has_free_place(num_bytes)):
+            if not (is_within and self._store.ring.records.has_free_place(num_bytes)):
                 return None
         if not self._make_room(self._clients_books, self._share_bytes, num_bytes):
             return None
@@ -330,7 +330,7 @@ class RecordStore(Closeable):
 
     def drop_spoiled(self, handle: Handle) -> None:
         """Drop a record that its client has overwritten in its nursery; a missing one changes nothing."""
-        if isinstance(self._store, ObjectStoreWriter) and self._store.ring.is_current(handle):
+        if isinstance(self._store, ObjectStoreWriter) and self._store.ring.records.is_current(handle):
             name = self._store.key_of(handle)
             self._store.discard(name)
             self._forget(name)
@@ -398,7 +398,7 @@ class RecordStore(Closeable):
 
     def touch_item(self, mm_hash: str, handle: Handle) -> None:
         """Mark an item as used."""
-        self._store.ring.touch(handle)
+        self._store.ring.records.touch(handle)
         self._tenant_to_books[ITEMS_TENANT].touch(store_key(ITEMS_TENANT, mm_hash))
 
     def drop_item(self, mm_hash: str) -> None:
@@ -435,7 +435,7 @@ class RecordStore(Closeable):
         """Apply the hits that clients have found by themselves."""
         ring = self.ring
         if not isinstance(ring, NoRing):
-            ring.poll_hits()
+            ring.readers.poll_hits()
 
     @property
     def ring(self) -> RingWriter | NoRing:
@@ -447,13 +447,13 @@ class RecordStore(Closeable):
 
     def expires_at(self, handle: Handle) -> int:
         """Return the expiry of a current record, as in `slot_table`; 0: never."""
-        return self.ring.expires_at(handle)
+        return self.ring.records.expires_at(handle)
 
     def head(self, handle: Handle) -> Head | None:
         """Return the head of a record; None if its client has overwritten it, and then drop the record."""
         ring = self._store.ring
         try:
-            return head_of(lambda nbytes: ring.read(handle, nbytes).data, handle.nbytes)
+            return head_of(lambda nbytes: ring.records.read(handle, nbytes).data, handle.nbytes)
         except (StaleHandle, RemoteProtocolError):
             self.drop_spoiled(handle)
             return None
@@ -465,7 +465,7 @@ class RecordStore(Closeable):
             StaleHandle: The handle is not current.
             StaleHandle, RemoteProtocolError: Its client has overwritten it in its nursery.
         """
-        return codec.adopt(self._store.ring.read(handle)).frames()
+        return codec.adopt(self._store.ring.records.read(handle)).frames()
 
     # ---- integrity and end
 
@@ -528,7 +528,11 @@ class RecordStore(Closeable):
     def _find(self, name: str) -> Handle | None:
         """Return the place of a record; drop it if it has expired."""
         handle = self._store.find(name)
-        if handle is None or not (expires_at := self._store.ring.expires_at(handle)) or not has_expired(expires_at):
+        if (
+            handle is None
+            or not (expires_at := self._store.ring.records.expires_at(handle))
+            or not has_expired(expires_at)
+        ):
             return handle
         self._store.discard(name)
         self._forget(name)
@@ -572,7 +576,7 @@ class RecordStore(Closeable):
         going, too_much = [], books.num_bytes + num_bytes - share
         for name, record_bytes in books.in_order(share, num_bytes) if too_much > 0 else ():
             handle = self._store.find(name)
-            if handle is not None and not ring.is_kept(handle):  # dropping a leased record frees no space
+            if handle is not None and not ring.records.is_kept(handle):  # dropping a leased record frees no space
                 going.append(name)
                 too_much -= record_bytes
             if too_much <= 0:

@@ -416,7 +416,8 @@ class StoreService(Closeable):
                 self.nurseries.adopt()
         if ring is not None:
             self.readers.ring = ring
-            ring.touch_logs.on_count, ring.touch_logs.on_end = self.client_figures.found, self.client_figures.ended
+            logs = ring.readers.touch_logs
+            logs.on_count, logs.on_end = self.client_figures.found, self.client_figures.ended
             if num_records := len(self.records):
                 took_s = round(time.perf_counter() - began, 3)
                 log.info("records taken over", records=num_records, took_s=took_s)

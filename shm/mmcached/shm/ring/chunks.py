@@ -12,11 +12,32 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import itemgetter
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
 
 from mmcached.shm.ring.allocator import EvictionPlan, Extent, RingAllocator
 from mmcached.shm.segment.layout import chunk_bytes
 from mmcached.wire.errors import LocalProtocolError, StaleHandle
 from mmcached.wire.handle import Handle
+
+
+class RingClaim(NamedTuple):
+    """Space for one payload that is not published yet.
+
+    Attributes:
+        offset: Of the payload in the data object, bytes.
+        buffer: `(nbytes,)` uint8, writable, in the ring itself; do not use it after commit or abort.
+        note: Bytes that are stored behind the payload.
+    """
+
+    slot: int
+    generation: int
+    offset: int
+    nbytes: int
+    buffer: npt.NDArray[np.uint8]
+    note: bytes
 
 
 class ChunkTable:
