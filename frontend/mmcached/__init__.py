@@ -6,7 +6,8 @@
 this package: `frontend/`, `engine/`, `worker/` and `shm/` of a checkout. In this one:
 
     client          the clients, for host programs
-    frontend        P0: requests, engines, caches, processing, store
+    frontend        P0: the loop, connections, store
+    gateway         P0, with workers: requests, engines, caches, processing
     second_level    between a store and a server that several hosts share
     pictures, clips     decoding of images, videos and sounds, run by decoder processes
     cli             the command line; `__main__` runs it

@@ -19,19 +19,19 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from mmcached.frontend.caches.item_cache import ItemCache
-from mmcached.frontend.processing.decoder_pool import DecoderPool
-from mmcached.frontend.processing.decoder_process import Pixels
-from mmcached.frontend.processing.item_processor import Processing
-from mmcached.frontend.processing.media import Medium
-from mmcached.frontend.processing.pixel_budget import PixelBudget
-from mmcached.frontend.processing.pool import IsWanted, Mailbox
-from mmcached.frontend.processing.processor import Processed
-from mmcached.frontend.requests.clip_records import ClipRecords
-from mmcached.frontend.requests.item_making import ItemMaking
-from mmcached.frontend.requests.open_requests import OpenRequest
-from mmcached.frontend.requests.waits import Verb, Waits
 from mmcached.frontend.store.record_store import RecordStore
+from mmcached.gateway.caches.item_cache import ItemCache
+from mmcached.gateway.processing.decoder_pool import DecoderPool
+from mmcached.gateway.processing.decoder_process import Pixels
+from mmcached.gateway.processing.item_processor import Processing
+from mmcached.gateway.processing.media import Medium
+from mmcached.gateway.processing.pixel_budget import PixelBudget
+from mmcached.gateway.processing.pool import IsWanted, Mailbox
+from mmcached.gateway.processing.processor import Processed
+from mmcached.gateway.requests.clip_records import ClipRecords
+from mmcached.gateway.requests.item_making import ItemMaking
+from mmcached.gateway.requests.open_requests import OpenRequest
+from mmcached.gateway.requests.waits import Verb, Waits
 from mmcached.pictures.grid import scaled_size
 from mmcached.pictures.images import decode_image
 from mmcached.pictures.settings import PictureSettings

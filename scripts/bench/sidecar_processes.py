@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack
 from functools import partial
-from itertools import count
+from itertools import count, cycle
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,9 @@ NUM_BYTES = 4_928_307  # 4.7 MiB
 ROUND_S = 0.4
 MIN_HITS = 3
 KEY = "item"
-CROWD, PUT = "crowd", "put"
+CROWD, PUT, COPY = "crowd", "put", "copy"
+COLD_BYTES = 256 << 20
+"""Many times what a processor's caches hold: when a copy comes round again, its target is cold."""
 RAW, REDIS_PY = "raw Redis", "redis-py"
 
 Hit = Callable[[], Any]
@@ -99,6 +101,7 @@ def redis_kinds() -> list[str]:
 
 
 def hit_as_told(run_dir: Path) -> None:
+    copies = _cold_copies(np.zeros(NUM_BYTES, np.uint8))
     with Client(run_dir, fail_open=False) as client:
         kinds: dict[str, Hit] = {
             "view": lambda: read_through(client, view=True),
@@ -113,6 +116,7 @@ def hit_as_told(run_dir: Path) -> None:
             kinds[REDIS_PY] = lambda: np.frombuffer(redis.get(KEY), np.uint8)[-1]
         for hit in kinds.values():
             hit()  # connects, maps, faults
+        kinds[COPY] = lambda: next(copies)
         print(READY, end="", flush=True)
         for line in sys.stdin:
             kind, seconds = json.loads(line)
@@ -131,6 +135,15 @@ def _put_and_miss(client: Client, numbers: Iterator[int], payload: Any) -> None:
     key = f"{id(client)} {next(numbers)}"
     client.put(key, {"x": payload})
     client.get(f"not {key}")
+
+
+def _cold_copies(payload: Any) -> Iterator[None]:
+    """Copy the payload into resident memory that was not touched recently, once for each step."""
+    num_copies = COLD_BYTES // len(payload)
+    targets = np.ones(num_copies * len(payload), np.uint8)  # made by the first step, in clients that are told to copy
+    for number in cycle(range(num_copies)):
+        np.copyto(targets[number * len(payload) : (number + 1) * len(payload)], payload)
+        yield
 
 
 def _put_new(client: Client, numbers: Iterator[int], payload: Any) -> None:

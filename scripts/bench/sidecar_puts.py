@@ -7,7 +7,8 @@ first lap      the same, while a nursery is filled for the first time; all other
 memcpy         one copy of that many bytes between two arrays, again and again the same: the fastest of some
 cold memcpy    one copy into resident memory that was not touched recently, as the room for a new record is; the median
 raw Redis      SET by a socket and nothing else
-puts/s         of 4 clients together, beside 1; each in a service of its own
+puts/s         of 4 clients together, beside 1, each in a service of its own; and beside cold copies of 4 processes
+copies/s       cold copies of 4 processes together, beside 1: what the memory of this machine gives at best
 frontend cpu   processor time of the frontend for each put, of records of 64 MiB beside 1 MiB; likewise. Before a put of
                1 MiB its client copies the other 63 MiB elsewhere, so that the processor's caches are as cold for both
 """
@@ -34,6 +35,8 @@ from mmcached.wire.config import GIB, ServiceConfig
 from mmcached.wire.messages.parts import MIN_PLACED_BYTES
 from scripts.bench.harness import Bound, Row, row, wall_us
 from scripts.bench.sidecar_processes import (
+    COLD_BYTES,
+    COPY,
     NUM_BYTES,
     PUT,
     RAW,
@@ -61,8 +64,6 @@ STORE_GB = 1.25
 """A quarter of it is for nurseries, and a record of 64 MiB is less than a quarter of that."""
 PUTS_PER_ROUND = 30
 PUT_BYTES_PER_ROUND = 1 << 30
-COLD_BYTES = 256 << 20
-"""Many times what a processor's caches hold: when a copy comes round again, its target is cold."""
 NURSERY_BYTES = ServiceConfig(store_gb=STORE_GB).store_nursery_bytes
 FILL_BYTES = int(STORE_GB * GIB) + NURSERY_BYTES
 """Until so much was put pages are touched for the first time, and what leaves a nursery is copied into the main ring,
@@ -115,7 +116,7 @@ def compare_puts(run_dir: Path, num_rounds: int) -> list[Row]:
             ours = found.pop("ring")
             for peer, peer_us in ({"memcpy": memcpy_us(num_bytes)} | found).items():
                 rows.append(row("put, p50", size, ours, "us", peer=peer, peer_value=peer_us))
-    return [*rows, _first_lap(num_rounds), _compare_rates(num_rounds)]
+    return [*rows, _first_lap(num_rounds), *_compare_rates(num_rounds)]
 
 
 def compare_frontend_cpu(num_rounds: int) -> list[Row]:
@@ -163,29 +164,39 @@ def _first_lap(num_rounds: int) -> Row:
     return row("put, p50, first lap", "4.7 MiB", ours, "us", peer=COLD, peer_value=peer_us)
 
 
-def _compare_rates(num_rounds: int) -> Row:
-    """Measure puts of several clients at a time, and of one."""
-    rates: dict[int, list[float]] = {1: [], NUM_CLIENTS: []}
+def _compare_rates(num_rounds: int) -> list[Row]:
+    """Measure puts, and cold copies, of several clients at a time and of one."""
+    rates: dict[tuple[str, int], list[float]] = {
+        (kind, number): [] for number in (1, NUM_CLIENTS) for kind in (PUT, COPY)
+    }
     with ExitStack() as stack:
         processes: dict[int, list[Process]] = {}
-        for number in rates:
+        for number in (1, NUM_CLIENTS):
             run_dir = stack.enter_context(service(store_gb=STORE_GB))
             processes[number] = stack.enter_context(children(run_dir, number))
             num_bytes = 0
             while num_bytes < FILL_BYTES:
-                num_bytes += NUM_BYTES * sum(map(len, _put_at_once(processes[number])))
+                num_bytes += NUM_BYTES * sum(map(len, _at_once(processes[number], PUT)))
+            _at_once(processes[number], COPY)  # makes the memory
         for _ in range(num_rounds):
-            for number, found in rates.items():
-                times = _put_at_once(processes[number])
+            for (kind, number), found in rates.items():
+                times = _at_once(processes[number], kind)
                 found.append(sum(1e6 * len(each) / sum(each) for each in times))
-    one, several = (statistics.median(rates[number]) for number in (1, NUM_CLIENTS))
-    return row("puts", f"4.7 MiB, {NUM_CLIENTS} clients", several, "1/s", peer="1 client", peer_value=one)
+    rate = {key: statistics.median(found) for key, found in rates.items()}
+    many, one = f"4.7 MiB, {NUM_CLIENTS} clients", "1 client"
+    puts, copies = rate[PUT, NUM_CLIENTS], rate[COPY, NUM_CLIENTS]
+    return [
+        row("puts", many, puts, "1/s", peer=one, peer_value=rate[PUT, 1]),
+        row("puts", many, puts, "1/s", peer="their cold copies", peer_value=copies),
+        row("puts", "4.7 MiB, 1 client", rate[PUT, 1], "1/s", peer="its cold copies", peer_value=rate[COPY, 1]),
+        row("cold copies", many, copies, "1/s", peer=one, peer_value=rate[COPY, 1]),
+    ]
 
 
-def _put_at_once(processes: list[Process]) -> list[list[float]]:
-    """Let clients put for a while, all at a time; return the microseconds of each put, by client."""
+def _at_once(processes: list[Process], kind: str) -> list[list[float]]:
+    """Let clients put or copy for a while, all at a time; return the microseconds of each, by client."""
     for process in processes:
-        ask(process, PUT)
+        ask(process, kind)
     return [answer(process) for process in processes]
 
 

@@ -26,8 +26,8 @@ from mmcached.compat.kv_cache_manager import KVCacheManager
 from mmcached.engine.kv.config import KVCacheConfig
 from mmcached.engine.server.held_content import ContentReporter as Told
 from mmcached.engine.steps.request import Request
-from mmcached.frontend.engines.held_content import HeldContent as Known
-from mmcached.frontend.engines.routing import Candidate, Router, RoutingPolicy
+from mmcached.gateway.engines.held_content import HeldContent as Known
+from mmcached.gateway.engines.routing import Candidate, Router, RoutingPolicy
 from mmcached.wire.messages.frontend import CacheChanged
 from scripts.bench.harness import Row, print_rows
 from scripts.studies.traces import BLOCK_TOKENS, Prompt, read_trace

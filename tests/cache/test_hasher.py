@@ -18,7 +18,7 @@ from PIL import Image
 
 from mmcached.cache.hasher import MAX_CALLER_ID_BYTES, MAX_DEPTH, MultiModalHasher
 from mmcached.wire.errors import ConfigError, InvalidRequest
-from tests.frontend.pictures import encode
+from tests.gateway.pictures import encode
 
 HASHER = MultiModalHasher()
 

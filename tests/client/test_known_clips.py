@@ -16,8 +16,8 @@ from mmcached.cache.hasher import MultiModalHasher
 from mmcached.cache.store_keys import output_key
 from mmcached.client import Audio, Client, Clip, Video, known_outputs
 from mmcached.client.known_outputs import clip_records
-from mmcached.frontend.processing.item_processor import Processing
-from mmcached.frontend.processing.media import Medium
+from mmcached.gateway.processing.item_processor import Processing
+from mmcached.gateway.processing.media import Medium
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import DeadlineExceeded
 from mmcached.wire.messages.client import Welcome

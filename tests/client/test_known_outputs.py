@@ -13,8 +13,8 @@ from mmcached.cache.store_keys import output_key
 from mmcached.client import Client
 from mmcached.client.contact import Contact, Deadline
 from mmcached.client.known_outputs import output_keys
-from mmcached.frontend.processing.item_processor import Processing
-from mmcached.frontend.processing.media import Medium
+from mmcached.gateway.processing.item_processor import Processing
+from mmcached.gateway.processing.media import Medium
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import DeadlineExceeded
 from mmcached.wire.messages.client import Welcome

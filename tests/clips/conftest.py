@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from mmcached.frontend.processing.clip_decoders import ClipDecoderPool
+from mmcached.gateway.processing.clip_decoders import ClipDecoderPool
 from tests.clips.pools import pool_of, warm_up
 
 

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from mmcached.clips.messages import check_num_slices
-from mmcached.frontend.processing.clip_decoders import ClipDecoderPool
-from mmcached.frontend.processing.pool import IsWanted, NotWantedError
-from mmcached.frontend.processing.slice_processor import DecodedSlice, SlicePlace
+from mmcached.gateway.processing.clip_decoders import ClipDecoderPool
+from mmcached.gateway.processing.pool import IsWanted, NotWantedError
+from mmcached.gateway.processing.slice_processor import DecodedSlice, SlicePlace
 from mmcached.wire.errors import CorruptClip
 from mmcached.wire.messages.parts import ClipOptions
 

@@ -10,10 +10,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
-from mmcached.frontend.processing.clip_decoders import ClipDecoderPool
-from mmcached.frontend.processing.pixel_budget import PixelBudget
-from mmcached.frontend.processing.pool import IsWanted
-from mmcached.frontend.processing.slice_processor import DecodedSlice
+from mmcached.gateway.processing.clip_decoders import ClipDecoderPool
+from mmcached.gateway.processing.pixel_budget import PixelBudget
+from mmcached.gateway.processing.pool import IsWanted
+from mmcached.gateway.processing.slice_processor import DecodedSlice
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import MmcachedError
 from mmcached.wire.limits import LimitsConfig

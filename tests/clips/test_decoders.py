@@ -20,12 +20,12 @@ from mmcached.clips.messages import MAX_LIST_BYTES, MAX_SLICES, PIECES, ClipOpen
 from mmcached.clips.sampling import Piece
 from mmcached.clips.settings import ClipSettings
 from mmcached.clips.video import OpenVideo
-from mmcached.frontend.processing import clip_decoder_process
-from mmcached.frontend.processing.clip_decoder_process import ClipDecoder
-from mmcached.frontend.processing.clip_decoders import ClipDecoderPool
-from mmcached.frontend.processing.confined_decoder import DecoderDiedError
-from mmcached.frontend.processing.pixel_budget import PixelBudget
-from mmcached.frontend.processing.pool import NotWantedError
+from mmcached.gateway.processing import clip_decoder_process
+from mmcached.gateway.processing.clip_decoder_process import ClipDecoder
+from mmcached.gateway.processing.clip_decoders import ClipDecoderPool
+from mmcached.gateway.processing.confined_decoder import DecoderDiedError
+from mmcached.gateway.processing.pixel_budget import PixelBudget
+from mmcached.gateway.processing.pool import NotWantedError
 from mmcached.pictures.messages import OutOfMemory, Ready
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import ClipTooLarge, CorruptClip, MmcachedError, ServiceUnavailable
@@ -33,7 +33,7 @@ from mmcached.wire.messages.parts import ClipOptions
 from tests.clips.boxes import avi, jpeg
 from tests.clips.files import sound, video
 from tests.clips.pools import decoded, outcome, pids, pool_of, wanted_until_deadline
-from tests.frontend.decoders import write_liar
+from tests.gateway.decoders import write_liar
 
 SETTINGS = {modality: ClipSettings.from_config(ServiceConfig(), modality) for modality in ("video", "audio")}
 TEN_FPS = ClipOptions("video", fps=10.0)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from mmcached.clips import video as video_module
 from mmcached.clips.settings import ClipSettings
 from mmcached.clips.video import OpenVideo
-from mmcached.frontend.processing.clip_decoders import ClipDecoderPool
+from mmcached.gateway.processing.clip_decoders import ClipDecoderPool
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import ClipTooLarge, CorruptClip, EmptyClip, InvalidRequest, MmcachedError
 from mmcached.wire.messages.parts import ClipOptions

@@ -1,38 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
+from tests.frontend.fixtures import bench, clock, mode, work
 
-import pytest
-
-from tests.clock import Clock
-from tests.frontend.fake_peers import Bench
-from tests.frontend.held_work import HeldWork
-from tests.frontend.integrity import check_frontend
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock(100.0)
-
-
-@pytest.fixture
-def bench(request: pytest.FixtureRequest, run_dir: Path, clock: Clock) -> Iterator[Bench]:
-    """A frontend with the `CONFIG` of the test's module, and peers that are no processes."""
-    with Bench(run_dir, request.module.CONFIG, clock) as bench:
-        yield bench
-        check_frontend(bench.frontend)
-
-
-@pytest.fixture
-def work(monkeypatch: pytest.MonkeyPatch) -> Iterator[HeldWork]:
-    """Processing that stands still where a test wants it, and goes on at the end."""
-    work = HeldWork(monkeypatch)
-    yield work
-    work.release()
-
-
-@pytest.fixture
-def mode(request: pytest.FixtureRequest) -> str:
-    """The mode of the processor cache; a test that wants others gives them as parameters."""
-    return str(getattr(request, "param", "shm"))
+__all__ = ["bench", "clock", "mode", "work"]

@@ -5,12 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from mmcached.cache.store_keys import ITEMS_TENANT
-from mmcached.frontend.processing.single_flight import SingleFlight
-from mmcached.frontend.requests.clip_queue import ClipQueue
-from mmcached.frontend.requests.encoder_outputs import _is_owner
-from mmcached.frontend.requests.item_making import ItemMaking
-from mmcached.frontend.requests.request_service import RequestService
-from mmcached.frontend.requests.submission import Submission
 from mmcached.frontend.server import Frontend
 from mmcached.frontend.store.claim_table import ClaimTable
 from mmcached.frontend.store.fetch_table import FetchTable
@@ -18,6 +12,12 @@ from mmcached.frontend.store.nurseries import Nurseries
 from mmcached.frontend.store.nursery_service import NurseryService
 from mmcached.frontend.store.record_store import RecordStore
 from mmcached.frontend.store.store_service import StoreService
+from mmcached.gateway.processing.single_flight import SingleFlight
+from mmcached.gateway.requests.clip_queue import ClipQueue
+from mmcached.gateway.requests.encoder_outputs import _is_owner
+from mmcached.gateway.requests.item_making import ItemMaking
+from mmcached.gateway.requests.request_service import RequestService
+from mmcached.gateway.requests.submission import Submission
 from mmcached.shm.ring.ring import RingWriter
 from mmcached.shm.store.object_store import ObjectStoreWriter
 from tests.shm.integrity import check_objects

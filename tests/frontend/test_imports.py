@@ -11,7 +11,7 @@ import pytest
 from mmcached.wire.config import MIB, ServiceConfig
 from mmcached.wire.paths import RunDir
 
-OF_IMAGES = {"PIL", "blake3", "mmcached.cache.hasher", "mmcached.frontend.requests.item_making"}
+OF_IMAGES = {"PIL", "blake3", "mmcached.cache.hasher", "mmcached.gateway.requests.item_making"}
 START = """
 import sys
 from pathlib import Path

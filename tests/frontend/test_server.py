@@ -13,9 +13,9 @@ from structlog.testing import capture_logs
 from mmcached.cache.store_keys import ITEMS_TENANT
 from mmcached.client.store.tokens import checked_token
 from mmcached.frontend.connections.rings import warn_of_small_shm
-from mmcached.frontend.engines.flushes import FLUSH_TIMEOUT_S
-from mmcached.frontend.requests.request_verbs import MAX_RESENDS
 from mmcached.frontend.server import CHECK_INTERVAL_S
+from mmcached.gateway.engines.flushes import FLUSH_TIMEOUT_S
+from mmcached.gateway.requests.request_verbs import MAX_RESENDS
 from mmcached.shm import encode
 from mmcached.shm.segment.segment import HostCalls
 from mmcached.wire.config import ServiceConfig

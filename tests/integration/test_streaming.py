@@ -15,7 +15,7 @@ import torch
 
 from mmcached.client import AsyncClient, Client, Generation
 from mmcached.client.results import Piece
-from mmcached.frontend.requests.admission import Admission
+from mmcached.gateway.requests.admission import Admission
 from mmcached.wire.errors import MmcachedError, ServiceUnavailable
 from mmcached.wire.stats import ServiceStats
 from tests.engine.integrity import check_scheduler

@@ -19,7 +19,7 @@ from mmcached.pictures.images import decode_image
 from mmcached.pictures.settings import PictureSettings
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import CorruptImage, ImageTooLarge
-from tests.frontend.pictures import (
+from tests.gateway.pictures import (
     PHOTOGRAPHS,
     bmp_of_runs,
     encode,

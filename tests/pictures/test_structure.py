@@ -7,7 +7,7 @@ from PIL import Image
 
 from mmcached.pictures.structure import check_structure
 from mmcached.wire.errors import CorruptImage, ImageTooLarge
-from tests.frontend.pictures import (
+from tests.gateway.pictures import (
     PHOTOGRAPHS,
     bmp_of_runs,
     encode,

@@ -1,15 +1,11 @@
-"""The frontend process (P0): answers clients, prepares their requests for the engines, and owns the rings.
+"""The frontend process (P0): answers clients, and owns the ring.
 
     server.py      the main loop of the process
     connections/   sockets, the ring, and the client of each connection
-    requests/      a generation or an embedding, from request to answer
-    engines/       the engines: attaching, leases, probes, flushes
-    caches/        processor caches, one for each mode, and how items travel
-    processing/    hashing, decoding in processes, patches, prompts
     store/         records that clients put and get
 
-Does not import torch. Names are imported on first use, because the frontend of a store processes no images. Classes for
-vLLM's caches are in `mmcached.compat`.
+Requests are served by `mmcached.gateway`. Does not import torch. Names are imported on first use, because the frontend
+of a store processes no images. Classes for vLLM's caches are in `mmcached.compat`.
 """
 
 from __future__ import annotations
@@ -22,7 +18,7 @@ if TYPE_CHECKING:
     from mmcached.compat.multimodal.factories import processor_cache_from_config, processor_only_cache_from_config
     from mmcached.compat.multimodal.sender_caches import MultiModalProcessorOnlyCache, MultiModalProcessorSenderCache
     from mmcached.compat.multimodal.shm_sender_cache import ShmObjectStoreSenderCache
-    from mmcached.frontend.processing.processor import ImageProcessor
+    from mmcached.gateway.processing.processor import ImageProcessor
 
 __all__ = [
     "ImageProcessor",
@@ -35,7 +31,7 @@ __all__ = [
 ]
 
 _MODULES = {
-    "ImageProcessor": "mmcached.frontend.processing.processor",
+    "ImageProcessor": "mmcached.gateway.processing.processor",
     "MultiModalHasher": "mmcached.cache.hasher",
     "MultiModalProcessorOnlyCache": "mmcached.compat.multimodal.sender_caches",
     "MultiModalProcessorSenderCache": "mmcached.compat.multimodal.sender_caches",

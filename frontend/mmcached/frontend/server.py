@@ -32,15 +32,15 @@ from typing import TYPE_CHECKING, assert_never
 import msgspec
 import structlog
 
-from mmcached.frontend.caches.from_config import item_cache_from_config
 from mmcached.frontend.connections.listening import listen_for_clients, listen_for_engines, message_limits
 from mmcached.frontend.connections.presence import ClientPresence
 from mmcached.frontend.connections.rings import warn_of_small_shm
-from mmcached.frontend.engines.engine_connections import EngineConnection, EngineConnections
-from mmcached.frontend.engines.flushes import Flushes
-from mmcached.frontend.engines.probes import Probes
-from mmcached.frontend.requests.request_service import RequestService
 from mmcached.frontend.store.store_service import StoreService
+from mmcached.gateway.caches.from_config import item_cache_from_config
+from mmcached.gateway.engines.engine_connections import EngineConnection, EngineConnections
+from mmcached.gateway.engines.flushes import Flushes
+from mmcached.gateway.engines.probes import Probes
+from mmcached.gateway.requests.request_service import RequestService
 from mmcached.shm import sweep
 from mmcached.shm.segment.mapped import SHM_DIR
 from mmcached.shm.segment.ring_notes import remove_note

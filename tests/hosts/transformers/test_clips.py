@@ -19,7 +19,7 @@ from transformers.utils import is_torchvision_available
 from mmcached.cache.checkpoints.checkpoint import Checkpoint, frame_sizes
 from mmcached.cache.checkpoints.frames import FrameGrid, WholeClip
 from mmcached.clips.frame_sizes import EdgeSizes, FrameSizes
-from mmcached.frontend.processing.slice_processor import DecodedSlice, SliceProcessor
+from mmcached.gateway.processing.slice_processor import DecodedSlice, SliceProcessor
 from mmcached.shm.store.codec import decode_record_frames
 from mmcached.wire.config import EncoderConfig
 from mmcached.worker.encoders.checkpoint import CheckpointEncoder

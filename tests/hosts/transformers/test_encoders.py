@@ -15,8 +15,8 @@ import torch
 from mmcached.cache.checkpoints.checkpoint import Checkpoint
 from mmcached.cli.serve.child_service import ChildService
 from mmcached.client import Client
-from mmcached.frontend.processing.checkpoint_processor import CheckpointProcessor
-from mmcached.frontend.processing.decoder_process import Tensors
+from mmcached.gateway.processing.checkpoint_processor import CheckpointProcessor
+from mmcached.gateway.processing.decoder_process import Tensors
 from mmcached.pictures.images import decode_image
 from mmcached.pictures.processor import PictureProcessor
 from mmcached.pictures.settings import PictureSettings

@@ -31,7 +31,7 @@ from mmcached.compat.multimodal.lru_cache import CacheInfo, LRUCache
 from mmcached.compat.multimodal.query_counter import QueryCounter
 from mmcached.compat.multimodal.ring_items import RingItems
 from mmcached.compat.multimodal.sizes import MultiModalCache, MultiModalProcessorCacheItem, is_within
-from mmcached.frontend.caches.stored import SMALL_SHARE
+from mmcached.gateway.caches.stored import SMALL_SHARE
 from mmcached.shm import ObjectStoreWriter
 from mmcached.shm.store.codec import Record, encode
 from mmcached.wire.config import ServiceConfig

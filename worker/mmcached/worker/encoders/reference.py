@@ -24,7 +24,7 @@ from mmcached.worker.model.encoder import ItemEncoder
 
 
 class ReferenceEncoder:
-    """The reference model's encoder, for records of the processors of `mmcached.frontend.processing`."""
+    """The reference model's encoder, for records of the processors of `mmcached.gateway.processing`."""
 
     def __init__(self, config: ModelConfig, encoder: ItemEncoder) -> None:
         self._config = config

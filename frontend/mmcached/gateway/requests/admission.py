@@ -1,0 +1,68 @@
+"""Refuses requests before any work is spent on them: too many, too large, or nothing that can be served."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from mmcached.cache.store_keys import ITEMS_TENANT
+from mmcached.gateway.processing.fair_queue import fair_share
+from mmcached.gateway.processing.media import in_prompt_order
+from mmcached.gateway.requests.open_requests import OpenRequest, OpenRequests
+from mmcached.gateway.requests.request_builder import prompt_tokens
+from mmcached.wire.config import MIB, ServiceConfig
+from mmcached.wire.errors import InvalidRequest, RemoteProtocolError, ServiceUnavailable
+
+
+class Admission:
+    """The limits of one frontend."""
+
+    def __init__(self, config: ServiceConfig, requests: OpenRequests) -> None:
+        self._config = config
+        self._requests = requests
+        self.is_draining = False
+
+    def check(self, request: OpenRequest, check_files: Callable[[OpenRequest], None]) -> None:
+        """Give a request its tokens, if it may be opened.
+
+        Args:
+            check_files: refuses what can be refused without looking into its files.
+        Raises:
+            ServiceUnavailable: the service is draining, or requests or the files that they hold are too many.
+            RemoteProtocolError: its client uses its number for another.
+            InvalidRequest: (often a subclass) it cannot be served.
+        """
+        if request.message.tenant == ITEMS_TENANT:
+            reason = "another name: the service keeps its processed items under this one"
+            raise InvalidRequest("tenant", request.message.tenant, reason)
+        self.check_room(request)
+        request.token_ids = prompt_tokens(request.message, request.media, self._config)
+        request.media = in_prompt_order(request.media, request.token_ids)
+        check_files(request)
+        self._check_file_bytes(request)
+
+    def check_room(self, request: OpenRequest) -> None:
+        message, limits = request.message, self._config.limits
+        if self.is_draining:
+            raise ServiceUnavailable("the service is draining; try another one")
+        num_open, num_own = len(self._requests), self._requests.num_of_client(message.client_id)
+        for name, whose, number, limit in (
+            ("max_num_requests", "requests", num_open, self._config.max_num_requests),
+            ("limits.max_requests_per_client", "requests of this client", num_own, limits.max_requests_per_client),
+        ):
+            if number >= limit:
+                reason = f"{number} {whose} are open ({name} = {limit}); try again later"
+                raise ServiceUnavailable(reason, field=name, value=number, limit=limit)
+        if self._requests.find(message.client_id, message.request_id) is not None:
+            raise RemoteProtocolError(f"request {message.request_id} of this client is open already", "request_id")
+
+    def _check_file_bytes(self, request: OpenRequest) -> None:
+        """Refuse a client's files beyond its share of memory; where no request holds any, one may be larger."""
+        new, held = request.file_bytes, self._requests.file_bytes
+        if not new or not held:
+            return
+        of_client = self._requests.file_bytes_of_client(request.message.client_id)
+        name, limit = "limits.max_open_file_mb", self._config.limits.max_open_file_mb * MIB
+        if of_client + new > fair_share(limit, held - of_client):
+            reason = f"open requests hold {held} bytes of files, {of_client} of them this client's"
+            reason = f"{reason} ({name} = {limit} bytes, half of what is left for one client); try again later"
+            raise ServiceUnavailable(reason, field=name, value=held + new, limit=limit)

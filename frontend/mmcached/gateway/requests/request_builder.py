@@ -1,0 +1,154 @@
+"""Builds the message to an engine: tokens with placeholders, and for each item its place among them and in memory.
+
+prompt_tokens   when the request comes: one token for each file
+build_prompt    when its items are known: all placeholders; an engine is chosen by it
+build_request   when its engine is known: with the place of each item
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+
+from mmcached.cache.hashing.block_keys import LoraKey
+from mmcached.gateway.caches.item_cache import OutgoingItem
+from mmcached.gateway.processing.media import Medium
+from mmcached.gateway.processing.prompt import check_length, expand, tokenise
+from mmcached.gateway.requests.open_requests import OpenRequest
+from mmcached.wire.config import ServiceConfig
+from mmcached.wire.errors import InvalidRequest
+from mmcached.wire.handle import Handle
+from mmcached.wire.messages.engine import AddRequest
+from mmcached.wire.messages.frontend import Encode, Generate
+from mmcached.wire.messages.parts import Feature, Inline, StoredItem
+from mmcached.wire.sockets.frames import Frame
+from mmcached.wire.vocabulary import TOKEN_IDS
+
+
+def prompt_tokens(message: Generate | Encode, media: Sequence[Medium], config: ServiceConfig) -> list[int]:
+    """Return the prompt's tokens with one token per medium.
+
+    Raises:
+        InvalidRequest: too many images or clips, none to encode, or a prompt that does not fit.
+    """
+    numbers = Counter(medium.modality for medium in media)
+    limit = config.max_images_per_request
+    if numbers["image"] > limit:
+        raise InvalidRequest("images", numbers["image"], f"at most {limit} images per request")
+    limit = config.limits.max_clips_per_request
+    if len(message.clips) > limit:
+        raise InvalidRequest("clips", len(message.clips), f"at most {limit} (limits.max_clips_per_request)")
+    if isinstance(message, Generate):
+        if media and config.encoder.kind != "reference":
+            field, value = media[0].field.partition("[")[0], len(media)
+            raise InvalidRequest(field, value, "none: the service's checkpoint only encodes; ask it to encode")
+        return tokenise(message.prompt, numbers, max_model_len=config.max_model_len, max_tokens=message.max_tokens)
+    if not media:
+        raise InvalidRequest("images", 0, "at least one image, video or sound is needed to encode")
+    return [TOKEN_IDS[medium.modality] for medium in media]
+
+
+@dataclass(slots=True)
+class Prompt:
+    """A prompt with all placeholders, as the hasher wants it.
+
+    Attributes:
+        features: its items, without what travels of them.
+        block_hashes: of full blocks before the last token, which is always computed; none unless it was routed by them.
+    """
+
+    token_ids: list[int]
+    features: list[Feature]
+    tenant: str
+    block_hashes: list[bytes] = field(default_factory=list)
+    lora: LoraKey | None = None
+    prompt_embeds: Mapping[int, bytes] = field(default_factory=dict)
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+
+def build_prompt(request: OpenRequest, items: Sequence[OutgoingItem], config: ServiceConfig) -> Prompt:
+    """Return the prompt of a request with these items.
+
+    Raises:
+        InvalidRequest: with the placeholders the prompt is longer than the model takes, or it has another number of
+            markers than of items.
+    """
+    message, lengths = request.message, iter([item.num_embeds for item in items])
+    token_ids, offsets = expand(request.token_ids, [[next(lengths) for _ in medium.keys] for medium in request.media])
+    if isinstance(message, Generate):
+        check_length(len(token_ids), max_model_len=config.max_model_len, max_tokens=message.max_tokens)
+    features = [
+        Feature(
+            _hash_in_engine(item, medium.name),
+            medium.modality,
+            offset,
+            item.num_embeds,
+            item.num_embeds,
+            item.nbytes,
+            None,
+            has_output=item.has_output,
+        )
+        for item, (medium, _), offset in zip(items, request.items, offsets, strict=True)
+    ]
+    return Prompt(token_ids, features, message.tenant)
+
+
+def build_request(
+    request: OpenRequest,
+    prompt: Prompt,
+    items: Sequence[OutgoingItem],
+    *,
+    mirror_seq: int,
+    store_epoch: int,
+    takes_keys: bool,
+) -> tuple[AddRequest, list[Frame]]:
+    """Return the message to the engine, with its payload frames.
+
+    Args:
+        items: those of the prompt, as they travel.
+        mirror_seq, store_epoch, takes_keys: see `AddRequest`.
+    """
+    message = request.message
+    payload: list[Frame] = []
+    places: dict[str, StoredItem | Inline | None] = {}
+    for item in items:
+        if isinstance(item.payload, Handle):
+            places[item.mm_hash] = StoredItem(item.payload.token)
+        elif item.payload is not None and item.mm_hash not in places:
+            places[item.mm_hash] = Inline(len(payload), len(item.payload))
+            payload += item.payload  # once, however often the request names it
+    add = AddRequest(
+        request_id=request.number,
+        kind="generate" if isinstance(message, Generate) else "encode",
+        prompt_token_ids=prompt.token_ids,
+        features=[
+            msgspec.structs.replace(feature, payload=places.get(item.mm_hash))
+            for feature, item in zip(prompt.features, items, strict=True)
+        ],
+        max_tokens=message.max_tokens if isinstance(message, Generate) else 0,
+        rows=message.rows if isinstance(message, Generate) else None,
+        tenant=message.tenant,
+        mirror_seq=mirror_seq,
+        store_epoch=store_epoch,
+        is_streamed=isinstance(message, Generate) and message.stream_window > 0,
+        priority=message.priority if isinstance(message, Generate) else 0,
+        takes_keys=takes_keys,
+        traceparent="" if request.span is None else request.span.traceparent,
+        block_hashes=prompt.block_hashes,
+    )
+    return add, payload
+
+
+def _hash_in_engine(item: OutgoingItem, image_id: str | None) -> str:
+    """Return what an engine knows an item by; of one that its client has named, the number of embeddings is a part.
+
+    A client may use a name again for another image, once the first has gone from here. The engine may still have the
+    first one's embeddings then, and a step in which they do not fill the placeholders fails for all that take part.
+    """
+    return item.mm_hash if image_id is None else f"{item.mm_hash}:{item.num_embeds}"

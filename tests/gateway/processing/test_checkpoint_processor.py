@@ -1,0 +1,61 @@
+"""Items of a checkpoint's processor: what is kept of its tensors, and what its fingerprint depends on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mmcached.cache.checkpoints.checkpoint import Checkpoint
+from mmcached.gateway.processing.checkpoint_processor import CheckpointProcessor
+from mmcached.gateway.processing.decoder_process import Pixels, Tensors
+from mmcached.gateway.processing.item_processor import Processing
+from mmcached.gateway.processing.media import Medium
+from mmcached.gateway.requests.request_builder import prompt_tokens
+from mmcached.shm.store.codec import decode_record_frames
+from mmcached.wire.errors import InvalidRequest, InvariantError
+from mmcached.wire.messages.frontend import Encode, Generate
+from tests.cache.checkpoints.folders import CLIP, CROPPED, config_of, write
+
+IMAGE = Medium("image", b"file", "images[0]")
+PIXELS = np.arange(3 * 56 * 56, dtype=np.float32).reshape(1, 3, 56, 56)
+
+
+def processor_of(folder: Path) -> CheckpointProcessor:
+    return CheckpointProcessor(Checkpoint.open(folder), "limits")
+
+
+def test_an_item_is_what_the_tower_takes(tmp_path: Path) -> None:
+    made = Tensors({"pixel_values": PIXELS, "num_crops": np.zeros(1, np.int64)})
+    item = processor_of(write(tmp_path)).item(made)
+    record = decode_record_frames(item.encoded.frames(), tensors="numpy")
+    assert list(record) == ["pixel_values"]
+    assert np.array_equal(record["pixel_values"], PIXELS)
+    assert item.num_embeds == 17
+
+
+def test_what_is_not_there_or_no_tensor_is_refused(tmp_path: Path) -> None:
+    processor = processor_of(write(tmp_path))
+    with pytest.raises(InvalidRequest, match="pixel_values"):
+        processor.item(Tensors({}))
+    with pytest.raises(InvariantError):
+        processor.item(Pixels(1, 1, b"rgb"))
+
+
+def test_an_items_key_follows_what_decides_its_tensors(tmp_path: Path) -> None:
+    others = [write(tmp_path / "a"), write(tmp_path / "b", processor=CROPPED | {"resample": 2})]
+    others.append(write(tmp_path / "c", CLIP | {"patch_size": 28}))
+    keys = [Processing(config_of(folder)).keys(IMAGE, "") for folder in others]
+    assert len(set(keys)) == 3
+    assert Processing(config_of(write(tmp_path / "d"))).keys(IMAGE, "") == keys[0], "where it lies does not matter"
+
+
+def test_the_reference_decoder_takes_no_embeddings_of_a_checkpoint(tmp_path: Path) -> None:
+    config = config_of(write(tmp_path))
+    client = "0" * 32
+    with pytest.raises(InvalidRequest) as caught:
+        prompt_tokens(Generate(client, 1, "see <image>", 4, None, 1.0), [IMAGE], config)
+    assert caught.value.details["field"] == "images"
+    assert prompt_tokens(Generate(client, 1, "see", 4, None, 1.0), [], config)
+    assert len(prompt_tokens(Encode(client, 1, 1.0), [IMAGE, IMAGE], config)) == 2
