@@ -73,8 +73,8 @@ def test_a_slice_is_made_only_when_it_is_asked_for(living: ClipDecoderPool, monk
     with closing(living.decode(video(10), TEN_FPS, range(5), wanted_until_deadline())) as slices:
         for num in range(1, 4):
             next(slices)
-            assert told == ["Open", *["Next"] * num]
-    assert told[-1] == "Enough"
+            assert told == ["OpenFile", *["DecodeSlice"] * num]
+    assert told[-1] == "CloseFile"
 
 
 class KillingBudget(PixelBudget):

@@ -38,7 +38,7 @@ from mmcached.wire.errors import InvariantError
 from mmcached.wire.messages.parts import ClipOptions
 
 
-class OpenClip(Protocol):
+class DecodableClip(Protocol):
     pieces: list[Piece]
 
     @property
@@ -47,7 +47,7 @@ class OpenClip(Protocol):
     def close(self) -> None: ...
 
 
-OpenClip = Callable[[Contents, ClipOptions, ClipSettings], OpenClip]
+OpenClip = Callable[[Contents, ClipOptions, ClipSettings], DecodableClip]
 
 
 class ClipLoop(DecoderLoop):
@@ -75,7 +75,7 @@ class ClipLoop(DecoderLoop):
         self.write_made(pieces)
         return said.ClipPlanned(len(pieces))
 
-    def _make_slices(self, clip: OpenClip) -> None:
+    def _make_slices(self, clip: DecodableClip) -> None:
         self.tell(said.ClipOpened(clip.pixels))
         while isinstance(message := self.receive(), said.DecodeSlice):
             piece = clip.pieces[message.index]
@@ -83,7 +83,7 @@ class ClipLoop(DecoderLoop):
             self.write_made(made.reshape(-1).view(np.uint8).data)
             self.tell(said.SliceMade(made.shape, piece.start_s, piece.end_s))
         if not isinstance(message, said.CloseFile):
-            raise InvariantError(f"{message} where Next or Enough was due")
+            raise InvariantError(f"{message} where DecodeSlice or CloseFile was due")
 
 
 def opener(modality: str) -> OpenClip:

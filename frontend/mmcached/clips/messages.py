@@ -2,18 +2,18 @@
 
     frontend                decoder
                   <------   Ready
-    Plan          ------>                    the file lies in the shared file descriptor, and is read in place: it
+    PlanClip      ------>                    the file lies in the shared file descriptor, and is read in place: it
                                              must not change until the last answer about it
-                  <------   Planned          the places of its slices, in the other descriptor
-    Open          ------>                    a file, as for Plan
-                  <------   Opened           all limits are checked; nothing is decoded
-    Next          ------>                    a wanted slice
-                  <------   Made             it lies in the other descriptor
-    Next          ------>                    only now is another one made
-                  <------   Made
-    Enough        ------>                    the open file is closed; no answer
-    Plan          ------>
-                  <------   Refused | OutOfMemory | Failed      at any time instead, and the end of that file
+                  <------   ClipPlanned      the places of its slices, in the other descriptor
+    OpenFile      ------>                    a file, as for PlanClip
+                  <------   ClipOpened       all limits are checked; nothing is decoded
+    DecodeSlice   ------>                    a wanted slice
+                  <------   SliceMade        it lies in the other descriptor
+    DecodeSlice   ------>                    only now is another one made
+                  <------   SliceMade
+    CloseFile     ------>                    the open file is closed; no answer
+    PlanClip      ------>
+                  <------   FileRefused | OutOfMemory | DecoderFailed    at any time instead, and the end of that file
 
 A decoder reads untrusted files, so its messages are validated like untrusted input.
 """

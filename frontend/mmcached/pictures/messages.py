@@ -3,11 +3,11 @@
     frontend                decoder
                   <------   Ready
     Decode        ------>                    the file lies in the file descriptor that both have
-                  <------   Opened           all limits are checked; nothing is decoded
+                  <------   ImageOpened      all limits are checked; nothing is decoded
     GoOn          ------>                    there is room for these pixels now
-                  <------   Made | Processed  the pixels, or tensors, lie in the other descriptor
+                  <------   ImageScaled | ImageProcessed    the pixels, or tensors, lie in the other descriptor
     Decode        ------>
-                  <------   Refused | OutOfMemory | Failed      at any time instead; after OutOfMemory it ends
+                  <------   FileRefused | OutOfMemory | DecoderFailed    at any time instead; after OutOfMemory it ends
 
 A decoder reads untrusted files, so its messages are validated like untrusted input.
 """

@@ -62,7 +62,7 @@ def test_item_is_written_once_and_read_where_it_lies(cache: StoredItemCache, sto
     with ObjectStoreReader(RingReader.open(ring_of(store).announcement)) as reader:
         assert set(reader.get(handle, tensors="numpy", copy=True)["data"]) == {7}
     assert stats_of(store).puts == 1
-    assert not ring_of(store).is_leased(handle), "the engine takes the lease"
+    assert not ring_of(store).records.is_leased(handle), "the engine takes the lease"
 
 
 def test_small_items_never_see_the_ring(cache: StoredItemCache, store: RecordStore) -> None:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 from hypothesis import settings
@@ -226,7 +228,7 @@ def test_a_closed_ring_says_so() -> None:
     put(ring, 64)
     ring.close()
     ring.close()
-    calls = [lambda: ring.claim(1), ring.stats, lambda: ring.wait_populated(0)]
+    calls: list[Callable[[], object]] = [lambda: ring.claim(1), ring.stats, lambda: ring.wait_populated(0)]
     for call in calls:
         with pytest.raises(LocalProtocolError):
             call()
