@@ -31,7 +31,7 @@ from typing import Any, cast
 from msgspec.structs import replace
 
 from mmcached.engine.results.results import Results
-from mmcached.engine.scheduling.scheduler import ScheduledStep
+from mmcached.engine.scheduling.step import ScheduledStep
 from mmcached.engine.server.engine_latency import EngineLatency
 from mmcached.engine.server.held_records import HeldRecords
 from mmcached.engine.server.item_frames import ItemFrames

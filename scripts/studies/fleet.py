@@ -28,7 +28,7 @@ from mmcached.engine.server.held_content import ContentReporter as Told
 from mmcached.engine.steps.request import Request
 from mmcached.gateway.engines.held_content import HeldContent as Known
 from mmcached.gateway.engines.routing import Candidate, Router, RoutingPolicy
-from mmcached.wire.messages.frontend import CacheChanged
+from mmcached.wire.messages.frontend_from_engines import CacheChanged
 from scripts.bench.harness import Row, print_rows
 from scripts.studies.traces import BLOCK_TOKENS, Prompt, read_trace
 

@@ -8,10 +8,10 @@ import pytest
 
 from mmcached.engine import Request, ScheduledStep, Scheduler
 from mmcached.engine.hidden_states.listed_rows import Report
-from mmcached.wire.config import ModelConfig
 from mmcached.wire.errors import InvalidRequest, RemoteProtocolError
 from mmcached.wire.messages.engine import RowsMissing
 from mmcached.wire.messages.parts import RowsWanted
+from mmcached.wire.model_config import ModelConfig
 from tests.engine.builders import generate
 from tests.engine.integrity import check_scheduler
 from tests.engine.schedulers import schedule, scheduler_with
@@ -245,7 +245,7 @@ def test_a_new_epoch_makes_everything_unreachable_and_requests_go_on(is_in_fligh
     scheduler, store = scheduler_with([runs_on]), PlainStore()
     run(scheduler, store)
     step = schedule(scheduler) if is_in_flight else None
-    scheduler.new_epoch()
+    scheduler.caches.new_epoch()
     if step is not None:
         assert step.row_epoch == 0
         commit(scheduler, step, store.run(step))

@@ -21,10 +21,11 @@ from mmcached.cli.demo.run import all_caches_off
 from mmcached.cli.serve.child_service import ChildService
 from mmcached.client import AsyncClient, Client, MmcachedError, results
 from mmcached.shm.store.codec import Library
+from mmcached.wire.engine_stats import WorkerStats
 from mmcached.wire.limits import LimitsConfig
 from mmcached.wire.messages.client import Encoded
 from mmcached.wire.sockets.frames import Frame
-from mmcached.wire.stats import ServiceStats, WorkerStats
+from mmcached.wire.stats import ServiceStats
 from tests.integration.local_service import LocalService
 from tests.integration.processes import DEADLINE_S, eventually, role_pids, small_config, stats_of
 from tests.integration.test_bit_identical import base, quiet_stats, uncached

@@ -17,12 +17,12 @@ from mmcached.cache.store_keys import output_key
 from mmcached.client import Client
 from mmcached.client.device.devices import device_of
 from mmcached.wire.config import ServiceConfig
+from mmcached.wire.engine_stats import EncodedOfModality
 from mmcached.wire.errors import CacheMiss
 from mmcached.wire.limits import LimitsConfig
 from mmcached.wire.messages.engine import ItemSaved
 from mmcached.wire.messages.parts import SavedRows, StoredOutput, TensorForm
 from mmcached.wire.messages.worker import EmitEmbedding, EncodeItem, StepPlan
-from mmcached.wire.stats import EncodedOfModality
 from mmcached.worker import stored_outputs
 from mmcached.worker.encoders.encoder import MeasuredForm
 from mmcached.worker.payloads import StoreContact

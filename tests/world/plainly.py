@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 import numpy as np
 
-from mmcached.wire.config import ModelConfig
+from mmcached.wire.model_config import ModelConfig
 from mmcached.wire.vocabulary import BEGIN_TOKEN_ID, END_TOKEN_ID, VOCABULARY_SIZE
 from tests.worker.oracle import IntArray, Item, Oracle, P
 from tests.worker.rings import inline_frames

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mmcached.wire.config import ModelConfig
+from mmcached.wire.model_config import ModelConfig
 from tests.worker.oracle import Item, Oracle, random_image, random_sound, random_video
 from tests.world.plainly import PlainModel, embeddings_of, plain_model
 

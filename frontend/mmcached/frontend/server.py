@@ -58,6 +58,7 @@ from mmcached.wire.errors import (
 )
 from mmcached.wire.messages import client as to_client
 from mmcached.wire.messages import frontend as received
+from mmcached.wire.messages import frontend_from_engines as from_engine
 from mmcached.wire.paths import RunDir
 from mmcached.wire.process.signals import StopFlag
 from mmcached.wire.process.spans import exported_spans
@@ -75,7 +76,7 @@ log = structlog.get_logger("mmcached.frontend")
 CHECK_INTERVAL_S = 0.25
 """Seconds between checks of deaths and deadlines while requests are open, messages arrive, or records are read; at rest
 a death closes a connection, which is an event."""
-_OF_CONNECTION = received.EngineHello | received.EngineReady
+_OF_CONNECTION = from_engine.EngineHello | from_engine.EngineReady
 
 
 class Frontend(Closeable):
@@ -352,32 +353,32 @@ class Frontend(Closeable):
                 self._guard.call("a request that fails", self.requests.fail, number, error)
 
     def _handle_engine(
-        self, peer: bytes, connection: EngineConnection | None, message: received.FromEngine, payload: list[Frame]
+        self, peer: bytes, connection: EngineConnection | None, message: from_engine.FromEngine, payload: list[Frame]
     ) -> None:
-        if isinstance(message, received.EngineHello):
+        if isinstance(message, from_engine.EngineHello):
             self._connections.greet(peer, message)
             return
         if connection is None:
             return  # the engine was dropped, and its connection is closed
         match message:
-            case received.EngineReady():
+            case from_engine.EngineReady():
                 former = self._connections.encoder_fingerprint
                 self._connections.make_ready(connection, message)
                 if former != self._connections.encoder_fingerprint:
                     self._tell_of_encoder(is_another=bool(former))
-            case received.EngineProbed():
+            case from_engine.EngineProbed():
                 self._probes.answered(connection, message)
-            case received.CacheChanged():
+            case from_engine.CacheChanged():
                 self._connections.cache_changed(connection, message)
-            case received.EngineFlushed():
+            case from_engine.EngineFlushed():
                 self._flushes.answered(connection, message)
-            case received.TokensCommitted():
+            case from_engine.TokensCommitted():
                 self.requests.tokens_committed(connection, message, payload)
             case (
-                received.RequestGenerated()
-                | received.RequestEncoded()
-                | received.RequestFailed()
-                | received.RequestMissed()
+                from_engine.RequestGenerated()
+                | from_engine.RequestEncoded()
+                | from_engine.RequestFailed()
+                | from_engine.RequestMissed()
             ):
                 self.requests.ended(connection, message, payload)
             case _:

@@ -8,7 +8,7 @@ format (a message's field, a record's depth) are defined with the format.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -273,11 +273,3 @@ LIMITS: Mapping[str, Limit] = MappingProxyType(
 def check_range(field: str, value: float, low: float, high: float) -> None:
     if not low <= value <= high:
         raise ConfigError(field, value, f"must be between {low} and {high}")
-
-
-def table_lines(defaults: Mapping[str, float]) -> Iterator[str]:
-    yield "| setting | default | range | bounds | beyond it |"
-    yield "|---|---|---|---|---|"
-    for name, limit in LIMITS.items():
-        value = f"{defaults[name]:,} {limit.unit}".rstrip()
-        yield f"| `{name}` | {value} | {limit.low:,} … {limit.high:,} | {limit.bounds} | {limit.beyond} |"

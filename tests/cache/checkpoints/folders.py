@@ -6,7 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from mmcached.wire.config import EncoderConfig, ServiceConfig
+from mmcached.wire.config import ServiceConfig
+from mmcached.wire.model_config import EncoderConfig
 
 CLIP = {"architectures": ["CLIPVisionModel"], "image_size": 56, "patch_size": 14}
 CROPPED = {"image_processor_type": "CLIPImageProcessor", "crop_size": {"height": 56, "width": 56}}

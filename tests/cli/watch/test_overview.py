@@ -18,19 +18,11 @@ from mmcached.cli.watch.service_status import Readiness, gather_status
 from mmcached.cli.watch.status_table import show_status
 from mmcached.cli.watch.top_frame import draw
 from mmcached.wire.config import ServiceConfig
+from mmcached.wire.engine_stats import EncoderCacheStats, EngineStats, KVCacheStats
+from mmcached.wire.figures import StatsRecord
 from mmcached.wire.latency import Latency
 from mmcached.wire.slow_log import SlowCall, SlowLog
-from mmcached.wire.stats import (
-    EncoderCacheStats,
-    EngineStats,
-    FrontendStats,
-    KVCacheStats,
-    RingStats,
-    RoleName,
-    SecondLevelStats,
-    StatsRecord,
-    StoreStats,
-)
+from mmcached.wire.stats import FrontendStats, RingStats, RoleName, SecondLevelStats, StoreStats
 from tests.cli.fake_view import ENGINE, FRONTEND, FakeView, a_role, page_of
 
 SECOND_LEVEL = RoleName("second_level")

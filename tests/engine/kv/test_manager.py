@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mmcached.wire.stats import KVCacheStats
+from mmcached.wire.engine_stats import KVCacheStats
 from tests.engine.builders import generate
 from tests.engine.kv.builders import admit, manager_of, with_tail
 

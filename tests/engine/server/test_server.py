@@ -17,14 +17,15 @@ from mmcached.engine.server.server import POLL_INTERVAL_S
 from mmcached.shm.stats.page import StatsPage, StatsPageReader
 from mmcached.shm.stats.service import stats_of
 from mmcached.wire.config import ServiceConfig
+from mmcached.wire.engine_stats import EngineStats
 from mmcached.wire.errors import CacheMiss, ConfigError, CorruptImage, InvariantError, PeerGone, error_to_wire
 from mmcached.wire.messages import engine as to_engine
-from mmcached.wire.messages import frontend as from_engine
+from mmcached.wire.messages import frontend_from_engines as from_engine
 from mmcached.wire.messages import worker as to_worker
 from mmcached.wire.messages.parts import Feature, Inline, StoredItem
 from mmcached.wire.paths import RunDir
 from mmcached.wire.process.turns import REST_S, TurnShare
-from mmcached.wire.stats import EngineStats, RoleName
+from mmcached.wire.stats import RoleName
 from tests.clock import Clock, Sleeper
 from tests.engine.fake_peers import DEADLINE_S, Bench
 

@@ -20,21 +20,12 @@ from hypothesis import strategies as st
 from mmcached.shm.stats import layout as stats_layout
 from mmcached.shm.stats.layout import ALL_ROLES, FIELDS, PAGE_BYTES, names_digest, slot_of
 from mmcached.shm.stats.page import RoleSnapshot, StatsPage, StatsPageReader, StatsPageWriter
+from mmcached.wire.engine_stats import EngineStats, KVCacheStats, WorkerStats
 from mmcached.wire.errors import InvalidRequest, InvariantError, LayoutMismatch, SegmentError
+from mmcached.wire.figures import StatsRecord
 from mmcached.wire.figures import figures as figures_of_record
 from mmcached.wire.latency import Histogram, Latency
-from mmcached.wire.stats import (
-    EngineStats,
-    FrontendStats,
-    ItemStats,
-    KVCacheStats,
-    RoleName,
-    ServiceStats,
-    StatsRecord,
-    StoreStats,
-    SupervisorStats,
-    WorkerStats,
-)
+from mmcached.wire.stats import FrontendStats, ItemStats, RoleName, ServiceStats, StoreStats, SupervisorStats
 from tests.shm import stats_child
 from tests.shm.processes import DEADLINE_S, wait_until
 

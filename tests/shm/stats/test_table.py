@@ -8,7 +8,8 @@ import pytest
 
 from mmcached.shm.stats.layout import TABLES, Fields
 from mmcached.shm.stats.page import StatsPage, StatsPageReader, StatsPageWriter
-from mmcached.wire.stats import ClientStats, FrontendStats, RoleName, StatsRecord
+from mmcached.wire.figures import StatsRecord
+from mmcached.wire.stats import ClientStats, FrontendStats, RoleName
 
 FRONTEND = RoleName("frontend")
 Figures = dict[str, tuple[int, int, int]]

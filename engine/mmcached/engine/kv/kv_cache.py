@@ -37,9 +37,9 @@ from mmcached.engine.kv.slot_allocator import SlotAllocator, SlotCounts
 from mmcached.engine.kv.steps import Steps
 from mmcached.engine.kv.tables import BlockTables
 from mmcached.engine.steps.request import Request
+from mmcached.wire.engine_stats import KVCacheStats
 from mmcached.wire.errors import ConfigError
 from mmcached.wire.messages.kv_events import KVEvent
-from mmcached.wire.stats import KVCacheStats
 
 
 class KVCache:

@@ -14,7 +14,7 @@ import zmq
 
 from mmcached.wire.errors import ChannelFull
 from mmcached.wire.messages import engine as received
-from mmcached.wire.messages import frontend as to_frontend
+from mmcached.wire.messages import frontend_from_engines as to_frontend
 from mmcached.wire.sockets.channels import DealerChannel
 from mmcached.wire.sockets.frames import Frame
 

@@ -15,7 +15,7 @@ from mmcached.engine.server.probes import EngineProbes
 from mmcached.engine.server.worker_group import WorkerGroup
 from mmcached.wire.errors import RemoteProtocolError, error_from_wire
 from mmcached.wire.messages import engine as received
-from mmcached.wire.messages import frontend as to_frontend
+from mmcached.wire.messages import frontend_from_engines as to_frontend
 from mmcached.wire.process.turns import Guard, TurnShare
 from mmcached.wire.sockets.frames import Frame
 
@@ -98,7 +98,7 @@ class FrontendMessages:
             case received.FlushEngine():
                 self._items.clear_cache()  # at once: later messages rely on an empty cache
                 self._requests.forget_outputs()
-                self._scheduler.new_epoch()
+                self._scheduler.caches.new_epoch()
                 self._publish()
                 if self._news.is_routed_by:
                     self._news.announce()

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Set
 import structlog
 
 from mmcached.wire.errors import ChannelFull
-from mmcached.wire.messages.frontend import CacheChanged
+from mmcached.wire.messages.frontend_from_engines import CacheChanged
 from mmcached.wire.messages.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, KVEvent
 
 log = structlog.get_logger("mmcached.engine")

@@ -45,9 +45,10 @@ from mmcached.engine.server.worker_messages import WorkerMessages
 from mmcached.shm.stats.publisher import StatsPublisher
 from mmcached.wire.closeable import Closeable
 from mmcached.wire.config import ServiceConfig
+from mmcached.wire.engine_stats import EncoderCacheStats, EngineStats
 from mmcached.wire.errors import InvariantError, MmcachedError
 from mmcached.wire.messages import engine as received
-from mmcached.wire.messages import frontend as to_frontend
+from mmcached.wire.messages import frontend_from_engines as to_frontend
 from mmcached.wire.messages import worker as to_worker
 from mmcached.wire.paths import RunDir
 from mmcached.wire.process.signals import StopFlag
@@ -55,7 +56,7 @@ from mmcached.wire.process.spans import exported_spans
 from mmcached.wire.process.turns import REST_S, Guard, TurnShare, longest_rest_s, places
 from mmcached.wire.slow_log import SlowLog
 from mmcached.wire.sockets.channels import RouterChannel
-from mmcached.wire.stats import EncoderCacheStats, EngineStats, RoleName
+from mmcached.wire.stats import RoleName
 
 if TYPE_CHECKING:
     from mmcached.wire.tracing import StartSpan

@@ -15,7 +15,8 @@ from collections.abc import Callable
 import msgspec
 import structlog
 
-from mmcached.engine.scheduling.scheduler import ScheduledStep, Scheduler
+from mmcached.engine.scheduling.scheduler import Scheduler
+from mmcached.engine.scheduling.step import ScheduledStep
 from mmcached.engine.server.engine_latency import EngineLatency
 from mmcached.engine.server.held_records import HeldRecords
 from mmcached.engine.server.item_frames import ItemFrames

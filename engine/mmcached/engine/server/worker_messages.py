@@ -17,7 +17,7 @@ from mmcached.engine.server.step_runner import StepRunner
 from mmcached.engine.server.worker_group import WorkerGroup
 from mmcached.wire.errors import RemoteProtocolError
 from mmcached.wire.messages import engine as received
-from mmcached.wire.messages import frontend as to_frontend
+from mmcached.wire.messages import frontend_from_engines as to_frontend
 from mmcached.wire.messages import worker as to_worker
 from mmcached.wire.process.turns import Guard, TurnShare
 from mmcached.wire.sockets.channels import RouterChannel

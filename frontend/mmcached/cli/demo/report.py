@@ -10,7 +10,8 @@ import torch
 from mmcached.cli.demo.killing import Survival
 from mmcached.cli.demo.workload import Outcome
 from mmcached.cli.watch.shown_figures import queries_and_hits
-from mmcached.wire.stats import ServiceStats, WorkerStats
+from mmcached.wire.engine_stats import WorkerStats
+from mmcached.wire.stats import ServiceStats
 
 CACHES = {"processor": "processor", "encoder": "encoder", "kv_prefix": "KV prefix", "tensor_prefix": "hidden states"}
 """Display name of each cache, by the label of the metrics page."""

@@ -41,9 +41,10 @@ from mmcached.cli.demo.workload import (
 )
 from mmcached.cli.serve.child_service import ChildService
 from mmcached.client import Client
-from mmcached.wire.config import ModelConfig, ServiceConfig
+from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import ConfigError, MmcachedError
 from mmcached.wire.extras import how_to_install
+from mmcached.wire.model_config import ModelConfig
 
 SHOWN = {
     "data_parallel_size": 2,

@@ -9,7 +9,8 @@ from mmcached.wire.errors import ServiceUnavailable, error_to_wire
 from mmcached.wire.limits import RESERVED_DESCRIPTORS
 from mmcached.wire.messages.client import Failed
 from mmcached.wire.messages.engine import Refused
-from mmcached.wire.messages.frontend import FromClient, FromEngine
+from mmcached.wire.messages.frontend import FromClient
+from mmcached.wire.messages.frontend_from_engines import FromEngine
 from mmcached.wire.messages.parts import MessageLimits
 from mmcached.wire.paths import RunDir
 from mmcached.wire.sockets.listener import Bounds, Listener

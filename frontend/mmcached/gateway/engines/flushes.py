@@ -16,7 +16,7 @@ from mmcached.gateway.engines.rounds import AnswerTo, EngineRounds
 from mmcached.wire.errors import MmcachedError
 from mmcached.wire.messages.client import Flushed
 from mmcached.wire.messages.engine import FlushEngine
-from mmcached.wire.messages.frontend import EngineFlushed
+from mmcached.wire.messages.frontend_from_engines import EngineFlushed
 
 FLUSH_TIMEOUT_S = 30.0
 

@@ -49,7 +49,8 @@ from mmcached.shm.stats.layout import (
 from mmcached.shm.stats.table import TableWriter, read_table
 from mmcached.wire.closeable import Closeable
 from mmcached.wire.errors import SegmentError
-from mmcached.wire.stats import RoleName, StatsRecord
+from mmcached.wire.figures import StatsRecord
+from mmcached.wire.stats import RoleName
 
 Clock = Callable[[], int]
 """Returns nanoseconds of CLOCK_MONOTONIC."""

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from mmcached.shm.stats.page import StatsPageWriter
 from mmcached.wire.closeable import Closeable
-from mmcached.wire.stats import RoleName, StatsRecord
+from mmcached.wire.figures import StatsRecord
+from mmcached.wire.stats import RoleName
 
 logger = logging.getLogger("mmcached.stats")
 

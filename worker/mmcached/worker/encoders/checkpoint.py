@@ -16,9 +16,9 @@ from mmcached.cache.checkpoints.checkpoint import FIELD, Checkpoint, library_ver
 from mmcached.cache.checkpoints.frames import FrameGrid, WholeClip
 from mmcached.cache.fingerprints import fingerprint
 from mmcached.client.device.devices import device_of
-from mmcached.wire.config import EncoderConfig
 from mmcached.wire.errors import ConfigError, InvalidRequest
 from mmcached.wire.messages.parts import EncoderForm, TensorForm
+from mmcached.wire.model_config import EncoderConfig
 from mmcached.wire.vocabulary import Modality
 from mmcached.worker.encoders.encoder import MeasuredForm, Outputs, tensor_of
 from mmcached.worker.encoders.examples import Record, examples

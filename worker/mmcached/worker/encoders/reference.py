@@ -15,9 +15,9 @@ from typing import Any
 import torch
 
 from mmcached.cache.store_keys import EMBEDDINGS
-from mmcached.wire.config import ModelConfig
 from mmcached.wire.errors import InvalidRequest
 from mmcached.wire.messages.parts import EncoderForm, TensorForm
+from mmcached.wire.model_config import ModelConfig
 from mmcached.wire.vocabulary import Modality
 from mmcached.worker.encoders.encoder import MeasuredForm, Outputs, form_of, tensor_of
 from mmcached.worker.model.encoder import ItemEncoder

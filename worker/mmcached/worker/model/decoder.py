@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import torch
 
-from mmcached.wire.config import ModelConfig
+from mmcached.wire.model_config import ModelConfig
 from mmcached.wire.vocabulary import BEGIN_TOKEN_ID, TOKEN_IDS, VOCABULARY_SIZE
 from mmcached.worker.model.arithmetic import PRIME, draw, reduce_
 from mmcached.worker.model.batch import AttentionGroup, PackedBatch

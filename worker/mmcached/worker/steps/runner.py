@@ -21,13 +21,13 @@ import torch
 from mmcached.cache.store_keys import EMBEDDINGS
 from mmcached.wire.closeable import Closeable
 from mmcached.wire.config import ServiceConfig
+from mmcached.wire.engine_stats import WorkerStats
 from mmcached.wire.errors import ErrorInfo, InvariantError, MmcachedError, error_to_wire
 from mmcached.wire.messages.engine import Sampled, StepFailed, StepOutput
 from mmcached.wire.messages.parts import Inline, StoredItem
 from mmcached.wire.messages.worker import RunChunk, StepPlan
 from mmcached.wire.process.turns import places
 from mmcached.wire.sockets.frames import Frame
-from mmcached.wire.stats import WorkerStats
 from mmcached.wire.vocabulary import VOCABULARY_SIZE
 from mmcached.worker.devices import failure_of, is_alive
 from mmcached.worker.encoders.encoder import MeasuredForm
