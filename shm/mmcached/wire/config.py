@@ -160,8 +160,8 @@ class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         if self.model.hidden_size % self.model.num_heads:
             raise ConfigError("model.hidden_size", self.model.hidden_size, "must be a multiple of model.num_heads")
         if self.max_model_len > (self.num_kv_blocks - 1) * self.block_size:
-            limit = (self.num_kv_blocks - 1) * self.block_size
-            raise ConfigError("max_model_len", self.max_model_len, f"the KV pool holds {limit} tokens")
+            num_tokens = (self.num_kv_blocks - 1) * self.block_size
+            raise ConfigError("max_model_len", self.max_model_len, f"the KV pool holds {num_tokens} tokens")
         if not self.has_workers and not self.store_data_bytes:
             raise ConfigError(
                 "store_gb", self.store_gb, "must be more than 0: with world_size = 0 there is only a store"

@@ -76,7 +76,7 @@ class Placement:
         return placed + [self._wait_for(name, deadline) for name in names]
 
     def status(self) -> list[PlacedActor]:
-        """Return all actors; one that does not answer within seconds has no node."""
+        """Return all actors; an actor that does not answer within seconds has no node."""
         deadline = time.monotonic() + _ANSWER_S
         return [self._look(name, deadline) for name in self._names()]
 
