@@ -293,7 +293,7 @@ class Subject:
         for index in range(num_slots):
             handle = store.put(str(next(keys)), {"x": item})
             if has_pins and index % PINNED_EVERY == 0:
-                readers[-1].take([Lease(handle)], look)
+                readers[-1].take_leases([Lease(handle)], look)
         return cls(store, readers, look, handle, keys, item)
 
     def put(self) -> None:
@@ -304,7 +304,7 @@ class Subject:
         ring.abort(ring.claim(TINY_BYTES))
 
     def take(self) -> None:
-        self.readers[0].take([Lease(self.handle)], self.look)
+        self.readers[0].take_leases([Lease(self.handle)], self.look)
 
     def give_back(self) -> None:
         self.readers[0].give_back(self.handle)

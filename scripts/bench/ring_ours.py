@@ -115,7 +115,7 @@ class EntryReaderEnd(ReaderEnd):
 
     def read(self, handle: Handle) -> Any:
         holder = self._reader.holder(handle)
-        if not all(self._entry.take([self._returns.bind(holder, handle)], self._reader.look)):
+        if not all(self._entry.take_leases([self._returns.bind(holder, handle)], self._reader.look)):
             raise RuntimeError("the lease was not taken")
         return self._objects.decode_held(handle, holder, tensors="torch", copy=self._copy)
 

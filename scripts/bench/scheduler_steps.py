@@ -290,7 +290,7 @@ class Engine:
 
     def _book(self, frames: list[Frame]) -> None:
         message, payload = decode_frames(frames, _from_worker)
-        finished = self._runner.take(message, payload)
+        finished = self._runner.add_result(message, payload)
         if finished is None or finished.failure() is not None:
             raise RuntimeError(f"the worker's answer is not taken: {message}")
         sampled = {entry.request_id: entry.token_id for entry in finished.answer()[0].sampled}

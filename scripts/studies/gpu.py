@@ -76,7 +76,7 @@ def ring_with(
         objects = stack.enter_context(ObjectStoreReader(reader))
         views = {}
         for name, handle in handles.items():
-            if not all(entry.take([Lease(handle)], reader.look)):
+            if not all(entry.take_leases([Lease(handle)], reader.look)):
                 raise RuntimeError("a lease was not taken")
             views[name] = objects.get(handle, tensors="torch")["data"]
         yield ring.announcement, reader.pages, views

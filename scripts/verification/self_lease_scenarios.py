@@ -120,7 +120,7 @@ class ManyAtOnce(Reader):
         entry, look = the_map.reader_entry(self.reader_id, incarnation), the_map.lookup()
         found = [look.find_generation(slot, 1 + slot) for slot in reversed(range(the_map.num_slots))]
         leases = [Taking(handle) for handle in found if handle is not None]
-        for lease, is_taken in zip(leases, entry.take(leases, look), strict=True):
+        for lease, is_taken in zip(leases, entry.take_leases(leases, look), strict=True):
             self.use(machine, entry, lease, 0 if is_taken else None)
 
 

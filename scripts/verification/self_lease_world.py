@@ -255,7 +255,7 @@ class Reader:
         if handle is None:
             return
         with self.alone(machine, self.setting.the_map.taken_lock(self.reader_id)):
-            (is_taken,) = entry.take([lease := Taking(handle)], look)
+            (is_taken,) = entry.take_leases([lease := Taking(handle)], look)
         self.use(machine, entry, lease, key if is_taken else None)
 
     def use(self, machine: Machine, entry: ReaderEntry, lease: Taking, key: int | None) -> None:

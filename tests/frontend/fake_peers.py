@@ -74,7 +74,7 @@ class FakeClient:
         if isinstance(message, to_client.Records) and self.entry is not None:
             assert self.ring is not None
             leases = [Taking(record) for record in message.records if isinstance(record, Handle)]
-            assert not leases or all(self.entry.take(leases, self.ring.look))
+            assert not leases or all(self.entry.take_leases(leases, self.ring.look))
         return message
 
     def hello(self) -> to_client.Welcome:

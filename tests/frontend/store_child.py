@@ -43,7 +43,7 @@ def main() -> None:
     with RingReader.open(welcome.store_ring) as ring:
         (place,) = answers[1].records  # type: ignore[union-attr]
         assert isinstance(place, Handle)
-        assert entry.take([Taking(place)], ring.look) == [True]
+        assert entry.take_leases([Taking(place)], ring.look) == [True]
     sys.stdout.write("ready\n")
     sys.stdout.flush()
     signal.pause()

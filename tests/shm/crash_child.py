@@ -85,7 +85,7 @@ class Reader:
 
     def receive(self, value: int, place: Any) -> bool:
         handle = msgspec.convert(place, Handle)
-        assert all(self._entry.take([Taking(handle)], self._reader.look))
+        assert all(self._entry.take_leases([Taking(handle)], self._reader.look))
         crash_point("read.after_receive")
 
         def release() -> None:
@@ -101,7 +101,7 @@ class Reader:
         look = self._reader.look
         handle = look.find(key_digest(key))
         assert handle is not None
-        return self._entry.take([Taking(handle)], look)[0]
+        return self._entry.take_leases([Taking(handle)], look)[0]
 
     def release(self) -> None:
         self._held.clear()

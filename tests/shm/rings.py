@@ -52,7 +52,7 @@ def attached(ring: RingWriter) -> Iterator[ReaderEntry]:
 def take(ring: RingWriter, entry: ReaderEntry, handle: Handle) -> bool:
     """Take a lease for an entry of this process; return whether it holds."""
     with reading(ring) as reader:
-        return all(entry.take([Taking(handle)], reader.look))
+        return all(entry.take_leases([Taking(handle)], reader.look))
 
 
 @contextlib.contextmanager

@@ -218,7 +218,7 @@ def test_a_reader_that_dies_with_a_lease_that_it_took_by_itself_costs_nobody_any
             assert successor.taken_bytes == 0
             found = reader.look.find(key_digest(str(value)))
             assert found is not None
-            assert successor.take([Taking(found)], reader.look) == [True]
+            assert successor.take_leases([Taking(found)], reader.look) == [True]
             assert ring.stats().leases == 1
             successor.give_back(found)
             assert ring.stats().leases == 0

@@ -205,7 +205,7 @@ class Fetching(Closeable):
             self._end([task], "late")
             return True
         try:
-            is_ours = self._claims.take(task.name, deadline=task.deadline)
+            is_ours = self._claims.take_claim(task.name, deadline=task.deadline)
         except BackendError:
             self._counts.add(claims_failed=1)
             return False

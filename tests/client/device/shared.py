@@ -38,7 +38,7 @@ class Shared:
         handle = self.store.put(key, record)
         holder = self._objects.reader.holder(handle)
         lease = self._returns.bind(holder, handle)
-        assert self._entry.take([lease], self._objects.reader.look) == [True]
+        assert self._entry.take_leases([lease], self._objects.reader.look) == [True]
         found = self._objects.decode_held(handle, holder, tensors="torch", copy=False)
         assert isinstance(found, dict)
         return found

@@ -51,7 +51,7 @@ class Leased:
     def take_lease(self) -> tuple[Bytes1D, Lease]:
         holder = self.mapping.holder(self.handle)
         lease = self.returns.bind(holder, self.handle)
-        assert self.entry.take([lease], self.mapping.look) == [True]
+        assert self.entry.take_leases([lease], self.mapping.look) == [True]
         return holder, lease
 
     @property

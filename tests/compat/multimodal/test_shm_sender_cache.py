@@ -66,7 +66,7 @@ class Pair:
 
     def take(self, entry: ReaderEntry, sent: ShmItem) -> bool:
         """Take a reader's lease on an item; return whether it holds."""
-        return all(entry.take([Taking(sent.handle)], self.reader.reader.look))
+        return all(entry.take_leases([Taking(sent.handle)], self.reader.reader.look))
 
     def read(self, sent: ShmItem) -> int:
         """Return the value of an item, checked to be the same in every byte."""

@@ -143,7 +143,7 @@ def test_what_clients_have_leased_of_their_share_stays_and_a_put_is_refused() ->
             while store.put("", str(number), an_item(0, LARGE).encoded, epoch=store.epoch) is None:
                 place = store.find("", str(number))
                 assert place is not None
-                assert entry.take([Taking(place)], reader.look) == [True]
+                assert entry.take_leases([Taking(place)], reader.look) == [True]
                 number += 1
                 assert number < 100, "the share of the items is not theirs"
             assert number == RING_BYTES // (LARGE + KIB)

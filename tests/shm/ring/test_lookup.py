@@ -46,7 +46,7 @@ def test_a_record_that_has_expired_is_missing_and_a_lease_on_it_holds(monkeypatc
         lease = Taking(handle)
         clock.now += 0.1
         assert reader.look.find(A) is None
-        assert entry.take([lease], reader.look) == [True], "it was found in time"
+        assert entry.take_leases([lease], reader.look) == [True], "it was found in time"
         assert reader.look.find_generation(handle.slot, handle.generation) == handle
         assert reader.look.find(B) == other
         assert ring.records.expired(10) == [handle]
@@ -119,7 +119,7 @@ def test_a_handle_holds_while_its_slot_is_valid_and_is_checked_while_it_is_not_e
         for change in ({"generation": handle.generation + 1}, {"offset": 64}, {"nbytes": 1}):
             assert look.check_of(msgspec.structs.replace(handle, **change)) is None
         assert not look.holds(msgspec.structs.replace(handle, generation=handle.generation + 1))
-        assert entry.take([Taking(handle)], look) == [True]
+        assert entry.take_leases([Taking(handle)], look) == [True]
         ring.records.discard(handle)
         assert not look.holds(handle)
         assert look.check_of(handle) == check  # whoever has a lease reads on
@@ -139,7 +139,7 @@ def test_the_board_says_who_may_take_leases_and_how_much() -> None:
             assert look.is_attached(entry.reader_id, entry.incarnation)
             assert not look.is_attached(entry.reader_id, entry.incarnation + 1)
             assert (look.may_hold(500), look.may_hold(501)) == (True, False)
-            assert entry.take([Taking(put(ring, A, 300))], look) == [True]
+            assert entry.take_leases([Taking(put(ring, A, 300))], look) == [True]
             ring.readers.poll_hits()
             assert (look.may_hold(200), look.may_hold(201)) == (True, False)
         ring.readers.poll_deaths()
@@ -158,7 +158,7 @@ def test_what_a_dead_reader_held_is_not_charged_to_its_successor() -> None:
     ):
         handle = put(ring, A, 400)
         with attached(ring) as entry:
-            assert entry.take([Taking(handle)], reader.look) == [True]
+            assert entry.take_leases([Taking(handle)], reader.look) == [True]
         with attached(ring) as successor:
             assert successor.reader_id == entry.reader_id
             assert successor.taken_bytes == 0

@@ -41,7 +41,7 @@ def publish(ring: RingWriter, index: int, value: int) -> Handle:
 def take(ring: RingWriter, entry: ReaderEntry, handle: Handle) -> Taking:
     taking = Taking(handle)
     with reading(ring) as reader:
-        assert all(entry.take([taking], reader.look))
+        assert all(entry.take_leases([taking], reader.look))
     return taking
 
 

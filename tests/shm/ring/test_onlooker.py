@@ -21,8 +21,8 @@ def test_what_lies_there_and_who_holds_it() -> None:
     with make_ring(has_index=True) as ring, RingOnlooker(ring.announcement) as onlooker:
         first, second = put(ring, 100, 7), put(ring, 200, 8)
         with attached(ring) as entry, reading(ring) as reader:
-            assert entry.take([Taking(first), Taking(second)], reader.look) == [True, True]
-            assert entry.take([Taking(first)], reader.look) == [True]
+            assert entry.take_leases([Taking(first), Taking(second)], reader.look) == [True, True]
+            assert entry.take_leases([Taking(first)], reader.look) == [True]
             entry.give_back(second)
             rows = onlooker.rows()
             assert [state_of(row) for row in rows[[first.slot, second.slot]]] == ["valid", "valid"]

@@ -376,7 +376,7 @@ class RingModel(RuleBasedStateMachine):
     def take(self, data: st.DataObject) -> None:
         reader_id = data.draw(st.sampled_from(sorted(self.entries)))
         handle = data.draw(st.sampled_from(list(self.current)))
-        assert self.entries[reader_id].take([Taking(handle)], self.reader.look) == [True]
+        assert self.entries[reader_id].take_leases([Taking(handle)], self.reader.look) == [True]
         self.leased[reader_id].append((handle, self.current[handle]))
 
     @precondition(lambda self: any(self.leased.values()))

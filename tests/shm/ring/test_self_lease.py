@@ -82,11 +82,11 @@ def test_a_lease_that_does_not_hold_is_counted_too(missing: str) -> None:
 def test_what_is_taken_stays_until_it_is_given_back_as_often() -> None:
     with make_ring(has_index=True) as ring, attached(ring) as entry, reading(ring) as reader:
         handle = put(ring, 100, value=3)
-        assert entry.take([Taking(handle)], reader.look) == [True]
-        assert entry.take([Taking(handle)], reader.look) == [True]
+        assert entry.take_leases([Taking(handle)], reader.look) == [True]
+        assert entry.take_leases([Taking(handle)], reader.look) == [True]
         view = reader.view(handle)
         ring.records.discard(handle)
-        assert entry.take([Taking(handle)], reader.look) == [False]
+        assert entry.take_leases([Taking(handle)], reader.look) == [False]
         for left in (2, 1):
             entry.give_back(handle)
             assert ring.records.is_leased(handle)
@@ -101,9 +101,9 @@ def test_what_is_taken_stays_until_it_is_given_back_as_often() -> None:
 def test_what_one_reader_holds_another_takes_beside_it_also_when_nobody_finds_it() -> None:
     with make_ring(has_index=True) as ring, attached(ring) as first, attached(ring) as second, reading(ring) as reader:
         handle = put(ring, 100, value=3)
-        assert first.take([Taking(handle)], reader.look) == [True]
+        assert first.take_leases([Taking(handle)], reader.look) == [True]
         ring.records.discard(handle)
-        assert second.take([Taking(handle)], reader.look) == [False]
+        assert second.take_leases([Taking(handle)], reader.look) == [False]
         second.give_back(handle)
         assert second.take_beside(Taking(handle), reader.look)
         first.give_back(handle)
@@ -122,8 +122,8 @@ def test_nobody_takes_a_lease_who_is_not_attached() -> None:
     with make_ring(has_index=True) as ring, reading(ring) as reader:
         handle = put(ring, 100)
         with attached(ring) as entry:
-            assert entry.take([Taking(handle)], reader.look) == [True]
+            assert entry.take_leases([Taking(handle)], reader.look) == [True]
             entry.give_back(handle)
             ring.board.set_attached(entry.reader_id, 0)
-            assert entry.take([Taking(handle)], reader.look) == [False]
+            assert entry.take_leases([Taking(handle)], reader.look) == [False]
             entry.give_back(handle)

@@ -72,7 +72,7 @@ class WorkerMessages:
                     self._guard.call("attachment of a worker", self._on_attached, message)
                 case received.StepOutput() | received.StepFailed():
                     # Not guarded: a partly committed step would contradict the tables.
-                    finished = self._steps.take(message, payload)
+                    finished = self._steps.add_result(message, payload)
                     if finished is not None:
                         self._ends.end_step(finished)
                 case received.WorkerProbed():

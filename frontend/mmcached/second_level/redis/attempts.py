@@ -93,7 +93,7 @@ class Connections:
         self._idle: list[RedisLink] = []
         self._attempts = Attempts(connect, self._idle.append, RedisLink.close)
 
-    def take(self, deadline: float) -> RedisLink:
+    def take_connection(self, deadline: float) -> RedisLink:
         """Return a connection, to be given back or closed; BackendError if there is none in time."""
         return self._attempts.until(self._usable, deadline)
 

@@ -158,7 +158,7 @@ class RedisBackend(Closeable):
         try:
             for connections, numbers in self._by_server(commands, deadline).items():
                 with self._failing(numbers, replies):
-                    link = connections.take(deadline)
+                    link = connections.take_connection(deadline)
                     borrowed.append((connections, link, numbers))
                     link.send(
                         [piece for number in numbers for piece in commands[number].pieces], len(numbers), deadline

@@ -122,7 +122,7 @@ class ReaderEntry(Closeable):
 
     # ---- leases that this process takes by itself
 
-    def take(self, leases: Sequence[SelfLease], look: Lookup) -> list[bool]:
+    def take_leases(self, leases: Sequence[SelfLease], look: Lookup) -> list[bool]:
         """Take leases on found records; return for each whether the record was still there, so that the lease holds.
 
         Call `end` once for each lease, also if it does not hold, when nothing reads under it any more.

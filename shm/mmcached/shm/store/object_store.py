@@ -227,7 +227,7 @@ class ObjectStoreWriter(Closeable):
         """Write and publish a record, and enter it into the books; the index does not show it yet."""
         if isinstance(encoded, PlacedRecord):
             handle = self.ring.publish_placed(encoded, digest, expires_at=expires_at)
-            if self._departed.take(key) and self.ring.records.admits_return():
+            if self._departed.take_departed(key) and self.ring.records.admits_return():
                 self.ring.records.touch(
                     handle
                 )  # evicted too early before: a hit makes it a candidate for a copy into the ring
@@ -238,7 +238,7 @@ class ObjectStoreWriter(Closeable):
             except BaseException:
                 self.ring.abort(claim)
                 raise
-            is_proven = self._departed.take(key) and self.ring.records.admits_return()
+            is_proven = self._departed.take_departed(key) and self.ring.records.admits_return()
             handle = self.ring.commit(claim, digest, is_proven=is_proven, expires_at=expires_at)
         self._enter(key, handle)
         return handle

@@ -27,8 +27,8 @@ def test_the_longest_free_goes_first() -> None:
     order.remove([2, 5])
     order.add([2])
     assert (order.order(), len(order)) == ([3, 1, 4, 2], 4)
-    assert order.take(2) == [3, 1]
-    assert order.take(2) == [4, 2]
+    assert order.take_blocks(2) == [3, 1]
+    assert order.take_blocks(2) == [4, 2]
     assert (order.order(), len(order)) == ([], 0)
 
 
@@ -39,7 +39,7 @@ def test_a_block_that_came_back_often_has_one_place() -> None:
         order.remove([2])
         order.add([2])
     assert order.order() == [1, 3, 2]
-    assert order.take(3) == [1, 3, 2]
+    assert order.take_blocks(3) == [1, 3, 2]
 
 
 def test_the_caller_keeps_its_lists() -> None:
@@ -47,7 +47,7 @@ def test_the_caller_keeps_its_lists() -> None:
     block_ids = [1, 2]
     order.add(block_ids)
     block_ids.append(3)
-    taken = order.take(1)
+    taken = order.take_blocks(1)
     taken.append(4)
     order.order().append(5)
     assert order.order() == [2]
@@ -60,7 +60,7 @@ def test_clear_forgets_what_was_stale_too() -> None:
     order.clear()
     assert (len(order), order.order()) == (0, [])
     order.add([2, 1])
-    assert order.take(2) == [2, 1]
+    assert order.take_blocks(2) == [2, 1]
 
 
 @given(seed=st.integers(0, 1 << 32), num_blocks=st.integers(1, 12), num_steps=st.integers(1, 120))
@@ -80,7 +80,7 @@ def test_as_a_list_does_it(seed: int, num_blocks: int, num_steps: int) -> None:
                 model = [block_id for block_id in model if block_id not in kept]
             case 4 if model:
                 number = rng.randint(1, len(model))
-                assert order.take(number) == model[:number]
+                assert order.take_blocks(number) == model[:number]
                 del model[:number]
             case 5 if rng.randrange(20) == 0:
                 order.clear()
@@ -101,7 +101,7 @@ def test_memory_is_bounded_and_tidying_costs_no_more_than_what_made_it_necessary
             block_ids = [(start * num_at_once + index) % 100 for index in range(num_at_once)]
             order.remove(block_ids)
         else:
-            block_ids = order.take(num_at_once)
+            block_ids = order.take_blocks(num_at_once)
         num_wasted += num_at_once
         if order._entries is not entries:
             num_moved += len(order._entries)

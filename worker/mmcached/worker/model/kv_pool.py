@@ -57,7 +57,7 @@ class KVPool:
         """Mark `slots` (`(n,)` int64 on the CPU) as computed, just before the running step writes all their layers."""
         self._computed[slots] = True
 
-    def withdraw(self, slots: torch.Tensor) -> None:
+    def forget_slots(self, slots: torch.Tensor) -> None:
         self._computed[slots] = False
 
     def check_computed(self, slots: torch.Tensor) -> None:

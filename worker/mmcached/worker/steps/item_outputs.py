@@ -107,7 +107,8 @@ class ItemOutputs(Closeable):
         for emit in plan.emit:
             made.used += self.cache.get(emit.key).values()
 
-    def withdraw(self, plan: StepPlan) -> None:
+    def drop_encoded(self, plan: StepPlan) -> None:
+        """Drop the outputs that a failed step has encoded."""
         self._unsaved.clear()
         self.cache.drop(item.key for item in plan.encode)
 

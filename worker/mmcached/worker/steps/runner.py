@@ -178,8 +178,8 @@ class ModelRunner(Closeable):
             return error_to_wire(failure_of(error)), b""
 
     def _withdraw(self, plan: StepPlan, slots: torch.Tensor) -> None:
-        self._items.withdraw(plan)
-        self._pool.withdraw(slots)
+        self._items.drop_encoded(plan)
+        self._pool.forget_slots(slots)
 
     def _check_chunks(self, chunks: Sequence[RunChunk]) -> PackedBatch | None:
         if not chunks:

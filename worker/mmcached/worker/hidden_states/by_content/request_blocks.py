@@ -93,7 +93,7 @@ class RequestChains:
             block_hash = chain.hashes[number] if number < len(chain.hashes) else None
             if block_hash is not None and self._pool.find(block_hash) is not None:
                 continue  # its predecessor is not sealed: the hashes are not of one sequence
-            block_id = self._pool.take()
+            block_id = self._pool.take_block()
             if block_id is not None:
                 ids[number] = block_id
                 new.append(block_id)
