@@ -63,11 +63,11 @@ def _never_pinned(table: LeaseTable, slot: int) -> bool:
 
 
 def _take_nothing(entry: ReaderEntry, leases: Sequence[SelfLease], look: Lookup) -> list[bool]:
-    """Look again, as `ReaderEntry.take` does, without a lease."""
+    """Look again, as `ReaderEntry.take_leases` does, without a lease."""
     return [look.holds(lease.handle) and look.is_attached(entry.reader_id, entry.incarnation) for lease in leases]
 
 
-_take = ReaderEntry.take
+_take = ReaderEntry.take_leases
 
 
 def _take_and_give_back(entry: ReaderEntry, leases: Sequence[SelfLease], look: Lookup) -> list[bool]:
@@ -94,9 +94,9 @@ def _adopt_nobody(watch: ReaderWatch, may_hold: object) -> list[int]:
 MUTANTS = {
     mutant.name: mutant
     for mutant in (
-        Mutant("client-takes-no-lease", Cast(patched=_patched((ReaderEntry, "take", _take_nothing)))),
+        Mutant("client-takes-no-lease", Cast(patched=_patched((ReaderEntry, "take_leases", _take_nothing)))),
         Mutant("store-ignores-taken-leases", Cast(patched=_patched((LeaseTable, "is_pinned", _never_pinned)))),
-        Mutant("client-gives-back-early", Cast(patched=_patched((ReaderEntry, "take", _take_and_give_back)))),
+        Mutant("client-gives-back-early", Cast(patched=_patched((ReaderEntry, "take_leases", _take_and_give_back)))),
         Mutant("leased-place-is-granted", Cast(patched=_patched((NurseryTable, "forget", _forget_without_an_island)))),
         Mutant("successor-forgets-readers", Cast(patched=_patched((ReaderWatch, "adopt", _adopt_nobody)))),
     )
