@@ -35,7 +35,7 @@ def test_a_small_key_is_recent_for_longer_than_a_large_one() -> None:
 
 
 def test_nobody_has_gone_at_first() -> None:
-    assert not any(map(Departed(capacity=100, num_slots=8).take, range(16)))
+    assert not any(map(Departed(capacity=100, num_slots=8).take_departed, range(16)))
 
 
 def test_of_two_keys_at_one_place_the_later_is_known() -> None:
