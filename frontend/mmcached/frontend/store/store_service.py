@@ -113,7 +113,7 @@ class StoreService(Closeable):
         self.readers = EntryOwners[str]()
         self.nurseries = NurseryService(config, self.records, channel)
         self._has_checksums = config.ring_has_checksums
-        self.client_figures = ClientFigures(config.limits.max_client_names)
+        self.client_figures = ClientFigures()
         self.num_protocol_errors = 0
         self.on_put: Callable[[str, bool], None] | None = None
         self._send = channel.try_send
