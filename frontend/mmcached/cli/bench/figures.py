@@ -35,7 +35,6 @@ class CallKind(StrEnum):
     REDIS_SET = "Redis SET"
 
 
-OURS = (CallKind.VIEW, CallKind.OWNED, CallKind.PUT, CallKind.COMPUTE)
 OF_REDIS = (CallKind.REDIS_GET, CallKind.REDIS_SET)
 READS = (CallKind.VIEW, CallKind.OWNED, CallKind.REDIS_GET)
 """Kinds that read one record repeatedly; each call of the others makes a new one."""

@@ -21,7 +21,6 @@ from mmcached.wire.errors import InvariantError
 @dataclass(frozen=True, slots=True)
 class KVPoolStats:
     slots_computed: int
-    slots_total: int
     nbytes: int
 
 
@@ -75,7 +74,7 @@ class KVPool:
         self._computed.zero_()
 
     def stats(self) -> KVPoolStats:
-        return KVPoolStats(int(self._computed.sum()), len(self._computed), self._data.nbytes)
+        return KVPoolStats(int(self._computed.sum()), self._data.nbytes)
 
 
 def _zeros(shape: tuple[int, ...], device: torch.device) -> torch.Tensor:
