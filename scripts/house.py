@@ -1,7 +1,7 @@
 """Prints the size of each package beside its limit: `python scripts/house.py [--json]`.
 
-The limits are the sizes when they were last set, rounded up. A package that outgrows its limit is split, or gets another
-limit, with the reason in the commit. It only reports. All is read from the sources; nothing is imported or run.
+The limits are the sizes when they were last set, rounded up. A package that outgrows its limit is made smaller, or gets
+another limit, with the reason in the commit. It only reports. All is read from the sources; nothing is imported or run.
 """
 
 from __future__ import annotations
@@ -20,7 +20,24 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 MAX_MODULE_LINES = 350
 MAX_FUNCTION_LINES = 60
 
-PACKAGES = {}
+PACKAGES = {
+    "shm/mmcached/wire": (3_500, 1_100),
+    "shm/mmcached/shm": (4_900, 1_600),
+    "shm/mmcached/cache": (1_100, 400),
+    "frontend/mmcached/frontend": (3_000, 700),
+    "frontend/mmcached/gateway": (4_200, 1_300),
+    "frontend/mmcached/client": (4_700, 1_500),
+    "frontend/mmcached/second_level": (2_500, 600),
+    "frontend/mmcached/pictures": (500, 200),
+    "frontend/mmcached/clips": (900, 300),
+    "frontend/mmcached/cli": (7_000, 1_300),
+    "engine/mmcached/engine": (5_000, 1_200),
+    "engine/mmcached/compat": (2_000, 700),
+    "engine/mmcached/integrations": (3_400, 900),
+    "worker/mmcached/worker": (3_700, 1_000),
+    "scripts": (12_400, 1_900),
+    "tests": (66_300, 3_200),
+}
 """Folder -> the most lines of code, and of docstrings."""
 
 
@@ -49,8 +66,7 @@ def measure() -> Iterator[Row]:
     for package, (code_limit, docs_limit) in PACKAGES.items():
         code, docs = lines_of(sources(package))
         yield Row(f"{package}: lines of code", code, code_limit)
-        if docs_limit:
-            yield Row(f"{package}: lines of docstrings", docs, docs_limit)
+        yield Row(f"{package}: lines of docstrings", docs, docs_limit)
     product = [file for package in PACKAGES if "/mmcached/" in package for file in sources(package)]
     yield Row(f"modules over {MAX_MODULE_LINES} lines", sum(map(is_long, product)), 0)
     functions = [node for file in product for node in ast.walk(parse(file)) if isinstance(node, FUNCTIONS)]
