@@ -27,7 +27,7 @@ from mmcached.gateway.processing.item_processor import Processing
 from mmcached.gateway.processing.media import Medium
 from mmcached.gateway.processing.pixel_budget import PixelBudget
 from mmcached.gateway.processing.pool import IsWanted, Mailbox
-from mmcached.gateway.processing.processor import Processed
+from mmcached.gateway.processing.processor import GatewayItem
 from mmcached.gateway.requests.clip_records import ClipRecords
 from mmcached.gateway.requests.item_making import ItemMaking
 from mmcached.gateway.requests.open_requests import OpenRequest
@@ -57,7 +57,7 @@ class Kept(ItemCache):
     def missing(self, keys: Sequence[str]) -> list[str]:
         return [key for key in dict.fromkeys(keys) if key not in self.keys]
 
-    def keep(self, key: str, item: Processed) -> None:
+    def keep(self, key: str, item: GatewayItem) -> None:
         self.keys.add(key)
 
 

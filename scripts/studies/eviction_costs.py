@@ -12,7 +12,7 @@ import numpy as np
 
 from mmcached.frontend.connections.rings import NoRing
 from mmcached.frontend.store.record_store import RecordStore
-from mmcached.frontend.store.store_service import no_collection
+from mmcached.frontend.store.store_service import gc_paused
 from mmcached.shm import RingWriter, adopt_ring, encode
 from mmcached.shm.ring.allocator import RingAllocator
 from mmcached.shm.segment.mapped import layout_of
@@ -106,7 +106,7 @@ class LeftStore(Closeable):
         self._store.close()
 
     def _adopt(self, announcement: RingAnnouncement) -> None:
-        with no_collection():
+        with gc_paused():
             self._store.adopt(adopt_ring(announcement, layout_of(announcement), max_object_bytes=SMALL_BYTES))
         if len(self._store) != self._num_records:
             raise RuntimeError(f"{len(self._store)} of {self._num_records} records were adopted")

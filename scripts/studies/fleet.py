@@ -26,7 +26,7 @@ from mmcached.compat.kv_cache_manager import KVCacheManager
 from mmcached.engine.kv.config import KVCacheConfig
 from mmcached.engine.server.held_content import ContentReporter as Told
 from mmcached.engine.steps.request import Request
-from mmcached.gateway.engines.held_content import HeldContent as Known
+from mmcached.gateway.engines.engine_content import EngineContent as Known
 from mmcached.gateway.engines.routing import Candidate, Router, RoutingPolicy
 from mmcached.wire.messages.frontend_from_engines import CacheChanged
 from scripts.bench.harness import Row, print_rows

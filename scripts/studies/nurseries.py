@@ -31,10 +31,10 @@ from mmcached.frontend.store.record_store import RecordStore
 from mmcached.shm import EncodedRecord
 from mmcached.shm.ring import ring as ring_module
 from mmcached.shm.ring.chunks import RingClaim
+from mmcached.shm.ring.current_records import CurrentRecords
 from mmcached.shm.ring.extents import Extents
 from mmcached.shm.ring.nursery_table import PlacedRecord
 from mmcached.shm.ring.ring import RingWriter
-from mmcached.shm.ring.ring_records import RingRecords
 from mmcached.shm.ring.service_layout import num_nursery_slots, service_layout
 from mmcached.shm.segment.layout import Layout, chunk_bytes
 from mmcached.shm.segment.mapped import Control, map_object
@@ -163,7 +163,7 @@ class _Encoded:
         pass
 
 
-class _Records(RingRecords):
+class _Records(CurrentRecords):
     """Records whose payloads are never read."""
 
     place_to_note: dict[tuple[int, int], bytes]
@@ -182,7 +182,7 @@ class _Ring(RingWriter):
         return super().claim(nbytes, note)._replace(buffer=NO_BYTES, note=b"")
 
     def __init__(self, segment: _Segment, *, max_object_bytes: int, num_nursery_slots: int) -> None:
-        with mock.patch.object(ring_module, "RingRecords", _Records):
+        with mock.patch.object(ring_module, "CurrentRecords", _Records):
             super().__init__(segment, max_object_bytes=max_object_bytes, num_nursery_slots=num_nursery_slots)
         cast(_Records, self.records).place_to_note = {}
 

@@ -28,7 +28,9 @@ from mmcached.client.store.hits import Hit, Reading
 from mmcached.client.store.session import StoreSession
 from mmcached.frontend.connections.rings import LateRing, RingPlan
 from mmcached.frontend.store.nursery_service import NurseryService
+from mmcached.frontend.store.record_books import RecordBooks
 from mmcached.frontend.store.record_store import RecordStore
+from mmcached.frontend.store.ring_records import RingRecords
 from mmcached.shm import ObjectStoreReader, RingReader, RingWriter, sweep
 from mmcached.shm.ring.chunks import RingClaim
 from mmcached.shm.ring.key_index import index_words, key_digest
@@ -87,15 +89,17 @@ class _Living:
         return Path(f"/proc/{int(identity.split()[1])}").exists()
 
 
-class _Records(RecordStore):
-    """A store that keeps the ledger when a record is copied into the ring."""
+class _Records(RingRecords):
+    """Records that keep the ledger when one of them is copied into the ring."""
 
-    ledger: memoryview
+    def __init__(self, books: RecordBooks, ledger: memoryview) -> None:
+        super().__init__(books)
+        self._ledger = ledger
 
     def end_copy(self, handle: Handle, claim: RingClaim, *, is_proven: bool) -> bool:
         is_moved = super().end_copy(handle, claim, is_proven=is_proven)
         if is_moved:
-            self.ledger[claim.slot], self.ledger[handle.slot] = self.ledger[handle.slot], 0
+            self._ledger[claim.slot], self._ledger[handle.slot] = self._ledger[handle.slot], 0
         return is_moved
 
 
@@ -145,7 +149,7 @@ class StoreWriter:
         books = self._nurseries.books
         assert nurseries_of(self.ring.announcement) == sorted(one.nursery for one in books)
         self.role.board.set(self.role.life, Count.DRAINED, sum(one.peer is None for one in books))
-        self.role.board.set(self.role.life, Count.PROMOTED, self._nurseries.num_promotions)
+        self.role.board.set(self.role.life, Count.PROMOTED, self._nurseries.copies.num_done)
 
     def _listen(self) -> None:
         with suppress(zmq.Again):
@@ -256,14 +260,14 @@ def run_store(role: Role) -> None:
 
     with (
         LateRing("store", PLAN, role.run_dir, outlives_service=False) as late_ring,
-        _Records(first_epoch=time.time_ns()) as records,
+        RecordStore(first_epoch=time.time_ns()) as records,
         zmq.Context() as context,
         open_socket(context, zmq.ROUTER) as socket,
     ):
         ring = late_ring.take(time.monotonic())
         assert ring is not None
         ring.records.on_evict = forget
-        records.ledger = ledger
+        records.in_ring = _Records(records.in_ring.books, ledger)
         records.adopt(ring)
         role.log_ring(ring.announcement)
         writer = StoreWriter(role, ring, records, socket)

@@ -11,7 +11,16 @@ from dataclasses import dataclass, replace
 from typing import Any
 from unittest import mock
 
-from mmcached.shm.ring import adoption, lookup, reader_entry, reader_watch, ring, ring_readers, ring_records, slot_table
+from mmcached.shm.ring import (
+    adoption,
+    current_records,
+    lookup,
+    reader_entry,
+    reader_watch,
+    ring,
+    ring_readers,
+    slot_table,
+)
 from mmcached.shm.ring.chunks import ChunkTable
 from mmcached.shm.ring.leases import LeaseTable
 from mmcached.shm.ring.lookup import Lookup
@@ -391,7 +400,7 @@ MUTANTS = (
         "the writer does not fence before it counts",
         "I1",
         _ONE,
-        (ring_records, "require_word_store", StoreWithoutFence),
+        (current_records, "require_word_store", StoreWithoutFence),
     ),
     _mutant(
         "the last lease of many is counted after the fence",
@@ -412,15 +421,19 @@ MUTANTS = (
         "taken is counted before returned", "I1", _BY_TOKEN, (ring_readers, "LeaseTable", TableThatLooksAtTakenFirst)
     ),
     _mutant("threads of a reader count side by side", "I3", _THREADS, (self_lease_world, "Reader", ReaderWithoutLock)),
-    _mutant("what was retired in vain is not restored", "I7", _ONE, (ring_records, "SlotTable", SlotsThatStayRetired)),
-    _mutant("what is overwritten is not sealed", "I1", _HANDED_ON, (ring_records, "SlotTable", SlotsThatAreNotSealed)),
-    _mutant("a slot is sealed at once", "I8", _HANDED_ON, (ring_records, "SlotTable", SlotsThatAreSealedAtOnce)),
+    _mutant(
+        "what was retired in vain is not restored", "I7", _ONE, (current_records, "SlotTable", SlotsThatStayRetired)
+    ),
+    _mutant(
+        "what is overwritten is not sealed", "I1", _HANDED_ON, (current_records, "SlotTable", SlotsThatAreNotSealed)
+    ),
+    _mutant("a slot is sealed at once", "I8", _HANDED_ON, (current_records, "SlotTable", SlotsThatAreSealedAtOnce)),
     _mutant(
         *("what was retired in vain is restored after the next record", "I7"),
         replace(_SIZES, the_map=Map(1, 3, has_sizes=True), script=(Put(1, 2), Put(1))),
-        (ring_records, "SlotTable", SlotsThatAreRestoredLate),
+        (current_records, "SlotTable", SlotsThatAreRestoredLate),
     ),
-    _mutant("what is overwritten is not erased", "I7", _SIZES, (ring_records, "SlotTable", SlotsThatAreNotErased)),
+    _mutant("what is overwritten is not erased", "I7", _SIZES, (current_records, "SlotTable", SlotsThatAreNotErased)),
     _mutant(
         "a record is published before its payload", "I1", _ONE, (self_lease_world, "Writer", WriterThatPublishesFirst)
     ),
@@ -465,7 +478,9 @@ MUTANTS = (
         _FENCED_ADOPTED,
         (ring_readers, "LeaseTable", TableThatForgetsFenced),
     ),
-    _mutant("a successor frees what is leased", "I1", _ADOPTED, (ring_records, "adopt_chunks", adopt_without_islands)),
+    _mutant(
+        "a successor frees what is leased", "I1", _ADOPTED, (current_records, "adopt_chunks", adopt_without_islands)
+    ),
     _mutant("a successor does not fence", "I1", _CLEARED, (adoption, "require_word_store", StoreWithoutFence)),
     _mutant("a successor uses a generation again", "I1", _DISCARDED, (ring, "ChunkTable", ChunksThatCountWhatIsThere)),
 )

@@ -319,7 +319,7 @@ ROLE = """
 import mmcached.cli.role
 import {module} as server
 def run(*arguments):
-    print(*arguments)
+    print(*(getattr(each, "__name__", each) for each in arguments))
     print(*sys.modules)
     return 3
 server.main = run
@@ -329,7 +329,7 @@ server.main = run
 @pytest.mark.parametrize(
     ("role", "arguments", "handed"),
     [
-        ("frontend", [], ""),
+        ("frontend", [], "ModelGateway"),
         ("second-level", [], ""),
         ("engine", ["--index", "1"], "1"),
         ("worker", ["--rank", "2", "--index", "1"], "1 2"),

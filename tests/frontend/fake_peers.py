@@ -13,7 +13,10 @@ from typing import TYPE_CHECKING, TypeVar
 from PIL import Image
 
 from mmcached.client.results import stats_from
+from mmcached.frontend.mount import Mount
 from mmcached.frontend.server import Frontend
+from mmcached.frontend.store_alone import StoreAlone
+from mmcached.gateway.gateway import ModelGateway
 from mmcached.shm import ObjectStoreReader, ReaderEntry, RingReader, decode_record_frames, encode
 from mmcached.shm.files.lock_file import LockFile
 from mmcached.shm.store.codec import Record
@@ -43,6 +46,11 @@ def png(shade: int, size: tuple[int, int] = (40, 40)) -> bytes:
     buffer = io.BytesIO()
     Image.new("RGB", size, (shade, 0, 0)).save(buffer, "PNG")
     return buffer.getvalue()
+
+
+def mount_of(config: ServiceConfig) -> Mount:
+    """Return the gateway that a service with this configuration has."""
+    return ModelGateway if config.has_workers else StoreAlone
 
 
 class FakeClient:
@@ -182,12 +190,17 @@ class Bench(Closeable):
         self.directory = RunDir(run_dir)
         self.directory.create()
         self.config = config
-        self.frontend = Frontend(self.directory, config, clock=clock, start_span=start_span)
+        self.frontend = Frontend(self.directory, config, mount_of(config), clock=clock, start_span=start_span)
         self._new_client()
         self.engines: list[WireEngine] = []
         self.clients: list[FakeClient] = []
         self.first_epoch = 0
         self.payload: list[Frame] = []
+
+    @property
+    def gateway(self) -> ModelGateway:
+        assert isinstance(self.frontend.gateway, ModelGateway)
+        return self.frontend.gateway
 
     def _new_client(self) -> None:
         self.client: Dealer[to_client.ToClient] = Dealer(self.directory.client_address, to_client.ToClient)

@@ -8,10 +8,11 @@ from mmcached.cache.store_keys import ITEMS_TENANT
 from mmcached.frontend.server import Frontend
 from mmcached.frontend.store.claim_table import ClaimTable
 from mmcached.frontend.store.fetch_table import FetchTable
-from mmcached.frontend.store.nurseries import Nurseries
+from mmcached.frontend.store.nurseries import NurseryAllocator
 from mmcached.frontend.store.nursery_service import NurseryService
 from mmcached.frontend.store.record_store import RecordStore
 from mmcached.frontend.store.store_service import StoreService
+from mmcached.gateway.gateway import ModelGateway
 from mmcached.gateway.processing.single_flight import SingleFlight
 from mmcached.gateway.requests.clip_queue import ClipQueue
 from mmcached.gateway.requests.encoder_outputs import _is_owner
@@ -25,26 +26,27 @@ from tests.shm.integrity import check_objects
 
 def check_records(records: RecordStore) -> None:
     """Check that every record is charged to its tenant, and that no tenant or share is over its limit."""
-    if isinstance(records._store, ObjectStoreWriter):
-        check_objects(records._store)
-    listed = [key for books in records._tenant_to_books.values() for key in books.key_to_bytes]
-    assert len(listed) == len(records._store)
-    assert all(records._store.find(key) is not None for key in listed)
-    for tenant, books in records._tenant_to_books.items():
-        assert all(records._key_to_tenant.get(key) == tenant for key in books.key_to_bytes)
-        assert books.key_to_bytes
-        assert books.num_bytes == sum(books.key_to_bytes.values())
-        assert records._quota_bytes is None or tenant == ITEMS_TENANT or books.num_bytes <= records._quota_bytes
-    if records._share_bytes is not None:
-        of_clients = {name for name, tenant in records._key_to_tenant.items() if tenant != ITEMS_TENANT}
-        in_ring = {name for name in of_clients if not records._lies_in_nursery(name)}
-        charged = records._clients_books.key_to_bytes.keys()
+    in_ring, books = records.in_ring, records.in_ring.books
+    if isinstance(in_ring.objects, ObjectStoreWriter):
+        check_objects(in_ring.objects)
+    listed = [key for each in books.by_tenant.values() for key in each.key_to_bytes]
+    assert len(listed) == len(in_ring)
+    assert all(in_ring.objects.find(key) is not None for key in listed)
+    for tenant, of_tenant in books.by_tenant.items():
+        assert all(books.tenant_of(key) == tenant for key in of_tenant.key_to_bytes)
+        assert of_tenant.key_to_bytes
+        assert of_tenant.num_bytes == sum(of_tenant.key_to_bytes.values())
+        assert books.quota_bytes is None or tenant == ITEMS_TENANT or of_tenant.num_bytes <= books.quota_bytes
+    if books.share_bytes is not None:
+        of_clients = {name for name in listed if books.tenant_of(name) != ITEMS_TENANT}
+        lie_in_ring = {name for name in of_clients if not in_ring.lies_in_nursery(name)}
+        charged = books.clients.key_to_bytes.keys()
         # A record being copied into the ring is charged before it lies there.
-        assert in_ring <= charged <= of_clients
-        assert records._clients_books.num_bytes <= records._share_bytes
+        assert lie_in_ring <= charged <= of_clients
+        assert books.clients.num_bytes <= books.share_bytes
 
 
-def check_nurseries(books: Nurseries) -> None:
+def check_nurseries(books: NurseryAllocator) -> None:
     """Check that no byte of a nursery has two owners."""
     for one in books:
         kinds = (one.granted, one.prepared, one.prepared_cold, one.free, one.cold)
@@ -120,12 +122,12 @@ def check_requests(service: RequestService) -> None:
     """Check outputs, work, figures of engines and streams against the open requests."""
     outputs = service.outputs
     assert {*filter(_is_owner, outputs._waits.keys())} <= {*outputs._owners.values()}, "an output has no owner"
-    if service._verbs is not None:
-        check_making(service._verbs.making)
-        check_submission(service._verbs.submission)
+    check_making(service.making)
+    check_submission(service._verbs.submission)
     assert service.streams.due() <= {request.stream for request in service._requests}
     assert len(service._waits) == len(service._requests)
 
 
 def check_frontend(frontend: Frontend) -> None:
-    check_requests(frontend.requests)
+    if isinstance(frontend.gateway, ModelGateway):
+        check_requests(frontend.gateway.requests)

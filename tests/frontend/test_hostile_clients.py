@@ -113,7 +113,7 @@ def test_a_flood_leaves_another_client_answered_and_deadlines_and_engines_looked
         engine.channel.send(from_engine.RequestGenerated(honest_request(bench, engine), [5], "length", 0))
         assert bench.answer(to_client.Generated).request_id == 2
         bench.client.send(to_frontend.Generate(bench.client_id, 3, "hello", 4, None, 5.0))
-        bench.pump(lambda: len(bench.frontend.requests) == 1)
+        bench.pump(lambda: len(bench.gateway.requests) == 1)
         clock.now += 6
         assert bench.answer(to_client.Failed).error.code == "deadline_exceeded"
     finally:
@@ -172,7 +172,7 @@ def test_one_client_has_no_more_requests_open_than_it_may(bench: Bench) -> None:
     assert failed.error.details == {"field": "limits.max_requests_per_client", "value": 4, "limit": 4}
     other = bench.connect_client(is_reader=False)
     other.channel.send(to_frontend.Generate(other.client_id, 1, "hello", 4, None, 60.0))
-    bench.pump(lambda: len(bench.frontend.requests) == 5)
+    bench.pump(lambda: len(bench.gateway.requests) == 5)
 
 
 # ---- memory
@@ -294,7 +294,7 @@ def test_a_fault_over_what_an_engine_says_ends_that_request(bench: Bench, monkey
         raise ZeroDivisionError
 
     with monkeypatch.context() as patch:
-        patch.setattr(bench.frontend.requests.streams, "rest", broken)
+        patch.setattr(bench.gateway.requests.streams, "rest", broken)
         engine.channel.send(from_engine.RequestGenerated(adds[0].request_id, [5], "length", 0))
         failed = bench.answer(to_client.Failed)
     assert (failed.request_id, failed.error.code) == (1, "invariant_error")

@@ -13,8 +13,8 @@ from structlog.testing import capture_logs
 from mmcached.cache.store_keys import ITEMS_TENANT
 from mmcached.client.store.tokens import checked_token
 from mmcached.frontend.connections.rings import warn_of_small_shm
+from mmcached.frontend.flushes import FLUSH_TIMEOUT_S
 from mmcached.frontend.server import CHECK_INTERVAL_S
-from mmcached.gateway.engines.flushes import FLUSH_TIMEOUT_S
 from mmcached.gateway.requests.request_verbs import MAX_RESENDS
 from mmcached.shm import encode
 from mmcached.shm.segment.segment import HostCalls
@@ -296,7 +296,7 @@ def test_for_an_engine_whose_connection_is_gone_nothing_is_pinned(bench: Bench) 
     engine.channel.close()
     bench.engines.remove(engine)
     bench.generate(2, [png(1)])
-    bench.pump(lambda: not bench.frontend._connections.ready())
+    bench.pump(lambda: not bench.gateway.connections.ready())
     stats = bench.stats()
     assert (stats.requests_open, stats.items.pinned_bytes, stats.engines) == (1, 0, [])
 
@@ -399,7 +399,7 @@ def test_a_living_engine_that_is_dropped_may_come_again(bench: Bench, monkeypatc
     bench.generate(1, [])
     bench.from_frontend(engine, to_engine.AddRequest)
     with monkeypatch.context() as patch:
-        patch.setattr(bench.frontend._connections, "make_ready", lambda *_: 1 / 0)
+        patch.setattr(bench.gateway.connections, "make_ready", lambda *_: 1 / 0)
         engine.channel.send(from_engine.EngineReady(1))
         assert bench.answer(to_client.Failed).error.code == "request_aborted"
     bench.engine_dies(engine)
@@ -427,7 +427,7 @@ def test_engine_that_connects_anew_begins_anew(bench: Bench) -> None:
     engine = bench.connect_engine()
     bench.generate(1, [png(1)])
     add = bench.from_frontend(engine, to_engine.AddRequest)
-    former = bench.frontend._connections.ready()[0].incarnation
+    former = bench.gateway.connections.ready()[0].incarnation
     engine.connect_anew()
     assert bench.from_frontend(engine, to_engine.Greeted).session != former
     assert bench.answer(to_client.Failed).error.code == "request_aborted"

@@ -7,7 +7,7 @@ from functools import partial
 
 from mmcached.gateway.processing.decoder_process import Pixels
 from mmcached.gateway.processing.item_processor import Processing
-from mmcached.gateway.processing.processor import Processed
+from mmcached.gateway.processing.processor import GatewayItem
 from mmcached.pictures.grid import scaled_size
 from mmcached.pictures.images import decode_image
 from mmcached.pictures.settings import PictureSettings
@@ -25,6 +25,6 @@ def pixels_of(data: bytes, settings: PictureSettings, field: str = "image") -> P
     return Pixels(*image.size, image.tobytes())
 
 
-def item_of(data: bytes, model: ModelConfig | None = None) -> Processed:
+def item_of(data: bytes, model: ModelConfig | None = None) -> GatewayItem:
     config = ServiceConfig(model=model or ModelConfig())
     return Processing(config).item(pixels_of(data, PictureSettings.from_config(config)))

@@ -200,7 +200,7 @@ def test_flush_begins_again_with_the_file_of_who_has_one(run_dir: Path, work: He
         work.hold(A, B)
         ask(bench, 2, [NO_FILE, B], ["a", None])  # waits for B; its other image is a hit at this moment
         bench.pump(lambda: work.begun == [A, B])
-        bench.frontend.requests.items.clear()  # as if it had been evicted
+        bench.gateway.requests.items.clear()  # as if it had been evicted
         ask(bench, 3, [A], ["a"])
         bench.pump(lambda: work.begun == [A, B, A])
         bench.client.send(to_frontend.Flush(9))
@@ -218,7 +218,7 @@ def test_an_id_that_is_evicted_while_another_image_is_processed_is_a_miss(
     work.hold(B)
     ask(bench, 2, [NO_FILE, B], ["a", None])
     bench.pump(lambda: work.begun == [A, B])
-    bench.frontend.requests.items.clear()  # as if it had been evicted
+    bench.gateway.requests.items.clear()  # as if it had been evicted
     work.release()
     assert_misses(bench, 2, "a")
     ask(bench, 3, [A, B], ["a", None])

@@ -21,6 +21,7 @@ from mmcached.cli.serve.first_request import first_request
 from mmcached.client import Client
 from mmcached.engine.server.server import EngineServer
 from mmcached.frontend.server import Frontend
+from mmcached.gateway.gateway import ModelGateway
 from mmcached.shm.stats.page import StatsPage
 from mmcached.shm.stats.publisher import StatsPublisher
 from mmcached.wire.config import ServiceConfig
@@ -56,7 +57,7 @@ class LocalService:
         directory = RunDir(self.run_dir)
         directory.create()
         self.page = StatsPage.create(directory.stats_page)
-        self.frontend = Frontend(directory, self.config)
+        self.frontend = Frontend(directory, self.config, ModelGateway)
         self.engines = [EngineServer(directory, self.config, index) for index in range(self.config.num_engines)]
         self._start(lambda: self._serve(self.frontend))
         for index, engine in enumerate(self.engines):
@@ -86,6 +87,11 @@ class LocalService:
     def engine(self) -> EngineServer:
         """The first of them."""
         return self.engines[0]
+
+    @property
+    def gateway(self) -> ModelGateway:
+        assert isinstance(self.frontend.gateway, ModelGateway)
+        return self.frontend.gateway
 
     def _work(self, directory: RunDir, index: int, rank: int) -> None:
         runner = ModelRunner(self.config, rank=rank, device=torch.device("cpu"), run_dir=self.run_dir)

@@ -30,7 +30,7 @@ SIDE = 64
 def service(run_dir: Path) -> Iterator[Path]:
     with LocalService(run_dir, CONFIG, saves_outputs=True) as service:
         yield run_dir
-        eventually(lambda: len(service.frontend.requests), lambda number: number == 0, "open requests")
+        eventually(lambda: len(service.gateway.requests), lambda number: number == 0, "open requests")
 
 
 @pytest.fixture

@@ -71,7 +71,7 @@ def test_a_name_that_is_used_again_for_an_image_of_another_size(
     with LocalService(run_dir, base(world_size=1, **MODES[mode])) as service, Client(run_dir) as client:
         wanted, tokens = client.encode([second]), client.generate(TWICE, [second, second], hidden_states=True)
         client.generate(TWICE, [first, first], image_ids=["a", "a"])
-        service.frontend.requests.items.clear()
+        service.gateway.requests.items.clear()
         (embeddings,) = client.encode([second], image_ids=["a"])
         assert torch.equal(embeddings, wanted[0])
         again = client.generate(TWICE, [None, second], image_ids=["a", "a"], hidden_states=True)

@@ -22,7 +22,7 @@ PHOTOS = [photo(0), photo(1)]
 def test_a_request_that_is_lost_leaves_nothing_pinned(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with LocalService(run_dir, base(world_size=1)) as service, Client(run_dir) as client:
         wanted = client.generate(PROMPT, PHOTOS).tokens
-        channel = service.frontend._engines
+        channel = service.gateway._channel
         send, lost = channel.send, list[AddRequest]()
 
         def lossy(peer: bytes, message: object, payload: object = ()) -> None:

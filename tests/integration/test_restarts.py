@@ -213,7 +213,7 @@ def test_an_engine_that_the_frontend_has_dropped_is_served_again_and_keeps_its_c
 ) -> None:
     with LocalService(run_dir, small_config(world_size=1)) as service, Client(run_dir) as client:
         wanted = client.generate("what is <image>, at length?", [photo(0)], MAX_TOKENS)
-        connections = service.frontend._connections
+        connections = service.gateway.connections
         (former,) = connections.ready()
         look = connections.check
 

@@ -220,7 +220,7 @@ def test_a_client_that_reads_slowly_holds_nobody_up_and_gets_everything(
     service: LocalService, wanted: dict[str, Generation], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A window for three steps: the rest waits in the frontend and comes with the answer."""
-    answer, streams = wanted[PROMPT], service.frontend.requests.streams
+    answer, streams = wanted[PROMPT], service.gateway.requests.streams
     row_bytes = len(KEYS) * 4 * service.config.model.hidden_size
     monkeypatch.setattr(streams, "row_window_bytes", row_bytes * (answer.num_prompt_tokens + 3))
     with Client(service.run_dir) as slow, Client(service.run_dir) as other:
@@ -242,7 +242,7 @@ def test_a_window_that_is_smaller_than_any_piece_keeps_a_stream_flowing(
     service: LocalService, wanted: dict[str, Generation], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The client says what it has taken for half a window of its own: here for none, and it hears of all of it."""
-    monkeypatch.setattr(service.frontend.requests.streams, "row_window_bytes", 1)
+    monkeypatch.setattr(service.gateway.requests.streams, "row_window_bytes", 1)
     monkeypatch.setattr("mmcached.client.token_stream.TokenStream.__init__.__kwdefaults__", {"row_window_bytes": 1})
     with Client(service.run_dir) as client:
         joined = stream(client)
@@ -298,7 +298,7 @@ def test_random_consumers_of_random_services(
         "mmcached.client.token_stream.TokenStream.__init__.__kwdefaults__", {"row_window_bytes": window}
     )
     with LocalService(run_dir, settings) as service:
-        service.frontend.requests.streams.row_window_bytes = window
+        service.gateway.requests.streams.row_window_bytes = window
         asyncio.run(asyncio.wait_for(play(), DEADLINE_S))
         assert_nothing_kept(service)
 

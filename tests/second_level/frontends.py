@@ -15,6 +15,7 @@ import msgspec
 
 from mmcached.client import Client
 from mmcached.frontend.server import Frontend
+from mmcached.frontend.store_alone import StoreAlone
 from mmcached.second_level.process import SecondLevelProcess
 from mmcached.second_level.shared_records import SharedRecords
 from mmcached.wire.closeable import Closeable
@@ -43,7 +44,7 @@ class FrontendThread(Closeable):
         self.directory = RunDir(path)
         self.directory.create()
         config.save(self.directory.config)
-        self.frontend = Frontend(self.directory, config)
+        self.frontend = Frontend(self.directory, config, StoreAlone)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run)
         self._thread.start()

@@ -41,11 +41,10 @@ def _run(role: str, arguments: Sequence[str]) -> int:
     directory = RunDir(given.run_dir)
     directory.check()
     number = {"engine": " {index}", "worker": " {index}.{rank}"}.get(role, "").format(**vars(given))
-    set_up_logging(role.replace("-", " ") + number, ServiceConfig.load(directory.config))
+    config = ServiceConfig.load(directory.config)
+    set_up_logging(role.replace("-", " ") + number, config)
     if role == "frontend":
-        from mmcached.frontend import server as frontend
-
-        return frontend.main(given.run_dir)
+        return _run_frontend(given.run_dir, config)
     if role == "second-level":
         from mmcached.second_level import process as second_level
 
@@ -57,6 +56,19 @@ def _run(role: str, arguments: Sequence[str]) -> int:
     from mmcached.worker import server as worker
 
     return worker.main(given.run_dir, given.index, given.rank)
+
+
+def _run_frontend(run_dir: Path, config: ServiceConfig) -> int:
+    """Run the frontend with a gateway; without workers it is a store alone, and imports nothing of the gateway."""
+    from mmcached.frontend import server
+
+    if config.has_workers:
+        from mmcached.gateway.gateway import ModelGateway
+
+        return server.main(run_dir, ModelGateway)
+    from mmcached.frontend.store_alone import StoreAlone
+
+    return server.main(run_dir, StoreAlone)
 
 
 def _leave(status: int) -> NoReturn:

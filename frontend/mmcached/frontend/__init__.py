@@ -1,11 +1,15 @@
-"""The frontend process (P0): answers clients, and owns the ring.
+"""The frontend process (P0): the loop, the connections of clients, and the store of their records.
 
-    server.py      the main loop of the process
-    connections/   sockets, the ring, and the client of each connection
-    store/         records that clients put and get
+    server.py           the main loop; start here
+    client_messages.py  hands each message of a client to the part that serves it
+    connections/        the clients' socket, and the ring
+    store/              records that clients put and get
+    flushes.py          flushes of all caches, one round at a time (rounds.py)
+    mount.py            the interface of a gateway, which serves requests for computed results
+    store_alone.py      the gateway of a service without workers
 
-Requests are served by `mmcached.gateway`. Does not import torch. Names are imported on first use, because the frontend
-of a store processes no images. Classes for vLLM's caches are in `mmcached.compat`.
+Imports nothing of `mmcached.gateway`, and no torch. The published names, such as `ImageProcessor`, are imported on
+first use; classes for vLLM's caches are in `mmcached.compat`.
 """
 
 from __future__ import annotations

@@ -19,6 +19,8 @@ from typing import Literal
 from mmcached.wire.config import ServiceConfig
 
 ProcessorCacheKind = Literal["off", "processor_only", "lru", "shm"]
+SMALL_SHARE = 16
+"""In mode `shm`, small items kept beside the ring take at most 1 / `SMALL_SHARE` of the items' share."""
 
 
 def processor_cache_kind(config: ServiceConfig) -> ProcessorCacheKind:

@@ -102,7 +102,6 @@ class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     # limits on one client, message, image or turn of a loop
     limits: LimitsConfig = LimitsConfig()
 
-    # publication of the prefix cache's content
     kv_events: KVEventsConfig = KVEventsConfig()
 
     # engines, each with its own workers; behind a balancer of the deployment (`data_parallel_external_lb`) each engine

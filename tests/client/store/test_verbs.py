@@ -20,7 +20,7 @@ import torch
 
 from mmcached.client import AsyncClient, Client, contact
 from mmcached.client.store.session import MEASURED_ONE_IN, StoreSession
-from mmcached.frontend.store.record_store import Refusal
+from mmcached.frontend.store.put_refusal import PutRefusal
 from mmcached.shm import ReaderEntry, RingWriter, sweep
 from mmcached.shm.ring.lookup import Lookup
 from mmcached.shm.ring.self_lease import SelfLease
@@ -490,7 +490,7 @@ def test_a_refusal_names_the_tenants_quota_or_the_room(run_dir: Path, make: Make
         large = client.put("k", {"x": np.zeros(2 << 20, np.uint8)})
         assert f"{1 << 20} bytes (store_tenant_quota_gb)" in large.reason
         data_bytes = service.desk.announcement.data_bytes  # type: ignore[union-attr]
-        text = service.desk.records.text_of(Refusal.FULL)
+        text = service.desk.records.text_of(PutRefusal.FULL)
         assert text == f"there is no room now: too much of the {data_bytes} bytes is leased (store_gb)"
 
 
@@ -502,7 +502,7 @@ def test_a_put_without_a_service_or_a_store_says_so(run_dir: Path, make: Make) -
         assert "bytes: service_unavailable: " in away.reason
     with StoreService(run_dir, store_gb=0) as service, make(run_dir) as client:
         assert "(store_gb = 0" in client.put("k", numbers(1)).reason
-        assert service.desk.records.text_of(Refusal.TOO_LARGE) == Refusal.NO_STORE
+        assert service.desk.records.text_of(PutRefusal.TOO_LARGE) == PutRefusal.NO_STORE
 
 
 def test_counters(client: Any) -> None:

@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from mmcached.frontend.store.claim_table import NO_CLAIM, ClaimTable, ClaimTransfer, Waiter, random_token
+from mmcached.frontend.store.claim_table import NO_CLAIM, ClaimTable, ClaimTransfer, ClaimWaiter, random_token
 from mmcached.wire.errors import RemoteProtocolError, ServiceUnavailable
 from mmcached.wire.messages.frontend import ClaimRecord
 from tests.frontend.integrity import check_claims
@@ -19,8 +19,8 @@ from tests.house.drawing import examples
 ANN, BOB, EVE = (letter * 32 for letter in "abe")
 
 
-def waiter(client_id: str, request_id: int = 1, *, peer: bytes = b"p", deadline: float = 10.0) -> Waiter:
-    return Waiter(peer, ClaimRecord(client_id, request_id, "key", 5.0), deadline)
+def waiter(client_id: str, request_id: int = 1, *, peer: bytes = b"p", deadline: float = 10.0) -> ClaimWaiter:
+    return ClaimWaiter(peer, ClaimRecord(client_id, request_id, "key", 5.0), deadline)
 
 
 def make(
@@ -198,8 +198,8 @@ class ClaimsModel(RuleBasedStateMachine):
         self.claims = make(6)
         self.now = 0.0
         self.numbers = count(1)
-        self.owner: dict[str, tuple[int, Waiter]] = {}
-        self.waiting: dict[str, list[Waiter]] = {key: [] for key in self.KEYS}
+        self.owner: dict[str, tuple[int, ClaimWaiter]] = {}
+        self.waiting: dict[str, list[ClaimWaiter]] = {key: [] for key in self.KEYS}
         self.void: list[tuple[int, str]] = []
 
     def told(self, transfers: list[ClaimTransfer]) -> None:
@@ -212,7 +212,7 @@ class ClaimsModel(RuleBasedStateMachine):
         for key in self.KEYS:
             assert key in self.owner or not self.waiting[key], "somebody waits for nobody"
 
-    def end(self, key: str) -> tuple[int, Waiter]:
+    def end(self, key: str) -> tuple[int, ClaimWaiter]:
         token, owner = self.owner.pop(key)
         self.void.append((token, owner.client_id))
         return token, owner
@@ -264,7 +264,7 @@ class ClaimsModel(RuleBasedStateMachine):
 
     @rule(client_id=st.sampled_from(CLIENTS), but_over=st.sampled_from([None, b"1"]))
     def client_leaves(self, client_id: str, but_over: bytes | None) -> None:
-        def has_left(one: Waiter) -> bool:
+        def has_left(one: ClaimWaiter) -> bool:
             return one.client_id == client_id and one.peer != but_over
 
         for key in self.KEYS:

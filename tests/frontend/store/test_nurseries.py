@@ -6,7 +6,8 @@ import random
 
 import pytest
 
-from mmcached.frontend.store.nurseries import KEPT_RATIO, Nurseries, Nursery
+from mmcached.frontend.store.nurseries import KEPT_RATIO, NurseryAllocator
+from mmcached.frontend.store.nursery_space import NurserySpace
 from mmcached.shm.ring.nursery_table import Placed
 from mmcached.wire.errors import InvariantError, StaleHandle
 from tests.frontend.integrity import check_nurseries
@@ -20,14 +21,14 @@ A, B = b"a", b"b"
 class Client:
     """The client of one nursery, which keeps to its grants."""
 
-    def __init__(self, books: Nurseries, number: int, peer: bytes) -> None:
+    def __init__(self, books: NurseryAllocator, number: int, peer: bytes) -> None:
         self.books = books
         self.peer = peer
         self.number = number
         books.open(number, BUDGET, peer)
 
     @property
-    def nursery(self) -> Nursery:
+    def nursery(self) -> NurserySpace:
         one = self.books.of(self.peer)
         assert one is not None
         return one
@@ -45,14 +46,14 @@ class Client:
         return True
 
 
-def make_room(books: Nurseries) -> int:
+def make_room(books: NurseryAllocator) -> int:
     """Let the oldest records go as far as somebody needs it; return how many have gone."""
     num_gone = 0
     while found := books.needy():
         needy = found[0]
         for one in books.to_go(needy):
             if one is not needy and one.free:
-                books.squeeze(one)
+                one.squeeze()
                 break
             if one.records:
                 slot, place = next(iter(one.records.items()))
@@ -66,7 +67,7 @@ def make_room(books: Nurseries) -> int:
 
 
 def test_room_is_ready_before_it_is_needed_and_the_budget_is_kept() -> None:
-    books = Nurseries(BUDGET)
+    books = NurseryAllocator(BUDGET)
     client = Client(books, 1, A)
     books.want(client.nursery, RECORD)
     make_room(books)
@@ -79,7 +80,7 @@ def test_room_is_ready_before_it_is_needed_and_the_budget_is_kept() -> None:
 
 
 def test_a_drained_nursery_gives_way_first_and_its_room_has_no_memory() -> None:
-    books = Nurseries(BUDGET)
+    books = NurseryAllocator(BUDGET)
     first, second = Client(books, 1, A), Client(books, 2, B)
     for slot in range(8):
         books.want(first.nursery, RECORD)
@@ -105,7 +106,7 @@ def test_a_drained_nursery_gives_way_first_and_its_room_has_no_memory() -> None:
 
 
 def test_two_that_put_as_much_have_as_much() -> None:
-    books = Nurseries(BUDGET)
+    books = NurseryAllocator(BUDGET)
     clients = [Client(books, 1, A), Client(books, 2, B)]
     for slot in range(60):
         books.want(clients[0].nursery, RECORD)
@@ -123,7 +124,7 @@ def test_two_that_put_as_much_have_as_much() -> None:
 
 def test_records_of_mixed_sizes_have_most_of_the_budget_and_what_is_ready_little() -> None:
     rng = random.Random(3)
-    books = Nurseries(BUDGET)
+    books = NurseryAllocator(BUDGET)
     clients = [Client(books, number, b"%d" % number) for number in range(1, 5)]
     shares = []
     for slot in range(600):
@@ -139,7 +140,7 @@ def test_records_of_mixed_sizes_have_most_of_the_budget_and_what_is_ready_little
 
 
 def test_a_record_that_goes_first_makes_room_before_those_that_were_put_earlier() -> None:
-    books = Nurseries(BUDGET)
+    books = NurseryAllocator(BUDGET)
     client = Client(books, 1, A)
     for slot in range(3):
         books.want(client.nursery, RECORD)
@@ -156,7 +157,7 @@ def test_a_record_that_goes_first_makes_room_before_those_that_were_put_earlier(
 
 
 def test_between_clients_that_put_as_much_no_memory_moves() -> None:
-    books = Nurseries(BUDGET)
+    books = NurseryAllocator(BUDGET)
     clients = [Client(books, number, b"%d" % number) for number in range(1, 5)]
     num_cold = 0
     for slot in range(400):
@@ -173,7 +174,7 @@ def test_between_clients_that_put_as_much_no_memory_moves() -> None:
 
 
 def test_what_was_not_granted_is_refused() -> None:
-    books = Nurseries(BUDGET)
+    books = NurseryAllocator(BUDGET)
     client = Client(books, 1, A)
     books.want(client.nursery, RECORD)
     make_room(books)
@@ -199,7 +200,7 @@ def test_what_was_not_granted_is_refused() -> None:
 
 
 def test_a_client_that_puts_nothing_is_idle_also_if_others_find_no_room() -> None:
-    books = Nurseries(BUDGET)
+    books = NurseryAllocator(BUDGET)
     sleeper, other = Client(books, 1, A), Client(books, 2, B)
     books.want(sleeper.nursery, books.max_record_bytes)
     make_room(books)
@@ -212,7 +213,7 @@ def test_a_client_that_puts_nothing_is_idle_also_if_others_find_no_room() -> Non
 
 def test_records_of_all_sizes_and_clients_that_come_and_go() -> None:
     rng = random.Random(5)
-    books = Nurseries(BUDGET)
+    books = NurseryAllocator(BUDGET)
     clients: list[Client] = []
     for step in range(400):
         if len(clients) < 3 or rng.random() < 0.02:

@@ -11,7 +11,8 @@ import pytest
 
 from mmcached.cache.store_keys import about_record, store_key
 from mmcached.frontend.server import CHECK_INTERVAL_S
-from mmcached.frontend.store.record_store import Refusal
+from mmcached.frontend.store.nursery_copies import NurseryCopies
+from mmcached.frontend.store.put_refusal import PutRefusal
 from mmcached.shm import RingWriter, encode
 from mmcached.shm.ring.slot_table import has_expired
 from mmcached.shm.segment.layout import chunk_bytes
@@ -234,10 +235,10 @@ def test_those_who_wait_for_a_record_that_is_spoiled_in_its_put_wait_for_the_nex
     request_id = waiting.ask("k")
     layer.bench.pump(lambda: layer.bench.frontend.store.claims.num_waiting == 1)
 
-    def refuse(*_: object, **__: object) -> Refusal:
+    def refuse(*_: object, **__: object) -> PutRefusal:
         assert layer.pages is not None
         layer.pages[place.offset : place.offset + 64] = b"\xff" * 64
-        return Refusal.FULL
+        return PutRefusal.FULL
 
     with monkeypatch.context() as patch:
         patch.setattr(layer.bench.frontend.store.records, "put", refuse)
@@ -258,9 +259,9 @@ def test_what_expires_in_its_own_put_keeps_its_place_while_it_is_read(layer: Lay
     def read_until_it_expires(name: str, is_kept: bool) -> None:
         held.append(reader.take(name))
         assert held[0] is not None
-        wait_until(partial(has_expired, store.records.expires_at(held[0])))
+        wait_until(partial(has_expired, store.records.in_ring.expires_at(held[0])))
 
-    store.on_put = read_until_it_expires
+    store.puts.on_put = read_until_it_expires
     place = layer.lay("k")
     layer.send("k", place, ttl_s=0.05)
     stored = layer.client.answer(to_client.Stored)
@@ -277,16 +278,15 @@ def test_what_expires_in_its_own_put_keeps_its_place_while_it_is_read(layer: Lay
 def test_what_has_a_note_of_another_key_is_not_copied_into_the_ring(layer: Layer) -> None:
     """Where it would be believed by a successor, and charged to whomever it names."""
     records = layer.bench.frontend.store.records
+    copies = NurseryCopies(records.in_ring)
     for key, about, is_copied in (("k", None, True), ("l", "of another", False)):
         layer.close()
         layer.open()
         assert layer.put(key, layer.lay(key, about=about)).is_stored
         handle = records.find("", key)
         assert handle is not None
-        claim = records.begin_copy(handle, evicts=True)
-        assert (claim is not None) is is_copied
-        if claim is not None:
-            records.abort_copy(handle, claim)
+        assert copies.begin(handle) is is_copied
+        copies.abort()
 
 
 def test_one_nursery_too_many_takes_the_place_of_a_drained_one(layer: Layer, clock: Clock) -> None:

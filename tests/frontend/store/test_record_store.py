@@ -13,8 +13,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from mmcached.cache.store_keys import about_record, store_key
 from mmcached.frontend.connections.rings import late_store_ring
-from mmcached.frontend.store import record_store
-from mmcached.frontend.store.record_store import RecordStore, Refusal
+from mmcached.frontend.store import ring_records
+from mmcached.frontend.store.put_refusal import PutRefusal
+from mmcached.frontend.store.record_store import RecordStore
 from mmcached.shm import EncodedRecord, ReaderEntry, RingReader, RingWriter, encode
 from mmcached.shm.ring.key_index import key_digest
 from mmcached.shm.store.codec import decode_record_frames
@@ -47,7 +48,7 @@ def make_tier(data_bytes: int = ROOM, *, quota: int | None = None, max_object_by
 
 
 def value_at(tier: RecordStore, handle: Handle) -> int:
-    record = decode_record_frames(tier.frames(handle), tensors="numpy")
+    record = decode_record_frames(tier.in_ring.frames(handle), tensors="numpy")
     assert set(record["pixels"].tolist()) <= {record["value"]}
     return int(record["value"])
 
@@ -109,7 +110,7 @@ def test_the_last_writer_wins_if_it_says_so(tier: RecordStore) -> None:
 def test_a_record_that_was_fetched_and_replaced_is_this_hosts(tier: RecordStore) -> None:
     tier.put("", "a", encoded(1), epoch=EPOCH, is_fetched=True)
     tier.put("", "a", encoded(2), epoch=EPOCH, overwrites=True)
-    tier.drop_fetched()
+    tier.in_ring.drop_fetched()
     assert value_of(tier, "a") == 2
 
 
@@ -127,7 +128,7 @@ def test_a_record_expires_for_all_that_is_asked(tier: RecordStore, monkeypatch: 
     assert tier.put("t", "put", encoded(3), epoch=EPOCH) is None
     clock.now += 100
     assert value_of(tier, "put", "t") == 3
-    assert (len(tier), tier.num_expired) == (2, 5)
+    assert (len(tier), tier.in_ring.num_expired) == (2, 5)
 
 
 def test_who_overwrites_says_anew_when_it_expires(tier: RecordStore, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,15 +143,15 @@ def test_who_overwrites_says_anew_when_it_expires(tier: RecordStore, monkeypatch
 
 def test_the_room_of_expired_records_is_given_back_in_bounded_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = boot_clock(monkeypatch)
-    monkeypatch.setattr(record_store, "EXPIRED_AT_ONCE", 3)
+    monkeypatch.setattr(ring_records, "EXPIRED_AT_ONCE", 3)
     with make_tier(20 * CHUNK, quota=12 * CHUNK) as tier:
         for number in range(8):
             tier.put("t", str(number), encoded(number), epoch=EPOCH, ttl_s=1.0 if number < 7 else 0.0)
         clock.now += 1
         left = []
         for _ in range(4):
-            tier.drop_expired()
-            left.append((len(tier), tier.num_expired))
+            tier.in_ring.drop_expired()
+            left.append((len(tier), tier.in_ring.num_expired))
         assert left == [(5, 3), (2, 6), (1, 7), (1, 7)]
         assert tier.ring.stats().used_bytes == CHUNK
 
@@ -164,7 +165,7 @@ def test_a_record_is_replaced_within_its_tenants_quota() -> None:
         assert tier.put("t", "b", encoded(3, CHUNK + 900), epoch=EPOCH, overwrites=True) is None
         assert value_of(tier, "b", "t") == 3
         assert len(tier) == 2
-        assert tier.put("t", "b", encoded(4, 3 * CHUNK), epoch=EPOCH, overwrites=True) is Refusal.BEYOND_TENANT_QUOTA
+        assert tier.put("t", "b", encoded(4, 3 * CHUNK), epoch=EPOCH, overwrites=True) is PutRefusal.BEYOND_TENANT_QUOTA
         assert value_of(tier, "b", "t") == 3
         assert tier.put("t", "b", encoded(5, 2 * CHUNK), epoch=EPOCH, overwrites=True) is None
         assert (len(tier), value_of(tier, "b", "t")) == (1, 5)
@@ -191,9 +192,9 @@ def test_the_shared_index_shows_what_is_there(tier: RecordStore) -> None:
 
 def test_what_is_refused_says_why_and_changes_nothing(tier: RecordStore) -> None:
     tier.put("", "a", encoded(1), epoch=EPOCH)
-    assert tier.put("", "b", encoded(2, 5000), epoch=EPOCH) is Refusal.TOO_LARGE
-    assert tier.put("", "b", encoded(2), epoch=EPOCH - 1) is Refusal.OLD_EPOCH
-    assert tier.put("", "a", encoded(2), epoch=EPOCH - 1) is Refusal.OLD_EPOCH
+    assert tier.put("", "b", encoded(2, 5000), epoch=EPOCH) is PutRefusal.TOO_LARGE
+    assert tier.put("", "b", encoded(2), epoch=EPOCH - 1) is PutRefusal.OLD_EPOCH
+    assert tier.put("", "a", encoded(2), epoch=EPOCH - 1) is PutRefusal.OLD_EPOCH
     assert isinstance(tier.ring, RingWriter)
     with attached(tier.ring) as entry:
         handles = []
@@ -203,7 +204,7 @@ def test_what_is_refused_says_why_and_changes_nothing(tier: RecordStore) -> None
             assert found is not None
             assert is_taken(tier, entry, found)
             handles.append(found)
-        assert tier.put("", "b", encoded(2), epoch=EPOCH) is Refusal.FULL
+        assert tier.put("", "b", encoded(2), epoch=EPOCH) is PutRefusal.FULL
         for handle in handles:
             entry.give_back(handle)
     assert tier.put("", "b", encoded(2), epoch=EPOCH) is None
@@ -244,8 +245,8 @@ def test_over_its_quota_a_tenant_loses_its_own_oldest() -> None:
         tier.put("t", "e", encoded(1, 2 * CHUNK), epoch=EPOCH)
         assert [key for key in "abcde" if tier.has("t", key)] == ["e"]
         assert tier.has("other", "x")
-        assert tier.num_quota_evictions == 4
-        assert tier.put("t", "f", encoded(1, 3 * CHUNK), epoch=EPOCH) is Refusal.BEYOND_TENANT_QUOTA
+        assert tier.in_ring.num_quota_evictions == 4
+        assert tier.put("t", "f", encoded(1, 3 * CHUNK), epoch=EPOCH) is PutRefusal.BEYOND_TENANT_QUOTA
         assert tier.has("t", "e"), "what never fits costs nothing"
 
 
@@ -253,7 +254,7 @@ def test_what_is_too_large_costs_its_tenant_nothing() -> None:
     with make_tier(20 * CHUNK, quota=3 * CHUNK, max_object_bytes=CHUNK) as tier:
         for key in "abc":
             tier.put("t", key, encoded(1), epoch=EPOCH)
-        assert tier.put("t", "d", encoded(1, 2 * CHUNK), epoch=EPOCH) is Refusal.TOO_LARGE
+        assert tier.put("t", "d", encoded(1, 2 * CHUNK), epoch=EPOCH) is PutRefusal.TOO_LARGE
         assert [key for key in "abcd" if tier.has("t", key)] == ["a", "b", "c"]
 
 
@@ -263,12 +264,12 @@ def test_a_new_epoch_forgets_and_keeps_nothing_of_before(tier: RecordStore) -> N
     tier.begin_epoch()
     assert (tier.epoch, tier.num_epochs) == (EPOCH + 1, 1)
     assert value_of(tier, "a") is None
-    assert tier.put("", "a", encoded(1), epoch=EPOCH) is Refusal.OLD_EPOCH
+    assert tier.put("", "a", encoded(1), epoch=EPOCH) is PutRefusal.OLD_EPOCH
     assert tier.put("", "a", encoded(2), epoch=tier.epoch) is None
     assert value_of(tier, "a") == 2
     assert handle is not None
     with pytest.raises(StaleHandle):
-        tier.frames(handle)
+        tier.in_ring.frames(handle)
 
 
 def test_clear_keeps_the_epoch(tier: RecordStore) -> None:
@@ -280,7 +281,7 @@ def test_clear_keeps_the_epoch(tier: RecordStore) -> None:
 
 def test_without_a_ring_nothing_is_kept() -> None:
     with RecordStore(first_epoch=EPOCH) as tier:
-        assert tier.put("", "a", encoded(1), epoch=EPOCH) is Refusal.NO_STORE
+        assert tier.put("", "a", encoded(1), epoch=EPOCH) is PutRefusal.NO_STORE
         assert (tier.get("", "a"), tier.find("", "a")) == (None, None)
         assert not tier.has("", "a")
         assert not tier.drop("", "a")
@@ -296,14 +297,14 @@ def test_the_configuration_decides_sizes_and_quotas() -> None:
         store_gb=MIB / GIB, store_num_slots=16, store_max_clients=5, store_tenant_quota_gb=4096 / GIB, world_size=0
     )
     with RecordStore.from_config(config) as tier:
-        assert tier.put("", "a", encoded(1), epoch=tier.epoch) is Refusal.NO_STORE
+        assert tier.put("", "a", encoded(1), epoch=tier.epoch) is PutRefusal.NO_STORE
         tier.adopt(new_ring(config))
         assert isinstance(tier.ring, RingWriter)
         names = tier.ring.announcement
         assert (names.data_bytes, names.num_slots, names.max_readers) == (MIB, 16, 5)
         assert names.index_words >= 32
         assert tier.epoch > first_epoch, "an epoch of a former frontend is never the present one"
-        assert tier.put("", "a", encoded(1, 4096), epoch=tier.epoch) is Refusal.BEYOND_TENANT_QUOTA
+        assert tier.put("", "a", encoded(1, 4096), epoch=tier.epoch) is PutRefusal.BEYOND_TENANT_QUOTA
 
 
 def test_items_have_room_of_their_own_in_the_ring_and_engines_and_workers_entries() -> None:
@@ -402,14 +403,14 @@ class TierModel(RuleBasedStateMachine):
         refusal = self.tier.put(tenant, key, record, epoch=self.epoch - age, overwrites=overwrites)
         former = self.model.get((tenant, key))
         if age:
-            assert refusal is Refusal.OLD_EPOCH
+            assert refusal is PutRefusal.OLD_EPOCH
         elif former and not overwrites:
             assert refusal is None
         elif size > self.QUOTA:
-            assert refusal is Refusal.BEYOND_TENANT_QUOTA
+            assert refusal is PutRefusal.BEYOND_TENANT_QUOTA
         else:
             if former:  # the two are not always to be had beside each other
-                assert refusal in (None, Refusal.FULL)
+                assert refusal in (None, PutRefusal.FULL)
                 self.model.pop((tenant, key))
             else:
                 assert refusal is None, "nothing is leased, so there is room"

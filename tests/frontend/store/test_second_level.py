@@ -328,7 +328,7 @@ def test_a_client_that_dies_is_not_waited_for(bench: Bench, level: FakeSecondLev
     ann.close()
     bench.clients.remove(ann)
     bench.frontend.store.check(0.0)
-    bench.frontend._check_clients()
+    bench.frontend._clients.check()
     assert fetches(bench).parked == 0
 
 

@@ -22,8 +22,8 @@ from structlog.testing import capture_logs
 from mmcached.cache.store_keys import store_key
 from mmcached.frontend.server import CHECK_INTERVAL_S
 from mmcached.frontend.store import record_sender
-from mmcached.frontend.store.record_store import Refusal
-from mmcached.frontend.store.store_service import StoreService, no_collection
+from mmcached.frontend.store.put_refusal import PutRefusal
+from mmcached.frontend.store.store_service import StoreService, gc_paused
 from mmcached.shm import RingReader, encode
 from mmcached.shm.ring.key_index import key_digest
 from mmcached.shm.store.codec import Record, decode
@@ -106,7 +106,7 @@ def test_each_put_that_is_kept_is_measured_and_no_other(bench: Bench, clock: Clo
     records = bench.frontend.store.records
     put = records.put
 
-    def put_slowly(*args: Any, **named: Any) -> Refusal | None:
+    def put_slowly(*args: Any, **named: Any) -> PutRefusal | None:
         clock.now += 0.003
         return put(*args, **named)
 
@@ -226,10 +226,10 @@ def test_presence_needs_no_record_to_travel_and_the_index_needs_no_question(benc
 def test_what_is_not_kept_says_why(bench: Bench) -> None:
     client = bench.connect_client()
     answer = client.put("a", record_of(1, STORE_BYTES))
-    assert (answer.is_stored, answer.reason) == (False, Refusal.TOO_LARGE.format(limit=STORE_BYTES // 4))
+    assert (answer.is_stored, answer.reason) == (False, PutRefusal.TOO_LARGE.format(limit=STORE_BYTES // 4))
     client.send_put("a", record_of(1), epoch=bench.first_epoch - 1)
     answer = client.answer(to_client.Stored)
-    assert (answer.is_stored, answer.reason, answer.store_epoch) == (False, Refusal.OLD_EPOCH, bench.first_epoch)
+    assert (answer.is_stored, answer.reason, answer.store_epoch) == (False, PutRefusal.OLD_EPOCH, bench.first_epoch)
     assert (store_stats(bench).refusals, store_stats(bench).puts) == (2, 0)
 
 
@@ -282,7 +282,7 @@ def test_what_is_not_kept_goes_to_those_who_wait_all_the_same(bench: Bench, is_j
     claim = owner.claim("a").claim
     wait_for(bench, waiter, "a")
     answered = owner.put("a", record_of(5, STORE_BYTES), claim=claim, is_joined=is_joined)
-    assert answered.reason == Refusal.TOO_LARGE.format(limit=STORE_BYTES // 4)
+    assert answered.reason == PutRefusal.TOO_LARGE.format(limit=STORE_BYTES // 4)
     answer = waiter.answer(to_client.Records)
     assert isinstance(answer.records[0], Inline)
     assert value_of(waiter, answer) == 5
@@ -381,7 +381,7 @@ def test_without_a_store_it_is_computed_once_all_the_same(run_dir: Path, clock: 
         assert owner.hello().store_ring is None
         claim = owner.claim("a").claim
         wait_for(bench, waiter, "a")
-        assert owner.put("a", record_of(3), claim=claim).reason == Refusal.NO_STORE
+        assert owner.put("a", record_of(3), claim=claim).reason == PutRefusal.NO_STORE
         assert value_of(waiter, waiter.answer(to_client.Records)) == 3
         assert waiter.get("a").records == [None]
 
@@ -628,7 +628,7 @@ def test_nobody_looks_for_garbage_among_records_that_are_taken_over(is_enabled: 
     was_enabled = gc.isenabled()
     try:
         (gc.enable if is_enabled else gc.disable)()
-        with no_collection():
+        with gc_paused():
             assert not gc.isenabled()
         assert gc.isenabled() == is_enabled
     finally:

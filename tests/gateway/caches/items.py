@@ -7,15 +7,15 @@ from collections.abc import Sequence
 import numpy as np
 
 from mmcached.gateway.caches.item_cache import ItemCache, OutgoingItem
-from mmcached.gateway.processing.processor import Processed
+from mmcached.gateway.processing.processor import GatewayItem
 from mmcached.shm.store.codec import encode
 
 SMALL_BYTES = 256
 
 
-def an_item(value: int = 0, nbytes: int = SMALL_BYTES) -> Processed:
+def an_item(value: int = 0, nbytes: int = SMALL_BYTES) -> GatewayItem:
     """Return an item told apart by `value`; its encoded form is some bytes larger than `nbytes`."""
-    return Processed(encode({"data": np.full(nbytes, value % 256, np.uint8)}), value + 1)
+    return GatewayItem(encode({"data": np.full(nbytes, value % 256, np.uint8)}), value + 1)
 
 
 def send(cache: ItemCache, *keys: str, nbytes: int = SMALL_BYTES, is_accepted: bool = True) -> Sequence[OutgoingItem]:

@@ -11,6 +11,7 @@ from mmcached.cache.request_lru import RequestLRU
 from mmcached.frontend.store.record_store import RecordStore
 from mmcached.gateway.caches.from_config import item_cache_from_config
 from mmcached.gateway.caches.item_cache import ItemCache
+from mmcached.gateway.caches.item_records import ItemRecords
 from mmcached.gateway.caches.local import LocalItemCache
 from mmcached.gateway.caches.mirrored import MirroredItemCache
 from mmcached.gateway.caches.stored import StoredItemCache
@@ -48,7 +49,7 @@ def store(mode: str) -> Iterator[RecordStore]:
 @pytest.fixture
 def cache(mode: str, store: RecordStore) -> ItemCache:
     changes, kind = MODES[mode]
-    cache = item_cache_from_config(ServiceConfig(**changes), store)
+    cache = item_cache_from_config(ServiceConfig(**changes), ItemRecords(store.in_ring))
     assert type(cache) is kind
     return cache
 
@@ -59,7 +60,7 @@ def is_off(cache: ItemCache) -> bool:
 
 def test_without_a_ring_nothing_is_kept_that_is_not_small() -> None:
     with RecordStore.from_config(ServiceConfig()) as store:
-        cache = item_cache_from_config(ServiceConfig(), store)
+        cache = item_cache_from_config(ServiceConfig(), ItemRecords(store.in_ring))
         assert isinstance(send(cache, "0", nbytes=100_000)[0].payload, list)
         assert cache.missing("0") == ["0"]
 

@@ -8,6 +8,7 @@ import pytest
 
 from mmcached.frontend.store.record_store import RecordStore
 from mmcached.gateway.caches.item_cache import OutgoingItem
+from mmcached.gateway.caches.item_records import ItemRecords
 from mmcached.gateway.caches.stored import StoredItemCache
 from mmcached.shm import ObjectStoreReader, RingReader, RingWriter, adopt_ring, encode
 from mmcached.shm.segment.mapped import layout_of
@@ -43,7 +44,7 @@ def store() -> Iterator[RecordStore]:
 
 @pytest.fixture
 def cache(store: RecordStore) -> StoredItemCache:
-    return StoredItemCache(CONFIG, store)
+    return StoredItemCache(CONFIG, ItemRecords(store.in_ring))
 
 
 def stats_of(store: RecordStore) -> RingStats:
@@ -120,7 +121,7 @@ def test_clients_cannot_press_items_out_beyond_their_share() -> None:
     config = ServiceConfig(mm_processor_cache_gb=RING_BYTES / GIB, store_gb=RING_BYTES / GIB, mm_shm_inline_max_kb=0)
     with RecordStore.from_config(config) as store:
         store.adopt(make_ring(2 * RING_BYTES))
-        cache = StoredItemCache(config, store)
+        cache = StoredItemCache(config, ItemRecords(store.in_ring))
         items = [str(number) for number in range(8)]
         for key in items:
             assert place_of(cache, key) is not None
@@ -128,10 +129,10 @@ def test_clients_cannot_press_items_out_beyond_their_share() -> None:
         for number in range(100):
             assert store.put("tenant", str(number), record, epoch=store.epoch) is None
         assert cache.missing(items) == []
-        assert len(store) - store.num_items == RING_BYTES // (LARGE + KIB)
+        assert len(store) - len(ItemRecords(store.in_ring)) == RING_BYTES // (LARGE + KIB)
         assert not store.has("tenant", "0"), "the clients' own go"
         assert store.has("tenant", "99")
-        assert store.num_share_evictions > 0
+        assert store.in_ring.num_share_evictions > 0
 
 
 def test_what_clients_have_leased_of_their_share_stays_and_a_put_is_refused() -> None:
@@ -154,7 +155,7 @@ def test_an_item_is_not_evicted_between_its_put_and_its_engines_lease_whatever_c
     config = ServiceConfig(mm_processor_cache_gb=LARGE / GIB, store_gb=RING_BYTES / GIB, mm_shm_inline_max_kb=0)
     with RecordStore.from_config(config) as store:
         store.adopt(make_ring())  # smaller than both shares: the ring itself has to evict
-        cache = StoredItemCache(config, store)
+        cache = StoredItemCache(config, ItemRecords(store.in_ring))
         pinned = cache.resolve(["7"], {"7": an_item(7, LARGE // 2)})
         handle = pinned[0].payload
         assert isinstance(handle, Handle)
@@ -175,32 +176,32 @@ def test_what_the_ring_evicts_is_missing(cache: StoredItemCache, store: RecordSt
     keys = [str(number) for number in range(200)]
     for key in keys:
         assert place_of(cache, key) is not None
-    assert stats_of(store).evictions == store.num_item_evictions == 200 - len(store)
+    assert stats_of(store).evictions == store.in_ring.num_item_evictions == 200 - len(store)
     assert len(cache.missing(keys)) == 200 - len(store)
 
 
 def test_a_successor_hits_what_its_predecessor_has_kept(cache: StoredItemCache, store: RecordStore) -> None:
     places = {key: place_of(cache, key) for key in ("7", "8")}
     place_of(cache, "9", nbytes=2 * KIB)
-    store.put_item("probe", encode({"x": [1]}), 0)
+    ItemRecords(store.in_ring).put("probe", encode({"x": [1]}), 0)
     ring = ring_of(store)
     ring.outlives_writer = True
     store.close()
     with RecordStore.from_config(CONFIG) as successor:
         successor.adopt(adopt_ring(ring.announcement, layout_of(ring.announcement), max_object_bytes=4 * LARGE))
-        cache = StoredItemCache(CONFIG, successor)
+        cache = StoredItemCache(CONFIG, ItemRecords(successor.in_ring))
         assert cache.missing(["7", "8", "9"]) == ["9"]
         items = cache.resolve(["7", "8"], {})
         assert [item.payload for item in items] == [places["7"], places["8"]]
         assert [item.num_embeds for item in items] == [an_item(7, LARGE).num_embeds, an_item(8, LARGE).num_embeds]
-        assert not successor.has_item("probe")
+        assert not ItemRecords(successor.in_ring).has("probe")
         cache.release(items)
 
 
 def test_items_outlive_a_flush_of_no_one_but_themselves(cache: StoredItemCache, store: RecordStore) -> None:
     place_of(cache, "1")
     cache.clear()
-    assert (cache.missing(["1"]), len(store), store.num_items) == (["1"], 0, 0)
+    assert (cache.missing(["1"]), len(store), len(ItemRecords(store.in_ring))) == (["1"], 0, 0)
     place_of(cache, "1")
     store.clear()
     assert cache.missing(["1"]) == ["1"]

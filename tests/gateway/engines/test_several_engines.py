@@ -11,7 +11,7 @@ import pytest
 from mmcached.cache.hashing.block_hash import extend_block_hashes
 from mmcached.engine import Request
 from mmcached.gateway.caches.item_cache import OutgoingItem
-from mmcached.gateway.engines.held_content import HeldContent
+from mmcached.gateway.engines.engine_content import EngineContent
 from mmcached.gateway.processing.media import Medium
 from mmcached.gateway.requests.hashed_prompt import PromptHasher
 from mmcached.gateway.requests.open_requests import OpenRequest
@@ -133,7 +133,7 @@ def test_what_an_engine_has_to_do_for_a_prompt() -> None:
     hasher, prompt = PromptHasher(CONFIG), build_prompt(request, items, CONFIG)
     hasher.extend(prompt)
     assert (prompt.num_tokens, len(prompt.block_hashes)) == (80, 4), "the fifth has the last token"
-    nothing, some = HeldContent(9, 9), HeldContent(9, 9)
+    nothing, some = EngineContent(9, 9), EngineContent(9, 9)
     some.take(from_engine.CacheChanged(True, [*prompt.block_hashes[:2], prompt.block_hashes[3]], [], ["second:8"]))
     assert hasher.num_uncached(prompt, nothing) == 80 + 20 + 8
     assert hasher.num_uncached(prompt, some) == 80 - 32

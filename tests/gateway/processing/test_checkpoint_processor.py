@@ -9,7 +9,7 @@ import pytest
 
 from mmcached.cache.checkpoints.checkpoint import Checkpoint
 from mmcached.gateway.processing.checkpoint_processor import CheckpointProcessor
-from mmcached.gateway.processing.decoder_process import Pixels, Tensors
+from mmcached.gateway.processing.decoder_process import DecodedTensors, Pixels
 from mmcached.gateway.processing.item_processor import Processing
 from mmcached.gateway.processing.media import Medium
 from mmcached.gateway.requests.request_builder import prompt_tokens
@@ -27,7 +27,7 @@ def processor_of(folder: Path) -> CheckpointProcessor:
 
 
 def test_an_item_is_what_the_tower_takes(tmp_path: Path) -> None:
-    made = Tensors({"pixel_values": PIXELS, "num_crops": np.zeros(1, np.int64)})
+    made = DecodedTensors({"pixel_values": PIXELS, "num_crops": np.zeros(1, np.int64)})
     item = processor_of(write(tmp_path)).item(made)
     record = decode_record_frames(item.encoded.frames(), tensors="numpy")
     assert list(record) == ["pixel_values"]
@@ -38,7 +38,7 @@ def test_an_item_is_what_the_tower_takes(tmp_path: Path) -> None:
 def test_what_is_not_there_or_no_tensor_is_refused(tmp_path: Path) -> None:
     processor = processor_of(write(tmp_path))
     with pytest.raises(InvalidRequest, match="pixel_values"):
-        processor.item(Tensors({}))
+        processor.item(DecodedTensors({}))
     with pytest.raises(InvariantError):
         processor.item(Pixels(1, 1, b"rgb"))
 

@@ -10,7 +10,7 @@ from functools import partial
 
 import pytest
 
-from mmcached.gateway.processing.pool import Done, IsWanted, Mailbox, WorkPool
+from mmcached.gateway.processing.pool import IsWanted, Mailbox, WorkDone, WorkPool
 
 DEADLINE_S = 30.0
 
@@ -29,9 +29,9 @@ def pool(mailbox: Mailbox) -> Iterator[WorkPool]:
     pool.close()
 
 
-def take(mailbox: Mailbox, number: int) -> list[Done]:
+def take(mailbox: Mailbox, number: int) -> list[WorkDone]:
     """Return `number` outcomes; each wait ends by the mailbox's own descriptor."""
-    done: list[Done] = []
+    done: list[WorkDone] = []
     while len(done) < number:
         readable, _, _ = select.select([mailbox], [], [], DEADLINE_S)
         assert readable, "nobody wakes the loop"
@@ -47,14 +47,14 @@ def test_outcomes_come_in_order_with_what_was_returned_or_raised(pool: WorkPool,
 
     pool.submit("good", lambda _: 7, "client")
     pool.submit("bad", fail, "client")
-    assert take(mailbox, 2) == [Done("good", 0, 7), Done("bad", 0, error)]
+    assert take(mailbox, 2) == [WorkDone("good", 0, 7), WorkDone("bad", 0, error)]
     assert error.__traceback__ is None
 
 
 def test_an_emptied_mailbox_is_not_readable_and_wakes_again(mailbox: Mailbox) -> None:
     for _ in range(2):
         for number in range(3):
-            mailbox.put(Done(number, 0, None))
+            mailbox.put(WorkDone(number, 0, None))
         assert [done.token for done in take(mailbox, 3)] == [0, 1, 2]
         assert select.select([mailbox], [], [], 0)[0] == []
 
@@ -62,7 +62,7 @@ def test_an_emptied_mailbox_is_not_readable_and_wakes_again(mailbox: Mailbox) ->
 def test_a_mailbox_that_nobody_empties_refuses_nothing(mailbox: Mailbox) -> None:
     """More wake-ups than the socket takes: the threads must not block, and nothing may be lost."""
     for number in range(20_000):
-        mailbox.put(Done(number, 0, None))
+        mailbox.put(WorkDone(number, 0, None))
     assert len(take(mailbox, 20_000)) == 20_000
     assert select.select([mailbox], [], [], 0)[0] == []
 

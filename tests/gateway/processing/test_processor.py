@@ -9,7 +9,7 @@ import PIL
 import pytest
 from PIL import Image
 
-from mmcached.gateway.processing.processor import ImageProcessor, Processed, cut_patches
+from mmcached.gateway.processing.processor import GatewayItem, ImageProcessor, cut_patches
 from mmcached.shm.store.codec import decode_record_frames
 from mmcached.wire.model_config import ModelConfig
 from tests.gateway.in_process import item_of
@@ -22,11 +22,11 @@ def processor(model: ModelConfig = MODEL) -> ImageProcessor:
     return ImageProcessor(model, max_pixels=64_000_000, max_bytes=64 << 20)
 
 
-def process(data: bytes) -> Processed:
+def process(data: bytes) -> GatewayItem:
     return item_of(data, MODEL)
 
 
-def arrays(item: Processed) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+def arrays(item: GatewayItem) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     record = decode_record_frames(item.encoded.frames(), tensors="numpy")
     assert set(record) == {"pixel_values", "grid"}
     pixels, grid = record["pixel_values"], record["grid"]

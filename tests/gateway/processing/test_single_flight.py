@@ -11,13 +11,13 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from mmcached.gateway.processing.single_flight import Landed, SingleFlight, Waiter
+from mmcached.gateway.processing.single_flight import FlightWaiter, Landed, SingleFlight
 from mmcached.wire.errors import InvariantError
 from tests.frontend.integrity import check_flights
 
 
-def waiters(number: int) -> list[Waiter[str]]:
-    return [Waiter() for _ in range(number)]
+def waiters(number: int) -> list[FlightWaiter[str]]:
+    return [FlightWaiter() for _ in range(number)]
 
 
 def test_the_first_to_join_begins_and_all_have_it_when_it_lands() -> None:
@@ -91,7 +91,7 @@ def test_misuse_is_told() -> None:
     book: SingleFlight[str] = SingleFlight()
     with pytest.raises(InvariantError):
         book.land("a", 0, "A")
-    book.join(Waiter(), "a")
+    book.join(FlightWaiter(), "a")
     with pytest.raises(InvariantError):
         book.withdraw("a")
 
@@ -116,7 +116,7 @@ class Interleavings(RuleBasedStateMachine):
         self.book: SingleFlight[Work] = SingleFlight()
         self.running: dict[str, Work] = {}
         self.wants: dict[int, set[str]] = {}
-        self.waiters: defaultdict[int, Waiter[Work]] = defaultdict(Waiter)
+        self.waiters: defaultdict[int, FlightWaiter[Work]] = defaultdict(FlightWaiter)
         self.landed: set[Work] = set()
         self.settled: set[Work] = set()
         self.serials = count()

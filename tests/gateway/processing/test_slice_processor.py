@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from mmcached.gateway.processing import slice_processor
 from mmcached.gateway.processing.item_processor import Processing
-from mmcached.gateway.processing.processor import Processed, cut_patches
+from mmcached.gateway.processing.processor import GatewayItem, cut_patches
 from mmcached.gateway.processing.slice_processor import DecodedSlice, SliceProcessor
 from mmcached.shm.store.codec import decode_record_frames
 from mmcached.wire.config import ServiceConfig
@@ -40,7 +40,7 @@ def sound(*samples: float) -> DecodedSlice:
     return DecodedSlice(0, 0.0, 1.0, {"samples": np.array(samples, np.float32)})
 
 
-def arrays(item: Processed) -> Mapping[str, npt.NDArray[Any]]:
+def arrays(item: GatewayItem) -> Mapping[str, npt.NDArray[Any]]:
     record = decode_record_frames(item.encoded.frames(), tensors="numpy")
     return {name: np.asarray(value) for name, value in record.items()}
 

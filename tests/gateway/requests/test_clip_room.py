@@ -14,7 +14,7 @@ import pytest
 from mmcached.gateway.engines.engine_connections import EngineConnections
 from mmcached.gateway.processing.clip_decoders import ClipDecoderPool
 from mmcached.gateway.processing.media import Medium
-from mmcached.gateway.processing.pool import Done, Mailbox
+from mmcached.gateway.processing.pool import Mailbox, WorkDone
 from mmcached.gateway.requests import item_keys
 from mmcached.gateway.requests.clip_queue import ClipQueue, ClipTask
 from mmcached.gateway.requests.clip_room import ClipRoom
@@ -299,7 +299,7 @@ def test_clips_that_wait_for_room_begin_anew_after_a_flush(
     bench: Bench, engine: WireEngine, decoding: Decoding
 ) -> None:
     ask_for_four(bench, decoding)
-    bench.frontend.requests.forget_items()
+    bench.gateway.requests.forget_items()
     decoding.clips.release()
     for _ in range(4):
         answer(bench, engine)
@@ -389,7 +389,7 @@ def test_a_request_whose_items_and_room_come_in_one_turn_is_sent_once(
         waits.append(not has_room(room, number, num_bytes))
         return not waits[-1]
 
-    def put_and_noted(mailbox: Mailbox, done: Done) -> None:
+    def put_and_noted(mailbox: Mailbox, done: WorkDone) -> None:
         put(mailbox, done)
         landed.set()
 
@@ -400,12 +400,12 @@ def test_a_request_whose_items_and_room_come_in_one_turn_is_sent_once(
     ask(bench, 2, seconds(80))
     bench.pump(lambda: waits[-1])
     decoding.clips.hold()
-    bench.frontend.requests.forget_items()
+    bench.gateway.requests.forget_items()
     bench.pump(lambda: decoding.num_begun == 3)
     landed.clear()
     decoding.clips.release()
     assert landed.wait(DEADLINE_S)
-    bench.frontend.requests.fail(add.request_id, RequestAborted("the test has ended it"))
+    bench.gateway.requests.fail(add.request_id, RequestAborted("the test has ended it"))
     bench.answer(to_client.Failed)
     assert bench.from_frontend(engine, to_engine.AbortRequest).request_id == add.request_id
     again = bench.from_frontend(engine, to_engine.AddRequest)

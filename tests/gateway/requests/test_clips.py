@@ -357,11 +357,11 @@ def test_a_clip_behind_another_one_of_its_file_may_be_given_up(
     asking.send((clip("abc"), video(0, 2)))
     bench.pump(lambda: decoders.is_held)
     asking.send((clip("abc"), video(1, 3)))
-    bench.pump(lambda: len(bench.frontend.requests) == 2)
+    bench.pump(lambda: len(bench.gateway.requests) == 2)
     bench.client.send(to_frontend.Cancel(bench.client_id, asking.number))
-    bench.pump(lambda: len(bench.frontend.requests) == 1)
+    bench.pump(lambda: len(bench.gateway.requests) == 1)
     asking.send((clip("abc"), video(0, 3)))
-    bench.pump(lambda: len(bench.frontend.requests) == 2)
+    bench.pump(lambda: len(bench.gateway.requests) == 2)
     decoders.release()
     assert [len(asking.added().features) for _ in range(2)] == [2, 3]
     assert decoders.decoded == ["a", "b", "c"]
@@ -375,7 +375,7 @@ def test_a_clip_that_nobody_wants_any_more_is_given_up(
     asking.send((clip("abc"), video()))
     bench.pump(lambda: bool(decoders.planned))
     bench.client.send(to_frontend.Cancel(bench.client_id, asking.number))
-    bench.pump(lambda: not bench.frontend.requests.processor_stats().items_waiting and not len(bench.frontend.requests))
+    bench.pump(lambda: not bench.gateway.requests.processor_stats().items_waiting and not len(bench.gateway.requests))
     decoders.release()
     assert len(asking.encode((clip("abc"), video()))) == 3
 

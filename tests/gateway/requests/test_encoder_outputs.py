@@ -105,7 +105,7 @@ def test_another_engines_request_waits_for_the_one_that_encodes(host: Host) -> N
     first, _, feature = host.asked(png(1))
     host.ask(png(1))
     assert host.waits()
-    assert host.bench.frontend.requests.outputs.num_waits == 1
+    assert host.bench.gateway.requests.outputs.num_waits == 1
     host.save(feature)
     second, _, loaded = host.sent()
     assert second is not first
@@ -125,7 +125,7 @@ def test_who_waits_for_several_is_woken_once(host: Host) -> None:
         host.save(feature)
     _, again, _ = host.sent()
     assert all(feature.has_output for feature in again.features)
-    assert host.bench.frontend.requests.outputs.num_waits == 1
+    assert host.bench.gateway.requests.outputs.num_waits == 1
 
 
 def test_nobody_waits_for_an_engine_that_has_the_output_in_its_own_cache(host: Host, clock: Clock) -> None:

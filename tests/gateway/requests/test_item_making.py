@@ -239,7 +239,7 @@ def test_work_that_is_killed_is_begun_again_for_who_has_come_since(
     bench.client.send(to_frontend.Cancel(bench.client_id, 1))
     bench.pump(lambda: not bench.frontend.stats().requests_open)
     # The decoder is gone, but nobody has looked into the mailbox.
-    assert select.select([bench.frontend.requests], [], [], DEADLINE_S)[0]
+    assert select.select([bench.gateway.requests], [], [], DEADLINE_S)[0]
     check_frontend(bench.frontend)
     bench.generate(2, [A])
     is_begun(bench, work, A, A)
@@ -383,7 +383,7 @@ def test_item_that_is_evicted_while_another_is_processed_is_processed_again(
     work.hold(B)
     bench.generate(2, [A, B])
     is_begun(bench, work, A, B)
-    bench.frontend.requests.items.clear()  # as if the ring had evicted it
+    bench.gateway.requests.items.clear()  # as if the ring had evicted it
     work.release()
     assert len(added(bench, engine).features) == 2
     assert work.begun == [A, B, A]

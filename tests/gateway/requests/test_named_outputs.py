@@ -129,7 +129,7 @@ def test_what_the_engine_has_in_its_own_cache_is_named_too(desk: Desk) -> None:
     desk.engine.channel.send(from_engine.CacheChanged(True, [], [], [add.features[0].mm_hash]))
     desk.engine.channel.send(from_engine.RequestFailed(add.request_id, ErrorInfo("request_aborted", "gone", True, {})))
     desk.bench.answer(to_client.Failed)
-    desk.bench.frontend.requests.outputs.check(float("inf"))  # that request's put does not come any more
+    desk.bench.gateway.requests.outputs.check(float("inf"))  # that request's put does not come any more
     again, _ = desk.asked(png(1))
     desk.name(again, key)
     desk.wait(again)

@@ -1,15 +1,15 @@
-"""OpenRequests: requests are found by all that names them; those that an engine has are counted there."""
+"""RequestTable: requests are found by all that names them; those that an engine has are counted there."""
 
 from __future__ import annotations
 
 from mmcached.gateway.engines.engine_connections import EngineConnection
-from mmcached.gateway.engines.held_content import HeldContent
-from mmcached.gateway.requests.open_requests import OpenRequest, OpenRequests, Sent
+from mmcached.gateway.engines.engine_content import EngineContent
+from mmcached.gateway.requests.open_requests import OpenRequest, RequestTable, Sent
 from mmcached.wire.messages.frontend import Encode
 
 
 def engine(index: int) -> EngineConnection:
-    return EngineConnection(b"peer", index, index, index, HeldContent(8, 8))
+    return EngineConnection(b"peer", index, index, index, EngineContent(8, 8))
 
 
 def request(
@@ -21,7 +21,7 @@ def request(
 
 
 def test_requests_are_found_by_client_engine_and_deadline() -> None:
-    requests = OpenRequests()
+    requests = RequestTable()
     other = engine(2)
     first = request(requests.next_number(), "x", 1, engine(1))
     second = request(requests.next_number(), "x", 2, other, deadline=20.0)

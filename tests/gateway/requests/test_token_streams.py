@@ -414,7 +414,7 @@ def test_nothing_is_left_of_a_stream_that_ends_early(bench: Bench, clock: Clock,
         case "engine":
             bench.engine_dies(engine)
             engine = bench.add_engine(digest=CONFIG.digest())  # another process takes its place
-    bench.pump(lambda: not len(bench.frontend.requests))
+    bench.pump(lambda: not len(bench.gateway.requests))
     if how in ("deadline", "engine"):
         assert bench.answer(to_client.Failed).error.retryable
     if how != "engine":

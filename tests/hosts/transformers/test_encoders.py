@@ -16,7 +16,7 @@ from mmcached.cache.checkpoints.checkpoint import Checkpoint
 from mmcached.cli.serve.child_service import ChildService
 from mmcached.client import Client
 from mmcached.gateway.processing.checkpoint_processor import CheckpointProcessor
-from mmcached.gateway.processing.decoder_process import Tensors
+from mmcached.gateway.processing.decoder_process import DecodedTensors
 from mmcached.pictures.images import decode_image
 from mmcached.pictures.processor import PictureProcessor
 from mmcached.pictures.settings import PictureSettings
@@ -59,7 +59,7 @@ def record_of(folder: Path, file: bytes) -> tuple[dict[str, Any], int]:
     """Return the record of a picture and its embeddings, as a frontend makes them."""
     config = config_of(folder)
     picture = decode_image(file, PictureSettings.from_config(config))
-    made = Tensors(PictureProcessor(folder).tensors(picture))
+    made = DecodedTensors(PictureProcessor(folder).tensors(picture))
     item = CheckpointProcessor(Checkpoint.open(folder), "").item(made)
     return decode_record_frames(item.encoded.frames(), tensors="torch"), item.num_embeds
 

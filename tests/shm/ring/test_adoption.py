@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from mmcached.shm import ObjectStoreWriter, ReaderEntry, RingWriter, adopt_ring, encode, sweep
-from mmcached.shm.ring.ring_records import RingRecords
+from mmcached.shm.ring.current_records import CurrentRecords
 from mmcached.shm.ring.slot_table import expiry_of
 from mmcached.shm.segment.layout import SLOT_WORDS, Layout
 from mmcached.shm.segment.mapped import layout_of, open_control
@@ -301,7 +301,7 @@ def test_of_two_records_of_one_key_the_later_is_kept(undo: ExitStack) -> None:
     held = seeker.take("a")
     assert held is not None
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(RingRecords, "discard", lambda records, handle: None)  # it dies before that
+        patch.setattr(CurrentRecords, "discard", lambda records, handle: None)  # it dies before that
         new = store.replace("a", encode({"x": np.full(900, 8, np.uint8)}))
     successor = adopt(undo, die(store))
     assert successor.find("a") == new

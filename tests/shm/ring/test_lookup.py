@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from mmcached.shm import ObjectStoreWriter, RingWriter
-from mmcached.shm.ring import ring_records
+from mmcached.shm.ring import current_records
 from mmcached.shm.ring.key_index import key_digest
 from mmcached.shm.ring.slot_table import FIRST_KEY, HAS_CRC32, NBYTES, OFFSET, SECOND_KEY, KeyDigest, boot_ns, expiry_of
 from mmcached.shm.segment.layout import SLOT_WORDS
@@ -58,7 +58,7 @@ def test_a_record_that_has_expired_is_missing_and_a_lease_on_it_holds(monkeypatc
 
 def test_expired_chunks_are_found_by_and_by(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = boot_clock(monkeypatch)
-    monkeypatch.setattr(ring_records, "SWEPT_SLOTS", 4)
+    monkeypatch.setattr(current_records, "SWEPT_SLOTS", 4)
     with make_ring(has_index=True, num_slots=10) as ring:
         keys = [key_digest(str(number)) for number in range(10)]
         handles = [put(ring, key, ttl_s=0.0 if number == 5 else 1.0) for number, key in enumerate(keys)]

@@ -24,6 +24,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Sequence
 
+from mmcached.cache.kinds import SMALL_SHARE
 from mmcached.compat.multimodal.base import BaseMultiModalProcessorCache, SenderInput, SenderOutput
 from mmcached.compat.multimodal.features import ResolvedPromptUpdate, ShmItem
 from mmcached.compat.multimodal.items import MultiModalKwargsItem
@@ -31,7 +32,6 @@ from mmcached.compat.multimodal.lru_cache import CacheInfo, LRUCache
 from mmcached.compat.multimodal.query_counter import QueryCounter
 from mmcached.compat.multimodal.ring_items import RingItems
 from mmcached.compat.multimodal.sizes import MultiModalCache, MultiModalProcessorCacheItem, is_within
-from mmcached.gateway.caches.stored import SMALL_SHARE
 from mmcached.shm import ObjectStoreWriter
 from mmcached.shm.store.codec import Record, encode
 from mmcached.wire.config import ServiceConfig

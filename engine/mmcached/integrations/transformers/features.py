@@ -34,7 +34,7 @@ from mmcached.integrations.transformers import splitting
 from mmcached.integrations.transformers.forms import form_of
 from mmcached.integrations.transformers.records import find_or_make
 from mmcached.integrations.transformers.splitting import Parts, Picture
-from mmcached.integrations.transformers.tower_names import Tower, TowerNames
+from mmcached.integrations.transformers.tower_names import ReadTower, TowerNames
 from mmcached.wire.closeable import Closeable
 from mmcached.worker.encoders.content import Content
 from mmcached.worker.encoders.families import FROM_CONFIG, Family, find_family
@@ -172,7 +172,7 @@ class ImageFeatures(Closeable):
         for key in keys:
             self._client.drop(key)
 
-    def _forms(self, pictures: Sequence[Picture], tower: Tower) -> list[RecordForm] | None:
+    def _forms(self, pictures: Sequence[Picture], tower: ReadTower) -> list[RecordForm] | None:
         forms = [form_of(self._model, picture, tower.dtype) for picture in pictures]
         known = [form for form in forms if form is not None]
         if len(known) == len(forms):

@@ -34,7 +34,7 @@ _TOLD_APART_BY_CONTENT = frozenset({"text_config", "architectures", "dtype", "to
 
 
 @dataclass(slots=True)
-class Tower:
+class ReadTower:
     """A model's tower as it was last read.
 
     Attributes:
@@ -50,7 +50,7 @@ class Tower:
     read_at: float
 
 
-_KNOWN: weakref.WeakKeyDictionary[torch.nn.Module, Tower] = weakref.WeakKeyDictionary()
+_KNOWN: weakref.WeakKeyDictionary[torch.nn.Module, ReadTower] = weakref.WeakKeyDictionary()
 _WRITTEN: weakref.WeakSet[Weights] = weakref.WeakSet()
 """Weights that were found changed without a trace: records under their name may belong to other weights."""
 
@@ -82,7 +82,7 @@ class TowerNames(Closeable):
         self.named(self._model.device)
         self._reading.start()
 
-    def named(self, device: torch.device) -> tuple[str, Tower] | None:
+    def named(self, device: torch.device) -> tuple[str, ReadTower] | None:
         """Return the fingerprint of all that features depend on beside the image, and the tower that it names.
 
         None if features cannot be shared. InvalidRequest if a weight cannot be read.
@@ -156,7 +156,7 @@ class TowerNames(Closeable):
         while not self._is_over.wait(READ_AGAIN_S):
             self.read_weights()
 
-    def _tower(self) -> Tower:
+    def _tower(self) -> ReadTower:
         """Return the tower as it is now, reading only changed parts again."""
         tower = _KNOWN.get(self._model)
         if tower is None or tower.weights.is_changed():
@@ -168,7 +168,7 @@ class TowerNames(Closeable):
             return tower
         attention = _attention_of(weights)
         code = TowerCode(self._model, self._family.others, self._family.method, attention)
-        tower = Tower(weights, code, attention, dtype_of(self._model, self._family), read_at)
+        tower = ReadTower(weights, code, attention, dtype_of(self._model, self._family), read_at)
         _KNOWN[self._model] = tower
         return tower
 

@@ -1,6 +1,6 @@
-"""The frontend's sockets, and its ring.
+"""The clients' socket, and the ring; start at `listening`.
 
-listening      binds the sockets of clients and engines
+listening      binds the socket of clients
 presence       binds each client to one connection and one lock
 rings          makes or adopts the ring
 entry_owners   readers of the ring

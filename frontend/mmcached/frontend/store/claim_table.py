@@ -38,7 +38,7 @@ def random_token() -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Waiter:
+class ClaimWaiter:
     """An open request for a record: the connection it came over, and its deadline."""
 
     peer: bytes
@@ -58,7 +58,7 @@ class Waiter:
 class ClaimTransfer:
     """A claim that passes to `owner`, which must be told to compute."""
 
-    owner: Waiter
+    owner: ClaimWaiter
     token: int
 
 
@@ -66,9 +66,9 @@ class ClaimTransfer:
 class _Claim:
     name: str
     token: int
-    owner: Waiter
+    owner: ClaimWaiter
     deadline: float
-    waiters: list[Waiter] = field(default_factory=list)
+    waiters: list[ClaimWaiter] = field(default_factory=list)
 
 
 class ClaimTable:
@@ -117,7 +117,7 @@ class ClaimTable:
         """Return whether a client has a claim on a record."""
         return name in self._claims
 
-    def ask(self, name: str, waiter: Waiter) -> int | None:
+    def ask(self, name: str, waiter: ClaimWaiter) -> int | None:
         """Claim a missing record, or wait for its owner.
 
         Returns:
@@ -143,7 +143,7 @@ class ClaimTable:
         self.num_waits += 1
         return None
 
-    def ask_many(self, names: list[str], owner: Waiter) -> list[int | None]:
+    def ask_many(self, names: list[str], owner: ClaimWaiter) -> list[int | None]:
         """Claim missing records without waiting for those that are claimed.
 
         Returns:
@@ -174,7 +174,7 @@ class ClaimTable:
         if claim is not None and claim.name != name:
             raise RemoteProtocolError("this token is for another key", "claim")
 
-    def finish(self, name: str) -> list[Waiter]:
+    def finish(self, name: str) -> list[ClaimWaiter]:
         """End the claim of a record that was put, by any client; return its waiters."""
         claim = self._claims.pop(name, None)
         return [] if claim is None else claim.waiters
@@ -194,7 +194,7 @@ class ClaimTable:
     def leave(self, client_id: str, *, but_over: bytes | None = None) -> list[ClaimTransfer]:
         """End the waits of a disconnected client and pass its claims on; keep those over the connection `but_over`."""
 
-        def has_left(one: Waiter) -> bool:
+        def has_left(one: ClaimWaiter) -> bool:
             return one.client_id == client_id and one.peer != but_over
 
         self._forget_waiters(has_left)
@@ -206,7 +206,7 @@ class ClaimTable:
         self._forget_waiters(lambda one: one.request == request)
         return self._pass_on(lambda claim: claim.owner.request == request)
 
-    def take_expired(self, now: float) -> list[Waiter]:
+    def take_expired(self, now: float) -> list[ClaimWaiter]:
         """Return and remove the waiters whose deadline is over."""
         return self._forget_waiters(lambda one: one.deadline <= now)
 
@@ -216,7 +216,7 @@ class ClaimTable:
     def begin_epoch(self) -> list[ClaimTransfer]:
         return self._pass_on(lambda claim: True)
 
-    def take_all(self) -> list[Waiter]:
+    def take_all(self) -> list[ClaimWaiter]:
         """Return and remove all waiters, and void all tokens."""
         waiters = list(self._waiters())
         self._claims.clear()
@@ -224,10 +224,10 @@ class ClaimTable:
 
     # ---- internals
 
-    def _all(self) -> Iterator[Waiter]:
+    def _all(self) -> Iterator[ClaimWaiter]:
         return (one for claim in self._claims.values() for one in (claim.owner, *claim.waiters))
 
-    def _waiters(self) -> Iterator[Waiter]:
+    def _waiters(self) -> Iterator[ClaimWaiter]:
         return (one for claim in self._claims.values() for one in claim.waiters)
 
     def _own_claim(self, token: int, client_id: str) -> _Claim | None:
@@ -236,7 +236,7 @@ class ClaimTable:
             raise RemoteProtocolError("this token is another client's", "claim")
         return claim
 
-    def _grant(self, name: str, owner: Waiter) -> _Claim:
+    def _grant(self, name: str, owner: ClaimWaiter) -> _Claim:
         claim = self._claims[name] = _Claim(name, self._new_token(), owner, self._clock() + self._claim_timeout_s)
         self.num_claims += 1
         return claim
@@ -255,7 +255,7 @@ class ClaimTable:
                 self.on_end(claim.name)
         return transfers
 
-    def _forget_waiters(self, is_gone: Callable[[Waiter], bool]) -> list[Waiter]:
+    def _forget_waiters(self, is_gone: Callable[[ClaimWaiter], bool]) -> list[ClaimWaiter]:
         gone = [one for one in self._waiters() if is_gone(one)]
         for claim in self._claims.values():
             claim.waiters = [one for one in claim.waiters if not is_gone(one)]

@@ -13,16 +13,16 @@ from __future__ import annotations
 
 import os
 import resource
-from dataclasses import dataclass
 
 import numpy as np
 
 from mmcached.frontend.connections.channel import Channel
 from mmcached.frontend.connections.rings import NoRing
-from mmcached.frontend.store.nurseries import Nurseries, Nursery
+from mmcached.frontend.store.nurseries import NurseryAllocator
+from mmcached.frontend.store.nursery_copies import NurseryCopies
+from mmcached.frontend.store.nursery_space import NurserySpace
 from mmcached.frontend.store.record_store import RecordStore
 from mmcached.shm import RingWriter
-from mmcached.shm.ring.chunks import RingClaim
 from mmcached.shm.ring.nursery_table import Placed, PlacedRecord
 from mmcached.shm.segment.layout import PAGE_BYTES, round_up
 from mmcached.shm.store import codec
@@ -30,26 +30,13 @@ from mmcached.shm.store.codec import EncodedRecord
 from mmcached.shm.store.record_head import head_of
 from mmcached.shm.store.tensor_bytes import Bytes1D
 from mmcached.wire.config import ServiceConfig
-from mmcached.wire.errors import InvariantError, RemoteProtocolError, ServiceUnavailable, StaleHandle
-from mmcached.wire.handle import Handle
+from mmcached.wire.errors import InvariantError, RemoteProtocolError, ServiceUnavailable
 from mmcached.wire.limits import RESERVED_DESCRIPTORS
 from mmcached.wire.messages.parts import MIN_PLACED_BYTES, Grants, NurseryPlace
 
-SLICE_BYTES = 1 << 20
-"""Bytes copied at a time: about a fifth of a millisecond."""
 STEPS_PER_TURN = 64
 STEPS_PER_PUT = 2
 FREE_SLOTS = 4
-
-
-@dataclass(slots=True)
-class _Copy:
-    """A record that is being copied into the ring."""
-
-    handle: Handle
-    claim: RingClaim
-    was_hit: bool
-    num_bytes: int = 0
 
 
 class NurseryService:
@@ -58,7 +45,7 @@ class NurseryService:
     Attributes:
         num_puts: Records published where they lie.
         num_refusals: Records put inline because no place was free.
-        num_promotions: Records copied into the ring.
+        copies: Copies of records into the ring.
         is_stuck: Whether no space can be made now.
     """
 
@@ -68,11 +55,10 @@ class NurseryService:
         self._max_nurseries = config.limits.max_nurseries
         self._size = round_up(config.store_nursery_bytes, PAGE_BYTES)
         self._has_checksums = config.ring_has_checksums
-        self.books = Nurseries(config.store_nursery_bytes)
-        self.num_puts = self.num_refusals = self.num_promotions = 0
+        self.books = NurseryAllocator(config.store_nursery_bytes)
+        self.copies = NurseryCopies(records.in_ring)
+        self.num_puts = self.num_refusals = 0
         self.is_stuck = False
-        self._copy: _Copy | None = None
-        self._num_copied_bytes = 0
 
     @property
     def max_record_bytes(self) -> int:
@@ -88,7 +74,7 @@ class NurseryService:
     @property
     def has_work(self) -> bool:
         """Whether `work` can do work now."""
-        return self._copy is not None or (not self.is_stuck and (self._is_short_of_slots or self.books.is_short))
+        return self.copies.is_open or (not self.is_stuck and (self._is_short_of_slots or self.books.is_short))
 
     def adopt(self) -> None:
         """Take over the nurseries of the records' new ring; their writers add no further records."""
@@ -217,17 +203,18 @@ class NurseryService:
         self._make_enough(STEPS_PER_TURN)
 
     def _make_enough(self, num_steps: int, num_copied_bytes: int = 0) -> None:
-        enough = self._num_copied_bytes + num_copied_bytes
+        enough = self.copies.num_bytes + num_copied_bytes
         for _ in range(num_steps):
-            if self._copy is not None:
-                if self._num_copied_bytes > enough:
+            if self.copies.is_open:
+                if self.copies.num_bytes > enough:
                     return
-                self._go_on()
+                self.copies.step()
+                self.is_stuck = False
                 continue
-            needy: list[Nursery | None] = [*self.books.needy()]
+            needy: list[NurserySpace | None] = [*self.books.needy()]
             if self._is_short_of_slots:
                 needy.append(None)
-            if not needy or self._num_copied_bytes > enough:
+            if not needy or self.copies.num_bytes > enough:
                 return
             if not any(map(self._make_room, needy)):
                 self.is_stuck = True
@@ -238,7 +225,7 @@ class NurseryService:
         ring = self._records.ring
         return not isinstance(ring, NoRing) and ring.placed.num_free < FREE_SLOTS and len(ring.placed) > 0
 
-    def _make_room(self, needy: Nursery | None) -> bool:
+    def _make_room(self, needy: NurserySpace | None) -> bool:
         """Remove one record, or begin to copy it; return False if none can be removed.
 
         Args:
@@ -249,7 +236,7 @@ class NurseryService:
         for one in self.books.to_go(needy):
             if needy is not None and one is not needy:  # its memory is of use
                 if one.free:
-                    self._punch(one, self.books.squeeze(one))
+                    self._punch(one, one.squeeze())
                     return True
                 if self.books.is_idle(one):
                     self._drain(one)
@@ -258,39 +245,12 @@ class NurseryService:
                 slot = next(iter(one.records))
                 handle = ring.placed.current(slot)
                 if handle is not None and not ring.records.is_kept(handle):
-                    if self._begin_copy(handle) or (evicts and self._records.evict(handle)):
+                    if self.copies.begin(handle) or (evicts and self._records.in_ring.evict(handle)):
                         return True
                     if not evicts:
                         return False
                 one.records.move_to_end(slot)
         return False
-
-    def _begin_copy(self, handle: Handle) -> bool:
-        """Begin to copy a record into the ring, if it was hit or the ring has free space."""
-        was_hit = self._ring.placed.was_hit(handle)
-        claim = self._records.begin_copy(handle, evicts=was_hit)
-        if claim is None:
-            return False
-        self._copy = _Copy(handle, claim, was_hit)
-        return True
-
-    def _go_on(self) -> None:
-        """Copy the next slice."""
-        copy = self._copy
-        assert copy is not None
-        begin, end = copy.num_bytes, min(copy.num_bytes + SLICE_BYTES, copy.handle.nbytes)
-        try:
-            self._ring.records.read_into(copy.handle, begin, copy.claim.buffer[begin:end])
-        except StaleHandle:  # the record was dropped, or its nursery was cut short
-            self._copy = None
-            self._records.abort_copy(copy.handle, copy.claim)
-            return
-        copy.num_bytes = end
-        self._num_copied_bytes += end - begin
-        self.is_stuck = False
-        if end == copy.handle.nbytes:
-            self._copy = None
-            self.num_promotions += self._records.end_copy(copy.handle, copy.claim, is_proven=copy.was_hit)
 
     # ---- internals
 
@@ -306,11 +266,11 @@ class NurseryService:
         self._ring.nurseries.read_into(record.nursery, record.offset, copy)
         return copy
 
-    def _drain(self, one: Nursery) -> None:
+    def _drain(self, one: NurserySpace) -> None:
         self._punch(one, self.books.drain(one))
         self._remove_if_empty(one)
 
-    def _punch(self, one: Nursery, stretches: list[tuple[int, int]]) -> None:
+    def _punch(self, one: NurserySpace, stretches: list[tuple[int, int]]) -> None:
         for begin, end in stretches:
             self._ring.nurseries.punch(one.nursery, begin, end)
 
@@ -322,7 +282,7 @@ class NurseryService:
             self._punch(one, [stretch])
             self._remove_if_empty(one)
 
-    def _remove_if_empty(self, one: Nursery) -> None:
+    def _remove_if_empty(self, one: NurserySpace) -> None:
         if one.peer is None and not one.records:
             self.books.remove(one)
             self._ring.nurseries.remove(one.nursery)
@@ -335,7 +295,7 @@ class NurseryService:
         for one in drained:
             for slot in list(one.records):
                 if (handle := ring.placed.current(slot)) is not None:
-                    self._records.evict(handle)
+                    self._records.in_ring.evict(handle)
             if len(self.books) < num_nurseries:
                 return True
         return False

@@ -79,10 +79,10 @@ class RecordSender:
             self.num_withheld += 1
             return None
         try:
-            frames = self._records.frames(found) if isinstance(found, Handle) else found.frames()
+            frames = self._records.in_ring.frames(found) if isinstance(found, Handle) else found.frames()
         except (StaleHandle, RemoteProtocolError):  # its client has overwritten it in its nursery
             if isinstance(found, Handle):
-                self._records.drop_spoiled(found)
+                self._records.in_ring.drop_spoiled(found)
             return None
         self.num_inline += 1
         payload.extend(frames)

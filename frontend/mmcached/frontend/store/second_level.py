@@ -56,7 +56,7 @@ class _Poll(NamedTuple):
     deadline: float
 
 
-class SecondLevel:
+class SecondLevelConnection:
     """The second level of one store, if it has one.
 
     Args:
@@ -125,7 +125,7 @@ class SecondLevel:
         if not self.saves:
             self._saves_from = self._clock() + SAVES_WAIT_S
         self.claims.will_be_saved(wanted.name)
-        self.saves.add(wanted.name, Save(wanted.tenant, wanted.key, handle, self._records.expires_at(handle)))
+        self.saves.add(wanted.name, Save(wanted.tenant, wanted.key, handle, self._records.in_ring.expires_at(handle)))
 
     def was_not_kept(self, wanted: Wanted, *, is_fetched: bool) -> None:
         """End the fetch of a record that was put and refused, or whose key has kept its record."""
@@ -192,7 +192,7 @@ class SecondLevel:
         """Pause the second level until this host is flushed, and drop fetched records. Raises as `fetches_ended`."""
         self._check_peer(message)
         self.forget()
-        self._records.drop_fetched()
+        self._records.in_ring.drop_fetched()
         self.is_apart = True
         log.warning("the second level is not used", reason=message.reason)
 

@@ -9,9 +9,8 @@
     HaveRecords ──> Present    DropRecord ──> Stored    DropClaim ──> (no answer)
     TakeOrders ──> Orders      FetchesEnded, SecondLevelFlushed, AnotherHostFlushed ──> (no answer): see `second_level`
 
-A record that is not kept (too large, no space) is still sent to clients that wait for it. A claim whose owner is
-unreachable or disconnected passes to the next waiter. How records are sent: `record_sender`. With a second level, a
-message about keys without a record is served once those have been fetched, or their fetches have failed.
+Puts: `put_service`; claims: `claim_service`; how records are sent: `record_sender`. With a second level, a message
+about keys without a record is served once those have been fetched, or their fetches have failed.
 
 Invariants: each message is answered once; no call here blocks, messages are held instead.
 """
@@ -20,10 +19,8 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import math
 import time
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import assert_never
@@ -35,44 +32,33 @@ from mmcached.cache.store_keys import ITEMS_TENANT, store_key
 from mmcached.frontend.connections.channel import Channel
 from mmcached.frontend.connections.entry_owners import EntryOwners
 from mmcached.frontend.connections.rings import late_store_ring
-from mmcached.frontend.store.claim_table import ClaimTable, ClaimTransfer, Waiter
+from mmcached.frontend.store.claim_service import ClaimService
+from mmcached.frontend.store.claim_table import ClaimTable
 from mmcached.frontend.store.client_figures import ClientFigures
 from mmcached.frontend.store.fetch_table import Parked, Wanted
 from mmcached.frontend.store.nursery_service import NurseryService
+from mmcached.frontend.store.put_service import PutService
+from mmcached.frontend.store.record_reads import RecordReads
 from mmcached.frontend.store.record_sender import RecordSender
-from mmcached.frontend.store.record_store import RecordStore, Refusal
-from mmcached.frontend.store.second_level import SecondLevel
-from mmcached.shm import EncodedRecord
-from mmcached.shm.ring.nursery_table import PlacedRecord
-from mmcached.shm.store import codec
+from mmcached.frontend.store.record_store import RecordStore
+from mmcached.frontend.store.second_level import SecondLevelConnection
 from mmcached.wire.closeable import Closeable
 from mmcached.wire.config import ServiceConfig
-from mmcached.wire.errors import (
-    DeadlineExceeded,
-    InvalidRequest,
-    MmcachedError,
-    RemoteProtocolError,
-    RequestAborted,
-    error_to_wire,
-)
-from mmcached.wire.handle import Handle, RingAnnouncement
-from mmcached.wire.latency import Latency
+from mmcached.wire.errors import InvalidRequest, MmcachedError, RemoteProtocolError, RequestAborted, error_to_wire
+from mmcached.wire.handle import RingAnnouncement
 from mmcached.wire.messages import client as to_client
 from mmcached.wire.messages import frontend as received
-from mmcached.wire.messages.parts import Inline
 from mmcached.wire.process.turns import Guard
-from mmcached.wire.slow_log import SlowCalls
 from mmcached.wire.sockets.frames import Frame
 from mmcached.wire.stats import RingStats, StoreStats
 
 log = structlog.get_logger("mmcached.frontend")
 
-_Asking = received.GetRecords | received.ClaimRecord
 _WRITING = received.PutRecord | received.ClaimRecord | received.ClaimRecords | received.DropRecord
 
 
 @contextlib.contextmanager
-def no_collection() -> Iterator[None]:
+def gc_paused() -> Iterator[None]:
     """Disable garbage collection while many lasting objects are made: repeated collections take a third longer."""
     was_enabled = gc.isenabled()
     gc.disable()
@@ -95,9 +81,8 @@ class StoreService(Closeable):
         second_level: Fetches and saves by another process.
         nurseries: Segments into which clients write large records.
         client_figures: Hits, misses and puts by client name.
-        slow: Puts slower than `slow_log_ms`.
+        puts: Puts, and their latency.
         num_protocol_errors: Number of messages that violate the protocol.
-        on_put: Called with the name of each put record, and whether it is kept.
     """
 
     def __init__(
@@ -115,15 +100,33 @@ class StoreService(Closeable):
         self._has_checksums = config.ring_has_checksums
         self.client_figures = ClientFigures()
         self.num_protocol_errors = 0
-        self.on_put: Callable[[str, bool], None] | None = None
         self._send = channel.try_send
         self._sender = RecordSender(self.records, self.readers, channel)
-        self.second_level = SecondLevel(config, channel, records=self.records, is_computed=self.claims.has, clock=clock)
+        self.second_level = SecondLevelConnection(
+            config, channel, records=self.records, is_computed=self.claims.has, clock=clock
+        )
         self.claims.on_end = self.second_level.claims.end
-        self._clock = clock
-        self._put_latency = Latency()
-        self.slow = SlowCalls(config.slow_log_ms, log.warning)
-        self._max_wait_s = config.request_timeout_s
+        self._reads = RecordReads(self.records, self.readers, self.second_level, self.client_figures)
+        self._claiming = ClaimService(
+            config,
+            self.records,
+            channel,
+            table=self.claims,
+            reads=self._reads,
+            sender=self._sender,
+            second_level=self.second_level,
+            clock=clock,
+        )
+        self.puts = PutService(
+            config,
+            self.records,
+            channel,
+            claims=self._claiming,
+            nurseries=self.nurseries,
+            second_level=self.second_level,
+            client_figures=self.client_figures,
+            clock=clock,
+        )
         self._late_ring = late_store_ring(config, home)
         self._look_for_room(clock())
 
@@ -185,13 +188,13 @@ class StoreService(Closeable):
             raise InvalidRequest("tenant", message.tenant, reason)
         match message:
             case received.PutRecord():  # first: each earlier case would cost a put time
-                self._put(peer, message, payload)
+                self.puts.put(peer, message, payload)
             case received.GetRecords(keys=keys):
-                self._sender.send_records(peer, message, self._get(message, keys))
+                self._sender.send_records(peer, message, self._reads.get(message, keys))
             case received.ClaimRecord():
-                self._claim(peer, message)
+                self._claiming.claim(peer, message)
             case received.ClaimRecords():
-                self._claim_many(peer, message)
+                self._claiming.claim_many(peer, message)
             case received.HaveRecords(keys=keys, tenant=tenant):
                 present = [self.records.has(tenant, key) for key in keys]
                 self._send(peer, to_client.Present(message.request_id, present))
@@ -201,7 +204,7 @@ class StoreService(Closeable):
                 reason = to_client.DROPPED if is_dropped else "it had none"
                 self._send(peer, to_client.Stored(message.request_id, self.records.epoch, False, reason))
             case received.DropClaim():
-                self._transfer(self.claims.drop(message.claim, message.client_id))
+                self._claiming.drop(message.claim, message.client_id)
             case received.RegisterReader():
                 self._register_reader(peer, message)
             case received.OpenNursery():
@@ -218,140 +221,6 @@ class StoreService(Closeable):
             case _:
                 assert_never(message)
 
-    # ---- records
-
-    def _get(self, message: _Asking, keys: Sequence[str]) -> list[Handle | None]:
-        """Return the places of keys' records, counting each as a hit or a miss."""
-        found = [self.records.get(message.tenant, key) for key in keys]
-        num_misses = found.count(None)
-        self.client_figures.asked(message.client_id, len(found) - num_misses, num_misses)
-        return found
-
-    def _find(self, message: _Asking, keys: Sequence[str]) -> list[Handle | None]:
-        """Return the places of keys' records, counted as by `_get` unless the client has just looked into the ring.
-
-        With a second level they are always counted here, because a miss may become a hit.
-        """
-        if self.second_level.is_on or not self.readers.has(message.client_id, message.incarnation):
-            return self._get(message, keys)
-        return [self.records.find(message.tenant, key) for key in keys]
-
-    def _claim(self, peer: bytes, message: received.ClaimRecord) -> None:
-        (handle,) = self._find(message, [message.key])
-        if handle is not None:
-            self._sender.send_records(peer, message, [handle])
-            return
-        deadline = self._clock() + min(message.timeout_s, self._max_wait_s)
-        waiter = Waiter(peer, message, deadline)
-        token = self.claims.ask(store_key(message.tenant, message.key), waiter)
-        if token is not None:
-            self._transfer([ClaimTransfer(waiter, token)])
-
-    def _claim_many(self, peer: bytes, message: received.ClaimRecords) -> None:
-        tenant = message.tenant
-        handles = [self.records.get(tenant, key) if self.records.has(tenant, key) else None for key in message.keys]
-        self.client_figures.asked(message.client_id, len(handles) - handles.count(None), 0)
-        records, payload = self._sender.places(message, handles)
-        found = list[Handle | Inline | int | None](records)
-        missing = [index for index, place in enumerate(records) if place is None]
-        if missing:
-            # In the claim table each key counts as if it had been asked for alone.
-            first = received.ClaimRecord(message.client_id, message.request_id, message.keys[missing[0]], 1.0, tenant)
-            names = {index: store_key(tenant, message.keys[index]) for index in missing}
-            here = {i: name for i, name in names.items() if not self.second_level.fetches.is_elsewhere(name)}
-            tokens = self.claims.ask_many(list(here.values()), Waiter(peer, first, math.inf))
-            for index, token in zip(here, tokens, strict=True):
-                found[index] = token
-            # Pending keys are asked for again, and count then.
-            num_misses = sum(handles[index] is None and found[index] is not None for index in missing)
-            self.records.count_misses(num_misses)
-            self.client_figures.asked(message.client_id, 0, num_misses)
-        answer = to_client.Claims(message.request_id, self.records.epoch, found)
-        if not self._send(peer, answer, payload):
-            self.cancel(message.client_id, message.request_id)
-
-    def _put(self, peer: bytes, message: received.PutRecord, payload: Sequence[Frame]) -> None:
-        if message.place is None:
-            placed: PlacedRecord | None = None
-            record: EncodedRecord | PlacedRecord = codec.adopt_frames(payload)
-            self.nurseries.came_inline(peer, record.nbytes)
-        else:
-            if payload:
-                raise RemoteProtocolError(f"{len(payload)} frames beside a place", "place")
-            placed = record = self.nurseries.take(peer, message.place)
-        try:
-            if placed is not None and not self.nurseries.has_slot:  # then keep it in the ring
-                record = self._frames_of(placed)
-            is_stored, reason = self._keep(message, record)
-        finally:
-            if placed is not None:  # whether the put was kept, refused or failed
-                self.nurseries.settle(peer, placed)
-        grants = self.nurseries.grants(peer)
-        self._send(peer, to_client.Stored(message.request_id, self.records.epoch, is_stored, reason, grants))
-
-    def _keep(self, message: received.PutRecord, record: EncodedRecord | PlacedRecord) -> tuple[bool, str]:
-        """Offer a record to the store, and answer the clients that wait for it.
-
-        Returns:
-            Whether its key has a record now, and the reason if not.
-        """
-        started = self._clock()
-        name = store_key(message.tenant, message.key)
-        if message.claim:
-            self.claims.check_token(message.claim, message.client_id, name)
-        # A record fetched before the second level is flushed is as outdated as one computed before a new epoch.
-        is_fetched = self.second_level.is_peer(message.client_id)
-        is_stale = is_fetched and self.second_level.is_flushing
-        is_new = message.overwrites or not self.records.has(message.tenant, message.key)
-        refusal = self.records.put(
-            message.tenant,
-            message.key,
-            record,
-            epoch=message.store_epoch,
-            is_stale=is_stale,
-            is_fetched=is_fetched,
-            overwrites=message.overwrites,
-            ttl_s=message.ttl_s,
-        )
-        if refusal is None:
-            took_s = self._clock() - started
-            self._put_latency.add(took_s)
-            self.slow.note("put", took_s, record.nbytes, nbytes=record.nbytes, client_id=message.client_id)
-            self.client_figures.put(message.client_id)
-        if refusal is Refusal.OLD_EPOCH:
-            # It is of no use to the waiters either: another client must compute it from the new weights.
-            self._transfer(self.claims.drop(message.claim, message.client_id))
-        elif self.claims.has(name):
-            is_kept = refusal is None  # a refused record is copied first, because its client may overwrite it
-            found = self.records.find(message.tenant, message.key) if is_kept else self._frames_of(record)
-            for waiter in self.claims.finish(name):
-                self._sender.send_records(waiter.peer, waiter.message, [found])
-        if self.on_put is not None:
-            self.on_put(name, refusal is None)
-        if self.second_level.is_on:
-            wanted = Wanted(name, message.tenant, message.key)
-            is_begun = refusal is None and is_new
-            if is_begun and (handle := self.records.find(message.tenant, message.key)) is not None:
-                self.second_level.was_kept(wanted, handle, is_fetched=is_fetched)
-            else:
-                self.second_level.was_not_kept(wanted, is_fetched=is_fetched)
-        existed = "" if is_new else to_client.EXISTED
-        return refusal is None, existed if refusal is None else self.records.text_of(refusal)
-
-    def _frames_of(self, record: EncodedRecord | PlacedRecord) -> EncodedRecord:
-        """Return a sendable copy of a record in a nursery, or the record itself. Raises as `NurseryService.copy`."""
-        return self.nurseries.copy(record) if isinstance(record, PlacedRecord) else record
-
-    def _transfer(self, transfers: Iterable[ClaimTransfer]) -> None:
-        """Tell new owners to compute; the claim of an unreachable owner passes on."""
-        pending = deque(transfers)
-        while pending:
-            transfer = pending.popleft()
-            owner = transfer.owner
-            claimed = to_client.Claimed(owner.message.request_id, self.records.epoch, transfer.token)
-            if not self._send(owner.peer, claimed):
-                pending += self.claims.drop(transfer.token, owner.client_id)
-
     # ---- clients
 
     def greet(self, peer: bytes, client_id: str, name: str) -> None:
@@ -361,19 +230,19 @@ class StoreService(Closeable):
 
     def _leave_others(self, peer: bytes, client_id: str) -> None:
         self.second_level.leave(client_id, but_over=peer)
-        self._transfer(self.claims.leave(client_id, but_over=peer))
+        self._claiming.leave(client_id, but_over=peer)
 
     def cancel(self, client_id: str, request_id: int) -> None:
         """End a client's wait; if it was granted the claim meanwhile, the claim passes to the next waiter."""
         self.second_level.fetches.cancel(client_id, request_id)
-        self._transfer(self.claims.cancel(client_id, request_id))
+        self._claiming.cancel(client_id, request_id)
 
     def end_client(self, client_id: str) -> None:
         """Pass on the claims of a disconnected client, and give it no more leases."""
         self.readers.leave(client_id)
         self.client_figures.leave(client_id)
         self.second_level.leave(client_id)
-        self._transfer(self.claims.leave(client_id))
+        self._claiming.leave(client_id)
 
     def clients(self) -> set[str]:
         of_parts = (self.claims.clients(), self.readers.owners(), self.second_level.clients())
@@ -398,19 +267,16 @@ class StoreService(Closeable):
 
     def check(self, now: float) -> None:
         self._look_for_room(now)
-        for waiter in self.claims.take_expired(now):
-            timeout_s = min(waiter.message.timeout_s, self._max_wait_s)
-            self._fail(waiter, DeadlineExceeded("claimrecord", timeout_s))
-        self._transfer(self.claims.pass_on_expired(now))
+        self._claiming.check(now)
         self.records.poll_hits()
-        self.records.drop_expired()
+        self.records.in_ring.drop_expired()
         self.nurseries.check()
         for client_id, reason in self.readers.take_dead():
             log.info("client's entry is dead", client_id=client_id, reason=reason)
 
     def _look_for_room(self, now: float) -> None:
         began = time.perf_counter()
-        with no_collection():
+        with gc_paused():
             if (ring := self._late_ring.take(now)) is not None:
                 self.records.adopt(ring)
                 self.nurseries.adopt()
@@ -430,7 +296,7 @@ class StoreService(Closeable):
         """
         if is_new_epoch:
             self.records.begin_epoch()
-            self._transfer(self.claims.begin_epoch())
+            self._claiming.begin_epoch()
         else:
             self.records.clear()
         self.second_level.forget()
@@ -442,8 +308,8 @@ class StoreService(Closeable):
             hits=records.num_hits,
             puts=records.num_puts,
             refusals=records.num_refusals,
-            quota_evictions=records.num_quota_evictions,
-            expired=records.num_expired,
+            quota_evictions=records.in_ring.num_quota_evictions,
+            expired=records.in_ring.num_expired,
             inline_records=self._sender.num_inline,
             withheld_records=self._sender.num_withheld,
             claims=self.claims.num_claims,
@@ -455,30 +321,26 @@ class StoreService(Closeable):
             nursery_bytes=self.nurseries.books.held_bytes,
             nursery_puts=self.nurseries.num_puts,
             nursery_refusals=self.nurseries.num_refusals,
-            promotions=self.nurseries.num_promotions,
+            promotions=self.nurseries.copies.num_done,
             new_epochs=records.num_epochs,
             hit_latency=records.hit_latency,
-            put_latency=self._put_latency.histogram(),
+            put_latency=self.puts.latency.histogram(),
             ring=_of_all(records, self.nurseries),
             fetches=self.second_level.stats(),
         )
 
     def close(self) -> None:
         """Fail all waiting requests, and remove the ring. A second call changes nothing."""
-        for waiter in self.claims.take_all():
-            self._fail(waiter, RequestAborted("the service stops; try again"))
+        self._claiming.close(RequestAborted("the service stops; try again"))
         for one in self.second_level.fetches.take_all():
             self._send(one.peer, to_client.Failed(one.request_id, error_to_wire(RequestAborted("the service stops"))))
         self.records.close()
         self._late_ring.close()
-
-    def _fail(self, waiter: Waiter, error: MmcachedError) -> None:
-        self._send(waiter.peer, to_client.Failed(waiter.message.request_id, error_to_wire(error)))
 
 
 def _of_all(records: RecordStore, nurseries: NurseryService) -> RingStats:
     stats = records.ring.stats()
     data_bytes = stats.data_bytes + (nurseries.books.budget_bytes if stats.data_bytes else 0)
     return msgspec.structs.replace(
-        stats, data_bytes=data_bytes, evictions=stats.evictions + records.num_share_evictions
+        stats, data_bytes=data_bytes, evictions=stats.evictions + records.in_ring.num_share_evictions
     )

@@ -6,15 +6,15 @@ from typing import assert_never
 
 from mmcached.cache.kinds import processor_cache_kind
 from mmcached.cache.request_lru import RequestLRU
-from mmcached.frontend.store.record_store import RecordStore
 from mmcached.gateway.caches.item_cache import ItemCache
+from mmcached.gateway.caches.item_records import ItemRecords
 from mmcached.gateway.caches.local import LocalItemCache
 from mmcached.gateway.caches.mirrored import MirroredItemCache
 from mmcached.gateway.caches.stored import StoredItemCache
 from mmcached.wire.config import ServiceConfig
 
 
-def item_cache_from_config(config: ServiceConfig, records: RecordStore) -> ItemCache:
+def item_cache_from_config(config: ServiceConfig, items: ItemRecords) -> ItemCache:
     """Return the frontend's processor cache.
 
     Args:
@@ -28,6 +28,6 @@ def item_cache_from_config(config: ServiceConfig, records: RecordStore) -> ItemC
         case "lru":
             return MirroredItemCache(RequestLRU(config.processor_cache_bytes))
         case "shm":
-            return StoredItemCache(config, records)
+            return StoredItemCache(config, items)
         case other:
             assert_never(other)

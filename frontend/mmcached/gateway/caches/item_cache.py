@@ -15,14 +15,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from mmcached.gateway.processing.processor import GatewayItem
 from mmcached.wire.handle import Handle
 from mmcached.wire.sockets.frames import Frame
 from mmcached.wire.stats import ProcessorCacheStats
-
-if TYPE_CHECKING:
-    from mmcached.gateway.processing.processor import Processed
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +40,7 @@ class OutgoingItem:
     has_output: bool = False
 
     @classmethod
-    def inline(cls, mm_hash: str, item: Processed) -> OutgoingItem:
+    def inline(cls, mm_hash: str, item: GatewayItem) -> OutgoingItem:
         return cls(mm_hash, item.encoded.nbytes, item.num_embeds, item.encoded.frames())
 
 
@@ -62,7 +59,7 @@ class ItemCache:
         """Return the distinct keys whose items must be given to `resolve`; changes nothing."""
         return list(dict.fromkeys(keys))
 
-    def resolve(self, keys: Sequence[str], given: Mapping[str, Processed]) -> list[OutgoingItem]:
+    def resolve(self, keys: Sequence[str], given: Mapping[str, GatewayItem]) -> list[OutgoingItem]:
         """Return the form of each item of a request; items in the store are pinned until `release`.
 
         Args:
@@ -87,7 +84,7 @@ class ItemCache:
         """Return the same items, with pinned items of the store as frames."""
         return list(items)
 
-    def keep(self, key: str, item: Processed) -> None:
+    def keep(self, key: str, item: GatewayItem) -> None:
         """Keep a processed item that no request needs any more, if this mode keeps items in the frontend."""
 
     def missed(self, mm_hashes: Sequence[str]) -> None:

@@ -6,13 +6,10 @@ Engines keep no items, so any number of frontends and engines may be combined.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from mmcached.cache.request_lru import Entry, RequestLRU
 from mmcached.gateway.caches.item_cache import ItemCache, OutgoingItem
-
-if TYPE_CHECKING:
-    from mmcached.gateway.processing.processor import Processed
+from mmcached.gateway.processing.processor import GatewayItem
 
 
 class LocalItemCache(ItemCache):
@@ -22,12 +19,12 @@ class LocalItemCache(ItemCache):
 
     def __init__(self, capacity: int) -> None:
         super().__init__()
-        self._lru: RequestLRU[Processed] = RequestLRU(capacity)
+        self._lru: RequestLRU[GatewayItem] = RequestLRU(capacity)
 
     def missing(self, keys: Sequence[str]) -> list[str]:
         return [key for key in dict.fromkeys(keys) if key not in self._lru]
 
-    def resolve(self, keys: Sequence[str], given: Mapping[str, Processed]) -> list[OutgoingItem]:
+    def resolve(self, keys: Sequence[str], given: Mapping[str, GatewayItem]) -> list[OutgoingItem]:
         unique = list(dict.fromkeys(keys))
         new = {key: self._entry(given[key]) for key in self.missing(unique)}
         self._num_hits += len(unique) - len(new)
@@ -40,14 +37,14 @@ class LocalItemCache(ItemCache):
         }
         return [items[key] for key in keys]
 
-    def keep(self, key: str, item: Processed) -> None:
+    def keep(self, key: str, item: GatewayItem) -> None:
         if self.missing([key]):
             self._lru.move([key], [self._entry(item)])
 
     def clear(self) -> None:
         self._lru.clear()
 
-    def _entry(self, item: Processed) -> Entry[Processed]:
+    def _entry(self, item: GatewayItem) -> Entry[GatewayItem]:
         self._num_new += 1
         self._num_fallbacks += item.encoded.nbytes > self._lru.capacity
         return Entry(item.encoded.nbytes, item)

@@ -28,13 +28,10 @@ wrong for good.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from mmcached.cache.request_lru import Entry, RequestLRU
 from mmcached.gateway.caches.item_cache import ItemCache, OutgoingItem
-
-if TYPE_CHECKING:
-    from mmcached.gateway.processing.processor import Processed
+from mmcached.gateway.processing.processor import GatewayItem
 
 
 class MirroredItemCache(ItemCache):
@@ -51,7 +48,7 @@ class MirroredItemCache(ItemCache):
     def missing(self, keys: Sequence[str]) -> list[str]:
         return [key for key in dict.fromkeys(keys) if key not in self._lru]
 
-    def resolve(self, keys: Sequence[str], given: Mapping[str, Processed]) -> list[OutgoingItem]:
+    def resolve(self, keys: Sequence[str], given: Mapping[str, GatewayItem]) -> list[OutgoingItem]:
         fresh: dict[str, OutgoingItem] = {}
         items = []
         for key in keys:
@@ -72,7 +69,7 @@ class MirroredItemCache(ItemCache):
         self._num_new += len(new)
         self._num_hits += len(sizes) - len(new)
         self._num_fallbacks += sum(sizes[key] > self._lru.capacity for key in new)
-        # The engine's cache moves by every item that the message names, also by one that comes again.
+        # The engine's cache changes by every item that the message names, repeated items too.
         self._lru.move(keys, [Entry(item.nbytes, item.num_embeds) for item in items])
         self._next_mirror_seq += 1
 

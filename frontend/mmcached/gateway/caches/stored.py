@@ -16,20 +16,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
+from mmcached.cache.kinds import SMALL_SHARE
 from mmcached.cache.request_lru import Entry, RequestLRU
 from mmcached.frontend.connections.rings import NoRing
-from mmcached.frontend.store.record_store import RecordStore
 from mmcached.gateway.caches.item_cache import ItemCache, OutgoingItem
+from mmcached.gateway.caches.item_records import ItemRecords
+from mmcached.gateway.processing.processor import GatewayItem
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.handle import Handle
-
-if TYPE_CHECKING:
-    from mmcached.gateway.processing.processor import Processed
-
-SMALL_SHARE = 16
-"""Small items kept here take at most 1 / `SMALL_SHARE` of the items' share."""
 
 
 class StoredItemCache(ItemCache):
@@ -37,58 +32,58 @@ class StoredItemCache(ItemCache):
 
     counts_hits = True
 
-    def __init__(self, config: ServiceConfig, records: RecordStore) -> None:
+    def __init__(self, config: ServiceConfig, items: ItemRecords) -> None:
         super().__init__()
         self._inline_below_bytes = config.inline_below_bytes
         self._max_bytes = config.max_object_bytes
-        self._small: RequestLRU[Processed] = RequestLRU(config.processor_cache_bytes // SMALL_SHARE)
-        self._records = records
+        self._small: RequestLRU[GatewayItem] = RequestLRU(config.processor_cache_bytes // SMALL_SHARE)
+        self._items = items
 
     def missing(self, keys: Sequence[str]) -> list[str]:
-        return [key for key in dict.fromkeys(keys) if key not in self._small and self._records.find_item(key) is None]
+        return [key for key in dict.fromkeys(keys) if key not in self._small and self._items.find(key) is None]
 
-    def resolve(self, keys: Sequence[str], given: Mapping[str, Processed]) -> list[OutgoingItem]:
+    def resolve(self, keys: Sequence[str], given: Mapping[str, GatewayItem]) -> list[OutgoingItem]:
         unique = list(dict.fromkeys(keys))
-        # What is remembered or pinned from here on is there, whatever the request's own items evict.
+        # Items that are found or pinned here stay, even if the request's own items evict others.
         found = {key: self._find(key) for key in unique}
         items = {key: self._resolve_one(key, found[key], given) for key in unique}
         return [items[key] for key in keys]
 
     def release(self, items: Sequence[OutgoingItem]) -> None:
-        ring = self._records.ring
+        ring = self._items.ring
         for handle in _handles(items):
             if not isinstance(ring, NoRing):
                 ring.records.unpin(handle)
 
     def inline(self, items: Sequence[OutgoingItem]) -> list[OutgoingItem]:
         return [
-            replace(item, payload=self._records.frames(item.payload)) if isinstance(item.payload, Handle) else item
+            replace(item, payload=self._items.frames(item.payload)) if isinstance(item.payload, Handle) else item
             for item in items
         ]
 
-    def keep(self, key: str, item: Processed) -> None:
+    def keep(self, key: str, item: GatewayItem) -> None:
         if self.missing([key]):
             self._place(key, item, is_pinned=False)
 
     def clear(self) -> None:
-        self._records.drop_items()
+        self._items.clear()
         self._small.clear()
 
-    def _find(self, key: str) -> Entry[Processed] | OutgoingItem | None:
+    def _find(self, key: str) -> Entry[GatewayItem] | OutgoingItem | None:
         """Return an item that is kept here or in the store; an item in the store is pinned."""
         small = self._small.find(key)
         if small is not None:
             return small
-        found = self._records.find_item(key)
+        found = self._items.find(key)
         if found is None:
             return None
         handle, num_embeds = found
-        self._records.touch_item(key, handle)
+        self._items.touch(key, handle)
         self._pin(handle)
         return OutgoingItem(key, handle.nbytes, num_embeds, handle)
 
     def _resolve_one(
-        self, key: str, found: Entry[Processed] | OutgoingItem | None, given: Mapping[str, Processed]
+        self, key: str, found: Entry[GatewayItem] | OutgoingItem | None, given: Mapping[str, GatewayItem]
     ) -> OutgoingItem:
         if found is None:
             return self._place(key, given[key], is_pinned=True)
@@ -98,14 +93,14 @@ class StoredItemCache(ItemCache):
         self._small.move([key], [found])
         return OutgoingItem.inline(key, found.value)
 
-    def _place(self, key: str, item: Processed, *, is_pinned: bool) -> OutgoingItem:
+    def _place(self, key: str, item: GatewayItem, *, is_pinned: bool) -> OutgoingItem:
         self._num_new += 1
         nbytes = item.encoded.nbytes
         if nbytes < self._inline_below_bytes:
             self._small.move([key], [Entry(nbytes, item)])
             return OutgoingItem.inline(key, item)
         is_kept = nbytes <= self._max_bytes
-        handle = self._records.put_item(key, item.encoded, item.num_embeds) if is_kept else None
+        handle = self._items.put(key, item.encoded, item.num_embeds) if is_kept else None
         if handle is None:
             self._num_fallbacks += 1
             return OutgoingItem.inline(key, item)
@@ -114,7 +109,7 @@ class StoredItemCache(ItemCache):
         return OutgoingItem(key, nbytes, item.num_embeds, handle)
 
     def _pin(self, handle: Handle) -> None:
-        ring = self._records.ring
+        ring = self._items.ring
         if not isinstance(ring, NoRing):
             ring.records.pin(handle)
 

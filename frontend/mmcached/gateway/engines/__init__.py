@@ -1,9 +1,9 @@
-"""The frontend's side of the engines.
+"""The frontend's side of the engines; start at `engine_connections`.
 
-engine_connections   engines: connecting, messages, and the leases that messages carry
+listening            binds the socket for engines
+engine_connections   engines: connecting, messages, readiness
 routing              chooses the engine of a request
-rounds               asks all engines one question for all waiting clients, one round at a time
-flushes              empties all caches
-held_content         content of an engine's caches, for routing
+engine_content       content of an engine's caches, for routing
+flushes              has all engines empty their caches
 probes               tests the data path with an item
 """

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import structlog
 
-from mmcached.gateway.engines.held_content import HeldContent
+from mmcached.gateway.engines.engine_content import EngineContent
 from mmcached.shm.crash_points import crash_point
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import (
@@ -58,7 +58,7 @@ class EngineConnection:
     index: int
     process: int
     incarnation: int
-    held: HeldContent
+    held: EngineContent
     is_ready: bool = False
     encoder_fingerprint: str = ""
     encoder: EncoderForm | None = None
@@ -142,7 +142,7 @@ class EngineConnections:
                 return
             if former is not None:
                 self.lose(former, "it has connected anew, or another process has taken its place")
-            held = HeldContent(self._config.num_kv_blocks, self._config.encoder_cache_size)
+            held = EngineContent(self._config.num_kv_blocks, self._config.encoder_cache_size)
             session = secrets.randbits(63)
             connection = EngineConnection(peer, message.engine_index, message.incarnation, session, held)
             self._connections[session] = connection

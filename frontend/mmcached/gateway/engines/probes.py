@@ -11,15 +11,14 @@ from __future__ import annotations
 import hashlib
 import secrets
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from mmcached.frontend.connections.rings import NoRing
-from mmcached.frontend.store.record_store import RecordStore
+from mmcached.frontend.rounds import AnswerTo, Rounds, check_room
+from mmcached.gateway.caches.item_records import ItemRecords
 from mmcached.gateway.engines.engine_connections import EngineConnection, EngineConnections
-from mmcached.gateway.engines.rounds import AnswerTo, EngineRounds, check_room
 from mmcached.shm.store import codec
 from mmcached.wire.errors import ErrorInfo, MmcachedError, ServiceUnavailable, error_to_wire
 from mmcached.wire.handle import Handle
@@ -61,19 +60,12 @@ class _Question:
 
 
 class Probes:
-    """The open questions, and the probes of each engine; without a ring, items are sent inline.
+    """The open questions, and the probes of each engine; without a ring, items are sent inline."""
 
-    Args:
-        needs_engine: Whether a probe without a ready engine fails; a store without engines succeeds instead.
-    """
-
-    def __init__(
-        self, connections: EngineConnections, records: RecordStore, max_per_peer: int, *, needs_engine: bool
-    ) -> None:
+    def __init__(self, connections: EngineConnections, items: ItemRecords, max_per_peer: int) -> None:
         self._connections = connections
-        self._records = records
+        self._items = items
         self._max_per_peer = max_per_peer
-        self._needs_engine = needs_engine
         self._of_engine: dict[int, _EngineProbes] = {}  # by incarnation
         self._open: dict[int, _Question] = {}
         self._num_of_peer: Counter[bytes] = Counter()
@@ -86,7 +78,7 @@ class Probes:
             ServiceUnavailable: No engine is ready, or too many questions of this connection wait.
         """
         ready = self._connections.ready()
-        if self._needs_engine and not ready:
+        if not ready:
             raise ServiceUnavailable("no engine is ready")
         check_room(self._num_of_peer[peer], self._max_per_peer)
         self._num_of_peer[peer] += 1
@@ -94,7 +86,7 @@ class Probes:
         self._open[self._last_number] = _Question(peer, request_id, len(ready))
         for connection in ready:
             if connection.incarnation not in self._of_engine:
-                probes = _EngineProbes(self._connections, connection, self._records, self._max_per_peer)
+                probes = _EngineProbes(self._connections, connection, self._items, self._max_per_peer)
                 self._of_engine[connection.incarnation] = probes
             self._of_engine[connection.incarnation].ask(peer, self._last_number, timeout_s, now)
 
@@ -127,29 +119,33 @@ class _Item:
     checksum: str
     key: str
     place: Handle | None
+    has_answer: bool = False
     num_workers: int = 0
     wrong: list[str] = field(default_factory=list)
 
 
-class _EngineProbes(EngineRounds):
+class _EngineProbes(Rounds):
     """The current probe of one engine, and the questions that wait for the next."""
 
     def __init__(
         self,
         connections: EngineConnections,
         connection: EngineConnection,
-        records: RecordStore,
+        items: ItemRecords,
         max_per_peer: int,
     ) -> None:
-        super().__init__(connections, max_per_peer)
+        super().__init__(max_per_peer)
+        self._connections = connections
         self._connection = connection
-        self._records = records
+        self._items = items
         self._item: _Item | None = None
+        self._token = 0
 
     def answered(self, message: EngineProbed) -> None:
         connection, item = self._connection, self._item
-        if not self._has_answered(connection, message.token) or item is None:
+        if item is None or item.has_answer or message.token != self._token:
             return
+        item.has_answer = True
         item.num_workers += len(message.checksums)
         if not message.checksums:
             item.wrong.append(f"engine {connection.index} lacks a worker")
@@ -157,44 +153,48 @@ class _EngineProbes(EngineRounds):
             if checksum != item.checksum:
                 item.wrong.append(f"worker {rank} of engine {connection.index} read other bytes than were written")
 
-    def _begin(self, token: int, now: float) -> Sequence[EngineConnection]:
-        if self._is_gone(self._connection):
+    def _begin(self, now: float) -> None:
+        if self._is_gone():
             raise self._death()
         data = secrets.token_bytes(PROBE_BYTES)
         key, encoded = f"probe {secrets.token_hex(8)}", codec.encode({FIELD: np.frombuffer(data, np.uint8)})
-        place = self._records.put_item(key, encoded, 0)  # without room: inline, like any other item
-        if place is not None and not isinstance(ring := self._records.ring, NoRing):
+        place = self._items.put(key, encoded, 0)  # without room: inline, like any other item
+        if place is not None and not isinstance(ring := self._items.ring, NoRing):
             ring.records.pin(place)  # until it is dropped
         self._item = _Item(hashlib.blake2b(data, digest_size=16).hexdigest(), key, place)
         frames = [] if place is not None else encoded.frames()
         payload = Inline(0, len(frames)) if place is None else StoredItem(place.token)
-        self._connections.send(self._connection, ProbeEngine(token, payload), frames)
-        return [self._connection]
+        self._token += 1
+        self._connections.send(self._connection, ProbeEngine(self._token, payload), frames)
 
-    def _outcome(self, missing: Sequence[EngineConnection]) -> AnswerTo | MmcachedError | None:
+    def _outcome(self) -> AnswerTo | MmcachedError | None:
         item = self._item
         if item is None:
             return None
         if item.wrong:
             return ServiceUnavailable("; ".join(item.wrong))
-        if missing and self._is_gone(self._connection):
+        if not item.has_answer and self._is_gone():
             return self._death()
-        if missing or self._is_leased(item):
+        if not item.has_answer or self._is_leased(item):
             return None
         engines, num_workers = [self._connection.index], item.num_workers
         return lambda request_id: Probed(request_id, engines, num_workers, [])
 
     def _waits_for(self) -> str:
-        return f"probe of engine {self._connection.index}" if self._missing else "return of the probe's leases"
+        is_answered = self._item is not None and self._item.has_answer
+        return "return of the probe's leases" if is_answered else f"probe of engine {self._connection.index}"
 
     def _end(self) -> None:
         item, self._item = self._item, None
         if item is not None and item.place is not None:
-            self._records.drop_item(item.key)
+            self._items.drop(item.key)
+
+    def _is_gone(self) -> bool:
+        return self._connections.get(self._connection.incarnation) is None
 
     def _death(self) -> ServiceUnavailable:
         return ServiceUnavailable(f"engine {self._connection.index} died while it was probed")
 
     def _is_leased(self, item: _Item) -> bool:
-        ring = self._records.ring
+        ring = self._items.ring
         return item.place is not None and not isinstance(ring, NoRing) and ring.records.is_leased(item.place)

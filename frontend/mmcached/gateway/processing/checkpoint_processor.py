@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from mmcached.cache.checkpoints.checkpoint import Checkpoint, library_versions
 from mmcached.cache.fingerprints import fingerprint
-from mmcached.gateway.processing.decoder_process import Pixels, Tensors
-from mmcached.gateway.processing.processor import Processed
+from mmcached.gateway.processing.decoder_process import DecodedTensors, Pixels
+from mmcached.gateway.processing.processor import GatewayItem
 from mmcached.shm.store.codec import encode
 from mmcached.wire.errors import InvalidRequest, InvariantError
 
@@ -44,7 +44,7 @@ class CheckpointProcessor:
             }
         )
 
-    def item(self, made: Pixels | Tensors) -> Processed:
+    def item(self, made: Pixels | DecodedTensors) -> GatewayItem:
         """Select the tensors that the tower takes, and count its embeddings.
 
         Raises:
@@ -56,4 +56,4 @@ class CheckpointProcessor:
         if missing := [name for name in names if name not in made.arrays]:
             raise InvalidRequest("image", f"no {missing[0]}", f"the image processor must make {', '.join(names)}")
         kept = {name: made.arrays[name] for name in names}
-        return Processed(encode(kept), self._checkpoint.num_embeds("image", kept))
+        return GatewayItem(encode(kept), self._checkpoint.num_embeds("image", kept))

@@ -25,7 +25,7 @@ from mmcached.cache.checkpoints.frames import GRID, PIXELS, FrameGrid, WholeClip
 from mmcached.cache.checkpoints.sounds import FEATURES, MASK, Chunked, Filled, hop_of
 from mmcached.cache.fingerprints import fingerprint
 from mmcached.gateway.processing.mel import log_mel
-from mmcached.gateway.processing.processor import Processed
+from mmcached.gateway.processing.processor import GatewayItem
 from mmcached.shm.store.codec import encode
 from mmcached.wire.errors import CorruptClip, InvalidRequest, InvariantError
 from mmcached.wire.messages.parts import ClipOptions
@@ -65,7 +65,7 @@ class CheckpointSlices:
                 limit = f"must be {num_frames}: the tower looks at all frames together"
                 raise InvalidRequest(f"{field}.num_frames", options.num_frames or "none", limit)
 
-    def item(self, arrays: Arrays, modality: Modality) -> Processed:
+    def item(self, arrays: Arrays, modality: Modality) -> GatewayItem:
         """Return the item of a decoded slice.
 
         Raises:
@@ -81,7 +81,7 @@ class CheckpointSlices:
             record = self._listen(arrays["samples"], counting, settings)
         else:
             raise InvariantError(f"a clip was decoded for {type(counting).__name__}")
-        return Processed(encode(record), self._checkpoint.num_embeds(modality, record))
+        return GatewayItem(encode(record), self._checkpoint.num_embeds(modality, record))
 
     def _listen(
         self, samples: npt.NDArray[np.float32], counting: Filled | Chunked, settings: Mapping[str, Any]

@@ -141,7 +141,7 @@ class ConfinedDecoder:
         self._end()
         self._process = None
 
-    # ---- for those who know what is decoded
+    # ---- for subclasses
 
     @contextlib.contextmanager
     def with_file(self, data: Frame) -> Iterator[None]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from mmcached.gateway.processing.decoder_process import Decoder, Pixels, Tensors
+from mmcached.gateway.processing.decoder_process import DecodedTensors, Decoder, Pixels
 from mmcached.gateway.processing.decoder_set import DecoderSet, Terms
 from mmcached.gateway.processing.pixel_budget import PixelBudget
 from mmcached.gateway.processing.pool import IsWanted
@@ -36,7 +36,7 @@ class DecoderPool:
             needed_bytes=lambda pixels: pixels * per_pixel,
         )
 
-    def decode(self, data: Frame, is_wanted: IsWanted) -> Pixels | Tensors:
+    def decode(self, data: Frame, is_wanted: IsWanted) -> Pixels | DecodedTensors:
         """Return the scaled pixels of a file, or its tensors.
 
         Raises:
@@ -45,7 +45,7 @@ class DecoderPool:
         """
         before_pixels = partial(self._budget.room_for, is_wanted=is_wanted)
 
-        def process(decoder: Decoder) -> Pixels | Tensors:
+        def process(decoder: Decoder) -> Pixels | DecodedTensors:
             return decoder.process(data, is_wanted=is_wanted, before_pixels=before_pixels)
 
         return self._decoders.use(process, self._terms, is_wanted)

@@ -28,7 +28,7 @@ class Pixels:
 
 
 @dataclass(frozen=True, slots=True)
-class Tensors:
+class DecodedTensors:
     """Output tensors of an image processor for one picture, by name; owned."""
 
     arrays: Mapping[str, npt.NDArray[Any]]
@@ -47,7 +47,7 @@ class Decoder(ConfinedDecoder):
         *,
         is_wanted: Callable[[], bool],
         before_pixels: Callable[[int], AbstractContextManager[None]],
-    ) -> Pixels | Tensors:
+    ) -> Pixels | DecodedTensors:
         """Decode a picture, and scale or process it.
 
         Args:
@@ -81,7 +81,7 @@ class Decoder(ConfinedDecoder):
         self.read_into(data, 0, made)
         return Pixels(made.width, made.height, bytes(data))
 
-    def _tensors_of(self, made: said.ImageProcessed) -> Tensors:
+    def _tensors_of(self, made: said.ImageProcessed) -> DecodedTensors:
         """Read the tensors from the result's memory; at most as much as a decoder may allocate."""
         try:
             kinds = [TensorType.checked(form.dtype, list(form.shape), form.name) for form in made.tensors]
@@ -97,4 +97,4 @@ class Decoder(ConfinedDecoder):
             arrays[form.name] = np.frombuffer(data, kind.dtype).reshape(kind.shape)
             place += kind.nbytes
         self.free_made()
-        return Tensors(arrays)
+        return DecodedTensors(arrays)

@@ -71,7 +71,7 @@ class Terms:
         if num_deaths < MAX_DEATHS:
             return None
         if died.was_out_of_memory or died.status in (None, -signal.SIGKILL):
-            # Whoever kills a decoder for want of memory, or by hand, says nothing about the file.
+            # A decoder that was killed for lack of memory, or by hand, says nothing about the file.
             return ServiceUnavailable(f"the {self.what}'s decoders were killed ({died.reason}); try again later")
         return self.corrupt(self.field, died.reason, f"ended {num_deaths} decoders")
 

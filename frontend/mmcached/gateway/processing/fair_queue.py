@@ -20,7 +20,7 @@ class FairQueue(Generic[T]):
     """Entries by client, each client's in the order of arrival."""
 
     def __init__(self) -> None:
-        self._of_client: OrderedDict[str, OrderedDict[T, None]] = OrderedDict()  # who is due next, is first
+        self._of_client: OrderedDict[str, OrderedDict[T, None]] = OrderedDict()  # the next client is first
         self._clients_of: dict[T, set[str]] = {}
 
     def __len__(self) -> int:

@@ -14,9 +14,9 @@ from mmcached.cache.checkpoints.checkpoint import checkpoint_of
 from mmcached.cache.clip_keys import clip_key, file_key, slice_record
 from mmcached.cache.hasher import MultiModalHasher
 from mmcached.gateway.processing.checkpoint_processor import CheckpointProcessor
-from mmcached.gateway.processing.decoder_process import Pixels, Tensors
+from mmcached.gateway.processing.decoder_process import DecodedTensors, Pixels
 from mmcached.gateway.processing.media import Medium
-from mmcached.gateway.processing.processor import ImageProcessor, Processed
+from mmcached.gateway.processing.processor import GatewayItem, ImageProcessor
 from mmcached.gateway.processing.slice_processor import DecodedSlice, SliceProcessor
 from mmcached.wire.config import MIB, ServiceConfig
 from mmcached.wire.errors import ClipTooLarge, EmptyClip, EmptyImage, ImageTooLarge, InvalidRequest
@@ -84,10 +84,10 @@ class Processing:
         """Return the store key of the record with the content key of the slice at a place of a file."""
         return slice_record(self._hasher, key_of_file, place)
 
-    def item(self, made: Pixels | Tensors) -> Processed:
+    def item(self, made: Pixels | DecodedTensors) -> GatewayItem:
         return self._processor.item(made)
 
-    def slice_item(self, decoded: DecodedSlice, modality: Modality, tenant: str) -> tuple[str, Processed]:
+    def slice_item(self, decoded: DecodedSlice, modality: Modality, tenant: str) -> tuple[str, GatewayItem]:
         key = self._hasher.hash_kwargs(
             modality=modality, fingerprint=self.fingerprints[modality], tenant=tenant, content=dict(decoded.arrays)
         )

@@ -29,7 +29,7 @@ IsWanted = Callable[[], bool]
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
+class WorkDone:
     """The outcome of a job.
 
     Attributes:
@@ -50,19 +50,19 @@ class Mailbox:
     """Passes outcomes from threads to a loop, in order. `fileno` is readable when it is not empty."""
 
     def __init__(self) -> None:
-        self._done: deque[Done] = deque()
+        self._done: deque[WorkDone] = deque()
         self._wake_in, self._wake_out = socket.socketpair()
         self._wake_in.setblocking(False)
         self._wake_out.setblocking(False)
 
-    def put(self, done: Done) -> None:
+    def put(self, done: WorkDone) -> None:
         """Add an outcome; any thread may call it."""
         self._done.append(done)
         with contextlib.suppress(BlockingIOError):  # full of bytes that wake the loop just as well
             self._wake_in.send(b"\0")
 
-    def take_all(self) -> list[Done]:
-        # First the bytes: what is left after that comes with another one.
+    def take_all(self) -> list[WorkDone]:
+        # First the bytes: outcomes added after that come with another byte.
         with contextlib.suppress(BlockingIOError):
             while self._wake_out.recv(4096):
                 pass
@@ -153,7 +153,7 @@ class WorkPool:
             self._mailbox.put(done)
             del done  # or a thread without work would keep its last outcome
 
-    def _do_next(self) -> Done | None:
+    def _do_next(self) -> WorkDone | None:
         with self._changed:
             self._changed.wait_for(lambda: self._queue or self._is_closed)
             if self._is_closed:
@@ -172,4 +172,4 @@ class WorkPool:
             outcome = error.with_traceback(None)
         with self._changed:
             self._jobs.pop(token, None)
-        return Done(token, generation, outcome)
+        return WorkDone(token, generation, outcome)

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 import PIL
 
-from mmcached.gateway.processing.decoder_process import Pixels, Tensors
+from mmcached.gateway.processing.decoder_process import DecodedTensors, Pixels
 from mmcached.shm.store.codec import EncodedRecord, encode
 from mmcached.wire.errors import InvariantError
 from mmcached.wire.model_config import ModelConfig
@@ -25,7 +25,7 @@ _VERSION = 2
 """Increase it with every change, here or in `mmcached.pictures`, that gives other bytes for some file."""
 
 
-class Processed(NamedTuple):
+class GatewayItem(NamedTuple):
     """One processed item, as it is cached and sent: its record, and its number of embeddings."""
 
     encoded: EncodedRecord
@@ -48,14 +48,14 @@ class ImageProcessor:
         limits = f"{self._max_pixels} pixels, {self._max_bytes} bytes"
         return f"mmcached image {_VERSION}; {settings}; {limits}; Pillow {PIL.__version__}"
 
-    def item(self, pixels: Pixels | Tensors) -> Processed:
+    def item(self, pixels: Pixels | DecodedTensors) -> GatewayItem:
         """Cut a picture whose sides are multiples of the patch size."""
-        if isinstance(pixels, Tensors):
+        if isinstance(pixels, DecodedTensors):
             raise InvariantError("a decoder without an image processor made tensors")
         image = np.frombuffer(pixels.data, dtype=np.uint8).reshape(pixels.height, pixels.width, 3)
         patches = cut_patches(image, self._patch_size)
         grid = np.array([pixels.height // self._patch_size, pixels.width // self._patch_size], dtype=np.int64)
-        return Processed(encode({"pixel_values": patches, "grid": grid}), len(patches))
+        return GatewayItem(encode({"pixel_values": patches, "grid": grid}), len(patches))
 
 
 Bytes2D = np.ndarray[tuple[int, int], np.dtype[np.uint8]]

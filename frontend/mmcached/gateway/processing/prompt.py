@@ -36,7 +36,7 @@ def tokenise(
     """
     if len(prompt) == 0:
         raise InvalidRequest(FIELD, "", "must not be empty")
-    # What is longer can have no fewer tokens, so no time is spent on it.
+    # A longer text cannot have fewer tokens, so no time is spent on it.
     extra = sum((len(MARKERS[modality]) - 1) * number for modality, number in numbers.items())
     longest = max_model_len + extra if isinstance(prompt, str) else max_model_len
     if len(prompt) > longest:

@@ -28,13 +28,13 @@ T = TypeVar("T")
 class Flight(Generic[T]):
     """Work on one key and its waiters, in the order of joining."""
 
-    waiters: dict[Waiter[T], None] = field(default_factory=dict)
+    waiters: dict[FlightWaiter[T], None] = field(default_factory=dict)
     outcome: tuple[T] | None = None
     is_used: bool = False
 
 
 @dataclass(slots=True, eq=False)
-class Waiter(Generic[T]):
+class FlightWaiter(Generic[T]):
     """The work that one request has joined, by key, in the order of joining."""
 
     flights: dict[str, Flight[T]] = field(default_factory=dict, init=False)
@@ -103,7 +103,7 @@ class SingleFlight(Generic[T]):
     def num_in_work(self) -> int:
         return sum(flight.outcome is None for flight in self._flights.values())
 
-    def join(self, waiter: Waiter[T], key: str) -> bool:
+    def join(self, waiter: FlightWaiter[T], key: str) -> bool:
         """Wait for a key; joining twice changes nothing. Return whether its work must be started."""
         is_new = key not in self._flights
         flight = self._flights.setdefault(key, Flight())
@@ -111,7 +111,7 @@ class SingleFlight(Generic[T]):
         waiter.flights[key] = flight
         return is_new
 
-    def waiters(self, key: str) -> list[Waiter[T]]:
+    def waiters(self, key: str) -> list[FlightWaiter[T]]:
         """Return the requests that have joined a key, in the order of joining."""
         return list(self._flights[key].waiters) if key in self._flights else []
 
@@ -140,7 +140,7 @@ class SingleFlight(Generic[T]):
         flight.outcome = (outcome,)
         return Landed(flight)
 
-    def leave(self, waiter: Waiter[T], *, has_used: bool) -> Left[T]:
+    def leave(self, waiter: FlightWaiter[T], *, has_used: bool) -> Left[T]:
         """End a request's waiting; a request that waits for nothing changes nothing.
 
         Args:

@@ -24,7 +24,7 @@ from mmcached.cache.checkpoints.checkpoint import checkpoint_of
 from mmcached.clips.settings import MAX_CHANNELS, MAX_STREAMS
 from mmcached.clips.versions import EXTRAS, decoder_of
 from mmcached.gateway.processing.checkpoint_slices import CheckpointSlices
-from mmcached.gateway.processing.processor import Processed, cut_patches
+from mmcached.gateway.processing.processor import GatewayItem, cut_patches
 from mmcached.shm.store.codec import encode
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import ClipTooLarge, CorruptClip, InvalidRequest, InvariantError
@@ -98,7 +98,7 @@ class SliceProcessor:
         _check_window(options, self._limits, field)
         _check_frames(options, self._limits, field)
 
-    def item(self, decoded: DecodedSlice, modality: Modality) -> Processed:
+    def item(self, decoded: DecodedSlice, modality: Modality) -> GatewayItem:
         """Return the item of a slice.
 
         Raises:
@@ -114,7 +114,7 @@ class SliceProcessor:
         num_embeds = len(next(iter(record.values())))
         if not 1 <= num_embeds <= limit:
             raise InvariantError(f"a decoder made a slice of {num_embeds} embeddings, at most {limit} are possible")
-        return Processed(encode(record), num_embeds)
+        return GatewayItem(encode(record), num_embeds)
 
     def _fingerprint(self, modality: Modality) -> str:
         decoder, settings, limits = decoder_of(modality), self._settings(modality), self._limits
@@ -124,7 +124,7 @@ class SliceProcessor:
             most = f"{limits.max_frame_pixels} pixels, {limits.max_clip_frames} frames"
         else:
             most = f"{MAX_CHANNELS} channels"
-        # What one service refuses, another one's cache must not answer.
+        # A file that one service refuses must not be answered from another service's cache.
         most += f", {limits.max_clip_s} s, {MAX_STREAMS} streams, {limits.max_clip_mb} MiB"
         return f"mmcached {modality} {_VERSION}; {settings}; {most}; {decoder}"
 

@@ -1,4 +1,4 @@
-"""Refuses requests before any work is spent on them: too many, too large, or nothing that can be served."""
+"""Refuses requests before any work is spent on them: too many, too large, or invalid."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 from mmcached.cache.store_keys import ITEMS_TENANT
 from mmcached.gateway.processing.fair_queue import fair_share
 from mmcached.gateway.processing.media import in_prompt_order
-from mmcached.gateway.requests.open_requests import OpenRequest, OpenRequests
+from mmcached.gateway.requests.open_requests import OpenRequest, RequestTable
 from mmcached.gateway.requests.request_builder import prompt_tokens
 from mmcached.wire.config import MIB, ServiceConfig
 from mmcached.wire.errors import InvalidRequest, RemoteProtocolError, ServiceUnavailable
@@ -16,20 +16,22 @@ from mmcached.wire.errors import InvalidRequest, RemoteProtocolError, ServiceUna
 class Admission:
     """The limits of one frontend."""
 
-    def __init__(self, config: ServiceConfig, requests: OpenRequests) -> None:
+    def __init__(self, config: ServiceConfig, requests: RequestTable) -> None:
         self._config = config
         self._requests = requests
         self.is_draining = False
 
     def check(self, request: OpenRequest, check_files: Callable[[OpenRequest], None]) -> None:
-        """Give a request its tokens, if it may be opened.
+        """Set the tokens of a request, and check that it may be opened.
 
         Args:
-            check_files: refuses what can be refused without looking into its files.
+            check_files: Checks its files without decoding them.
+
         Raises:
-            ServiceUnavailable: the service is draining, or requests or the files that they hold are too many.
-            RemoteProtocolError: its client uses its number for another.
-            InvalidRequest: (often a subclass) it cannot be served.
+            ServiceUnavailable: The service is draining, or too many requests are open, or their files take too many
+                bytes.
+            RemoteProtocolError: The client uses its number for another open request.
+            InvalidRequest: Often a subclass: the request cannot be served.
         """
         if request.message.tenant == ITEMS_TENANT:
             reason = "another name: the service keeps its processed items under this one"
@@ -56,7 +58,7 @@ class Admission:
             raise RemoteProtocolError(f"request {message.request_id} of this client is open already", "request_id")
 
     def _check_file_bytes(self, request: OpenRequest) -> None:
-        """Refuse a client's files beyond its share of memory; where no request holds any, one may be larger."""
+        """Refuse a client's files beyond its share of memory; while no files are held, any size is accepted."""
         new, held = request.file_bytes, self._requests.file_bytes
         if not new or not held:
             return

@@ -1,12 +1,13 @@
-"""Decides when clips are opened and decoded: each file by one work at a time, and as much at a time as there is room.
+"""Orders the work on clips: each file is decoded by one work at a time, and only as many clips at a time as there is
+room.
 
-    begin ──> a thread plans it ──> its file is being decoded? behind that one ──> room? in line ──> a thread decodes it
+    begin ──> a thread plans it ──> is its file being decoded? wait behind that work ──> room? ──> a thread decodes it
        └── slices that are made again ──^
 
-Two parts of a file that are wanted at a time have slices in common: the second finds those of the first in the store
-when its turn comes, and has the rest decoded.
+Two works on one file have slices in common: the second finds those of the first in the store when its turn comes, and
+has the rest decoded.
 
-Works by key; the threads, and who waits for a work, are others'. Belongs to the loop's thread.
+Belongs to the loop's thread. The threads, and the requests that wait for a work, are listed elsewhere.
 """
 
 from __future__ import annotations
@@ -16,22 +17,22 @@ from functools import partial
 from typing import NamedTuple
 
 from mmcached.gateway.processing.media import Medium
-from mmcached.gateway.processing.pool import Done, IsWanted, Mailbox, NotWantedError, WorkPool
+from mmcached.gateway.processing.pool import IsWanted, Mailbox, NotWantedError, WorkDone, WorkPool
 from mmcached.gateway.requests.clip_room import ClipRoom
-from mmcached.gateway.requests.clip_work import ClipWork, Cut, Decoded, Job, Planned
+from mmcached.gateway.requests.clip_work import ClipPlan, ClipWork, Cut, Decoded, Job
 from mmcached.wire.sockets.frames import Frame
 from mmcached.wire.vocabulary import Modality
 
 
-class Refused(NamedTuple):
-    """Why nothing could be made of a file."""
+class UnusableFile(NamedTuple):
+    """A file that cannot be processed, with the error."""
 
     data: Frame
     error: Exception
 
 
 class ClipTask(NamedTuple):
-    """What is to be done with a clip: it is cut, or the `wanted` ones of its slices are made again."""
+    """A clip to be cut, or slices to be made again: the indices in `wanted`."""
 
     medium: Medium
     wanted: tuple[int, ...]
@@ -40,10 +41,10 @@ class ClipTask(NamedTuple):
 
 
 class ClipQueue:
-    """The clips that are on their way from files to slices.
+    """The works on clips that are not finished, by key.
 
     Args:
-        mailbox: takes what becomes of a clip without a thread, as if one had made it.
+        mailbox: Takes the result of work that needs no thread, as if a thread had made it.
     """
 
     def __init__(self, work: ClipWork, room: ClipRoom[Job], workers: WorkPool, mailbox: Mailbox) -> None:
@@ -53,17 +54,17 @@ class ClipQueue:
         self._mailbox = mailbox
         self._tasks: dict[str, ClipTask] = {}
         self._busy: dict[str, str] = {}  # file -> the work that decodes it, or is in line to do so
-        self._behind: dict[str, dict[str, Planned | None]] = {}  # file -> works that come after that one
+        self._behind: dict[str, dict[str, ClipPlan | None]] = {}  # file -> works that come after that one
 
     def __contains__(self, key: object) -> bool:
-        """Return whether a clip is on its way."""
+        """Return whether a work is not finished."""
         return key in self._tasks
 
     def modality_of(self, key: str) -> Modality:
         return self._tasks[key].medium.modality
 
     def begin(self, key: str, task: ClipTask) -> None:
-        """Have a clip cut, or slices of it made again."""
+        """Begin to cut a clip, or to make slices of it again."""
         self._tasks[key] = task
         if task.wanted:
             self._enter(key, None)
@@ -71,18 +72,18 @@ class ClipQueue:
             self._submit(key, self._work.plan(task.medium))
 
     def join(self, key: str, client: str) -> None:
-        """Let another client wait, too, and lend it a turn."""
+        """Let another client wait too; its turns count for the work."""
         self._room.join(key, client)
         self._workers.join(key, client)
 
     def take(self, key: str, outcome: object, *, is_wanted: bool) -> object:
-        """Take what a thread has come to; return what has become of the clip; None: it goes on.
+        """Take the result of a thread; return the result of the work, or None if it continues.
 
         Args:
-            is_wanted: somebody waits for it, and it was begun after the last flush.
+            is_wanted: Whether a request waits for it, and it was begun after the last flush.
         """
         task = self._tasks[key]
-        if is_wanted and isinstance(outcome, Planned):
+        if is_wanted and isinstance(outcome, ClipPlan):
             self._enter(key, outcome)
             return None
         if is_wanted and isinstance(outcome, Decoded):
@@ -93,7 +94,7 @@ class ClipQueue:
         return outcome
 
     def withdraw(self, key: str) -> bool:
-        """Take back work that nobody wants any more; return False if its outcome comes all the same."""
+        """Withdraw work that no request needs; return False if it has begun, so that its result still comes."""
         task = self._tasks.get(key)
         if task is None:
             return False
@@ -104,21 +105,21 @@ class ClipQueue:
         return is_back
 
     def withdraw_planned(self) -> list[str]:
-        """Take back what is planned and not being decoded; return the keys."""
+        """Withdraw works that are planned and not being decoded; return their keys."""
         behind = [key for keys in self._behind.values() for key in keys]
         return [key for key in (*behind, *self._work.planned()) if self.withdraw(key)]
 
     def let_in(self, in_work: Container[str], urgent: Callable[[], Iterable[str]]) -> None:
-        """Begin to decode clips that there is room for; arguments as of `ClipRoom.let_in`."""
+        """Begin to decode clips for which there is room; arguments as for `ClipRoom.let_in`."""
         for key, job, client in self._room.let_in(in_work, lambda: map(self._first_of_file, urgent())):
             self._workers.submit(key, job, client)
 
     def waits_or_counts(self, key: str) -> bool:
-        """Return whether work waits for room, or has some."""
+        """Return whether work waits for room, or takes some."""
         return key in self._room
 
     def num_waiting_of(self, client: str) -> int:
-        """Return how many works of a client no thread knows of yet: they wait for room, or behind another one."""
+        """Return the number of a client's works that wait for room, or behind another work, and have no thread."""
         behind = (self._tasks[key].client for keys in self._behind.values() for key in keys)
         return self._room.num_waiting_of(client) + sum(each == client for each in behind)
 
@@ -133,12 +134,12 @@ class ClipQueue:
         self._workers.submit(key, partial(run, task.medium.data, job), task.client)
 
     def _first_of_file(self, key: str) -> str:
-        """Return the work behind which this one waits; or itself."""
+        """Return the work behind which this one waits, or this one."""
         file = self._tasks[key].medium.file_key if key in self._tasks else ""
         return self._busy[file] if key in self._behind.get(file, ()) else key
 
-    def _enter(self, key: str, planned: Planned | None) -> None:
-        """Get in line to be decoded, or behind the work that has this one's file."""
+    def _enter(self, key: str, planned: ClipPlan | None) -> None:
+        """Queue a work for decoding, or behind the work on the same file."""
         task = self._tasks[key]
         file = task.medium.file_key
         if file in self._busy:
@@ -149,7 +150,7 @@ class ClipQueue:
         else:
             job = self._work.go_on(key, planned, task.medium, task.tenant)
         if isinstance(job, Cut):
-            self._mailbox.put(Done(key, self._workers.generation, job))
+            self._mailbox.put(WorkDone(key, self._workers.generation, job))
             return
         self._busy[file] = key
         self._room.wait(key, partial(run, task.medium.data, job), task.client)
@@ -168,10 +169,10 @@ class ClipQueue:
 
 
 def run(data: Frame, job: Job, is_wanted: IsWanted) -> object:
-    """Return the outcome of a job, or why the file has none. Runs in a thread."""
+    """Return the result of a job, or the file with its error. Runs in a thread."""
     try:
         return job(is_wanted)
     except NotWantedError:
         raise
     except Exception as error:
-        return Refused(data, error.with_traceback(None))
+        return UnusableFile(data, error.with_traceback(None))

@@ -1,12 +1,12 @@
-"""Keeps in the store which slices a clip has, and what the content at a place of a file is called.
+"""Keeps records of clips in the store: the slices of each clip, and the item of each place in a file.
 
     clip/<key of the clip>      {"slices": [[key, embeddings, start_s, end_s], …]}      the clip need not be opened
     slice/<file, place>         {"slice": [key, embeddings, start_s, end_s]}            it need not be decoded
 
-They outlive this frontend, and end with what else was derived in their epoch. The second level has those of clips: a
-request waits for them once. Slices of a clip that no host knows are hundreds, for each of which it would be asked: they
-stay on their host. Who may put records of a tenant may put others in their place: what is none of ours counts as
-missing.
+They outlive this frontend, and end with the other derived records of their epoch. Records of clips are also in the
+second level, for which a request waits once. Records of slices stay on their host: an unknown clip has hundreds of
+slices, and each would be one more fetch. A client that may put records of a tenant may overwrite these, so an invalid
+record counts as missing.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from mmcached.cache.clip_keys import ListedSlice, clip_record
 from mmcached.cache.store_keys import store_key
 from mmcached.frontend.store.fetch_table import Parked, Wanted
 from mmcached.frontend.store.record_store import RecordStore
-from mmcached.frontend.store.second_level import SecondLevel
+from mmcached.frontend.store.second_level import SecondLevelConnection
 from mmcached.gateway.processing.media import Slice
 from mmcached.gateway.requests.open_requests import OpenRequest
 from mmcached.gateway.requests.waits import Verb, Wait, Waits
@@ -38,7 +38,7 @@ class ClipRecords:
         records: RecordStore,
         config: ServiceConfig,
         waits: Waits[OpenRequest],
-        second_level: SecondLevel | None = None,
+        second_level: SecondLevelConnection | None = None,
     ) -> None:
         self._records = records
         self._second_level = second_level
@@ -51,16 +51,16 @@ class ClipRecords:
         return self._records.epoch
 
     def slices(self, tenant: str, key_of_clip: str) -> list[Slice]:
-        """Return the slices of a clip in order; none if it is not known."""
+        """Return the slices of a clip in order; empty if they are unknown."""
         return self._read(tenant, clip_record(key_of_clip), "slices", list[ListedSlice])
 
     def slice(self, tenant: str, key: str) -> Slice | None:
-        """Return what the slice with this key of `slice_record` is called; None if nobody knows."""
+        """Return the slice with this key of `slice_record`; None if it is unknown."""
         found = self._read(tenant, key, "slice", tuple[ListedSlice])
         return found[0] if found else None
 
     def fetch(self, request: OpenRequest, keys_of_clips: Iterable[str]) -> Verb[None]:
-        """Wait for clips that the second level may know."""
+        """Wait for records of clips that the second level may have."""
         if self._second_level is None or not self._second_level.is_open:
             return
         tenant, keys = request.message.tenant, [clip_record(key) for key in keys_of_clips]
@@ -80,16 +80,16 @@ class ClipRecords:
             self._second_level.was_kept(Wanted(store_key(tenant, key), tenant, key), place)
 
     def drop(self, tenant: str, key_of_clip: str) -> None:
-        """Forget the slices of a clip."""
+        """Drop the record of a clip's slices."""
         self._records.drop(tenant, clip_record(key_of_clip))
 
     def put_slice(self, tenant: str, key: str, found: Slice, *, epoch: int) -> None:
-        """Keep what a slice is called, if the store has room."""
+        """Keep the key and length of a slice, if the store has room."""
         self._put(tenant, key, {"slice": [list(found)]}, epoch)
 
     def _read(self, tenant: str, key: str, name: str, kind: Any) -> list[Slice]:
         handle = self._records.get(tenant, key, counts=False)
-        head = None if handle is None else self._records.head(handle)
+        head = None if handle is None else self._records.in_ring.head(handle)
         if head is None:
             return []
         try:

@@ -1,13 +1,13 @@
-"""Bounds the bytes of what is made of clips, from the moment that their decoding begins until nobody waits for them.
+"""Limits the bytes of the items made of clips, from the start of their decoding until no request waits for them.
 
-    wait ──room?──> let in: counts as the most that a clip may be made into ──> made: counts as what it is ──> gone
-              └──none──> in line, clients take turns
+    wait ──room?──> let in: counts as the largest clip ──> made: counts as its items ──> gone
+              └──none──> queued, clients take turns
 
-Where slices lie does not say what is made of them. Where there is no room, clips of the request that waits longest are
-let in all the same: so what is larger than all room is made alone, and requests that each have made one of their clips
-never wait for each other. What counts never exceeds the room by more than one request's clips.
+The places of slices do not tell the size of their items. If there is no room, clips of the request that waits longest
+are let in nevertheless: so a clip larger than all room is made alone, and requests that each have made one of their
+clips never wait for each other. The bytes exceed the room by no more than the clips of one request.
 
-Books only: no threads, no clock. Invariant: what is in line is in work for somebody, and no thread knows of it.
+Bookkeeping only: no threads, no clock. Invariant: a queued work has a waiting request, and no thread.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ Job = TypeVar("Job")
 
 
 class ClipRoom(Generic[Job]):
-    """Room for `max_bytes`; works by key.
+    """Room for `max_bytes`, and the works that wait for it, by key.
 
     Args:
-        max_of_one: bytes that a clip may be made into.
+        max_of_one: Maximum bytes of one clip's items.
     """
 
     def __init__(self, max_bytes: int, max_of_one: int) -> None:
@@ -35,31 +35,31 @@ class ClipRoom(Generic[Job]):
         self._inside: dict[str, int] = {}  # key -> bytes
 
     def __len__(self) -> int:
-        """Return how many wait."""
+        """Return the number of waiting works."""
         return len(self._jobs)
 
     def __contains__(self, key: object) -> bool:
-        """Return whether work waits, or is inside."""
+        """Return whether work waits, or takes room."""
         return key in self._jobs or key in self._inside
 
     @property
     def num_bytes(self) -> int:
-        """Return what counts."""
+        """The bytes that are taken."""
         return sum(self._inside.values())
 
     def wait(self, key: str, job: Job, client: str) -> None:
-        """Get in line; what was inside begins anew."""
+        """Queue a work; if it takes room, that is released."""
         self._inside.pop(key, None)
         self._jobs[key] = job, client
         self._line.add(key, client)
 
     def join(self, key: str, client: str) -> None:
-        """Let another client wait, too, and lend it a turn; what is not in line changes nothing."""
+        """Let another client wait too, and take a turn for the work; a work that is not queued changes nothing."""
         if key in self._jobs:
             self._line.add(key, client)
 
     def withdraw(self, key: str) -> bool:
-        """Take back what waits; return whether it did."""
+        """Remove a queued work; return whether it was queued."""
         self._line.discard(key)
         return self._jobs.pop(key, None) is not None
 
@@ -67,11 +67,11 @@ class ClipRoom(Generic[Job]):
         return self._line.num_of(client)
 
     def let_in(self, in_work: Container[str], urgent: Callable[[], Iterable[str]]) -> Iterator[tuple[str, Job, str]]:
-        """Yield key, job and client of what may begin.
+        """Yield key, job and client of each work that may begin.
 
         Args:
-            in_work: what somebody waits for, or works on: the rest takes no room any more.
-            urgent: returns the keys that the request which waits longest waits for.
+            in_work: Keys of the works that a request waits for or a thread works on; other works take no room any more.
+            urgent: Returns the keys of the works of the request that waits longest.
         """
         self._inside = {each: num_bytes for each, num_bytes in self._inside.items() if each in in_work}
         while self.num_bytes + self._max_of_one <= self._max_bytes and (key := self._line.take()) is not None:
@@ -80,7 +80,7 @@ class ClipRoom(Generic[Job]):
             yield from [self._enter(each) for each in urgent() if self._line.discard(each)]
 
     def made(self, key: str, num_bytes: int) -> None:
-        """Count what has been made as what it is; what is not inside changes nothing."""
+        """Count a work as the bytes of its items; a work without room changes nothing."""
         if key in self._inside:
             self._inside[key] = num_bytes
 

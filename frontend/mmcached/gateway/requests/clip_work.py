@@ -1,11 +1,11 @@
-"""Has clips cut into slices, and slices decoded: two jobs for threads, with a look into the store between them.
+"""Cuts clips into slices and decodes slices: two jobs for threads, with a lookup in the store between them.
 
-    plan ──> where each slice lies ──> which of them does the store know by place? ──> decode the others ──> their items
+    plan ──> places of the slices ──> which of them are in the store? ──> decode the others ──> their items
                                                 └── all: nothing is decoded
 
-A clip whose slices are known, some of whose items are neither cached nor encoded, has those decoded alone.
+If the slices of a clip are known, only those are decoded whose items are neither cached nor encoded.
 
-Knows nothing of requests and flights. `ClipWork` belongs to the loop's thread, what it makes for threads to any.
+`ClipWork` belongs to the loop's thread; the jobs that it returns run in any thread.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from mmcached.gateway.processing.clip_decoders import ClipDecoderPool
 from mmcached.gateway.processing.item_processor import Processing
 from mmcached.gateway.processing.media import Medium, Slice
 from mmcached.gateway.processing.pool import IsWanted
-from mmcached.gateway.processing.processor import Processed
+from mmcached.gateway.processing.processor import GatewayItem
 from mmcached.gateway.processing.slice_processor import SlicePlace
 from mmcached.gateway.requests.clip_records import ClipRecords
 from mmcached.wire.errors import ClipTooLarge, InvariantError
@@ -29,8 +29,8 @@ Job = Callable[[IsWanted], object]
 
 
 @dataclass(frozen=True, slots=True)
-class Planned:
-    """Where the slices of a clip lie."""
+class ClipPlan:
+    """The places of a clip's slices in its file."""
 
     places: Sequence[SlicePlace]
 
@@ -40,22 +40,22 @@ class Decoded:
     """Slices by index, and their items by key."""
 
     slices: Mapping[int, Slice]
-    items: Mapping[str, Processed]
+    items: Mapping[str, GatewayItem]
 
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """What has become of a clip: its slices, and the items of those that were decoded for it."""
+    """The slices of a clip, and the items of those that were decoded."""
 
     slices: Sequence[Slice]
-    items: Mapping[str, Processed]
+    items: Mapping[str, GatewayItem]
 
 
 class ClipWork:
-    """The clips that are being cut, by the key of that work.
+    """The clips that are being cut, by the key of the work.
 
     Args:
-        max_bytes: items of one clip, all slices together.
+        max_bytes: Maximum bytes of the items of one clip.
     """
 
     def __init__(
@@ -68,23 +68,23 @@ class ClipWork:
         self._plans: dict[str, tuple[Sequence[SlicePlace], dict[int, Slice], int]] = {}
 
     def __len__(self) -> int:
-        """Return how many clips are being decoded whose places are known."""
+        """Return the number of planned clips that are being decoded."""
         return len(self._plans)
 
     def planned(self) -> list[str]:
-        """Return the works that have been planned, and not finished."""
+        """Return the keys of the works that are planned and not finished."""
         return list(self._plans)
 
     def plan(self, medium: Medium) -> Job:
-        """Return the job that finds out where the slices of a clip lie."""
+        """Return the job that finds the places of a clip's slices."""
         return partial(self._plan, medium)
 
     def decode(self, medium: Medium, tenant: str, wanted: Sequence[int]) -> Job:
         """Return the job that makes some of a clip's slices."""
         return partial(self._decode, medium, tenant, wanted)
 
-    def go_on(self, key: str, planned: Planned, medium: Medium, tenant: str) -> Job | Cut:
-        """Return what a thread has to do next, or that nothing has to be decoded."""
+    def go_on(self, key: str, planned: ClipPlan, medium: Medium, tenant: str) -> Job | Cut:
+        """Return the next job for a thread, or the clip if nothing has to be decoded."""
         known: dict[int, Slice] = {}
         for index, each in enumerate(planned.places):
             name = self._processing.slice_record(medium.file_key, each.place)
@@ -97,7 +97,7 @@ class ClipWork:
         return self.decode(medium, tenant, wanted)
 
     def finish(self, key: str, decoded: Decoded, medium: Medium, tenant: str) -> Cut:
-        """Return the clip of which slices have been decoded, and keep in the store what it consists of."""
+        """Return the clip whose slices were decoded, and keep the list of its slices in the store."""
         planned = self._plans.pop(key, None)
         if planned is None:
             return Cut((), decoded.items)
@@ -108,7 +108,7 @@ class ClipWork:
         return self._cut(medium, tenant, Decoded({**known, **decoded.slices}, decoded.items), epoch=epoch)
 
     def forget(self, key: str) -> None:
-        """Forget work that has ended otherwise."""
+        """Forget work that has ended in another way."""
         self._plans.pop(key, None)
 
     def close(self) -> None:
@@ -121,12 +121,12 @@ class ClipWork:
 
     # ---- in a thread
 
-    def _plan(self, medium: Medium, is_wanted: IsWanted) -> Planned:
-        return Planned(self._decoders.plan(medium.data, _options(medium), is_wanted))
+    def _plan(self, medium: Medium, is_wanted: IsWanted) -> ClipPlan:
+        return ClipPlan(self._decoders.plan(medium.data, _options(medium), is_wanted))
 
     def _decode(self, medium: Medium, tenant: str, wanted: Sequence[int], is_wanted: IsWanted) -> Decoded:
         slices: dict[int, Slice] = {}
-        items: dict[str, Processed] = {}
+        items: dict[str, GatewayItem] = {}
         num_bytes = 0
         with closing(self._decoders.decode(medium.data, _options(medium), wanted, is_wanted)) as decoding:
             for decoded in decoding:

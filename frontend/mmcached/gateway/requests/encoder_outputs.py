@@ -1,22 +1,22 @@
-"""Encoder outputs in the store: says of each item whether an engine loads it, or encodes it, or its request waits.
+"""Finds encoder outputs in the store: decides for each item whether an engine loads, encodes or already has its output.
 
-    in the store                                         loaded: nothing of the item is processed, unless its engine
-                                                         would hold more than a reader of the store may: then encoded
-    an open request of another engine has it encoded     the request waits, for `output_wait_s` at most
-    the engine says that it has it in its own cache      nobody encodes it, and nobody waits but for an answer's name
-    the second level may have it                         the request waits until it has been fetched, or cannot be: once
-    else                                                 this request's engine encodes and saves it: the request owns it
+    in the store                                         loaded: the item is not processed, unless its engine would
+                                                         hold more than a reader of the store may: then encoded
+    being encoded for a request of another engine        the request waits, for at most `output_wait_s`
+    in the engine's own cache, as the engine says        not encoded, and no request waits, unless an answer names it
+    perhaps in the second level                          the request waits until it has been fetched, or not: once
+    otherwise                                            this request's engine encodes and saves it: the request owns it
 
-    owned ──put: kept──> gone, those who wait go on and find it
-      ├──put: refused──> gone, those who wait have it encoded, all at once
-      └──the owner has ended──> for a moment, in which the put may come; then gone, and the first who waits owns it
+    owned ──put: kept──> forgotten, waiting requests go on and find it
+      ├──put: refused──> forgotten, waiting requests have it encoded, all at once
+      └──the owner has ended──> kept for `GRACE_S`, in which the put may come; then the first waiting request owns it
 
-A look takes no lease: the engine does, and has the request sent again if the output has gone meanwhile. Requests of one
+A lookup takes no lease: the engine takes it, and has the request sent again if the output is gone. Requests of one
 engine never wait for each other; it encodes an item once for all of them. An answer that names outputs waits for their
-puts in the same way. A request that waits for several waits for the last one: they come in order, and when it is woken
-it looks for all of them.
+puts in the same way. A request that lacks several outputs waits for the last one, because they come in order, and then
+looks all of them up.
 
-Knows nothing of sockets and pixels. Invariant: a request waits for an output that has an owner, or that is fetched.
+Invariant: a request waits for an output that has an owner, or that is being fetched.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from mmcached.cache.checkpoints.checkpoint import max_embeds_per_item
 from mmcached.cache.store_keys import output_key, store_key
 from mmcached.frontend.store.fetch_table import Parked, Wanted
 from mmcached.frontend.store.record_store import RecordStore
-from mmcached.frontend.store.second_level import SecondLevel
+from mmcached.frontend.store.second_level import SecondLevelConnection
 from mmcached.gateway.engines.engine_connections import EngineConnection, EngineConnections
 from mmcached.gateway.requests.open_requests import OpenRequest
 from mmcached.gateway.requests.waits import Verb, Wait, Waits
@@ -45,14 +45,15 @@ MAX_REFUSED = 256
 
 @dataclass(slots=True, eq=False)
 class Owner:
-    """Says that an output is being made, or put, for a request.
+    """The request for which an output is being encoded, or put.
 
     Attributes:
-        number: of the request.
-        engine: which encodes it; None if it has only to be put.
-        has_it: the engine has it in its own cache, or has made it.
-        until: when it is not waited for any more, seconds on the clock.
-        is_refused: the store did not keep it.
+        number: Number of the request.
+        name: Name of the output in the store.
+        engine: The engine that encodes it; None if it has only to be put.
+        has_it: Whether the engine has it in its own cache, or has made it.
+        until: Time in seconds on the clock at which requests stop waiting for it.
+        is_refused: Whether the store has refused it.
     """
 
     number: int
@@ -65,20 +66,24 @@ class Owner:
 
 @dataclass(slots=True)
 class Patience:
-    """How long a request waits for outputs that are being made: from its first wait on, seconds on the clock."""
+    """Limit of a request's wait for outputs; `until` in seconds on the clock, set when it first waits."""
 
     until: float = inf
 
 
 class EncoderOutputs:
-    """Who has what encoded; a request that waits for an output waits for its owner."""
+    """The outputs that are being made, with their owners.
+
+    Attributes:
+        num_waits: Number of waits for outputs of other engines; it only rises.
+    """
 
     def __init__(
         self,
         config: ServiceConfig,
         records: RecordStore,
         connections: EngineConnections,
-        second_level: SecondLevel,
+        second_level: SecondLevelConnection,
         waits: Waits[OpenRequest],
         *,
         clock: Callable[[], float],
@@ -98,15 +103,16 @@ class EncoderOutputs:
 
     @property
     def store_epoch(self) -> int:
-        """The epoch in which engines save what they encode; 0: they do not."""
+        """The epoch in which engines save the outputs that they encode; 0: they save none."""
         is_saved = self._is_on and self._connections.encoder_fingerprint and self._records.ring.announcement is not None
         return self._records.epoch if is_saved else 0
 
     # ---- before a request is sent
 
     def look(self, request: OpenRequest) -> dict[str, int]:
-        """Return key -> number of embeddings, of items whose output is in the store. One that is sent again has
-        everything encoded.
+        """Return key and number of embeddings of each item whose output is in the store.
+
+        For a request that is sent again there are none: all its items are encoded.
         """
         found = {}
         for key, _, output in self._names(request):
@@ -116,10 +122,10 @@ class EncoderOutputs:
         return found
 
     def fetch(self, request: OpenRequest, stored: Container[str]) -> Verb[bool]:
-        """Wait for what the second level may have; return whether there was something to wait for.
+        """Wait for outputs that the second level may have; return whether there were any.
 
         Args:
-            stored: from `look`.
+            stored: From `look`.
         """
         if not self._second_level.is_open:
             return False
@@ -136,10 +142,11 @@ class EncoderOutputs:
         return True
 
     def loadable(self, request: OpenRequest, stored: Mapping[str, int]) -> dict[str, int]:
-        """Return those of the stored outputs that some engine may lease beside what it holds already, the first ones.
+        """Return the first ones of the stored outputs, as many as an engine may lease in addition to those that it
+        holds.
 
         Args:
-            stored: from `look`.
+            stored: From `look`.
         """
         held = min((engine.loaded_bytes for engine in self._connections.ready()), default=0)
         room, found = self._quota_bytes - held, {}
@@ -153,10 +160,10 @@ class EncoderOutputs:
     def made_elsewhere(
         self, request: OpenRequest, engine: EngineConnection, stored: Container[str], patience: Patience
     ) -> Owner | None:
-        """Return the owner for which a request for an engine has to wait: another engine encodes the output.
+        """Return the owner of an output that another engine encodes, for which a request for `engine` has to wait.
 
         Args:
-            stored: from `look`.
+            stored: From `look`.
         """
         if not self._is_patient(patience):
             return None
@@ -175,10 +182,10 @@ class EncoderOutputs:
         return None
 
     def are_all_in(self, request: OpenRequest, stored: Container[str]) -> bool:
-        """Return whether a request for outputs needs no engine: its client finds them all.
+        """Return whether a request for outputs needs no engine, because its client finds all of them in the store.
 
         Args:
-            stored: from `look`.
+            stored: From `look`.
         """
         return _names_outputs(request) and all(key in stored for key in request.keys) and not request.has_names
 
@@ -187,16 +194,17 @@ class EncoderOutputs:
         return [output_key(self._connections.encoder_fingerprint, key) for key in request.keys]
 
     def stored_bytes(self, request: OpenRequest, stored: Container[str]) -> int:
-        """Return the bytes of the outputs that are stored."""
+        """Return the bytes of the stored outputs."""
         return sum(num_bytes for _, num_bytes in self._stored_bytes(request, stored))
 
     # ---- while it is made
 
     def own(self, request: OpenRequest, engine: EngineConnection, stored: Container[str]) -> list[Owner]:
-        """Note that a request is with an engine, which encodes all but what it loads, or has in its own cache.
+        """Make a request the owner of the outputs that its engine encodes: all except those that it loads or already
+        has.
 
         Returns:
-            what is to be ended by `disown`.
+            The new owners, to be ended by `disown`.
         """
         owned = []
         for key, name, output in self._names(request):
@@ -209,12 +217,14 @@ class EncoderOutputs:
             if owner is None or (owner.has_it and not has_it):
                 self._owners[name] = Owner(request.number, name, engine, has_it)
                 owned.append(self._owners[name])
-                self._waits.wake(owner)  # who has waited for the former one waits for this one
+                self._waits.wake(owner)  # requests that wait for the former owner wait for this one
         return owned
 
     def expect(self, request: OpenRequest, keys: Iterable[str]) -> list[Owner]:
-        """Note that records are being put for a request, unless they have come, or were refused recently. Returns as
-        `own`.
+        """Make a request the owner of records that are being put for its answer, except those that were put or refused.
+
+        Returns:
+            As `own`.
         """
         names = [(store_key(request.message.tenant, key), key) for key in keys]
         owned = [
@@ -228,17 +238,17 @@ class EncoderOutputs:
         return owned
 
     def disown(self, owned: Iterable[Owner], *, has_ended: bool) -> None:
-        """Let nobody wait for outputs of a request any longer than it takes to put them.
+        """End the ownership of a request's outputs; requests wait for them at most until their puts should have come.
 
         Args:
-            has_ended: what it had encoded may be put in a moment; else it never was.
+            has_ended: Whether the request was served, so that its outputs may still be put; else they never are.
         """
         until = self._clock() + GRACE_S if has_ended else -inf
         for owner in owned:
             owner.until = min(owner.until, until)
 
     def wait(self, owner: Owner, patience: Patience) -> Verb[None]:
-        """Wait until an output has been put, or is not being made any more."""
+        """Wait until an output has been put, or is no longer being made."""
         patience.until = min(patience.until, self._clock() + self._wait_s)
         yield Wait({owner}, patience.until)
         if owner.is_refused:
@@ -258,7 +268,7 @@ class EncoderOutputs:
     # ---- events
 
     def put(self, name: str, is_kept: bool) -> None:
-        """Note that the store was offered a record under a name; those of others change nothing."""
+        """Record that the store was offered a record; names without an owner change nothing."""
         owner = self._owners.pop(name, None)
         if owner is not None:
             owner.is_refused = not is_kept
@@ -269,7 +279,7 @@ class EncoderOutputs:
                 del self._refused[next(iter(self._refused))]
 
     def flush(self) -> None:
-        """Let nobody wait for what was begun until now."""
+        """End all waits for outputs that were begun until now."""
         owners, self._owners = self._owners, {}
         for owner in owners.values():
             self._waits.wake(owner)
@@ -286,7 +296,7 @@ class EncoderOutputs:
         return self._wait_s > 0 and self._clock() < patience.until
 
     def _names(self, request: OpenRequest) -> Iterable[tuple[str, str, str]]:
-        """Yield key, name in the store and output key, each once, of items whose output may be in the store."""
+        """Yield key, name in the store and output key of each item whose output may be in the store, each once."""
         fingerprint = self._connections.encoder_fingerprint
         if not self._is_on or not fingerprint or request.num_resends:
             return
@@ -296,7 +306,7 @@ class EncoderOutputs:
             yield key, store_key(request.message.tenant, output), output
 
     def _stored_bytes(self, request: OpenRequest, stored: Container[str]) -> Iterable[tuple[str, int]]:
-        """Yield key and bytes of each output that is stored, in prompt order."""
+        """Yield key and bytes of each stored output, in prompt order."""
         for key, _, output in self._names(request):
             if key in stored and (place := self._records.find(request.message.tenant, output)) is not None:
                 yield key, place.nbytes
@@ -307,5 +317,5 @@ def _is_owner(key: object) -> bool:
 
 
 def _names_outputs(request: OpenRequest) -> bool:
-    """Return whether a request's outputs are saved, wherever they come from, to be named in its answer."""
+    """Return whether the answer to a request names its outputs, all of which are saved."""
     return isinstance(request.message, Encode) and request.takes_keys

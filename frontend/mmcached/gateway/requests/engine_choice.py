@@ -1,20 +1,18 @@
-"""Says which engine a request goes to: what the router needs to know is put together here."""
+"""Chooses the engine of a request: collects the figures of all engines for the router."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from mmcached.gateway.engines.engine_connections import EngineConnection, EngineConnections
 from mmcached.gateway.engines.routing import Candidate, Router
+from mmcached.gateway.requests.hashed_prompt import PromptHasher
 from mmcached.gateway.requests.request_builder import Prompt
 from mmcached.wire.config import ServiceConfig
 
-if TYPE_CHECKING:  # most services hash no prompts here
-    from mmcached.gateway.requests.hashed_prompt import PromptHasher
-
 
 class Chosen(NamedTuple):
-    """An engine, and how many tokens it has to compute for the prompt."""
+    """An engine, and the number of tokens that it has to compute for the prompt."""
 
     engine: EngineConnection
     num_waiting: int
@@ -26,22 +24,18 @@ class EngineChoice:
     def __init__(self, config: ServiceConfig, connections: EngineConnections) -> None:
         self._connections = connections
         self._router = Router(config.routing_policy)
-        self._hasher: PromptHasher | None = None
-        if config.routes_by_content:
-            from mmcached.gateway.requests.hashed_prompt import PromptHasher
-
-            self._hasher = PromptHasher(config)
+        self._hasher = PromptHasher(config) if config.routes_by_content else None
 
     def choose(self, prompt: Prompt, *, is_generated: bool) -> Chosen | None:
         """Return the engine for a prompt; None if none is ready.
 
         Args:
-            is_generated: it is computed; if not, its items are encoded alone.
+            is_generated: Whether the prompt is computed; else only its items are encoded.
         """
         ready = {engine.index: engine for engine in self._connections.ready()}
         if not ready:
             return None
-        uncached = dict.fromkeys(ready, prompt.num_tokens)  # all of it, where no engine says what it holds
+        uncached = dict.fromkeys(ready, prompt.num_tokens)  # all of it, if engines do not report their content
         if self._hasher is not None and len(ready) > 1:
             if is_generated:
                 self._hasher.extend(prompt)
@@ -52,5 +46,5 @@ class EngineChoice:
         return Chosen(ready[chosen.index], chosen.num_uncached)
 
     def sent(self, chosen: Chosen) -> None:
-        """Take note that the request has been sent there."""
+        """Record that the request was sent to the engine."""
         self._router.pass_turn(chosen.engine.index)

@@ -1,9 +1,9 @@
-"""Makes the block hashes of a prompt as its engine would, to find out which engine has computed most of it."""
+"""Computes the block hashes of a prompt as its engine would, to find the engine that has computed most of it."""
 
 from __future__ import annotations
 
 from mmcached.cache.hashing.block_hash import block_hasher
-from mmcached.gateway.engines.held_content import HeldContent
+from mmcached.gateway.engines.engine_content import EngineContent
 from mmcached.gateway.requests.request_builder import Prompt
 from mmcached.wire.config import ServiceConfig
 
@@ -16,12 +16,12 @@ class PromptHasher:
         self._block_size = config.block_size
 
     def extend(self, prompt: Prompt) -> None:
-        """Make the block hashes of a prompt. The engine that gets it does not make them again."""
+        """Compute the block hashes of a prompt; its engine does not compute them again."""
         self._hasher.extend_block_hashes(prompt, self._block_size)
         del prompt.block_hashes[(prompt.num_tokens - 1) // self._block_size :]
 
-    def num_uncached(self, prompt: Prompt, held: HeldContent) -> int:
-        """Return how many tokens and embeddings an engine that holds this has to compute, besides those it can load."""
+    def num_uncached(self, prompt: Prompt, held: EngineContent) -> int:
+        """Return the number of tokens and embeddings that an engine with this content has to compute."""
         num_cached = held.num_blocks_of(prompt.block_hashes) * self._block_size
         to_encode = {
             each.mm_hash: each.num_embeds

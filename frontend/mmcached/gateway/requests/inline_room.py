@@ -1,10 +1,10 @@
-"""Bounds the bytes of items that travel to engines beside the ring, until their engine has answered.
+"""Limits the bytes of items that travel to engines as frames, until their engine has answered.
 
-An engine that is in a long step reads nothing meanwhile, and what it has read it keeps until it is encoded. A request
-that would be one too many waits until another has been answered; one that is larger than all room goes alone. The
-request that has come first goes first.
+An engine in a long step reads no messages, and keeps those that it has read until it has encoded the items. A request
+beyond the limit waits until another one has been answered; a request larger than the limit is sent alone. The request
+that came first is sent first.
 
-Knows nothing of engines and items; requests by number: the higher, the later it has come.
+Requests are given by number: a higher number came later.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class InlineRoom:
         return self.num_bytes + num_bytes <= self._max_bytes and all(number <= each for each in self._line)
 
     def wait(self, number: int) -> Verb[None]:
-        """Wait until a request has given back room, or one before this one does not wait any more."""
+        """Wait until another request has given back room, or an earlier request no longer waits."""
         self._line.add(number)
         try:
             yield Wait({(self, number)})
@@ -47,10 +47,10 @@ class InlineRoom:
             self.wake()
 
     def wake(self) -> None:
-        """Let all that wait ask again: their items may have to be made again first."""
+        """Wake all waiting requests: their items may have to be made again first."""
         self._wake(0)
 
     def _wake(self, after: int) -> None:
-        """Let those behind a number ask again, the first one first: it may leave room for the next."""
+        """Wake the requests after a number, the first one first: it may leave room for the next."""
         for number in sorted(each for each in self._line if each > after):
             self._waits.wake((self, number))

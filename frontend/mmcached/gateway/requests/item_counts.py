@@ -20,15 +20,15 @@ class ItemCounts:
 
     @property
     def num_processed(self) -> int:
-        """Items of all modalities."""
+        """Processed items of all modalities."""
         return self._processed.total()
 
     def sent(self, media: Sequence[Medium], missing: Container[str], *, but: Container[str] = ()) -> None:
-        """Take note of what a request needed that was sent.
+        """Count the items of a request that was sent.
 
         Args:
-            missing: keys of the items that the cache did not have.
-            but: keys of items that do not count.
+            missing: Keys of the items that the cache did not have.
+            but: Keys of items that do not count.
         """
         modalities = {key: medium.modality for medium in media for key in medium.keys if key not in but}
         for key, modality in modalities.items():
@@ -36,11 +36,11 @@ class ItemCounts:
             self._hits[modality] += key not in missing
 
     def processed(self, modality: Modality, num_items: int) -> None:
-        """Take note of items that a thread has made."""
+        """Count items that a thread has made."""
         self._processed[modality] += num_items
 
     def by_modality(self) -> ItemsByModality:
-        """Return the figures."""
+        """Return the figures by modality."""
         return ItemsByModality(**{modality: self._of(modality) for modality in self._queries | self._processed})
 
     def _of(self, modality: Modality) -> ItemsOfModality:

@@ -1,9 +1,9 @@
 """Finds the keys of a request's items: hashes its files, and has its clips cut into slices unless these are known.
 
     small file ──hashed by the loop──┐
-    large file ──hashed in a thread──┴──> clip? ──> known to the store, or the second level, or cut: see `clip_work`
+    large file ──hashed in a thread──┴──> clip? ──> in the store, or the second level, or cut: see `clip_work`
 
-A thread does nothing else than hashing.
+The thread does nothing else than hashing.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from functools import partial
 from mmcached.gateway.processing.item_processor import Processing
 from mmcached.gateway.processing.media import Medium
 from mmcached.gateway.processing.pool import IsWanted, Mailbox, WorkPool
-from mmcached.gateway.requests.clip_queue import Refused
+from mmcached.gateway.requests.clip_queue import UnusableFile
 from mmcached.gateway.requests.clip_records import ClipRecords
 from mmcached.gateway.requests.clip_work import Cut
 from mmcached.gateway.requests.item_work import ItemWork, Joined, Work, named
@@ -33,13 +33,13 @@ class FileToHash:
     medium: Medium
 
     def take(self, keys: object) -> None:
-        """Take what the thread has found."""
+        """Take the keys of the file, or the thread's error."""
         if isinstance(keys, tuple):
             self.medium.file_key, self.medium.key = keys
 
 
 class ItemKeys:
-    """Gives requests their keys; `mailbox` takes what the thread finds, as `FileToHash` and its keys."""
+    """Finds keys; `mailbox` takes the results of the hashing thread, with a `FileToHash` as token."""
 
     def __init__(self, processing: Processing, records: ClipRecords, work: ItemWork, mailbox: Mailbox) -> None:
         self._processing = processing
@@ -48,11 +48,11 @@ class ItemKeys:
         self._hashing = WorkPool("hashing", 1, mailbox)
 
     def find(self, request: OpenRequest, joined: Joined) -> Verb[None]:
-        """Give a request the keys of its items; those that it has already stay.
+        """Give a request the keys of its items; keys that it already has stay.
 
         Raises:
-            InvalidRequest: (often a subclass) a bad id, or a bad clip; names its index.
-            ServiceUnavailable: more would wait than may.
+            InvalidRequest: Often a subclass: an invalid id or clip; names its index.
+            ServiceUnavailable: Too many items would wait.
         """
         yield from self._hash(request)
         clips = [medium for medium in request.media if medium.options is not None and not medium.slices]
@@ -60,7 +60,7 @@ class ItemKeys:
             yield from self._cut(request, clips, joined)
 
     def close(self) -> None:
-        """Drop what is not begun; a file that is hashed is waited for."""
+        """Drop all hashing that has not begun, and wait for the file that is being hashed."""
         self._hashing.close()
 
     def _hash(self, request: OpenRequest) -> Verb[None]:
@@ -99,13 +99,13 @@ class ItemKeys:
         outcomes = joined.outcomes()
         for medium in unknown:
             outcome = outcomes[medium.key]
-            if isinstance(outcome, Refused):
+            if isinstance(outcome, UnusableFile):
                 raise named(outcome.error, medium.field)
             if isinstance(outcome, Cut):
                 medium.slices = list(outcome.slices)
 
     def _unknown(self, clips: list[Medium], tenant: str) -> list[Medium]:
-        """Return the clips that were not cut before; the others get their slices."""
+        """Return the clips without a record of their slices; the other ones get their slices."""
         for medium in clips:
             medium.slices = self._records.slices(tenant, medium.key)
         return [medium for medium in clips if not medium.slices]

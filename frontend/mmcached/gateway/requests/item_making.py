@@ -1,17 +1,17 @@
-"""Has the items of requests made that the cache misses, until each request can be sent.
+"""Processes the items of requests that the cache misses, until each request can be sent.
 
     keys ──> the keys of its files, the slices of its clips       once: see `item_keys`
-    make ──> what does the cache miss?                            nothing: the request can be sent
-         ──> join the work on these                               begun by whichever misses first: see `item_work`
-         ──> all of it has landed?                                the request can be sent, with what has landed
+    make ──> are all items cached?                                yes: the request can be sent
+         ──> join the work on the missing ones                    begun by the first request: see `item_work`
+         ──> is all joined work done?                             yes: the request can be sent with the new items
 
-A request asks again after each wait, so it is sent on what the cache says at that moment. One that misses nothing waits
-for no other: requests overtake each other, those of one client too.
+A request calls `make` again after each wait, so it is sent according to the present content of the cache. A request
+without missing items waits for no other: requests overtake each other, also those of one client.
 
-An image that came as an id only is a hit, or its request ends with a `CacheMiss`. It joins no work: work is begun
-again after a flush, with the file of a request that waits for it.
+An image that came as an id only is a hit, or its request ends with a `CacheMiss`. It joins no work, because after a
+flush work is begun again with the file of a waiting request.
 
-Knows nothing of sockets, engines or leases. Belongs to the loop's thread.
+Belongs to the loop's thread.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ import msgspec
 from mmcached.gateway.caches.item_cache import ItemCache
 from mmcached.gateway.processing.decoder_pool import DecoderPool
 from mmcached.gateway.processing.item_processor import Processing
-from mmcached.gateway.processing.pool import Done, Mailbox
-from mmcached.gateway.processing.processor import Processed
-from mmcached.gateway.requests.clip_queue import Refused
+from mmcached.gateway.processing.pool import Mailbox, WorkDone
+from mmcached.gateway.processing.processor import GatewayItem
+from mmcached.gateway.requests.clip_queue import UnusableFile
 from mmcached.gateway.requests.clip_records import ClipRecords
 from mmcached.gateway.requests.item_counts import ItemCounts
 from mmcached.gateway.requests.item_keys import FileToHash, ItemKeys
@@ -43,13 +43,14 @@ class ItemMaking:
     """Keys and items of the requests that are not sent yet.
 
     Args:
-        items: says what is missing, and takes what was processed without being used. What was missing for a former
-            cache may be there, and is taken all the same.
-        records: what the store knows of clips.
-        mailbox: takes what threads make, for `take`.
-        decoders: makes what decodes images.
+        items: The cache: tells which items are missing, and keeps processed items that were not used.
+        records: Records of clips in the store.
+        mailbox: Takes the results of threads, for `take`.
+        decoders: Creates the decoders of images.
+
     Attributes:
-        counts: of items by modality; what sends a request counts its items there.
+        counts: Items by modality; also counts the items of sent requests.
+        fingerprints: Fingerprints of everything that keys of items depend on beside their files, by modality.
     """
 
     def __init__(
@@ -74,13 +75,13 @@ class ItemMaking:
     # ---- for one request
 
     def check(self, request: OpenRequest) -> None:
-        """Refuse what can be refused without looking into the files; see `Processing.check`."""
+        """Check a request's files without decoding them; see `Processing.check`."""
         for medium in request.media:
             self._processing.check(medium)
 
     @contextmanager
     def joining(self, request: OpenRequest) -> Iterator[Joined]:
-        """Let a request join work; at the end it leaves all that it has joined."""
+        """Return a context in which a request can join work; at its end the request leaves all that it has joined."""
         joined = Joined(request.message.tenant, request.message.client_id)
         try:
             yield joined
@@ -88,20 +89,22 @@ class ItemMaking:
             self._keep(self._work.leave(joined))
 
     def keys(self, request: OpenRequest, joined: Joined) -> Verb[None]:
-        """See `ItemKeys.find`."""
+        """Give a request the keys of its items; see `ItemKeys.find`."""
         return self._keys.find(request, joined)
 
-    def make(self, request: OpenRequest, joined: Joined, but: Container[str] = ()) -> Mapping[str, Processed] | None:
-        """Return what was processed for a request if it can be sent now; None: it has to wait for what it has joined.
+    def make(self, request: OpenRequest, joined: Joined, but: Container[str] = ()) -> Mapping[str, GatewayItem] | None:
+        """Return the processed items for a request; None if it has to wait for work that it has joined.
 
         Args:
-            but: keys of items that need not be processed.
+            but: Keys of items that need not be processed.
+
         Raises:
-            InvalidRequest: (often a subclass) the request's first bad image; names its index.
-            CacheMiss: images that came as ids only, and are not cached (any more); names the ids.
-            ServiceUnavailable: more would wait than may; this request has begun nothing.
-            RequestAborted: another file that came with the same id, at the same time, could not be processed; or what
-                the store said of a clip was wrong.
+            InvalidRequest: Often a subclass: the request's first invalid file; names its index.
+            CacheMiss: Images that came as ids only are not cached; names the ids.
+            ServiceUnavailable: Too many items would wait; this request has begun no work.
+            RequestAborted: Another file with the same id, of another request, could not be processed; or the store's
+                list of a
+                clip's slices was wrong.
         """
         missing = self._items.missing([key for key in request.keys if key not in but])
         if missing:
@@ -120,12 +123,12 @@ class ItemMaking:
                 if lost:
                     raise RequestAborted("a clip has other slices than the store said; try again")
                 return given
-            # What it has just joined had landed before, for another request.
+            # The work that it has just joined had landed before, for another request.
 
     # ---- for all
 
-    def take(self, done: Done) -> None:
-        """Take what a thread has done, and wake who waits for it."""
+    def take(self, done: WorkDone) -> None:
+        """Take the result of a thread, and wake the requests that wait for it."""
         if isinstance(done.token, FileToHash):
             done.token.take(done.outcome)
             self._waits.wake(done.token)
@@ -133,11 +136,11 @@ class ItemMaking:
             self._keep(self._work.land(done.token, done))
 
     def let_in(self) -> None:
-        """Begin what there is room for; to be called after `take`."""
+        """Begin work for which there is room; to be called after `take`."""
         self._work.let_in()
 
     def flush(self) -> None:
-        """Let nothing that was begun until now be cached or sent; what is waited for is begun again."""
+        """Discard all work begun until now; work that requests wait for is begun again."""
         self._work.flush()
 
     def stats(self, of_cache: ProcessorCacheStats) -> ProcessorCacheStats:
@@ -151,20 +154,20 @@ class ItemMaking:
         )
 
     def close(self) -> None:
-        """Drop what is not begun, and what is; a file that is hashed is waited for."""
+        """Drop all work; waits for a file that is being hashed."""
         self._keys.close()
         self._work.close()
 
     # ---- how
 
     def _work_for(self, request: OpenRequest, joined: Joined, keys: Sequence[str]) -> list[Work]:
-        """Return what has to be done so that items with these keys are made.
+        """Return the work that makes the items with these keys.
 
-        A clip that is being cut, or was for a request that still waits, is waited for: what is made of it then need not
-        be made again.
+        A clip that is being cut, or was cut for a request that still waits, is waited for: its slices need not be made
+            again.
 
         Raises:
-            CacheMiss: images that came as ids only; names the ids.
+            CacheMiss: Images that came as ids only; names the ids.
         """
         missing = set(keys)
         work: dict[str, Work] = {}
@@ -184,22 +187,22 @@ class ItemMaking:
         return list(work.values())
 
     def _forget(self, request: OpenRequest, lost: AbstractSet[str]) -> None:
-        """Have the clips cut anew, next time, of which slices with these keys could not be made."""
+        """Drop the records of clips with slices that could not be made, so that the clips are cut again."""
         for medium in request.media:
             if medium.options is not None and not lost.isdisjoint(medium.keys):
                 self._records.drop(request.message.tenant, medium.key)
 
-    def _keep(self, items: Mapping[str, Processed]) -> None:
+    def _keep(self, items: Mapping[str, GatewayItem]) -> None:
         for key, item in items.items():
             self._items.keep(key, item)
 
 
 def _check(request: OpenRequest, outcomes: Mapping[str, object]) -> None:
-    """Raise what the first bad file of this request is refused with."""
+    """Raise the error of the request's first invalid file."""
     for medium in request.media:
         of_medium = (each for key, each in outcomes.items() if key.partition(":")[0] == medium.key)
         for outcome in of_medium:
-            if not isinstance(outcome, Refused):
+            if not isinstance(outcome, UnusableFile):
                 continue
             if outcome.data == medium.data:
                 raise named(outcome.error, medium.field)

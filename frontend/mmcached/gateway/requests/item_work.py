@@ -1,13 +1,13 @@
-"""Has files processed, each once at a time, by threads that ask decoders; requests join the work and wait.
+"""Processes files, each once at a time, in threads that call decoders; requests join the work and wait.
 
-    join ──> an image is decoded, a clip cut, or some of its slices made again ──> land: those who wait have it
+    join ──> an image is decoded, a clip cut, or some of its slices made again ──> land: requests have the result
       └── work that is under way, or has landed for a request that still waits, is joined as it is
 
-Whoever ends early leaves: work that is not begun is withdrawn unless another request waits for it, and work that has
-begun ends soon: for the cache, or because its decoder is killed. No client takes all: clients take turns, and one that
-has half of what the others leave has to wait.
+A request that ends early leaves: work that has not begun is withdrawn unless another request waits for it, and work
+that has begun ends soon: its item is cached, or its decoder is killed. Clients take turns, and a client that has half
+of the room that the others leave has to wait.
 
-Knows nothing of caches, keys and answers. Belongs to the loop's thread.
+Belongs to the loop's thread.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from typing import NamedTuple, Protocol
 
 from mmcached.gateway.processing.clip_decoders import ClipDecoderPool
 from mmcached.gateway.processing.decoder_pool import DecoderPool
-from mmcached.gateway.processing.decoder_process import Pixels, Tensors
+from mmcached.gateway.processing.decoder_process import DecodedTensors, Pixels
 from mmcached.gateway.processing.fair_queue import fair_share
 from mmcached.gateway.processing.item_processor import Processing
 from mmcached.gateway.processing.media import Medium
 from mmcached.gateway.processing.pixel_budget import PixelBudget
-from mmcached.gateway.processing.pool import Done, IsWanted, Mailbox, NotWantedError, WorkPool
-from mmcached.gateway.processing.processor import Processed
-from mmcached.gateway.processing.single_flight import SingleFlight, Waiter
+from mmcached.gateway.processing.pool import IsWanted, Mailbox, NotWantedError, WorkDone, WorkPool
+from mmcached.gateway.processing.processor import GatewayItem
+from mmcached.gateway.processing.single_flight import FlightWaiter, SingleFlight
 from mmcached.gateway.requests.clip_queue import ClipQueue, ClipTask, run
 from mmcached.gateway.requests.clip_records import ClipRecords
 from mmcached.gateway.requests.clip_room import ClipRoom
@@ -46,9 +46,9 @@ _NEVER = -1
 
 
 class Decoders(Protocol):
-    """What decodes image files for the threads that ask it."""
+    """Decoders of image files, called by several threads."""
 
-    def decode(self, data: Frame, is_wanted: IsWanted) -> Pixels | Tensors: ...
+    def decode(self, data: Frame, is_wanted: IsWanted) -> Pixels | DecodedTensors: ...
     def close(self) -> None: ...
 
 
@@ -57,10 +57,11 @@ MakeDecoders = Callable[[int, PictureSettings, PixelBudget], Decoders]
 
 
 class Work(NamedTuple):
-    """What is done with a file.
+    """The work on one file.
 
     Attributes:
-        wanted: indices of the slices that are made again; none where an image is processed, or a clip is cut.
+        medium: The file.
+        wanted: Indices of the slices that are made again; empty for an image, and for a clip that is cut.
     """
 
     medium: Medium
@@ -68,18 +69,18 @@ class Work(NamedTuple):
 
     @property
     def key(self) -> str:
-        """The file's, and behind a colon the slices."""
+        """The key of the file, and after a colon the slices."""
         return f"{self.medium.key}:{','.join(map(str, self.wanted))}" if self.wanted else self.medium.key
 
 
 @dataclass(slots=True, eq=False)
-class Joined(Waiter[object]):
-    """What one request has joined.
+class Joined(FlightWaiter[object]):
+    """The work that one request has joined.
 
     Attributes:
-        order: the lower, the earlier it has joined something.
-        works: by key.
-        has_used: the cache was given all its items.
+        order: Rank of the request by the time of its first work; lower is earlier.
+        works: By key.
+        has_used: Whether the cache was given all its items.
     """
 
     tenant: str
@@ -89,20 +90,22 @@ class Joined(Waiter[object]):
     has_used: bool = False
 
     def landed(self) -> Verb[None]:
-        """Wait until all of it has landed."""
+        """Wait until all joined work has landed."""
         while in_work := self.in_work():
             yield Wait({*in_work})
 
 
 class ItemWork:
-    """The work, who waits for it, and the threads and processes that do it.
+    """The work of one frontend, the requests that wait for it, and the threads and processes that do it.
 
     Args:
-        config: its `processor_workers` decode, and at most `mm_processor_max_waiting` items wait for them.
-        records: what the store knows of clips.
-        mailbox: takes what the threads make, under the keys of the work.
+        config: Its `processor_workers` decode, and at most `mm_processor_max_waiting` items wait for them.
+        records: Records of clips in the store.
+        mailbox: Takes the results of the threads, with the keys of the work as tokens.
+
     Attributes:
-        counts: of items by modality; `num_refusals` counts requests for which there was no room.
+        counts: Items by modality.
+        num_refusals: Number of requests for which there was no room.
     """
 
     def __init__(
@@ -135,18 +138,18 @@ class ItemWork:
 
     @property
     def num_waiting(self) -> int:
-        """Works that no thread does yet."""
+        """Number of works that no thread has begun."""
         return max(0, self._flights.num_in_work - self._num_workers)
 
     def __contains__(self, key: object) -> bool:
-        """Return whether work is under way, or has landed: to join it starts nothing."""
+        """Return whether work is under way or has landed, so that joining it begins nothing."""
         return key in self._flights
 
     def join(self, joined: Joined, works: Sequence[Work]) -> None:
-        """Let a request wait for work, and begin what is new.
+        """Let a request wait for work, and begin the work that is new.
 
         Raises:
-            ServiceUnavailable: more would wait than may; nothing of it is begun or joined.
+            ServiceUnavailable: Too many items would wait; no work was begun or joined.
         """
         num_new = len({work.key for work in works if work.key not in self._flights})
         if num_new:
@@ -161,18 +164,18 @@ class ItemWork:
             self.let_in()
 
     def share(self, joined: Joined, keys: AbstractSet[str]) -> None:
-        """Let a request have those items of clips that were made for another one, which still waits for something."""
+        """Let a request use items of clips that were made for another request, which still waits."""
         for key, outcome in self._flights.landed():
             if isinstance(outcome, Cut) and not keys.isdisjoint(outcome.items):
                 self._note(joined, self._joined(key)[0].works[key])
                 self._flights.join(joined, key)
 
-    def land(self, key: str, done: Done) -> dict[str, Processed]:
-        """Take what a thread has made, and wake who waits for it; return items that nobody wants."""
-        # What was given up has to be begun again for whoever has come since.
+    def land(self, key: str, done: WorkDone) -> dict[str, GatewayItem]:
+        """Take the result of a thread, and wake the requests that wait for it; return items that no request uses."""
+        # Work that was given up has to be begun again for requests that have joined it since.
         generation = _NEVER if isinstance(done.outcome, NotWantedError) else done.generation
         outcome = done.outcome
-        if isinstance(outcome, Processed):
+        if isinstance(outcome, GatewayItem):
             self.counts.processed("image", 1)
         if key in self._clips:
             if isinstance(outcome, Decoded):
@@ -187,8 +190,8 @@ class ItemWork:
         self._waits.wake(landed.flight)
         return {} if landed.unclaimed is None else items_in({key: landed.unclaimed[0]})
 
-    def leave(self, joined: Joined) -> dict[str, Processed]:
-        """Let a request wait no more; return the items that were made for it alone, and that it has not used."""
+    def leave(self, joined: Joined) -> dict[str, GatewayItem]:
+        """Let a request wait no longer; return items that were made for it alone, and that it has not used."""
         left = self._flights.leave(joined, has_used=joined.has_used)
         for key in left.in_work:
             if self._clips.withdraw(key) or self._workers.withdraw(key):
@@ -197,20 +200,20 @@ class ItemWork:
         return items_in(dict(left.unused))
 
     def let_in(self) -> None:
-        """Begin to decode clips that there is room for; to be called when work has begun or landed."""
+        """Begin to decode clips for which there is room; to be called when work has begun or landed."""
         self._clips.let_in(self._flights, self._urgent)
 
     def flush(self) -> None:
-        """Let nothing that was begun until now land as it is; what is waited for is begun again."""
+        """Discard the results of all work begun until now; work that requests wait for is begun again."""
         again = self._flights.flush()
-        # What was planned, and is not being decoded yet, would be decoded in time, but for a plan of before.
+        # Planned works that are not being decoded would be decoded after the flush, with a plan from before it.
         again += self._clips.withdraw_planned()
         self._workers.generation = self._flights.generation
         for key in again:
             self._begin_again(key)
 
     def close(self) -> None:
-        """Drop what is not begun, and what is."""
+        """Drop all work, begun or not."""
         self._workers.close()
         self._decoders.close()
         self._clips.close()
@@ -240,7 +243,7 @@ class ItemWork:
         joined.works[work.key] = work
 
     def _joined(self, key: str) -> list[Joined]:
-        """Return who has joined a work."""
+        """Return the requests' parts that have joined a work."""
         return [waiter for waiter in self._flights.waiters(key) if isinstance(waiter, Joined)]
 
     def _begin(self, joined: Joined, work: Work) -> None:
@@ -250,27 +253,27 @@ class ItemWork:
             self._clips.begin(work.key, ClipTask(work.medium, work.wanted, joined.tenant, joined.client))
 
     def _begin_again(self, key: str) -> None:
-        """Begin with the file of a request that waits; each that has joined has one."""
+        """Begin a work again with the file of the first request that waits for it; each one has the file."""
         first, *others = self._joined(key)
         self._begin(first, first.works[key])
         for other in others:
             self._clips.join(key, other.client)
 
     def _process(self, data: Frame, is_wanted: IsWanted) -> object:
-        """Return the item of an image file, or why there is none. Runs in a thread."""
+        """Return the item of an image file, or the reason for its absence. Runs in a thread."""
         return run(data, lambda is_wanted: self._processing.item(self._decoders.decode(data, is_wanted)), is_wanted)
 
     def _urgent(self) -> Sequence[str]:
-        """Return the works of the request that has waited longest for what is made of clips."""
+        """Return the works of the request that has waited longest for clips."""
         waiting = [joined for key in filter(self._clips.waits_or_counts, self._flights) for joined in self._joined(key)]
         return list(min(waiting, key=lambda joined: joined.order).works) if waiting else []
 
 
-def items_in(outcomes: Mapping[str, object]) -> dict[str, Processed]:
-    """Return the items among outcomes, and in them, by their keys."""
-    items: dict[str, Processed] = {}
+def items_in(outcomes: Mapping[str, object]) -> dict[str, GatewayItem]:
+    """Return the items in the outcomes of works, by their keys."""
+    items: dict[str, GatewayItem] = {}
     for key, outcome in outcomes.items():
-        if isinstance(outcome, Processed):
+        if isinstance(outcome, GatewayItem):
             items[key] = outcome
         elif isinstance(outcome, Cut | Decoded):
             items |= outcome.items
@@ -278,7 +281,7 @@ def items_in(outcomes: Mapping[str, object]) -> dict[str, Processed]:
 
 
 def named(error: Exception, field: str) -> MmcachedError:
-    """Return an error as it concerns one request: several may wait for one file, and count it differently."""
+    """Return an error with the field of one request: requests that share a file may list it under other indices."""
     if isinstance(error, InvalidRequest):
         return type(error)(field, error.details["value"], str(error.details["limit"]))
     if isinstance(error, MmcachedError):

@@ -1,7 +1,4 @@
-"""Lists the requests that the frontend has accepted and not yet answered.
-
-Knows nothing of sockets, caches or the ring.
-"""
+"""Lists the requests that the frontend has accepted and not yet answered."""
 
 from __future__ import annotations
 
@@ -23,19 +20,19 @@ if TYPE_CHECKING:
     from mmcached.wire.tracing import RequestSpan
 
 Answer = tuple[Encoded | Generated | Failed, Sequence[Frame]]
-"""What a client is answered, and the frames of that."""
+"""The answer to a client, and its frames."""
 
 
 @dataclass(slots=True, eq=False)
 class Sent:
-    """What a request has with the engine that it was sent to; counted there until the engine has answered.
+    """The share of an engine's resources that a sent request uses, until the engine has answered.
 
     Attributes:
-        num_prompt_tokens: with all placeholders.
-        num_waiting: prompt tokens that the engine has still to compute; 0 from its first token on.
-        pinned: items that are kept in the store for it.
-        inline_bytes: of items that travelled as frames.
-        loaded_bytes: of encoder outputs that the engine leases.
+        num_prompt_tokens: Tokens of the prompt with all placeholders.
+        num_waiting: Prompt tokens that the engine has not computed yet; 0 from its first token on.
+        pinned: Items in the store that are pinned for it.
+        inline_bytes: Bytes of its items that travelled as frames.
+        loaded_bytes: Bytes of encoder outputs that the engine leases for it.
     """
 
     engine: EngineConnection
@@ -51,12 +48,12 @@ class Sent:
         self.engine.loaded_bytes += self.loaded_bytes
 
     def prompt_computed(self) -> None:
-        """Note that the engine has computed the prompt."""
+        """Record that the engine has computed the prompt."""
         self.engine.num_waiting -= self.num_waiting
         self.num_waiting = 0
 
     def end(self) -> None:
-        """Count no longer on the engine; to be called once."""
+        """Take the request off the engine's figures; to be called once."""
         self.prompt_computed()
         self.engine.num_open -= 1
         self.engine.loaded_bytes -= self.loaded_bytes
@@ -67,18 +64,18 @@ class OpenRequest:
     """One accepted request.
 
     Attributes:
-        number: what the engine knows it by; unique for the life of this frontend.
-        media: its files, kept so that the items can be sent again after a miss; in prompt order once `token_ids` are
+        number: Identifies it for the engines; unique for the life of this frontend.
+        media: Its files, kept so that the items can be sent again after a miss; in prompt order once `token_ids` are
             known.
-        deadline: on the frontend's clock, seconds.
-        came_at: when it was read, on the same clock.
-        token_ids: the prompt with one token per medium.
-        verb: what it does until its answer; None before it is accepted.
-        wait: what it waits for.
-        sent: None while no engine has it.
-        stream: its tokens on their way to a client that takes them as they are computed.
-        has_to_be_inline: records were named for it that are not in the store.
-        span: of this process's part, if spans are made.
+        deadline: In seconds on the frontend's clock.
+        came_at: Time at which it was read, on the same clock.
+        token_ids: The prompt with one token per medium.
+        verb: The generator that serves it; None before it is accepted.
+        wait: Its present wait.
+        sent: Its share of its engine; None while no engine has it.
+        stream: Its tokens on their way to a client that takes them as they are computed.
+        has_to_be_inline: Whether its answer must not name records: some that were named are missing from the store.
+        span: Span of this process's part, if spans are made.
     """
 
     number: int
@@ -98,12 +95,12 @@ class OpenRequest:
 
     @property
     def takes_keys(self) -> bool:
-        """Whether its results may be named by their keys in the store."""
+        """Whether its answer may name results by their keys in the store."""
         return self.message.takes_keys and not self.has_to_be_inline and not self.num_resends
 
     @property
     def keys(self) -> list[str]:
-        """Keys of its items in prompt order, each of an image or of a clip's slice, as far as they are known."""
+        """Known keys of its items in prompt order, each of an image or of a clip's slice."""
         return [key for medium in self.media for key in medium.keys]
 
     @property
@@ -113,7 +110,7 @@ class OpenRequest:
 
     @property
     def has_names(self) -> bool:
-        """Whether its client calls an image by an id."""
+        """Whether its client has given an image an id."""
         return any(medium.name is not None for medium in self.media)
 
     @property
@@ -121,12 +118,12 @@ class OpenRequest:
         return sum(len(medium.data) for medium in self.media)
 
     def ids_of(self, keys: Iterable[str]) -> list[str]:
-        """Return what the client calls the items with these keys, each id once, in prompt order."""
+        """Return the client's ids of the items with these keys, each id once, in prompt order."""
         wanted = set(keys)
         return list(dict.fromkeys(each.name for each, key in self.items if key in wanted and each.name is not None))
 
 
-class OpenRequests:
+class RequestTable:
     """All open requests, by number; also found by client, by engine and by deadline.
 
     A client uses each of its request ids for one open request at a time.
@@ -159,7 +156,7 @@ class OpenRequests:
         return self._by_number.get(number)
 
     def take(self, number: int) -> OpenRequest | None:
-        """Remove and return a request; None if it is not open (any more)."""
+        """Remove and return a request; None if it is not open."""
         request = self._by_number.pop(number, None)
         if request is not None:
             client_id = request.message.client_id

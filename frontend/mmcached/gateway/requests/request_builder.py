@@ -1,7 +1,7 @@
-"""Builds the message to an engine: tokens with placeholders, and for each item its place among them and in memory.
+"""Builds the message to an engine: tokens with placeholders, and the place of each item in the prompt and in memory.
 
 prompt_tokens   when the request comes: one token for each file
-build_prompt    when its items are known: all placeholders; an engine is chosen by it
+build_prompt    when its items are known: all placeholders; the engine is chosen by it
 build_request   when its engine is known: with the place of each item
 """
 
@@ -32,7 +32,7 @@ def prompt_tokens(message: Generate | Encode, media: Sequence[Medium], config: S
     """Return the prompt's tokens with one token per medium.
 
     Raises:
-        InvalidRequest: too many images or clips, none to encode, or a prompt that does not fit.
+        InvalidRequest: Too many images or clips, none to encode, or a prompt that is too long.
     """
     numbers = Counter(medium.modality for medium in media)
     limit = config.max_images_per_request
@@ -53,11 +53,12 @@ def prompt_tokens(message: Generate | Encode, media: Sequence[Medium], config: S
 
 @dataclass(slots=True)
 class Prompt:
-    """A prompt with all placeholders, as the hasher wants it.
+    """A prompt with all placeholders, in the form that the block hasher takes.
 
     Attributes:
-        features: its items, without what travels of them.
-        block_hashes: of full blocks before the last token, which is always computed; none unless it was routed by them.
+        features: Its items, without their payload.
+        block_hashes: Hashes of the full blocks before the last token, which is always computed; empty unless the prompt
+            was routed by them.
     """
 
     token_ids: list[int]
@@ -76,8 +77,8 @@ def build_prompt(request: OpenRequest, items: Sequence[OutgoingItem], config: Se
     """Return the prompt of a request with these items.
 
     Raises:
-        InvalidRequest: with the placeholders the prompt is longer than the model takes, or it has another number of
-            markers than of items.
+        InvalidRequest: With all placeholders the prompt is longer than the model accepts, or its numbers of markers and
+            items differ.
     """
     message, lengths = request.message, iter([item.num_embeds for item in items])
     token_ids, offsets = expand(request.token_ids, [[next(lengths) for _ in medium.keys] for medium in request.media])
@@ -111,8 +112,8 @@ def build_request(
     """Return the message to the engine, with its payload frames.
 
     Args:
-        items: those of the prompt, as they travel.
-        mirror_seq, store_epoch, takes_keys: see `AddRequest`.
+        items: The items of the prompt, in the form in which they travel.
+        mirror_seq, store_epoch, takes_keys: See `AddRequest`.
     """
     message = request.message
     payload: list[Frame] = []
@@ -146,9 +147,10 @@ def build_request(
 
 
 def _hash_in_engine(item: OutgoingItem, image_id: str | None) -> str:
-    """Return what an engine knows an item by; of one that its client has named, the number of embeddings is a part.
+    """Return an item's hash for the engine; for an item with a client's id it includes the number of embeddings.
 
-    A client may use a name again for another image, once the first has gone from here. The engine may still have the
-    first one's embeddings then, and a step in which they do not fill the placeholders fails for all that take part.
+    A client may give an id to another image once the first one is gone from here. The engine may still have the
+    embeddings
+    of the first image then; if their number differs, the step fails for all its requests.
     """
     return item.mm_hash if image_id is None else f"{item.mm_hash}:{item.num_embeds}"

@@ -1,37 +1,35 @@
-"""Serves the clients' generations and embeddings: from a request that has come to its one answer.
+"""Serves the clients' generations and embeddings, each from its message to its one answer.
 
-    accept ──> refused, with the reason                       nothing is left open
-       └─────> its verb ──> a wait: what has been made, put, freed; an engine's word ──> its verb ──> … ──> answered
-                              └──> cancelled, or its time, client or engine is gone: the verb is closed
+    accept ──> refused, with the reason                                                    nothing stays open
+       └─────> its verb ──> a wait: items, outputs, room, an engine's answer ──> its verb ──> … ──> answered
+                              └──> cancelled; or its time is over, its client or its engine is gone: the verb is closed
 
-Each request has a verb, a generator that says what it does until its answer (see `request_verbs`); it runs here, when
-what it waits for has happened. Whatever happens on the way, a request is answered at most once and leaves no lease,
-pin, stream or waiting work behind. Tokens and rows that are wanted as they commit go to their client at the end of the
-turn. Knows nothing of sockets: messages to clients go through a callable, those to engines through their connections.
+Each request has a verb: a generator that runs until the answer (see `request_verbs`), and is resumed here when its wait
+is over. A request is answered at most once, and leaves no lease, pin, stream or waiting work behind. Streamed tokens
+and rows are sent at the end of the turn in which they arrive.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
 
 import structlog
 
-from mmcached.frontend.store.record_store import RecordStore
-from mmcached.frontend.store.second_level import SecondLevel
+from mmcached.frontend.mount import FrontendParts
 from mmcached.gateway.caches.item_cache import ItemCache
 from mmcached.gateway.engines.engine_connections import EngineConnection, EngineConnections
 from mmcached.gateway.processing.media import media_of
 from mmcached.gateway.processing.pool import Mailbox
 from mmcached.gateway.requests.admission import Admission
+from mmcached.gateway.requests.clip_records import ClipRecords
 from mmcached.gateway.requests.encoder_outputs import EncoderOutputs
-from mmcached.gateway.requests.open_requests import OpenRequest, OpenRequests
+from mmcached.gateway.requests.item_making import ItemMaking
+from mmcached.gateway.requests.open_requests import OpenRequest, RequestTable
+from mmcached.gateway.requests.request_verbs import RequestVerbs, Word
 from mmcached.gateway.requests.token_streams import TokenStreams
 from mmcached.gateway.requests.waits import Waits
-from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import (
     DeadlineExceeded,
-    InvalidRequest,
     MmcachedError,
     RequestAborted,
     error_to_wire,
@@ -45,121 +43,108 @@ from mmcached.wire.sockets.frames import Frame
 from mmcached.wire.stats import ProcessorCacheStats
 from mmcached.wire.vocabulary import Modality
 
-if TYPE_CHECKING:
-    from mmcached.gateway.requests.request_verbs import RequestVerbs, Word
-    from mmcached.wire.tracing import StartSpan
-
 log = structlog.get_logger("mmcached.frontend")
-
-Send = Callable[[bytes, to_client.ToClient, Sequence[Frame]], bool]
-"""Sends to a client, or drops what it does not take; returns whether it was queued."""
 
 
 class RequestService:
-    """All requests of one frontend; `num_done` and `num_failed` only rise.
+    """All requests of one frontend.
 
     Args:
-        start_span: begins the span of a request; None: requests have no spans.
+        parts: The parts of the frontend that requests use.
+        connections: The engines.
+        items: The cache of processed items.
+
     Attributes:
-        items: the cache of processed items.
-        outputs: what is known of encoder outputs.
-        slow: the requests that took longer than `slow_log_ms`.
+        making: Processes the files of requests.
+        items: As given.
+        outputs: The encoder outputs that are stored or being made.
+        streams: Tokens and rows on their way to clients.
+        slow: Requests slower than `slow_log_ms`.
+        num_done, num_failed: Numbers of ended requests; they only rise.
     """
 
     def __init__(
         self,
-        config: ServiceConfig,
+        parts: FrontendParts,
         connections: EngineConnections,
         items: ItemCache,
-        *,
-        records: RecordStore,
-        second_level: SecondLevel,
-        send: Send,
-        clock: Callable[[], float],
-        start_span: StartSpan | None = None,
     ) -> None:
+        config, clock, waits = parts.config, parts.clock, Waits[OpenRequest]()
+        records, second_level = parts.store.records, parts.store.second_level
         self._config = config
         self._connections = connections
-        self._send = send
+        self._send = parts.send
         self._clock = clock
-        self._start_span = start_span
-        self._requests = OpenRequests()
+        self._start_span = parts.start_span
+        self._requests = RequestTable()
         self._admission = Admission(config, self._requests)
-        self._waits: Waits[OpenRequest] = Waits()
+        self._waits = waits
         self._mailbox = Mailbox()
         self.items = items
-        self.outputs = EncoderOutputs(config, records, connections, second_level, self._waits, clock=clock)
-        self.streams = TokenStreams(send)
+        self.outputs = EncoderOutputs(config, records, connections, second_level, waits, clock=clock)
+        self.streams = TokenStreams(parts.send)
         self.slow = SlowCalls(config.slow_log_ms, log.warning)
         self.num_done = 0
         self.num_failed = 0
-        self._verbs: RequestVerbs | None = None
-        if config.has_workers:  # a store alone imports nothing that processes images
-            from mmcached.gateway.requests.clip_records import ClipRecords
-            from mmcached.gateway.requests.item_making import ItemMaking
-            from mmcached.gateway.requests.request_verbs import RequestVerbs
-
-            clips = ClipRecords(records, config, self._waits, second_level)
-            making = ItemMaking(config, items, clips, self._mailbox, self._waits)
-            self._verbs = RequestVerbs(
-                config,
-                connections,
-                self._requests,
-                making=making,
-                items=items,
-                outputs=self.outputs,
-                streams=self.streams,
-                waits=self._waits,
-            )
+        clips = ClipRecords(records, config, waits, second_level)
+        self.making = ItemMaking(config, items, clips, self._mailbox, waits)
+        self._verbs = RequestVerbs(
+            config,
+            connections,
+            self._requests,
+            making=self.making,
+            items=items,
+            outputs=self.outputs,
+            streams=self.streams,
+            waits=waits,
+        )
 
     def __len__(self) -> int:
         return len(self._requests)
 
     @property
     def item_fingerprints(self) -> Mapping[Modality, str]:
-        """By modality, all that the keys of items depend on beside their files."""
-        return {} if self._verbs is None else self._verbs.making.fingerprints
+        """Fingerprints of everything that the keys of items depend on beside their files, by modality."""
+        return self.making.fingerprints
 
     def clients(self) -> set[str]:
         return self._requests.clients()
 
     @property
     def pinned_bytes(self) -> int:
-        """Bytes of items in the store that open requests keep there."""
-        return 0 if self._verbs is None else self._verbs.submission.pinned_bytes
+        """Bytes of items in the store that are pinned for open requests."""
+        return self._verbs.submission.pinned_bytes
 
     @property
     def num_beyond_quota(self) -> int:
-        """Items that travelled as frames because their engine's requests had too much pinned."""
-        return 0 if self._verbs is None else self._verbs.submission.num_beyond_quota
+        """Number of items sent as frames because too many bytes were pinned for their engine."""
+        return self._verbs.submission.num_beyond_quota
 
     @property
     def num_resends(self) -> int:
-        """How many times a request was sent again; it only rises."""
-        return 0 if self._verbs is None else self._verbs.num_resends
+        """Number of times that a request was sent to an engine again; it only rises."""
+        return self._verbs.num_resends
 
     def fileno(self) -> int:
-        """Return the descriptor that becomes readable when `go_on` has something to do."""
+        """Return the descriptor that becomes readable when `go_on` has work."""
         return self._mailbox.fileno()
 
     def drain(self) -> None:
-        """Accept no new request from now on; those open go on."""
+        """Accept no new request; open ones go on."""
         self._admission.is_draining = True
 
     def forget_items(self) -> None:
-        """Forget all processed items, and let nothing that is being processed be cached or sent."""
+        """Drop all processed items; items that are being processed are neither cached nor sent."""
         self.items.clear()
-        if self._verbs is not None:
-            self._verbs.flush()
+        self._verbs.flush()
         self.outputs.flush()
 
     def go_on(self, guard: Guard) -> None:
-        """End a turn: run the verbs whose wait is over, and send what streams have."""
-        # What was woken in this turn goes first: those that have waited for room, before others take it.
-        if self._verbs is not None:
-            for done in self._mailbox.take_all():
-                guard.call("what a thread has made", self._verbs.making.take, done)
-            self._verbs.making.let_in()
+        """End a turn: resume the verbs whose wait is over, and send streamed tokens and rows."""
+        # Requests woken in this turn go first: they have waited for room, which others would take.
+        for done in self._mailbox.take_all():
+            guard.call("what a thread has made", self.making.take, done)
+        self.making.let_in()
         if self._connections.ready():
             self._waits.wake(self._connections)
         while (request := self._waits.take_ready()) is not None:
@@ -169,19 +154,18 @@ class RequestService:
         guard.call("tokens for clients", self.streams.flush)
 
     def processor_stats(self) -> ProcessorCacheStats:
-        return self.items.stats() if self._verbs is None else self._verbs.making.stats(self.items.stats())
+        return self.making.stats(self.items.stats())
 
     def close(self) -> None:
         for request in self._requests:
             self.fail(request.number, RequestAborted("the service stops; try again"))
-        if self._verbs is not None:
-            self._verbs.making.close()
+        self.making.close()
         self._mailbox.close()
 
     # ---- from clients
 
     def accept(self, peer: bytes, message: received.Generate | received.Encode, files: Sequence[Frame]) -> None:
-        """Open a request and begin it, or answer why not and leave nothing open."""
+        """Open a request and begin it, or answer with the reason for the refusal."""
         now = self._clock()
         deadline = now + min(message.timeout_s, self._config.request_timeout_s)
         request = OpenRequest(self._requests.next_number(), peer, message, [], deadline, came_at=now)
@@ -191,10 +175,7 @@ class RequestService:
             request.span = self._start_span(f"mmcached.frontend.{kind}", message.traceparent, about)
         try:
             request.media = media_of(message, files)
-            if self._verbs is None:
-                limit = "must be more than 0 to generate or encode: this service is a store"
-                raise InvalidRequest("world_size", 0, limit)
-            self._admission.check(request, self._verbs.making.check)
+            self._admission.check(request, self.making.check)
         except MmcachedError as error:
             self.num_failed += 1
             log.info("request refused", request_id=request.number, code=error.code)
@@ -217,7 +198,7 @@ class RequestService:
             self.streams.taken(request, message)
 
     def cancel(self, client_id: str, request_id: int) -> None:
-        """Forget one request; an unknown one changes nothing."""
+        """End one request without an answer; an unknown one changes nothing."""
         request = self._requests.find(client_id, request_id)
         if request is not None:
             self._forget(request)
@@ -227,7 +208,7 @@ class RequestService:
     def tokens_committed(
         self, engine: EngineConnection, message: from_engine.TokensCommitted, payload: Sequence[Frame]
     ) -> None:
-        """Take tokens and rows that an engine has computed for streams."""
+        """Take the tokens and rows that an engine has computed for streams."""
         for part in message.rows:
             request = self._with(engine, part.request_id)
             if request is None:
@@ -243,7 +224,7 @@ class RequestService:
                 self.streams.committed(request, tokens)
 
     def ended(self, engine: EngineConnection, word: Word, payload: Sequence[Frame]) -> None:
-        """Take what an engine says at the end of its part of a request."""
+        """Take an engine's last message about a request, and resume the request."""
         if isinstance(word, from_engine.RequestMissed):
             self.items.missed(word.mm_hashes)  # true of any request
         request = self._with(engine, word.request_id)
@@ -255,7 +236,10 @@ class RequestService:
             self.fail(request.number, RequestAborted(f"the engine died ({reason}); try again"))
 
     def _with(self, engine: EngineConnection, number: int) -> OpenRequest | None:
-        """Return a request if that engine has it; a former frontend may have given the same number to another."""
+        """Return an open request that this engine has; None for others.
+
+        A former frontend may have given the same number to another request.
+        """
         request = self._requests.get(number)
         return request if request is not None and request.sent and request.sent.engine is engine else None
 
@@ -271,17 +255,16 @@ class RequestService:
                 operation += " (no engine was ready)"
             self.fail(request.number, DeadlineExceeded(operation, timeout_s))
 
-    def end_client(self, client_id: str) -> None:
-        """Forget what a client has asked for: it is gone."""
+    def end_client(self, client_id: str, error: MmcachedError | None = None) -> None:
+        """End a client's requests; with an error as their answer if it is still connected."""
         for request in self._requests.of_client(client_id):
-            self._forget(request)
-
-    def fail_client(self, client_id: str, error: MmcachedError) -> None:
-        for request in self._requests.of_client(client_id):
-            self.fail(request.number, error)
+            if error is None:
+                self._forget(request)
+            else:
+                self.fail(request.number, error)
 
     def fail(self, number: int, error: MmcachedError) -> None:
-        """End a request with an error; one that is not open changes nothing."""
+        """End a request with an error; an unknown one changes nothing."""
         request = self._requests.get(number)
         if request is not None:
             self.num_failed += 1
@@ -294,7 +277,7 @@ class RequestService:
         """Run a request's verb until it waits again, or has its answer.
 
         Args:
-            word: of the engine that has it, if it waits for that.
+            word: Last message of its engine with its frames, if the request waits for that.
         """
         assert request.verb is not None
         self._waits.remove(request.wait)
@@ -313,12 +296,12 @@ class RequestService:
             self.fail(request.number, error)
 
     def _forget(self, request: OpenRequest) -> None:
-        """End a request without an answer: its client does not wait for it."""
+        """End a request without an answer."""
         self.num_failed += 1
         self._end(request, "cancelled")
 
     def _end(self, request: OpenRequest, error: str = "") -> None:
-        """Close a request's verb, and forget the request. `error`: what has ended it."""
+        """Close a request's verb, and forget the request. `error`: code of the error that has ended it."""
         self._requests.take(request.number)
         self._waits.remove(request.wait)
         self.streams.close(request)

@@ -1,12 +1,12 @@
-"""What a request does until it is answered, as one generator: it yields what it waits for.
+"""Serves one request as one generator, which yields its waits and returns the answer.
 
-    keys ──> all in the store? ──> items ──> an engine ──> its answer ──> all that it names is in the store ──> answer
-      └──────────── answer           ^                         │                └── no: sent again, to come inline ──┐
-                                     └───────────────────── missed: what the engine lacks is sent again ─────────────┘
+    keys ──> all in the store? ──> items ──> an engine ──> its answer ──> are all named records in the store? ──> answer
+      └──────────── answer           ^                         │                └── no: sent again, for inline results ┐
+                                     └────────── missed: sent again with the items that the engine lacks ──────────────┘
 
-What has been looked up is true until the next wait; so after each wait the request looks again at what the store and
-the caches have. Its keys do not change. To close the generator ends the request, wherever it is: the `finally` blocks
-give back what it has joined, leased or counted, and an engine that has it is told.
+A lookup is valid until the next wait, so the store and the caches are looked up again after each wait. The keys of a
+request do not change. Closing the generator ends the request at any point: its `finally` blocks give back everything
+that it has joined, leased or counted, and tell the engine that has it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from mmcached.gateway.caches.item_cache import ItemCache
 from mmcached.gateway.engines.engine_connections import EngineConnections
 from mmcached.gateway.requests.encoder_outputs import EncoderOutputs, Owner, Patience
 from mmcached.gateway.requests.item_making import ItemMaking
-from mmcached.gateway.requests.open_requests import Answer, OpenRequest, OpenRequests, Sent
+from mmcached.gateway.requests.open_requests import Answer, OpenRequest, RequestTable, Sent
 from mmcached.gateway.requests.submission import Submission
 from mmcached.gateway.requests.token_streams import TokenStreams
 from mmcached.gateway.requests.waits import Verb, Wait, Waits
@@ -36,18 +36,19 @@ Word = received.RequestGenerated | received.RequestEncoded | received.RequestFai
 
 
 class RequestVerbs:
-    """The verbs of one frontend; `num_resends` only rises.
+    """The verbs of one frontend.
 
     Attributes:
-        making: of items.
-        submission: to engines.
+        making: Makes items.
+        submission: Sends requests to engines.
+        num_resends: Number of times that a request was sent again; it only rises.
     """
 
     def __init__(
         self,
         config: ServiceConfig,
         connections: EngineConnections,
-        requests: OpenRequests,
+        requests: RequestTable,
         *,
         making: ItemMaking,
         items: ItemCache,
@@ -65,10 +66,10 @@ class RequestVerbs:
         self.num_resends = 0
 
     def answer(self, request: OpenRequest) -> Verb[Answer]:
-        """Return what a client is answered, as soon as it can be.
+        """Return the answer to the client.
 
         Raises:
-            MmcachedError: what it is answered instead.
+            MmcachedError: The request fails with this error.
         """
         while True:
             owned: list[Owner] = []
@@ -98,15 +99,15 @@ class RequestVerbs:
                 self._outputs.disown(owned, has_ended=has_ended)
 
     def flush(self) -> None:
-        """Let no item that was begun until now be cached or sent."""
+        """Drop all items that are being made: they are neither cached nor sent."""
         self.making.flush()
         self.submission.room.wake()
 
     def _send(self, request: OpenRequest) -> Verb[Sequence[str]]:
-        """Have a request sent to an engine, unless its client finds all outputs in the store.
+        """Send a request to an engine, unless its client finds all outputs in the store.
 
         Returns:
-            keys of the items whose outputs the engine loads.
+            Keys of the items whose outputs the engine loads.
         """
         patience, is_fetched = Patience(), False
         with self.making.joining(request) as joined:
@@ -135,7 +136,7 @@ class RequestVerbs:
                 yield from sent
 
     def _word(self, request: OpenRequest, sent: Sent) -> Verb[tuple[Word, Sequence[Frame]]]:
-        """Wait for the word of the engine that has a request; from then on that engine may die."""
+        """Wait for the last message of the engine that has a request."""
         try:
             word: tuple[Word, Sequence[Frame]] = yield Wait()
             return word
@@ -163,7 +164,8 @@ class RequestVerbs:
         """Return the answer to a client, its frames, and the keys of the records that it names.
 
         Raises:
-            RequestAborted: the engine has named what was to come inline; or rows were lost with a connection.
+            RequestAborted: The engine has named records although the results must be inline, or rows were lost with a
+                connection.
         """
         answer: to_client.Generated | to_client.Encoded
         if isinstance(word, received.RequestEncoded):

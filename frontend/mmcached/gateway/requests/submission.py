@@ -1,25 +1,26 @@
-"""Sends requests to engines, with their items: chooses an engine, has the items pinned, builds the message.
+"""Sends requests to engines with their items: chooses an engine, pins the items, builds the message.
 
-    items that are cached, or were processed ──┐
-    items whose output an engine loads ────────┴──> which engine? ──> pins ──> AddRequest ──> mirrors and books move
+    cached or processed items           ──┐
+    items whose output an engine loads  ──┴──> which engine? ──> pins ──> AddRequest ──> mirror, figures
 
-A request that no engine takes now has moved nothing: no pin, no mirror. What one engine's requests have pinned is
-bounded; items beyond that travel as frames. So do the items of a request that is sent again: its engine could not use
-them in the store.
+If no engine accepts a request now, nothing has changed: no pin, no mirror. The bytes that are pinned for the requests
+    of
+one engine are limited; further items travel as frames. So do the items of a request that is sent again: its engine
+could not use them in the store.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from mmcached.gateway.caches.item_cache import ItemCache, OutgoingItem
 from mmcached.gateway.engines.engine_connections import EngineConnection, EngineConnections
+from mmcached.gateway.processing.processor import GatewayItem
 from mmcached.gateway.requests.encoder_outputs import EncoderOutputs, Patience
 from mmcached.gateway.requests.engine_choice import EngineChoice
 from mmcached.gateway.requests.inline_room import InlineRoom
 from mmcached.gateway.requests.item_counts import ItemCounts
-from mmcached.gateway.requests.open_requests import OpenRequest, OpenRequests, Sent
+from mmcached.gateway.requests.open_requests import OpenRequest, RequestTable, Sent
 from mmcached.gateway.requests.request_builder import build_prompt, build_request
 from mmcached.gateway.requests.waits import Verb, Wait, Waits
 from mmcached.wire.config import MIB, ServiceConfig
@@ -27,26 +28,24 @@ from mmcached.wire.errors import PeerGone
 from mmcached.wire.handle import Handle
 from mmcached.wire.messages.frontend import Generate
 
-if TYPE_CHECKING:  # a service without workers imports nothing that processes images
-    from mmcached.gateway.processing.processor import Processed
-
 
 class Submission:
-    """What goes to engines.
+    """Sends the requests of one frontend.
 
     Args:
-        counts: of items by modality.
+        counts: Items by modality.
+
     Attributes:
-        items: the cache of processed items.
-        room: how much travels beside the store.
-        num_beyond_quota: items that travelled as frames because their engine's requests had too much pinned.
+        items: The cache of processed items.
+        room: Limit of the bytes that travel as frames.
+        num_beyond_quota: Number of items sent as frames because too many bytes were pinned for their engine.
     """
 
     def __init__(
         self,
         config: ServiceConfig,
         connections: EngineConnections,
-        requests: OpenRequests,
+        requests: RequestTable,
         outputs: EncoderOutputs,
         *,
         items: ItemCache,
@@ -70,18 +69,21 @@ class Submission:
             yield Wait({self._connections})
 
     def submit(
-        self, request: OpenRequest, given: Mapping[str, Processed], stored: Mapping[str, int], patience: Patience
+        self, request: OpenRequest, given: Mapping[str, GatewayItem], stored: Mapping[str, int], patience: Patience
     ) -> Sent | Verb[None]:
-        """Send a request; return what it has with its engine then, to be given back, or what it has to wait for first.
-
-        If it has to wait, nothing has moved, nor if this raises.
+        """Send a request to an engine.
 
         Args:
-            given: items by key, as far as the cache does not have them.
-            stored: key -> number of embeddings, of items whose output the engine loads.
-            patience: how long it waits for outputs that other engines encode.
+            given: Items by key that the cache does not have.
+            stored: Key and number of embeddings of items whose output the engine loads.
+            patience: Limit of the wait for outputs that other engines encode.
+
+        Returns:
+            The request's share of its engine, to be given back; or a wait, after which it is to be called again. If it
+            returns a wait, or raises, nothing has changed.
+
         Raises:
-            InvalidRequest: it is longer, with all placeholders, than the model takes.
+            InvalidRequest: With all placeholders the request is longer than the model accepts.
         """
         wanted = [key for key in request.keys if key not in stored]
         missing = set(self.items.missing(wanted))
@@ -127,7 +129,7 @@ class Submission:
         return Sent(engine, prompt.num_tokens, chosen.num_waiting, held, inline_bytes, loaded_bytes)
 
     def give_back(self, request: OpenRequest) -> None:
-        """Let go of what a request has with an engine; of one that no engine has, nothing."""
+        """Release the items and the room of a request; a request that no engine has changes nothing."""
         sent, request.sent = request.sent, None
         if sent is not None:
             sent.end()
@@ -136,16 +138,16 @@ class Submission:
 
     @property
     def pinned_bytes(self) -> int:
-        """Bytes that are pinned, of each item once."""
+        """Bytes of all pinned items, each item once."""
         return sum({item.payload: item.nbytes for item in self._pinned()}.values())
 
     def _pinned(self, engine: EngineConnection | None = None) -> list[OutgoingItem]:
-        """Return the items that are pinned, those for the requests of one engine or all."""
+        """Return the items that are pinned for the requests of one engine, or of all."""
         requests = self._requests if engine is None else self._requests.on_engine(engine)
         return [item for request in requests if request.sent is not None for item in request.sent.pinned]
 
     def _bounded(self, engine: EngineConnection, items: Sequence[OutgoingItem]) -> list[OutgoingItem]:
-        """Return the items of a request, those as frames that an engine has no room for."""
+        """Return the items of a request, as frames beyond the bytes that may be pinned for its engine."""
         if self._quota_bytes is None:
             return list(items)
         pinned = {item.mm_hash: item.nbytes for item in self._pinned(engine)}
@@ -162,6 +164,6 @@ class Submission:
 
 
 def _inline_bytes(items: Sequence[OutgoingItem]) -> int:
-    """Return the bytes of items that travel as frames; each travels once."""
+    """Return the bytes of the items that travel as frames, each item once."""
     inline = {item.mm_hash: item.nbytes for item in items if isinstance(item.payload, list)}
     return sum(inline.values())

@@ -1,17 +1,17 @@
-"""Hands tokens and rows, as they commit, from engines to the clients that asked for them.
+"""Sends tokens and rows, as engines commit them, to the clients that asked for streams.
 
     committed --> waiting --flush, within the windows--> sent --taken--> (windows open again)
                      |
-                     +-- the generation ends: its answer has all tokens, so those that wait are dropped;
-                         rows that wait go with the answer, before those that it brings (`rest`)
+                     +-- the generation ends: its answer has all tokens, so waiting tokens are dropped;
+                         waiting rows are sent with the answer, before the rows that it brings (`rest`)
 
-A client states how many tokens may be on the way before it says that it has taken them; for rows it is so many bytes.
-While either window is used up, or its queue is full, all of the stream waits: rows of a step never come after its
-tokens. Then all that waits goes in one piece. So for a client that takes slowly, at most its `max_tokens` and the rows
-of its generation wait here, and its queue holds no more messages than its windows.
+A client states how many tokens may be on the way before it confirms them; for rows the window is in bytes. While either
+window is used up, or its queue is full, the whole stream waits, because rows of a step never come after its tokens.
+Then all that waits is sent in one piece. So at most `max_tokens` and the rows of one generation wait here for a slow
+client, and its queue holds no more messages than its windows.
 
-All that has come since the last flush goes to each client in one message. Invariant: a token, and of each key a row, is
-sent once, in order, to the client that asked for it. Knows nothing of sockets.
+All streams of a client are sent in one message per turn. Invariant: each token, and each row of a key, is sent once, in
+order, to the client that asked for it.
 """
 
 from __future__ import annotations
@@ -33,11 +33,15 @@ Send = Callable[[bytes, Tokens, Sequence[Frame]], bool]
 
 @dataclass(slots=True, eq=False)
 class OpenStream:
-    """One generation; its first `num_sent` tokens have gone, and of these the client has taken `num_taken`.
+    """The stream of one generation.
 
     Attributes:
-        rows: by key, what waits; empty if its rows all come with the answer.
-        num_row_bytes_sent, num_row_bytes_taken: of all keys together.
+        window: Maximum number of tokens that are sent and not confirmed.
+        row_window_bytes: The same for rows, in bytes.
+        rows: Waiting rows by key; empty if all rows come with the answer.
+        num_sent, num_taken: Number of tokens sent, and confirmed by the client.
+        waiting: Tokens that are not sent yet.
+        num_row_bytes_sent, num_row_bytes_taken: Bytes of rows of all keys.
     """
 
     peer: bytes
@@ -75,7 +79,7 @@ class TokenStreams:
     """All streamed generations of one frontend; each request holds its stream.
 
     Attributes:
-        row_window_bytes: of each stream that is opened from now on.
+        row_window_bytes: Window of the streams that are opened from now on.
     """
 
     def __init__(self, send: Send, row_window_bytes: int = ROW_WINDOW_BYTES) -> None:
@@ -84,7 +88,7 @@ class TokenStreams:
         self._due: dict[OpenStream, None] = {}
 
     def open(self, request: OpenRequest) -> None:
-        """Stream an accepted request, if its client wants that."""
+        """Open the stream of an accepted request, if its client asked for one."""
         message = request.message
         if isinstance(message, Generate) and message.stream_window:
             wanted = message.rows if message.rows is not None and message.rows.delivery == "delta" else None
@@ -94,7 +98,7 @@ class TokenStreams:
             )
 
     def close(self, request: OpenRequest) -> None:
-        """Send nothing more of a request; a second call changes nothing."""
+        """Close the stream of a request; a second call changes nothing."""
         if request.stream is not None:
             self._due.pop(request.stream, None)
             request.stream = None
@@ -102,21 +106,24 @@ class TokenStreams:
     # ---- from engines
 
     def committed(self, request: OpenRequest, tokens: StreamedTokens) -> None:
-        """Take what an engine has computed; of a request without a stream, nothing. What came before is left out."""
+        """Add tokens that an engine has computed to a request's stream, if it has one.
+
+        Tokens that the stream has already are skipped.
+        """
         stream = request.stream
         if stream is None:
             return
         num_known = stream.num_committed - tokens.first
         if num_known < 0:
-            return  # a message was lost with a connection: the answer brings what is missing, and all behind it
+            return  # a message was lost with a connection: the answer brings all missing tokens
         stream.waiting += tokens.token_ids[num_known:]
         self._may_be_due(stream)
 
     def committed_rows(self, request: OpenRequest, rows: Rows, payload: Sequence[Frame]) -> None:
-        """As `committed`; to be called first for what comes in one message.
+        """Add rows to a request's stream; to be called before `committed` for rows and tokens of one message.
 
         Raises:
-            RequestAborted: rows before them were lost with a connection, and the engine keeps none that it has sent.
+            RequestAborted: Earlier rows were lost with a connection, and the engine keeps no sent rows.
         """
         stream = request.stream
         if stream is None or rows.key not in stream.rows:
@@ -127,11 +134,12 @@ class TokenStreams:
     def rest(
         self, request: OpenRequest, rows: list[Rows], payload: Sequence[Frame]
     ) -> tuple[list[Rows], Sequence[Frame]]:
-        """Return the rows of an answer with those before them that wait here, each key in one piece, and the frames.
+        """Return the rows of an answer with the waiting rows before them, each key in one piece, and the frames.
+
         The stream is to be closed then.
 
         Raises:
-            RequestAborted: as `committed_rows`.
+            RequestAborted: As `committed_rows`.
         """
         stream = request.stream
         if stream is None or not stream.rows:
@@ -154,7 +162,7 @@ class TokenStreams:
         self._may_be_due(stream)
 
     def flush(self) -> None:
-        """Send what may be sent, in one message per client."""
+        """Send the waiting tokens and rows that fit into the windows, in one message per client."""
         if not self._due:
             return
         by_peer: dict[bytes, list[OpenStream]] = {}
@@ -170,7 +178,7 @@ class TokenStreams:
                     stream.sent()
 
     def due(self) -> set[OpenStream]:
-        """Return the streams of which something may be sent."""
+        """Return the streams with something to send."""
         return set(self._due)
 
     def _may_be_due(self, stream: OpenStream) -> None:
@@ -179,7 +187,7 @@ class TokenStreams:
 
 
 def _put(pieces: RowPieces, rows: Rows, payload: Sequence[Frame]) -> None:
-    """Append rows; raise `RequestAborted` if they do not go on where the pieces end."""
+    """Append rows; raise `RequestAborted` if they do not follow the present ones."""
     try:
         pieces.put(rows, payload)
     except MissingRows as error:

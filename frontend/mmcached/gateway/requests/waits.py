@@ -1,12 +1,12 @@
-"""Lets open requests wait. A request is a verb, a generator: it yields a `Wait` and is resumed when that is over.
+"""Lets open requests wait. A request is a verb: a generator that yields a `Wait` and is resumed when the wait is over.
 
     yield Wait({flight, flight}) ──wake of each──┐
                          └──its deadline─────────┴──> ready, in the order of waking ──> the verb is resumed
 
-A wait may be over before its time: a verb that is resumed looks again at what it has waited for. One that is closed
-while it waits gives back in its `finally` blocks what it has joined, and nothing else knows of it.
+A verb must check again after it was resumed: a wait also ends at its deadline. A verb that is closed while it waits
+gives back in its `finally` blocks everything that it has joined; no other part keeps a reference to it.
 
-Belongs to the loop's thread. Invariant: a request waits for one thing at a time, so it is resumed once for it.
+Belongs to the loop's thread. Invariant: a request has one wait at a time, so it is resumed once for it.
 
 >>> waits: Waits[str] = Waits()
 >>> room, item = object(), object()
@@ -33,11 +33,11 @@ ResultT = TypeVar("ResultT")
 
 @dataclass(slots=True, eq=False)
 class Wait:
-    """What a request waits for.
+    """A set of events that a request waits for, with a deadline.
 
     Attributes:
-        keys: the things that have not happened yet; without any, nothing but `until` wakes it.
-        until: when it is over at the latest, seconds on the frontend's clock.
+        keys: Events that have not happened yet; if empty, only `until` ends the wait.
+        until: Deadline in seconds on the frontend's clock.
     """
 
     keys: set[Hashable] = field(default_factory=set)
@@ -45,11 +45,11 @@ class Wait:
 
 
 Verb = Generator[Wait, Any, ResultT]
-"""What a request does until its end. It is sent what an engine has said, if it has waited for that; else None."""
+"""A generator that serves a request; it is sent the last message of an engine if it has waited for that, else None."""
 
 
 class Waits(Generic[WaiterT]):
-    """All waits of one frontend, and who waits."""
+    """All waits of one frontend, each with its waiting request."""
 
     def __init__(self) -> None:
         self._waiting: dict[Wait, WaiterT] = {}
@@ -63,7 +63,7 @@ class Waits(Generic[WaiterT]):
         return wait in self._waiting
 
     def keys(self) -> KeysView[Hashable]:
-        """All things that are waited for."""
+        """Return all events with a waiting request."""
         return self._by_key.keys()
 
     def add(self, wait: Wait, waiter: WaiterT) -> None:
@@ -72,7 +72,7 @@ class Waits(Generic[WaiterT]):
             self._by_key.setdefault(key, {})[wait] = None
 
     def remove(self, wait: Wait) -> None:
-        """Forget a wait; an unknown one changes nothing."""
+        """Forget a wait; an unknown wait changes nothing."""
         if self._waiting.pop(wait, None) is None:
             return
         self._ready.pop(wait, None)
@@ -83,18 +83,18 @@ class Waits(Generic[WaiterT]):
                 del self._by_key[key]
 
     def wake(self, key: Hashable) -> None:
-        """Note that something has happened; who waits for nothing else is ready, in the order of waiting."""
+        """Record that an event has happened; waits without further events are ready, in the order of waiting."""
         for wait in self._by_key.pop(key, ()):
             wait.keys.discard(key)
             if not wait.keys:
                 self._ready[wait] = None
 
     def expire(self, now: float) -> None:
-        """End the waits whose time is over."""
+        """End the waits whose deadline has passed."""
         self._ready |= dict.fromkeys(wait for wait in self._waiting if wait.until <= now)
 
     def take_ready(self) -> WaiterT | None:
-        """Return and forget the first who need not wait any more; None: all others wait."""
+        """Return and forget the first request whose wait is over; None if there is none."""
         wait = next(iter(self._ready), None)
         if wait is None:
             return None

@@ -26,10 +26,10 @@ import numpy as np
 
 from mmcached.shm.crash_points import crash_point
 from mmcached.shm.ring.chunks import ChunkTable, RingClaim
+from mmcached.shm.ring.current_records import CurrentRecords
 from mmcached.shm.ring.key_index import KeyIndexWriter, index_words
 from mmcached.shm.ring.nursery_table import NurseryTable, Placed, PlacedRecord
 from mmcached.shm.ring.ring_readers import RingReaders
-from mmcached.shm.ring.ring_records import RingRecords
 from mmcached.shm.ring.ring_settings import RingSettings, check_settings
 from mmcached.shm.ring.slot_table import HAS_CRC32, NO_KEY, KeyDigest, SlotRecord, read_slot
 from mmcached.shm.ring.touch_logs import is_of_generation
@@ -96,7 +96,7 @@ class RingWriter(Closeable):
         )
         self.placed = NurseryTable(range(num_slots, layout.num_slots), is_leased=leases.is_pinned)
         self.nurseries = NurseryFiles(segment.announcement)
-        self.records = RingRecords(
+        self.records = CurrentRecords(
             segment,
             self._tables,
             self.board,

@@ -335,4 +335,6 @@ StoreNotice = DropClaim | FetchesEnded | SecondLevelFlushed | AnotherHostFlushed
 Notice = StoreNotice | TokensTaken | Cancel | ClientBye
 """Messages without an answer."""
 StoreMessage = StoreRequest | StoreNotice
+GatewayMessage = Generate | Encode | TokensTaken | Cancel | GetProcessorInfo | Probe
+"""Messages that concern requests for computed results, or the engines."""
 FromClient = ClientHello | Request | Notice

@@ -1,4 +1,4 @@
-"""Asks all engines one question for all clients that wait for it, one round at a time, and answers them together.
+"""Answers a question of many clients with one round of work at a time.
 
     ask ──> waiting ──begin──> asked ──outcome──> answered         the round begins after the client's question
               └──────────────────┴── deadline: a round without waiting clients is dropped
@@ -13,7 +13,6 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from mmcached.gateway.engines.engine_connections import EngineConnection, EngineConnections
 from mmcached.wire.errors import DeadlineExceeded, MmcachedError, ServiceUnavailable, error_to_wire
 from mmcached.wire.messages.client import Failed, ToClient
 
@@ -30,17 +29,14 @@ class Asker(NamedTuple):
     timeout_s: float
 
 
-class EngineRounds(ABC):
+class Rounds(ABC):
     """Rounds of one kind of question; at most `max_per_peer` questions of one connection may wait."""
 
-    def __init__(self, connections: EngineConnections, max_per_peer: int) -> None:
-        self._connections = connections
+    def __init__(self, max_per_peer: int) -> None:
         self._max_per_peer = max_per_peer
         self._waiting: list[Asker] = []
         self._asked: list[Asker] = []  # empty: no round is under way
         self._num_of_peer: Counter[bytes] = Counter()
-        self._token = 0
-        self._missing: dict[int, EngineConnection] = {}
 
     def ask(self, peer: bytes, request_id: int, timeout_s: float, now: float) -> None:
         """Add a question to the next round; raise `ServiceUnavailable` if too many of its connection wait."""
@@ -64,46 +60,37 @@ class EngineRounds(ABC):
                 finished += self._answers([asker], DeadlineExceeded(self._waits_for(), asker.timeout_s))
         self._asked = [asker for asker in self._asked if asker.deadline > now]
         self._waiting = [asker for asker in self._waiting if asker.deadline > now]
-        if not self._asked:  # nobody waits for the round: who came later must not wait for its engines
-            self._missing.clear()
+        if not self._asked:  # later questions must not wait for a round without a client
             self._end()
             if self._waiting and self._may_begin(now):
                 finished += self._begin_round(now)
-                if not self._missing:  # no engine was asked
-                    finished += self._settle()
         return finished
 
     def _settle(self) -> list[tuple[bytes, ToClient]]:
         """Return the answers of the current round, if it has an outcome."""
-        if not self._asked or (outcome := self._outcome(list(self._missing.values()))) is None:
+        if not self._asked or (outcome := self._outcome()) is None:
             return []
         asked, self._asked = self._asked, []
         return self._answers(asked, outcome)
 
     def _begin_round(self, now: float) -> list[tuple[bytes, ToClient]]:
-        """Begin a round for all waiting questions; return their error answers if that fails."""
-        self._token += 1
+        """Begin a round for all waiting questions; return the answers if it has ended, or could not begin."""
         try:
-            connections = self._begin(self._token, now)
+            self._begin(now)
         except MmcachedError as error:
             self._end()
             waiting, self._waiting = self._waiting, []
             return self._answers(waiting, error)
-        self._missing = {connection.incarnation: connection for connection in connections}
         self._asked, self._waiting = self._waiting, []
-        return []
+        return self._settle()
 
     @abstractmethod
-    def _begin(self, token: int, now: float) -> Sequence[EngineConnection]:
-        """Send the question, and return the engines that got it; raise `MmcachedError` if it cannot be asked now."""
+    def _begin(self, now: float) -> None:
+        """Ask the question; raise `MmcachedError` if it cannot be asked now."""
 
     @abstractmethod
-    def _outcome(self, missing: Sequence[EngineConnection]) -> AnswerTo | MmcachedError | None:
-        """Return the answer for all clients of the round; None: not known yet.
-
-        Args:
-            missing: Engines that have not answered, alive or lost.
-        """
+    def _outcome(self) -> AnswerTo | MmcachedError | None:
+        """Return the answer for all clients of the round; None: not known yet."""
 
     @abstractmethod
     def _waits_for(self) -> str:
@@ -114,13 +101,6 @@ class EngineRounds(ABC):
 
     def _end(self) -> None:  # noqa: B027 (a round may hold nothing)
         """Release the resources of the round."""
-
-    def _has_answered(self, connection: EngineConnection, token: int) -> bool:
-        """Record an engine's answer; return False for a late or repeated one."""
-        return token == self._token and self._missing.pop(connection.incarnation, None) is not None
-
-    def _is_gone(self, connection: EngineConnection) -> bool:
-        return self._connections.get(connection.incarnation) is None
 
     def _answers(self, askers: Sequence[Asker], outcome: AnswerTo | MmcachedError) -> list[tuple[bytes, ToClient]]:
         answers: list[tuple[bytes, ToClient]] = []

@@ -8,7 +8,7 @@ from mmcached.wire.errors import RemoteProtocolError
 from mmcached.wire.messages.frontend_from_engines import CacheChanged
 
 
-class HeldContent:
+class EngineContent:
     """Digests of KV blocks, and of items with an encoder output; at most as many as the engine can hold."""
 
     def __init__(self, max_blocks: int, max_items: int) -> None:

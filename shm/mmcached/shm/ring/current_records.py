@@ -49,7 +49,7 @@ SWEPT_SLOTS = 4096
 """Slots that are checked for expired chunks at a time: 30 µs."""
 
 
-class RingRecords:
+class CurrentRecords:
     """All records of one ring; `close` drops the references to its memory.
 
     Args:
