@@ -396,10 +396,10 @@ def test_a_flood_gets_its_share_of_a_turn_and_hides_no_deadline(
         bench.send(to_engine.FlushEngine(token))
     num_served = [0]  # in each turn
 
-    def counted(scheduler: Scheduler) -> None:
+    def counted(caches: Caches) -> None:
         num_served[-1] += 1
 
-    monkeypatch.setattr(Scheduler, "new_epoch", counted)
+    monkeypatch.setattr(Caches, "new_epoch", counted)
     give_up = time.monotonic() + DEADLINE_S
     while sum(num_served) < 3 * share:
         assert time.monotonic() < give_up
@@ -452,7 +452,7 @@ def test_an_error_in_a_plan_fails_the_request_that_it_is_about(bench: Bench, mon
 
 def test_a_question_that_fails_is_nobody_elses_end(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(Scheduler, "new_epoch", lambda scheduler: 1 / 0)
+        patch.setattr(Caches, "new_epoch", lambda caches: 1 / 0)
         bench.send(to_engine.FlushEngine(1))
         bench.pump(lambda: bench.engine.stats().faults == 1)
     bench.send(to_engine.FlushEngine(2))
