@@ -11,6 +11,7 @@ import pytest
 
 from mmcached.cache.hashing.block_hash import BlockHasher
 from mmcached.engine import Request, Scheduler
+from mmcached.engine.scheduling.caches import Caches
 from mmcached.engine.server.item_frames import ItemFrames
 from mmcached.engine.server.probes import MAX_OPEN
 from mmcached.engine.server.server import POLL_INTERVAL_S
