@@ -24,14 +24,12 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-import zmq
-
 from mmcached.shm.files.lock_file import LockFile
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.messages import frontend as said
 from mmcached.wire.messages.client import ToClient
 from mmcached.wire.paths import RunDir
-from mmcached.wire.sockets.channels import DealerChannel
+from mmcached.wire.sockets.dialer import Dialer
 from mmcached.wire.sockets.frames import encode_frames
 from mmcached.wire.sockets.zmtp import GREETING, LONG, pack
 from scripts.bench import harness
@@ -194,12 +192,12 @@ def peak_memory(pid: int) -> Iterator[list[int]]:
         watch.join()
 
 
-def measure(channel: DealerChannel[ToClient], num_rounds: int) -> list[float]:
+def measure(dialer: Dialer[ToClient], num_rounds: int) -> list[float]:
     """Return the microseconds of each honest call, sorted."""
 
     def ask() -> None:
-        channel.send(said.HaveRecords(1, []))
-        channel.receive(60.0)
+        dialer.send(said.HaveRecords(1, []))
+        dialer.receive(60.0)
 
     taken: list[float] = []
     end = time.monotonic() + num_rounds * ROUND_S
@@ -210,7 +208,7 @@ def measure(channel: DealerChannel[ToClient], num_rounds: int) -> list[float]:
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """The frontend, the honest client's channel, and the median of its call while nobody else speaks.
+    """The frontend, the honest client's connection, and the median of its call while nobody else speaks.
 
     Attributes:
         role: the frontend's pid.
@@ -218,7 +216,7 @@ class Scene:
 
     directory: RunDir
     role: int
-    channel: DealerChannel[ToClient]
+    dialer: Dialer[ToClient]
     quiet_us: float
 
     def beside(self, kind: str, num_rounds: int) -> list[Row]:
@@ -228,7 +226,7 @@ class Scene:
         with peak_memory(self.role) as peak, subprocess.Popen(command, start_new_session=True) as attacker:
             time.sleep(SETTLE_S)
             busy_s, begin = cpu_s(self.role), time.monotonic()
-            taken = measure(self.channel, num_rounds)
+            taken = measure(self.dialer, num_rounds)
             busy = (cpu_s(self.role) - busy_s) / (time.monotonic() - begin)
             os.killpg(attacker.pid, signal.SIGKILL)
         p50, p99 = statistics.median(taken), taken[int(len(taken) * 0.99)]
@@ -250,10 +248,9 @@ class Scene:
 def open_sections(undo: contextlib.ExitStack) -> Mapping[str, Section]:
     run_dir = Path(undo.enter_context(tempfile.TemporaryDirectory(prefix="mmc-")))
     directory, role = undo.enter_context(frontend(run_dir))
-    context = undo.enter_context(zmq.Context())
-    channel = undo.enter_context(DealerChannel[ToClient](context, directory.client_address, ToClient))
-    measure(channel, ROUNDS)  # it starts
-    scene = Scene(directory, role, channel, statistics.median(measure(channel, ROUNDS)))
+    dialer = undo.enter_context(Dialer[ToClient](directory.client_address, ToClient))
+    measure(dialer, ROUNDS)  # it starts
+    scene = Scene(directory, role, dialer, statistics.median(measure(dialer, ROUNDS)))
     return {kind: partial(scene.beside, kind) for kind in KINDS}
 
 

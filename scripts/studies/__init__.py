@@ -5,6 +5,7 @@ eviction         what the store keeps, refuses and spends on a place, beside oth
 replay           the hit rate of a recorded service by pool size: `python -m scripts.studies.replay TRACE`
 fleet            the same for several engines, by routing policy: `python -m scripts.studies.fleet TRACE`
 simulate_fleet   what a second level is worth to a fleet: docs/fleet.md
+libzmq           what a ROUTER of libzmq would keep of the promises of SECURITY.md, beside our listener: decision 025
 sizing           how large a service has to be: docs/sizing.md
 gpu              from shared memory to a CUDA device: decision 062. All of it with the tests, in one call: `gpu_all`
 """

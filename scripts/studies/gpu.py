@@ -27,7 +27,7 @@ from mmcached.cli.serve.child_service import ChildService
 from mmcached.client import Client
 from mmcached.client.device import DeviceLoader
 from mmcached.client.device.runtime import PageRefused
-from mmcached.client.device.streams import CudaCopies, Done
+from mmcached.client.device.streams import CudaCopies, RunningCopy
 from mmcached.shm import ObjectStoreReader, ObjectStoreWriter, ReaderEntry, RingReader, RingWriter
 from mmcached.shm.segment.mapped import SHM_DIR
 from mmcached.shm.segment.pages import Pages
@@ -55,7 +55,7 @@ NUM_GENERATIONS = 8
 CONTEXT = 256
 """Tokens of each request, of a step whose time is measured alone."""
 
-Copier = Callable[..., Done]
+Copier = Callable[..., RunningCopy]
 
 
 @contextlib.contextmanager
@@ -105,7 +105,7 @@ def copies(num_rounds: int) -> Iterator[Row]:
     with ring_with(records, GIB) as (ring, pages, views):
         targets = {name: torch.empty(nbytes, dtype=torch.uint8, device=device) for name, nbytes in SIZES.items()}
         own = {name: tensor.pin_memory() for name, tensor in records.items()}
-        ways: dict[str, Callable[[str], Done]] = {
+        ways: dict[str, Callable[[str], RunningCopy]] = {
             "pageable": lambda name: direct.copy(targets[name], views[name]),
             "by way of pinned memory": lambda name: _begun(ours, views[name], is_pinned=False),
             PINNED: lambda name: direct.copy(targets[name], own[name]),

@@ -17,7 +17,7 @@ import numpy as np
 import zmq
 
 from mmcached.cache.store_keys import about_record, store_key
-from mmcached.client.store.nursery import Nursery
+from mmcached.client.store.nursery import ClientNursery
 from mmcached.shm.store import codec
 from mmcached.shm.store.record_note import pack_note
 from mmcached.wire.errors import MmcachedError
@@ -57,7 +57,7 @@ class Layer:
         self._random = random.Random(role.seed)
         self._decoder = msgspec.msgpack.Decoder(Ring | Opened | Laid)
         self._ring: RingAnnouncement | None = None
-        self._nursery: Nursery | None = None
+        self._nursery: ClientNursery | None = None
         self._epoch = self._number = 0
         self._open: dict[int, Lay] = {}
         self._former: Lay | None = None
@@ -99,7 +99,7 @@ class Layer:
                     return
                 self._lose()
                 if grants is not None and self._ring is not None:
-                    self._nursery = Nursery(grants, has_checksums=False)
+                    self._nursery = ClientNursery(grants, has_checksums=False)
                     with suppress(MmcachedError):  # it is drained already: the next silence brings another
                         self._nursery.map(self._ring)
             case Laid(number, epoch, grants, is_stale):

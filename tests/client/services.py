@@ -5,6 +5,7 @@ Both speak through the frontend's own socket.
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -14,6 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import pytest
 from msgspec.structs import replace
 
 from mmcached.frontend.connections.listening import listen_for_clients, message_limits
@@ -34,6 +36,7 @@ from mmcached.wire.messages.frontend import (
 from mmcached.wire.messages.parts import EncoderOutput, SavedRows, StreamedTokens, Tensor
 from mmcached.wire.paths import RunDir
 from mmcached.wire.process.turns import Guard, TurnShare
+from mmcached.wire.sockets.sending import Piece
 from mmcached.wire.vocabulary import Modality
 
 POLL_S = 0.002
@@ -67,6 +70,17 @@ def tokens(request_id: int, first: int, *token_ids: int) -> Tokens:
 def hesitate(message: FromClient) -> list[ToClient]:
     """Say two tokens of a stream, and then nothing."""
     return [tokens(message.request_id, 0, 1, 2)] if isinstance(message, Generate) and message.stream_window else []
+
+
+def send_half_of_the_next_message(monkeypatch: pytest.MonkeyPatch, error: type[BaseException]) -> None:
+    """Have the next message of a client end in its middle with an exception."""
+
+    def send_half(to: socket.socket, pieces: list[Piece]) -> list[Piece]:
+        monkeypatch.undo()
+        to.send(memoryview(pieces[0])[:1])
+        raise error
+
+    monkeypatch.setattr("mmcached.wire.sockets.dialer.send_now", send_half)
 
 
 class ServiceThread:

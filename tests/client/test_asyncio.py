@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from mmcached.client import AsyncClient, Generation
-from mmcached.wire.errors import ClientClosed, LocalProtocolError
+from mmcached.wire.errors import ClientClosed, LocalProtocolError, PeerGone
 from mmcached.wire.messages.frontend import (
     Cancel,
     ClaimRecord,
@@ -21,7 +21,7 @@ from mmcached.wire.messages.frontend import (
     RegisterReader,
 )
 from tests.client.records import is_equal, numbers
-from tests.client.services import StoreService, fake_service, hesitate, silent
+from tests.client.services import StoreService, fake_service, hesitate, send_half_of_the_next_message, silent
 from tests.integration.processes import eventually
 
 
@@ -57,6 +57,25 @@ def test_many_calls_at_once_each_get_their_own_answer(service: StoreService, run
     run(ask())
     assert service.count(RegisterReader) == 1
     eventually(lambda: service.leases, lambda count: count == 0, "leases")
+
+
+def test_half_a_message_ends_the_other_calls_and_the_client_goes_on(
+    service: StoreService, run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def ask() -> None:
+        async with AsyncClient(run_dir, fail_open=False) as client:
+            other = asyncio.create_task(client.generate([1]))
+            await until(lambda: service.num_held == 1)
+            send_half_of_the_next_message(monkeypatch, MemoryError)
+            with pytest.raises(MemoryError):
+                await client.put("k", numbers(1))
+            with pytest.raises(PeerGone):
+                await other
+            assert (await client.put("k", numbers(1))).outcome == "kept"
+
+    service.hold = (Generate,)
+    run(ask())
+    assert len(service.peers) == 1, "it has another client id"
 
 
 def test_equal_keys_of_one_client_are_computed_once_by_a_coroutine(service: StoreService, run_dir: Path) -> None:

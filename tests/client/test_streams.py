@@ -11,7 +11,7 @@ import pytest
 
 from mmcached.client import Client, Generation
 from mmcached.client.calls import STREAM_WINDOW
-from mmcached.client.links.link import Waiter
+from mmcached.client.links.link import WaitingCall
 from mmcached.client.results import Piece
 from mmcached.wire.errors import (
     ClientClosed,
@@ -27,7 +27,7 @@ from mmcached.wire.messages.frontend import Cancel, FromClient, Generate, Tokens
 from mmcached.wire.messages.parts import StreamedTokens
 from tests.client.blocking import Make
 from tests.client.fork_child import in_child
-from tests.client.services import fake_service, hesitate, tokens
+from tests.client.services import fake_service, hesitate, send_half_of_the_next_message, tokens
 from tests.integration.processes import eventually
 
 
@@ -49,7 +49,7 @@ def spell(message: FromClient) -> list[ToClient]:
 
 def num_waiters() -> int:
     """Count the calls and streams that are open in this process, or were and are not collected yet."""
-    return sum(issubclass(type(each), Waiter) for each in gc.get_objects())
+    return sum(issubclass(type(each), WaitingCall) for each in gc.get_objects())
 
 
 def asked_of(received: list[FromClient]) -> Generate:
@@ -68,6 +68,21 @@ def test_tokens_come_once_in_order_and_then_the_generation(run_dir: Path, make: 
         assert client.generate("plain", priority=-7).text == "plain"
         assert (received[-1].stream_window, received[-1].priority) == (0, -7)  # type: ignore[union-attr]
         assert num_waiters() <= before
+
+
+def test_a_stream_whose_connection_was_lost_is_cancelled_over_the_next(
+    run_dir: Path, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with fake_service(run_dir, hesitate) as received, make(run_dir) as client:
+        pieces = client.generate_stream([1])
+        assert next(pieces) == [1, 2]
+        send_half_of_the_next_message(monkeypatch, MemoryError)
+        with pytest.raises(MemoryError):
+            client.generate([2])
+        with pytest.raises(PeerGone):
+            next(pieces)
+        cancel = Cancel(asked_of(received).client_id, asked_of(received).request_id)
+        eventually(lambda: received, lambda messages: cancel in messages, "the cancel")
 
 
 def test_errors_are_those_of_generate(run_dir: Path, make: Make) -> None:

@@ -26,7 +26,7 @@ from mmcached.wire.errors import (
 from mmcached.wire.messages.client import ToClient
 from mmcached.wire.messages.frontend import Cancel, DropClaim, FromClient, Generate
 from tests.client.records import is_equal, numbers
-from tests.client.services import StoreService, fake_service, silent
+from tests.client.services import StoreService, fake_service, send_half_of_the_next_message, silent
 from tests.frontend.integrity import check_store
 from tests.integration.processes import eventually
 
@@ -218,6 +218,22 @@ def test_interrupted_at_any_moment_the_client_goes_on(service: StoreService, cli
     hit = client.get("k", tensors="numpy")
     assert hit is not None
     assert is_equal(hit.record, numbers(1))
+
+
+def test_half_a_message_ends_the_calls_of_other_threads_and_the_client_goes_on(
+    service: StoreService, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service.hold = (Generate,)
+    with ThreadPoolExecutor(1) as pool:
+        other = pool.submit(client.generate, [1])
+        eventually(lambda: service.num_held, lambda count: count == 1, "the other call")
+        send_half_of_the_next_message(monkeypatch, Interrupt)
+        with pytest.raises(Interrupt):
+            client.put("k", numbers(1))
+        with pytest.raises(PeerGone):
+            other.result(60)
+    assert client.put("k", numbers(1)).outcome == "kept"
+    assert len(service.peers) == 1, "it has another client id"
 
 
 @pytest.mark.usefixtures("interrupts")

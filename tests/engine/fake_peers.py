@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 from unittest import mock
 
-import zmq
-
 from mmcached.engine.server.server import EngineServer
 from mmcached.wire.closeable import Closeable
 from mmcached.wire.config import ServiceConfig
@@ -22,8 +20,9 @@ from mmcached.wire.messages import worker as to_worker
 from mmcached.wire.messages.frontend_from_engines import RequestGenerated
 from mmcached.wire.messages.parts import Feature, StoredItem
 from mmcached.wire.paths import RunDir
-from mmcached.wire.sockets.channels import DealerChannel, RouterChannel
 from mmcached.wire.sockets.frames import Frame
+from tests.doubles.dealer import Dealer
+from tests.doubles.router import Router
 
 if TYPE_CHECKING:
     from mmcached.wire.tracing import StartSpan
@@ -35,14 +34,10 @@ DEADLINE_S = 30.0
 class FakeWorker:
     """One rank, over a real socket."""
 
-    def __init__(
-        self, context: zmq.Context[zmq.Socket[bytes]], address: str, rank: int, digest: str, *, life: int = 1
-    ) -> None:
+    def __init__(self, address: str, rank: int, digest: str, *, life: int = 1) -> None:
         self.epoch = 100 * life + rank
         self.rank = rank
-        self.channel: DealerChannel[to_worker.FromEngineToWorker] = DealerChannel(
-            context, address, to_worker.FromEngineToWorker
-        )
+        self.channel: Dealer[to_worker.FromEngineToWorker] = Dealer(address, to_worker.FromEngineToWorker)
         self.channel.send(to_engine.WorkerHello(rank, self.epoch, digest, "cpu"))
 
     def output(self, plan: to_worker.StepPlan, *, token: int = 65, digest: bytes = b"d") -> to_engine.StepOutput:
@@ -115,10 +110,7 @@ class Bench(Closeable):
         directory = RunDir(run_dir)
         directory.create()
         self.config = config
-        self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self.frontend: RouterChannel[from_engine.FromEngine] = RouterChannel(
-            self.context, directory.engine_address, from_engine.FromEngine
-        )
+        self.frontend: Router[from_engine.FromEngine] = Router(directory.engine_address, from_engine.FromEngine)
         self.store = FakeStore()
         with mock.patch("mmcached.engine.server.server.contact", return_value=self.store):
             self.engine = EngineServer(directory, config, 0, clock=clock, start_span=start_span)
@@ -133,9 +125,9 @@ class Bench(Closeable):
         give_up = time.monotonic() + DEADLINE_S
         while time.monotonic() < give_up:
             self.engine.poll(0.001)
-            while (raw := self.frontend.receive_raw()) is not None:
-                self.peer, frames = raw
-                self.received.append(self.frontend.decode(frames))
+            while (received := self.frontend.try_receive()) is not None:
+                self.peer, message, payload = received
+                self.received.append((message, payload))
             if wanted():
                 return
         raise AssertionError(f"never so; received {[type(message).__name__ for message, _ in self.received]}")
@@ -176,7 +168,7 @@ class Bench(Closeable):
         self.send(to_engine.Greeted(session))
 
     def add_worker(self, rank: int) -> FakeWorker:
-        self.workers.append(FakeWorker(self.context, self.address, rank, self.config.digest()))
+        self.workers.append(FakeWorker(self.address, rank, self.config.digest()))
         return self.workers[-1]
 
     def from_engine(self, worker: FakeWorker, kind: type[MessageT]) -> MessageT:
@@ -187,16 +179,19 @@ class Bench(Closeable):
         return message
 
     def attach(self, worker: FakeWorker) -> to_worker.Attach:
-        """Let a worker answer the `Attach` that it is sent."""
+        """Let a worker answer the `Attach` that it is sent, until the engine knows."""
         attach = self.from_engine(worker, to_worker.Attach)
         worker.attached(attach)
+        self.pump(
+            lambda: any(link.is_attached for link in self.engine._group.in_rank_order() if link.rank == worker.rank)
+        )
         return attach
 
     def replace(self, rank: int) -> FakeWorker:
         """Let a rank be killed, and another process take its place."""
         self.workers[rank].channel.close()
         life = self.workers[rank].epoch // 100 + 1
-        self.workers[rank] = FakeWorker(self.context, self.address, rank, self.config.digest(), life=life)
+        self.workers[rank] = FakeWorker(self.address, rank, self.config.digest(), life=life)
         return self.workers[rank]
 
     # ---- steps
@@ -263,4 +258,3 @@ class Bench(Closeable):
         for worker in self.workers:
             worker.channel.close()
         self.frontend.close()
-        self.context.term()

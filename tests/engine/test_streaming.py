@@ -17,7 +17,7 @@ from mmcached.wire.messages import frontend_from_engines as from_engine
 from mmcached.wire.messages import worker as to_worker
 from mmcached.wire.messages.frontend_from_engines import RequestGenerated, TokensCommitted
 from mmcached.wire.messages.parts import RequestRows, Rows, RowsWanted, StreamedTokens, Tensor
-from mmcached.wire.sockets.channels import DealerChannel
+from mmcached.wire.sockets.dialer import Dialer
 from tests.clock import Clock
 from tests.engine.fake_peers import Bench
 from tests.engine.integrity import check_scheduler
@@ -83,16 +83,16 @@ def tokens_of(bench: Bench) -> list[StreamedTokens]:
 
 def refuse(monkeypatch: pytest.MonkeyPatch, num_messages: int) -> None:
     """Have the frontend's queue be full for the first messages of streams."""
-    send, num_refused = DealerChannel.send, 0
+    send, num_refused = Dialer.send, 0
 
-    def send_later(channel: DealerChannel[Any], message: object, payload: Any = ()) -> None:
+    def send_later(channel: Dialer[Any], message: object, payload: Any = ()) -> None:
         nonlocal num_refused
         if isinstance(message, TokensCommitted) and num_refused < num_messages:
             num_refused += 1
             raise ChannelFull("the frontend does not read")
         send(channel, message, payload)
 
-    monkeypatch.setattr(DealerChannel, "send", send_later)
+    monkeypatch.setattr(Dialer, "send", send_later)
 
 
 def test_a_generation_that_is_not_streamed_costs_no_message(bench: Bench) -> None:

@@ -10,15 +10,13 @@ import signal
 import sys
 from pathlib import Path
 
-import zmq
-
 from mmcached.shm import ReaderEntry, RingReader
 from mmcached.shm.files.lock_file import LockFile
 from mmcached.wire.handle import Handle
 from mmcached.wire.messages.client import Claimed, ReaderRegistered, Records, ToClient, Welcome
 from mmcached.wire.messages.frontend import ClaimRecord, ClientHello, GetRecords, RegisterReader
 from mmcached.wire.paths import RunDir
-from mmcached.wire.sockets.channels import DealerChannel
+from mmcached.wire.sockets.dialer import Dialer
 from tests.shm.rings import Taking
 
 DEADLINE_S = 60.0
@@ -28,8 +26,7 @@ def main() -> None:
     directory = RunDir(Path(sys.argv[1]))
     client_id = secrets.token_hex(16)
     presence = LockFile(directory.client_lock(client_id))
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    channel: DealerChannel[ToClient] = DealerChannel(context, directory.client_address, ToClient)
+    channel: Dialer[ToClient] = Dialer(directory.client_address, ToClient)
     channel.send(ClientHello(client_id))
     welcome, _ = channel.receive(DEADLINE_S)
     assert isinstance(welcome, Welcome)

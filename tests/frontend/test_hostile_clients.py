@@ -253,7 +253,7 @@ def test_a_client_whose_lock_was_removed_is_told_and_has_to_connect_anew(bench: 
     assert (failed.request_id, failed.error.code) == (1, "request_aborted")
     assert failed.error.retryable
     assert bench.from_frontend(engine, to_engine.AbortRequest).request_id == add.request_id
-    bench.pump(lambda: bool(bench.client.take_disconnects()))
+    bench.pump(bench.client.was_disconnected)
 
 
 def test_what_is_no_lock_among_the_locks_hides_no_death(bench: Bench) -> None:

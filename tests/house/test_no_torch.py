@@ -69,6 +69,12 @@ def test_the_supervisor_draws_nothing() -> None:
     assert imported_by("-c", f"{as_serve_does}; sys.exit('rich.console' in sys.modules)")
 
 
+def test_only_kv_events_need_libzmq() -> None:
+    roles = "mmcached.frontend.server, mmcached.engine.server.server, mmcached.cli.serve.supervisor"
+    assert "zmq" not in imported_by("-c", f"import {roles}")
+    assert "zmq" in imported_by("-c", "import mmcached.engine.server.kv_event_publisher")
+
+
 def test_help_leaves_torch_out() -> None:
     imported = imported_by("-m", "mmcached", "--help")
     assert "mmcached" in imported

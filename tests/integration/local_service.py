@@ -15,7 +15,6 @@ from types import TracebackType
 from typing import Self
 
 import torch
-import zmq
 
 from mmcached.cli.serve.first_request import first_request
 from mmcached.client import Client
@@ -99,8 +98,8 @@ class LocalService:
             runner._items._outputs = None
         hello = WorkerHello(rank, secrets.randbits(63), self.config.digest(), "cpu")
         page = StatsPublisher(directory.stats_page, RoleName("worker", index, rank))
-        with page, runner, zmq.Context() as context:
-            server = WorkerServer(runner, hello, context, directory.worker_address(index), page)
+        with page, runner:
+            server = WorkerServer(runner, hello, directory.worker_address(index), page)
             try:
                 server.run(self._stop.is_set, rest_s=0.1)
             finally:

@@ -27,9 +27,9 @@ from mmcached.wire.errors import (
 from mmcached.wire.messages.client import Failed, ToClient
 from mmcached.wire.messages.frontend import Generate
 from mmcached.wire.paths import RunDir
-from mmcached.wire.sockets.channels import DealerChannel
 from mmcached.wire.sockets.frames import decode_frames, encode_frames, make_decoder
 from mmcached.wire.version import PROTOCOL_VERSION
+from tests.doubles.dealer import Dealer
 from tests.integration.processes import DEADLINE_S
 
 
@@ -121,13 +121,9 @@ def test_bad_request_names_field_value_and_limit(
 
 def raw_answer(run_dir: Path, frames: list[bytes]) -> MmcachedError:
     """Send frames as they are and return the error that comes back."""
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    try:
-        with DealerChannel[ToClient](context, RunDir(run_dir).client_address, ToClient) as channel:
-            channel.socket.send_multipart(frames)
-            message, _ = channel.receive(DEADLINE_S)
-    finally:
-        context.term()
+    with Dealer[ToClient](RunDir(run_dir).client_address, ToClient) as dealer:
+        dealer.socket.send_multipart(frames)
+        message, _ = dealer.receive(DEADLINE_S)
     assert isinstance(message, Failed)
     return error_from_wire(message.error)
 

@@ -11,7 +11,7 @@ import pytest
 from mmcached.wire import paths
 from mmcached.wire.errors import ConfigError, ServiceUnavailable
 from mmcached.wire.paths import MAX_SOCKET_PATH_BYTES, RunDir, default_run_dir
-from mmcached.wire.sockets.unix_sockets import Listener, NamedListener
+from mmcached.wire.sockets.unix_sockets import ListeningProcess, NamedSocket
 
 
 def test_default_is_a_place_of_this_user_s_own(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,10 +120,10 @@ def test_a_socket_of_somebody_else_is_refused(run_dir: Path, monkeypatch: pytest
     """He made it while the directory was still open to him."""
     directory = RunDir(run_dir)
     assert not directory.is_served()
-    listener = NamedListener(run_dir / "client.sock", 1)
+    listener = NamedSocket(run_dir / "client.sock", 1)
     with listener.socket:
         assert directory.is_served()
-        monkeypatch.setattr(paths, "listener_at", lambda path: Listener(1, os.geteuid() + 1))
+        monkeypatch.setattr(paths, "listener_at", lambda path: ListeningProcess(1, os.geteuid() + 1))
         with pytest.raises(ConfigError, match=r"client\.sock must be of uid"):
             directory.is_served()
 

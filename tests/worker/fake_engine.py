@@ -5,13 +5,11 @@ from __future__ import annotations
 import time
 from typing import TypeVar
 
-import zmq
-
 from mmcached.wire.closeable import Closeable
 from mmcached.wire.messages.engine import FromWorker, WorkerAttached, WorkerHello
 from mmcached.wire.messages.worker import Attach
-from mmcached.wire.sockets.channels import RouterChannel
 from mmcached.wire.sockets.frames import Frame
+from tests.doubles.router import Router
 
 DEADLINE_S = 60.0
 MessageT = TypeVar("MessageT")
@@ -24,8 +22,7 @@ class FakeEngine(Closeable):
         self.incarnation = incarnation
         self.peer = b""
         self.hello: WorkerHello | None = None
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._channel: RouterChannel[FromWorker] = RouterChannel(self._context, address, FromWorker)
+        self._router: Router[FromWorker] = Router(address, FromWorker)
 
     @property
     def epoch(self) -> int:
@@ -35,20 +32,19 @@ class FakeEngine(Closeable):
         return self.hello.worker_epoch
 
     def send(self, message: object, payload: list[Frame] | None = None) -> None:
-        self._channel.send(self.peer, message, payload or [])
+        self._router.send(self.peer, message, payload or [])
 
     def send_frames(self, *frames: bytes) -> None:
         """Send what is no message."""
-        self._channel.socket.send_multipart([self.peer, *frames], zmq.NOBLOCK)
+        self._router.send_frames(self.peer, *frames)
 
     def receive(self, kind: type[MessageT]) -> tuple[MessageT, list[Frame]]:
         """Return the next message of a kind; hellos that come before it are remembered, anything else is a failure."""
         deadline = time.monotonic() + DEADLINE_S
-        while self._channel.wait(deadline - time.monotonic()):
-            raw = self._channel.receive_raw()
-            assert raw is not None
-            peer, frames = raw
-            message, payload = self._channel.decode(frames)
+        while self._router.wait(deadline - time.monotonic()):
+            received = self._router.try_receive()
+            assert received is not None
+            peer, message, payload = received
             if isinstance(message, WorkerHello):
                 self.peer, self.hello = peer, message
             if isinstance(message, kind):
@@ -64,5 +60,4 @@ class FakeEngine(Closeable):
         return self.receive(WorkerAttached)[0]
 
     def close(self) -> None:
-        self._channel.close()
-        self._context.term()
+        self._router.close()

@@ -17,7 +17,6 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-import zmq
 
 from mmcached.shm.stats.page import StatsPage, StatsPageReader
 from mmcached.shm.stats.publisher import StatsPublisher
@@ -31,7 +30,7 @@ from mmcached.wire.messages.worker import Attach, ClearCaches, EncodeItem, Shutd
 from mmcached.wire.model_config import ModelConfig
 from mmcached.wire.paths import RunDir
 from mmcached.wire.process.turns import REST_S
-from mmcached.wire.sockets.channels import DealerChannel
+from mmcached.wire.sockets.dialer import Dialer
 from mmcached.wire.stats import RoleName
 from mmcached.worker.devices import choose_device
 from mmcached.worker.server import ENGINE_GONE, HELLO_S, WorkerServer, main
@@ -91,8 +90,8 @@ class Served:
         runner = ModelRunner(CONFIG, rank=0, device=torch.device("cpu"))
         hello = WorkerHello(0, 99, CONFIG.digest(), "cpu")
         page = StatsPublisher(self._stats_page, RoleName("worker"))
-        with page, zmq.Context() as context:
-            server = WorkerServer(runner, hello, context, self._address, page)
+        with page:
+            server = WorkerServer(runner, hello, self._address, page)
             try:
                 self._status = server.run(self._stop.is_set, rest_s=self._rest_s)
                 self.num_dropped = server.num_dropped
@@ -240,8 +239,8 @@ def test_a_rest_lasts_until_something_is_due_or_the_process_is_to_stop(
     clock = Clock()
     hello = WorkerHello(0, 99, CONFIG.digest(), "cpu")
     runner = ModelRunner(CONFIG, rank=0, device=torch.device("cpu"))
-    with StatsPublisher(RunDir(run_dir).stats_page, RoleName("worker")) as page, zmq.Context() as context:
-        server = WorkerServer(runner, hello, context, RunDir(run_dir).worker_address(0), page, clock=clock)
+    with StatsPublisher(RunDir(run_dir).stats_page, RoleName("worker")) as page:
+        server = WorkerServer(runner, hello, RunDir(run_dir).worker_address(0), page, clock=clock)
 
         def turns_of_a_minute() -> int:
             sleeper, end = Sleeper(clock), clock.now + 60
@@ -287,7 +286,7 @@ def test_an_engine_that_reads_nothing_ends_the_worker(
     def refuse(self: object, message: object, payload: object = ()) -> None:
         raise ChannelFull("the peer does not read")
 
-    monkeypatch.setattr(DealerChannel, "send", refuse)
+    monkeypatch.setattr(Dialer, "send", refuse)
     engine.send(step(1, engine))
     assert worker.exit_status() == ENGINE_GONE
 

@@ -13,7 +13,6 @@ from mmcached.client.base import BaseClient
 from mmcached.client.cached_functions import key_function
 from mmcached.client.calls import Calls
 from mmcached.client.links.loop_link import LoopLink
-from mmcached.client.links.shared_socket import CLOSED
 from mmcached.client.namespaces import BaseNamespace, prefixed, prefixed_many
 from mmcached.client.piece_stream import PieceStream
 from mmcached.client.results import Piece
@@ -21,7 +20,7 @@ from mmcached.client.store.hits import reading_of
 from mmcached.client.store.verbs import ValueT
 from mmcached.client.verb import Call, drive_async, driver_of
 from mmcached.shm.store.codec import DEFAULT_LIBRARY, Library
-from mmcached.wire.errors import ClientClosed, LocalProtocolError, MmcachedError, ServiceUnavailable
+from mmcached.wire.errors import ClientClosed, LocalProtocolError, ServiceUnavailable
 from mmcached.wire.messages.client import Welcome
 
 P = ParamSpec("P")
@@ -147,7 +146,7 @@ class AsyncClient(BaseClient):
         Open and later calls end with `ClientClosed`.
         """
         self._is_closed = True
-        self._let_go(self._calls)
+        self._calls.contact.close()
 
     async def __aenter__(self) -> Self:
         self._is_closed = False
@@ -171,9 +170,6 @@ class AsyncClient(BaseClient):
 
     def _begin(self) -> None:
         self._is_closed = True  # until it is entered
-
-    def _let_go(self, calls: Calls, why: MmcachedError = CLOSED) -> None:
-        calls.contact.close(why)
 
     def _current(self) -> Calls:
         if self._is_closed:

@@ -1,16 +1,15 @@
 """Common base of both clients: settings, counters, and the calls of the current client id.
 
-    client ──> calls of one id ──forked, or a broken connection──> calls of the next id …
+    client ──> calls of one id ──forked──> in the child: calls of the next id …
 
 A call keeps the client id that it began with, so its claims and leases are never sent under another id; in a forked
-child, or over a broken connection, the rest of the call fails with `RequestAborted`, which is retryable. Every call of
-a closed client fails with `ClientClosed`.
+child the rest of the call fails with `RequestAborted`, which is retryable. Every call of a closed client fails with
+`ClientClosed`.
 """
 
 from __future__ import annotations
 
 import os
-import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import partial
@@ -20,7 +19,6 @@ from mmcached.client.arguments import Options, invalid, run_dir_of
 from mmcached.client.calls import Calls
 from mmcached.client.contact import MakeLink
 from mmcached.client.links import forks
-from mmcached.client.links.shared_socket import BROKEN, CLOSED
 from mmcached.client.store.fail_open import FailOpen, StoreCounters
 from mmcached.client.verb import Verb
 from mmcached.wire.errors import ClientClosed, MmcachedError
@@ -51,7 +49,6 @@ class BaseClient(ABC):
         self._guard = FailOpen(is_open=fail_open)
         make_calls = Calls if tracer_provider is None else _traced(tracer_provider)
         self._new_calls = partial(make_calls, run_dir_of(run_dir), options, self._guard, type(self)._make_link)
-        self._lock = threading.RLock()
         self._is_closed = False
         self._calls = self._new_calls()
         self._begin()
@@ -68,7 +65,6 @@ class BaseClient(ABC):
 
     def _abandon(self) -> None:
         """In a forked child: release the parent's connection; the next call connects anew."""
-        self._lock = threading.RLock()  # the thread that held it may not exist here
         self._guard.abandon()
         self._calls.contact.abandon()
         self._calls = self._new_calls()
@@ -76,10 +72,6 @@ class BaseClient(ABC):
     @abstractmethod
     def _begin(self) -> None:
         """Finish the construction of a client."""
-
-    @abstractmethod
-    def _let_go(self, calls: Calls, why: MmcachedError = CLOSED) -> None:
-        """Close the connection of a client id; its open calls, and further ones, end with `why`."""
 
     def _enter(self) -> Verb[None]:
         """Greet the service for the first time; a missing service is a miss, unless the client is strict."""
@@ -98,15 +90,6 @@ class BaseClient(ABC):
         """
         if self._is_closed:
             raise ClientClosed
-        calls = self._calls
-        if not calls.contact.is_broken:
-            return calls
-        with self._lock:
-            if self._calls is calls:
-                self._calls = self._new_calls()
-        self._let_go(calls, BROKEN)
-        if self._is_closed:  # closed meanwhile by another thread
-            self._let_go(self._calls)
         return self._calls
 
 

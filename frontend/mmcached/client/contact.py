@@ -6,8 +6,7 @@
 Every call begins with `connect`, so contact is restored after any restart. A request whose caller has stopped waiting,
 for any reason, is cancelled in the service too.
 
-    Contact ──makes when first needed──> Link      closed: raises the error given to `close`, by default
-                                                   `ClientClosed`; in a forked child `RequestAborted`
+    Contact ──makes when first needed──> Link      closed: raises `ClientClosed`; in a forked child `RequestAborted`
 
 Any thread may call any method. Invariant: all messages of a call carry the client id that it began with.
 """
@@ -74,28 +73,22 @@ class Contact:
         self._ids = count(1)
         self._lock = threading.RLock()
         self._link: Link[Any] | None = None
-        self._why_closed: MmcachedError | None = None
-        self._is_abandoned = self._was_away = False
+        self._refusal: MmcachedError | None = None
+        self._was_away = False
         self._retry_at = time.monotonic()
 
     @property
-    def is_broken(self) -> bool:
-        """Whether the connection is unusable, though it was not closed."""
-        link = self._link
-        return link is not None and link.is_broken
-
-    @property
     def is_closed(self) -> bool:
-        return self._why_closed is not None
+        return self._refusal is CLOSED
 
     @property
     def is_over(self) -> bool:
         """Whether no message may be sent any more: closed, or the parent's in a forked child."""
-        return self.is_closed or self._is_abandoned
+        return self._refusal is not None
 
     def refusal(self) -> MmcachedError:
         """Return the error to raise for a call after the end."""
-        return copy_of(self._why_closed or PARENTS)
+        return copy_of(self._refusal or PARENTS)
 
     def next_id(self) -> int:
         """Return the number of the next request."""
@@ -182,7 +175,7 @@ class Contact:
 
         Raises:
             ClientClosed: The client was closed.
-            RequestAborted: An interrupted call had broken the connection, or it is the parent's in a forked child.
+            RequestAborted: It is the parent's, in a forked child.
         """
         link = self._link
         if link is not None:
@@ -201,20 +194,20 @@ class Contact:
 
     def abandon(self) -> None:
         """In a forked child: release the parent's connection; calls in progress here end with `RequestAborted`."""
-        self._is_abandoned = True
+        self._refusal = self._refusal or PARENTS
         self._lock = threading.RLock()  # the thread that held it may not exist here
         self._sessions.abandon()
         if self._link is not None:
             self._link.abandon()
 
-    def close(self, why: MmcachedError = CLOSED) -> None:
-        """Release all resources except views; open and later calls end with `why`. A second call does nothing."""
+    def close(self) -> None:
+        """Release all resources except views; open and later calls end with `ClientClosed`."""
         with self._lock:
-            self._why_closed = self._why_closed or why
+            self._refusal = self._refusal or CLOSED
             link, self._link = self._link, None
         self._sessions.close()
         if link is not None:
-            link.close(why)
+            link.close()
 
     def _unsolicited(self, message: ToClient) -> object | None:
         if isinstance(message, Welcome):

@@ -12,7 +12,6 @@ from mmcached.client.arguments import checked_ttl, invalid
 from mmcached.client.base import BaseClient
 from mmcached.client.cached_functions import key_function
 from mmcached.client.calls import Calls
-from mmcached.client.links.shared_socket import CLOSED
 from mmcached.client.links.thread_link import ThreadLink
 from mmcached.client.links.uninterrupted import uninterrupted
 from mmcached.client.namespaces import BaseNamespace, prefixed, prefixed_many
@@ -20,10 +19,9 @@ from mmcached.client.piece_stream import PieceStream
 from mmcached.client.results import Piece
 from mmcached.client.store.hits import reading_of
 from mmcached.client.store.verbs import ValueT
-from mmcached.client.verb import Call, Done, drive, driver_of
+from mmcached.client.verb import Call, ReadyResult, drive, driver_of
 from mmcached.shm.store.codec import DEFAULT_LIBRARY, Library
 from mmcached.wire.closeable import Closeable
-from mmcached.wire.errors import MmcachedError
 from mmcached.wire.messages.client import Welcome
 
 MAX_CLOSE_S = 5.0
@@ -40,7 +38,7 @@ def _blocking(call: Callable[Concatenate[Calls, P], Call[T]]) -> Callable[Concat
     @driver_of(call)
     def method(client: Client, /, *values: P.args, **named: P.kwargs) -> T:
         verb: Call[T] = getattr(client._current(), name)(*values, **named)  # by name: it may be of `TracedCalls`
-        return verb.result if isinstance(verb, Done) else drive(verb)
+        return verb.result if isinstance(verb, ReadyResult) else drive(verb)
 
     return method
 
@@ -203,7 +201,9 @@ class Client(BaseClient, Closeable):
         Calls of other threads, and all later ones, end with `ClientClosed`.
         """
         self._is_closed = True
-        self._let_go(self._calls)
+        # A signal handler may close in the middle of its own thread's call, which then finishes the close.
+        with contextlib.suppress(TimeoutError):
+            uninterrupted(self._calls.contact.close, MAX_CLOSE_S)
 
     # ---- internals
 
@@ -217,11 +217,6 @@ class Client(BaseClient, Closeable):
         except BaseException:
             self.close()
             raise
-
-    def _let_go(self, calls: Calls, why: MmcachedError = CLOSED) -> None:
-        # A signal handler may close in the middle of its own thread's call, which then finishes the close.
-        with contextlib.suppress(TimeoutError):
-            uninterrupted(partial(calls.contact.close, why), MAX_CLOSE_S)
 
 
 class Namespace(BaseNamespace[Client]):

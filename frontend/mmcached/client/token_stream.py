@@ -17,7 +17,7 @@ from collections.abc import Sequence
 import msgspec
 
 from mmcached.client.results import Piece, RowRange, expect, generation_from, row_range_from
-from mmcached.wire.errors import LocalProtocolError, MissingRows, MmcachedError, RemoteProtocolError
+from mmcached.wire.errors import LocalProtocolError, MissingRows, MmcachedError, PeerGone, RemoteProtocolError
 from mmcached.wire.messages.client import Generated, ToClient
 from mmcached.wire.messages.frontend import ROW_WINDOW_BYTES, Generate, TokensTaken
 from mmcached.wire.messages.parts import RequestRows, Rows, StreamedTokens
@@ -110,8 +110,8 @@ class TokenStream:
             self._end = error
 
     def fail(self, error: MmcachedError) -> None:
-        """End the stream with an error: the service no longer has the request. The first end counts."""
-        self.is_open = False
+        """End the stream with an error; the first end counts. Only after a lost connection the request may go on."""
+        self.is_open = self.is_open and isinstance(error, PeerGone)
         self._end = self._end or error
 
     # ---- taking

@@ -21,7 +21,7 @@ from mmcached.client.results import Generation, Piece
 from mmcached.client.store.fail_open import FailOpen
 from mmcached.client.store.hits import Hit
 from mmcached.client.store.put_result import PutResult
-from mmcached.client.verb import Call, Done, Verb
+from mmcached.client.verb import Call, ReadyResult, Verb
 from mmcached.shm.store.codec import leaves_of
 from mmcached.shm.store.tensor_bytes import dense_bytes, is_tensor
 from mmcached.wire.messages.frontend import Generate
@@ -98,7 +98,7 @@ class TracedCalls(Calls):
         try:
             with use_span(span, record_exception=False, set_status_on_exception=False):
                 call = begin()
-                result: T = call.result if isinstance(call, Done) else (yield from call)
+                result: T = call.result if isinstance(call, ReadyResult) else (yield from call)
             if span.is_recording():
                 span.set_attributes(describe(result))
             return result

@@ -2,7 +2,7 @@
 
 A verb yields steps, functions without arguments; it is sent the value that each step has returned, or the exception
 that it has raised, so an error may become a miss. A blocking client calls each step. An asyncio client also awaits the
-returned value, if it is awaitable. A call that has its result at once is `Done` instead, which avoids the generator.
+returned value, if it is awaitable. A call that has its result at once is a `ReadyResult`, which avoids the generator.
 
 >>> def verb() -> Verb[str]:
 ...     answer = yield lambda: "computed"
@@ -26,13 +26,13 @@ CallableT = TypeVar("CallableT", bound=Callable[..., Any])
 Verb = Generator[Step, Any, ResultT]
 
 
-class Done(msgspec.Struct, Generic[ResultT]):
+class ReadyResult(msgspec.Struct, Generic[ResultT]):
     """The result of a call that does not wait."""
 
     result: ResultT
 
 
-Call = Verb[ResultT] | Done[ResultT]
+Call = Verb[ResultT] | ReadyResult[ResultT]
 
 
 def driver_of(call: Callable[..., Any], returns: Any = None) -> Callable[[CallableT], CallableT]:
@@ -55,7 +55,7 @@ def driver_of(call: Callable[..., Any], returns: Any = None) -> Callable[[Callab
 
 def drive(verb: Call[ResultT]) -> ResultT:
     """Run a verb to its end in this thread."""
-    if isinstance(verb, Done):
+    if isinstance(verb, ReadyResult):
         return verb.result
     try:
         step = next(verb)
@@ -76,7 +76,7 @@ def drive(verb: Call[ResultT]) -> ResultT:
 
 async def drive_async(verb: Call[ResultT]) -> ResultT:
     """Run a verb to its end in this event loop; the cancellation of a step is raised inside the verb like any error."""
-    if isinstance(verb, Done):
+    if isinstance(verb, ReadyResult):
         return verb.result
     try:
         step = next(verb)

@@ -12,5 +12,5 @@
     messages    messages between frontend and decoder
     decoder     the process: `python -m mmcached.clips.decoder`
 
-Imports OpenCV where videos are decoded, soundfile and scipy where sounds are: neither torch nor zmq.
+Imports OpenCV where videos are decoded, soundfile and scipy where sounds are: not torch.
 """

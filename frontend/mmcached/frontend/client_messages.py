@@ -73,7 +73,8 @@ class ClientMessages:
     def _handle(self, peer: bytes, message: received.FromClient, payload: list[Frame]) -> None:
         if (client_id := getattr(message, "client_id", None)) is not None:
             try:
-                self.presence.bind(peer, client_id)
+                if not self.presence.bind(peer, client_id):
+                    return
             except RemoteProtocolError as error:
                 self._refuse(peer, message, error)
                 return

@@ -61,7 +61,7 @@ class ModelGateway(Closeable):
         self._share = TurnShare()
         self._is_draining = False
         with ExitStack() as stack:
-            self._channel = stack.enter_context(listen_for_engines(parts.run_dir, parts.config, parts.clock))
+            self._channel = stack.enter_context(listen_for_engines(parts.run_dir, parts.clock))
             self.connections = EngineConnections(
                 self._channel, parts.config, on_lost=self._on_engine_lost, on_new=self._on_new_engine
             )
@@ -246,7 +246,7 @@ class ModelGateway(Closeable):
 
     def _item_stats(self) -> ItemStats:
         items = self._items
-        if items.ring.announcement is None or not self._config.ring_data_bytes:
+        if not items.has_ring or not self._config.ring_data_bytes:
             return ItemStats()
         return ItemStats(
             capacity_bytes=self._config.ring_data_bytes,

@@ -10,5 +10,5 @@
     decoder     the process: `python -m mmcached.pictures.decoder`
     confinement its limits, enforced by the kernel
 
-Imports only Pillow and the wire's errors: without a checkpoint neither numpy nor torch, and never zmq.
+Imports only Pillow and the wire's errors: without a checkpoint neither numpy nor torch.
 """

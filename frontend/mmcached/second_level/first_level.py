@@ -50,11 +50,6 @@ class FirstLevel(Closeable):
         self._contact = Contact(directory, options, link, sessions)
         self._verbs = StoreVerbs(self._contact, sessions, FailOpen(is_open=False))
 
-    @property
-    def is_broken(self) -> bool:
-        """Whether the connection has failed for good."""
-        return self._contact.is_broken
-
     def take_orders(self, timeout_s: float) -> Orders:
         """Wait up to `timeout_s` for orders, connecting first if necessary; MmcachedError without a frontend."""
         return drive(self._take_orders(timeout_s))

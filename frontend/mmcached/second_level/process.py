@@ -106,8 +106,8 @@ class SecondLevelProcess(Closeable):
 
     @property
     def is_alive(self) -> bool:
-        """Whether all threads run, and the connection can still be used."""
-        return not self._first.is_broken and all(thread.is_alive() for thread in self._threads)
+        """Whether all threads run."""
+        return all(thread.is_alive() for thread in self._threads)
 
     def tell_of_circuit(self) -> None:
         """Log once that the circuit has opened, with the reason; and that it has closed."""

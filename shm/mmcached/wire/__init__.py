@@ -1,6 +1,6 @@
 """Messages, settings, errors and statistics that the processes share. Imports neither torch nor numpy.
 
-messages/     all messages between processes          sockets/       typed messages over ZeroMQ, listener for clients
+messages/     all messages between processes          sockets/       typed messages over unix sockets, in ZMTP
 process/      start, end and main loop of a role      config         the configuration of a service
 limits        limits on what peers may request        kv_events_config   the addresses of published KV events
 errors        every error between processes           handle         handles of chunks in a ring

@@ -32,7 +32,7 @@ from mmcached.wire.handle import RingAnnouncement
 from mmcached.wire.messages.client import Flushed, ToClient
 from mmcached.wire.messages.frontend import Flush, FromClient
 from mmcached.wire.paths import RunDir
-from mmcached.wire.sockets.unix_sockets import NamedListener
+from mmcached.wire.sockets.unix_sockets import NamedSocket
 from mmcached.wire.version import PROTOCOL_VERSION, VERSION_FIELD
 from tests.client.services import fake_service
 from tests.house import REPOSITORY
@@ -287,7 +287,7 @@ def test_flush_says_whether_the_weights_have_changed(run_dir: Path, option: list
     with (
         fake_service(run_dir, reply) as received,
         Seat(RunDir(run_dir)),
-        contextlib.closing(NamedListener(RunDir(run_dir).http_socket, 1).socket),
+        contextlib.closing(NamedSocket(RunDir(run_dir).http_socket, 1).socket),
     ):
         result = call_at(run_dir, "flush", *option)
     assert result.exit_code == 0, result.exception

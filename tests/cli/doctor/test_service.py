@@ -20,7 +20,7 @@ from mmcached.shm.segment.segment import unlink
 from mmcached.wire.config import MIB, ServiceConfig
 from mmcached.wire.errors import SegmentError
 from mmcached.wire.paths import RunDir
-from mmcached.wire.sockets.unix_sockets import NamedListener
+from mmcached.wire.sockets.unix_sockets import NamedSocket
 from mmcached.wire.version import VERSION_FIELD
 from tests.integration.lone_frontend import LoneFrontend
 
@@ -68,7 +68,7 @@ def test_a_record_and_an_item_go_round_until_the_frontend_is_dead(run_dir: Path)
     assert "not tried" in service.engine(host).what
     with LoneFrontend(run_dir, STORE) as frontend, Seat(RunDir(run_dir)):
         assert "just starting" in service.engine(host).what, "nobody listens for commands yet"
-        with contextlib.closing(NamedListener(RunDir(run_dir).http_socket, 8).socket):
+        with contextlib.closing(NamedSocket(RunDir(run_dir).http_socket, 8).socket):
             found = service.round_trip(host)
             assert (found.level, found.what.startswith("128 KiB: put in")) == ("ok", True), found
             found = service.engine(host)

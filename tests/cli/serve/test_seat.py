@@ -15,7 +15,7 @@ from mmcached.cli.serve import seat
 from mmcached.cli.serve.seat import Seat, supervisor_pid
 from mmcached.wire.errors import ConfigError, ServiceUnavailable
 from mmcached.wire.paths import RunDir
-from mmcached.wire.sockets.unix_sockets import Listener, NamedListener
+from mmcached.wire.sockets.unix_sockets import ListeningProcess, NamedSocket
 
 HOLDER = """
 import sys
@@ -84,14 +84,14 @@ def test_who_only_looks_keeps_nobody_out(directory: RunDir, monkeypatch: pytest.
 def test_the_kernel_says_who_holds_it(directory: RunDir) -> None:
     assert supervisor_pid(directory.path / "nothing") is None
     assert supervisor_pid(directory.path) is None
-    with Seat(directory), NamedListener(directory.http_socket, 8).socket:
+    with Seat(directory), NamedSocket(directory.http_socket, 8).socket:
         assert supervisor_pid(directory.path) == os.getpid()
         with pytest.raises(ServiceUnavailable, match=f"pid {os.getpid()}"):
             Seat(directory)
 
 
-@pytest.mark.parametrize("listener", [Listener(1, os.geteuid() + 1), Listener(0, os.geteuid())])
-def test_no_stranger_is_named(directory: RunDir, listener: Listener, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("listener", [ListeningProcess(1, os.geteuid() + 1), ListeningProcess(0, os.geteuid())])
+def test_no_stranger_is_named(directory: RunDir, listener: ListeningProcess, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever is named may be sent a signal."""
     monkeypatch.setattr(seat, "listener_at", lambda path: listener)
     with Seat(directory), pytest.raises((ConfigError, ServiceUnavailable)):

@@ -21,7 +21,7 @@ import pytest
 
 from mmcached.client import Client
 from mmcached.client.store import nursery
-from mmcached.client.store.nursery import Nursery
+from mmcached.client.store.nursery import ClientNursery
 from mmcached.shm import EncodedRecord, encode
 from mmcached.shm.ring import reader as ring_reader
 from mmcached.shm.segment.layout import chunk_bytes
@@ -508,11 +508,11 @@ def test_a_client_that_is_killed_half_way_leaves_what_it_has_put(service: StoreS
 
 
 @pytest.fixture
-def filled() -> Iterator[Nursery]:
+def filled() -> Iterator[ClientNursery]:
     announcement = RingAnnouncement(os.getuid(), "f" * 32, 1, 1 << 20, 64, 1)
     with NurseryFiles(announcement) as made:
         made.create(7, 8 * LARGE, first_bytes=LARGE)
-        nursery_of_client = Nursery(Grants(7, [], [(0, 3 * chunk_bytes(LARGE) + 4096)]), has_checksums=True)
+        nursery_of_client = ClientNursery(Grants(7, [], [(0, 3 * chunk_bytes(LARGE) + 4096)]), has_checksums=True)
         nursery_of_client.map(announcement)
         yield nursery_of_client
         nursery_of_client.close()
@@ -521,7 +521,7 @@ def filled() -> Iterator[Nursery]:
 RECORD = encode({"x": np.ones(LARGE - 4096, np.uint8)})
 
 
-def test_a_place_is_not_used_again_until_it_is_granted(filled: Nursery) -> None:
+def test_a_place_is_not_used_again_until_it_is_granted(filled: ClientNursery) -> None:
     places = [filled.lay(number, RECORD, b"note") for number in range(5)]
     assert [place is not None for place in places] == [True, True, True, False, False]
     assert len({place.offset for place in places if place is not None}) == 3
@@ -541,7 +541,7 @@ def test_a_place_is_not_used_again_until_it_is_granted(filled: Nursery) -> None:
 
 @pytest.mark.parametrize(("target", "name"), [(nursery, "chunk_bytes"), (EncodedRecord, "write_into")])
 def test_an_interrupt_costs_nothing(
-    filled: Nursery, monkeypatch: pytest.MonkeyPatch, target: object, name: str
+    filled: ClientNursery, monkeypatch: pytest.MonkeyPatch, target: object, name: str
 ) -> None:
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
@@ -554,7 +554,7 @@ def test_an_interrupt_costs_nothing(
 
 
 def test_a_nursery_that_is_lost_while_it_is_filled_has_no_place(
-    filled: Nursery, monkeypatch: pytest.MonkeyPatch
+    filled: ClientNursery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write = EncodedRecord.write_into
 

@@ -19,8 +19,9 @@ import pytest
 import torch
 
 from mmcached.client import AsyncClient, Client, contact
-from mmcached.client.store.session import MEASURED_ONE_IN, StoreSession
-from mmcached.frontend.store.put_refusal import PutRefusal
+from mmcached.client.store.reader_session import MEASURED_ONE_IN
+from mmcached.client.store.session import StoreSession
+from mmcached.frontend.store.record_store import PutRefusal
 from mmcached.shm import ReaderEntry, RingWriter, sweep
 from mmcached.shm.ring.lookup import Lookup
 from mmcached.shm.ring.self_lease import SelfLease

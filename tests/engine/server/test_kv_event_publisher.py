@@ -56,7 +56,6 @@ class Bench(Closeable):
         self.addresses = f"ipc://{folder}/pub", f"ipc://{folder}/rep"
         self.readers: list[zmq.Socket[bytes]] = []
         self.publisher = KVEventPublisher(
-            context,
             KVEventsConfig(**config),
             publish_address=self.addresses[0],
             replay_address=self.addresses[1],
@@ -308,19 +307,22 @@ def test_a_successor_binds_where_its_predecessor_was(context: Context, run_dir: 
         assert len(bench.ask(0)) == 2
 
 
+def test_a_publisher_that_closes_leaves_the_names_to_its_successor(context: Context, run_dir: Path) -> None:
+    first = Bench(context, run_dir)
+    with Bench(context, run_dir) as second:
+        first.close()
+        assert len(second.ask(0)) == 2
+    assert not list(run_dir.iterdir())
+
+
 @pytest.mark.parametrize("field", ["endpoint", "replay_endpoint"])
 def test_an_address_that_cannot_be_bound_is_an_error_that_names_it(context: Context, run_dir: Path, field: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
         config = KVEventsConfig(enable_kv_cache_events=True, **{field: address})  # type: ignore[arg-type]
         with pytest.raises(ConfigError) as caught:
-            kv_event_publisher_from_config(context, ServiceConfig(kv_events=config), run_dir, 0)
+            kv_event_publisher_from_config(ServiceConfig(kv_events=config), run_dir, 0)
     assert (caught.value.details["field"], caught.value.details["value"]) == (f"kv_events.{field}", address)
-
-
-def test_whoever_is_not_told_to_publish_does_not(context: Context, run_dir: Path) -> None:
-    assert kv_event_publisher_from_config(context, ServiceConfig(), run_dir, 0) is None
-    assert not list(run_dir.iterdir())
 
 
 # ---- what readers may cost
@@ -404,8 +406,7 @@ def test_what_waits_for_a_slow_reader_is_bounded_in_bytes(context: Context, run_
     config = ServiceConfig(
         max_num_batched_tokens=65_536, kv_events=KVEventsConfig(enable_kv_cache_events=True, buffer_mb=64)
     )
-    publisher = kv_event_publisher_from_config(context, config, run_dir, 0)
-    assert publisher is not None
+    publisher = kv_event_publisher_from_config(config, run_dir, 0)
     mark = int(publisher.publish_socket.getsockopt(zmq.SNDHWM))
     publisher.close()
     prompt = list(range(100_000, 100_000 + config.max_num_batched_tokens))

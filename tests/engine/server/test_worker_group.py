@@ -7,7 +7,6 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-import zmq
 
 from mmcached.engine.scheduling.step import ScheduledStep
 from mmcached.engine.server.step_results import StepResults
@@ -15,7 +14,8 @@ from mmcached.engine.server.worker_group import WorkerGroup
 from mmcached.wire.errors import PeerGone
 from mmcached.wire.messages import worker as to_worker
 from mmcached.wire.messages.engine import FromWorker, StepOutput, WorkerAttached, WorkerHello
-from mmcached.wire.sockets.channels import DealerChannel, RouterChannel
+from tests.doubles.dealer import Dealer
+from tests.doubles.router import Router
 
 DEADLINE_S = 20.0
 
@@ -25,23 +25,20 @@ class Wiring:
 
     def __init__(self, run_dir: Path, stack: ExitStack) -> None:
         self._stack = stack
-        self._context = stack.enter_context(zmq.Context())
         self._address = f"ipc://{run_dir}/workers.sock"
-        self.router: RouterChannel[FromWorker] = stack.enter_context(
-            RouterChannel(self._context, self._address, FromWorker)
-        )
-        self.group = WorkerGroup(self.router, 2, incarnation=5, config_digest="d")
+        self.router: Router[FromWorker] = stack.enter_context(Router(self._address, FromWorker))
+        self.group = WorkerGroup(self.router.listener, 2, incarnation=5, config_digest="d")
 
-    def worker(self, hello: WorkerHello) -> tuple[DealerChannel[to_worker.FromEngineToWorker], bytes]:
+    def worker(self, hello: WorkerHello) -> tuple[Dealer[to_worker.FromEngineToWorker], bytes]:
         """Connect a worker and return its end with the identity that the group sees."""
-        channel: DealerChannel[to_worker.FromEngineToWorker] = self._stack.enter_context(
-            DealerChannel(self._context, self._address, to_worker.FromEngineToWorker)
+        channel: Dealer[to_worker.FromEngineToWorker] = self._stack.enter_context(
+            Dealer(self._address, to_worker.FromEngineToWorker)
         )
         channel.send(hello)
         assert self.router.wait(DEADLINE_S)
-        raw = self.router.receive_raw()
-        assert raw is not None
-        return channel, raw[0]
+        received = self.router.try_receive()
+        assert received is not None
+        return channel, received[0]
 
 
 @pytest.fixture

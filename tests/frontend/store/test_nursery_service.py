@@ -12,7 +12,7 @@ import pytest
 from mmcached.cache.store_keys import about_record, store_key
 from mmcached.frontend.server import CHECK_INTERVAL_S
 from mmcached.frontend.store.nursery_copies import NurseryCopies
-from mmcached.frontend.store.put_refusal import PutRefusal
+from mmcached.frontend.store.record_store import PutRefusal
 from mmcached.shm import RingWriter, encode
 from mmcached.shm.ring.slot_table import has_expired
 from mmcached.shm.segment.layout import chunk_bytes

@@ -14,8 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from mmcached.cache.store_keys import about_record, store_key
 from mmcached.frontend.connections.rings import late_store_ring
 from mmcached.frontend.store import ring_records
-from mmcached.frontend.store.put_refusal import PutRefusal
-from mmcached.frontend.store.record_store import RecordStore
+from mmcached.frontend.store.record_store import PutRefusal, RecordStore
 from mmcached.shm import EncodedRecord, ReaderEntry, RingReader, RingWriter, encode
 from mmcached.shm.ring.key_index import key_digest
 from mmcached.shm.store.codec import decode_record_frames

@@ -22,7 +22,7 @@ from structlog.testing import capture_logs
 from mmcached.cache.store_keys import store_key
 from mmcached.frontend.server import CHECK_INTERVAL_S
 from mmcached.frontend.store import record_sender
-from mmcached.frontend.store.put_refusal import PutRefusal
+from mmcached.frontend.store.record_store import PutRefusal
 from mmcached.frontend.store.store_service import StoreService, gc_paused
 from mmcached.shm import RingReader, encode
 from mmcached.shm.ring.key_index import key_digest
@@ -34,7 +34,6 @@ from mmcached.wire.limits import LimitsConfig
 from mmcached.wire.messages import client as to_client
 from mmcached.wire.messages import frontend as to_frontend
 from mmcached.wire.messages.parts import Inline
-from mmcached.wire.sockets.channels import attempt
 from mmcached.wire.sockets.frames import Frame
 from mmcached.wire.stats import StoreStats
 from tests.clock import Clock
@@ -548,7 +547,11 @@ class Sender:
         return True
 
     def try_send(self, peer: bytes, message: object, payload: Sequence[Frame] = ()) -> bool:
-        return attempt(self.send, peer, message, payload)
+        try:
+            self.send(peer, message, payload)
+        except ChannelFull:
+            return False
+        return True
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from mmcached.wire.messages import client as to_client
 from mmcached.wire.messages import engine as to_engine
 from mmcached.wire.messages import frontend as to_frontend
 from mmcached.wire.messages import frontend_from_engines as from_engine
-from mmcached.wire.messages.client import Tokens
+from mmcached.wire.messages.client import ToClient, Tokens
 from mmcached.wire.messages.frontend import Generate, TokensTaken
 from mmcached.wire.messages.parts import RequestRows, Rows, RowsWanted, StreamedTokens, Tensor
 from mmcached.wire.sockets.frames import Frame
@@ -68,7 +68,8 @@ class Desk:
         self.requests: dict[int, OpenRequest] = {}
         self.streams = TokenStreams(self._send, row_window_bytes=16)
 
-    def _send(self, peer: bytes, message: Tokens, payload: Sequence[Frame]) -> bool:
+    def _send(self, peer: bytes, message: ToClient, payload: Sequence[Frame]) -> bool:
+        assert isinstance(message, Tokens)
         if not self.is_full:
             self.sent.append(
                 (peer, [StreamedTokens(s.request_id, s.first, list(s.token_ids)) for s in message.streams])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import select
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -13,14 +14,15 @@ from typing import Any, TypeVar
 
 import pytest
 
-from mmcached.wire.errors import ChannelFull, RemoteProtocolError, ServiceUnavailable, error_to_wire
+from mmcached.wire.errors import ChannelFull, DeadlineExceeded, RemoteProtocolError, ServiceUnavailable, error_to_wire
 from mmcached.wire.messages.client import Failed, Flushed, ToClient
 from mmcached.wire.messages.frontend import FromClient, GetStats
 from mmcached.wire.process.turns import TurnShare
 from mmcached.wire.sockets import dialer
+from mmcached.wire.sockets.bounds import Bounds
 from mmcached.wire.sockets.dialer import RETRY_S, Dialer
 from mmcached.wire.sockets.frames import Frame, encode_frames
-from mmcached.wire.sockets.listener import Bounds, Listener
+from mmcached.wire.sockets.listener import Listener
 from mmcached.wire.sockets.zmtp import handshake
 from tests.clock import Clock
 
@@ -270,6 +272,28 @@ def test_a_forked_child_lets_go_and_the_parent_stays_connected(ends: Ends) -> No
     assert ends.receive() == (Flushed(1), [])
 
 
+def test_broken_off_it_connects_anew_even_while_a_child_holds_the_old_connection(ends: Ends) -> None:
+    listener = ends.listen()
+    ends.ask(1)
+    ends.hear()
+    former, (gate, opener) = ends.peer, os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(opener)
+        os._exit(len(os.read(gate, 1)))
+    try:
+        ends.dialer.break_off()
+        assert not listener.is_connected(former)
+    finally:
+        os.close(opener)
+        os.close(gate)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert ends.dialer.num_losses == 1
+    ends.ask(2)
+    assert ends.hear() == (GetStats(2), [])
+    assert ends.peer != former
+
+
 def test_a_closed_one_connects_no_more(ends: Ends) -> None:
     ends.listen()
     ends.ask(1)
@@ -281,3 +305,28 @@ def test_a_closed_one_connects_no_more(ends: Ends) -> None:
     ends.clock.now += RETRY_S
     assert ends.dialer.try_receive() is None
     assert not ends.dialer.is_connected
+
+
+def test_receive_waits_for_a_listener_that_comes_later(run_dir: Path) -> None:
+    address, served = f"ipc://{run_dir}/test.sock", threading.Event()
+
+    def serve() -> None:
+        with Listener[FromClient](address, FromClient, BOUNDS, refusal=REFUSAL) as listener:
+            while not served.is_set():
+                listener.wait(0.1)
+                for peer, message, _ in listener.serve(TurnShare()):
+                    assert isinstance(message, GetStats)
+                    listener.send(peer, Flushed(message.request_id))
+
+    with Dialer[ToClient](address, ToClient) as dialer:
+        with pytest.raises(DeadlineExceeded) as caught:
+            dialer.receive(0.01)
+        assert caught.value.details["timeout_s"] == 0.01
+        dialer.send(GetStats(3))
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            assert dialer.receive(DEADLINE_S) == (Flushed(3), [])
+        finally:
+            served.set()
+            thread.join(DEADLINE_S)

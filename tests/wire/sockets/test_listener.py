@@ -17,18 +17,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import zmq
 
 from mmcached.wire.errors import ChannelFull, PeerGone, RemoteProtocolError, ServiceUnavailable, error_to_wire
 from mmcached.wire.messages.client import Failed, Flushed, ToClient
 from mmcached.wire.messages.frontend import FromClient, GetStats
 from mmcached.wire.process.turns import TurnShare
 from mmcached.wire.sockets import zmtp
-from mmcached.wire.sockets.channels import DealerChannel
+from mmcached.wire.sockets.bounds import Bounds
 from mmcached.wire.sockets.frames import Frame, encode_frames
-from mmcached.wire.sockets.listener import MAX_REFUSED, READ_BYTES, Bounds, Listener
+from mmcached.wire.sockets.listener import MAX_REFUSED, Listener
+from mmcached.wire.sockets.peer_connection import READ_BYTES
 from mmcached.wire.sockets.zmtp import pack
 from tests.clock import Clock
+from tests.doubles.dealer import Dealer
 from tests.wire.raw_peer import RawPeer, frame, head
 
 DEADLINE_S = 20.0
@@ -53,7 +54,6 @@ class Wiring:
 
     def __init__(self, run_dir: Path, stack: ExitStack) -> None:
         self.stack = stack
-        self.context = stack.enter_context(zmq.Context())
         self.address = f"ipc://{run_dir}/test.sock"
         self.clock = Clock()
         self.heard: list[tuple[bytes, Any, list[Frame]]] = []
@@ -66,8 +66,8 @@ class Wiring:
         )
         return self.stack.enter_context(self.listener)
 
-    def dealer(self) -> DealerChannel[ToClient]:
-        return self.stack.enter_context(DealerChannel(self.context, self.address, ToClient))
+    def dealer(self) -> Dealer[ToClient]:
+        return self.stack.enter_context(Dealer[ToClient](self.address, ToClient))
 
     def raw(self, **options: Any) -> RawPeer:
         return self.stack.enter_context(RawPeer(self.address, **options))
@@ -90,7 +90,7 @@ class Wiring:
         self.clock.now += seconds
         return False
 
-    def answer(self, dealer: DealerChannel[ToClient]) -> ToClient:
+    def answer(self, dealer: Dealer[ToClient]) -> ToClient:
         self.pump(lambda: dealer.wait(0))
         return dealer.receive(0)[0]
 

@@ -26,12 +26,11 @@ import hashlib
 import logging
 import math
 import secrets
+import select
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-
-import zmq
 
 from mmcached.shm.stats.publisher import StatsPublisher
 from mmcached.wire.config import ServiceConfig
@@ -49,8 +48,9 @@ from mmcached.wire.messages.worker import (
 from mmcached.wire.paths import RunDir
 from mmcached.wire.process.signals import StopFlag
 from mmcached.wire.process.turns import REST_S, longest_rest_s
-from mmcached.wire.sockets.channels import DealerChannel
+from mmcached.wire.sockets.dialer import Dialer
 from mmcached.wire.sockets.frames import Frame
+from mmcached.wire.sockets.sending import LINGER_S
 from mmcached.wire.stats import RoleName
 from mmcached.worker.devices import choose_device
 from mmcached.worker.steps.runner import ModelRunner
@@ -84,8 +84,8 @@ def main(run_dir: Path, engine_index: int, rank: int) -> int:
         return 1
     hello = WorkerHello(rank, secrets.randbits(63), config.digest(), str(device))
     page = StatsPublisher(paths.stats_page, RoleName("worker", engine_index, rank))
-    with stop, page, runner, zmq.Context() as context:
-        server = WorkerServer(runner, hello, context, paths.worker_address(engine_index), page)
+    with stop, page, runner:
+        server = WorkerServer(runner, hello, paths.worker_address(engine_index), page)
         try:
             server.wake_on(stop)
             status = server.run(lambda: stop.is_set, rest_s=longest_rest_s(config.limits))
@@ -115,7 +115,6 @@ class WorkerServer:
         self,
         runner: ModelRunner,
         hello: WorkerHello,
-        context: zmq.Context[zmq.Socket[bytes]],
         address: str,
         page: StatsPublisher,
         *,
@@ -125,9 +124,10 @@ class WorkerServer:
         self._page = page
         self._hello = hello
         self._clock = clock
-        self._channel: DealerChannel[FromEngineToWorker] = DealerChannel(context, address, FromEngineToWorker)
-        self._poller = zmq.Poller()
-        self._channel.register(self._poller)
+        self._dialer: Dialer[FromEngineToWorker] = Dialer(address, FromEngineToWorker)
+        self._poller = select.poll()
+        self._poller.register(self._dialer.fileno(), select.POLLIN)
+        self._num_losses = 0  # of former engines
         self._engine: int | None = None  # the incarnation to which this worker is attached
         self._next_hello_s = clock()
         self._status: int | None = None
@@ -135,7 +135,7 @@ class WorkerServer:
 
     def wake_on(self, source: StopFlag) -> None:
         """Also end a wait as soon as `source` is readable."""
-        self._poller.register(source.fileno(), zmq.POLLIN)
+        self._poller.register(source.fileno(), select.POLLIN)
 
     def run(self, should_stop: Callable[[], bool] = lambda: False, *, rest_s: float = REST_S) -> int:
         """Serve until told to stop, shut down, or without an engine; return the exit status.
@@ -148,7 +148,7 @@ class WorkerServer:
             self._say_hello_if_due()
             self._poller.poll(math.ceil(self._wait_s(rest_s) * 1000))
             try:
-                received = self._channel.try_receive()
+                received = self._dialer.try_receive()
             except RemoteProtocolError as error:
                 self._drop(str(error))
                 continue
@@ -160,7 +160,8 @@ class WorkerServer:
         return self._status or 0
 
     def close(self) -> None:
-        self._channel.close()
+        self._dialer.flush(LINGER_S)
+        self._dialer.close()
 
     def _handle(self, message: FromEngineToWorker, frames: list[Frame]) -> None:
         if isinstance(message, Attach):
@@ -212,28 +213,32 @@ class WorkerServer:
             return
         if self._engine is None:
             self._engine = attach.engine_incarnation
-            self._channel.take_disconnects()  # drop disconnects of former engines
+            self._num_losses = self._dialer.num_losses
         fingerprint = self._runner.encoder_fingerprint
         form, nbytes = self._runner.measured.form, self._runner.measured.embedding_bytes
         self._send(WorkerAttached(self._hello.worker_epoch, self._engine, nbytes, fingerprint, form), [])
 
     def _wait_s(self, rest_s: float) -> float:
+        if self._dialer.has_read:
+            return 0.0
+        if not self._dialer.is_connected:
+            return min(rest_s, self._dialer.retry_s())
         return rest_s if self._engine is not None else max(0.0, min(rest_s, self._next_hello_s - self._clock()))
 
     def _say_hello_if_due(self) -> None:
-        if self._engine is None and self._clock() >= self._next_hello_s:
+        if self._engine is None and self._dialer.is_connected and self._clock() >= self._next_hello_s:
             self._next_hello_s = self._clock() + HELLO_S
-            with suppress(ChannelFull):  # no engine is connected yet
-                self._channel.send(self._hello)
+            with suppress(ChannelFull):  # the engine does not read
+                self._dialer.send(self._hello)
 
     def _send(self, message: object, payload: list[Frame]) -> None:
         try:
-            self._channel.send(message, payload)
+            self._dialer.send(message, payload)
         except ChannelFull as error:
             self._leave(f"cannot answer: {error}")
 
     def _look_for_engine(self) -> None:
-        if self._channel.take_disconnects() and self._engine is not None:
+        if self._engine is not None and self._dialer.num_losses != self._num_losses:
             # Local sockets do not break by themselves: the process that accepted this connection closed it, or died.
             self._leave("the engine has closed the connection")
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from mmcached.engine.scheduling.scheduler import Scheduler
 from mmcached.engine.server.frontend_connection import FrontendConnection
 from mmcached.engine.server.held_content import ContentReporter
-from mmcached.engine.server.kv_event_publisher import KVEventPublisher
 from mmcached.wire.config import ServiceConfig
+
+if TYPE_CHECKING:
+    from mmcached.engine.server.kv_event_publisher import KVEventPublisher
 
 
 class CacheNews:
@@ -51,7 +55,7 @@ class CacheNews:
                 events, self._scheduler.encoder_cache_manager.ready_contents() if self._is_shared else set()
             )
             if self.is_heard:
-                self._held.tell(self._frontend.channel.send)
+                self._held.tell(self._frontend.dialer.send)
         if self._publisher is not None:
             self._publisher.publish(events)
 

@@ -10,13 +10,13 @@ import math
 from collections.abc import Sequence
 
 import structlog
-import zmq
 
 from mmcached.wire.errors import ChannelFull
 from mmcached.wire.messages import engine as received
 from mmcached.wire.messages import frontend_from_engines as to_frontend
-from mmcached.wire.sockets.channels import DealerChannel
+from mmcached.wire.sockets.dialer import Dialer
 from mmcached.wire.sockets.frames import Frame
+from mmcached.wire.sockets.sending import LINGER_S
 
 log = structlog.get_logger("mmcached.engine")
 
@@ -26,29 +26,33 @@ HELLO_INTERVAL_S = 0.5
 class FrontendConnection:
     """Connection to the frontend; `is_known` if it has greeted this engine, with no disconnect since."""
 
-    def __init__(
-        self, context: zmq.Context[zmq.Socket[bytes]], address: str, hello: to_frontend.EngineHello, now: float
-    ) -> None:
-        self.channel: DealerChannel[received.FromFrontend] = DealerChannel(context, address, received.FromFrontend)
+    def __init__(self, address: str, hello: to_frontend.EngineHello, now: float) -> None:
+        self.dialer: Dialer[received.FromFrontend] = Dialer(address, received.FromFrontend)
         self.is_known = False
         self._hello = hello
         self._next_hello = now
         self._session: int | None = None
+        self._num_losses = 0
 
-    @property
-    def next_hello(self) -> float:
-        """Time when `maintain` sends the next hello; infinity while the frontend knows this engine."""
-        return math.inf if self.is_known else self._next_hello
+    def wait_s(self, now: float) -> float:
+        """Return how long the loop may wait for a message: zero while there is something to read or to send."""
+        if self.dialer.has_read:
+            return 0.0
+        if not self.dialer.is_connected:
+            return self.dialer.retry_s()
+        return math.inf if self.is_known else max(0.0, self._next_hello - now)
 
     def maintain(self, now: float) -> None:
         """Detect a lost connection, and send a hello while the frontend is unknown. Called in every turn of the loop.
 
-        A dead frontend's last messages may still arrive afterwards.
+        All messages of a dead frontend were read before.
         """
-        if self.channel.take_disconnects():
+        if self._num_losses != self.dialer.num_losses:
+            self._num_losses = self.dialer.num_losses
             log.info("connection to the frontend lost")
             self.is_known = False
-        if now >= self.next_hello:
+            self._next_hello = now
+        if not self.is_known and self.dialer.is_connected and now >= self._next_hello:
             self._next_hello = now + HELLO_INTERVAL_S
             self.send(self._hello)
 
@@ -62,11 +66,11 @@ class FrontendConnection:
     def send(self, message: to_frontend.FromEngine, payload: Sequence[Frame] = ()) -> None:
         """Queue a message, or log that it is lost, as if the frontend had died."""
         try:
-            self.channel.send(message, payload)
+            self.dialer.send(message, payload)
         except ChannelFull as error:
             log.error("message for the frontend lost", message=type(message).__name__, reason=str(error))
 
     def close(self) -> None:
-        if not self.is_known:
-            self.channel.socket.setsockopt(zmq.LINGER, 0)  # no peer will read the queued messages
-        self.channel.close()
+        if self.is_known:  # else no peer will read the queued messages
+            self.dialer.flush(LINGER_S)
+        self.dialer.close()

@@ -58,7 +58,7 @@ class FrontendMessages:
         """
         for _ in share:
             try:
-                received_now = self._frontend.channel.try_receive()
+                received_now = self._frontend.dialer.try_receive()
             except RemoteProtocolError as error:
                 log.warning("bad message from the frontend", reason=str(error))
                 continue

@@ -42,7 +42,7 @@ from mmcached.wire.messages.kv_events import (
     KVEvent,
     KVEventBatch,
 )
-from mmcached.wire.sockets.channels import bind_named
+from mmcached.wire.sockets.unix_sockets import NamedSocket
 
 log = structlog.get_logger("mmcached.engine")
 
@@ -50,6 +50,7 @@ BATCHES_AT_ONCE = 64
 """Batches of a replay sent per call; some hundred kilobytes."""
 QUESTIONS_AT_ONCE = 64
 REPLAY_HIGH_WATER_MARK = 1000
+LISTEN_BACKLOG = 128
 MAX_ANSWERS = 64
 """Concurrent replays; further requests are dropped, and subscribers ask again."""
 MAX_QUESTION_BYTES = 4096
@@ -68,7 +69,6 @@ class KVEventPublisher:
 
     def __init__(
         self,
-        context: zmq.Context[zmq.Socket[bytes]],
         config: KVEventsConfig,
         *,
         publish_address: str,
@@ -89,6 +89,7 @@ class KVEventPublisher:
         self.next_number = clock()
         high_water_mark = max(1, min(config.hwm, self._most_kept_bytes // most_bytes))
         with ExitStack() as undo:
+            context: zmq.Context[zmq.Socket[bytes]] = undo.enter_context(zmq.Context())
             self.publish_socket = _bound(
                 context, undo, zmq.PUB, "endpoint", publish_address, high_water_mark=high_water_mark
             )
@@ -134,6 +135,12 @@ class KVEventPublisher:
             return bool(self._answers)
         return False
 
+    def poller(self) -> zmq.Poller:
+        """Return a poller that a replay request wakes up, for the engine's loop."""
+        poller = zmq.Poller()
+        poller.register(self.replay_socket, zmq.POLLIN)
+        return poller
+
     def close(self) -> None:
         self._closing.close()
 
@@ -166,22 +173,34 @@ class KVEventPublisher:
         self.replay_socket.send_multipart([reader, b"", *frames], zmq.NOBLOCK)
 
 
-def kv_event_publisher_from_config(
-    context: zmq.Context[zmq.Socket[bytes]], config: ServiceConfig, run_dir: Path, engine_index: int
-) -> KVEventPublisher | None:
-    if not config.kv_events.enable_kv_cache_events:
-        return None
+def kv_event_publisher_from_config(config: ServiceConfig, run_dir: Path, engine_index: int) -> KVEventPublisher:
     publish_address, replay_address = config.kv_events.addresses(run_dir, engine_index)
     most_tokens = config.max_num_batched_tokens
     most_blocks = most_tokens // config.block_size + config.max_num_seqs
     return KVEventPublisher(
-        context,
         config.kv_events,
         most_bytes=most_tokens * TOKEN_BYTES + most_blocks * BLOCK_BYTES + BATCH_BYTES,
         publish_address=publish_address,
         replay_address=replay_address,
         data_parallel_rank=engine_index,
     )
+
+
+def bind_named(socket: zmq.Socket[bytes], address: str) -> Callable[[], object]:
+    """Bind a socket; return a function that removes its name after it was closed.
+
+    ZeroMQ itself would remove the name of `ipc://…` on close even if it belongs to another service by then.
+
+    Raises:
+        OSError: (zmq.ZMQError too) The address cannot be bound.
+    """
+    if not address.startswith("ipc://"):
+        socket.bind(address)
+        return lambda: None
+    named = NamedSocket(Path(address.removeprefix("ipc://")), LISTEN_BACKLOG)
+    socket.setsockopt(zmq.USE_FD, named.socket.detach())  # ZeroMQ closes it
+    socket.bind(address)
+    return named.remove_name
 
 
 def _bound(

@@ -1,6 +1,6 @@
 """Engine server (P1): schedules steps, sends their plans to the workers, and commits the results.
 
-    frontend <==DEALER (frontend_connection)== EngineServer ==(worker_group) ROUTER workers-<i>.sock==> workers 0 … N-1
+    frontend <==(frontend_connection)== EngineServer <==(worker_group) workers-<i>.sock== workers 0 … N-1
 
 One thread, one loop, one step in flight. As a client of the store it holds leases on its requests' records; its workers
 open their tokens. It never touches tensor bytes, so it imports no torch. Invalid messages are logged or answered; a
@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import math
 import secrets
+import select
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -26,7 +27,6 @@ from typing import TYPE_CHECKING
 
 import msgspec
 import structlog
-import zmq
 
 from mmcached.engine.scheduling.scheduler import Scheduler
 from mmcached.engine.server.cache_news import CacheNews
@@ -35,7 +35,6 @@ from mmcached.engine.server.frontend_connection import FrontendConnection
 from mmcached.engine.server.frontend_messages import FrontendMessages
 from mmcached.engine.server.held_records import HeldRecords, contact
 from mmcached.engine.server.item_frames import ItemFrames
-from mmcached.engine.server.kv_event_publisher import kv_event_publisher_from_config
 from mmcached.engine.server.open_requests import EngineRequests
 from mmcached.engine.server.probes import EngineProbes
 from mmcached.engine.server.step_ends import StepEnds
@@ -46,7 +45,7 @@ from mmcached.shm.stats.publisher import StatsPublisher
 from mmcached.wire.closeable import Closeable
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.engine_stats import EncoderCacheStats, EngineStats
-from mmcached.wire.errors import InvariantError, MmcachedError
+from mmcached.wire.errors import InvariantError, MmcachedError, ServiceUnavailable, error_to_wire
 from mmcached.wire.messages import engine as received
 from mmcached.wire.messages import frontend_from_engines as to_frontend
 from mmcached.wire.messages import worker as to_worker
@@ -55,10 +54,12 @@ from mmcached.wire.process.signals import StopFlag
 from mmcached.wire.process.spans import exported_spans
 from mmcached.wire.process.turns import REST_S, Guard, TurnShare, longest_rest_s, places
 from mmcached.wire.slow_log import SlowLog
-from mmcached.wire.sockets.channels import RouterChannel
+from mmcached.wire.sockets.bounds import BOUNDS_OF_ROLES
+from mmcached.wire.sockets.listener import Listener
 from mmcached.wire.stats import RoleName
 
 if TYPE_CHECKING:
+    from mmcached.engine.server.kv_event_publisher import KVEventPublisher
     from mmcached.wire.tracing import StartSpan
 
 log = structlog.get_logger("mmcached.engine")
@@ -93,18 +94,15 @@ class EngineServer(Closeable):
         self._rest_s = longest_rest_s(config.limits)
         self._guard = Guard(ends=(InvariantError,))
         with ExitStack() as stack:
-            context: zmq.Context[zmq.Socket[bytes]] = stack.enter_context(zmq.Context())
             hello = to_frontend.EngineHello(engine_index, self._incarnation, config.digest())
-            self._frontend = FrontendConnection(context, run_dir.engine_address, hello, clock())
+            self._frontend = FrontendConnection(run_dir.engine_address, hello, clock())
             stack.callback(self._frontend.close)
             stack.enter_context(self._records)
             self._page = stack.enter_context(
                 StatsPublisher(run_dir.stats_page, RoleName("engine", engine_index), clock=clock)
             )
-            self._worker_channel: RouterChannel[received.FromWorker] = stack.enter_context(
-                RouterChannel(context, run_dir.worker_address(engine_index), received.FromWorker)
-            )
-            kv_events = kv_event_publisher_from_config(context, config, run_dir.path, engine_index)
+            self._worker_channel = stack.enter_context(_listen_for_workers(run_dir, engine_index, clock))
+            kv_events = _kv_event_publisher(config, run_dir, engine_index)
             if kv_events is not None:
                 stack.callback(kv_events.close)
             self._closing = stack.pop_all()
@@ -113,11 +111,9 @@ class EngineServer(Closeable):
         )
         self._news = CacheNews(config, self._scheduler, self._frontend, kv_events)
         self._make_parts(config)
-        self._poller = zmq.Poller()
-        self._frontend.channel.register(self._poller)
-        self._poller.register(self._worker_channel.socket, zmq.POLLIN)
-        if kv_events is not None:
-            self._poller.register(kv_events.replay_socket, zmq.POLLIN)
+        self._poller = select.poll() if kv_events is None else kv_events.poller()
+        self._poller.register(self._frontend.dialer.fileno(), select.POLLIN)
+        self._poller.register(self._worker_channel.fileno(), select.POLLIN)
 
     def _make_parts(self, config: ServiceConfig) -> None:
         self._steps = StepRunner(
@@ -187,11 +183,10 @@ class EngineServer(Closeable):
             PeerGone: a step is past its deadline.
             ConfigError: the frontend has another configuration. After each of the three the process must end.
         """
-        ready = dict(self._poller.poll(math.ceil(self._wait_s(timeout_s) * 1000)))
-        if self._worker_channel.socket in ready:
-            self._workers.serve(self._share)
-        if self._frontend.channel.socket in ready:
-            self._from_frontend.serve(self._share)
+        self._poller.poll(math.ceil(self._wait_s(timeout_s) * 1000))
+        self._workers.serve(self._share)
+        self._worker_channel.check(self._clock())
+        self._from_frontend.serve(self._share)
         self._frontend.maintain(self._clock())
         self._from_frontend.send_ready()
         self._steps.check_deadline()
@@ -206,17 +201,17 @@ class EngineServer(Closeable):
 
     def wake_on(self, source: StopFlag) -> None:
         """Also end a wait as soon as `source` is readable."""
-        self._poller.register(source.fileno(), zmq.POLLIN)
+        self._poller.register(source.fileno(), select.POLLIN)
 
     def _wait_s(self, timeout_s: float) -> float:
-        if self._steps.can_start or self._news.is_replaying:
+        if self._steps.can_start or self._news.is_replaying or self._worker_channel.has_more:
             return 0.0
         due_s = POLL_INTERVAL_S if self._steps.has_deadline else self._rest_s
-        return max(0.0, min(timeout_s, due_s, self._frontend.next_hello - self._clock()))
+        return max(0.0, min(timeout_s, due_s, self._frontend.wait_s(self._clock())))
 
     def close(self) -> None:
         """Shut down the workers, return the leases, close the sockets. Idempotent."""
-        if self._worker_channel.socket.closed:
+        if self._worker_channel.is_closed:
             return
         self._group.send_all(to_worker.Shutdown(self._incarnation))
         self._closing.close()
@@ -254,6 +249,23 @@ class EngineServer(Closeable):
 
     def _publish(self) -> None:
         self._page.publish(self.stats)
+
+
+def _listen_for_workers(
+    run_dir: RunDir, engine_index: int, clock: Callable[[], float]
+) -> Listener[received.FromWorker]:
+    error = ServiceUnavailable(f"{BOUNDS_OF_ROLES.max_connections} workers are connected")
+    refusal = to_worker.WorkerRefused(error_to_wire(error))
+    address = run_dir.worker_address(engine_index)
+    return Listener(address, received.FromWorker, BOUNDS_OF_ROLES, refusal=refusal, clock=clock)
+
+
+def _kv_event_publisher(config: ServiceConfig, run_dir: RunDir, engine_index: int) -> KVEventPublisher | None:
+    if not config.kv_events.enable_kv_cache_events:
+        return None
+    from mmcached.engine.server.kv_event_publisher import kv_event_publisher_from_config  # loads libzmq
+
+    return kv_event_publisher_from_config(config, run_dir.path, engine_index)
 
 
 def main(run_dir: Path, engine_index: int) -> int:

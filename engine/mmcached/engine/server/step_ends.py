@@ -89,7 +89,7 @@ class StepEnds:
         if not message.streams and not message.rows:
             return
         try:
-            self._frontend.channel.send(message, frames)
+            self._frontend.dialer.send(message, frames)
         except ChannelFull as error:
             log.warning("tokens and rows not sent; retried with the next step", reason=str(error))
         else:

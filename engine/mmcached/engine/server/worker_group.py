@@ -15,8 +15,8 @@ from mmcached.wire.errors import ChannelFull, ConfigError, MmcachedError, PeerGo
 from mmcached.wire.messages import worker as to_worker
 from mmcached.wire.messages.engine import FromWorker, WorkerAttached, WorkerHello
 from mmcached.wire.messages.parts import EncoderForm
-from mmcached.wire.sockets.channels import RouterChannel
 from mmcached.wire.sockets.frames import Frame
+from mmcached.wire.sockets.listener import Listener
 
 log = structlog.get_logger("mmcached.engine")
 
@@ -41,9 +41,7 @@ class WorkerLink:
 
 
 class WorkerGroup:
-    def __init__(
-        self, channel: RouterChannel[FromWorker], world_size: int, *, incarnation: int, config_digest: str
-    ) -> None:
+    def __init__(self, channel: Listener[FromWorker], world_size: int, *, incarnation: int, config_digest: str) -> None:
         self._channel = channel
         self._world_size = world_size
         self._incarnation = incarnation

@@ -20,7 +20,7 @@ from mmcached.wire.messages import engine as received
 from mmcached.wire.messages import frontend_from_engines as to_frontend
 from mmcached.wire.messages import worker as to_worker
 from mmcached.wire.process.turns import Guard, TurnShare
-from mmcached.wire.sockets.channels import RouterChannel
+from mmcached.wire.sockets.listener import Listener
 
 log = structlog.get_logger("mmcached.engine")
 
@@ -30,7 +30,7 @@ class WorkerMessages:
 
     def __init__(
         self,
-        channel: RouterChannel[received.FromWorker],
+        channel: Listener[received.FromWorker],
         group: WorkerGroup,
         frontend: FrontendConnection,
         scheduler: Scheduler,
@@ -55,17 +55,10 @@ class WorkerMessages:
         self._publish = publish
 
     def serve(self, share: TurnShare) -> None:
-        for _ in share:
-            raw = self._channel.receive_raw()
-            if raw is None:
-                return
-            peer, frames = raw
-            try:
-                message, payload = self._channel.decode(frames)
-            except RemoteProtocolError as error:
-                log.warning("bad message from a worker", peer=peer.hex(), reason=str(error))
-                continue
+        for peer, message, payload in self._channel.serve(share):
             match message:
+                case RemoteProtocolError():
+                    log.warning("bad message from a worker", peer=peer.hex(), reason=str(message))
                 case received.WorkerHello():
                     self._guard.call("hello of a worker", self._on_hello, peer, message)
                 case received.WorkerAttached():

@@ -50,7 +50,7 @@ from mmcached.shm.stats.page import StatsPageReader
 from mmcached.wire.errors import ConfigError, InvariantError, MmcachedError, ServiceUnavailable
 from mmcached.wire.limits import RESERVED_DESCRIPTORS
 from mmcached.wire.paths import RunDir
-from mmcached.wire.sockets.unix_sockets import NamedListener
+from mmcached.wire.sockets.unix_sockets import NamedSocket
 
 log = structlog.get_logger("mmcached.http")
 
@@ -85,7 +85,7 @@ class AdminServer:
         self._overviews = OverviewPages(lambda: store_readers(look().run_dir))
         self._registry = make_registry(look, reader.read)
         self._running: _Running | None = None
-        self._named: NamedListener | None = None
+        self._named: NamedSocket | None = None
         self._closing = ExitStack()
         self.url = ""
         """The TCP address; "" without a port."""
@@ -270,9 +270,9 @@ def _bind(host: str, port: int) -> socket.socket:
         raise ConfigError(field, value, f"{host}:{port} cannot be bound: {error.strerror or error}") from error
 
 
-def _listen_at(path: Path) -> NamedListener:
+def _listen_at(path: Path) -> NamedSocket:
     try:
-        return NamedListener(path, BACKLOG)
+        return NamedSocket(path, BACKLOG)
     except OSError as error:
         raise ConfigError("run_dir", str(path.parent), f"{path.name} cannot be bound: {error.strerror}") from error
 

@@ -14,15 +14,13 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import zmq
-
 from mmcached.cli.watch.service_status import Readiness, ServiceView, Snapshots, role_statuses
 from mmcached.shm.segment.ring_notes import missing_names
 from mmcached.wire.errors import DeadlineExceeded, MmcachedError, RemoteProtocolError, error_from_wire
 from mmcached.wire.messages.client import Failed, Probed, ToClient
 from mmcached.wire.messages.frontend import Probe
 from mmcached.wire.paths import RunDir
-from mmcached.wire.sockets.channels import DealerChannel
+from mmcached.wire.sockets.dialer import Dialer
 
 KEEP_S = 1.0
 """How long a result is reused, so that many callers cause one probe."""
@@ -90,14 +88,10 @@ def probe(run_dir: Path, timeout_s: float) -> Readiness:
     directory = RunDir(run_dir)
     if not directory.is_served():
         return Readiness(False, "the frontend does not listen at its socket")
-    with (
-        zmq.Context() as context,
-        DealerChannel[ToClient](context, directory.client_address, ToClient) as channel,
-    ):
-        channel.socket.setsockopt(zmq.LINGER, 0)
-        channel.send(Probe(1, timeout_s))
+    with Dialer[ToClient](directory.client_address, ToClient) as dialer:
+        dialer.send(Probe(1, timeout_s))
         try:
-            answer, _ = channel.receive(timeout_s + GRACE_S)
+            answer, _ = dialer.receive(timeout_s + GRACE_S)
         except DeadlineExceeded:
             return Readiness(False, str(DeadlineExceeded("probe of the frontend", timeout_s)))
         except RemoteProtocolError as error:

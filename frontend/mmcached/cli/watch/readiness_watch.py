@@ -12,8 +12,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable
 
-import zmq
-
 from mmcached.cli.watch.readiness import verdict
 from mmcached.wire.closeable import Closeable
 from mmcached.wire.config import ServiceConfig
@@ -21,7 +19,7 @@ from mmcached.wire.errors import ChannelFull, RemoteProtocolError
 from mmcached.wire.messages.client import Failed, Probed, ToClient
 from mmcached.wire.messages.frontend import Probe
 from mmcached.wire.paths import RunDir
-from mmcached.wire.sockets.channels import DealerChannel
+from mmcached.wire.sockets.dialer import Dialer
 
 READY_INTERVAL_S = 10.0
 RETRY_INTERVAL_S = 0.1
@@ -49,21 +47,21 @@ class ReadinessWatch(Closeable):
         self._next_ask = 0.0
         self._asked_at: float | None = None
         self._number = 0
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._channel: DealerChannel[ToClient] = DealerChannel(self._context, directory.client_address, ToClient)
-        self._channel.socket.setsockopt(zmq.LINGER, 0)
+        self._dialer: Dialer[ToClient] = Dialer(directory.client_address, ToClient)
+        self._num_losses = 0
 
     def look(self, now: float) -> None:
         """Take an answer if there is one, and send a probe if it is time."""
         self._take_answers(now)
-        if self._channel.take_disconnects():
+        if self._num_losses != self._dialer.num_losses:
+            self._num_losses = self._dialer.num_losses
             self._fail("the frontend has closed the connection", now)
         if self._asked_at is not None and now - self._asked_at > self._timeout_s + SLACK_S:
             self._fail(f"no answer to a probe within {self._timeout_s} s", now)
         if self._asked_at is None and now >= self._next_ask:
             self._number += 1
             with contextlib.suppress(ChannelFull):
-                self._channel.send(Probe(self._number, self._timeout_s))
+                self._dialer.send(Probe(self._number, self._timeout_s))
             self._asked_at = now
 
     @property
@@ -83,13 +81,12 @@ class ReadinessWatch(Closeable):
             self.engine_not_ready_since.pop(engine, None)
 
     def close(self) -> None:
-        self._channel.close()
-        self._context.term()
+        self._dialer.close()
 
     def _take_answers(self, now: float) -> None:
         while True:
             try:
-                received = self._channel.try_receive()
+                received = self._dialer.try_receive()
             except RemoteProtocolError as error:
                 self._fail(str(error), now)
                 continue

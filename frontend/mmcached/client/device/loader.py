@@ -16,7 +16,7 @@ import torch
 
 from mmcached.client.device.pinned_pages import PIECE_BYTES, PinnedPages
 from mmcached.client.device.runtime import CudaRuntime, Runtime
-from mmcached.client.device.streams import Copies, CudaCopies, Done
+from mmcached.client.device.streams import Copies, CudaCopies, RunningCopy
 from mmcached.shm.segment.pages import Pages, find
 from mmcached.wire.closeable import Closeable
 
@@ -56,7 +56,7 @@ class DeviceLoader(Closeable):
             later=self._thread.submit,
         )
         self._thread.submit(self._copies.warm_up)
-        self._held: dict[Done, list[torch.Tensor]] = {}  # one key is set or removed at a time, by any thread
+        self._held: dict[RunningCopy, list[torch.Tensor]] = {}  # one key is set or removed at a time, by any thread
 
     @property
     def pinned_bytes(self) -> int:
@@ -95,7 +95,7 @@ class DeviceLoader(Closeable):
             self._wait_for(done)
         self._pinned.close()
 
-    def _wait_for(self, done: Done) -> None:
+    def _wait_for(self, done: RunningCopy) -> None:
         done.synchronize()
         self._held.pop(done, None)
 

@@ -26,7 +26,7 @@ PIECE_BYTES = 256 << 20
 """Bytes pinned in one call: a call for hundreds of GiB fails, and smaller calls than this gain no time."""
 
 
-class Part(NamedTuple):
+class RecordPart(NamedTuple):
     """A part of a record: its begin and end (exclusive) in the pages, and whether they are pinned."""
 
     begin: int
@@ -72,7 +72,7 @@ class PinnedPages:
         with self._lock:
             return self._num_pinned() * self._piece_bytes
 
-    def parts_of(self, pages: Pages, begin: int, end: int) -> Iterator[Part]:
+    def parts_of(self, pages: Pages, begin: int, end: int) -> Iterator[RecordPart]:
         """Yield the parts of a record between the borders of pieces, in order; count its pieces as read.
 
         A copy never crosses a border: the runtime treats two pieces as two allocations.
@@ -80,7 +80,7 @@ class PinnedPages:
         size = self._piece_bytes
         for piece in range(begin // size, -(-end // size)):
             is_pinned = self._is_pinned(pages, piece)
-            yield Part(max(begin, piece * size), min(end, (piece + 1) * size), is_pinned)
+            yield RecordPart(max(begin, piece * size), min(end, (piece + 1) * size), is_pinned)
 
     def close(self) -> None:
         """Unpin all pieces; no copy may be in progress. A second call does nothing."""

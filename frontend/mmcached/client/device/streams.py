@@ -21,7 +21,7 @@ BOUNCE_BYTES = 32 << 20
 """Bytes copied through other memory at a time."""
 
 
-class Done(Protocol):
+class RunningCopy(Protocol):
     """A copy in progress."""
 
     def query(self) -> bool:
@@ -43,7 +43,7 @@ class Copies(Protocol):
         """
         ...
 
-    def copy(self, parts: Sequence[tuple[torch.Tensor, bool]]) -> tuple[torch.Tensor, Done]:
+    def copy(self, parts: Sequence[tuple[torch.Tensor, bool]]) -> tuple[torch.Tensor, RunningCopy]:
         """Return the bytes of all parts, one after the other, on the device.
 
         They are ready for work queued on the current stream from now on.
@@ -68,7 +68,7 @@ class CudaCopies:
                 allow_beside_captures()
             _ = _pinned(), _pinned()
 
-    def copy(self, parts: Sequence[tuple[torch.Tensor, bool]]) -> tuple[torch.Tensor, Done]:
+    def copy(self, parts: Sequence[tuple[torch.Tensor, bool]]) -> tuple[torch.Tensor, RunningCopy]:
         with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
             # Memory of this stream: it need not wait for the current stream's work on reused memory.
             target = torch.empty(sum(len(part) for part, _ in parts), dtype=torch.uint8, device=self._device)

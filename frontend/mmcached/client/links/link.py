@@ -9,7 +9,7 @@ and `LoopLink` implement how a call waits, and how the socket is read meanwhile;
 
 Does not know the further meaning of messages. Invariants: one thread reads at a time, so `on_arrival` and `on_loss` are
 called one after the other, in the order of arrival. A message for a call that has ended goes to `on_unsolicited`, also
-if it came at the same moment. A link broken by an exception in the middle of a message ends all calls with an error.
+if it came at the same moment. An exception in the middle of a message ends the connection, as if it was lost.
 """
 
 from __future__ import annotations
@@ -24,12 +24,11 @@ from functools import partial
 from typing import Generic, TypeVar
 
 from mmcached.client.links.presence import Presence
-from mmcached.client.links.shared_socket import BROKEN, CLOSED, PARENTS, Received, SharedSocket
+from mmcached.client.links.shared_socket import CLOSED, PARENTS, Received, SharedSocket
 from mmcached.client.links.uninterrupted import uninterrupted
 from mmcached.client.token_stream import News
 from mmcached.client.verb import Verb
 from mmcached.wire.errors import (
-    LocalProtocolError,
     MmcachedError,
     PeerGone,
     RemoteProtocolError,
@@ -43,7 +42,7 @@ from mmcached.wire.paths import RunDir
 from mmcached.wire.sockets.frames import Frame
 
 
-class Waiter(ABC):
+class WaitingCall(ABC):
     """A waiting call, and its news.
 
     Attributes:
@@ -62,7 +61,7 @@ class Waiter(ABC):
         """End its wait, or the next one."""
 
 
-WaiterT = TypeVar("WaiterT", bound=Waiter)
+WaiterT = TypeVar("WaiterT", bound=WaitingCall)
 
 
 class Link(ABC, Generic[WaiterT]):
@@ -97,16 +96,10 @@ class Link(ABC, Generic[WaiterT]):
         self._on_loss = on_loss
         self._open: dict[object, WaiterT] = {}
         self._mutex = threading.RLock()
-        self._is_broken = False
         self._presence = Presence(directory, client_id, name=name)
         self._end_presence = weakref.finalize(self, self._presence.close)
         self._end_presence.atexit = False  # at exit the kernel frees the lock
         self._socket = SharedSocket(directory.client_address)
-
-    @property
-    def is_broken(self) -> bool:
-        """Whether an interrupted call has broken it: close it, and make another under another client id."""
-        return self._is_broken or self._socket.is_broken
 
     # ---- waiting
 
@@ -208,10 +201,10 @@ class Link(ABC, Generic[WaiterT]):
         self._socket.abandon()
         self._end_all(PARENTS)
 
-    def close(self, why: MmcachedError = CLOSED) -> None:
-        """Send a goodbye if connected, and close; open calls and streams, and all later ones, end with `why`."""
-        self._end_all(why)
-        self._socket.close(ClientBye(self._client_id), why)
+    def close(self) -> None:
+        """Send a goodbye if connected, and close; open and later calls and streams end with `ClientClosed`."""
+        self._end_all(CLOSED)
+        self._socket.close(ClientBye(self._client_id))
         self._end_presence()
 
     # ---- internals
@@ -223,24 +216,21 @@ class Link(ABC, Generic[WaiterT]):
     def _take_next(self) -> bool:
         """Handle one message, or a lost connection; return whether there was either."""
         try:
-            try:
-                received = self._socket.receive()
-            except RemoteProtocolError as error:
-                self._end_all(error)
-                return True
+            received = self._socket.receive()
             if received is not None:
                 self._take_in(*received)
-                return True
-            if self._socket.take_losses():
+            elif self._socket.take_losses():
                 self._lose()
-                return True
-            return False
-        except LocalProtocolError:
+            else:
+                return False
+        except RemoteProtocolError as error:
+            self._end_all(error)
+        except MmcachedError:  # closed, or in use further down this stack
             raise
         except BaseException:  # a message may be lost, and with it the answer to another call
-            self._is_broken = True
-            self._end_all(BROKEN)
+            self._socket.break_off()
             raise
+        return True
 
     def _take_in(self, message: ToClient, payload: list[Frame]) -> None:
         """Pass a message to its call."""
@@ -282,7 +272,7 @@ class Link(ABC, Generic[WaiterT]):
 
     def _lose(self) -> None:
         self._on_loss()
-        self._end_all(PeerGone("the frontend died while the call was open; try again"))
+        self._end_all(PeerGone("the connection to the frontend was lost while the call was open; try again"))
         # The run directory may be a new one by now, and the next frontend takes a client without a lock for dead.
         with self._mutex, contextlib.suppress(MmcachedError, OSError):
             self._presence.renew()

@@ -10,10 +10,10 @@ import time
 import weakref
 from typing import Any
 
-from mmcached.client.links.link import Link, Waiter
+from mmcached.client.links.link import Link, WaitingCall
 
 
-class LoopWaiter(Waiter):
+class LoopWaiter(WaitingCall):
     """A call of one event loop."""
 
     __slots__ = ("_rung",)
@@ -69,10 +69,6 @@ class LoopLink(Link[LoopWaiter]):
             pass
 
     def _read(self) -> None:
-        try:
-            self._socket.sleep(0)  # resets the bell
-            while self._take_next():
-                pass
-        except BaseException:  # a broken socket would be ready for ever
-            self._socket.unwatch()
-            raise
+        self._socket.sleep(0)  # resets the bell
+        while self._take_next():
+            pass

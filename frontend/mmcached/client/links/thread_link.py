@@ -12,14 +12,14 @@ import threading
 import time
 from typing import Any
 
-from mmcached.client.links.link import Link, Waiter
+from mmcached.client.links.link import Link, WaitingCall
 from mmcached.wire.errors import LocalProtocolError
 
 LOOK_INTERVAL_S = 0.1
 """Seconds between a waiting client's checks that the frontend is still there."""
 
 
-class ThreadWaiter(Waiter):
+class ThreadWaiter(WaitingCall):
     """A call of one thread.
 
     Attributes:

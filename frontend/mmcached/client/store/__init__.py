@@ -1,9 +1,11 @@
 """The client's side of the store, without sockets.
 
-reads           calls that read: get, contains, keys; their messages and their errors
-verbs           calls that change the store: put, claims, drop
+access          contact, session and errors of all calls
+reads           calls that read: get, contains, keys
+puts            calls that put and drop records
+verbs           calls that claim keys; the calls of all four modules
 sessions        the session of the current ring, and messages that concern it
-session         the client as a reader of one ring
+session         the client as a reader of one ring    reader_session: its entry there
 hits            a found record
 bare            a single tensor stored as a record
 put_result      the result of a put

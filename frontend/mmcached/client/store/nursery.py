@@ -97,7 +97,7 @@ class _Room:
         return replace(self, own=own, cold=cold)
 
 
-class Nursery:
+class ClientNursery:
     """One nursery, from its first grant until its connection is lost.
 
     Attributes:
@@ -218,7 +218,7 @@ class Nursery:
             self._populated = None
 
 
-class Nurseries:
+class ClientNurseries:
     """The current nursery of one client id, if it has one.
 
     Attributes:
@@ -227,7 +227,7 @@ class Nurseries:
 
     def __init__(self) -> None:
         self.why_inline = ""
-        self._nursery: Nursery | None = None
+        self._nursery: ClientNursery | None = None
         self._lock = threading.RLock()
         self._is_opening = self._is_over = False
         self._retry_at = -float("inf")
@@ -260,7 +260,7 @@ class Nurseries:
                 return
             self._nursery = None
             if not self._is_over:
-                self._nursery = Nursery(grants, has_checksums=has_checksums)
+                self._nursery = ClientNursery(grants, has_checksums=has_checksums)
         if former is not None:
             former.close()
 
@@ -317,10 +317,7 @@ class Nurseries:
     def abandon(self) -> None:
         """In a forked child: unmap the parent's nursery."""
         self._lock = threading.RLock()  # the thread that held it may not exist here
-        self._is_over = True
-        nursery, self._nursery = self._nursery, None
-        if nursery is not None:
-            nursery.close()
+        self.close()
 
     def _refuse(self, reason: str) -> None:
         self.why_inline = reason

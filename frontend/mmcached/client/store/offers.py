@@ -13,7 +13,7 @@ from mmcached.cache.store_keys import about_record, store_key
 from mmcached.client.contact import Contact, Deadline
 from mmcached.client.results import expect
 from mmcached.client.store.fail_open import FailOpen
-from mmcached.client.store.nursery import Nurseries
+from mmcached.client.store.nursery import ClientNurseries
 from mmcached.client.verb import Verb
 from mmcached.shm.ring.slot_table import boot_ns
 from mmcached.shm.store.codec import EncodedRecord
@@ -29,7 +29,7 @@ MIN_ASKED_BYTES = 512 << 10
 class Offers:
     """The puts of one client id."""
 
-    def __init__(self, contact: Contact, nurseries: Nurseries, guard: FailOpen) -> None:
+    def __init__(self, contact: Contact, nurseries: ClientNurseries, guard: FailOpen) -> None:
         self._contact = contact
         self._nurseries = nurseries
         self._guard = guard

@@ -12,48 +12,25 @@ Does not use sockets or event loops. Any number of calls may run at a time, in a
 from __future__ import annotations
 
 import fnmatch
-import time
-from collections.abc import Iterator, Sequence
-from typing import TypeVar
+from collections.abc import Sequence
 
-from mmcached.client.arguments import checked_key, checked_keys, checked_match, checked_tenant
-from mmcached.client.contact import Contact, Deadline
+from mmcached.client.arguments import checked_key, checked_keys, checked_match
+from mmcached.client.contact import Deadline
 from mmcached.client.results import expect
-from mmcached.client.store.fail_open import FailOpen
+from mmcached.client.store.access import StoreAccess, T, batches
 from mmcached.client.store.hits import Hit, Reading, reading_of
-from mmcached.client.store.session import StoreSession
-from mmcached.client.store.sessions import StoreSessions
 from mmcached.client.store.tokens import LeaseToken, checked_token
-from mmcached.client.verb import Call, Done, Verb
+from mmcached.client.verb import Call, ReadyResult, Verb
 from mmcached.shm.store.codec import DEFAULT_LIBRARY, Library
 from mmcached.shm.store.tensor_bytes import Bytes1D
 from mmcached.wire.errors import MmcachedError, RemoteProtocolError, SegmentError
 from mmcached.wire.handle import Handle
-from mmcached.wire.messages.client import Present, ReaderRegistered, Records
-from mmcached.wire.messages.frontend import MAX_KEYS, GetRecords, HaveRecords, RegisterReader
-from mmcached.wire.messages.parts import Inline
-from mmcached.wire.sockets.frames import Frame
-
-GREET_AGAIN_S = 5.0
-"""Seconds after which a service without a store is greeted again."""
-
-T = TypeVar("T")
+from mmcached.wire.messages.client import Present, Records
+from mmcached.wire.messages.frontend import GetRecords, HaveRecords
 
 
-class StoreReads:
-    """Read access of one client id to the store.
-
-    Args:
-        guard: Counts errors, and decides which count as misses.
-    """
-
-    def __init__(self, contact: Contact, sessions: StoreSessions, guard: FailOpen) -> None:
-        self.contact = contact
-        self._sessions = sessions
-        self._guard = guard
-        self._greet_again_at = time.monotonic()
-
-    # ---- the calls
+class StoreReads(StoreAccess):
+    """Calls of one client id that read the store."""
 
     def get(
         self,
@@ -90,7 +67,7 @@ class StoreReads:
         asks = self._sessions.has_second_level and not local
         hits = self._find_and_count([key], reading, tenant, asks)
         if hits is not None and (hits[0] is not None or not asks):
-            return Done(hits[0])
+            return ReadyResult(hits[0])
         return only(self._ask_and_count([key], reading, deadline, tenant, local=local))
 
     def get_many(
@@ -114,7 +91,7 @@ class StoreReads:
         asks = self._sessions.has_second_level and not local
         hits = self._find_and_count(names, reading, tenant, asks, counts=counts)
         if hits is not None and (None not in hits or not asks):
-            return Done(hits)
+            return ReadyResult(hits)
         hits = hits or [None] * len(names)
         return self._ask_for_missing(names, hits, reading, deadline, tenant, local=local, counts=counts)
 
@@ -160,14 +137,14 @@ class StoreReads:
         deadline = None if timeout_s is None else self.contact.deadline(timeout_s)
         known = self._sessions.present
         if known is not None and (seen := known.contains(names, tenant)) is not None:
-            return Done(seen)
+            return ReadyResult(seen)
         verb = self._contains(names, deadline or self.contact.deadline(None), tenant)
         return self._guarded("contains_many", verb, [False] * len(names))
 
     def exists(self, key: str, *, timeout_s: float | None = None, tenant: str | None = None) -> Call[bool]:
         """Return whether a key has a record on this host: `contains_many` of one key. Also as `key in client`."""
         found = self.contains_many([checked_key(key)], timeout_s=timeout_s, tenant=tenant)
-        return Done(found.result[0]) if isinstance(found, Done) else only(found)
+        return ReadyResult(found.result[0]) if isinstance(found, ReadyResult) else only(found)
 
     def keys(self, match: str = "*", *, timeout_s: float | None = None, tenant: str | None = None) -> Verb[list[str]]:
         """Return the keys of this host's store, the newest first; `len(client)` is the number of all.
@@ -345,93 +322,7 @@ class StoreReads:
             raise SegmentError(f"the store's memory cannot be seen from here: {session.why_inline or 'not attached'}")
         return seen or []
 
-    # ---- helpers
-
-    def _tenant(self, tenant: str | None) -> str:
-        """Return the tenant that a call names, or else the client's own."""
-        return self.contact.options.tenant if tenant is None else checked_tenant(tenant)
-
-    def _find(
-        self, keys: list[str], reading: Reading, tenant: str, *, counts_misses: bool = True, counts_hits: bool = True
-    ) -> list[Hit | None] | None:
-        """Look into the ring as `StoreSession.find` does; None: the ring cannot be seen, or not yet."""
-        session = self._sessions.present
-        if session is None:
-            return None
-        return session.find(keys, tenant, reading, counts_misses=counts_misses, counts_hits=counts_hits)
-
-    def _session_at_hand(self) -> StoreSession | None:
-        """Handle received messages; return the session of the store's ring if a request can be sent at once."""
-        welcome, session = self.contact.catch_up(), self._sessions.present
-        if welcome is None or session is None or not session.is_announced(welcome.store_ring):
-            return None
-        return session
-
-    def _in_contact(self, deadline: Deadline) -> Verb[StoreSession]:
-        """Greet the service, become a reader and announce it, unless that has been done.
-
-        A service without a store is greeted again every `GREET_AGAIN_S`: it may have found memory for one.
-        """
-        known, now = self.contact.welcome, time.monotonic()
-        if known is not None and known.store_ring is None and now >= self._greet_again_at:
-            self.contact.greet_again()
-            self._greet_again_at = now + GREET_AGAIN_S
-        welcome = yield from self.contact.connect(deadline, is_patient=not self._guard.is_open)
-        session = self._sessions.of(welcome.store_ring)
-        if session is None:
-            raise self.contact.refusal()
-        if session.why_inline:
-            warning = f"records come through the socket, which is slower: {session.why_inline}"
-            self._guard.warn_once("no reader", "" if session.ring is None else session.ring.ring_id, warning)
-        if (reader := session.take_announcement()) is not None:
-            try:
-                ask = RegisterReader(*self._ids(), reader.announcement.epoch, reader.reader_id, reader.incarnation)
-                message, _ = yield from self.contact.exchange(ask, deadline)
-                session.is_attached = expect(message, ReaderRegistered).is_attached
-            except BaseException:
-                session.lost_contact()
-                raise
-        return session
-
-    def _ids(self) -> tuple[str, int]:
-        return self.contact.client_id, self.contact.next_id()
-
-    def _guarded(self, operation: str, verb: Verb[T], nothing: T) -> Verb[T]:
-        try:
-            return (yield from verb)
-        except MmcachedError as error:
-            if not self._is_miss(operation, error):
-                raise
-        return nothing
-
-    def _is_miss(self, operation: str, error: MmcachedError) -> bool:
-        if self.contact.is_closed:
-            raise self.contact.refusal() from None  # a closed client's call is an error, not a miss
-        return self._guard.is_miss(operation, error)
-
-    def _open(
-        self,
-        session: StoreSession,
-        answer: Records,
-        payload: Sequence[Frame],
-        reading: Reading,
-        *,
-        keys: Sequence[str],
-        tenant: str,
-    ) -> list[Hit | None]:
-        if len(answer.records) != len(keys):
-            raise RemoteProtocolError(f"{len(answer.records)} records for {len(keys)} keys", "records")
-        hits = session.open(answer, payload, reading, keys=keys, tenant=tenant)
-        self._guard.count(inline_hits=sum(isinstance(place, Inline) for place in answer.records))
-        return hits
-
 
 def only(verb: Verb[list[T]]) -> Verb[T]:
     (found,) = yield from verb
     return found
-
-
-def batches(keys: list[T]) -> Iterator[list[T]]:
-    """Yield the keys in batches of at most `MAX_KEYS`, the limit of one message."""
-    for start in range(0, len(keys), MAX_KEYS):
-        yield keys[start : start + MAX_KEYS]

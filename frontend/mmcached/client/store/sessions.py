@@ -12,7 +12,7 @@ import threading
 from functools import partial
 
 from mmcached.client.links.uninterrupted import uninterrupted
-from mmcached.client.store.nursery import Nurseries
+from mmcached.client.store.nursery import ClientNurseries
 from mmcached.client.store.session import StoreSession
 from mmcached.wire.handle import RingAnnouncement
 from mmcached.wire.messages.client import (
@@ -41,7 +41,7 @@ class StoreSessions:
     def __init__(self, *, counts_hits: bool = True) -> None:
         self._counts_hits = counts_hits
         self._store_epoch = 0
-        self.nurseries = Nurseries()
+        self.nurseries = ClientNurseries()
         self.has_second_level = False
         self.takes_records = True
         self._lock = threading.RLock()

@@ -11,7 +11,8 @@ from mmcached.wire.messages.client import Failed
 from mmcached.wire.messages.frontend import FromClient
 from mmcached.wire.messages.parts import MessageLimits
 from mmcached.wire.paths import RunDir
-from mmcached.wire.sockets.listener import Bounds, Listener
+from mmcached.wire.sockets.bounds import Bounds
+from mmcached.wire.sockets.listener import Listener
 
 BODY_BYTES = 2 * MIB
 """Maximum size of a client's message without its payload: enough for 4096 keys of the usual length."""

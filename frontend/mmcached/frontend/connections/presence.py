@@ -39,23 +39,29 @@ class ClientPresence:
         """The connections that act for clients."""
         return list(self._peer_to_client)
 
-    def bind(self, peer: bytes, client_id: str) -> None:
+    def bind(self, peer: bytes, client_id: str) -> bool:
         """Bind a connection to a client; a repeated call changes nothing.
+
+        Returns:
+            False for a connection that the client has closed and replaced: its last messages are read late.
 
         Raises:
             RemoteProtocolError: The connection acts for another client, or another connection for this client.
         """
         former = self._client_to_peer.get(client_id)
         if former == peer:
-            return
+            return True
         if peer in self._peer_to_client:
             raise RemoteProtocolError("this connection speaks for another client", "client_id")
         if former is not None:
             if self._channel.is_connected(former):
+                if not self._channel.is_connected(peer):
+                    return False
                 raise RemoteProtocolError("another connection speaks for this client", "client_id")
             self.leave(client_id)
         self._client_to_peer[client_id] = peer
         self._peer_to_client[peer] = client_id
+        return True
 
     def leave(self, client_id: str) -> None:
         """Free a client's connection; an unknown client changes nothing."""

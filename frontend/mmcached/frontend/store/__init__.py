@@ -2,11 +2,11 @@
 
 store_service   handles the clients' messages
 record_reads    counted lookups                     record_sender: sends records to clients
-put_service     puts                                put_refusal: why a record is not kept
+put_service     puts
 claim_service   claims: a record that several clients lack is computed once
 claim_table     which client has which claim
 record_store    records by tenant and key, epochs
-ring_records    the records in the ring, by name    no_objects: without a ring
+ring_records    the records in the ring, by name
 record_books    quotas and shares                   tenant_books: eviction order within a quota
 second_level    connection to the process that fetches and saves records
 fetch_table     records to fetch, and the requests that wait    save_queue: records to save

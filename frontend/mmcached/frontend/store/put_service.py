@@ -17,8 +17,7 @@ from mmcached.frontend.store.claim_service import ClaimService
 from mmcached.frontend.store.client_figures import ClientFigures
 from mmcached.frontend.store.fetch_table import Wanted
 from mmcached.frontend.store.nursery_service import NurseryService
-from mmcached.frontend.store.put_refusal import PutRefusal
-from mmcached.frontend.store.record_store import RecordStore
+from mmcached.frontend.store.record_store import PutRefusal, RecordStore
 from mmcached.frontend.store.second_level import SecondLevelConnection
 from mmcached.shm import EncodedRecord
 from mmcached.shm.ring.nursery_table import PlacedRecord

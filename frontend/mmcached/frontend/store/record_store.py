@@ -18,6 +18,7 @@ Invariants: a tenant's records stay within its quota, the clients' records and t
 from __future__ import annotations
 
 import time
+from enum import StrEnum
 from typing import Self
 
 from mmcached.cache.store_keys import (
@@ -26,10 +27,8 @@ from mmcached.cache.store_keys import (
     store_key,
 )
 from mmcached.frontend.connections.rings import NoRing
-from mmcached.frontend.store.no_objects import NoObjects
-from mmcached.frontend.store.put_refusal import PutRefusal
 from mmcached.frontend.store.record_books import RecordBooks
-from mmcached.frontend.store.ring_records import RingRecords
+from mmcached.frontend.store.ring_records import NoObjects, RingRecords
 from mmcached.shm import EncodedRecord, RingWriter
 from mmcached.shm.crash_points import crash_point
 from mmcached.shm.ring.nursery_table import PlacedRecord
@@ -43,6 +42,16 @@ from mmcached.wire.errors import (
 )
 from mmcached.wire.handle import Handle
 from mmcached.wire.latency import Histogram
+
+
+class PutRefusal(StrEnum):
+    """Why a record is not kept; `RecordStore.text_of` fills the limit into the text."""
+
+    NO_STORE = "the service keeps no records (store_gb = 0)"
+    OLD_EPOCH = "it was computed before the last new epoch"
+    TOO_LARGE = "it is larger than one record may be: at most {limit} bytes (store_max_object_mb)"
+    BEYOND_TENANT_QUOTA = "it is larger than its tenant's quota: {limit} bytes (store_tenant_quota_gb)"
+    FULL = "there is no room now: too much of the {limit} bytes is leased (store_gb)"
 
 
 class RecordStore(Closeable):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from mmcached.cache.store_keys import ITEMS_TENANT, About, num_embeds_of, parse_about, store_key
 from mmcached.frontend.connections.rings import NoRing
-from mmcached.frontend.store.no_objects import NoObjects
 from mmcached.frontend.store.record_books import RecordBooks
 from mmcached.shm import ObjectStoreWriter, RingWriter
 from mmcached.shm.ring.chunks import RingClaim
@@ -21,6 +20,30 @@ from mmcached.wire.handle import Handle
 
 EXPIRED_AT_ONCE = 256
 """Maximum number of expired records dropped in one turn: 4 ms."""
+
+
+class NoObjects:
+    """Stands in for the records of a ring until there is one: no key has a record."""
+
+    ring = NoRing()
+
+    def find(self, key: str) -> None:
+        return None
+
+    def discard(self, key: str) -> None:
+        pass
+
+    def discard_expired(self, limit: int) -> list[str]:
+        return []
+
+    def clear(self) -> None:
+        pass
+
+    def __len__(self) -> int:
+        return 0
+
+    def close(self) -> None:
+        pass
 
 
 class RingRecords(Closeable):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from mmcached.cache.store_keys import ITEMS_TENANT, about_item, num_embeds_of, store_key
-from mmcached.frontend.connections.rings import NoRing
 from mmcached.frontend.store.ring_records import RingRecords
 from mmcached.shm import EncodedRecord, ObjectStoreWriter, RingWriter
 from mmcached.shm.ring.slot_table import boot_ns
@@ -27,8 +26,8 @@ class ItemRecords:
         return self._records.books.items.num_bytes
 
     @property
-    def ring(self) -> RingWriter | NoRing:
-        return self._records.ring
+    def has_ring(self) -> bool:
+        return isinstance(self._records.ring, RingWriter)
 
     @property
     def num_evictions(self) -> int:
@@ -72,6 +71,20 @@ class ItemRecords:
     def frames(self, handle: Handle) -> list[Frame]:
         """Copy an item out as message frames; raise StaleHandle if the handle is not current."""
         return self._records.frames(handle)
+
+    def pin(self, handle: Handle) -> None:
+        """Keep an item from eviction until `unpin`; pins are counted."""
+        if isinstance(ring := self._records.ring, RingWriter):
+            ring.records.pin(handle)
+
+    def unpin(self, handle: Handle) -> None:
+        if isinstance(ring := self._records.ring, RingWriter):
+            ring.records.unpin(handle)
+
+    def is_leased(self, handle: Handle) -> bool:
+        """Return whether a reader has a lease on an item."""
+        ring = self._records.ring
+        return isinstance(ring, RingWriter) and ring.records.is_leased(handle)
 
     def drop(self, mm_hash: str) -> None:
         """Drop an item; readers with a lease read on. A missing item changes nothing."""

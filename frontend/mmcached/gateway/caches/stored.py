@@ -19,7 +19,6 @@ from dataclasses import replace
 
 from mmcached.cache.kinds import SMALL_SHARE
 from mmcached.cache.request_lru import Entry, RequestLRU
-from mmcached.frontend.connections.rings import NoRing
 from mmcached.gateway.caches.item_cache import ItemCache, OutgoingItem
 from mmcached.gateway.caches.item_records import ItemRecords
 from mmcached.gateway.processing.processor import GatewayItem
@@ -50,10 +49,8 @@ class StoredItemCache(ItemCache):
         return [items[key] for key in keys]
 
     def release(self, items: Sequence[OutgoingItem]) -> None:
-        ring = self._items.ring
         for handle in _handles(items):
-            if not isinstance(ring, NoRing):
-                ring.records.unpin(handle)
+            self._items.unpin(handle)
 
     def inline(self, items: Sequence[OutgoingItem]) -> list[OutgoingItem]:
         return [
@@ -79,7 +76,7 @@ class StoredItemCache(ItemCache):
             return None
         handle, num_embeds = found
         self._items.touch(key, handle)
-        self._pin(handle)
+        self._items.pin(handle)
         return OutgoingItem(key, handle.nbytes, num_embeds, handle)
 
     def _resolve_one(
@@ -105,13 +102,8 @@ class StoredItemCache(ItemCache):
             self._num_fallbacks += 1
             return OutgoingItem.inline(key, item)
         if is_pinned:
-            self._pin(handle)
+            self._items.pin(handle)
         return OutgoingItem(key, nbytes, item.num_embeds, handle)
-
-    def _pin(self, handle: Handle) -> None:
-        ring = self._items.ring
-        if not isinstance(ring, NoRing):
-            ring.records.pin(handle)
 
 
 def _handles(items: Sequence[OutgoingItem]) -> Iterator[Handle]:

@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from mmcached.frontend.connections.rings import NoRing
 from mmcached.frontend.rounds import AnswerTo, Rounds, check_room
 from mmcached.gateway.caches.item_records import ItemRecords
 from mmcached.gateway.engines.engine_connections import EngineConnection, EngineConnections
@@ -159,8 +158,8 @@ class _EngineProbes(Rounds):
         data = secrets.token_bytes(PROBE_BYTES)
         key, encoded = f"probe {secrets.token_hex(8)}", codec.encode({FIELD: np.frombuffer(data, np.uint8)})
         place = self._items.put(key, encoded, 0)  # without room: inline, like any other item
-        if place is not None and not isinstance(ring := self._items.ring, NoRing):
-            ring.records.pin(place)  # until it is dropped
+        if place is not None:
+            self._items.pin(place)  # until it is dropped
         self._item = _Item(hashlib.blake2b(data, digest_size=16).hexdigest(), key, place)
         frames = [] if place is not None else encoded.frames()
         payload = Inline(0, len(frames)) if place is None else StoredItem(place.token)
@@ -196,5 +195,4 @@ class _EngineProbes(Rounds):
         return ServiceUnavailable(f"engine {self._connection.index} died while it was probed")
 
     def _is_leased(self, item: _Item) -> bool:
-        ring = self._items.ring
-        return item.place is not None and not isinstance(ring, NoRing) and ring.records.is_leased(item.place)
+        return item.place is not None and self._items.is_leased(item.place)

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 from mmcached.gateway.caches.item_cache import OutgoingItem
 from mmcached.gateway.engines.engine_connections import EngineConnection
 from mmcached.gateway.processing.media import Medium
+from mmcached.gateway.requests.open_stream import OpenStream
 from mmcached.gateway.requests.waits import Verb, Wait
 from mmcached.wire.messages.client import Encoded, Failed, Generated
 from mmcached.wire.messages.frontend import Encode, Generate
 from mmcached.wire.sockets.frames import Frame
 
 if TYPE_CHECKING:
-    from mmcached.gateway.requests.token_streams import OpenStream
     from mmcached.wire.tracing import RequestSpan
 
 Answer = tuple[Encoded | Generated | Failed, Sequence[Frame]]

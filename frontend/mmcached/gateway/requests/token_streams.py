@@ -16,63 +16,17 @@ order, to the client that asked for it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 
+from mmcached.frontend.mount import Send
 from mmcached.gateway.requests.open_requests import OpenRequest
+from mmcached.gateway.requests.open_stream import OpenStream
 from mmcached.wire.errors import MissingRows, RequestAborted
 from mmcached.wire.messages.client import Tokens
 from mmcached.wire.messages.frontend import ROW_WINDOW_BYTES, Generate, TokensTaken
 from mmcached.wire.messages.parts import RequestRows, Rows, StreamedTokens
 from mmcached.wire.row_pieces import RowPieces
 from mmcached.wire.sockets.frames import Frame
-
-Send = Callable[[bytes, Tokens, Sequence[Frame]], bool]
-"""Queues a message for a client; returns whether it was queued."""
-
-
-@dataclass(slots=True, eq=False)
-class OpenStream:
-    """The stream of one generation.
-
-    Attributes:
-        window: Maximum number of tokens that are sent and not confirmed.
-        row_window_bytes: The same for rows, in bytes.
-        rows: Waiting rows by key; empty if all rows come with the answer.
-        num_sent, num_taken: Number of tokens sent, and confirmed by the client.
-        waiting: Tokens that are not sent yet.
-        num_row_bytes_sent, num_row_bytes_taken: Bytes of rows of all keys.
-    """
-
-    peer: bytes
-    request_id: int
-    window: int
-    row_window_bytes: int
-    rows: dict[str, RowPieces]
-    num_sent: int = 0
-    num_taken: int = 0
-    waiting: list[int] = field(default_factory=list)
-    num_row_bytes_sent: int = 0
-    num_row_bytes_taken: int = 0
-
-    @property
-    def num_committed(self) -> int:
-        return self.num_sent + len(self.waiting)
-
-    @property
-    def can_send(self) -> bool:
-        return (
-            self.num_sent - self.num_taken < self.window
-            and self.num_row_bytes_sent - self.num_row_bytes_taken < self.row_window_bytes
-            and bool(self.waiting or any(map(len, self.rows.values())))
-        )
-
-    def sent(self) -> None:
-        self.num_sent += len(self.waiting)
-        self.waiting = []
-        for pieces in self.rows.values():
-            self.num_row_bytes_sent += pieces.num_bytes
-            pieces.hand_on()
 
 
 class TokenStreams:

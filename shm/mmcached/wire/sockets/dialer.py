@@ -3,10 +3,10 @@
     disconnected ──any call, every `RETRY_S`──> connected ──the peer ends, or breaks ZMTP──> disconnected
         └── messages wait                          └── messages are sent at once; what the kernel does not take waits
 
-Messages are those of `channels`. Waiting messages are lost with the connection, as are sent and unread ones. A loss is
+Messages are those of `frames`. Waiting messages are lost with the connection, as are sent and unread ones. A loss is
 counted after everything that the peer sent before was read.
 
-Only `flush` waits. One thread at a time may call a dialer, and any may poll its descriptor.
+Only `flush` and `receive` wait. One thread at a time may call a dialer, and any may poll its descriptor.
 """
 
 from __future__ import annotations
@@ -21,13 +21,14 @@ from collections.abc import Callable, Sequence
 from typing import Any, Generic
 
 from mmcached.wire.closeable import Closeable
-from mmcached.wire.errors import ChannelFull, RemoteProtocolError
+from mmcached.wire.errors import ChannelFull, DeadlineExceeded, RemoteProtocolError
 from mmcached.wire.sockets.frames import (
     MAX_FRAME_BYTES,
     SEND_HIGH_WATER_MARK,
     Frame,
     ReceivesT,
     decode_frames,
+    encode_frames,
     make_decoder,
 )
 from mmcached.wire.sockets.sending import kept, send_now, send_queued
@@ -76,6 +77,10 @@ class Dialer(Generic[ReceivesT], Closeable):
         """Return in how many seconds `try_receive` should be called in any case; infinite while connected."""
         return math.inf if self.is_connected else max(0.0, self._dial_at - self._clock())
 
+    def send(self, message: object, payload: Sequence[Frame] = ()) -> None:
+        """Send or queue one message; as `send_frames`."""
+        self.send_frames(encode_frames(message, payload))
+
     def send_frames(self, frames: Sequence[Frame]) -> None:
         """Send or queue the frames of one message; mutable frames are copied if they are queued.
 
@@ -119,6 +124,23 @@ class Dialer(Generic[ReceivesT], Closeable):
             self._is_used_up = not self._reader.has_more
         return None
 
+    def receive(self, timeout_s: float) -> tuple[ReceivesT, list[Frame]]:
+        """Return the next message and its payload; connects meanwhile if need be.
+
+        Raises:
+            DeadlineExceeded: None came within `timeout_s`.
+            RemoteProtocolError: The message was read and does not validate.
+        """
+        end = self._clock() + timeout_s
+        poll = select.poll()
+        poll.register(self._epoll.fileno(), select.POLLIN)
+        while (received := self.try_receive()) is None:
+            left_s = end - self._clock()
+            if left_s <= 0:
+                raise DeadlineExceeded("receive", timeout_s)
+            poll.poll(math.ceil(min(left_s, self.retry_s()) * 1000))
+        return received
+
     @property
     def has_read(self) -> bool:
         """Whether the bytes read so far may hold a message."""
@@ -137,6 +159,18 @@ class Dialer(Generic[ReceivesT], Closeable):
         while self._socket is not None and self._queue and (left_s := end - self._clock()) > 0:
             if not poll.poll(math.ceil(left_s * 1000)) or not self._send_queued(self._socket):
                 return
+
+    def break_off(self) -> None:
+        """End the connection, which counts as a loss, and connect anew at the next call.
+
+        May be called after an exception in the middle of any other method.
+        """
+        if self._socket is not None:
+            with contextlib.suppress(OSError):
+                self._socket.shutdown(socket.SHUT_RDWR)  # a forked child may hold it open
+        self._is_used_up = True
+        self._dial_at = -math.inf
+        self._lose()
 
     def abandon(self) -> None:
         """Close the descriptors in a forked child, leaving the parent's connection alone."""
@@ -213,10 +247,11 @@ class Dialer(Generic[ReceivesT], Closeable):
         return num_bytes > 0
 
     def _lose(self) -> None:
-        lost, self._socket = self._socket, None
-        if lost is not None:
+        if self._socket is not None:
             # a child may hold the socket too, so that closing it here would not unregister it
-            self._epoll.unregister(lost)
-            lost.close()
+            with contextlib.suppress(OSError, ValueError):  # done already, in an interrupted call
+                self._epoll.unregister(self._socket)
+            self._socket.close()
+            self._socket = None
         self._queue.clear()
         self.num_losses += 1

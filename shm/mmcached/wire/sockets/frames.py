@@ -1,7 +1,7 @@
 """Encodes typed messages as frames, and back: `[version][MessagePack body][payload frame]*`.
 
 A frame set that does not validate is a `RemoteProtocolError` with the path of the field, and changes nothing.
-Independent of sockets and ZeroMQ, which a client need not import.
+Independent of sockets.
 """
 
 from __future__ import annotations

@@ -12,6 +12,8 @@ from collections.abc import Sequence
 Piece = bytes | bytearray | memoryview
 
 MAX_PIECES = 64
+LINGER_S = 2.0
+"""How long a closing process goes on sending queued messages; bounds the duration of its end."""
 
 
 def nbytes(piece: Piece) -> int:

@@ -14,14 +14,14 @@ _UCRED = struct.Struct("3i")
 
 
 @dataclass(frozen=True, slots=True)
-class Listener:
+class ListeningProcess:
     """The process that called `listen`; `pid` is 0 if it lives in a pid namespace that cannot be seen from here."""
 
     pid: int
     uid: int
 
 
-def listener_at(path: str | os.PathLike[str]) -> Listener | None:
+def listener_at(path: str | os.PathLike[str]) -> ListeningProcess | None:
     """Return the process that listens at a unix socket; None without one: a dead process's file stays behind.
 
     Valid only for this moment; `RunDir.check` proves that the name belongs to a service of this user.
@@ -38,10 +38,10 @@ def listener_at(path: str | os.PathLike[str]) -> Listener | None:
             return None
         credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
     pid, uid, _ = _UCRED.unpack(credentials)
-    return Listener(pid, uid)
+    return ListeningProcess(pid, uid)
 
 
-class NamedListener:
+class NamedSocket:
     """Listens at a path, replacing an existing file of that name.
 
     The name is removed by `remove_name` and never by closing the socket, so that a later listener keeps it.
