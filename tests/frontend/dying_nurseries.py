@@ -21,7 +21,7 @@ import structlog
 
 from mmcached.cache.store_keys import about_record, store_key
 from mmcached.client.store import nursery
-from mmcached.client.store.nursery import Nursery
+from mmcached.client.store.nursery import ClientNursery
 from mmcached.frontend.store.store_service import StoreService
 from mmcached.shm import RingWriter, crash_points, encode
 from mmcached.shm.store.record_note import pack_note
@@ -63,7 +63,7 @@ class Store:
     def __init__(self, home: Path) -> None:
         self._peers = Peers()
         self.service = StoreService(CONFIG, channel=self._peers, clock=time.monotonic, home=home)  # type: ignore[arg-type]
-        self._nursery: Nursery | None = None
+        self._nursery: ClientNursery | None = None
         self._number = 0
 
     @property
@@ -88,7 +88,7 @@ class Store:
         if self._nursery is None:
             opened = self._ask(OpenNursery("c", 0, record.nbytes + len(note)))
             assert isinstance(opened, NurseryOpened)
-            self._nursery = Nursery(opened.grants, has_checksums=False)
+            self._nursery = ClientNursery(opened.grants, has_checksums=False)
             self._nursery.map(self.announcement())
         self._number += 1
         place = self._nursery.lay(self._number, record, note)
