@@ -56,7 +56,9 @@ def test_a_ring_without_room_is_inline_mode_until_there_is_room(
     run_dir: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch, has_engine: bool
 ) -> None:
     room = [0]
-    monkeypatch.setattr("mmcached.frontend.connections.rings.Host", lambda: HostCalls(shm_free_bytes=lambda: room[0]))
+    monkeypatch.setattr(
+        "mmcached.frontend.connections.rings.HostCalls", lambda: HostCalls(shm_free_bytes=lambda: room[0])
+    )
     config = msgspec.structs.replace(CONFIG, store_gb=1 / 1024)
     with Bench(run_dir, config, clock) as bench:
         client = bench.connect_client(is_reader=False)

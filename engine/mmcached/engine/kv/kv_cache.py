@@ -33,7 +33,7 @@ from mmcached.engine.kv.lookup.lookups import PrefixLookups
 from mmcached.engine.kv.pool.block_pool import NULL_BLOCK_ID, BlockPool
 from mmcached.engine.kv.publisher import Publisher
 from mmcached.engine.kv.request_hashes import RequestHashes
-from mmcached.engine.kv.slot_allocator import SlotAllocator, SlotCounts
+from mmcached.engine.kv.slot_allocator import SlotAllocator
 from mmcached.engine.kv.steps import Steps
 from mmcached.engine.kv.tables import BlockTables
 from mmcached.engine.steps.request import Request
@@ -141,7 +141,7 @@ class KVCache:
         """Allocate slots for a request's next tokens, after its computed tokens and its prefix hit.
 
         Args:
-            num_new_tokens, …: counts of tokens; see `SlotCounts`.
+            num_new_tokens, …: counts of tokens; see `SlotAllocator.allocate`.
             new_computed_blocks: the blocks of the prefix hit, as `get_computed_blocks` returned them.
             delay_cache_blocks: whether the content arrives later; nothing is published until `cache_blocks`.
 
@@ -169,15 +169,18 @@ class KVCache:
         ):
             held.in_step = steps.num_begun
             return self._empty
-        counts = SlotCounts(
+        return self._allocator.allocate(
+            request,
+            held,
+            new_computed_blocks,
             num_new_tokens,
             num_new_computed_tokens,
             num_external_computed_tokens,
             num_draft_tokens,
             num_lookahead_tokens,
             num_in_flight_tokens,
+            delay_cache_blocks,
         )
-        return self._allocator.allocate(request, counts, new_computed_blocks, is_delayed=delay_cache_blocks)
 
     def can_admit(self, request: Request, hit: KVCacheBlocks, *, most_new_tokens: int, num_spare_blocks: int) -> bool:
         """Return whether all of a new request fits after its hit now, with `num_spare_blocks` to spare.

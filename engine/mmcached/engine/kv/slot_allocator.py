@@ -5,61 +5,15 @@ Invariant: a refused allocation changes nothing, except that windows have moved 
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from mmcached.engine.kv.blocks import KVCacheBlocks
 from mmcached.engine.kv.lookup.lookups import PrefixLookups
 from mmcached.engine.kv.publisher import Publisher
-from mmcached.engine.kv.request_blocks import UNLIMITED
+from mmcached.engine.kv.request_blocks import UNLIMITED, RequestBlocks
 from mmcached.engine.kv.request_hashes import RequestHashes
 from mmcached.engine.kv.stats import AdmissionCounts
 from mmcached.engine.kv.steps import Steps
 from mmcached.engine.kv.tables import BlockTables
 from mmcached.engine.steps.request import Request
-
-
-class SlotCounts(NamedTuple):
-    """Numbers of tokens that one request gets slots for, beside its computed tokens; see the drawing in `kv_cache`.
-
-    Attributes:
-        num_new: tokens to be computed now, draft tokens included.
-        num_hit: length of the prefix hit; only for a request that holds no blocks yet.
-        num_external: tokens after the hit, computed elsewhere and delivered into these slots. Null blocks replace
-            blocks that windows have passed by then, in the hit too.
-        num_draft: draft tokens at the end of the new tokens; they are not published.
-        num_lookahead: slots after all these, for a drafter.
-        num_in_flight: computed tokens of the request that workers may still be computing; windows move only past blocks
-            that the remaining tokens do not need.
-    """
-
-    num_new: int
-    num_hit: int
-    num_external: int
-    num_draft: int
-    num_lookahead: int
-    num_in_flight: int
-
-    def check(self) -> None:
-        """Raise `ValueError`, with the argument of `allocate_slots` and its limit, if a count is invalid."""
-        num_new, num_hit, num_external, num_draft, num_lookahead, num_in_flight = self
-        is_prefix = num_hit >= 0 and num_external >= 0
-        if num_new > 0 and is_prefix and num_lookahead >= 0 and num_in_flight >= 0 and 0 <= num_draft <= num_new:
-            return
-        counts = {
-            "num_new_tokens": num_new,
-            "num_new_computed_tokens": num_hit,
-            "num_external_computed_tokens": num_external,
-            "num_draft_tokens": num_draft,
-            "num_lookahead_tokens": num_lookahead,
-            "num_in_flight_tokens": num_in_flight,
-        }
-        for name, value in counts.items():
-            if value < 0:
-                raise ValueError(f"{name} = {value}: at least 0")
-        if num_draft > num_new:
-            raise ValueError(f"num_draft_tokens = {num_draft}: at most num_new_tokens = {num_new}")
-        if not num_hit and not num_external:
-            raise ValueError("num_new_tokens = 0: at least 1 without a prefix hit or external tokens")
 
 
 class SlotAllocator:
@@ -95,16 +49,35 @@ class SlotAllocator:
         self._hash_block_size = hash_block_size
         self._max_model_len = max_model_len
 
-    def allocate(
-        self, request: Request, counts: SlotCounts, hit: KVCacheBlocks | None, *, is_delayed: bool
+    def allocate(  # noqa: PLR0917 (keyword arguments take a tenth of a decode step's time)
+        self,
+        request: Request,
+        held: RequestBlocks | None,
+        hit: KVCacheBlocks | None,
+        num_new: int,
+        num_hit: int,
+        num_external: int,
+        num_draft: int,
+        num_lookahead: int,
+        num_in_flight: int,
+        is_delayed: bool,
     ) -> KVCacheBlocks | None:
-        """Give a request slots, and publish or reserve the blocks that become full; see `KVCache.allocate_slots`."""
-        counts.check()
-        num_new, num_hit, num_external, num_draft, num_lookahead, num_in_flight = counts
-        steps, held = self._steps, self._tables.held.get(request.request_id)
+        """Give a request slots, and publish or reserve the blocks that become full; see `KVCache.allocate_slots`.
+
+        Args:
+            held: the request's block tables; None for a new request.
+            hit, num_hit: its prefix hit, and the hit's length; only for a new request.
+            num_new: tokens to be computed now, draft tokens included.
+            num_external: tokens after the hit, computed elsewhere; blocks that windows have passed by then become null.
+            num_draft, num_lookahead: draft tokens at the end of the new tokens, not published; slots after all these.
+            num_in_flight: computed tokens that workers may still be computing; windows stay behind them.
+        """
+        least = num_hit | num_external | num_draft | num_lookahead | num_in_flight  # negative if one of them is
+        if num_new <= 0 or num_draft > num_new or least < 0:
+            _check_counts(num_new, num_hit, num_external, num_draft, num_lookahead, num_in_flight)
+        steps = self._steps
         steps.check_can_join(request.request_id)
-        if hit is None:
-            hit = self._tables.empty
+        hit = self._tables.empty if hit is None else hit
         if hit is not self._tables.empty or num_hit:
             if held is not None and num_hit:
                 raise ValueError(f"request {request.request_id} holds blocks: it cannot take a prefix hit")
@@ -153,3 +126,24 @@ class SlotAllocator:
     def _first_full(self, num_hit_tokens: int) -> int:
         """Return the number of final tokens that fills a new request's first block after its hit."""
         return num_hit_tokens + self._hash_block_size if self._is_caching else UNLIMITED
+
+
+def _check_counts(  # noqa: PLR0917
+    num_new: int, num_hit: int, num_external: int, num_draft: int, num_lookahead: int, num_in_flight: int
+) -> None:
+    """Raise `ValueError`, with the argument of `allocate_slots` and its limit, if a count is invalid."""
+    counts = {
+        "num_new_tokens": num_new,
+        "num_new_computed_tokens": num_hit,
+        "num_external_computed_tokens": num_external,
+        "num_draft_tokens": num_draft,
+        "num_lookahead_tokens": num_lookahead,
+        "num_in_flight_tokens": num_in_flight,
+    }
+    for name, value in counts.items():
+        if value < 0:
+            raise ValueError(f"{name} = {value}: at least 0")
+    if num_draft > num_new:
+        raise ValueError(f"num_draft_tokens = {num_draft}: at most num_new_tokens = {num_new}")
+    if not num_new and not num_hit and not num_external:
+        raise ValueError("num_new_tokens = 0: at least 1 without a prefix hit or external tokens")
