@@ -12,8 +12,7 @@ from prometheus_client import generate_latest
 from mmcached.cli.watch.metrics import make_registry
 from mmcached.wire.stats import ClientStats, FrontendStats, RoleName
 from tests.cli.fake_view import ENGINE, FRONTEND, FakeView, a_role, page_of
-from tests.deploy import metric_uses
-from tests.deploy.metric_uses import RULES, RULES_TEST, Use, all_uses, unknown, uses
+from tests.deploy.metric_uses import RULES, RULES_TEST, all_uses, unknown
 from tests.house import REPOSITORY
 
 FIGURES = REPOSITORY / "tests" / "cli" / "watch" / "metrics.txt"
@@ -34,25 +33,6 @@ def page(run_dir: Path) -> str:
 def test_what_is_used_is_exported(page: str) -> None:
     assert len(all_uses()) > 50
     assert unknown(page) == []
-
-
-@pytest.mark.parametrize(
-    "expression",
-    [
-        "mmcached_redy",
-        'mmcached_leases{side="writters"}',
-        'mmcached_leases{sid=~"writer"}',
-        'mmcached_leases{role!~".*"}',
-    ],
-)
-def test_a_misspelt_name_label_or_value_is_found(page: str, expression: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metric_uses, "all_uses", lambda: uses([expression, "mmcached_ready"]))
-    assert [use.metric for use in unknown(page)] == [expression.partition("{")[0]]
-
-
-def test_uses_are_found_with_their_matchers() -> None:
-    found = uses(['sum by (role) (rate(mmcached_a_total{job=~"$job", cache="store"}[5m])) / mmcached:b:c / mmcached_d'])
-    assert found == {Use("mmcached_a_total", (("cache", "=", "store"),)), Use("mmcached_d", ())}
 
 
 def test_each_alert_is_tested() -> None:

@@ -48,18 +48,6 @@ def test_ec1_ec2_an_item_is_missed_allocated_found_and_freed() -> None:
         assert (manager.num_free_slots, manager.num_freeable_slots) == (6, 10)
 
 
-def test_ec3_ec5_all_items_of_a_freed_request_are_freeable() -> None:
-    manager, request = manager_of(), encode(1, ("a", 2), ("b", 3))
-    allocate(manager, request, 0)
-    allocate(manager, request, 1)
-    assert manager.get_cached_input_ids(request) == {0, 1}
-    manager.free(request)
-    assert manager.freeable == OrderedDict(a=2, b=3)
-    assert manager.cached == {"a": set(), "b": set()}
-    assert manager.get_cached_input_ids(request) == set()
-    assert manager.num_freeable_slots == 10
-
-
 def test_ec4_room_is_made_by_evicting_what_nobody_refers_to() -> None:
     """Theirs evicts when it is asked; ours when the room is taken."""
     manager, x, y = manager_of(), encode(1, ("x", 6)), encode(2, ("y", 5))
@@ -74,35 +62,6 @@ def test_ec4_room_is_made_by_evicting_what_nobody_refers_to() -> None:
     assert manager.num_embeds_by_hash == {"y": 5}
     assert manager.freed == ["x"]
     assert manager.stats().evictions == 1
-
-
-def test_ec6_a_hit_takes_an_entry_back() -> None:
-    manager = manager_of()
-    allocate_and_free(manager, encode(1, ("a", 4)))
-    assert manager.check_and_update_cache(encode(2, ("a", 4)), 0)
-    assert manager.freeable == OrderedDict()
-    assert manager.cached == {"a": {2}}
-    assert (manager.num_free_slots, manager.num_freeable_slots) == (6, 6)
-
-
-def test_ec7_what_was_evicted_is_told_once() -> None:
-    manager = manager_of()
-    allocate_and_free(manager, encode(1, ("a", 6)), encode(2, ("b", 6)))
-    assert manager.get_freed_mm_hashes() == ["a"]
-    assert manager.get_freed_mm_hashes() == []
-
-
-def test_ec8_a_reference_protects_from_eviction() -> None:
-    manager = manager_of()
-    allocate_and_free(manager, encode(1, ("a", 5)))
-    waiter, newcomer = encode(2, ("a", 5)), encode(3, ("b", 6))
-    assert manager.num_embeds_to_pin(waiter, 0) == 5
-    assert manager.check_and_update_cache(waiter, 0)
-    assert manager.num_embeds_to_pin(waiter, 0) == 0
-    assert not manager.can_allocate(newcomer, 0, UNLIMITED, 0)
-    manager.free(waiter)
-    allocate(manager, newcomer)
-    assert manager.get_freed_mm_hashes() == ["a"]
 
 
 def test_ec9_evicted_and_allocated_again_is_not_told() -> None:
@@ -160,22 +119,6 @@ def repeating() -> tuple[SharedEncoderCacheManager, Request]:
     return manager, request
 
 
-def test_ec17_a_repeated_item_is_one_entry() -> None:
-    manager, _ = repeating()
-    assert manager.cached == {"a": {1}, "b": {1}}
-    assert (manager.num_free_slots, manager.num_freeable_slots) == (12, 12)
-
-
-def test_ec18_the_first_release_of_a_repeated_item_keeps_it() -> None:
-    manager, request = repeating()
-    manager.free_encoder_input(request, 0)
-    manager.free_encoder_input(request, 1)
-    assert manager.num_freeable_slots == 16
-    assert list(manager.freeable) == ["b"]
-    manager.free_encoder_input(request, 2)
-    assert manager.num_freeable_slots == 20
-
-
 def test_ec19_a_repeated_item_is_not_evicted_in_between() -> None:
     manager, request = repeating()
     manager.free_encoder_input(request, 0)
@@ -185,16 +128,6 @@ def test_ec19_a_repeated_item_is_not_evicted_in_between() -> None:
     manager.free_encoder_input(request, 2)
     allocate(manager, newcomer)
     assert manager.get_freed_mm_hashes() == ["b", "a"]
-
-
-def test_ec20_many_items_and_a_repeat_are_released_once_each() -> None:
-    manager = manager_of(64)
-    request = encode(1, *((f"h{number}", 1) for number in range(64)), ("h0", 1))
-    for input_id in range(64):
-        allocate(manager, request, input_id)
-    assert manager.check_and_update_cache(request, 64)
-    manager.free(request)
-    assert (manager.num_free_slots, manager.num_freeable_slots) == (0, 64)
 
 
 @pytest.mark.parametrize("num_releases", [0, 1, 5])

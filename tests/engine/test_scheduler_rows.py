@@ -8,7 +8,7 @@ import pytest
 
 from mmcached.engine import Request, ScheduledStep, Scheduler
 from mmcached.engine.hidden_states.listed_rows import Report
-from mmcached.wire.errors import InvalidRequest, RemoteProtocolError
+from mmcached.wire.errors import InvalidRequest
 from mmcached.wire.messages.engine import RowsMissing
 from mmcached.wire.messages.parts import RowsWanted
 from mmcached.wire.model_config import ModelConfig
@@ -121,12 +121,6 @@ def test_rows_that_the_client_has_need_not_be_in_the_store(enabled: bool, first:
     assert start_of(schedule(scheduler), 2) == start
 
 
-def test_equal_prompts_in_one_step_share_their_rows_too() -> None:
-    scheduler, store = scheduler_with([wants(1), wants(2)]), PlainStore()
-    step = run(scheduler, store)
-    assert (start_of(step, 1), start_of(step, 2)) == (0, 32)
-
-
 def test_without_a_store_nothing_is_named_and_rows_are_computed() -> None:
     scheduler, store = scheduler_with([wants(1), wants(2)], enable_tensor_prefix_cache=False), PlainStore()
     step = run(scheduler, store)
@@ -134,52 +128,6 @@ def test_without_a_store_nothing_is_named_and_rows_are_computed() -> None:
 
 
 # ---- what the workers are told
-
-
-def test_blocks_are_named_as_they_fill_and_requests_released_as_they_end() -> None:
-    scheduler, store = scheduler_with([generate(1, 14, max_tokens=20), generate(2, 20)]), PlainStore()
-    named = []
-    while scheduler.has_work():
-        step = run(scheduler, store)
-        named.append({chunk.request.request_id: len(chunk.new_hashes.block_hashes) for chunk in step.chunks})
-    assert named[0] == {1: 0, 2: 1}
-    assert [index for index, step_named in enumerate(named) if step_named.get(1)] == [2, 18]
-    scheduler.add_request(generate(3, 5))
-    assert schedule(scheduler).released == [1]
-    assert store.released == [2]
-
-
-def test_who_was_set_back_is_released_and_named_anew() -> None:
-    requests = [wants(1, prompt=PROMPT[:30], max_tokens=30), wants(2, prompt=list(range(30)), max_tokens=30)]
-    scheduler, store = scheduler_with(requests, num_kv_blocks=6, max_model_len=80, kv_watermark=0.0), PlainStore()
-    while not scheduler.num_preemptions:
-        step = run(scheduler, store)
-    while 2 not in store.released:
-        step = run(scheduler, store)
-    while 2 not in [chunk.request.request_id for chunk in step.chunks]:
-        step = run(scheduler, store)
-    [chunk] = [chunk for chunk in step.chunks if chunk.request.request_id == 2]
-    assert chunk.new_hashes.first_block == 0
-    while scheduler.has_work():
-        run(scheduler, store)
-
-
-def test_what_was_brought_before_a_preemption_is_not_wanted_again() -> None:
-    victim = wants(2, prompt=list(range(30)), max_tokens=30)
-    scheduler = scheduler_with(
-        [wants(1, prompt=PROMPT[:30], max_tokens=30), victim], num_kv_blocks=6, max_model_len=80, kv_watermark=0.0
-    )
-    while not scheduler.num_preemptions:
-        commit(scheduler, schedule(scheduler), {})
-        delivered = victim.num_rows_delivered
-    assert delivered > 30
-    assert victim.num_computed_tokens == 0
-    while victim.num_computed_tokens == 0:
-        assert victim.num_rows_delivered == delivered
-        step = schedule(scheduler)
-        commit(scheduler, step, {})
-    # The store has nothing, and what is wanted begins behind the hit.
-    assert start_of(step, 2) in (16, 32)
 
 
 # ---- missing rows
@@ -204,62 +152,7 @@ def test_a_request_that_lacks_rows_starts_over_and_counts_on_the_store_no_furthe
     assert lacking.num_tokens == len(PROMPT) + 1
 
 
-def test_a_request_that_was_aborted_in_flight_and_lacks_rows_ends() -> None:
-    scheduler, store = scheduler_with([generate(1, PROMPT)]), PlainStore()
-    run(scheduler, store)
-    scheduler.add_request(wants(2))
-    step = schedule(scheduler)
-    scheduler.abort(2)
-    assert commit(scheduler, step, {}, [RowsMissing(2, KEY, 20, 32), RowsMissing(99, KEY, 0, 1)]) == []
-    assert not scheduler.has_work()
-    assert not scheduler.tensor_prefix_index.holders()
-
-
-def test_a_report_that_cannot_be_changes_nothing() -> None:
-    scheduler = scheduler_with([generate(1, PROMPT)])
-    step = schedule(scheduler)
-    with pytest.raises(RemoteProtocolError):
-        commit(scheduler, step, {b"name": {KEY: 17}})
-    assert commit(scheduler, step, {}) == [1]
-
-
 # ---- steps and epochs
-
-
-def test_nothing_of_a_withdrawn_step_is_found_and_what_is_gone_is_believed() -> None:
-    scheduler, store = scheduler_with([generate(1, PROMPT)]), PlainStore()
-    run(scheduler, store)
-    scheduler.add_request(wants(2, prompt=list(range(40))))
-    step = schedule(scheduler)
-    gone = store.names[1][0]
-    scheduler.withdraw(step, {**store.run(step), gone: {}})
-    assert scheduler.tensor_prefix_index.stats().blocks == 1, "of the two that were listed"
-    scheduler.add_request(wants(3))
-    step = schedule(scheduler)
-    assert (start_of(step, 2), start_of(step, 3)) == (0, 0)
-
-
-@pytest.mark.parametrize("is_in_flight", [False, True])
-def test_a_new_epoch_makes_everything_unreachable_and_requests_go_on(is_in_flight: bool) -> None:
-    runs_on = wants(1, prompt=PROMPT, max_tokens=9)
-    scheduler, store = scheduler_with([runs_on]), PlainStore()
-    run(scheduler, store)
-    step = schedule(scheduler) if is_in_flight else None
-    scheduler.caches.new_epoch()
-    if step is not None:
-        assert step.row_epoch == 0
-        commit(scheduler, step, store.run(step))
-    assert scheduler.tensor_prefix_index.stats().blocks == 0
-    for request in (wants(2), generate(3, PROMPT)):
-        scheduler.add_request(request)
-    step = schedule(scheduler)
-    assert step.row_epoch == 1
-    assert (start_of(step, 2), start_of(step, 3)) == (0, 32), "3 shares what 2 computes in this very step"
-    assert start_of(step, 1) > len(PROMPT) - 1
-    commit(scheduler, step, PlainStore().run(step))
-    while scheduler.has_work():
-        commit(scheduler, schedule(scheduler), {})
-    assert runs_on.num_tokens == len(PROMPT) + 9
 
 
 # ---- refused at admission

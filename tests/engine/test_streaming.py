@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from mmcached.wire.config import ServiceConfig
-from mmcached.wire.errors import ChannelFull, InvariantError, StaleHandle, error_from_wire, error_to_wire
+from mmcached.wire.errors import ChannelFull, InvariantError, error_from_wire, error_to_wire
 from mmcached.wire.messages import engine as to_engine
 from mmcached.wire.messages import frontend_from_engines as from_engine
 from mmcached.wire.messages import worker as to_worker
@@ -95,14 +95,6 @@ def refuse(monkeypatch: pytest.MonkeyPatch, num_messages: int) -> None:
     monkeypatch.setattr(Dialer, "send", send_later)
 
 
-def test_a_generation_that_is_not_streamed_costs_no_message(bench: Bench) -> None:
-    bench.add(1, max_tokens=3)
-    for token in (65, 66, 67):
-        run_step(bench, token)
-    bench.pump(lambda: RequestGenerated in bench.kinds())
-    assert bench.kinds() == [RequestGenerated]
-
-
 def test_what_could_not_be_queued_comes_with_the_next_step(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     refuse(monkeypatch, 2)
     add_for_rows(bench, 1, DELTA, max_tokens=5)
@@ -144,12 +136,6 @@ def test_replaced_worker_sends_nothing_twice(bench: Bench) -> None:
     message = bench.expect(TokensCommitted)
     assert message.streams == [StreamedTokens(1, 2, [67])]
     assert rows_in(bench, message) == [(1, "hidden_states", 6, [6])]
-
-
-def test_failed_step_ends_its_streams_with_the_reason(bench: Bench) -> None:
-    bench.add(1, max_tokens=9, is_streamed=True)
-    bench.run_step(error=StaleHandle("gone"))
-    assert bench.expect(from_engine.RequestFailed).error.code == "stale_handle"
 
 
 def test_more_requests_than_the_engine_takes_are_refused_retryably_and_their_leases_return(bench: Bench) -> None:
@@ -212,26 +198,3 @@ def test_rows_leave_in_the_step_that_commits_them_and_the_last_with_the_answer(c
     answer = chunky.expect(RequestGenerated)
     assert (answer.token_ids, rows_in(chunky, answer)) == ([65, 66], [(1, "hidden_states", 10, [10])])
     assert TokensCommitted not in chunky.kinds()
-
-
-def test_tokens_and_rows_of_a_step_are_in_one_message(bench: Bench) -> None:
-    add_for_rows(bench, 1, DELTA, max_tokens=9)
-    add_for_rows(bench, 2, RowsWanted(DELTA.keys), max_tokens=9)
-    bench.add(3, max_tokens=9, is_streamed=True)
-    sent = None
-    while sent is None or [part.request_id for part in sent.streams] != [1, 2, 3]:
-        run_step(bench, 65)
-        sent = bench.expect(TokensCommitted)
-        assert [part.request_id for part in sent.rows] == [1], "the second wants its rows with the answer"
-
-
-def test_abort_frees_the_rows(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    refuse(monkeypatch, 99)
-    add_for_rows(bench, 1, DELTA, max_tokens=9)
-    run_step(bench, 65)
-    plans = bench.plans()  # the first step is booked
-    bench.send(to_engine.AbortRequest(1))
-    bench.add(2)
-    bench.answer(plans)
-    run_step(bench, 65)
-    assert bench.expect(RequestGenerated).request_id == 2

@@ -53,11 +53,3 @@ def assert_refused(clone: Path, python: str) -> None:
     assert f"needs Python 3.11 or newer, and '{python}' is not" in refused.stderr
     assert "make PYTHON=" in refused.stderr
     assert not (clone / ".venv").exists()
-
-
-def test_an_environment_made_for_these_files_is_kept(clone: Path) -> None:
-    (clone / ".venv").mkdir()
-    (clone / ".venv" / ".installed").touch()
-    assert "pip install" not in make("-n", "test", cwd=clone).stdout
-    os.utime(clone / "constraints.txt", (2**31, 2**31))
-    assert "pip install" in make("-n", "test", cwd=clone).stdout

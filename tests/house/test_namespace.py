@@ -70,16 +70,7 @@ def test_each_package_lies_in_one_root() -> None:
     assert [name for name, count in Counter(packages()).items() if count > 1] == []
 
 
-def test_each_package_says_what_it_is() -> None:
-    """A folder without `__init__.py` would be an accidental namespace of its own."""
-    assert [name for name in packages() if not importlib.import_module(f"mmcached.{name}").__doc__] == []
-
-
 def test_layers_name_every_package_and_no_other() -> None:
     required = {name for name in layers() if not name.startswith("(")}
     optional = {name.strip("()") for name in layers() if name.startswith("(")}
     assert required <= set(packages()) <= required | optional
-
-
-def test_nothing_but_main_lies_beside_the_packages() -> None:
-    assert sorted(path.name for portion in PORTIONS for path in portion.glob("*.py")) == ["__init__.py", "__main__.py"]

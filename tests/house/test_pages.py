@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
-
-import pytest
 
 from tests.house import REPOSITORY
 
@@ -14,20 +11,16 @@ ROOTS = {path.name for path in REPOSITORY.iterdir() if path.is_dir()}
 HISTORY = {"CHANGELOG.md"}  # it names what there was
 
 
-def page_id(page: Path) -> str:
-    return str(page.relative_to(REPOSITORY))
+def test_links_lead_somewhere() -> None:
+    links = ((page, target) for page in PAGES for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()))
+    assert [(page.name, target) for page, target in links if not (page.parent / target).exists()] == []
 
 
-@pytest.mark.parametrize("page", PAGES, ids=page_id)
-def test_links_lead_somewhere(page: Path) -> None:
-    targets = re.findall(r"\]\(([^)#:]+)\)", page.read_text())
-    assert [target for target in targets if not (page.parent / target).exists()] == []
-
-
-@pytest.mark.parametrize("page", [page for page in PAGES if page.name not in HISTORY], ids=page_id)
-def test_files_that_are_named_exist(page: Path) -> None:
-    named = {name for name in re.findall(r"`([\w./-]+/[\w./-]*)`", page.read_text()) if name.split("/")[0] in ROOTS}
-    assert sorted(name for name in named if not (REPOSITORY / name).exists()) == []
+def test_files_that_are_named_exist() -> None:
+    names = re.compile(r"`([\w./-]+/[\w./-]*)`")
+    named = ((page, name) for page in PAGES if page.name not in HISTORY for name in names.findall(page.read_text()))
+    ours = ((page, name) for page, name in named if name.split("/")[0] in ROOTS)
+    assert [(page.name, name) for page, name in ours if not (REPOSITORY / name).exists()] == []
 
 
 def test_the_tree_names_what_is_there() -> None:

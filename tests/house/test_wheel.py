@@ -90,6 +90,7 @@ def test_wheel_holds_the_four_portions_and_nothing_generic(wheel: Path) -> None:
     assert "mmcached-0.1.0.dist-info/licenses/LICENSE" in names
 
 
+@pytest.mark.soak
 def test_a_program_that_imports_the_package_passes_a_strict_type_checker(environment: Path, tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text('from mmcached import Client\n\nkeys: list[str] = Client("/tmp/mmcached").keys()\n')

@@ -7,7 +7,6 @@ that as short stories.
 
 from __future__ import annotations
 
-import doctest
 import math
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -17,7 +16,6 @@ import pytest
 from mmcached.cache.hashing.block_keys import LoraKey
 from mmcached.engine.steps.request import Request
 from tests.engine.builders import generate, image
-from tests.models import kv_model
 from tests.models.kv_model import NULL, Group, KVModel
 
 BLOCK = 16
@@ -60,12 +58,6 @@ def num_hit_without(model: KVModel, forgotten: Iterable[tuple[int, int]], tables
     found = num_hit(model, request)
     model.published = published
     return found
-
-
-def test_its_doctest_says_what_it_does() -> None:
-    results = doctest.testmod(kv_model)
-    assert results.attempted > 0
-    assert results.failed == 0
 
 
 # ---- one group with full attention
@@ -136,54 +128,6 @@ def test_a_refusal_touches_nothing() -> None:
     assert model_of(5).allocate(generate(4, 256), 256) is None
 
 
-def test_a_hit_is_not_evicted_for_its_own_request() -> None:
-    model = model_of(3)
-    a, b = generate(0, 16), generate(1, 16)
-    for request in (a, b):
-        admit(model, request)
-    for request in (a, b):
-        model.free(request)
-    assert admit(model, generate(2, a.token_ids + b.token_ids)) == ([1], [2])
-    assert list(model.published) == [1, 2]
-
-
-def test_a_block_that_is_handed_out_again_holds_nothing_and_an_old_hit_on_it_is_refused() -> None:
-    model = model_of(2)
-    first, again = generate(0, 16), generate(1, 15)
-    admit(model, first)
-    model.free(first)
-    late = generate(2, [*first.token_ids, 5])
-    hit = model.lookup(late)
-    assert hit == ([[1]], 16)
-    assert admit(model, again) == ([], [1])
-    assert model.published == {}
-    model.free(again)
-    with pytest.raises(ValueError, match="not there"):
-        model.allocate(late, 1, hit)
-
-
-def test_who_does_not_read_publishes_all_the_same() -> None:
-    model = model_of(11)
-    admit(model, with_tail(0, 7, skip_reading_prefix_cache=True))
-    assert admit(model, with_tail(1, 5)) == ([1, 2, 3], [5])
-    hit, new = admit(model, with_tail(2, 7, skip_reading_prefix_cache=True))
-    assert hit == []
-    assert [model.published[block_id] for block_id in new[:3]] == [model.published[i] for i in (1, 2, 3)]
-
-
-def test_without_caching_nothing_is_published() -> None:
-    model = model_of(5, 4, enable_caching=False)
-    first, second = generate(0, range(10)), generate(1, range(16))
-    assert admit(model, first)[1] == [1, 2, 3]
-    model.free(first)
-    assert model.free_order == [3, 2, 1, 4]
-    assert admit(model, second) == ([], [3, 2, 1, 4])
-    second.token_ids += range(4)
-    assert model.allocate(second, 4) is None
-    assert model.published == {}
-    assert KVModel(5, [], enable_caching=False).allocate(generate(0, 9), 9) == []
-
-
 def test_what_decides_which_contents_are_equal() -> None:
     def request_with(a: str, b: str, c: str, tenant: str = "", **changes: Any) -> Request:
         request = generate(0, range(59), [image(a, 11, 10), image(b, 30, 18), image(c, 48, 7)], tenant=tenant)
@@ -219,31 +163,7 @@ def test_reset_only_when_nothing_is_held() -> None:
     assert (model.published, model.free_order) == ({}, order)
 
 
-def test_the_same_content_twice_is_found_until_its_second_block_goes() -> None:
-    model = model_of(5, 4)
-    requests = [generate(i, range(8), skip_reading_prefix_cache=True) for i in range(2)]
-    assert [admit(model, request)[1] for request in requests] == [[1, 2], [3, 4]]
-    reader = generate(2, range(9))
-    assert model.lookup(reader) == ([[1, 2]], 8)
-    for request in requests:
-        model.free(request)
-    assert admit(model, generate(3, 8))[1] == [2, 1]
-    assert model.lookup(reader) == ([[3, 4]], 8)
-
-
 # ---- the token axis
-
-
-def test_decode_takes_a_block_when_the_last_is_full() -> None:
-    model = model_of(11)
-    request = with_tail(0, 7)
-    admit(model, request)
-    request.token_ids += [8] * 4
-    assert model.allocate(request, 4) == [[]]
-    request.num_computed_tokens += 4
-    request.token_ids += [9] * 19
-    assert model.allocate(request, 19) == [[5]]
-    assert list(model.published) == [1, 2, 3, 4]
 
 
 def test_guesses_and_lookahead_have_slots_and_are_not_published() -> None:
@@ -261,11 +181,6 @@ def test_guesses_and_lookahead_have_slots_and_are_not_published() -> None:
     unknown.num_computed_tokens = 6
     unknown.append_output_token(0)
     assert model.allocate(unknown, 1) == [[]]  # fewer are needed than it has
-
-
-def test_no_slot_is_given_beyond_the_longest_sequence() -> None:
-    model = model_of(11, 4, max_model_len=10)
-    assert model.allocate(generate(0, 7), 7, num_lookahead_tokens=30) == [[1, 2, 3]]
 
 
 def test_what_is_delivered_from_outside_lies_behind_the_hit_and_may_be_published_later() -> None:
@@ -354,21 +269,6 @@ def test_a_window_needs_only_what_the_next_token_looks_at(are_cached: Sequence[b
     assert model.lookup(request) == ([[NULL] * first + list(range(first + 1, num_blocks + 1))], 2 * num_blocks)
 
 
-def test_a_window_leaves_blocks_behind_even_if_the_call_is_refused() -> None:
-    model = KVModel(12, [Group(2, window=4)])
-    request = generate(0, 30)
-    assert model.allocate(request, 22) == [list(range(1, 12))]
-    for num_computed_tokens, num_left_behind in ((0, 0), (4, 0), (5, 1), (6, 1), (7, 2), (11, 4)):
-        request.num_computed_tokens = num_computed_tokens
-        assert model.allocate(request, 1) == [[]]
-        assert model.tables[0] == [[NULL] * num_left_behind + list(range(num_left_behind + 1, 12))]
-    assert NULL not in model.published
-    assert model.free_order == [1, 2, 4, 3]  # of those left behind at once, the higher position first
-    request.num_computed_tokens = 15
-    assert model.allocate(request, 100) is None
-    assert model.tables[0] == [[NULL] * 6 + list(range(7, 12))]
-
-
 def test_the_null_blocks_of_a_hit_cost_nothing() -> None:
     for window, num_null in ((None, 0), (12, 4), (10, 5)):
         for num_free in (19, 20, 19 - num_null, 20 - num_null):
@@ -387,19 +287,6 @@ def test_a_window_with_eagle_needs_one_block_more() -> None:
     assert model.lookup(again) == ([[1]], 16)
     del model.published[1]
     assert num_hit(model, again) == 0
-
-
-def test_what_a_window_left_behind_is_still_found_and_goes_after_what_is_not_published() -> None:
-    model = KVModel(11, [Group(4, window=4)])
-    request = generate(0, range(18))
-    assert admit(model, request)[1] == [1, 2, 3, 4, 5]
-    request.token_ids += [18]
-    assert model.allocate(request, 1) == [[]]
-    assert model.tables[0] == [[NULL, NULL, NULL, 4, 5]]
-    assert model.free_order == [6, 7, 8, 9, 10, 3, 2, 1]
-    model.free(request)
-    assert model.free_order == [5, 6, 7, 8, 9, 10, 3, 2, 1, 4]
-    assert model.lookup(generate(1, range(18))) == ([[NULL, NULL, NULL, 4]], 16)
 
 
 # ---- several groups
@@ -480,11 +367,3 @@ def test_any_mixture_finds_what_was_computed_in_two_chunks(kinds: str, *, use_ea
         model.free(request)
     assert sorted(model.free_order) == list(range(1, 100))
     assert math.lcm(*(group.block_size for group in model.groups)) == stride
-
-
-def test_unpublished_blocks_of_the_last_group_are_handed_out_first() -> None:
-    model = KVModel(9, [Group(4), Group(4, window=8)])
-    request = generate(0, 6)
-    assert admit_to_all(model, request)[1] == [[1, 2], [3, 4]]
-    model.free(request)
-    assert model.free_order == [4, 2, 5, 6, 7, 8, 1, 3]

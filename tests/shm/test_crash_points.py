@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from mmcached.shm import HostCalls, ObjectStoreWriter, ReaderEntry, ReaderVoided, RingReader, RingWriter, sweep
-from mmcached.shm.crash_points import LABELS, READER_LABELS, VARIABLE, WRITER_LABELS, Label, crash_point, parse
+from mmcached.shm.crash_points import READER_LABELS, VARIABLE, WRITER_LABELS, Label, parse
 from mmcached.shm.ring.key_index import key_digest
 from mmcached.shm.segment import segment
 from mmcached.shm.segment.segment import WriterSegment
@@ -267,8 +267,3 @@ def test_what_names_no_pass_is_refused(value: str) -> None:
     with pytest.raises(ConfigError) as caught:
         parse(value)
     assert caught.value.details["field"] == VARIABLE
-
-
-def test_without_the_variable_nothing_happens() -> None:
-    for label in LABELS:
-        crash_point(label)

@@ -62,39 +62,18 @@ def test_codes_are_unique() -> None:
 
 @pytest.mark.parametrize("error", EXAMPLES, ids=lambda error: error.code)
 def test_round_trip(error: MmcachedError) -> None:
+    """Also: callers of the published classes catch what they catch there."""
     arrived = over_the_wire(error)
     assert type(arrived) is type(error)
     assert str(arrived) == str(error)
     assert arrived.details == error.details
-    assert {name: type(value) for name, value in arrived.details.items()} == {
-        name: type(value) for name, value in error.details.items()
-    }
+    assert list(map(type, arrived.details.values())) == list(map(type, error.details.values()))
     assert arrived.retryable == error.retryable
-    with pytest.raises(type(error)):
-        raise arrived
-
-
-def test_missing_hashes_arrive() -> None:
-    arrived = over_the_wire(errors.CacheMiss(["x", "y"]))
-    assert isinstance(arrived, errors.CacheMiss)
-    assert arrived.mm_hashes == ["x", "y"]
+    assert isinstance(arrived, ValueError) == isinstance(error, errors.InvalidRequest | errors.ItemTooLarge)
+    assert not isinstance(arrived, (AssertionError, LookupError, MemoryError, RuntimeError))
 
 
 def test_a_code_of_a_later_version_becomes_the_base() -> None:
     arrived = error_from_wire(ErrorInfo("from_the_future", "text", False, {"n": 1}))
     assert type(arrived) is MmcachedError
     assert (str(arrived), arrived.details) == ("text", {"n": 1})
-
-
-def test_errors_name_field_value_and_limit() -> None:
-    error = errors.InvalidRequest("max_tokens", 0, "at least 1")
-    assert str(error) == "max_tokens = 0: at least 1"
-    assert error.details == {"field": "max_tokens", "value": 0, "limit": "at least 1"}
-
-
-@pytest.mark.parametrize("error", EXAMPLES, ids=lambda error: error.code)
-def test_callers_of_the_published_classes_catch_what_they_catch_there(error: MmcachedError) -> None:
-    arrived = over_the_wire(error)
-    values = (errors.InvalidRequest, errors.ItemTooLarge)
-    assert isinstance(arrived, ValueError) == isinstance(error, values)
-    assert not isinstance(arrived, (AssertionError, LookupError, MemoryError, RuntimeError))

@@ -12,17 +12,12 @@ from mmcached.wire.sockets.frames import decode_frames, encode_frames, make_deco
 from tests.wire.examples import ANNOUNCEMENT, EXAMPLES, RING_ID, UNIONS
 
 
-def test_the_examples_are_all_there_are() -> None:
-    exemplified = {(union, type(message)) for union, message in EXAMPLES}
-    assert exemplified == {(name, member) for name, union in UNIONS.items() for member in get_args(union)}
-
-
-@pytest.mark.parametrize(("union", "message"), EXAMPLES, ids=[type(message).__name__ for _, message in EXAMPLES])
-def test_round_trip(union: str, message: Any) -> None:
-    arrived, payload = decode_frames(encode_frames(message), make_decoder(UNIONS[union]))
-    assert arrived == message
-    assert type(arrived) is type(message)
-    assert payload == []
+def test_round_trip() -> None:
+    for union, message in EXAMPLES:
+        arrived, payload = decode_frames(encode_frames(message), make_decoder(UNIONS[union]))
+        assert arrived == message
+        assert type(arrived) is type(message)
+        assert payload == []
 
 
 @pytest.mark.parametrize("union", UNIONS.values(), ids=UNIONS.keys())

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mmcached.wire.model_config import ModelConfig
-from mmcached.wire.vocabulary import END_TOKEN_ID, VOCABULARY_SIZE, Modality
+from mmcached.wire.vocabulary import BEGIN_TOKEN_ID, END_TOKEN_ID, VOCABULARY_SIZE, Modality
 from mmcached.worker.model.arithmetic import draw
 
 P = 4093
@@ -80,13 +80,17 @@ def num_embeds_of(item: Item) -> int:
 
 
 class Oracle:
-    """Computes a whole sequence from nothing, each time."""
+    """Computes a whole sequence from nothing, each time; weights are drawn once."""
 
     def __init__(self, config: ModelConfig) -> None:
         self.config = config
+        self._weights: dict[str, IntArray] = {}
 
     def _draw(self, name: str, *shape: int) -> IntArray:
-        return draw(self.config.seed, name, shape).numpy().astype(np.int64)
+        found = self._weights.get(name)
+        if found is None:
+            found = self._weights[name] = draw(self.config.seed, name, shape).numpy().astype(np.int64)
+        return found
 
     def encode(self, item: Item) -> IntArray:
         """`(num_embeds, hidden_size)` embeddings."""
@@ -121,8 +125,12 @@ class Oracle:
             x = (x + inner @ self._draw(f"{name}.{layer}.down", width, width)) % P
         return x @ self._draw(f"{name}.output", width, config.hidden_size) % P
 
-    def hidden_states(self, token_ids: Sequence[int], replaced: Mapping[int, IntArray] | None = None) -> IntArray:
-        """`(num_tokens, hidden_size)`; `replaced` maps positions to what stands there instead of the token."""
+    def rows(self, token_ids: Sequence[int], replaced: Mapping[int, IntArray] | None = None) -> dict[str, IntArray]:
+        """Return of each key that the model gives the rows of all tokens, `(num_tokens, hidden_size)`.
+
+        Args:
+            replaced: by position, what stands there instead of the token.
+        """
         config, hidden_size = self.config, self.config.hidden_size
         x = self._draw("decoder.tokens", VOCABULARY_SIZE, hidden_size)[list(token_ids)]
         for position, row in (replaced or {}).items():
@@ -130,36 +138,40 @@ class Oracle:
         place = self._draw("decoder.place", 3, hidden_size)
         for i in range(len(x)):
             x[i] = (x[i] + i * place[0] + (i * i % P) * place[1] + (i // P) * place[2]) % P
-        for layer in range(config.num_layers):
-            x = self._layer(x, layer)
-        return x
+        of_layer = [x := self._layer(x, layer) for layer in range(config.num_layers)]
+        return dict(zip(config.row_keys, [x, *of_layer], strict=False))
+
+    def hidden_states(self, token_ids: Sequence[int], replaced: Mapping[int, IntArray] | None = None) -> IntArray:
+        return self.rows(token_ids, replaced)["hidden_states"]
 
     def _layer(self, x: IntArray, layer: int) -> IntArray:
-        hidden_size, heads = self.config.hidden_size, self.config.num_heads
-        head_size = hidden_size // heads
+        n, hidden_size = x.shape
+        heads = self.config.num_heads
 
         def weight(part: str) -> IntArray:
             return self._draw(f"decoder.{layer}.{part}", hidden_size, hidden_size)
 
-        query, key, value = (x @ weight(part) % P for part in ("query", "key", "value"))
-        mixed = np.zeros_like(x)
-        for head in range(heads):
-            part = slice(head * head_size, (head + 1) * head_size)
-            for i in range(len(x)):
-                for j in range(i + 1):
-                    score = int(query[i, part] @ key[j, part]) + (head + 1) * (i - j)
-                    mixed[i, part] += (1 + score % 13) * value[j, part]
-        x = (x + (mixed % P) @ weight("output")) % P
+        def by_head(part: str) -> IntArray:
+            projected: IntArray = (x @ weight(part) % P).reshape(n, heads, -1).transpose(1, 0, 2)
+            return projected
+
+        lag = np.arange(n)[:, None] - np.arange(n)
+        slopes = np.arange(1, heads + 1)[:, None, None]
+        scores = by_head("query") @ by_head("key").transpose(0, 2, 1) + slopes * lag
+        mixed = np.where(lag >= 0, 1 + scores % 13, 0) @ by_head("value")
+        x = (x + (mixed.transpose(1, 0, 2).reshape(n, hidden_size) % P) @ weight("output")) % P
         inner = (x @ weight("up") % P) ** 2 % P
         return (x + inner @ weight("down")) % P
 
-    def next_token(self, hidden_state: IntArray) -> int:
-        logits = hidden_state @ self._draw("decoder.vocabulary", self.config.hidden_size, VOCABULARY_SIZE) % P
-        best = -1
-        for token in range(END_TOKEN_ID + 1):
-            if token != 256 and (best < 0 or logits[token] > logits[best]):
-                best = token
+    def next_tokens(self, hidden_states: IntArray) -> list[int]:
+        """Return what each of `(n, hidden_size)` hidden states is followed by: of equals, the lowest token."""
+        logits = hidden_states @ self._draw("decoder.vocabulary", self.config.hidden_size, VOCABULARY_SIZE) % P
+        logits[:, BEGIN_TOKEN_ID] = -1
+        best: list[int] = logits[:, : END_TOKEN_ID + 1].argmax(axis=1).tolist()
         return best
+
+    def next_token(self, hidden_state: IntArray) -> int:
+        return self.next_tokens(hidden_state[None])[0]
 
     def reference_generate(
         self, prompt: Sequence[int], replaced: Mapping[int, IntArray] | None, max_tokens: int

@@ -24,19 +24,6 @@ def test_keeps_a_copy_and_not_the_batch_it_was_cut_from() -> None:
     assert kept.untyped_storage().nbytes() == kept.nbytes == 32
 
 
-def test_counts_every_tensor_of_a_record() -> None:
-    cache = EncoderCache()
-    cache.put("a", {"embeddings": torch.zeros((3, 4), dtype=torch.int32), "levels": torch.zeros(5, dtype=torch.uint8)})
-    cache.put("b", {"embeddings": torch.zeros((2, 4), dtype=torch.float64).T})
-    assert (len(cache), cache.nbytes) == (2, 48 + 5 + 64)
-    cache.put("b", {"embeddings": torch.zeros((1, 4), dtype=torch.int32)})
-    assert cache.nbytes == 48 + 5 + 16
-    assert cache.drop(["a", "nothing", "a"]) == 1
-    assert (len(cache), cache.nbytes) == (1, 16)
-    cache.clear()
-    assert (len(cache), cache.nbytes) == (0, 0)
-
-
 def test_a_missing_key_is_named() -> None:
     cache = EncoderCache()
     cache.put("a", {})

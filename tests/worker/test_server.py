@@ -25,7 +25,7 @@ from mmcached.wire.config import ServiceConfig
 from mmcached.wire.engine_stats import WorkerStats
 from mmcached.wire.errors import ChannelFull, ConfigError
 from mmcached.wire.messages.engine import StepFailed, StepOutput, WorkerAttached, WorkerHello
-from mmcached.wire.messages.parts import EncoderForm, Inline, StoredItem, TensorForm
+from mmcached.wire.messages.parts import EncoderForm, Inline, TensorForm
 from mmcached.wire.messages.worker import Attach, ClearCaches, EncodeItem, Shutdown
 from mmcached.wire.model_config import ModelConfig
 from mmcached.wire.paths import RunDir
@@ -193,35 +193,9 @@ def test_a_repeated_attach_is_answered_and_keeps_the_caches(engine: FakeEngine, 
     assert engine.receive(StepFailed)[0].error.code == "invariant_error"
 
 
-def test_a_step_that_cannot_be_done_is_answered_and_the_worker_goes_on(engine: FakeEngine, worker: Served) -> None:
-    engine.attach()
-    item = EncodeItem("k", "k", 6, Inline(0, 2))
-    engine.send(plan(1, encode=[item], incarnation=INCARNATION, epoch=engine.epoch), [b"no", b"record"])
-    failed, _ = engine.receive(StepFailed)
-    assert (failed.step, failed.error.code) == (1, "remote_protocol_error")
-    engine.send(step(2, engine))
-    engine.receive(StepOutput)
-
-
-def test_an_item_that_is_not_in_the_store_fails_its_step(engine: FakeEngine, worker: Served) -> None:
-    engine.attach()
-    item = EncodeItem("k", "k", 6, StoredItem(f"{'0' * 32}.1.2.3"))
-    engine.send(plan(8, encode=[item], incarnation=INCARNATION, epoch=engine.epoch))
-    failed, _ = engine.receive(StepFailed)
-    assert (failed.error.code, failed.error.details["mm_hashes"]) == ("cache_miss", ["k"])
-    engine.send(step(9, engine))
-    engine.receive(StepOutput)
-
-
 def test_another_engine_ends_the_worker(engine: FakeEngine, worker: Served) -> None:
     engine.attach()
     engine.send(Attach(INCARNATION + 1))
-    assert worker.exit_status() == ENGINE_GONE
-
-
-def test_an_engine_that_closes_ends_the_worker(engine: FakeEngine, worker: Served) -> None:
-    engine.attach()
-    engine.close()
     assert worker.exit_status() == ENGINE_GONE
 
 

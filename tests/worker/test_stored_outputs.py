@@ -122,21 +122,8 @@ def test_what_one_worker_has_encoded_another_loads_bit_for_bit(store: Store) -> 
         assert np.array_equal(tensor_of(output.embeddings[0], payload), wanted), "it owns its bytes"
 
 
-def test_without_a_store_nothing_is_saved(store: Store) -> None:
-    with runner_with_store() as runner:
-        run(runner, plan(1, encode=[item(store_epoch=0)]), inline_frames(IMAGE))
-        runner.save_outputs()
-    assert store.records == {}
-
-
 def named(key: str = "a") -> EmitEmbedding:
     return EmitEmbedding(1, 0, key, "a", "t", 5)
-
-
-def eventually_saved(runner: ModelRunner, number: int) -> None:
-    deadline = time.monotonic() + 30.0
-    while runner.stats().outputs_saved < number:
-        assert time.monotonic() < deadline, "it is never saved"
 
 
 def test_a_large_output_is_saved_and_named_instead_of_returned(store: Store) -> None:
@@ -144,15 +131,14 @@ def test_a_large_output_is_saved_and_named_instead_of_returned(store: Store) -> 
         output, payload = run(runner, plan(1, encode=[item()], emit=[named()]), inline_frames(IMAGE))
         assert (output.embeddings, payload) == ([], [])
         assert output.saved == [ItemSaved(1, 0, key_of(runner))]
-        runner.save_outputs()
-        eventually_saved(runner, 1)
+        save_all(runner, 1)
         wanted = runner.encoder_cache.get("a")["embeddings"]
         assert torch.equal(store.records[key_of(runner)]["embeddings"], wanted)
         assert (store.options[key_of(runner)]["tenant"], store.options[key_of(runner)]["store_epoch"]) == ("t", 5)
         store.records.clear()
         output, _ = run(runner, plan(2, emit=[named()]))
         assert len(output.saved) == 1, "it was encoded before, and has gone from the store"
-        eventually_saved(runner, 2)
+        save_all(runner, 2)
         assert runner.stats().items_encoded == 1
 
 
@@ -169,14 +155,6 @@ def test_an_output_that_is_not_named(store: Store, why: str, monkeypatch: pytest
         output, payload = run(runner, plan(1, encode=[item()], emit=[emit]), inline_frames(IMAGE))
     assert output.saved == []
     assert len(output.embeddings) == len(payload) == 1 - rank
-
-
-def test_an_output_of_a_step_that_fails_is_not_saved(store: Store) -> None:
-    with runner_with_store(max_inline_output_kb=0) as runner:
-        bad = EmitEmbedding(1, 1, "nothing")
-        run_failing(runner, plan(1, encode=[item()], emit=[named(), bad]), inline_frames(IMAGE))
-        runner.save_outputs()
-    assert store.records == {}
 
 
 def test_large_rows_are_saved_and_named_instead_of_returned(store: Store) -> None:
@@ -288,7 +266,3 @@ def test_a_record_whose_numbers_are_not_finite_is_missed(store: Store, number: f
         else:
             failed = run_failing(runner, load("t"))
             assert failed.error.code == CacheMiss.code
-
-
-def test_a_worker_without_a_store_misses_everything() -> None:
-    assert run_failing(ModelRunner(CONFIG, rank=0, device=CPU), load("t")).error.code == CacheMiss.code

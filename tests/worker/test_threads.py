@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.paths import RunDir
 
@@ -26,6 +28,7 @@ server.main(Path(sys.argv[1]), 0, 0)
 """
 
 
+@pytest.mark.soak
 def test_omp_num_threads_is_respected(run_dir: Path) -> None:
     ServiceConfig(world_size=1, device="cpu").save(RunDir(run_dir).config)
     said = subprocess.run(

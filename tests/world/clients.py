@@ -23,6 +23,7 @@ from mmcached.wire.vocabulary import END_TOKEN_ID, TOKEN_IDS
 from tests.worker.oracle import (
     IntArray,
     Item,
+    Oracle,
     modality_of,
     num_embeds_of,
     random_image,
@@ -31,7 +32,7 @@ from tests.worker.oracle import (
 )
 from tests.worker.rings import inline_frames
 from tests.world.knobs import MAX_MODEL_LEN, Knobs
-from tests.world.plainly import PlainModel, embeddings_of
+from tests.world.plainly import embeddings_of
 
 _RNG = np.random.default_rng(5)
 _PATCH, _FRAME = 2, 3
@@ -110,7 +111,7 @@ class Client:
         pieces = [self.streamed[part.key] for part in rows]
         return [each.rows(index) for index, each in enumerate(pieces)], [each.data() for each in pieces]
 
-    def check_generation(self, model: PlainModel, rows: Sequence[Rows], frames: Sequence[Frame]) -> None:
+    def check_generation(self, model: Oracle, rows: Sequence[Rows], frames: Sequence[Frame]) -> None:
         """Compare tokens and rows with the truth, bit for bit, and the rows' range with what was asked for."""
         request, wanted = self.request, self.message.rows
         tokens, first_output = request.token_ids, request.num_prompt_tokens
@@ -129,7 +130,7 @@ class Client:
             assert part.first == first
             assert np.array_equal(array_of(part.tensor, frames), truth[part.key][first:]), part.key
 
-    def check_embeddings(self, model: PlainModel, tensors: Sequence[Tensor], frames: Sequence[Frame]) -> None:
+    def check_embeddings(self, model: Oracle, tensors: Sequence[Tensor], frames: Sequence[Frame]) -> None:
         for item, tensor in zip(self.items, tensors, strict=True):
             assert np.array_equal(array_of(tensor, frames), embeddings_of(model, item))
 

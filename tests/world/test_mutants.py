@@ -8,11 +8,8 @@ from mmcached.wire.errors import MmcachedError
 from scripts.verification.mutants import Mutant, notice
 from tests.removals import Removal, without_it
 from tests.world.knobs import knobs_of
-from tests.world.mutants import MUTANTS
+from tests.world.mutants import MUTANTS, SEEDS
 from tests.world.world import play
-
-SEEDS = (4, 183, 75, 240, 712, 149, 10, 53, 109, 11, 461, 123, 245, 16, 17, 242)
-"""Those first in which most mutants are noticed soon."""
 
 NOTICED = (AssertionError, MmcachedError, ValueError)
 """Wrong answers, a world that does not end, and books or workers that find it themselves."""
@@ -25,8 +22,3 @@ def play_one(seed: int) -> None:
 @pytest.mark.parametrize("mutant", MUTANTS, ids=str)
 def test_a_product_without_one_of_its_rules_is_noticed(mutant: Mutant[Removal]) -> None:
     notice(mutant, without_it(play_one, SEEDS), NOTICED)
-
-
-@pytest.mark.parametrize("seed", SEEDS)
-def test_the_product_with_all_its_rules_is_not(seed: int) -> None:
-    play_one(seed)

@@ -7,7 +7,7 @@ enough of them, and that what they are about does happen.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
 
@@ -15,12 +15,14 @@ import pytest
 
 from mmcached.engine.scheduling.block_admission import BlockAdmission
 from tests.world.knobs import knobs_of
+from tests.world.mutants import SEEDS
 from tests.world.world import play
 
-WORLDS_PER_TEST = 14
-FIRST_SEEDS = {False: range(0, 70, WORLDS_PER_TEST), True: (0, 70, 98)}
-"""Without a store and with one; all that is asked for below happens in so many."""
-
+WORLDS: dict[bool, Sequence[Sequence[int]]] = {
+    False: (range(14), range(14, 28), range(28, 42), SEEDS),
+    True: (range(14), range(70, 84), range(98, 112)),
+}
+"""Seeds, without a store and with one, the mutants' among them; all that is asked for below happens in so many."""
 HAPPEN_IN_EACH = (
     "finished",
     "preemptions",
@@ -71,28 +73,26 @@ HAPPEN_WITH_A_STORE = (
 )
 
 
-def play_all(seeds: range, *, has_store: bool = False) -> Counter[str]:
+def play_all(seeds: Sequence[int], *, has_store: bool = False) -> Counter[str]:
     seen: Counter[str] = Counter()
     for seed in seeds:
         seen += play(replace(knobs_of(seed), has_store=has_store))
     return seen
 
 
-@cache
-def seen_from(first: int, *, has_store: bool) -> Counter[str]:
-    return play_all(range(first, first + WORLDS_PER_TEST), has_store=has_store)
+seen_in = cache(play_all)
 
 
 @pytest.mark.parametrize(
-    ("has_store", "first"), [(has_store, first) for has_store, seeds in FIRST_SEEDS.items() for first in seeds]
+    ("has_store", "part"), [(has_store, i) for has_store, parts in WORLDS.items() for i in range(len(parts))]
 )
-def test_all_is_as_if_nothing_were_cached_and_the_books_never_lie(has_store: bool, first: int) -> None:
-    assert seen_from(first, has_store=has_store)["finished"]
+def test_all_is_as_if_nothing_were_cached_and_the_books_never_lie(has_store: bool, part: int) -> None:
+    assert seen_in(WORLDS[has_store][part], has_store=has_store)["finished"]
 
 
 @pytest.mark.parametrize("has_store", [False, True])
 def test_what_the_worlds_are_about_happens(has_store: bool) -> None:
-    seen = sum((seen_from(first, has_store=has_store) for first in FIRST_SEEDS[has_store]), Counter[str]())
+    seen = sum((seen_in(seeds, has_store=has_store) for seeds in WORLDS[has_store]), Counter[str]())
     wanted = HAPPEN_IN_EACH + HAPPEN_WITH_A_STORE * has_store
     lacking = [what for what in wanted if not seen[what]]
     assert not lacking, f"these worlds show nothing about {lacking}: {seen}"

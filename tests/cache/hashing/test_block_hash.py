@@ -87,29 +87,6 @@ def hashes_one_by_one(
 # ---- what is hashed
 
 
-def test_only_full_blocks_are_hashed_and_chained() -> None:
-    first = hash_block(ROOT_HASH, [1, 2, 3, 4])
-    assert hashes(generate(1, [1, 2, 3, 4, 5, 6, 7, 8, 9])) == [first, hash_block(first, [5, 6, 7, 8])]
-    assert len(first) == 32
-
-
-def test_equal_blocks_after_unequal_ones_differ() -> None:
-    a, b = hashes(generate(1, [1, 1, 1, 1, 5, 5, 5, 5])), hashes(generate(2, [2, 2, 2, 2, 5, 5, 5, 5]))
-    assert a[0] != b[0]
-    assert a[1] != b[1]
-
-
-def test_extra_keys_name_each_overlapping_item_with_its_offset_from_the_block() -> None:
-    request = generate(1, 20, [image("h1", 0, 5), image("h2", 10, 5)])
-    assert extra_keys_by_block(request, 5, range(4)) == {0: [MultiModalKey("h1", 0)], 2: [MultiModalKey("h2", 0)]}
-    assert extra_keys_by_block(request, 4, range(1, 4)) == {
-        1: [MultiModalKey("h1", -4)],
-        2: [MultiModalKey("h2", 2)],
-        3: [MultiModalKey("h2", -2)],
-    }
-    assert extra_keys_by_block(request, 15, range(1)) == {0: [MultiModalKey("h1", 0), MultiModalKey("h2", 10)]}
-
-
 def test_adapter_items_salt_and_embeddings_come_in_this_order() -> None:
     lora = LoraKey("style", "/adapters/style")
     embeds = {3: b"row 3", 7: b"row 7"}
@@ -194,15 +171,6 @@ def test_growing_gives_what_hashing_from_scratch_gives(
 # ---- looking ahead
 
 
-def test_a_digest_exists_once_its_lookahead_tokens_are_known() -> None:
-    request = generate(1, [])
-    found = []
-    for token_id in range(8):
-        request.append_output_token(token_id)
-        found.append(len(hashes(request, 2, 3)))
-    assert found == [0, 0, 0, 0, 1, 1, 2, 2]
-
-
 def test_a_digest_covers_the_lookahead_tokens_and_no_more() -> None:
     kept = hashes(generate(1, [0, 1, 2, 3, 4, 5, 6]), 2, 2)
     assert len(kept) == 2
@@ -212,34 +180,6 @@ def test_a_digest_covers_the_lookahead_tokens_and_no_more() -> None:
         other = hashes(generate(2, token_ids), 2, 2)
         assert other[:num_shared] == kept[:num_shared]
         assert not {*other[num_shared:]} & {*kept}
-
-
-def test_other_numbers_of_lookahead_tokens_share_nothing() -> None:
-    found = [hashes(generate(1, [0] * 12), 2, num_lookahead_tokens) for num_lookahead_tokens in range(4)]
-    assert len({digest for digests in found for digest in digests}) == sum(map(len, found))
-
-
-def test_items_where_only_lookahead_tokens_are_count_for_both_blocks() -> None:
-    request = generate(1, 8, [image("A", 3, 2), image("B", 5, 1)])
-    first, second = [MultiModalKey("A", 3)], [MultiModalKey("A", -1), MultiModalKey("B", 1)]
-    assert extra_keys_by_block(request, 4, range(2), 1) == {0: first, 1: second}
-    assert extra_keys_by_block(request, 4, range(2), 2) == {0: [*first, MultiModalKey("B", 5)], 1: second}
-
-
-def test_a_token_that_fills_the_lookahead_finds_the_items_of_its_block() -> None:
-    request = generate(1, 8, [image("A", 4, 2), image("B", 6, 1)])
-    assert len(hashes(request, 4, 1)) == 1
-    request.append_output_token(8)
-    second: list[ExtraKey] = [MultiModalKey("A", 0), MultiModalKey("B", 2), LookaheadKey((8,))]
-    assert hashes(request, 4, 1)[1] == hash_block(request.block_hashes[0], request.token_ids[4:8], second)
-
-
-def test_embeddings_behind_the_block_count() -> None:
-    request = request_with([0] * 8, prompt_embeds={4: b"row 4", 6: b"row 6"})
-    assert extra_keys_by_block(request, 4, range(2), 1) == {
-        0: [EmbedsKey(4, b"row 4")],
-        1: [EmbedsKey(0, b"row 4"), EmbedsKey(2, b"row 6")],
-    }
 
 
 # ---- what is refused
@@ -269,13 +209,6 @@ def test_a_placeholder_is_refused_and_changes_nothing(token_ids: Sequence[Any], 
         hash_block(PARENT, token_ids)
     with pytest.raises(InvalidRequest):
         hash_block(PARENT, [1], [LookaheadKey(tuple(token_ids))])
-
-
-def test_a_placeholder_after_the_last_full_block_does_not_matter_yet() -> None:
-    request = generate(1, [1, 2, 3, 4, 5, -1])
-    assert hashes(request) == [hash_block(ROOT_HASH, [1, 2, 3, 4])]
-    request.token_ids[5:] = [6, 7, 8]
-    assert hashes(request) == hashes_one_by_one(request, 4)
 
 
 def test_a_placeholder_among_the_lookahead_tokens_is_refused_and_changes_nothing() -> None:
@@ -331,18 +264,6 @@ def test_only_without_a_seed_and_collision_proof_are_roots_random_in_each_proces
     assert block_hasher("xxh3").root == block_hasher("xxh3").root
 
 
-def test_a_seed_makes_other_chains() -> None:
-    hashers = [block_hasher(name, seed) for name in ("sha256", "blake3", "xxh3") for seed in ("", "a", "b")]
-    assert len({hasher.root for hasher in hashers}) == 9
-    assert {hasher.name: hasher.is_collision_proof for hasher in hashers} == {
-        "sha256": True,
-        "blake3": True,
-        "xxh3": False,
-    }
-    assert [hasher.seed for hasher in hashers[:6]] == ["", "a", "b", "", "a", "b"]
-    assert hashers[6].seed
-
-
 @pytest.mark.parametrize(
     ("algorithm", "made"), [("builtin", "sha256"), ("xxh3", "xxh3"), ("sha256", "sha256"), ("blake3", "blake3")]
 )
@@ -361,13 +282,6 @@ def test_the_configuration_offers_what_there_is() -> None:
         ConfigError, match="prefix_caching_hash_algo = 'md5': must be one of sha256, blake3, xxh3, buil"
     ):
         block_hasher("md5")
-
-
-@pytest.mark.parametrize("hasher", HASHERS, ids=lambda hasher: hasher.name)
-def test_every_digest_has_32_bytes(hasher: BlockHasher) -> None:
-    request = generate(1, [1, 2, 3, 4, 5])
-    hasher.extend_block_hashes(request, 2)
-    assert {len(digest) for digest in [hasher.root, *request.block_hashes]} == {32}
 
 
 def test_a_short_digest_is_filled_up_with_zeros() -> None:

@@ -71,7 +71,9 @@ def puts(service: StoreService) -> list[str]:
 
 
 def files(service: StoreService) -> list[str]:
-    return sorted(name for name in os.listdir(SHM_DIR) if "nursery" in name)
+    ring = service.desk.announcement
+    assert ring is not None
+    return sorted(name for name in os.listdir(SHM_DIR) if ring.ring_id in name and "nursery" in name)
 
 
 def stats(service: StoreService) -> Any:

@@ -1,7 +1,6 @@
 """The face of the manager as vLLM 0.9.2 shows it: arguments in its order, small methods, and what is refused.
 
-Which blocks requests get is tested in `tests/engine/kv`: `test_prefill`, `test_slots` and `test_groups`, results in
-`test_blocks`. Statistics are tested in `test_stats`.
+Which blocks requests get is tested in `tests/engine/kv`, statistics in `test_stats`.
 """
 
 from __future__ import annotations
@@ -12,9 +11,9 @@ import pytest
 from structlog.testing import capture_logs
 
 from mmcached.cache.hashing.block_hash import hash_block
-from mmcached.engine import KVCacheManager, Request, RequestStatus
+from mmcached.engine import KVCacheManager, RequestStatus
 from mmcached.engine.kv.config import FullAttentionSpec, KVCacheConfig, SlidingWindowSpec
-from mmcached.wire.errors import ConfigError, LocalProtocolError
+from mmcached.wire.errors import ConfigError
 from tests.engine.builders import generate
 from tests.engine.kv.builders import (
     COMMON,
@@ -66,11 +65,6 @@ def test_builtin_is_taken_for_sha256() -> None:
 # ---- what requests have, and leave behind
 
 
-def test_who_holds_nothing_has_empty_tables() -> None:
-    assert manager_of(11).get_block_ids(7) == ([],)
-    assert manager_of(11, 16, (16, 32)).get_block_ids(7) == ([], [])
-
-
 def test_digests_survive_preemption_and_end_with_the_request() -> None:
     manager = manager_of(11)
     reader, publisher = with_tail(0, 7), with_tail(1, 20, skip_reading_prefix_cache=True)
@@ -89,38 +83,12 @@ def test_digests_survive_preemption_and_end_with_the_request() -> None:
     assert num_hit_tokens(manager, with_tail(2, 7)) == 48
 
 
-def test_common_prefix_of_all_that_run() -> None:
-    manager = manager_of(40, 16, (16, 32), 16)
-    requests = [generate(0, COMMON + [7] * 40), generate(1, COMMON + [7] * 20), with_tail(2, 5)]
-
-    def common(request: Request, num_running: int) -> list[int]:
-        return manager.get_num_common_prefix_blocks(request, num_running)
-
-    for request in requests:
-        with pytest.raises(LocalProtocolError):
-            common(request, 1)
-        admit_to_groups(manager, request)
-        request.status = RequestStatus.RUNNING
-    for request in requests:
-        assert common(request, 3) == [3, 0, 3]
-        assert common(request, 4) == [0, 0, 0]
-    manager.free(requests[2])
-    assert [common(request, 2) for request in requests[:2]] == [[4, 0, 4], [4, 0, 4]]
-    manager.free(requests[1])
-    assert common(requests[0], 1) == [6, 0, 6]
-
-
 @pytest.mark.parametrize(("num_tokens", "usage"), [(0, 0.0), (1, 0.1), (80, 0.5), (160, 1.0)])
 def test_usage_does_not_count_the_null_block(num_tokens: int, usage: float) -> None:
     manager = manager_of(11)
     if num_tokens:
         admit(manager, generate(0, num_tokens))
     assert manager.usage == usage
-
-
-def test_usage_of_a_pool_of_the_null_block_alone() -> None:
-    assert manager_of(1).usage == 0.0
-    assert manager_of(1).reset_prefix_cache() is True
 
 
 # ---- without a prefix cache
@@ -144,12 +112,6 @@ def test_without_a_prefix_cache_any_groups_will_do(specs: tuple[Spec, ...]) -> N
     manager.free(request)
     assert manager.block_pool.num_free == 29
     assert manager.reset_prefix_cache() is True
-
-
-def test_no_groups_find_nothing_though_caching_is_on() -> None:
-    manager = KVCacheManager(config_of(5), 1000)
-    assert admit_to_groups(manager, generate(0, 5000)) == ((), ())
-    assert manager.block_pool.num_free == 4
 
 
 # ---- configurations that cannot be

@@ -91,33 +91,6 @@ def looking_changes_nothing(cache: BaseMultiModalProcessorCache) -> None:
     assert cache.make_stats() == before
 
 
-def touching_an_absent_key_changes_nothing(cache: BaseMultiModalProcessorCache) -> None:
-    cache.touch_sender_cache_item("ghost")
-    assert not cache.is_cached_item("ghost")
-    cache.release_sender_touches()
-    cache.get_and_update_item(an_item(1), "ghost")
-    assert cache.is_cached_item("ghost")
-
-
-def releasing_is_repeatable(cache: BaseMultiModalProcessorCache) -> None:
-    cache.release_sender_touches()
-    cache.get_and_update_item(an_item(1), "a")
-    cache.touch_sender_cache_item("a")
-    cache.touch_sender_cache_item("a")
-    cache.release_sender_touches()
-    cache.release_sender_touches()
-    assert cache.is_cached_item("a")
-
-
-def outputs_come_in_prompt_order(cache: BaseMultiModalProcessorCache) -> None:
-    keys = ["c", "a", "d", "b"]
-    given = [an_item(value) for value in range(4)]
-    outputs = cache.get_and_update(given, keys)
-    assert [list(updates) for _, updates in outputs] == [updates for _, updates in given]
-    again = cache.get_and_update([None] * 4, keys[::-1])
-    assert [list(updates) for _, updates in again] == [updates for _, updates in given[::-1]]
-
-
 def a_batched_miss_names_all_that_are_missing(cache: BaseMultiModalProcessorCache) -> None:
     with pytest.raises(CacheMiss) as caught:
         cache.get_and_update([None, an_item(1), None, None], ["x", "a", "y", "x"])
@@ -158,16 +131,6 @@ def an_oversized_item_is_served_and_not_kept(cache: BaseMultiModalProcessorCache
     assert cache.is_cached_item("small")
 
 
-def an_oversized_item_is_served_to_its_whole_request(cache: BaseMultiModalProcessorCache) -> None:
-    """It is not there, says `is_cached` of each, so it is given for each; its bytes may travel once or twice."""
-    big = an_item(1, OVERSIZED_BYTES)
-    first, second = cache.get_and_update([big, big], ["big", "big"])
-    assert first[0] is big[0]
-    assert second[0] is None or second[0] is big[0]
-    assert list(second[1]) == list(first[1]) == big[1]
-    assert not cache.is_cached_item("big")
-
-
 def an_oversized_item_may_be_given_once_for_its_whole_request(cache: BaseMultiModalProcessorCache) -> None:
     big = an_item(1, OVERSIZED_BYTES)
     first, second = cache.get_and_update([big, None], ["big", "big"])
@@ -197,17 +160,6 @@ def clearing_forgets_everything(cache: BaseMultiModalProcessorCache) -> None:
     assert cache.is_cached_item("a")
 
 
-def statistics_count_items(cache: BaseMultiModalProcessorCache) -> None:
-    cache.get_and_update_item(an_item(0), "0")
-    assert cache.make_stats(delta=True) == CacheInfo(0, 1)
-    cache.get_and_update_item(an_item(1), "1")
-    assert cache.make_stats(delta=True) == CacheInfo(0, 1)
-    cache.get_and_update_item(None, "0")
-    assert cache.make_stats() == CacheInfo(1, 3)
-    assert cache.make_stats(delta=True) == CacheInfo(1, 1)
-    assert cache.make_stats(delta=True) == CacheInfo(0, 0)
-
-
 def the_counters_of_three_photographs(cache: BaseMultiModalProcessorCache) -> None:
     """Two photographs, the first again; then a clear, and both anew: the window starts over, the counters go on."""
     steps = []
@@ -229,32 +181,20 @@ def clearing_leaves_the_service_s_counters(cache: BaseMultiModalProcessorCache) 
     assert cache.stats() == before
 
 
-def closing_is_repeatable(cache: BaseMultiModalProcessorCache) -> None:
-    cache.get_and_update_item(an_item(1), "a")
-    cache.close()
-    cache.close()
-
-
 PROCESSOR_CACHE_PROMISES: list[Promise] = [
     an_unknown_key_is_a_typed_miss,
     what_was_given_is_a_hit,
     looking_changes_nothing,
-    touching_an_absent_key_changes_nothing,
-    releasing_is_repeatable,
-    outputs_come_in_prompt_order,
     a_batched_miss_names_all_that_are_missing,
     unequal_lengths_change_nothing,
     a_key_that_comes_twice_in_a_request_is_stored_once,
     a_request_gets_what_it_had_whatever_it_brings,
     an_oversized_item_is_served_and_not_kept,
-    an_oversized_item_is_served_to_its_whole_request,
     an_oversized_item_may_be_given_once_for_its_whole_request,
     an_invalidated_key_is_forgotten_alone,
     clearing_forgets_everything,
-    statistics_count_items,
     the_counters_of_three_photographs,
     clearing_leaves_the_service_s_counters,
-    closing_is_repeatable,
 ]
 
 
@@ -305,21 +245,6 @@ def what_came_is_served_and_served_again(fed: FedReceiver) -> None:
     assert ask(fed, ("a", item_of(1))) == [content(item_of(1))]
     for _ in range(3):
         assert ask(fed, ("a", None)) == [content(item_of(1))]
-
-
-def items_come_in_prompt_order(fed: FedReceiver) -> None:
-    keys = ["c", "a", "d", "b"]
-    given = [item_of(value) for value in range(4)]
-    inputs = fed.feed(list(zip(keys, given, strict=True)))
-    assert list(map(content, fed.cache.get_and_update(inputs, keys))) == list(map(content, given))
-    assert ask(fed, *((key, None) for key in keys[::-1])) == list(map(content, given[::-1]))
-
-
-def a_key_that_comes_twice_is_served_twice(fed: FedReceiver) -> None:
-    assert ask(fed, ("a", item_of(1)), ("b", item_of(2)), ("a", item_of(1))) == [
-        content(item_of(value)) for value in (1, 2, 1)
-    ]
-    assert ask(fed, ("a", None), ("a", None)) == [content(item_of(1))] * 2
 
 
 def all_misses_are_named_at_once_and_what_came_is_served_and_kept(fed: FedReceiver) -> None:
@@ -383,16 +308,6 @@ def a_request_s_own_items_do_not_evict_what_it_names(fed: FedReceiver) -> None:
     assert ask(fed, ("B", large["B"]), ("C", large["C"]), ("A", None)) == [content(large[key]) for key in "BCA"]
 
 
-def touching_brings_nothing_and_takes_nothing(fed: FedReceiver) -> None:
-    for _ in range(2):
-        fed.cache.touch_receiver_cache_item("ghost")
-    assert missed_by(lambda: fed.cache.get_and_update_item(None, "ghost")) == ["ghost"]
-    (data,) = fed.feed([("a", item_of(1))])
-    fed.cache.touch_receiver_cache_item("a", data)
-    fed.cache.touch_receiver_cache_item("a")
-    assert content(fed.cache.get_and_update_item(data, "a")) == content(item_of(1))
-
-
 def an_oversized_item_passes_and_is_not_kept(fed: FedReceiver) -> None:
     big, small = item_of(1, OVERSIZED_BYTES), item_of(2)
     assert ask(fed, ("big", big), ("small", small)) == [content(big), content(small)]
@@ -417,28 +332,17 @@ def lists_of_unequal_length_change_nothing(fed: FedReceiver) -> None:
     assert list(map(content, fed.cache.get_and_update(inputs, ["a"]))) == [content(item_of(1))]
 
 
-def a_receiver_closes_twice(fed: FedReceiver) -> None:
-    ask(fed, ("a", item_of(1)))
-    fed.check_rest()
-    fed.cache.close()
-    fed.cache.close()
-
-
 RECEIVER_CACHE_PROMISES: list[ReceiverPromise] = [
     none_for_an_absent_item_is_a_typed_miss,
     what_came_is_served_and_served_again,
-    items_come_in_prompt_order,
-    a_key_that_comes_twice_is_served_twice,
     all_misses_are_named_at_once_and_what_came_is_served_and_kept,
     a_miss_in_a_list_gives_back_what_was_read,
     a_fresh_payload_wins,
     the_key_is_the_hash_or_else_the_identifier,
     features_keep_all_but_their_data,
     a_request_s_own_items_do_not_evict_what_it_names,
-    touching_brings_nothing_and_takes_nothing,
     an_oversized_item_passes_and_is_not_kept,
     clearing_takes_nothing_from_the_model,
     lists_of_unequal_length_change_nothing,
-    a_receiver_closes_twice,
 ]
 """`check_rest` is called after each."""

@@ -31,23 +31,6 @@ def test_promises(promise: PairPromise, pair: LibraryPair) -> None:
     assert pair.num_leases() == 0
 
 
-def test_looking_gives_the_same_run() -> None:
-    """The same requests with and without looks before each: the same hits, and the same kinds of things are sent."""
-    runs = []
-    for num_looks in (0, 1, 3):
-        pair = PAIRS["shm, 2 receivers"]()
-        kinds = []
-        for number in range(60):
-            keys = [str(number * number % 16), str(number % 7)]
-            sent = pair.hand_out(keys, num_looks)
-            kinds.append([type(item) for item in sent])
-            pair.serve(keys, sent=sent)
-        assert pair.sender is not None
-        runs.append((kinds, pair.sender.stats()))
-        pair.close()
-    assert runs[0] == runs[1] == runs[2]
-
-
 def test_a_receiver_that_holds_as_much_as_it_may_is_served_all_the_same() -> None:
     pair = LibraryPair("shm", reader_quota_bytes=2 << 10)
     try:

@@ -31,7 +31,7 @@ class FedByMirror:
         return [item for _, item in request]
 
     def check_rest(self) -> None:
-        assert self.cache._lru.usage <= 1 << 20
+        assert sum(size for _, size in self.cache.contents()) <= 1 << 20
 
 
 @pytest.mark.parametrize("promise", RECEIVER_CACHE_PROMISES, ids=lambda promise: promise.__name__)

@@ -10,7 +10,6 @@ import pytest
 from mmcached.frontend import MultiModalProcessorOnlyCache, MultiModalProcessorSenderCache
 from mmcached.wire.config import GIB, ServiceConfig
 from mmcached.wire.errors import CacheMiss
-from mmcached.wire.stats import ProcessorCacheStats
 from tests.compat.multimodal.contracts import PROCESSOR_CACHE_PROMISES, Promise, an_item
 
 MIB = 1 << 20
@@ -44,34 +43,6 @@ def test_a_hit_is_the_item_itself() -> None:
     assert kept is item
     assert list(kept_updates) == updates
     assert cache.get_and_update_item(an_item(2), "a")[0] is item, "a key says its content"
-
-
-def test_an_oversized_item_is_served_to_its_whole_request() -> None:
-    """1 KiB of room, an item of 4 KiB, then one of 64 bytes (vLLM #52835)."""
-    cache = keeping(1024)
-    big = an_item(1, 4096)
-    for item, _ in cache.get_and_update([big, None], ["big", "big"]):
-        assert item is big[0]
-    assert not cache.is_cached_item("big")
-    cache.get_and_update_item(an_item(2, 64), "small")
-    assert cache.is_cached_item("small")
-    assert cache.stats() == ProcessorCacheStats(
-        queries=3, hits=1, items_processed=2, inline_items=2, inline_fallbacks=1
-    )
-
-
-def test_touched_items_stay_while_their_request_brings_others() -> None:
-    """6 bytes: A, B, C of 2; then D, E of 1 with A and C cached. D pushes out B."""
-    cache = keeping(6)
-    cache.get_and_update([an_item(n, 2) for n in range(3)], list("ABC"))
-    assert [key for key, _ in cache.contents()] == ["A", "B", "C"]
-    request = list("DEAC")
-    assert cache.is_cached(request) == [False, False, True, True]
-    for key in request:
-        cache.touch_sender_cache_item(key)
-    for mm_item, key in zip([an_item(4, 1), an_item(5, 1), None, None], request, strict=True):
-        cache.get_and_update_item(mm_item, key)
-    assert [key for key, _ in cache.contents()] == request
 
 
 def test_updates_are_owned() -> None:

@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 import torch
 
-from mmcached.cache import MultiModalFeatureSpec, MultiModalFieldElem, MultiModalKwargsItem
+from mmcached.cache import MultiModalKwargsItem
 from mmcached.compat.multimodal.base import ReceiverInput
-from mmcached.compat.multimodal.features import PlaceholderRange, ShmItem
+from mmcached.compat.multimodal.features import ShmItem
 from mmcached.shm import ObjectStoreWriter
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import CacheFull, CacheMiss, ItemTooLarge
 from mmcached.worker import ShmObjectStoreReceiverCache, worker_receiver_cache_from_config
-from tests.compat.multimodal.contracts import RECEIVER_CACHE_PROMISES, ReceiverPromise, content, item_of, missed_by
+from tests.compat.multimodal.contracts import RECEIVER_CACHE_PROMISES, ReceiverPromise, missed_by
 from tests.shm.integrity import check_objects
 from tests.worker.rings import is_inside, make_ring
 
@@ -101,36 +101,6 @@ def test_an_item_is_read_in_place_and_its_lease_goes_back_with_the_last_view() -
         assert (store.stats().leases, receiver.num_held) == (0, 0)
 
 
-def test_a_lease_pins_what_is_read() -> None:
-    with pair() as (store, [receiver]):
-        item = receiver.get_and_update_item(send(store, "a", size=20_000), "a")
-        for number in range(30):
-            store.put(f"other {number}", {"pixels": np.full(20_000, number)})
-            if number >= 3:
-                store.discard(f"other {number - 3}")
-        assert pixels(item).tolist() == list(range(20_000))
-        del item
-
-
-def test_each_receiver_gives_back_its_own_lease() -> None:
-    with pair(2) as (store, receivers):
-        sent = send(store, "a")
-        items = [receiver.get_and_update_item(sent, "a") for receiver in receivers]
-        assert store.stats().leases == 2
-        items.pop()
-        assert [receiver.num_held for receiver in receivers] == [1, 0]
-        assert store.stats().leases == 1
-        items.clear()
-        assert store.stats().leases == 0
-
-
-def test_an_item_that_came_with_its_data_is_passed_on() -> None:
-    with pair() as (_, [receiver]):
-        item = MultiModalKwargsItem({"pixels": MultiModalFieldElem(torch.ones(2))})
-        assert receiver.get_and_update_item(item, "a") is item
-        assert receiver.num_held == 0
-
-
 def test_what_may_not_be_read_is_a_miss() -> None:
     with pair() as (store, [receiver]), ShmObjectStoreReceiverCache(store.ring.announcement) as unknown:
         sent = send(store, "a")
@@ -178,63 +148,6 @@ def test_a_handle_of_another_ring_is_a_miss_and_costs_this_one_nothing(changes: 
         assert missed_by(lambda: receiver.get_and_update_item(foreign, "a")) == ["a"]
         assert store.stats().leases == 0
         receiver.get_and_update_item(sent, "a")
-
-
-def test_what_has_travelled_as_bytes_is_resolved() -> None:
-    with pair() as (store, [receiver]):
-        sent = send(store, "a")
-        arrived = msgspec.msgpack.decode(msgspec.msgpack.encode(sent), type=ShmItem)
-        assert arrived == sent
-        assert pixels(receiver.get_and_update_item(arrived, "a")).tolist() == list(range(8))
-
-
-def test_a_handle_from_before_clear_is_its_own_data_or_a_miss() -> None:
-    """Under a lease nothing takes its place; without one it is not found any more."""
-    with pair() as (store, [receiver]):
-        sent = send(store, "a", size=40_000)
-        item = receiver.get_and_update_item(sent, "a")
-        store.clear()
-        for number in range(2):
-            store.put(f"other {number}", {"pixels": np.zeros(40_000, np.int64)})
-        assert pixels(item).tolist() == list(range(40_000))
-        with pytest.raises(CacheMiss):
-            receiver.get_and_update_item(sent, "a")
-        del item
-        assert store.stats().leases == 0
-        last = store.put("last", {"pixels": np.zeros(40_000, np.int64)})
-        assert last.generation > sent.handle.generation, "numbers are not used again"
-
-
-def test_an_item_that_is_evicted_before_it_is_read_is_a_miss() -> None:
-    with pair() as (store, [receiver]):
-        sent = send(store, "a", size=40_000)
-        for number in range(40):
-            store.put(f"other {number}", {"pixels": np.zeros(40_000, np.int64)})
-        with pytest.raises(CacheMiss):
-            receiver.get_and_update_item(sent, "a")
-        assert store.stats().leases == 0
-
-
-def test_a_hit_and_an_absent_item_in_one_request() -> None:
-    """The absent one does not keep the other from being read, nor its bytes from being used again."""
-    with pair() as (store, [receiver]):
-        record = item_of(7, 400_000)
-        handle = store.put("a", record.to_record())
-        features = [
-            MultiModalFeatureSpec(None, "image", "x", PlaceholderRange(0, 1)),
-            MultiModalFeatureSpec(
-                ShmItem(handle),
-                "image",
-                "a",
-                PlaceholderRange(1, 1),
-            ),
-        ]
-        assert missed_by(lambda: receiver.get_and_update_features(features)) == ["x"]
-        assert content(features[1].data) == content(record)
-        features.clear()
-        for number in range(4):
-            store.put(f"other {number}", item_of(number, 400_000).to_record())
-        assert store.find("a") is None
 
 
 def test_closing_with_a_view_alive_leaves_its_bytes_readable() -> None:

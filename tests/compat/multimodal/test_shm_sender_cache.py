@@ -7,18 +7,15 @@ from contextlib import ExitStack
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from mmcached.cache import MultiModalKwargsItem
 from mmcached.compat.multimodal.features import ShmItem
 from mmcached.frontend import ShmObjectStoreSenderCache
 from mmcached.shm import ObjectStoreReader, ObjectStoreWriter, ReaderEntry, RingReader, RingWriter
 from mmcached.wire.config import GIB, ServiceConfig
-from mmcached.wire.errors import CacheMiss, InvalidRequest, StaleHandle
+from mmcached.wire.errors import InvalidRequest, StaleHandle
 from tests.compat.integrity import check_sender
 from tests.compat.multimodal.contracts import PROCESSOR_CACHE_PROMISES, Promise, an_item
-from tests.house.drawing import examples
 from tests.shm.rings import Taking
 
 KIB = 1 << 10
@@ -128,12 +125,6 @@ def test_an_item_beyond_the_configured_limit_travels_inline(stack: ExitStack) ->
     assert pair.send(1, 2 * MIB) is not None
 
 
-def test_an_item_beyond_the_ring_s_limit_travels_inline(stack: ExitStack) -> None:
-    pair = Pair(stack, max_object_bytes=LARGE)
-    assert pair.send(1, LARGE + 1) is None
-    assert pair.cached() == []
-
-
 def test_a_ring_full_of_leases_serves_inline_and_recovers(pair: Pair) -> None:
     entry = pair.attach()
     sent: list[ShmItem] = []
@@ -153,18 +144,6 @@ def test_a_ring_full_of_leases_serves_inline_and_recovers(pair: Pair) -> None:
     entry.give_back(sent[3].handle)
     assert pair.send(value) is not None
     assert not pair.cache.is_cached_item("3")
-
-
-def test_an_island_costs_its_own_bytes_alone(pair: Pair) -> None:
-    """One reader holds one old item: everything else goes on around it (a queue that frees in order would wedge)."""
-    entry = pair.attach()
-    held = pair.put(0)
-    assert pair.take(entry, held)
-    for value in range(1, 200):
-        pair.put(value)
-    assert pair.cache.stats().inline_fallbacks == 0
-    assert pair.read(held) == 0
-    assert pair.cache.is_cached_item("0")
 
 
 # ---- what is small never sees the ring
@@ -237,77 +216,10 @@ def test_a_touched_key_is_not_evicted_by_its_own_request(stack: ExitStack) -> No
     assert {c, i, j} <= set(pair.cached()), "a request's own items stay; which others go is the allocator's choice"
 
 
-def test_touches_end_when_they_are_released(stack: ExitStack) -> None:
-    pair = Pair(stack)
-    pair.keeps = True
-    pair.put(0)
-    while pair.send(len(pair.cached())) is not None:
-        pass
-    assert pair.cache.is_cached_item("0"), "what was handed out stays like what is touched"
-    pair.cache.release_sender_touches()
-    pair.keeps = False
-    for value in range(100, 1000):  # nobody asks for these: the ring ages slowly
-        pair.put(value)
-    assert not pair.cache.is_cached_item("0")
-
-
-def test_a_ring_full_of_touched_keys_serves_inline(stack: ExitStack) -> None:
-    pair = ring_of_three(stack)
-    pair.keeps = True
-    for value in range(3):
-        pair.put(value, 5 * LARGE)
-        pair.cache.touch_sender_cache_item(str(value))
-    assert pair.send(3, 5 * LARGE) is None
-    assert pair.cached() == [0, 1, 2]
-    pair.cache.release_sender_touches()
-    assert pair.send(3, 5 * LARGE) is not None
-
-
 # ---- several at once
 
 
-def test_a_batched_miss_names_what_is_missing_and_keeps_the_rest(pair: Pair) -> None:
-    pair.put(1)
-    with pytest.raises(CacheMiss) as caught:
-        pair.cache.get_and_update([None, an_item(2), None, None], ["1", "2", "missing", "1"])
-    assert caught.value.mm_hashes == ["missing"]
-    assert pair.cache.is_cached(["1", "2"]) == [True, True]
-
-
 # ---- forgetting
-
-
-def test_the_evicted_key_is_a_miss(stack: ExitStack) -> None:
-    pair = ring_of_three(stack)
-    for value in range(4):
-        pair.put(value, 5 * LARGE)
-    assert pair.cached() == [1, 2, 3]
-    with pytest.raises(CacheMiss):
-        pair.cache.get_and_update_item(None, "0")
-
-
-def test_a_handle_from_before_clear_reads_its_own_data_or_nothing(pair: Pair) -> None:
-    entry = pair.attach()
-    held, loose = pair.put(1), pair.put(2)
-    assert pair.take(entry, held)
-    pair.cache.clear_cache()
-    assert pair.cached() == []
-    assert pair.read(held) == 1, "it is leased"
-    for value in range(10, 60):
-        pair.put(value)
-    assert pair.read(held) == 1
-    with pytest.raises(StaleHandle):
-        pair.read(loose)
-    entry.give_back(held.handle)
-    assert pair.ring.stats().leases == 0
-
-
-def test_an_invalidated_key_gets_a_new_generation(pair: Pair) -> None:
-    first = pair.put(1)
-    pair.cache.invalidate("1")
-    second = pair.put(1)
-    assert second.handle.generation > first.handle.generation
-    assert pair.read(second) == 1
 
 
 def test_a_closed_cache_leaves_the_store_to_another(pair: Pair) -> None:
@@ -332,67 +244,6 @@ def test_an_item_that_cannot_travel_changes_nothing(pair: Pair) -> None:
 
 
 # ---- any order of everything
-
-OPERATIONS = st.lists(
-    st.tuples(
-        st.sampled_from(["give", "give", "give", "none", "touch", "release", "invalidate", "return", "clear"]),
-        st.integers(0, 12),
-        st.sampled_from([100, 5_000, 20_000, 60_000, 200_000]),
-    ),
-    max_size=60,
-)
-
-
-@settings(max_examples=examples(40))
-@given(OPERATIONS)
-def test_any_order_of_operations(operations: list[tuple[str, int, int]]) -> None:
-    """Whatever happens: what is leased reads as its own value, hits are hits, touched keys stay, nothing is wedged."""
-    with ExitStack() as stack:
-        pair = Pair(stack, data_bytes=128 * KIB)
-        pair.keeps = True
-        entry = pair.attach()
-        leased: list[tuple[int, ShmItem]] = []
-        touched: set[int] = set()
-        for operation, value, nbytes in operations:
-            was_cached = pair.cache.is_cached_item(str(value))
-            match operation:
-                case "give":
-                    sent = pair.send(value, nbytes)
-                    assert sent is not None or not was_cached
-                    touched |= {value} if sent else set()
-                    leased += [(value, sent)] if sent and pair.take(entry, sent) else []
-                case "none" if was_cached:
-                    item, (update,) = pair.cache.get_and_update_item(None, str(value))
-                    assert isinstance(item, ShmItem)
-                    assert update.length == value + 1
-                    assert pair.take(entry, item)
-                    touched.add(value)
-                    leased.append((value, item))
-                case "none":
-                    with pytest.raises(CacheMiss):
-                        pair.cache.get_and_update_item(None, str(value))
-                case "touch":
-                    pair.cache.touch_sender_cache_item(str(value))
-                    touched |= {value} if was_cached else set()
-                case "release":
-                    pair.cache.release_sender_touches()
-                    touched.clear()
-                case "invalidate":
-                    pair.cache.invalidate(str(value))
-                    touched.discard(value)
-                case "return" if leased:
-                    _, sent = leased.pop(value % len(leased))
-                    entry.give_back(sent.handle)
-                case "clear":
-                    pair.cache.clear_cache()
-                    touched.clear()
-            assert all(pair.read(sent) == expected for expected, sent in leased)
-            assert touched <= set(pair.cached())
-        pair.cache.release_sender_touches()
-        for _, sent in leased:
-            entry.give_back(sent.handle)
-        assert pair.ring.stats().leases == 0
-        assert pair.send(99, 100_000) is not None
 
 
 def test_a_chunk_is_named_by_its_slot_and_generation_too() -> None:

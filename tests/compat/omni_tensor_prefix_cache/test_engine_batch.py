@@ -93,23 +93,6 @@ def test_requests_may_lie_in_any_order_in_table_and_step() -> None:
     assert torch.equal(merged["c"], torch.cat([prefix, new[:2]]))
 
 
-def test_a_request_of_the_step_without_rows_gets_none_of_its_own() -> None:
-    cache = make_cache()
-    prefix, new = torch.rand((8, HIDDEN)), torch.rand((2, HIDDEN))
-    cache.update_omni_tensor_prefix_cache(prefix, None, 8, SLOTS)
-    hit(cache)
-    merged = cache.get_merged_hidden_states([7, 0], HIT_AND_MISS, new, {"req1": 0, "req2": 2})
-    assert torch.equal(merged["req1"], prefix)
-    assert torch.equal(merged["req2"], new)
-
-
-def test_a_hit_of_no_length_is_none() -> None:
-    cache = make_cache()
-    hit(cache, "req2")
-    merged = cache.get_merged_hidden_states(STARTS, HIT_AND_MISS, torch.ones((5, HIDDEN)), SCHEDULED)
-    assert len(merged["req2"]) == 2
-
-
 @pytest.mark.parametrize(
     ("starts", "scheduled"),
     [([0], SCHEDULED), (STARTS, {"req1": 3}), ([0, -1], SCHEDULED), (STARTS, {"req1": 3, "req2": -2})],

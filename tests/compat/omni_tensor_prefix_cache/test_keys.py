@@ -59,13 +59,6 @@ def test_a_constant_that_met_a_step_of_its_length_is_no_key_for_good() -> None:
     assert torch.equal(merged["voice"]["req2"], constant)
 
 
-def test_a_constant_as_long_as_the_padding_is_no_key() -> None:
-    cache = make_cache()
-    for length in (3, 5, 8):
-        write(cache, {"voice": torch.ones((8, 3))}, torch.arange(8)[:length], 8)
-    assert cache.mm_cache_keys == set()
-
-
 def test_a_padded_and_an_unpadded_length_of_rows_are_two() -> None:
     cache = make_cache()
     rows = torch.rand((16, 3))
@@ -89,14 +82,6 @@ def test_an_undecided_output_has_no_prefix_for_a_hit_and_is_cut_for_the_others()
     cache.reset_prefix_cached_new_req_ids()
     merged: dict[str, Any] = cache.get_merged_multimodal_states(STARTS, HIT_AND_MISS, {"foo": new}, SCHEDULED)
     assert torch.equal(merged["foo"]["req2"], new[3:])
-
-
-def test_padded_rows_of_an_undecided_output_do_not_reach_other_requests() -> None:
-    cache = make_cache()
-    new = torch.rand((8, 3))
-    write(cache, {"foo": new}, torch.arange(5), 8)
-    merged: dict[str, Any] = cache.get_merged_multimodal_states(STARTS, HIT_AND_MISS, {"foo": new}, SCHEDULED)
-    assert torch.equal(merged["foo"]["req2"], new[3:5])
 
 
 def test_another_width_or_dtype_begins_anew() -> None:
@@ -189,22 +174,9 @@ def test_with_the_first_length_a_constant_becomes_a_key_and_every_other_step_an_
     assert cache.mm_cache_keys == {"voice"}
 
 
-def test_an_unknown_way_to_discover_is_refused() -> None:
-    with pytest.raises(InvalidRequest, match="discover"):
-        make_cache(discover="never")
-
-
 def test_looking_for_keys_by_hand_counts_as_a_step() -> None:
     cache = make_cache()
     cache.maybe_init_missing_mm_cache_keys({"foo": torch.ones((4, 3))}, 4)
     assert cache.mm_cache_keys == set()
     cache.maybe_init_missing_mm_cache_keys({"foo": torch.ones((6, 3))}, 6)
     assert cache.mm_cache_keys == {"foo"}
-
-
-def test_a_constant_still_undecided_passes_in_a_longer_step_that_was_not_written() -> None:
-    cache = make_cache()
-    constant = torch.arange(12).view(4, 3)
-    write(cache, {"voice": constant}, SLOTS[:4])
-    merged: dict[str, Any] = cache.get_merged_multimodal_states(STARTS, HIT_AND_MISS, {"voice": constant}, SCHEDULED)
-    assert torch.equal(merged["voice"]["req1"], constant)

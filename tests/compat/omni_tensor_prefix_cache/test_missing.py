@@ -81,14 +81,6 @@ def test_a_step_without_outputs_leaves_nothing_of_its_slots_former_tenants() -> 
     assert cache.stats().written_bytes == 4 * HIDDEN * 4 + 8 * 3 * 2
 
 
-def test_two_calls_in_one_step_add_up() -> None:
-    cache = with_keys({"foo": 3})
-    cache.reset_prefix_cached_new_req_ids()
-    cache.update_omni_tensor_prefix_cache(torch.ones((8, HIDDEN)), None, 8, SLOTS)
-    cache.update_omni_tensor_prefix_cache(None, outputs({"foo": 3}, 8), 8, SLOTS)
-    assert cache.stats().written_bytes == 8 * HIDDEN * 4 + 8 * 3 * 2
-
-
 def test_forgotten_slots_are_missing_for_every_key() -> None:
     cache = with_keys({"foo": 3})
     cache.update_omni_tensor_prefix_cache(torch.ones((8, HIDDEN)), outputs({"foo": 3}, 8), 8, SLOTS)

@@ -190,22 +190,6 @@ def test_a_key_known_by_two_lengths_stays_one_once_it_is_deferred() -> None:
     assert prefix_of(cache, 4) == [1, 2, 3, 4]
 
 
-def test_no_deferred_keys_or_outputs_stage_nothing() -> None:
-    cache = make_cache()
-    now = batch([0], [TABLE[0]])
-    cache.stage_deferred_mm_outputs([0], now, {CODES: numbers(0, 4)}, {"req1": 4}, set())
-    cache.stage_deferred_mm_outputs([0], now, None, {"req1": 4}, {CODES})
-    cache.commit_deferred_mm_outputs((), now)
-    assert cache.stats().deferred_rows == 0
-    assert cache.mm_cache_keys == set()
-
-
-def test_requests_without_rows_need_not_be_named() -> None:
-    cache = make_cache()
-    cache.stage_deferred_mm_outputs([0, 0], batch([0, 7], TABLE), {CODES: numbers(0, 4)}, {"req1": 4}, {CODES})
-    assert cache.stats().deferred_rows == 4
-
-
 def test_what_many_steps_have_staged_is_written_in_one_copy() -> None:
     device = DelayedTransfer()
     cache = OmniTensorPrefixCache(40, 4, HIDDEN, torch.float32, transfer_for=lambda *_: device)
@@ -248,14 +232,6 @@ def test_a_copy_that_cannot_begin_loses_nothing(monkeypatch: pytest.MonkeyPatch)
             cache.commit_deferred_mm_outputs(["req1"], ended)
     cache.commit_deferred_mm_outputs(["req1"], ended)
     assert prefix_of(cache, 8) == list(range(1, 9))
-
-
-def test_a_second_call_in_the_step_replaces_what_was_staged() -> None:
-    cache = make_cache()
-    ended = step(cache, 0, numbers(0, 4))
-    cache.update_omni_tensor_prefix_cache(None, {CODES: numbers(50, 4)}, 4, SLOTS[:4])
-    cache.commit_deferred_mm_outputs(["req1"], ended)
-    assert prefix_of(cache, 4) == [51, 52, 53, 54]
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")

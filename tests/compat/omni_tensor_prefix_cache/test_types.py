@@ -19,7 +19,6 @@ from tests.compat.omni_tensor_prefix_cache.cases import (
     SLOTS,
     STARTS,
     TABLE,
-    batch,
     hit,
     with_keys,
 )
@@ -110,11 +109,6 @@ def test_sizes_are_integers(sizes: Any, field: str) -> None:
     assert caught.value.details["field"] == field
 
 
-def test_a_dtype_is_one() -> None:
-    with pytest.raises(InvalidRequest, match=r"hidden_states\.dtype"):
-        OmniTensorPrefixCache(4, 4, 2, "float32")  # type: ignore[arg-type]
-
-
 @pytest.mark.parametrize("computed", [torch.tensor([8.0, 0.0]), np.array([8.0, 0.0]), [8.0, 0], [8, 0]])
 def test_whole_numbers_of_computed_tokens_may_be_floats(computed: Any) -> None:
     cache = with_keys({})
@@ -123,15 +117,6 @@ def test_whole_numbers_of_computed_tokens_may_be_floats(computed: Any) -> None:
     hit(cache)
     merged = cache.get_merged_hidden_states(STARTS, wrong_batch(num_computed_tokens_cpu=computed), ROWS, SCHEDULED)
     assert torch.equal(merged["req1"], torch.cat([prefix, ROWS[:3]]))
-
-
-def test_a_block_table_may_be_an_array() -> None:
-    cache = with_keys({})
-    cache.update_omni_tensor_prefix_cache(torch.ones((8, HIDDEN)), None, 8, SLOTS)
-    hit(cache)
-    now: Any = batch([8, 0], TABLE)
-    now.block_table = np.array(TABLE)
-    assert len(cache.get_merged_hidden_states(STARTS, now, ROWS, SCHEDULED)["req1"]) == 11
 
 
 def test_a_list_that_contains_itself_is_refused() -> None:

@@ -6,27 +6,6 @@ from mmcached.engine import EncoderCacheManager
 from tests.engine.builders import encode
 
 
-def test_nothing_is_shared_between_requests_or_items() -> None:
-    book = EncoderCacheManager(10)
-    first, second = encode(1, ("a", 4), ("a", 4)), encode(2, ("a", 4))
-    book.allocate(first, 0)
-    assert not book.has_cache(first, 1)
-    assert not book.has_cache(second, 0)
-    assert (book.entry_key(first, 0), book.entry_key(second, 0)) == ("1:0", "2:0")
-
-
-def test_what_is_cached_and_freed_is_shown_as_in_the_published_class() -> None:
-    manager = EncoderCacheManager(10)
-    request, other = encode(1, ("a", 4), ("b", 3)), encode(2, ("c", 3))
-    for each, input_id in ((request, 0), (request, 1), (other, 0)):
-        manager.allocate(each, input_id)
-    manager.free_encoder_input(request, 0)
-    assert manager.cached == {1: {1}, 2: {0}}
-    assert manager.freed == manager.get_freed_ids() == [(1, 0)]
-    manager.free(other)
-    assert (manager.cached, manager.freed) == ({1: {1}}, [(2, 0)])
-
-
 def test_a_caller_of_the_published_class_is_at_home() -> None:
     """Its whole life of a request, with its arguments and nothing of ours."""
     manager = EncoderCacheManager(cache_size=10)

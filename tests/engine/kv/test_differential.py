@@ -81,7 +81,7 @@ def lead(seed: int, num_groups: int, num_pairs: int, num_actions: int) -> Counte
 @pytest.mark.parametrize("num_groups", [1, 2, 3, 4])
 def test_long_histories_reach_everything(num_groups: int) -> None:
     """The same by plain chance, and a count of what the histories went through."""
-    seen = lead(7, num_groups, 5, 800)
+    seen = lead(21, num_groups, 3, 800)
     assert {what: seen[what] for what in {*EVERYWHERE, *WITH_WINDOWS} if seen[what] < 3} == {}
 
 

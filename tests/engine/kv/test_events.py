@@ -83,13 +83,6 @@ def test_a_run_is_one_event_with_all_that_its_digests_are_made_of() -> None:
     assert log.take_events() == [], "taken is forgotten"
 
 
-def test_the_first_block_has_no_parent() -> None:
-    log, request = log_of(), hashed(1, 1)
-    log.stored(request, 0, 0, request.block_hashes)
-    (event,) = stored(log.take_events())
-    assert (event.parent_block_hash, event.first_block) == (None, 0)
-
-
 def test_tokens_that_come_later_change_nothing() -> None:
     """Events are made when they are taken; a request goes on meanwhile."""
     log, request = log_of(), hashed(1, 2)
@@ -132,65 +125,6 @@ def test_of_a_group_that_is_not_the_first_the_digests_are_told_and_its_kind() ->
 # --- netting
 
 
-def test_what_came_and_went_is_not_told() -> None:
-    log, request = log_of(), hashed(1, 2)
-    log.stored(request, 0, 0, request.block_hashes)
-    log.removed(request.block_hashes[:])
-    assert log.take_events() == []
-
-
-def test_what_went_and_came_again_is_not_told() -> None:
-    log, request = log_of(), hashed(1, 2)
-    log.removed(request.block_hashes[:])
-    log.stored(request, 0, 0, request.block_hashes)
-    assert log.take_events() == []
-
-
-def test_what_came_again_in_the_end_is_told_once() -> None:
-    log, first, second = log_of(), hashed(1, 2), hashed(1, 2)
-    log.stored(first, 0, 0, first.block_hashes)
-    log.removed(first.block_hashes[:])
-    log.stored(second, 0, 0, second.block_hashes)
-    (event,) = log.take_events()
-    assert isinstance(event, BlockStored)
-    assert event.block_hashes == first.block_hashes
-
-
-def test_what_went_again_in_the_end_is_told_once() -> None:
-    log, request = log_of(), hashed(1, 1)
-    log.removed(request.block_hashes[:])
-    log.stored(request, 0, 0, request.block_hashes)
-    log.removed(request.block_hashes[:])
-    assert log.take_events() == [BlockRemoved([*request.block_hashes], "GPU", 0)]
-
-
-@pytest.mark.parametrize("group", [0, 1])
-def test_a_run_that_has_lost_blocks_is_told_in_parts_with_their_parents(group: int) -> None:
-    log, request = log_of(BLOCK, BLOCK), hashed(1, 7)
-    digests = request.block_hashes
-    keys = [content_key(digest, group) for digest in digests]
-    log.stored(request, group, 1, keys[1:])
-    log.removed([keys[3], keys[4], keys[6]])
-    events = log.take_events()
-    told = [(event.first_block, event.block_hashes, event.parent_block_hash) for event in stored(events)]
-    assert told == [(1, digests[1:3], digests[0]), (5, digests[5:6], digests[4])]
-    assert [event.token_ids for event in stored(events)] == [request.token_ids[4:12], request.token_ids[20:24]]
-    assert not removed(events)
-
-
-def test_a_reset_makes_everything_before_it_void() -> None:
-    log, before, after = log_of(), hashed(1, 2), hashed(2, 2)
-    log.stored(before, 0, 0, before.block_hashes)
-    log.removed(hashed(3, 1).block_hashes)
-    log.cleared()
-    log.stored(after, 0, 0, after.block_hashes)
-    cleared, event = log.take_events()
-    assert isinstance(cleared, AllBlocksCleared)
-    assert isinstance(event, BlockStored)
-    assert event.block_hashes == after.block_hashes
-    assert log.take_events() == []
-
-
 CHANGES = st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=4, unique=True), max_size=8)
 
 
@@ -217,41 +151,6 @@ def test_whatever_comes_and_goes_the_outcome_is_told(changes: list[list[int]], k
 # --- what the manager tells
 
 
-def test_a_pool_of_exactly_one_prompt() -> None:
-    """The first time it is stored, the second time it replaces itself, a reset clears it."""
-    for num_blocks in (2, 3, 10):
-        manager = manager_of(num_blocks + 1, enable_kv_cache_events=True)
-        first, second = (generate(request_id, [5] * 16 * num_blocks) for request_id in (1, 2))
-        assert manager.allocate_slots(first, first.num_tokens)
-        (event,) = stored(manager.take_events())
-        assert len(event.block_hashes) == num_blocks
-        assert event.token_ids == first.token_ids
-        manager.free(first)
-        assert manager.take_events() == [], "freed is still cached"
-        assert manager.allocate_slots(second, second.num_tokens)
-        assert manager.take_events() == [], "went and came again"
-        manager.free(second)
-        assert manager.reset_prefix_cache()
-        assert manager.take_events() == [AllBlocksCleared()]
-
-
-def test_eviction_and_publication_of_a_step_are_two_events() -> None:
-    manager = manager_of(65, enable_kv_cache_events=True)
-    for request_id in (1, 2):
-        request = generate(request_id, 64 * 16)
-        assert manager.allocate_slots(request, request.num_tokens)
-        manager.free(request)
-    manager.take_events()
-    request = generate(3, 64 * 16)
-    manager.begin_step(1)
-    assert manager.allocate_slots(request, request.num_tokens)
-    manager.launch_step(1)
-    assert [type(event) for event in manager.take_events()] == [BlockRemoved]
-    manager.commit(1)
-    (event,) = stored(manager.take_events())
-    assert len(event.block_hashes) == 64
-
-
 def test_what_a_step_reserves_is_not_told_until_it_is_committed() -> None:
     manager = manager_of(10, enable_kv_cache_events=True)
     for step, ending in enumerate([manager.withdraw, manager.commit]):
@@ -263,45 +162,6 @@ def test_what_a_step_reserves_is_not_told_until_it_is_committed() -> None:
         ending(step)
         assert len(stored(manager.take_events())) == step
         manager.free(request)
-
-
-def test_a_copy_is_not_told_and_only_its_last_one_is_removed() -> None:
-    manager = manager_of(5, enable_kv_cache_events=True)
-    first, second = (generate(request_id, [5] * 32, skip_reading_prefix_cache=True) for request_id in (1, 2))
-    for request in (first, second):
-        assert manager.allocate_slots(request, 32)
-    (event,) = stored(manager.take_events())
-    assert len(event.block_hashes) == 2, "the second is a copy"
-    manager.free(first)
-    other = generate(3, 32)
-    assert manager.allocate_slots(other, 32)
-    assert not removed(manager.take_events()), "the second still has it"
-    manager.free(second)
-    manager.free(other)
-    last = generate(4, 64)
-    assert manager.allocate_slots(last, 64)
-    (gone,) = removed(manager.take_events())
-    assert set(event.block_hashes) <= set(gone.block_hashes)
-
-
-def test_a_copy_in_the_middle_parts_a_run() -> None:
-    manager = manager_of(20, enable_kv_cache_events=True)
-    tokens = generate(1, 64).token_ids
-    for request_id, length in ((1, 16), (2, 48)):
-        request = generate(request_id, tokens[:length], skip_reading_prefix_cache=True)
-        assert manager.allocate_slots(request, length)
-    first, second = stored(manager.take_events())
-    assert (first.first_block, second.first_block) == (0, 1)
-    assert second.parent_block_hash == first.block_hashes[0]
-
-
-def test_a_new_epoch_clears_though_blocks_are_held() -> None:
-    manager = manager_of(10, enable_kv_cache_events=True)
-    request = generate(1, 40)
-    assert manager.allocate_slots(request, 40)
-    manager.take_events()
-    manager.new_epoch()
-    assert manager.take_events() == [AllBlocksCleared()]
 
 
 def test_events_that_are_off_are_nothing() -> None:
@@ -444,6 +304,8 @@ class History:
     def clear(self) -> None:
         if self.random.random() < 0.3:
             self.manager.new_epoch()
+        elif not self.running:
+            assert self.manager.reset_prefix_cache()
 
     def take(self) -> None:
         events = self.manager.take_events()

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import pytest
 
-from mmcached.engine import KVCacheManager, Request
+from mmcached.engine import KVCacheManager
 from tests.engine.builders import generate
-from tests.engine.kv.builders import NULL, Spec, admit_to_groups, manager_of, num_hit_tokens
-from tests.engine.kv.integrity import check_kv
+from tests.engine.kv.builders import Spec, admit_to_groups, manager_of
 
 MIXES: list[tuple[Spec, ...]] = [
     (8, (2, 4)),
@@ -78,93 +78,25 @@ def test_what_a_prompt_of_thirty_tokens_publishes(
     assert published_positions(manager, 0) == positions
 
 
-def test_blocks_behind_the_last_place_for_a_hit_are_published_when_the_next_one_is_reached() -> None:
-    manager, request = manager_of(60, 8, 2), generate(0, 30)
-    for num_tokens, num_published in ((15, 4), (15, 12)):
-        manager.allocate_slots(request, num_tokens)
-        request.num_computed_tokens += num_tokens
-        assert published_positions(manager, 0)[1] == [*range(num_published)]
-
-
-def test_a_window_that_passes_such_a_place_with_guesses_has_left_its_blocks_findable() -> None:
-    manager, request = manager_of(60, 8, (2, 8)), generate(0, range(7))
-    for num_tokens, num_drafts in ((6, 0), (4, 3)):
-        manager.allocate_slots(request, num_tokens, num_draft_tokens=num_drafts)
-        request.num_computed_tokens += num_tokens
-    for token_id in range(7, 11):  # all guesses were right
-        request.append_output_token(token_id)
-    manager.allocate_slots(request, 1)
-    assert manager.get_block_ids(0)[1][0] == NULL
-    assert num_hit_tokens(manager, generate(1, range(11))) == 8
-
-
-class Twins:
-    """Two managers, one of which publishes everything, led through the same history in pools that never evict."""
-
-    def __init__(self, specs: tuple[Spec, ...], rng: random.Random) -> None:
-        options: dict[str, Any] = {"use_eagle": rng.random() < 0.4}
-        if not options["use_eagle"]:
-            options["num_hash_lookahead_tokens"] = rng.choice([0, 0, 1])
-        self.rng = rng
-        self.managers = (
-            manager_of(8_000, *specs, **options),
-            publishes_everything(manager_of(8_000, *specs, **options)),
-        )
-        self.running: list[tuple[Request, ...]] = []
-        self.num_added = self.num_hits = 0
-
-    def new_twins(self) -> tuple[Request, ...]:
-        self.num_added += 1
-        family, length = self.rng.randrange(3), self.rng.randint(1, 60)
-        token_ids = [p if p < 20 else 100 * family + p for p in range(length)]
-        return tuple(generate(self.num_added, token_ids, max_tokens=50) for _ in self.managers)
-
-    def admit(self) -> None:
-        twins = self.new_twins()
-        hits = [manager.get_computed_blocks(each) for manager, each in zip(self.managers, twins, strict=True)]
-        assert hits[0][1] == hits[1][1], twins[0]
-        assert [len(ids) for ids in hits[0][0].ids] == [len(ids) for ids in hits[1][0].ids]
-        self.num_hits += hits[0][1] > 0
-        num_new = self.rng.randint(1, twins[0].num_tokens - hits[0][1])
-        for manager, each, (hit, num_hit) in zip(self.managers, twins, hits, strict=True):
-            manager.allocate_slots(each, num_new, num_hit, hit)
-            each.num_computed_tokens = num_hit + num_new
-        self.running.append(twins)
-
-    def run(self) -> None:
-        """Compute a chunk, or a token and guesses of which some prove right."""
-        twins = self.rng.choice(self.running)
-        family = twins[0].token_ids[-1] // 100
-        for each in twins:
-            if each.num_tokens == each.num_computed_tokens:
-                each.append_output_token(100 * family + each.num_tokens)
-        num_left = twins[0].num_tokens - twins[0].num_computed_tokens
-        num_drafts = self.rng.choice([0, 0, 3, 9]) if num_left == 1 else 0
-        num_new = self.rng.randint(1, num_left) + num_drafts
-        num_lookahead, num_right = self.rng.choice([0, 3]), self.rng.randint(0, num_drafts)
-        for manager, each in zip(self.managers, twins, strict=True):
-            manager.allocate_slots(each, num_new, num_draft_tokens=num_drafts, num_lookahead_tokens=num_lookahead)
-            each.num_computed_tokens += num_new - num_drafts + num_right
-            while each.num_tokens <= each.num_computed_tokens:
-                each.append_output_token(100 * family + each.num_tokens)
-
-    def free(self) -> None:
-        for manager, each in zip(self.managers, self.running.pop(self.rng.randrange(len(self.running))), strict=True):
-            manager.free(each)
-
-
+@pytest.mark.parametrize("use_eagle", [False, True])
 @pytest.mark.parametrize("specs", MIXES, ids=str)
-def test_nothing_that_could_be_hit_is_lost(specs: tuple[Spec, ...]) -> None:
-    num_hits = 0
-    for seed in range(4):
-        twins = Twins(specs, random.Random(seed))
-        for _ in range(150):
-            twins.admit() if not twins.running or twins.rng.random() < 0.3 else twins.run()
-            if len(twins.running) > 5:
-                twins.free()
-        num_hits += twins.num_hits
-        for manager in twins.managers:
-            check_kv(manager)
-        first, second = (manager.block_pool.num_published for manager in twins.managers)
-        assert first <= second
+def test_nothing_that_could_be_hit_is_lost(specs: tuple[Spec, ...], *, use_eagle: bool) -> None:
+    """Two managers, one of which publishes everything, find as much, in pools that never evict."""
+    rng, num_hits = random.Random(3), 0
+    managers = [manager_of(8_000, *specs, use_eagle=use_eagle) for _ in range(2)]
+    publishes_everything(managers[1])
+    for request_id in range(100):
+        family, length = rng.randrange(3), rng.randint(1, 60)
+        requests = [generate(request_id, [p if p < 20 else 100 * family + p for p in range(length)]) for _ in managers]
+        (hit, num_hit), other = map(KVCacheManager.get_computed_blocks, managers, requests)
+        assert (num_hit, list(map(len, hit.ids))) == (other[1], list(map(len, other[0].ids)))
+        num_hits += num_hit > 0
+        ends = [num_hit, *sorted(rng.sample(range(num_hit + 1, length), min(2, length - num_hit - 1))), length]
+        for manager, request, found in zip(managers, requests, (hit, other[0]), strict=True):
+            for start, end in pairwise(ends):
+                is_first = start == num_hit
+                manager.allocate_slots(request, end - start, num_hit * is_first, found if is_first else None)
+                request.num_computed_tokens = end
+            manager.free(request)
+    assert managers[0].block_pool.num_published <= managers[1].block_pool.num_published
     assert num_hits > 50

@@ -116,11 +116,6 @@ def test_rows_that_did_not_come_are_not_filled_up(wanted: RowsWanted) -> None:
         results.take_answer(request)
 
 
-def test_who_wants_no_rows_gets_none() -> None:
-    request = rows_request(3, None)
-    assert answered(results_of(request), request) == []
-
-
 # ---- rows as they come
 
 
@@ -136,27 +131,6 @@ def test_rows_that_are_streamed_are_sent_once_and_the_answer_has_the_rest() -> N
     put(results, 5, [6, 7], "b")
     put(results, 6, [7], "a")
     assert answered(results, request) == [("a", 6, [7]), ("b", 5, [6, 7])]
-
-
-def test_rows_that_were_not_queued_come_with_the_next_and_an_answer_may_have_none_left() -> None:
-    request = rows_request(3, RowsWanted(delivery="delta"))
-    results = results_of(request)
-    put(results, 0, [1])
-    results.unsent((), [7])
-    put(results, 1, [2])
-    assert sent(results, 7) == [(7, "hidden_states", 0, [1, 2])]
-    answer, frames = results.take_answer(request)
-    assert isinstance(answer, RequestGenerated)
-    assert (answer.rows, frames) == ([Rows("hidden_states", 2, Tensor(0, "int32", (0, 1)))], [b""])
-
-
-def test_rows_that_were_sent_must_have_been_those_that_are_wanted() -> None:
-    request = rows_request(7, RowsWanted(first=3, delivery="delta"))
-    results = results_of(request)
-    put(results, 4, [1, 2])
-    sent(results, 7)
-    with pytest.raises(InvariantError, match="expected 3 to 6"):
-        results.take_answer(request)
 
 
 # ---- embeddings
@@ -177,23 +151,6 @@ def test_embeddings_come_in_item_order_and_complete() -> None:
         assert isinstance(answer, RequestEncoded)
         assert frames == [b"aaaa", b"bbbb"]
         assert [inline_tensors(outputs)["embeddings"].frame for outputs in answer.outputs] == [0, 1]
-
-
-def test_outputs_of_an_item_keep_their_names_and_order() -> None:
-    request = encode(7, ("a", 1), ("b", 1))
-    results = results_of(request)
-    for index in (0, 1):
-        for frame, name in enumerate(("embeddings", "deepstack_0")):
-            results.put_embedding(ItemEmbedding(7, index, name, Tensor(frame, "int32", (1, 1))), [b"aaaa", b"bbbb"])
-    answer, frames = results.take_answer(request)
-    assert isinstance(answer, RequestEncoded)
-    assert [
-        [(name, tensor.frame) for name, tensor in inline_tensors(outputs).items()] for outputs in answer.outputs
-    ] == [
-        [("embeddings", 0), ("deepstack_0", 1)],
-        [("embeddings", 2), ("deepstack_0", 3)],
-    ]
-    assert frames == [b"aaaa", b"bbbb"] * 2
 
 
 def test_an_item_that_is_saved_is_named_in_its_place() -> None:

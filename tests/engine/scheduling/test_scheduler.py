@@ -109,24 +109,6 @@ def test_equal_prompts_in_one_step_are_computed_once() -> None:
     assert step.chunks[0].block_ids[6] != step.chunks[1].block_ids[6]
 
 
-def test_what_a_failed_step_would_have_shared_is_computed_again() -> None:
-    scheduler = scheduler_with([generate(number, range(100), max_tokens=2) for number in range(2)])
-    step = scheduler.schedule()
-    assert step is not None
-    scheduler.withdraw(step)
-    assert tokens(run(scheduler)) == {0: 100, 1: 4}
-    assert scheduler.kv_cache_manager.stats().hits == 96, "counted once"
-
-
-def test_who_does_not_read_publishes() -> None:
-    scheduler = scheduler_with([generate(0, range(70), skip_reading_prefix_cache=True)])
-    run(scheduler)
-    for request_id, does_not_read, start in ((1, True, 0), (2, False, 64)):
-        scheduler.add_request(generate(request_id, range(70), skip_reading_prefix_cache=does_not_read))
-        assert run(scheduler).chunks[0].start == start
-    assert scheduler.kv_cache_manager.stats().queries == 70
-
-
 # ---- preemption
 
 
@@ -231,19 +213,6 @@ def test_encode_requests_are_no_victims() -> None:
     assert (requests[1].num_preemptions, requests[2].num_preemptions) == (1, 0)
 
 
-def test_preemption_gives_up_encoder_references_but_not_the_outputs() -> None:
-    requests = [generate(0, 32, max_tokens=9), generate(1, 32, [image("a", 0, 32)])]
-    limits: dict[str, Any] = {"num_kv_blocks": 5, "max_model_len": 64, "max_num_batched_tokens": 33}
-    scheduler = scheduler_with(requests, max_patches=40, **limits)
-    assert tokens(run(scheduler)) == {0: 32, 1: 1}
-    assert scheduler.encoder_cache_manager.get_cached_input_ids(requests[1]) == {0}
-    assert tokens(run(scheduler)) == {0: 1}
-    assert scheduler.num_preemptions == 1
-    assert scheduler.encoder_cache_manager.holders() == set()
-    while not requests[1].is_finished:
-        assert encoded(run(scheduler)) == []
-
-
 def test_a_step_that_only_sets_somebody_back_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first running request waits for encoder space that the last one holds, which finds no blocks itself.
 
@@ -322,28 +291,6 @@ def test_spans_say_which_rows_go_where() -> None:
         [EmbedSpan("b", 0, 4, 5)],
         (),
     ]
-
-
-def test_an_item_is_freed_when_its_last_row_is_computed() -> None:
-    request = generate(0, 30, [image("a", 2, 10)], max_tokens=9)
-    scheduler = scheduler_with([request], max_patches=16, max_num_batched_tokens=6)
-    book = scheduler.encoder_cache_manager
-    held = []
-    for _ in range(3):
-        run(scheduler)
-        held.append(book.get_cached_input_ids(request))
-    assert held == [{0}, set(), set()]
-    assert book.has_cache(request, 0)
-
-
-def test_a_repeated_image_is_encoded_once() -> None:
-    request = generate(0, 30, [image("a", 0, 4), image("b", 4, 4), image("a", 9, 4)])
-    scheduler = scheduler_with([request])
-    step = run(scheduler)
-    assert encoded(step) == ["a", "b"]
-    assert [span.key for span in step.chunks[0].spans] == ["a", "b", "a"]
-    stats = scheduler.encoder_cache_manager.stats()
-    assert (stats.queries, stats.hits) == (3, 1)
 
 
 @pytest.mark.parametrize(("scope", "num_encoded"), [("shared", 1), ("request", 3)])
@@ -492,17 +439,6 @@ def test_a_withdrawn_step_leaves_nothing_and_is_done_again() -> None:
     assert (tokens(again), encoded(again)) == (tokens(step), encoded(step))
     assert list(tokens(again)) == [0, 2]
     assert commit(scheduler, again) == [2, 1]
-
-
-def test_requests_outside_a_withdrawn_step_keep_what_they_have() -> None:
-    requests = [generate(0, 9, [image("a", 5, 4)]), generate(1, 9, [image("b", 5, 4)])]
-    scheduler = scheduler_with(requests, max_patches=4, max_num_encoder_input_tokens=4, encoder_cache_size=4)
-    assert tokens(run(scheduler)) == {0: 9, 1: 5}
-    step = schedule(scheduler)
-    scheduler.add_request(generate(2, 3))
-    assert tokens(step) == {1: 4}
-    scheduler.withdraw(step)
-    assert tokens(run(scheduler)) == {1: 9, 2: 3}
 
 
 def test_aborting_waits_for_the_step_that_writes_the_blocks() -> None:

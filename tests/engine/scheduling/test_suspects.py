@@ -9,7 +9,7 @@ import pytest
 from mmcached.engine import ScheduledStep, Scheduler
 from mmcached.wire.errors import CorruptImage, MmcachedError, PoisonousRequest
 from mmcached.wire.limits import LimitsConfig
-from tests.engine.builders import encode, generate, image
+from tests.engine.builders import generate
 from tests.engine.integrity import check_scheduler
 from tests.engine.schedulers import schedule, scheduler_with
 
@@ -175,18 +175,6 @@ def test_an_innocent_that_meets_two_poisons_is_answered() -> None:
     assert len(innocent.output_token_ids) == 60
 
 
-def test_items_of_encode_requests_are_suspects_too() -> None:
-    requests = [encode(0, ("a", 4), ("b", 4)), encode(1, ("c", 4)), generate(2, 20, [image("d", 3, 4)])]
-    scheduler = scheduler_with(requests)
-
-    def is_fatal(step: ScheduledStep) -> bool:
-        return any(item.key.startswith("b") for item in step.encode)
-
-    outcome = run_to_the_end(scheduler, is_fatal)
-    assert (sorted(outcome.answered), list(outcome.failed)) == ([1, 2], [0])
-    assert outcome.num_faults == 2
-
-
 def test_who_is_aborted_as_the_worker_dies_is_nobody_s_suspect() -> None:
     scheduler = scheduler_with([generate(0, 40), generate(1, 40)])
     step = schedule(scheduler)
@@ -194,12 +182,3 @@ def test_who_is_aborted_as_the_worker_dies_is_nobody_s_suspect() -> None:
     die(scheduler, step)
     assert scheduler.take_failed() == []
     assert schedule(scheduler).request_ids() == [1]
-
-
-def test_a_suspect_that_is_aborted_leaves_nothing() -> None:
-    scheduler = scheduler_with([generate(0, 40), generate(1, 40)])
-    die(scheduler, schedule(scheduler))
-    for request_id in (0, 1):
-        scheduler.abort(request_id)
-    assert not scheduler.has_work()
-    assert len(scheduler.suspects) == 0

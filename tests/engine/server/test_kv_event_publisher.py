@@ -162,12 +162,6 @@ def test_every_reader_gets_topic_number_and_batch(bench: Bench) -> None:
             assert batch == KVEventBatch(1.0, removal(digest), 3)
 
 
-def test_nothing_to_say_is_no_batch(bench: Bench) -> None:
-    number = bench.publisher.next_number
-    bench.publisher.publish([])
-    assert bench.publisher.next_number == number
-
-
 def test_a_reader_that_is_late_costs_nobody_anything(context: Context, run_dir: Path) -> None:
     """Batches beyond the high-water mark are dropped for it; publishing never waits."""
     with Bench(context, run_dir, hwm=10, buffer_steps=10) as bench:
@@ -216,13 +210,6 @@ def test_who_asks_gets_all_from_there_on_and_the_end(bench: Bench, start: int, w
     assert end[2] == END_OF_REPLAY
 
 
-def test_what_is_not_kept_any_more_is_left_out(bench: Bench) -> None:
-    for number in range(1, 1000):
-        bench.publisher.publish(removal(packed(FIRST + number)))
-    *batches, _ = bench.ask(FIRST + 5)
-    assert [frames[2] for frames in batches] == [packed(FIRST + 800 + i) for i in range(200)]
-
-
 def test_a_long_answer_goes_out_in_parts_between_which_others_are_served(bench: Bench) -> None:
     for number in range(1, 200):
         bench.publisher.publish(removal(packed(number)))
@@ -238,13 +225,6 @@ def test_a_long_answer_goes_out_in_parts_between_which_others_are_served(bench: 
     assert numbers == [FIRST + i for i in range(201)]
     assert len(numbers) > 3 * BATCHES_AT_ONCE
     assert not bench.publisher.serve_replay()
-
-
-def test_who_asks_again_is_answered_anew(bench: Bench) -> None:
-    asker = bench.asker()
-    for start in (FIRST, FIRST + 1):
-        asker.send_multipart([b"", packed(start)])
-        assert len(bench.answer(asker)) == 1 + (start == FIRST)
 
 
 def test_a_req_socket_gets_the_first_message_of_its_answer(bench: Bench) -> None:
@@ -341,25 +321,6 @@ def test_who_sends_more_than_a_question_is_disconnected_before_it_is_read(
         stranger.disable_monitor()
         monitor.close()
         assert bench.ask(0)
-
-
-def test_a_reader_with_thousands_of_topics_keeps_no_event_from_another_one(bench: Bench) -> None:
-    """ZeroMQ keeps all of its topics; that is a limit of a tcp endpoint, which SECURITY.md names."""
-    honest = bench.subscriber()
-    greedy = bench.socket(zmq.SUB, SNDHWM=0)
-    greedy.connect(bench.addresses[0])
-    for number in range(5000):
-        greedy.setsockopt(zmq.SUBSCRIBE, packed(number) * 30)
-    greedy.setsockopt(zmq.SUBSCRIBE, b"kv@")  # the last: what it hears, it hears when all others were taken
-
-    def is_heard() -> bool:
-        bench.publisher.publish(removal(b"is anybody there"))
-        return bool(greedy.poll(1))
-
-    bench.until(is_heard)
-    number = bench.publisher.next_number
-    bench.publisher.publish(removal(b"a"))
-    assert digests(bench.hear(honest, number)[2]) == [b"a"]
 
 
 def test_what_is_kept_is_bounded_in_bytes(context: Context, run_dir: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from mmcached.engine.server.poisonous_requests import MAX_KEPT, PoisonousRequests
 from mmcached.wire.config import RESTART_WINDOW_S, ServiceConfig
-from mmcached.wire.errors import CorruptImage, PoisonousRequest, error_from_wire, error_to_wire
+from mmcached.wire.errors import PoisonousRequest, error_from_wire
 from mmcached.wire.messages import engine as to_engine
 from mmcached.wire.messages import frontend_from_engines as from_engine
 from mmcached.wire.messages import worker as to_worker
@@ -176,23 +176,6 @@ def test_a_voided_step_that_hangs_still_has_its_deadline(bench: Bench, clock: Cl
     clock.now += CONFIG.step_timeout_s + 1
     with pytest.raises(Exception, match=r"rank\(s\) \[0, 1\]"):
         bench.expect(from_engine.RequestGenerated)
-
-
-def test_one_bad_item_fails_its_request_and_not_those_beside_it(bench: Bench) -> None:
-    for request_id in (1, 2, 3):
-        bench.add(request_id)
-    bench.pump(lambda: bench.engine.stats().requests_waiting + bench.engine.stats().requests_running == 3)
-    error = error_to_wire(CorruptImage("images[0]", "x", "no image"))
-    ranks = Ranks(bench)
-    while len(endings(bench)) < 3:
-        plans = ranks.take_plans()
-        for worker, plan in zip(bench.workers, plans, strict=True):
-            is_bad = any(chunk.request_id == 2 for chunk in plan.chunks)
-            answer: to_engine.FromWorker = worker.failure(plan, error) if is_bad else worker.output(plan)
-            worker.channel.send(answer)
-        bench.pump(lambda: len(endings(bench)) == 3 or ranks.has_plan(0))
-    assert [message.error.code for message in failures(bench)] == ["corrupt_image"]
-    assert [message.request_id for message in failures(bench)] == [2]
 
 
 def test_what_is_remembered_is_bounded() -> None:

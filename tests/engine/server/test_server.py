@@ -234,37 +234,6 @@ def test_noise_stale_plans_and_other_configurations_are_ignored(bench: Bench) ->
     assert bench.expect(from_engine.RequestGenerated).token_ids == [65]
 
 
-def test_the_urgent_come_first_where_priorities_count(run_dir: Path, clock: Clock) -> None:
-    config = msgspec.structs.replace(CONFIG, scheduling_policy="priority", max_num_seqs=1)
-    with Bench(run_dir, config, clock) as bench:
-        bench.connect()
-        bench.add(1)
-        plans = bench.plans()
-        for request_id, priority in ((2, 5), (3, -5)):
-            bench.add(request_id, priority=priority)
-        bench.answer(plans)
-        assert bench.expect(from_engine.RequestGenerated).request_id == 1
-        answered = []
-        for _ in range(2):
-            bench.run_step()
-            answered.append(bench.expect(from_engine.RequestGenerated).request_id)
-        assert answered == [3, 2]
-
-
-def test_an_item_whose_key_stands_for_another_size_fails_its_request_alone(bench: Bench) -> None:
-    handle = bench.put_item("a")
-    bench.add(1, handle, max_tokens=2)
-    plans = bench.plans()
-    larger = Feature("m" * 64, "image", 0, 3, 3, 16, handle)
-    bench.send(to_engine.AddRequest(2, "generate", [258, 258, 258, 65], [larger], 1, None))
-    bench.answer(plans)
-    failed = bench.expect(from_engine.RequestFailed)
-    assert (failed.request_id, failed.error.code) == (2, "invalid_request")
-    bench.run_step()
-    assert bench.expect(from_engine.RequestGenerated).request_id == 1
-    bench.pump(lambda: bench.leases == 0)
-
-
 def test_replaced_worker_voids_the_step_and_requests_start_over_at_token_0(bench: Bench) -> None:
     bench.add(1, bench.put_item("a"))
     first = bench.plans()

@@ -84,22 +84,6 @@ def test_a_rank_with_another_encoder_than_the_others_is_refused(wiring: Wiring) 
     assert wiring.group.encoder_fingerprint == "f"
 
 
-def test_a_new_process_of_a_rank_replaces_the_old(wiring: Wiring) -> None:
-    group = wiring.group
-    hello = WorkerHello(0, 10, "d", "cpu")
-    _, peer = wiring.worker(hello)
-    first = group.hello(peer, hello)
-    assert first is not None
-    first[0].is_attached = True
-    again = group.hello(b"other connection", hello)
-    assert again == (first[0], False)
-    assert again[0].is_attached
-    second = group.hello(peer, WorkerHello(0, 12, "d", "cpu"))
-    assert second is not None
-    assert second[1]
-    assert group.by_epoch(10) is None
-
-
 def test_another_configuration_is_refused_with_the_reason(wiring: Wiring) -> None:
     hello = WorkerHello(0, 10, "other", "cpu")
     channel, peer = wiring.worker(hello)

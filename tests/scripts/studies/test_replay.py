@@ -13,7 +13,7 @@ from random import Random
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from scripts.studies.replay import Replay, belady, ideal_lru
+from scripts.studies.replay import belady
 from scripts.studies.traces import BLOCK_TOKENS, Prompt
 from tests.house import REPOSITORY
 
@@ -88,14 +88,6 @@ def test_belady_finds_the_most_that_can_be_found(paths: list[str], num_blocks: i
 
 
 # ---- the manager
-
-
-@given(st.lists(st.text("abc", min_size=1, max_size=4), min_size=5, max_size=30), st.integers(4, 12))
-def test_lru_of_the_manager_is_exact_if_nothing_is_held(paths: list[str], num_blocks: int) -> None:
-    prompts = chain(*paths)
-    num_tail_blocks = 1  # of the one that runs: never published
-    found = Replay(prompts).run(num_blocks + num_tail_blocks, num_running=1)
-    assert found == ideal_lru(prompts, num_blocks)
 
 
 # ---- the script

@@ -9,11 +9,10 @@ import pytest
 from scripts.studies.simulate_fleet.cases import BASE, Case, rules
 from scripts.studies.simulate_fleet.levels import GIB, RECORD_BYTES, play
 from scripts.studies.simulate_fleet.report import rows_of, rule_lines, table_lines
-from scripts.studies.simulate_fleet.requests import Load, Requests, draw, popularity
+from scripts.studies.simulate_fleet.requests import Load, draw, popularity
 from tests.house import REPOSITORY
 
 PAGE = (REPOSITORY / "docs" / "fleet.md").read_text()
-ENDLESS_GIB = 1e6
 
 
 def gib_of(num_records: int) -> float:
@@ -37,38 +36,6 @@ def test_one_host_without_sessions_finds_what_ches_approximation_says(exponent: 
     load = Load(hosts=1, exponent=exponent, own=0.0, turns=1.0, pictures=20_000)
     (outcome,) = play(draw(load, 100_000, 1), 1, gib_of(1_000), (0.0,))
     assert outcome.first / outcome.asked == pytest.approx(che(popularity(load), 1_000), abs=0.006)
-
-
-def test_pictures_of_ones_own_are_missed_once_on_each_host_that_the_session_reaches() -> None:
-    """Sessions have `k` turns with probability `p (1 - p) ** (k - 1)`, and each turn reaches any of the hosts."""
-    load = Load(hosts=5, own=1.0, affinity=0.0, turns=4.0)
-    (outcome,) = play(draw(load, 100_000, 1), 5, ENDLESS_GIB, (ENDLESS_GIB,))
-    p, others = 1 / load.turns, 1 - 1 / load.hosts
-    hosts_reached = load.hosts * (1 - p * others / (1 - (1 - p) * others))
-    assert 1 - outcome.first / outcome.asked == pytest.approx(hosts_reached * p, abs=0.01)
-    assert outcome.encoded / outcome.asked == pytest.approx(p, abs=0.01)  # each once, in the whole fleet
-
-
-@pytest.mark.parametrize(("first", "second"), [(3, 8), (20, 50), (4, 1000)])
-def test_a_fleet_that_is_played_request_by_request_finds_the_same(first: int, second: int) -> None:
-    rng = np.random.default_rng(3)
-    requests = Requests(rng.integers(0, 4, 2_000), rng.zipf(1.3, 2_000) % 300, 100.0)
-    hosts = [list[int]() for _ in range(4)]
-    behind: list[int] = []
-    found = [0, 0]
-    for number, (host, key) in enumerate(zip(requests.hosts.tolist(), requests.keys.tolist(), strict=True)):
-        for level, (held, size) in enumerate(((hosts[host], first), (behind, second))):
-            is_held = key in held
-            if is_held:
-                held.remove(key)
-                found[level] += number >= 1_000
-            held.append(key)
-            del held[:-size]
-            if is_held:
-                break
-    (outcome,) = play(requests, 4, gib_of(first), (gib_of(second),))
-    assert [outcome.first, outcome.second] == found
-    assert outcome.encoded == 1_000 - sum(found)
 
 
 @pytest.mark.soak

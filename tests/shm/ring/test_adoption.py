@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
@@ -11,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mmcached.shm import ObjectStoreWriter, ReaderEntry, RingWriter, adopt_ring, encode, sweep
+from mmcached.shm import ObjectStoreWriter, RingWriter, adopt_ring, encode, sweep
 from mmcached.shm.ring.current_records import CurrentRecords
 from mmcached.shm.ring.slot_table import expiry_of
-from mmcached.shm.segment.layout import SLOT_WORDS, Layout
+from mmcached.shm.segment.layout import SLOT_WORDS
 from mmcached.shm.segment.mapped import layout_of, open_control
 from mmcached.wire.errors import LayoutMismatch, SegmentError
 from mmcached.wire.handle import Handle, RingAnnouncement
@@ -124,17 +123,6 @@ def test_what_was_flushed_stays_flushed_in_the_middle_of_it(undo: ExitStack) -> 
     assert (seeker.look("after"), seeker.value(held)) == (99, 3)
 
 
-def test_a_generation_that_was_erased_is_not_used_again(undo: ExitStack) -> None:
-    store = new_store(undo)
-    put(store, "first", 1)
-    newest = put(store, "newest", 2)
-    store.discard("newest")
-    successor = adopt(undo, die(store))
-    again = put(successor, "again", 3)
-    assert again.generation > newest.generation
-    assert (again.slot, again.offset, again.nbytes) == (newest.slot, newest.offset, newest.nbytes)
-
-
 def test_the_readers_that_died_meanwhile_hold_nothing(undo: ExitStack) -> None:
     store = new_store(undo)
     seeker, other = seeker_of(undo, store.ring), seeker_of(undo, store.ring)
@@ -151,21 +139,6 @@ def test_the_readers_that_died_meanwhile_hold_nothing(undo: ExitStack) -> None:
     third = seeker_of(undo, successor.ring)
     assert third.entry.reader_id == seeker.entry.reader_id
     assert third.look("a") == 1
-
-
-def test_an_entry_that_was_taken_meanwhile_belongs_to_nobody_until_its_hello(undo: ExitStack) -> None:
-    store = new_store(undo)
-    seeker = seeker_of(undo, store.ring)
-    put(store, "a", 1)
-    assert seeker.take("a")
-    announcement = die(store)
-    seeker.close()
-    with ReaderEntry.attach(announcement) as entry:
-        assert entry.reader_id == seeker.entry.reader_id
-        successor = adopt(undo, announcement)
-        assert successor.ring.board.attached(entry.reader_id) == 0
-        assert successor.stats().leases == 0
-        assert successor.ring.readers.attach(entry.reader_id, entry.incarnation)
 
 
 # ---- the index
@@ -228,13 +201,6 @@ def test_another_layout_than_wanted_is_left_alone(undo: ExitStack) -> None:
         with pytest.raises(LayoutMismatch):
             adopt_ring(announcement, other, max_object_bytes=NBYTES)
     assert len(adopt(undo, announcement)) == 0
-
-
-def test_what_is_gone_is_not_adopted(undo: ExitStack) -> None:
-    store = new_store(undo)
-    store.close()
-    with pytest.raises(SegmentError, match="is gone: its service has ended, or it was deleted while the service runs"):
-        adopt(undo, store.ring.announcement)
 
 
 RECORD_WORDS = {
@@ -366,18 +332,6 @@ def test_a_reader_that_takes_the_entry_of_a_fenced_one_is_believed(undo: ExitSta
     assert successor.ring.readers.leases.fenced_readers() == []
     assert successor.ring.readers.attach(newcomer.entry.reader_id, newcomer.entry.incarnation)
     assert newcomer.look("a") == 1
-
-
-def test_it_is_adopted_again_and_again(undo: ExitStack) -> None:
-    store = new_store(undo)
-    seeker = seeker_of(undo, store.ring)
-    for value in itertools.count():
-        put(store, str(value), value)
-        if value == 10:
-            break
-        store = adopt(undo, die(store))
-        assert seeker.look(str(value)) == value
-    assert Layout(NBYTES, 16, 4, 32) == layout_of(store.ring.announcement)
 
 
 def test_a_claim_that_was_open_when_all_was_cleared_is_kept(undo: ExitStack) -> None:

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import doctest
 from collections import Counter
 from random import Random
 
@@ -9,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from mmcached.shm.ring import allocator as module
 from mmcached.shm.ring.allocator import FULL_RATE, HOLE, MAIN, MAX_HITS, PROBATION, EvictionPlan, Extent, RingAllocator
 from mmcached.shm.ring.chain import Chunk
 from mmcached.shm.ring.places import MANY_PLACES, Pins, choose
@@ -37,27 +35,6 @@ def place(
 def full_ring(num_chunks: int, size: int = 10, *, is_proven: bool = False) -> tuple[RingAllocator, list[Extent]]:
     allocator = RingAllocator(num_chunks * size, 2 * num_chunks)
     return allocator, [place(allocator, size, is_proven=is_proven).extent for _ in range(num_chunks)]
-
-
-def test_doctests() -> None:
-    assert doctest.testmod(module).failed == 0
-
-
-@pytest.mark.parametrize("is_proven", [True, False])
-def test_without_hits_the_oldest_go_first(is_proven: bool) -> None:
-    allocator, chunks = full_ring(10, is_proven=is_proven)
-    assert [place(allocator, 10, is_proven=is_proven).victims for _ in range(10)] == [(chunk,) for chunk in chunks]
-
-
-def test_only_what_is_in_the_way_is_evicted() -> None:
-    allocator = RingAllocator(100, 10)
-    first = [place(allocator, 30, is_proven=True).extent for _ in range(3)]
-    assert [extent.offset for extent in first] == [0, 30, 60]
-    plan = place(allocator, 40, is_proven=True)  # 10 bytes are left at the end: no chunk crosses it
-    assert plan.extent.offset == 0
-    assert plan.victims == (first[0], first[1])
-    assert place(allocator, 20, is_proven=True).victims == ()  # the rest of the second victim
-    assert place(allocator, 10, {0, 1, 3}).victims == (first[2],)
 
 
 @pytest.mark.parametrize("is_proven", [True, False])
@@ -146,15 +123,6 @@ def test_hits_and_many_pins_are_no_reason_to_refuse() -> None:
     only = chunks[2 * MANY_PLACES + 3]
     pinned = {chunk.slot for chunk in chunks if chunk is not only}
     assert place(allocator, 10, pinned).victims == (only,)
-
-
-def test_a_ring_without_free_slots_evicts_one_chunk_for_its_slot() -> None:
-    allocator = RingAllocator(1000, 10)
-    chunks = [place(allocator, 10, is_proven=True).extent for _ in range(10)]
-    allocator.hit(chunks[0].slot)
-    plans = [place(allocator, 10, is_proven=True) for _ in range(9)]
-    assert [plan.victims for plan in plans] == [(chunk,) for chunk in chunks[1:]]
-    assert allocator.has(chunks[0].slot)
 
 
 def test_returns_are_admitted_at_a_rate_that_follows_what_becomes_of_them() -> None:

@@ -18,10 +18,3 @@ def test_linked_and_unlinked_in_any_order(data: st.DataObject) -> None:
             linked[offset].link(edge.last_before(offset))
         assert [chunk.offset for chunk in edge.others()] == sorted(linked)
         assert all(chunk.next.prev is chunk is chunk.prev.next for chunk in (edge, *edge.others()))
-
-
-def test_an_edge_is_where_the_ring_ends_and_begins() -> None:
-    edge = Chunk.edge(20)
-    assert (edge.next.offset, edge.prev.end) == (20, 0)
-    assert list(edge.others()) == []
-    assert edge.last_before(20) is edge

@@ -1,15 +1,8 @@
 from __future__ import annotations
 
-import doctest
-
 import pytest
 
-from mmcached.shm.ring import departed
 from mmcached.shm.ring.departed import Departed
-
-
-def test_doctests() -> None:
-    assert doctest.testmod(departed).failed == 0
 
 
 @pytest.mark.parametrize(("num_after", "is_recent"), [(15, True), (16, False)])

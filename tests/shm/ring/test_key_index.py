@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import doctest
 from typing import ClassVar
 
 import pytest
@@ -8,7 +7,6 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from mmcached.shm.ring import key_index
 from mmcached.shm.ring.key_index import KeyIndexWriter, index_words, key_digest, slots_of
 from mmcached.shm.ring.slot_table import KeyDigest
 from mmcached.shm.segment.layout import SLOT_BITS
@@ -19,10 +17,6 @@ from tests.shm.integrity import check_index
 
 def table(num_words: int) -> memoryview:
     return memoryview(bytearray(8 * num_words)).cast("Q")
-
-
-def test_the_drawing() -> None:
-    assert doctest.testmod(key_index).failed == 0
 
 
 @pytest.mark.parametrize(("num_keys", "expected"), [(1, 2), (2, 4), (3, 8), (4096, 8192), (4097, 16384)])
@@ -49,17 +43,6 @@ def colliding(num_words: int, count: int) -> list[KeyDigest]:
     digests = (key_digest(str(n)) for n in range(10**6))
     found = (key for key in digests if (key[0] >> SLOT_BITS) & (num_words - 1) == num_words - 1)
     return [next(found) for _ in range(count)]
-
-
-def test_keys_that_share_all_bits_of_a_mark_are_all_found() -> None:
-    words = table(8)
-    index, first = KeyIndexWriter(words), key_digest("a")
-    other = (first[0] ^ 1, first[1])  # differs below the bits of a mark
-    index.add(first, 3)
-    index.add(other, 4)
-    assert slots_of(words, first) == slots_of(words, other) == [3, 4]
-    index.discard(first, 3)
-    assert slots_of(words, other) == [4]
 
 
 def test_a_key_that_stays_can_be_found_between_any_two_stores() -> None:

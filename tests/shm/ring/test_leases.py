@@ -135,43 +135,11 @@ def test_of_a_large_table_a_part_is_looked_at_each_time_and_all_in_the_end() -> 
     assert table.pinned_slots() == {7}, "as was last believed"
 
 
-def test_several_leases_of_a_slot_are_counted(cells: Cells) -> None:
-    cells[0] = taken_beside(cells)[0] = [3, 0, 9, 1]  # a former life's
-    table = table_of(cells)
-    table.attach(0, incarnation=5)
-    assert table.pinned_slots() == set()
-    for slot in (1, 1, 2, 2):
-        take(cells, 0, slot)
-    assert table.num_leases() == 4
-    for num_left in (2, 0):
-        cells[0, 1:3] += np.uint64(1)
-        assert table.pinned_slots() == ({1, 2} if num_left else set())
-        assert table.num_leases() == num_left
-
-
 def test_a_reader_that_has_given_back_more_than_it_took_is_not_attached(cells: Cells) -> None:
     cells[0, 2] = 1
     table = table_of(cells)
     assert not table.attach(0, incarnation=5)
     assert table.incarnations() == {}
-
-
-def test_a_lease_that_is_out_when_its_reader_is_attached_pins(cells: Cells) -> None:
-    take(cells, 0, 2)
-    table = table_of(cells)
-    assert table.attach(0, incarnation=5)
-    assert table.pinned_slots() == {2}
-
-
-def test_what_falls_is_an_overrun(cells: Cells) -> None:
-    taken = taken_beside(cells)
-    table = table_of(cells)
-    table.attach(0, incarnation=5)
-    taken[0, 1] = 5
-    assert table.fence_overruns() == {}
-    taken[0, 1] = 4
-    assert list(table.fence_overruns()) == [0]
-    assert table.pinned_slots() == {1}
 
 
 @pytest.mark.parametrize("num_readers", [FEW_READERS, FEW_READERS + 1])

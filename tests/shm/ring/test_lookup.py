@@ -3,7 +3,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from mmcached.shm import ObjectStoreWriter, RingWriter
+from mmcached.shm import RingWriter
 from mmcached.shm.ring import current_records
 from mmcached.shm.ring.key_index import key_digest
 from mmcached.shm.ring.slot_table import FIRST_KEY, HAS_CRC32, NBYTES, OFFSET, SECOND_KEY, KeyDigest, boot_ns, expiry_of
@@ -71,11 +71,6 @@ def test_expired_chunks_are_found_by_and_by(monkeypatch: pytest.MonkeyPatch) -> 
                 ring.records.discard(handle)
             found += some
         assert found == handles[:5] + handles[6:]
-
-
-def test_a_ring_without_index_shows_no_key() -> None:
-    with make_ring() as ring, reading(ring) as reader:
-        assert reader.look.find(A) is None
 
 
 def test_the_digest_of_the_record_decides_not_the_index() -> None:
@@ -148,19 +143,3 @@ def test_the_board_says_who_may_take_leases_and_how_much() -> None:
         assert look.may_hold(500)
         ring.board.set_store_epoch(7)
         assert look.store_epoch == 7
-
-
-def test_what_a_dead_reader_held_is_not_charged_to_its_successor() -> None:
-    with (
-        make_ring(shared_quota_bytes=500, has_index=True) as ring,
-        ObjectStoreWriter(ring),
-        reading(ring) as reader,
-    ):
-        handle = put(ring, A, 400)
-        with attached(ring) as entry:
-            assert entry.take_leases([Taking(handle)], reader.look) == [True]
-        with attached(ring) as successor:
-            assert successor.reader_id == entry.reader_id
-            assert successor.taken_bytes == 0
-            ring.readers.poll_hits()
-            assert reader.look.may_hold(500)

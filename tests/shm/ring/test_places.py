@@ -3,7 +3,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -21,27 +20,10 @@ def singles(prices: Iterable[int]) -> Iterator[Place]:
     return ((price, 0, index, index + 1) for index, price in enumerate(prices))
 
 
-def test_of_equals_the_first() -> None:
-    assert choose(singles([3, 2, 1, 2, 1]), Pins(EACH, never)) == (1, 0, 2, 3)
-
-
 def test_a_place_without_a_price_is_taken_before_the_next_are_looked_at() -> None:
     places = singles([5, 5, 4, 0, 1, 0])
     assert choose(places, Pins(EACH, never)) == (0, 0, 3, 4)
     assert next(places)[2] == 4
-
-
-@pytest.mark.parametrize(("pinned", "first"), [({9}, 6), ({4, 7}, 1)])
-def test_overlapping_places_ask_once_about_what_they_share(pinned: set[int], first: int) -> None:
-    asked = Counter[int]()
-
-    def is_pinned(index: int) -> bool:
-        asked[index] += 1
-        return index in pinned
-
-    places = [(10 - index, 0, index, index + 3) for index in range(8)]  # the last is the cheapest
-    assert choose(iter(places), Pins(EACH, is_pinned)) == places[first]
-    assert set(asked.values()) == {1}
 
 
 @given(

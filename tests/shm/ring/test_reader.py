@@ -91,14 +91,6 @@ def test_views_outlive_close_and_nothing_outlives_the_views(no_gc: None) -> None
         assert mapping() is None
 
 
-def test_views_outlive_the_ring() -> None:
-    with make_ring() as ring, reading(ring) as reader:
-        view = reader.view(put(ring, 100, 8))
-        ring.close()
-        assert view.tolist() == [8] * 100
-        del view
-
-
 def test_a_reader_that_populates_reads_the_same_and_leaves_no_thread() -> None:
     with make_ring(1 << 22) as ring:
         handle = put(ring, 1 << 20, 7)

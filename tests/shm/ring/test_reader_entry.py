@@ -4,7 +4,6 @@ import msgspec
 import pytest
 
 from mmcached.shm import ReaderEntry, ReaderStopped
-from mmcached.shm.ring.reader_entry import random_incarnation
 from mmcached.shm.segment import words
 from mmcached.shm.segment.layout import MAX_COUNT, Layout
 from mmcached.wire.errors import LocalProtocolError, SegmentError
@@ -22,13 +21,6 @@ def test_entries_are_taken_in_order_and_given_free() -> None:
             assert again.incarnation != second.incarnation
 
 
-def test_incarnations_have_63_bits_and_are_never_zero() -> None:
-    incarnations = {random_incarnation() for _ in range(1000)}
-    assert len(incarnations) == 1000
-    assert min(incarnations) > 0
-    assert 2**62 < max(incarnations) < 2**63
-
-
 def test_a_hello_counts_once_and_only_if_it_is_true() -> None:
     with make_ring() as ring, ReaderEntry.attach(ring.announcement) as entry:
         assert not ring.readers.attach(entry.reader_id, entry.incarnation + 1)
@@ -43,13 +35,6 @@ def test_a_hello_counts_once_and_only_if_it_is_true() -> None:
         assert ring.stats().leases == 1
 
 
-def test_a_late_hello_of_a_dead_reader_is_refused() -> None:
-    with make_ring() as ring:
-        entry = ReaderEntry.attach(ring.announcement)
-        entry.close()
-        assert not ring.readers.attach(entry.reader_id, entry.incarnation)
-
-
 def test_what_is_not_of_this_ring_is_not_given_back() -> None:
     with make_ring(num_slots=4) as ring, attached(ring) as entry:
         handle = put(ring, 10)
@@ -59,19 +44,6 @@ def test_what_is_not_of_this_ring_is_not_given_back() -> None:
             with pytest.raises(LocalProtocolError):
                 entry.give_back(msgspec.structs.replace(handle, **change))
         assert ring.stats().leases == 1
-
-
-def test_a_new_incarnation_goes_on_from_the_cells_of_the_old() -> None:
-    with make_ring() as ring:
-        handle = put(ring, 10)
-        for life in range(3):
-            with attached(ring) as entry:
-                assert entry.reader_id == 0
-                assert take(ring, entry, handle)
-                if life != 1:
-                    entry.give_back(handle)  # the second life dies with its lease
-            assert len(ring.readers.poll_deaths()) == 1
-            assert ring.stats().leases == 0
 
 
 def test_taking_an_entry_lowers_no_count_of_the_former_life() -> None:
@@ -89,19 +61,6 @@ def test_taking_an_entry_lowers_no_count_of_the_former_life() -> None:
             assert isinstance(event, ReaderStopped)
             assert "another process has taken the entry" in event.reason
             assert ring.readers.leases.fenced_readers() == []
-
-
-def test_the_next_life_of_an_entry_is_not_judged_by_what_the_former_gave_back_too_often() -> None:
-    with make_ring() as ring:
-        handle = put(ring, 10)
-        with attached(ring) as entry:
-            entry.give_back(handle)
-            assert len(ring.readers.poll_deaths()) == 1  # fenced
-        with attached(ring) as successor:
-            assert successor.reader_id == entry.reader_id
-            assert take(ring, successor, handle)
-            assert ring.stats().leases == 1
-            successor.give_back(handle)
 
 
 def test_a_count_that_no_reader_reaches_is_set_back() -> None:

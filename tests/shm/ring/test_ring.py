@@ -86,72 +86,6 @@ def test_eviction_is_in_hand_order_and_only_as_needed() -> None:
         assert ring.stats().evictions == 3
 
 
-def test_an_evicted_handle_is_stale_before_and_after_its_bytes_are_filled() -> None:
-    with make_ring(4 * chunk_bytes(64)) as ring, reading(ring) as reader:
-        old = [put(ring, 64, value) for value in range(4)]
-        claim = ring.claim(3 * chunk_bytes(64) + 64)
-        for is_filled in (False, True):
-            if is_filled:
-                ring.commit(claim)
-            for handle in old:
-                assert not ring.records.is_current(handle)
-                with pytest.raises(StaleHandle):
-                    reader.view(handle)
-        del claim
-
-
-def test_slot_exhaustion_evicts() -> None:
-    evicted: list[Handle] = []
-    with make_ring(1 << 16, num_slots=3, on_evict=evicted.append) as ring, reading(ring) as reader:
-        handles = [put(ring, 10, value) for value in range(5)]
-        assert evicted == handles[:2]
-        with pytest.raises(StaleHandle):
-            reader.view(handles[0])  # its bytes are free, and were not overwritten
-        assert [int(reader.view(handle)[0]) for handle in handles[2:]] == [2, 3, 4]
-
-
-def test_full_of_pins_is_refused_and_changes_nothing() -> None:
-    evicted: list[Handle] = []
-    with make_ring(4 * chunk_bytes(64), on_evict=evicted.append) as ring:
-        handles = [put(ring, 64) for _ in range(4)]
-        ring.records.pin(handles[1])
-        ring.records.pin(handles[1])
-        ring.records.pin(handles[3])
-        ring.records.unpin(handles[1])
-        with pytest.raises(CacheFull) as caught:
-            ring.claim(chunk_bytes(64) + 64)  # single chunks could go, but no two neighbours
-        assert caught.value.details["pinned_bytes"] == 2 * chunk_bytes(64)
-        assert evicted == []
-        assert all(map(ring.records.is_current, handles))
-        assert ring.stats().refusals == 1
-        ring.records.unpin(handles[1])
-        put(ring, chunk_bytes(64) + 64)
-        assert evicted == handles[:2]
-        with pytest.raises(LocalProtocolError):
-            ring.records.unpin(handles[2])
-        with pytest.raises(StaleHandle):
-            ring.records.pin(handles[0])
-        ring.records.unpin(handles[0])  # gone, and its pins with it
-
-
-def test_a_lease_pins_until_it_is_given_back() -> None:
-    with make_ring(2 * chunk_bytes(64)) as ring, attached(ring) as entry:
-        first, second = put(ring, 64), put(ring, 64)
-        assert all(take(ring, entry, handle) for handle in (first, second, second))
-        assert ring.stats().leases == 3
-        for handle in (second, first):
-            with pytest.raises(CacheFull):
-                ring.claim(64)
-            entry.give_back(handle)
-        put(ring, 64)
-        assert not ring.records.is_current(first)
-        with pytest.raises(CacheFull):
-            ring.claim(64 + 64)
-        entry.give_back(second)
-        assert ring.stats().leases == 0
-        assert ring.stats().pinned_bytes == 0
-
-
 def test_a_discarded_chunk_is_an_island_while_leased() -> None:
     with make_ring(4 * chunk_bytes(64)) as ring, attached(ring) as entry, reading(ring) as reader:
         free, leased = put(ring, 64), put(ring, 64, 9)
@@ -175,32 +109,6 @@ def test_a_discarded_chunk_is_an_island_while_leased() -> None:
         evictions = ring.stats().evictions
         put(ring, 4 * 64)
         assert ring.stats().evictions == evictions + 3  # the forgotten one was evicted by nobody
-
-
-def test_clear_forgets_but_generations_go_on() -> None:
-    with make_ring(4 * chunk_bytes(64)) as ring, attached(ring) as entry, reading(ring) as reader:
-        handles = [put(ring, 64, value) for value in range(3)]
-        assert take(ring, entry, handles[1])
-        claim = ring.claim(64)
-        ring.records.clear()
-        assert ring.stats().chunks == 0
-        assert reader.view(handles[1]).tolist() == [1] * 64
-        with pytest.raises(StaleHandle):
-            reader.view(handles[0])
-        generations = {ring.commit(claim).generation} | {put(ring, 64).generation for _ in range(10)}
-        assert min(generations) > max(handle.generation for handle in handles)
-        assert len(generations) == 11
-        entry.give_back(handles[1])
-        del claim
-
-
-def test_another_rings_handle_is_not_current() -> None:
-    with make_ring() as ring, make_ring() as other, reading(other) as reader:
-        handle = put(ring, 64)
-        put(other, 64)
-        assert not other.records.is_current(handle)
-        with pytest.raises(StaleHandle):
-            reader.view(handle)
 
 
 def test_too_many_returns_are_fenced_and_found() -> None:
@@ -240,15 +148,6 @@ def test_an_open_claim_outlives_close() -> None:
     ring.close()
     claim.buffer[:] = 1  # still mapped; unmapped with the last reference, or the leak gate would see the descriptor
     del claim
-
-
-def test_a_touched_chunk_outlives_those_of_its_age() -> None:
-    with make_ring(4 * chunk_bytes(64)) as ring:
-        old = [put(ring, 64, value) for value in range(4)]
-        ring.records.touch(old[0])
-        put(ring, 64)
-        assert [ring.records.is_current(handle) for handle in old] == [True, False, True, True]
-        ring.records.touch(old[1])  # gone: nothing happens
 
 
 def test_the_writer_reads_copies_of_what_is_current() -> None:

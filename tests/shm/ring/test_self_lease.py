@@ -79,25 +79,6 @@ def test_a_lease_that_does_not_hold_is_counted_too(missing: str) -> None:
     assert memory.counts() == (1, 0)
 
 
-def test_what_is_taken_stays_until_it_is_given_back_as_often() -> None:
-    with make_ring(has_index=True) as ring, attached(ring) as entry, reading(ring) as reader:
-        handle = put(ring, 100, value=3)
-        assert entry.take_leases([Taking(handle)], reader.look) == [True]
-        assert entry.take_leases([Taking(handle)], reader.look) == [True]
-        view = reader.view(handle)
-        ring.records.discard(handle)
-        assert entry.take_leases([Taking(handle)], reader.look) == [False]
-        for left in (2, 1):
-            entry.give_back(handle)
-            assert ring.records.is_leased(handle)
-            assert ring.stats().leases == left
-            assert put(ring, 100, value=4).offset != handle.offset
-            assert (view == 3).all()
-        entry.give_back(handle)
-        assert not ring.records.is_leased(handle)
-        assert entry.taken_bytes == 0
-
-
 def test_what_one_reader_holds_another_takes_beside_it_also_when_nobody_finds_it() -> None:
     with make_ring(has_index=True) as ring, attached(ring) as first, attached(ring) as second, reading(ring) as reader:
         handle = put(ring, 100, value=3)

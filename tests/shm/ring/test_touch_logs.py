@@ -32,24 +32,6 @@ def test_what_readers_have_found_by_themselves_outlives_what_nobody_has_found() 
         assert [handle for handle in handles if ring.records.is_current(handle)] == [handles[0], handles[5]]
 
 
-def test_figures_are_counted_once_and_survive_their_reader() -> None:
-    with make_ring() as ring:
-        handle = put(ring, 10)
-        for life in range(1, 3):
-            with attached(ring) as entry:
-                assert entry.reader_id == 0
-                entry.report_lookups([handle] * 3, 2)
-                for _ in range(2):
-                    ring.readers.poll_hits()
-                    assert (ring.readers.touch_logs.num_hits, ring.readers.touch_logs.num_misses) == (
-                        3 * life,
-                        2 * life,
-                    )
-            assert len(ring.readers.poll_deaths()) == 1
-            ring.readers.poll_hits()
-            assert (ring.readers.touch_logs.num_hits, ring.readers.touch_logs.num_misses) == (3 * life, 2 * life)
-
-
 def test_what_is_counted_is_its_incarnations_also_what_it_has_counted_last() -> None:
     with make_ring() as ring:
         handle = put(ring, 10)
@@ -75,18 +57,6 @@ def test_what_is_counted_is_its_incarnations_also_what_it_has_counted_last() -> 
             ring.readers.poll_hits()
         assert counted == [*((life, *new) for life in lives for new in ((1, 1), (0, 2))), (entry.incarnation, 1, 0)]
         assert ended == lives
-
-
-def test_what_a_reader_has_counted_last_is_counted_although_its_successor_was_attached_before_the_look() -> None:
-    with make_ring() as ring:
-        handle = put(ring, 10)
-        for _ in range(2):
-            with attached(ring) as entry:
-                assert entry.reader_id == 0
-                entry.report_lookups([handle], 1)
-                assert ring.readers.attach(0, entry.incarnation)  # its Hello, repeated
-        ring.readers.poll_hits()
-        assert (ring.readers.touch_logs.num_hits, ring.readers.touch_logs.num_misses) == (2, 2)
 
 
 def test_latencies_of_all_readers_add_up_and_survive_them() -> None:
@@ -129,18 +99,6 @@ def test_a_log_that_was_overrun_has_lost_touches_and_nothing_else() -> None:
         entry.report_lookups(handles[:1], 0)
         ring.readers.poll_hits()
         assert heard == [*handles[3:], handles[0]]
-
-
-def test_a_touch_of_what_has_gone_changes_nothing() -> None:
-    with make_ring() as ring, attached(ring) as entry:
-        heard: list[Handle] = []
-        ring.on_hit = heard.append
-        gone = put(ring, 10)
-        ring.records.discard(gone)
-        assert put(ring, 10).slot == gone.slot
-        entry.report_lookups([gone], 0)
-        ring.readers.poll_hits()
-        assert heard == []
 
 
 def test_the_words_of_a_wild_reader_change_nothing() -> None:

@@ -44,12 +44,12 @@ def test_words_of_all_entries_are_apart_and_inside() -> None:
     assert {LAYOUT.entry_offset(reader_id) % PAGE_BYTES for reader_id in range(3)} == {0}
 
 
-@pytest.mark.parametrize("position", range(HEADER_BYTES))
-def test_any_flipped_byte_is_a_mismatch(position: int) -> None:
-    page = bytearray(PAGE)
-    page[position] ^= 0x41
-    with pytest.raises(LayoutMismatch):
-        SegmentHeader.parse(bytes(page))
+def test_any_flipped_byte_is_a_mismatch() -> None:
+    for position in range(HEADER_BYTES):
+        page = bytearray(PAGE)
+        page[position] ^= 0x41
+        with pytest.raises(LayoutMismatch):
+            SegmentHeader.parse(bytes(page))
 
 
 def test_a_future_version_is_named_before_anything_else_is_judged() -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import posix_ipc
 import pytest
 
-from mmcached.shm.segment.populate import Advice, Populator, advise
+from mmcached.shm.segment.populate import Advice, Populator
 from tests.shm.processes import DEADLINE_S
 
 PAGE = mmap.PAGESIZE
@@ -66,23 +66,6 @@ def test_a_populated_mapping_takes_no_faults_and_keeps_its_bytes(mapping: mmap.m
     populator.close()
 
 
-def test_without_it_each_page_is_a_fault(mapping: mmap.mmap) -> None:
-    """What the test above would see if nothing were populated (the kernel may map a few pages at a time)."""
-    assert touch_all(mapping) >= NUM_PAGES // 8
-
-
-@needs_the_advice
-def test_a_read_only_mapping_is_populated_for_reading(run_dir: Path) -> None:
-    path = run_dir / "file"
-    path.write_bytes(b"x" * 3 * PAGE)
-    with path.open("rb") as file:
-        mapping = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
-    populator = Populator(mapping, Advice.READ)
-    assert populator.wait(DEADLINE_S)
-    assert bytes(mapping) == b"x" * 3 * PAGE
-    populator.close()
-
-
 def test_steps_cover_the_mapping_from_its_start_once(mapping: mmap.mmap) -> None:
     steps: list[tuple[int, int]] = []
     populator = Populator(
@@ -121,13 +104,6 @@ def test_close_ends_it_after_the_present_step(mapping: mmap.mmap) -> None:
     mapping.close()
 
 
-def test_it_lets_go_of_the_mapping_when_it_is_done(mapping: mmap.mmap) -> None:
-    populator = Populator(mapping, Advice.WRITE)
-    populator.wait(DEADLINE_S)
-    mapping.close()  # raises BufferError if a buffer of it were out
-    populator.close()
-
-
 @pytest.mark.parametrize("code", [errno.EINVAL, errno.ENOMEM, errno.EFAULT])
 def test_a_kernel_that_refuses_is_no_error(mapping: mmap.mmap, code: int, caplog: pytest.LogCaptureFixture) -> None:
     calls: list[int] = []
@@ -155,8 +131,3 @@ def test_an_interrupted_step_is_tried_again(mapping: mmap.mmap) -> None:
     populator = Populator(mapping, Advice.WRITE, advise=interrupted)
     assert populator.wait(DEADLINE_S)
     populator.close()
-
-
-def test_an_advice_that_no_kernel_knows_is_an_os_error(mapping: mmap.mmap) -> None:
-    with pytest.raises(OSError, match=r"Invalid argument|Bad address|Cannot allocate"):
-        advise(1, PAGE, Advice.WRITE)

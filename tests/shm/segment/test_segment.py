@@ -56,11 +56,6 @@ def test_both_objects_are_private_allocated_and_gone_after_close() -> None:
     ring.close()
 
 
-def test_two_rings_have_two_ids() -> None:
-    with make_ring() as one, make_ring() as two:
-        assert one.announcement.ring_id != two.announcement.ring_id
-
-
 @pytest.mark.parametrize(
     "host",
     [
@@ -78,14 +73,6 @@ def test_no_room_says_how_much_and_what_to_do(host: HostCalls) -> None:
     needed = caught.value.details["needed_bytes"]
     assert isinstance(needed, int)
     assert needed > 64 * MIB  # what it may have left behind, the leak gate sees
-
-
-def test_room_for_ctl_only_leaves_nothing() -> None:
-    def second_fails(fd: int, offset: int, size: int) -> None:
-        (no_space if size > 64 * MIB else os.posix_fallocate)(fd, offset, size)
-
-    with pytest.raises(SegmentError):
-        RingWriter.create(data_bytes=64 * MIB, max_object_bytes=MIB, host=HostCalls(fallocate=second_fails))
 
 
 SMALL_TMPFS = """
@@ -158,14 +145,6 @@ def test_a_data_object_of_another_size_is_refused() -> None:
         os.close(fd)
         with pytest.raises(LayoutMismatch):
             RingReader.open(ring.announcement)
-
-
-@pytest.mark.parametrize("attach", [ReaderEntry.attach, RingReader.open], ids=["entry", "reader"])
-def test_a_closed_ring_is_gone(attach: Callable[..., Any]) -> None:
-    with make_ring() as ring:
-        announcement = ring.announcement
-    with pytest.raises(SegmentError):
-        attach(announcement)
 
 
 def test_the_data_object_is_mapped_without_write_permission() -> None:
@@ -328,15 +307,6 @@ def test_creation_populates_in_the_background_and_close_ends_it(monkeypatch: pyt
     made.close()
     assert steps == [4096]
     assert made.populated_bytes == 4096
-
-
-def test_a_segment_says_when_it_is_populated() -> None:
-    layout = Layout(1 << 16, 8, 1)
-    made = WriterSegment.create(layout, epoch=1, host=HostCalls())
-    assert made.wait_populated(DEADLINE_S)
-    assert made.populated_bytes == layout.data_object_bytes
-    assert bytes(made.data) == bytes(len(made.data))
-    made.close()
 
 
 def test_creation_gives_up_with_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,7 +23,7 @@ from mmcached.shm.segment import segment
 from mmcached.shm.segment.ring_notes import remove_note
 from mmcached.wire.handle import Handle, RingAnnouncement
 from tests.shm.processes import Process
-from tests.shm.rings import leave_ring, make_ring, overwritten, put, reading
+from tests.shm.rings import leave_ring, make_ring, overwritten
 
 
 def swept(*names: str) -> list[str]:
@@ -37,14 +37,6 @@ def names_of(*announcements: RingAnnouncement) -> list[str]:
 
 def make_object(name: str) -> None:
     os.close(posix_ipc.SharedMemory(name, posix_ipc.O_CREX, mode=0o600).fd)
-
-
-def test_living_rings_stay() -> None:
-    with make_ring() as ring, make_ring() as other:
-        assert swept(*names_of(ring.announcement, other.announcement)) == []
-        for one in (ring, other):
-            with reading(one) as reader:
-                assert reader.view(put(one, 10, 7)).tolist() == [7] * 10
 
 
 def test_a_killed_writer_is_swept_while_a_living_one_and_an_old_mapping_stay() -> None:

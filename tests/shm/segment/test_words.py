@@ -43,9 +43,5 @@ def test_without_a_release_store_attaching_is_refused(monkeypatch: pytest.Monkey
         words.require_word_store()
 
 
-def test_the_choice_has_a_name() -> None:
-    assert words.require_word_store().name == words.WORD_STORE_NAME
-
-
 def _missing(name: str) -> None:
     raise OSError(name)

@@ -130,14 +130,6 @@ def test_counters_go_on_where_the_last_incarnation_stopped(
         assert reader.read()[ENGINE].num_attached == len(lives)
 
 
-def test_a_counter_that_begins_anew_inside_a_role_goes_on(path: Path) -> None:
-    """An engine that makes its books anew counts from 0 again: the page must not."""
-    with StatsPageWriter(path, ENGINE) as writer:
-        for queries, blocks_used in ((10, 5), (3, 2), (4, 1), (0, 0), (2, 9)):
-            writer.publish(EngineStats(kv=KVCacheStats(queries=queries, blocks_used=blocks_used)))
-        assert snapshot(path, ENGINE).stats == EngineStats(kv=KVCacheStats(queries=10 + 4 + 2, blocks_used=9))
-
-
 def test_a_histogram_goes_on_over_a_death_bucket_by_bucket(path: Path) -> None:
     latencies = [Latency(), Latency()]
     for life, latency in enumerate(latencies):
@@ -234,13 +226,6 @@ def test_heartbeats_have_an_age(path: Path) -> None:
     assert reader.read()[ENGINE].heartbeat_age_s == 0.0, "publishing the same figures is a sign of life"
     writer.close()
     reader.close()
-
-
-def test_closing_is_repeatable(path: Path) -> None:
-    writer, reader = StatsPageWriter(path, ENGINE), StatsPageReader(path)
-    for _ in range(2):
-        writer.close()
-        reader.close()
 
 
 # ---- the file

@@ -50,21 +50,13 @@ def tensor_of(dtype: str) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("dtype", sorted(ITEMSIZES))
-@pytest.mark.parametrize("shape", ["plain", "transposed", "strided", "0-d", "empty", "many"])
-def test_torch_round_trips_bit_for_bit(dtype: str, shape: str) -> None:
+def test_torch_round_trips_bit_for_bit(dtype: str) -> None:
     full = tensor_of(dtype)
-    tensor = {
-        "plain": full,
-        "transposed": full.T,
-        "strided": full[:, ::2],
-        "0-d": full[1, 2],
-        "empty": full[:0],
-        "many": full.reshape(1, 1, 2, 1, 3, 1),
-    }[shape]
-    for record in both_ways({"before": b"x", "t": tensor, "u": tensor}):
-        assert bits(record["t"]) == bits(tensor)
-        assert bits(record["u"]) == bits(tensor)
-    assert bits(decode(written({"t": tensor}), tensors="torch", copy=True)["t"]) == bits(tensor)
+    for tensor in (full, full.T, full[:, ::2], full[1, 2], full[:0], full.reshape(1, 1, 2, 1, 3, 1)):
+        for record in both_ways({"before": b"x", "t": tensor, "u": tensor}):
+            assert bits(record["t"]) == bits(tensor)
+            assert bits(record["u"]) == bits(tensor)
+        assert bits(decode(written({"t": tensor}), tensors="torch", copy=True)["t"]) == bits(tensor)
 
 
 @pytest.mark.parametrize("dtype", sorted(NUMPY_ITEMSIZES))
@@ -210,14 +202,6 @@ def test_what_is_not_carried_is_named(record: Any, path: str) -> None:
     assert caught.value.details["field"] == path
 
 
-def test_a_nested_tensor_is_not_carried() -> None:
-    """It is made here, since the first one imports a large part of torch: not for each process that collects tests."""
-    nested_tensor = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
-    with pytest.raises(InvalidRequest) as caught:
-        encode({"a": [nested_tensor]})
-    assert caught.value.details["field"] == "$.a[0]"
-
-
 def test_nesting_ends_somewhere_on_both_sides() -> None:
     deepest = {"a": nested(MAX_DEPTH - 1)}
     assert decode(written(deepest), tensors="numpy") == deepest
@@ -342,32 +326,6 @@ def test_too_large_a_head_is_refused_before_it_is_read(monkeypatch: pytest.Monke
             adopt_frames(frames)
 
 
-def test_elements_are_counted_over_the_whole_record() -> None:
-    nils = [None] * (MAX_ELEMENTS // 4)
-    assert decode(written({"a": [nils] * 3}), tensors="numpy") == {"a": [nils] * 3}
-    with pytest.raises(InvalidRequest, match="32768 list items and keys"):
-        encode({"a": [nils] * 4})
-    with pytest.raises(RemoteProtocolError, match="32768 list items and keys"):
-        adopt_frames([raw([{"a": [nils] * 4}, []]).tobytes()])
-
-
-def test_frames_must_fit_their_header() -> None:
-    frames = encode({"a": np.ones(4, np.uint8), "b": 1}).frames()
-    assert decode_record_frames(frames, tensors="numpy")["a"].tolist() == [1] * 4
-    wrong: list[list[Any]] = [
-        [],
-        frames[:1],
-        [*frames, b""],
-        [frames[0], b"123"],
-        [bytes(frames[0]) + b"\0", frames[1]],
-    ]
-    for case in wrong:
-        with pytest.raises(RemoteProtocolError):
-            decode_record_frames(case, tensors="numpy")
-        with pytest.raises(RemoteProtocolError):
-            adopt_frames(case)
-
-
 def test_adopted_frames_are_written_as_the_record_they_came_from() -> None:
     """Also with a dtype that only torch has: this side never makes a tensor of it."""
     record = {"a": torch.arange(6).to(torch.bfloat16), "b": [torch.zeros((0, 3)), 1, None], "c": np.ones(5, np.uint8)}
@@ -399,14 +357,6 @@ def test_one_frame_that_is_not_one_record_is_refused() -> None:
     for wrong in ([b""], [whole[:-1]], [whole + b"\0"], [whole[:20]], [b"x" + whole[1:]], [whole, twice[1]]):
         with pytest.raises(RemoteProtocolError):
             adopt_frames(wrong)
-
-
-def test_adopted_frames_are_not_copied() -> None:
-    pixels = bytearray(b"before")
-    frames = encode({"a": np.frombuffer(pixels, np.uint8)}).frames()
-    adopted = adopt_frames([frames[0], pixels])
-    pixels[:] = b"behind"
-    assert bytes(adopted.frames()[1]) == b"behind"
 
 
 SAMPLE = written({"a": np.arange(5.0), "b": [{"c": np.ones((2, 2), np.int8)}, "text", b"bytes", 1.5, None, True]})

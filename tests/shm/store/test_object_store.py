@@ -54,37 +54,11 @@ def no_gc() -> Iterator[None]:
     gc.enable()
 
 
-def test_put_then_get(store: ObjectStoreWriter, reader: ObjectStoreReader) -> None:
-    handle = store.put("a", record_of(3))
-    assert store.find("a") == handle
-    assert store.find("a")
-    assert not store.find("b")
-    assert store.find("b") is None
-    assert len(store) == 1
-    record = reader.get(handle, tensors="numpy")
-    assert record["value"] == 3
-    assert record["pixels"].tolist() == [3] * 900
-    assert isinstance(reader.get(handle)["pixels"], torch.Tensor)
-    del record
-
-
 def test_a_key_is_put_once(store: ObjectStoreWriter) -> None:
     handle = store.put("a", record_of(1))
     with pytest.raises(LocalProtocolError, match="already exists"):
         store.put("a", record_of(2))
     assert store.find("a") == handle
-
-
-def test_an_encoded_record_is_put_as_the_record_is(store: ObjectStoreWriter, reader: ObjectStoreReader) -> None:
-    frames = [bytes(frame) for frame in codec.encode(record_of(3)).frames()]
-    handle = store.put_encoded("a", codec.adopt_frames(frames))
-    assert store.find("a") == handle
-    assert reader.get(handle, tensors="numpy", copy=True)["pixels"].tolist() == [3] * 900
-    with pytest.raises(LocalProtocolError, match="already exists"):
-        store.put_encoded("a", codec.adopt_frames(frames))
-    with pytest.raises(ItemTooLarge):
-        store.put_encoded("b", codec.encode(record_of(1, 6000)))
-    assert (len(store), store.stats().puts) == (1, 1)
 
 
 def test_a_record_is_replaced_and_who_reads_it_reads_on() -> None:
@@ -143,17 +117,6 @@ def test_a_look_that_was_shown_a_replaced_slot_looks_again(monkeypatch: pytest.M
         assert reader.look.find(key_digest("a")) is None
 
 
-def test_refusals_change_nothing(store: ObjectStoreWriter) -> None:
-    store.put("a", record_of(1))
-    before = store.stats()
-    with pytest.raises(ItemTooLarge):
-        store.put("b", record_of(2, 5000))
-    with pytest.raises(InvalidRequest):
-        store.put("b", {"x": object()})
-    assert store.stats() == before
-    assert not store.find("b")
-
-
 def test_eviction_takes_the_key_and_tells() -> None:
     seen: list[object] = []
     ring = make_ring(3 * 1088, on_evict=lambda handle: seen.append(handle.slot))
@@ -185,63 +148,6 @@ def test_what_was_dropped_comes_as_a_newcomer(store: ObjectStoreWriter) -> None:
     assert not store.find("dropped")
 
 
-def test_touch_pins_until_released(store: ObjectStoreWriter) -> None:
-    store.put("kept", record_of(0))
-    store.touch("kept")
-    store.touch("kept")
-    store.touch("unknown")
-    for index in range(50):
-        store.put(f"key {index}", record_of(index))
-    assert store.find("kept")
-    store.release_touches()
-    store.release_touches()
-    assert store.stats().pinned_bytes == 0
-    for index in range(50, 250):
-        store.put(f"key {index}", record_of(index))
-        store.touch(f"key {index}")  # a record that was hit is replaced by others that are hit
-        store.release_touches()
-    assert not store.find("kept")
-
-
-def test_all_touched_is_full(store: ObjectStoreWriter) -> None:
-    keys = [f"key {index}" for index in range(8)]
-    for key in keys:
-        store.put(key, record_of(1))
-        store.touch(key)
-    with pytest.raises(CacheFull):
-        store.put("one more", record_of(1, 4000))
-    assert all(map(store.find, keys))
-    store.release_touches()
-    store.put("one more", record_of(1, 4000))
-
-
-def test_find_does_not_keep(store: ObjectStoreWriter) -> None:
-    store.put("first", record_of(0))
-    evicted_after = 0
-    while store.find("first"):
-        store.put(f"key {evicted_after}", record_of(0))
-        evicted_after += 1
-    assert evicted_after <= 11
-
-
-def test_discard_and_clear(store: ObjectStoreWriter, reader: ObjectStoreReader) -> None:
-    old = store.put("a", record_of(1))
-    store.put("b", record_of(2))
-    store.touch("a")
-    store.discard("a")
-    store.discard("a")
-    with pytest.raises(StaleHandle):
-        reader.get(old)
-    store.touch("b")
-    store.clear()
-    assert len(store) == 0
-    store.release_touches()
-    assert store.stats().used_bytes == 0
-    assert store.put("a", record_of(1)) != old
-    with pytest.raises(StaleHandle):
-        reader.get(old)
-
-
 def derived(tensor: torch.Tensor) -> list[object]:
     return [
         tensor,
@@ -266,17 +172,6 @@ def test_on_release_comes_after_the_last_of_whatever_was_derived(
     assert released == []
     del kept
     assert released == [1]
-
-
-def test_two_reads_are_released_apart(store: ObjectStoreWriter, reader: ObjectStoreReader, no_gc: None) -> None:
-    released: list[str] = []
-    handle = store.put("a", record_of(7))
-    first = reader.get(handle, on_release=lambda: released.append("first"))
-    second = reader.get(handle, on_release=lambda: released.append("second"))
-    del first
-    assert released == ["first"]
-    del second
-    assert released == ["first", "second"]
 
 
 def test_a_copy_is_released_at_once_and_owned(store: ObjectStoreWriter, reader: ObjectStoreReader, no_gc: None) -> None:

@@ -73,8 +73,3 @@ def test_child_of_a_living_parent_goes_on() -> None:
     environment = environment_for_children()
     assert environment[PARENT_PID_VARIABLE] == str(os.getpid())
     assert run_armed(environment).stdout == "alive\n"
-
-
-def test_without_the_variable_nothing_is_armed() -> None:
-    environment = {name: value for name, value in os.environ.items() if name != PARENT_PID_VARIABLE}
-    assert run_armed(environment).stdout == "alive\n"

@@ -34,13 +34,6 @@ def test_fault_is_answered_counted_and_logged_without_its_text(caplog: pytest.Lo
     assert "SECRET" not in str(vars(record)) + str(error)
 
 
-def test_what_goes_well_is_no_fault() -> None:
-    done: list[int] = []
-    guard = Guard()
-    assert guard.call("message", done.append, 3) is None
-    assert (done, guard.num_faults) == ([3], 0)
-
-
 def test_exceptions_that_end_the_loop_are_raised() -> None:
     def handler() -> None:
         raise PeerGone("a step is past its deadline")

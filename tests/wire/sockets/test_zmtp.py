@@ -6,7 +6,7 @@ import random
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mmcached.wire.errors import RemoteProtocolError
@@ -20,6 +20,7 @@ from mmcached.wire.sockets.zmtp import (
     MessageReader,
     pack,
 )
+from tests.house.drawing import examples
 from tests.wire.raw_peer import frame, head, ready
 
 Message = list[bytes]
@@ -76,6 +77,7 @@ FRAMES = st.lists(
 )
 
 
+@settings(max_examples=examples(40))
 @given(st.lists(FRAMES, max_size=4), st.lists(st.integers(1, 40_000), min_size=1, max_size=8))
 def test_what_is_packed_is_read_however_it_is_cut(messages: list[Message], cuts: list[int]) -> None:
     stream = b"".join(bytes(piece) for message in messages for piece in pack(message))

@@ -136,15 +136,6 @@ def test_the_first_actor_has_half_of_the_time(make: Make) -> None:
     assert min(first, second) <= 25.0 < max(first, second) <= 50.0
 
 
-def test_a_late_actor_is_not_taken_for_idle(make: Make) -> None:
-    cluster = FakeCluster(FakeActor("a"), FakeActor("b"))
-    encoder = make(cluster)
-    cluster.found[0].is_slow = True
-    for _ in range(3):
-        assert_right(encoder)
-    assert len(cluster.found[1].calls) >= 2
-
-
 def lie(answer: Answer) -> Answer:
     return answer[0], answer[1], answer[2], np.zeros(64, np.uint8)
 

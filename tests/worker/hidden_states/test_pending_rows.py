@@ -81,19 +81,6 @@ def test_a_reader_waits_for_the_copies_that_it_needs_and_for_no_others() -> None
     assert (len(bench.transfer.open_copies), bench.waits) == (0, (3, 0))
 
 
-def test_what_is_done_is_landed_by_the_next_call() -> None:
-    bench = Bench(HIDDEN)
-    bench.write(chunk_of(0, "abcd"))
-    bench.write(chunk_of(1, "efgh"), base=10)
-    bench.transfer.let_arrive(bench.transfer.open_copies[0])
-    bench.store.release([])
-    assert bench.store.stats().in_flight_nbytes == 4 * ROW
-    bench.transfer.let_arrive()
-    assert hidden(bench.store, 0, 0, 4) == [0, 1, 2, 3]
-    assert hidden(bench.store, 1, 0, 4) == [10, 11, 12, 13]
-    assert (bench.store.stats().in_flight_nbytes, bench.waits) == (0, (0, 0))
-
-
 def test_beyond_the_limit_a_write_waits_for_the_oldest() -> None:
     step = 4 * ROW + 16
     bench = Bench(HIDDEN, staged_byte_limit=2 * step)
@@ -122,14 +109,6 @@ def test_a_write_that_fails_has_written_nothing_and_the_next_one_works(monkeypat
     assert bench.store.commit() == {names("abcd")[0]: {}}
     bench.write(chunk)
     assert hidden(bench.store, 0, 0, 4) == [0, 1, 2, 3]
-
-
-def test_of_a_step_only_what_lies_between_wanted_rows_is_sent() -> None:
-    bench = Bench(HIDDEN)
-    bench.write(chunk_of(0, "abcdefgh"), base=50)
-    bench.write(chunk_of(1, "abcdefghi"))
-    assert bench.store.stats().in_flight_nbytes == (8 + 1) * ROW
-    assert hidden(bench.store, 1, 0, 9) == [50, 51, 52, 53, 54, 55, 56, 57, 8]
 
 
 # ---- copies that fail

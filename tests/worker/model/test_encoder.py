@@ -71,21 +71,6 @@ def test_equals_plain_integers(seed: int, maker: tuple[Any, Any, int]) -> None:
     assert np.array_equal(embeddings.numpy(), Oracle(CONFIG).encode(item))
 
 
-def test_default_sizes_equal_plain_integers() -> None:
-    config, rng = ModelConfig(), np.random.default_rng(0)
-    encoder, oracle = ItemEncoder(config, torch.device("cpu")), Oracle(config)
-    items = random_image(rng, (3, 4), config.patch_size), random_sound(rng, config.audio_window, config.audio_frame)
-    for item in items:
-        assert np.array_equal(encode(item, encoder).numpy(), oracle.encode(item))
-
-
-def test_a_wide_video_equals_plain_integers() -> None:
-    config = ModelConfig(patch_size=16)
-    video = random_video(np.random.default_rng(0), (4, 16), config.patch_size)
-    found = encode(video, ItemEncoder(config, torch.device("cpu")))
-    assert np.array_equal(found.numpy(), Oracle(config).encode(video))
-
-
 @pytest.mark.parametrize("extreme", [-32768, 0, 32767])
 def test_the_softest_and_the_loudest_sample_count(extreme: int) -> None:
     item = SoundSlice(np.full((2, 5), extreme, np.int16))
@@ -99,13 +84,6 @@ def test_every_embedding_depends_on_every_row(item: Item) -> None:
         changed = rows_of(item).copy()
         changed[row, -1] ^= 1
         assert (encode(with_rows(item, changed)) != before).any(dim=1).all()
-
-
-@pytest.mark.parametrize("item", EACH, ids=lambda item: type(item).__name__)
-def test_embeddings_depend_on_the_order_of_rows(item: Item) -> None:
-    order = [1, 0, *range(2, len(rows_of(item)))]
-    swapped = with_rows(item, rows_of(item)[order])
-    assert (encode(swapped) != encode(item)).any(dim=1).all()
 
 
 def test_embeddings_depend_on_the_grid_and_on_which_frame_is_first() -> None:

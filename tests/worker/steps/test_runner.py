@@ -12,7 +12,7 @@ import torch
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.engine_stats import EncodedOfModality
 from mmcached.wire.errors import InvariantError
-from mmcached.wire.messages.engine import ItemEmbedding, RowsMissing, StepFailed, StepOutput
+from mmcached.wire.messages.engine import ItemEmbedding, StepFailed, StepOutput
 from mmcached.wire.messages.parts import Inline, RequestRows
 from mmcached.wire.messages.worker import EmbedSpan, EmitEmbedding, EncodeItem, StepPlan
 from mmcached.wire.model_config import ModelConfig
@@ -104,11 +104,6 @@ def test_an_answer_names_the_plan_it_is_for() -> None:
     assert runner.stats().tokens_computed == len(PROMPT)
 
 
-def test_an_empty_plan_is_answered() -> None:
-    output, _ = run(make_runner(), plan(1))
-    assert output.digest == run(make_runner(1), plan(1))[0].digest
-
-
 def test_sampled_tokens_and_hidden_rows_equal_the_oracle() -> None:
     output, payload = run(make_runner(), plan(1, chunk(1, PROMPT, [3, 1, 2], sample=True, hidden=True)))
     expected = ORACLE.hidden_states(PROMPT)
@@ -179,15 +174,6 @@ def test_output_names_what_the_encoder_cache_holds_behind_the_step_if_that_is_ch
     assert output.encoder_keys is None
 
 
-def test_freed_keys_go_first_and_may_be_encoded_again() -> None:
-    runner, image = make_runner(), IMAGES[1]
-    run(runner, plan(1, encode=[inline_item("old", image)]), inline_frames(image))
-    run(runner, plan(2, encode=[inline_item("new", image)], freed=["old", "unknown"]), inline_frames(image))
-    assert runner.stats().encoder_entries == 1
-    run(runner, plan(3, encode=[inline_item("new", image)], freed=["new"]), inline_frames(image))
-    assert "new" in runner.encoder_cache
-
-
 def test_only_rank_0_returns_tensors_and_keeps_rows_and_digests_agree() -> None:
     image = IMAGES[0]
     step = plan(
@@ -232,29 +218,6 @@ def test_rows_before_a_chunk_come_from_the_store(first_row: int) -> None:
     assert runner.stats().prefix_row_queries == runner.stats().prefix_row_hits == 8 - first_row
 
 
-def test_a_chunk_whose_rows_are_wanted_in_part_or_not_at_all() -> None:
-    runner = make_runner()
-    step = plan(
-        1,
-        chunk(1, PROMPT, [1, 2, 3], hidden=True, first_row=7),
-        chunk(2, PROMPT, [4, 5, 6], hidden=True, first_row=len(PROMPT)),
-        chunk(3, PROMPT, [7, 8, 9], hidden=True, first_row=99),
-    )
-    output, payload = run(runner, step)
-    [rows] = output.rows
-    assert (rows.request_id, rows.rows.first) == (1, 7)
-    assert np.array_equal(tensor_of(rows, payload), ORACLE.hidden_states(PROMPT)[7:])
-
-
-def test_later_chunks_return_their_own_rows_only() -> None:
-    runner = make_runner()
-    run(runner, plan(1, chunk(1, PROMPT[:4], [1, 2, 3], hidden=True)))
-    output, payload = run(runner, plan(2, chunk(1, PROMPT[4:], [1, 2, 3], computed=4, hidden=True)))
-    [rows] = output.rows
-    assert rows.rows.first == 4
-    assert np.array_equal(tensor_of(rows, payload), ORACLE.hidden_states(PROMPT)[4:])
-
-
 def test_each_layer_that_is_kept_has_rows_of_its_own() -> None:
     runner = make_runner(
         config=msgspec.structs.replace(CONFIG, model=msgspec.structs.replace(MODEL, num_layer_outputs=2))
@@ -276,28 +239,6 @@ def test_each_layer_that_is_kept_has_rows_of_its_own() -> None:
     assert np.array_equal(inner, tensor_of(alone.rows[0], frames))
 
 
-def test_hits_and_misses_in_one_step_even_on_rows_of_the_same_step() -> None:
-    runner = make_runner()
-    step = plan(
-        1,
-        chunk(1, PROMPT[:8], [1, 2], hidden=True, names=NAMES),
-        chunk(2, [5, 6], [1, 2, 3], computed=8, hidden=True, first_row=0, names=NAMES),
-        chunk(3, [9], [4], hidden=True),
-    )
-    output, payload = run(runner, step)
-    found = {rows.request_id: (rows.rows.first, tensor_of(rows, payload)) for rows in output.rows}
-    for request_id, tokens in ((1, PROMPT[:8]), (2, [*PROMPT[:8], 5, 6]), (3, [9])):
-        assert found[request_id][0] == 0
-        assert np.array_equal(found[request_id][1], ORACLE.hidden_states(tokens))
-
-
-def test_a_report_tells_which_blocks_the_store_has() -> None:
-    runner = make_runner()
-    output, _ = run(runner, plan(1, chunk(1, PROMPT, [1, 2, 3], names=NAMES)))
-    assert output.prefix_report == {name: {"hidden_states": 4} for name in NAMES}
-    assert run(runner, plan(2, released=[1]))[0].prefix_report == {}
-
-
 def test_without_a_store_rows_of_a_prefix_are_a_contradiction() -> None:
     config = msgspec.structs.replace(CONFIG, enable_tensor_prefix_cache=False)
     runner = make_runner(config=config)
@@ -306,30 +247,6 @@ def test_without_a_store_rows_of_a_prefix_are_a_contradiction() -> None:
     assert (output.rows[0].rows.first, runner.stats().prefix_bytes, output.prefix_report) == (8, 0, {})
     failed = run_failing(runner, plan(3, chunk(3, [5], [1, 2, 3], computed=8, hidden=True, first_row=0)))
     assert failed.error.code == InvariantError.code
-
-
-def test_rows_that_are_missing_are_named_and_the_others_are_delivered() -> None:
-    runner = make_runner()
-    run(runner, plan(1, chunk(1, PROMPT[:8], [1, 2], names=NAMES[:1])))
-    run(runner, plan(2, released=[1]))  # the second block has no name and goes with its request
-    step = plan(
-        3,
-        chunk(2, [5], [1, 2, 3], computed=8, hidden=True, first_row=0, names=NAMES[:1], sample=True),
-        chunk(3, [6], [1, 4], computed=4, hidden=True, first_row=0, names=NAMES[:1]),
-    )
-    output, payload = run(runner, step)
-    assert output.missing == [RowsMissing(2, "hidden_states", 4, 8)]
-    assert [rows.request_id for rows in output.rows] == [3]
-    assert np.array_equal(tensor_of(output.rows[0], payload), ORACLE.hidden_states([*PROMPT[:4], 6]))
-
-
-def test_a_new_row_epoch_forgets_all_rows() -> None:
-    runner = make_runner()
-    run(runner, plan(1, chunk(1, PROMPT, [1, 2, 3], names=NAMES)))
-    run(runner, plan(2, row_epoch=1))
-    assert runner.stats().prefix_bytes == 0
-    step = chunk(2, [5], [1, 2, 3], computed=8, hidden=True, first_row=0, names=NAMES)
-    assert [missing.first for missing in run(runner, plan(3, step, row_epoch=1))[0].missing] == [0]
 
 
 # ---- leases
@@ -397,15 +314,6 @@ def test_a_step_that_fails_after_computing_is_withdrawn() -> None:
     assert runner.stats().tokens_computed == 0
 
 
-def test_a_failed_step_does_not_take_what_others_computed() -> None:
-    runner = make_runner()
-    run(runner, plan(1, chunk(1, PROMPT[:8], [1, 2], names=NAMES)))
-    failed = run_failing(runner, plan(2, chunk(1, [5], [1, 2, 3], computed=8), chunk(2, [1], [9, 8], computed=4)))
-    assert failed.prefix_report == {}
-    output, payload = run(runner, plan(3, chunk(1, [5], [1, 2, 3], computed=8, hidden=True, first_row=0)))
-    assert np.array_equal(tensor_of(output.rows[0], payload), ORACLE.hidden_states([*PROMPT[:8], 5]))
-
-
 @pytest.mark.parametrize(
     ("step", "code"),
     [
@@ -425,13 +333,6 @@ def test_what_cannot_be_done_is_a_typed_failure(step: StepPlan, code: str) -> No
     run(runner, plan(0, encode=[inline_item("k", IMAGES[0])]), frames)
     assert run_failing(runner, step, frames).error.code == code
     assert "k2" not in runner.encoder_cache
-
-
-def test_freed_keys_are_dropped_even_if_the_step_fails() -> None:
-    runner = make_runner()
-    run(runner, plan(1, encode=[inline_item("k", IMAGES[0])]), inline_frames(IMAGES[0]))
-    run_failing(runner, plan(2, chunk(1, [1], [0]), freed=["k"]))
-    assert "k" not in runner.encoder_cache
 
 
 def test_clear_forgets_kv_items_and_rows() -> None:

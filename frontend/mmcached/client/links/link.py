@@ -73,10 +73,15 @@ class Link(ABC, Generic[WaiterT]):
         on_unsolicited: Called with each message that answers no open call; returns the reply, or None.
         on_loss: Called when the connection was lost.
 
+    Attributes:
+        new_waiter: Class of the waiters for its calls.
+
     Raises:
         ServiceUnavailable: No service has ever run in that directory.
         ConfigError: The directory does not belong to this user alone.
     """
+
+    new_waiter: type[WaiterT]
 
     def __init__(
         self,
@@ -102,10 +107,6 @@ class Link(ABC, Generic[WaiterT]):
         self._socket = SharedSocket(directory.client_address)
 
     # ---- waiting
-
-    @abstractmethod
-    def new_waiter(self, *, is_greeting: bool = False) -> WaiterT:
-        """Return a waiter for a call."""
 
     @abstractmethod
     def wait(self, waiter: WaiterT, deadline: float) -> Awaitable[None] | None:
@@ -209,10 +210,6 @@ class Link(ABC, Generic[WaiterT]):
 
     # ---- internals
 
-    def _keep_presence(self) -> None:
-        with self._mutex:
-            self._presence.keep()
-
     def _take_next(self) -> bool:
         """Handle one message, or a lost connection; return whether there was either."""
         try:
@@ -274,7 +271,7 @@ class Link(ABC, Generic[WaiterT]):
         self._on_loss()
         self._end_all(PeerGone("the connection to the frontend was lost while the call was open; try again"))
         # The run directory may be a new one by now, and the next frontend takes a client without a lock for dead.
-        with self._mutex, contextlib.suppress(MmcachedError, OSError):
+        with contextlib.suppress(MmcachedError, OSError):
             self._presence.renew()
 
     def _end_all(self, error: MmcachedError) -> None:

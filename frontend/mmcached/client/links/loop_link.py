@@ -41,6 +41,8 @@ class LoopWaiter(WaitingCall):
 class LoopLink(Link[LoopWaiter]):
     """A `Link` for one event loop; make it inside that loop."""
 
+    new_waiter = LoopWaiter
+
     def __init__(self, *values: Any, **named: Any) -> None:
         super().__init__(*values, **named)
         this = weakref.ref(self)  # the loop's callback must not keep the link alive
@@ -51,10 +53,6 @@ class LoopLink(Link[LoopWaiter]):
 
         self._socket.watch(asyncio.get_running_loop(), on_ready)
 
-    def new_waiter(self, *, is_greeting: bool = False) -> LoopWaiter:
-        """Return a waiter for a call."""
-        return LoopWaiter(is_greeting=is_greeting)
-
     async def wait(self, waiter: LoopWaiter, deadline: float) -> None:
         """Return when a waiter has news, or at the deadline."""
         while not waiter.news and (left_s := deadline - time.monotonic()) > 0:
@@ -64,7 +62,7 @@ class LoopLink(Link[LoopWaiter]):
 
     def catch_up(self) -> None:
         """Handle messages that have arrived, but that the loop has had no turn to read."""
-        self._keep_presence()
+        self._presence.keep()
         while self._take_next():
             pass
 

@@ -57,15 +57,12 @@ class ThreadLink(Link[ThreadWaiter]):
         look_interval_s: Longest sleep of a waiter in seconds.
     """
 
+    new_waiter = ThreadWaiter
     _reader: ThreadWaiter | None = None
 
     def __init__(self, *values: Any, look_interval_s: float = LOOK_INTERVAL_S, **named: Any) -> None:
         super().__init__(*values, **named)
         self._look_interval_s = look_interval_s
-
-    def new_waiter(self, *, is_greeting: bool = False) -> ThreadWaiter:
-        """Return a waiter for a call of this thread."""
-        return ThreadWaiter(is_greeting=is_greeting)
 
     def wait(self, waiter: ThreadWaiter, deadline: float) -> None:
         """Return when a waiter has news, or at the deadline; meanwhile read for all, if no other thread reads."""
@@ -91,7 +88,7 @@ class ThreadLink(Link[ThreadWaiter]):
 
     def catch_up(self) -> None:
         """Handle messages that have arrived since the last call, unless another thread reads."""
-        self._keep_presence()
+        self._presence.keep()
         if self._reader is not None or not self._socket.has_news():
             return
         waiter = ThreadWaiter()

@@ -8,19 +8,6 @@ from mmcached.engine.kv.pool.block_pool import NULL_BLOCK_ID, BlockPool
 from mmcached.wire.errors import InvariantError, LocalProtocolError
 
 
-class Log:
-    """Notes what is gone."""
-
-    def __init__(self) -> None:
-        self.gone: list[list[bytes] | None] = []
-
-    def removed(self, keys: list[bytes]) -> None:
-        self.gone.append(keys)
-
-    def cleared(self) -> None:
-        self.gone.append(None)
-
-
 def test_asking_for_too_many_changes_nothing() -> None:
     pool = BlockPool(4)
     with pytest.raises(LocalProtocolError, match="4 blocks requested, 3 free"):
@@ -39,32 +26,6 @@ def test_the_null_block_is_passed_over() -> None:
     assert (pool.free_order(), pool.ref_cnt(NULL_BLOCK_ID)) == ([3], 0)
     with pytest.raises(InvariantError):
         pool.publish([NULL_BLOCK_ID], [b"null"])
-
-
-def test_content_is_logged_as_gone_with_its_last_copy() -> None:
-    log = Log()
-    pool = BlockPool(5, log=log)
-    pool.get_new_blocks(4)
-    assert list(pool.publish([1, 2, 3], [b"one", b"same", b"same"])) == [2]
-    pool.touch([NULL_BLOCK_ID, 1, 4])  # 4 is shared before it is published
-    pool.free_blocks([4, 4, 3, 2, 1, 1])
-    pool.touch([1])
-    assert pool.get_new_blocks(2) == [4, 3]
-    assert log.gone == [], "the same content is in block 2"
-    assert pool.get_new_blocks(1) == [2]
-    assert log.gone == [[b"same"]]
-    pool.unpublish_all()
-    assert log.gone == [[b"same"], None]
-
-
-def test_content_evicted_with_all_its_copies_is_removed_once() -> None:
-    log = Log()
-    pool = BlockPool(4, log=log)
-    pool.get_new_blocks(3)
-    pool.publish([1, 2, 3], [b"same", b"other", b"same"])
-    pool.free_blocks([1, 2, 3])
-    pool.get_new_blocks(3)
-    assert log.gone == [[b"same", b"other"]]
 
 
 @pytest.mark.parametrize(

@@ -20,28 +20,6 @@ def tidy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(eviction, "_TOLERATED_WASTE", TOLERATED_WASTE)
 
 
-def test_the_longest_free_goes_first() -> None:
-    order = LruOrder()
-    order.add([3, 2, 1])
-    order.add([5, 4])
-    order.remove([2, 5])
-    order.add([2])
-    assert (order.order(), len(order)) == ([3, 1, 4, 2], 4)
-    assert order.take_blocks(2) == [3, 1]
-    assert order.take_blocks(2) == [4, 2]
-    assert (order.order(), len(order)) == ([], 0)
-
-
-def test_a_block_that_came_back_often_has_one_place() -> None:
-    order = LruOrder()
-    order.add([1, 2, 3])
-    for _ in range(5):
-        order.remove([2])
-        order.add([2])
-    assert order.order() == [1, 3, 2]
-    assert order.take_blocks(3) == [1, 3, 2]
-
-
 def test_the_caller_keeps_its_lists() -> None:
     order = LruOrder()
     block_ids = [1, 2]
@@ -51,16 +29,6 @@ def test_the_caller_keeps_its_lists() -> None:
     taken.append(4)
     order.order().append(5)
     assert order.order() == [2]
-
-
-def test_clear_forgets_what_was_stale_too() -> None:
-    order = LruOrder()
-    order.add([1, 2, 3])
-    order.remove([2])
-    order.clear()
-    assert (len(order), order.order()) == (0, [])
-    order.add([2, 1])
-    assert order.take_blocks(2) == [2, 1]
 
 
 @given(seed=st.integers(0, 1 << 32), num_blocks=st.integers(1, 12), num_steps=st.integers(1, 120))

@@ -24,30 +24,12 @@ def test_a_prefix_ends_at_the_first_key_that_is_not_there(num_found: int) -> Non
     assert blocks.find_prefix(iter(keys[:num_found])) == block_ids[:num_found]
 
 
-def test_of_several_with_one_content_the_first_is_found_until_it_goes() -> None:
-    blocks = held_blocks(5)
-    assert list(blocks.add([1, 2, 3, 4], [b"same", b"same", b"other", b"same"])) == [1, 3]
-    assert (blocks.find(b"same"), len(blocks)) == (1, 4)
-    found = []
-    for block_id in (2, 1, 4):
-        blocks.remove([block_id])
-        found.append((blocks.find(b"same"), len(blocks), blocks.num_forgotten))
-    assert found == [(1, 3, 0), (4, 2, 1), (None, 1, 2)]
-
-
 def test_a_first_and_its_successor_may_go_together() -> None:
     blocks = held_blocks(5)
     blocks.add([1, 2, 3, 4], [b"same", b"same", b"same", b"other"])
     assert blocks.remove_and_return_keys([1, 4, 2]) == [b"other"]
     assert (blocks.find(b"same"), blocks.key_of[1:]) == (3, [None, None, b"same", None])
     assert blocks.remove_and_return_keys([3]) == [b"same"]
-
-
-def test_a_key_is_told_once_though_all_its_blocks_go_at_once() -> None:
-    blocks = held_blocks(4)
-    blocks.add([1, 2, 3], [b"same", b"other", b"same"])
-    assert blocks.remove_and_return_keys([1, 2, 3]) == [b"same", b"other"]
-    assert len(blocks) == 0
 
 
 @pytest.mark.parametrize("last_key", [b"three", b"two"])

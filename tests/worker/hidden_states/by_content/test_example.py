@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import runpy
 from pathlib import Path
+
+import pytest
 
 EXAMPLE = Path(__file__).parents[4] / "examples" / "prefix_rows.py"
 
 
-def test_a_server_of_its_own_computes_what_is_not_in_the_store() -> None:
-    run = subprocess.run([sys.executable, str(EXAMPLE)], capture_output=True, text=True, check=True, timeout=60)
-    equal, computed = run.stdout.splitlines()
+def test_a_server_of_its_own_computes_what_is_not_in_the_store(capsys: pytest.CaptureFixture[str]) -> None:
+    runpy.run_path(str(EXAMPLE), run_name="__main__")
+    equal, computed = capsys.readouterr().out.splitlines()
     assert equal == "the rows are equal: True"
     assert computed == "rows computed: 108 of 268"

@@ -22,7 +22,6 @@ from tests.worker.hidden_states.by_content.cases import (
     chunk_of,
     errors,
     hidden,
-    hidden_of,
     make_store,
     missing,
     names_of,
@@ -113,68 +112,7 @@ def test_rows_of_every_layout_in_memory_are_taken() -> None:
 # ---- steps
 
 
-def test_a_chunk_that_cannot_be_is_refused_and_the_others_are_kept() -> None:
-    store = make_store()
-    write(store, chunk_of(0, "abcdefgh"), chunk_of(1, "mnopqrst"))
-    chunks = [
-        RowChunk(0, 8, 1, 1, names_of("abcdXXXX")[1:]),
-        RowChunk(1, 8, 1, 3, names_of("mnopqrstuvwxyz12")[3:]),
-        RowChunk(2, -1, 1),
-        RowChunk(3, 0, 0),
-        RowChunk(4, 0, 2),
-    ]
-    rows = torch.arange(5.0).unsqueeze(1).expand(-1, WIDTH)
-    refusals = store.write(chunks, {"hidden_states": rows})
-    assert [(refusal.key, refusal.request_id) for refusal in refusals] == [("", 2), ("", 3), ("", 0), ("", 1)]
-    store.commit()
-    assert hidden(store, 4, 0, 2) == [3, 4]
-    assert hidden(store, 0, 0, 8) == list(range(8))
-    assert missing(store, 1, 8, 9) == (8, 9)
-
-
-def test_a_request_that_has_blocks_is_not_attached_again() -> None:
-    store = make_store()
-    store.attach(0, names_of("abcd"))
-    with pytest.raises(InvalidRequest, match="release it first"):
-        store.attach(0, names_of("abcd"))
-
-
-@pytest.mark.parametrize("span", [RowSpan(0, 1, 1), RowSpan(0, 2, 1), RowSpan(0, -1, 1)])
-def test_a_span_has_rows(span: RowSpan) -> None:
-    store = make_store()
-    with pytest.raises(InvalidRequest, match="spans"):
-        store.read([RowSpan(0, 0, 1), span], ["hidden_states"])
-
-
-def test_nothing_is_nothing() -> None:
-    store = make_store()
-    assert store.write([], {}) == []
-    assert store.write([], {"hidden_states": torch.zeros(0, WIDTH)}) == []
-    store.release([5])
-    store.withdraw()
-    assert store.commit() == {}
-    with store.read([], ["hidden_states"]) as rows:
-        assert rows.all("hidden_states") == []
-
-
 # ---- reading
-
-
-def test_rows_that_were_read_stay_as_they_are_until_they_are_released() -> None:
-    store = make_store(num_blocks=1)
-    write(store, chunk_of(0, "abcd"))
-    rows = store.read([RowSpan(0, 0, 4)], ["hidden_states"])
-    kept = rows.get("hidden_states", 0)
-    store.release([0])
-    write(store, chunk_of(1, "efgh"), base=100)
-    assert hidden(store, 1, 0, 4) == [100, 101, 102, 103]
-    assert kept[:, 0].tolist() == [0, 1, 2, 3]
-    rows.release()
-    rows.release()
-    with pytest.raises(LocalProtocolError, match="released"):
-        rows.get("hidden_states", 0)
-    with pytest.raises(LocalProtocolError, match="released"):
-        rows.all("hidden_states")
 
 
 def test_buffers_are_used_again_up_to_a_limit() -> None:
@@ -300,22 +238,6 @@ def test_a_key_that_cannot_be_mapped_changes_nothing() -> None:
 # ---- a step whose requests stand behind each other
 
 
-@pytest.mark.parametrize("packed", [(0, 1), (1, 0)], ids=["producer first", "consumer first"])
-@pytest.mark.parametrize("begun", [0, 1, 3], ids=lambda num: f"{num} rows before the step")
-def test_a_hit_behind_a_block_that_is_completed_in_the_same_step(begun: int, packed: tuple[int, int]) -> None:
-    store = make_store()
-    if begun:
-        write(store, RowChunk(1, 0, begun), base=100)
-    chunks = [RowChunk(1, begun, 4 - begun, 0, names_of("abcd")), RowChunk(2, 4, 4, 0, names_of("abcdefgh"))]
-    rows = torch.cat([hidden_of(chunk, 100) for number in packed for chunk in [chunks[number]]])
-    assert store.write([chunks[number] for number in packed], {"hidden_states": rows}) == []
-    assert hidden(store, 2, 0, 8) == [100.0 + position for position in range(8)]
-    assert store.stats().dropped == 0
-    report = store.commit()
-    assert [report[name] for name in names_of("abcdefgh")] == [{"hidden_states": 4}] * 2
-    assert store.usable_prefix(names_of("abcdefgh"), 8, ["hidden_states"]) == 8
-
-
 def test_a_guess_is_not_found_under_a_name_after_a_write_that_has_failed() -> None:
     other = dataclasses.replace(HIDDEN, name="other")
     store = make_store(HIDDEN, other)
@@ -329,10 +251,3 @@ def test_a_guess_is_not_found_under_a_name_after_a_write_that_has_failed() -> No
     store.commit()
     assert store.usable_prefix(names_of("abcd"), 4, ["hidden_states"]) == 3
     assert store.usable_prefix(names_of("abcd"), 4, ["other"]) == 3
-
-
-def test_a_chunk_without_rows_moves_no_rows_of_others() -> None:
-    store = make_store()
-    refusals = store.write([RowChunk(2, 1, 0), RowChunk(3, 0, 2)], {"hidden_states": hidden_of(RowChunk(3, 0, 2))})
-    assert [refusal.request_id for refusal in refusals] == [2]
-    assert hidden(store, 3, 0, 2) == [0, 1]
