@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -9,8 +10,12 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from email.message import Message
 from pathlib import Path
+from typing import Any
 
-from mmcached.cli.watch.service_status import RoleStatus, ServiceView, State
+from rich.console import Console
+
+from mmcached.cli.watch.service_status import RoleStatus, ServiceStatus, ServiceView, State
+from mmcached.cli.watch.status_table import show_status
 from mmcached.shm.stats.page import StatsPage, StatsPageReader, StatsPageWriter
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.paths import RunDir
@@ -38,6 +43,14 @@ class FakeView:
 
     def __call__(self) -> ServiceView:
         return ServiceView(self.run_dir, self.config, self.is_draining, list(self.given), self.is_ready)
+
+
+def drawn(*what: Any, width: int = 120) -> str:
+    """Return what a console of that width shows of a status, or of anything that rich prints."""
+    console = Console(width=width, file=(text := io.StringIO()))
+    for each in what:
+        show_status(each, console) if isinstance(each, ServiceStatus) else console.print(each)
+    return text.getvalue()
 
 
 @contextmanager

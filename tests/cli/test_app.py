@@ -20,9 +20,7 @@ import pytest
 from mmcached.cli import main
 from mmcached.cli.config.fields import SETTINGS
 from mmcached.cli.config.texts import INTERNAL, describe
-from mmcached.cli.exit_status import INTERRUPTED, NEGATIVE, NO_SERVICE, OK, USAGE
 from mmcached.wire.config import ServiceConfig
-from tests.house import REPOSITORY
 
 TIMEOUT_S = 60.0
 
@@ -228,12 +226,6 @@ def test_a_service_that_does_not_become_ready_is_status_1() -> None:
     assert (ended.returncode, ended.stderr) == (1, "mmcached: service_unavailable: not ready\n")
 
 
-def test_the_table_of_exit_statuses_is_complete() -> None:
-    page = (REPOSITORY / "docs/operations.md").read_text()
-    for status in (OK, NEGATIVE, USAGE, NO_SERVICE, INTERRUPTED):
-        assert f"\n| {status} | " in page
-
-
 def test_a_verb_s_own_flag_is_proposed() -> None:
     ended = mmcached("config", "show", "--orign")
     assert ended.returncode == 2
@@ -250,24 +242,6 @@ def test_run_dir_of_the_environment_is_for_every_verb_and_the_flag_overrules_it(
     served = mmcached_alone("serve", stand_in=prints, **here)
     assert (served.returncode, served.stdout.split()) == (3, [str(run_dir / "here")]), served.stderr
     assert mmcached("config", "show", **here).returncode == 0, "it is no setting, and no misspelt one"
-
-
-@pytest.mark.parametrize("verb", ["serve", "status", "keys", "doctor"])
-def test_help_says_what_the_run_directory_is_by_default(verb: str) -> None:
-    text = " ".join(mmcached(verb, "--help").stdout.split())
-    for word in ("$MMC_RUN_DIR", "$XDG_RUNTIME_DIR", "/run/user/UID", "/run/mmcached"):
-        assert word in text
-
-
-@pytest.mark.parametrize("verb", ["serve", "demo"])
-def test_help_says_that_every_field_is_a_flag(verb: str) -> None:
-    helped = mmcached(verb, "--help")
-    assert helped.returncode == 0
-    text = " ".join(helped.stdout.split())
-    assert "Every configuration field is a flag too" in text
-    assert "`mmcached config show`" in text
-    for flag in ("--config", "--workers", "--device", "--mm-processor-cache-gb"):
-        assert flag in text
 
 
 SUPERVISOR = """

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 import re
 import signal
@@ -16,7 +15,6 @@ from typing import NoReturn
 
 import msgspec
 import pytest
-from rich.console import Console
 
 from mmcached.cli.watch.latencies import LatencyStatus, histograms_of
 from mmcached.cli.watch.overview import look_closely, overview_of
@@ -30,7 +28,6 @@ from mmcached.cli.watch.service_status import (
     view_of_page,
 )
 from mmcached.cli.watch.shown_figures import WORK, caches_of, modalities_of
-from mmcached.cli.watch.status_table import show_status
 from mmcached.cli.watch.top_frame import draw
 from mmcached.shm.files.lock_file import LockFile
 from mmcached.wire.config import ServiceConfig
@@ -47,7 +44,7 @@ from mmcached.wire.stats import (
     ServiceStats,
     SupervisorStats,
 )
-from tests.cli.fake_view import ENGINE, FRONTEND, WORKER, FakeView, a_role, page_of
+from tests.cli.fake_view import ENGINE, FRONTEND, WORKER, FakeView, a_role, drawn, page_of
 from tests.shm.processes import wait_until
 
 SUPERVISOR = RoleName("supervisor")
@@ -166,10 +163,9 @@ def test_the_table_shows_roles_and_caches(run_dir: Path) -> None:
     with page_of(run_dir, ENGINE) as (reader, writers):
         writers[ENGINE].publish(EngineStats(encoder=EncoderCacheStats(queries=4000, hits=1000)))
         status = gather_status(view(), reader.read(), Readiness(False, "[red]why[/]"))
-    text = io.StringIO()
-    show_status(status, Console(width=120, file=text))
+    text = drawn(status)
     for expected in ("not ready", "[red]why[/]", str(US), "restarting", "worker 0.1", "4,000", "25%"):
-        assert expected in text.getvalue()
+        assert expected in text
 
 
 def test_the_table_has_a_line_for_each_name_of_clients_if_there_is_more_than_one(run_dir: Path) -> None:
@@ -178,11 +174,10 @@ def test_the_table_has_a_line_for_each_name_of_clients_if_there_is_more_than_one
     with page_of(run_dir, FRONTEND) as (reader, writers):
         for names in (["vllm"], ["vllm", "sglang"]):
             writers[FRONTEND].publish(FrontendStats(by_client={name: by_client[name] for name in names}))
-            text = io.StringIO()
             status = gather_status(FakeView(run_dir)(), reader.read(), Readiness(True, "why"))
-            show_status(status, Console(width=120, file=text))
+            text = drawn(status)
             assert msgspec.json.decode(msgspec.json.encode(status), type=ServiceStatus) == status
-            shown.append([line for line in text.getvalue().splitlines() if "puts" in line])
+            shown.append([line for line in text.splitlines() if "puts" in line])
     lines = ["store, sglang: 0 hits, 3 misses, 0 puts", "store, vllm: 4,000 hits, 2 misses, 1 puts"]
     assert shown == [[], lines]
 
@@ -200,15 +195,13 @@ def test_own_processes_are_told_apart_from_clients(run_dir: Path) -> None:
         writers[FRONTEND].publish(FrontendStats(clients=3))
         status = gather_status(view(), reader.read(), Readiness(True, "why"))
     assert (status.stats.clients, status.own_clients) == (3, 1)
-    text = io.StringIO()
-    show_status(status, Console(width=120, file=text))
-    assert "clients: 2 (and 1 of its own processes);" in text.getvalue()
-    assert re.search(r"ready, up \d+ s", text.getvalue())
+    text = drawn(status)
+    assert "clients: 2 (and 1 of its own processes);" in text
+    assert re.search(r"ready, up \d+ s", text)
     overview = overview_of(look_closely(status), None)
     assert (overview.clients, overview.own_clients) == (2, 1)
-    text = io.StringIO()
-    Console(width=120, file=text).print(draw(overview))
-    assert "clients: 2 (and 1 of its own processes)" in text.getvalue()
+    text = drawn(draw(overview))
+    assert "clients: 2 (and 1 of its own processes)" in text
 
 
 def test_a_modality_has_a_line_where_not_all_items_are_images(run_dir: Path) -> None:
@@ -225,13 +218,11 @@ def test_a_modality_has_a_line_where_not_all_items_are_images(run_dir: Path) -> 
     assert (found[1].encoded, found[1].embeds_encoded) == (10, 8642)
     with page_of(run_dir, FRONTEND) as (reader, _):
         status = gather_status(FakeView(run_dir)(), reader.read(), Readiness(True, "why"))
-    text = io.StringIO()
-    show_status(msgspec.structs.replace(status, stats=stats), Console(width=120, file=text))
-    assert {"video", "1,234", "1,200", "10", "8,642"} <= {*text.getvalue().split()}
-    text = io.StringIO()
+    text = drawn(msgspec.structs.replace(status, stats=stats))
+    assert {"video", "1,234", "1,200", "10", "8,642"} <= {*text.split()}
     look = look_closely(msgspec.structs.replace(status, stats=stats))
-    Console(width=120, file=text).print(draw(overview_of(look, None)))
-    assert {"video", "1,234", "1,200", "10", "8,642"} <= {*text.getvalue().split()}
+    text = drawn(draw(overview_of(look, None)))
+    assert {"video", "1,234", "1,200", "10", "8,642"} <= {*text.split()}
 
 
 def test_latencies_are_said_of_all_roles_together_and_not_of_what_was_never_done(run_dir: Path) -> None:
@@ -246,9 +237,8 @@ def test_latencies_are_said_of_all_roles_together_and_not_of_what_was_never_done
         status = gather_status(FakeView(run_dir)(), reader.read(), Readiness(True, "why"))
     assert status.latency == {"encode": LatencyStatus(num=200, p50_s=0.005, p99_s=0.099)}
     assert msgspec.json.decode(msgspec.json.encode(status), type=ServiceStatus) == status
-    text = io.StringIO()
-    show_status(status, Console(width=120, file=text))
-    (line,) = (line for line in text.getvalue().splitlines() if "encoding of a step" in line)
+    text = drawn(status)
+    (line,) = (line for line in text.splitlines() if "encoding of a step" in line)
     assert [word in line for word in (" 200 ", " 5 ms ", " 99 ms ")] == [True] * 3
 
 

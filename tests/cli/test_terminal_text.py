@@ -2,52 +2,22 @@
 
 from __future__ import annotations
 
-import io
-import os
-import signal
-import sys
 import tomllib
-from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
-from unittest import mock
 
 import pytest
 
-from mmcached.cli import main
 from mmcached.cli.config.toml import toml_value
+from tests.cli.test_app import mmcached
 
 SIGNS = "\x1b[2J\x9b[red]\u202e\x7f"
-VERBS = [
-    "ping",
-    "status",
-    "top --once",
-    "info",
-    "info store",
-    "keys",
-    "inspect x",
-    "drain",
-    "flush",
-    "doctor",
-    "version",
-]
+VERBS = ["ping", "status", "top --once", "info", "keys", "inspect x", "drain", "flush", "doctor", "version"]
 
 
 def said(*arguments: str) -> str:
     """Run the command line in this process; return all that it has printed."""
-    out, before = io.StringIO(), signal.getsignal(signal.SIGINT)
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("MMC_")}
-    try:
-        with (
-            mock.patch.dict(os.environ, environment, clear=True),
-            mock.patch.object(sys, "argv", ["mmcached", *arguments]),
-            redirect_stdout(out),
-            redirect_stderr(out),
-            pytest.raises(SystemExit),
-        ):
-            main()
-    finally:
-        signal.signal(signal.SIGINT, before)
-    return out.getvalue()
+    ended = mmcached(*arguments)
+    return ended.stdout + ended.stderr
 
 
 @pytest.mark.parametrize("verb", VERBS)

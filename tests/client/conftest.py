@@ -26,6 +26,13 @@ def service(run_dir: Path) -> Iterator[StoreService]:
 
 
 @pytest.fixture
+def known(service: StoreService) -> StoreService:
+    """Return a service whose engines have said which encoder they have."""
+    service.encoder_fingerprint = "f"
+    return service
+
+
+@pytest.fixture
 def client(service: StoreService, make: Make, run_dir: Path) -> Iterator[Any]:
     """Connect a client of each kind to the service."""
     with make(run_dir) as opened:

@@ -210,6 +210,10 @@ class StoreService(ServiceThread):
         self.hold = ()
         self.call(self._serve_held)
 
+    def encodes(self) -> list[Encode]:
+        """Return what was asked to be encoded."""
+        return [message for message in self.received if isinstance(message, Encode)]
+
     @property
     def leases(self) -> int:
         """Leases that are out."""

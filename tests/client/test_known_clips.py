@@ -30,13 +30,6 @@ WHOLE = ClipOptions("video", fps=2.0)
 HASHER = MultiModalHasher()
 
 
-@pytest.fixture
-def known(service: StoreService) -> StoreService:
-    """Return a service whose engines have said which encoder they have."""
-    service.encoder_fingerprint = "f"
-    return service
-
-
 def record_key(file: bytes, options: ClipOptions, tenant: str = "") -> str:
     """Return where the store has the slices of a clip."""
     key = file_key(HASHER, file, options, fingerprint=FINGERPRINTS[options.modality], tenant=tenant)
@@ -78,10 +71,6 @@ def assert_found(clip: Any, contents: Sequence[bytes]) -> None:
         assert torch.equal(output, output_of(content))
 
 
-def asked(service: StoreService) -> list[Encode]:
-    return [message for message in service.received if isinstance(message, Encode)]
-
-
 @pytest.mark.parametrize("algorithm", ["blake3", "sha256"])
 @pytest.mark.parametrize("options", [WHOLE, ClipOptions("video", 1.0, 2.5, None, 8), ClipOptions("audio", 3.0)])
 def test_names_are_those_of_the_service(algorithm: Literal["blake3", "sha256"], options: ClipOptions) -> None:
@@ -105,21 +94,11 @@ def test_a_known_clip_is_found_without_asking(known: StoreService, client: Any, 
     assert_found(found[1], slices_of(SONG))
     assert torch.equal(found[0].joined(), torch.cat([output_of(each) for each in slices_of(FILM)]))
     assert known.leases == (6 if view else 0)
-    assert not asked(known)
+    assert not known.count(Encode)
     assert not known.count(GetRecords)
     found.clear()
     client.get("whatever")
     assert known.leases == 0
-
-
-def test_it_is_found_while_the_frontend_hangs(known: StoreService, client: Any, run_dir: Path) -> None:
-    put(run_dir, FILM)
-    client.get("whatever")
-    client.encode(videos=[FILM])
-    known.hold = (object,)  # it says nothing more
-    assert_found(client.encode(videos=[FILM])[0], slices_of(FILM))
-    with pytest.raises(DeadlineExceeded):
-        client.encode(videos=[Video(FILM, fps=1)], timeout_s=0.1)
 
 
 def test_other_options_another_tenant_and_another_modality_are_asked_for(
@@ -131,7 +110,7 @@ def test_other_options_another_tenant_and_another_modality_are_asked_for(
     new = client.encode(videos=[*others, FILM], audios=[FILM, SONG])
     assert [clip.outputs[0].numpy().tobytes() for clip in (*new[:4], *new[5:])] == [FILM[:8]] * 5 + [SONG[:8]]
     assert_found(new[4], slices_of(FILM))
-    (message,) = asked(known)
+    (message,) = known.encodes()
     assert [options.modality for options in message.clips] == ["video"] * 4 + ["audio"] * 2
 
 
@@ -143,7 +122,7 @@ def test_a_clip_that_lacks_an_output_is_asked_for_as_a_whole(known: StoreService
     assert image.numpy().tobytes() == b"an image"
     assert film.joined().numpy().tobytes() == FILM
     assert_found(song, slices_of(SONG))
-    (message,) = asked(known)
+    (message,) = known.encodes()
     assert message.clips == [WHOLE]
     hits: list[int] = []
     known.call(lambda: hits.append(known.desk.stats().hits - before))
@@ -188,7 +167,7 @@ def test_a_clip_may_have_more_slices_than_a_message_has_keys(known: StoreService
     known.keys = {each: output_key("f", slice_key(each)) for each in slices_of(long)}
     (made,) = client.encode(audios=[long])
     assert all(torch.equal(output, output_of(each)) for output, each in zip(made.outputs, slices_of(long), strict=True))
-    assert len(asked(known)) == 1
+    assert known.count(Encode) == 1
 
 
 @pytest.mark.parametrize("view", [False, True])
@@ -200,7 +179,7 @@ def test_outputs_come_through_the_store_and_inline(known: StoreService, client: 
     assert first.numpy().tobytes() == FILM[:8]
     assert torch.equal(second, output_of(FILM[8:16]))
     assert known.leases == int(view)
-    assert len(asked(known)) == 1
+    assert known.count(Encode) == 1
     del first, second
     made.clear()
 
@@ -210,7 +189,7 @@ def test_a_clip_of_which_an_output_is_named_and_gone_is_asked_for_once_more(know
     image, song, film = client.encode([b"an image"], videos=[SONG], audios=[FILM])
     assert image.numpy().tobytes() == b"an image"
     assert [song.joined().numpy().tobytes(), film.joined().numpy().tobytes()] == [SONG, FILM]
-    first, second = asked(known)
+    first, second = known.encodes()
     assert [len(first.clips), second.clips] == [2, [ClipOptions("audio")]]
     assert [first.takes_keys, second.takes_keys] == [True, False]
 
@@ -238,19 +217,6 @@ def test_what_was_found_is_let_go_of_when_the_rest_does_not_come(
     assert known.leases == 0
     assert caught.value.retryable
     known.release()
-
-
-def test_a_service_without_an_encoder_is_asked(service: StoreService, client: Any, run_dir: Path) -> None:
-    put(run_dir, FILM)
-    assert client.encode(videos=[FILM])[0].joined().numpy().tobytes() == FILM
-
-
-def test_another_encoder_is_asked(known: StoreService, client: Any, run_dir: Path) -> None:
-    put(run_dir, FILM)
-    said = replace(client.service, encoder_fingerprint="g")
-    known.call(lambda: known.listener.try_send(known.peers[next(iter(known.peers))], said))
-    client.probe()  # behind which the news has come
-    assert client.encode(videos=[FILM])[0].joined().numpy().tobytes() == FILM
 
 
 def test_a_clip_that_the_service_does_not_take_has_no_name() -> None:

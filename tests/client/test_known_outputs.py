@@ -29,13 +29,6 @@ def welcome(fingerprint: str = "f") -> Welcome:
     return Welcome("fake", 258, 257, 64, 8192, encoder_fingerprint=fingerprint, item_fingerprints={"image": "p"})
 
 
-@pytest.fixture
-def known(service: StoreService) -> StoreService:
-    """Return a service whose engines have said which encoder they have."""
-    service.encoder_fingerprint = "f"
-    return service
-
-
 def put(run_dir: Path, *files: bytes, tenant: str = "") -> torch.Tensor:
     """Put an output for each file, as a worker does that has encoded it; return the last."""
     with Client(run_dir, tenant=tenant) as worker:
@@ -75,7 +68,7 @@ def test_only_what_is_not_there_is_asked_for(known: StoreService, client: Any, r
     new, old, other = client.encode([FILES[1], FILES[0], b"8 bytes."])
     assert torch.equal(old, output)
     assert [new.numpy().tobytes(), other.numpy().tobytes()] == [FILES[1], b"8 bytes."]
-    (asked,) = [message for message in known.received if isinstance(message, Encode)]
+    (asked,) = known.encodes()
     assert asked.image_ids == []
 
 
@@ -84,7 +77,7 @@ def test_a_named_image_is_asked_for(known: StoreService, client: Any, run_dir: P
     found, named = client.encode([FILES[0], FILES[0]], image_ids=[None, "cat"])
     assert torch.equal(found, output)
     assert named.numpy().tobytes() == FILES[0]
-    assert [message.image_ids for message in known.received if isinstance(message, Encode)] == [["cat"]]
+    assert [message.image_ids for message in known.encodes()] == [["cat"]]
 
 
 def test_a_view_is_a_lease_and_another_tenants_output_is_none(known: StoreService, client: Any, run_dir: Path) -> None:
@@ -141,7 +134,7 @@ def test_what_is_named_and_gone_is_asked_for_once_more(known: StoreService, clie
     known.keys[FILES[1]] = "nothing is there"
     (new, other) = client.encode([b"8 bytes.", FILES[1]])
     assert [new.numpy().tobytes(), other.numpy().tobytes()] == [b"8 bytes.", FILES[1]]
-    asked = [message for message in known.received if isinstance(message, Encode)]
+    asked = known.encodes()
     assert [message.takes_keys for message in asked] == [True, False]
 
 
@@ -149,7 +142,7 @@ def test_who_does_not_read_the_store_takes_no_keys(run_dir: Path, make: Make) ->
     with StoreService(run_dir, store_gb=0) as service, make(run_dir) as client:
         service.encoder_fingerprint = "f"
         client.encode([FILES[0]])
-        assert [message.takes_keys for message in service.received if isinstance(message, Encode)] == [False]
+        assert [message.takes_keys for message in service.encodes()] == [False]
 
 
 def test_another_encoder_is_asked(known: StoreService, client: Any, run_dir: Path) -> None:

@@ -15,6 +15,7 @@ from mmcached.client.saver import Saver, SaverCounters
 from mmcached.shm.store.codec import Record
 from tests.client.services import StoreService
 from tests.clock import Clock
+from tests.present import present
 
 DEADLINE_S = 30.0
 
@@ -70,8 +71,7 @@ def test_what_is_saved_is_found(client: Client, new_saver: Callable[..., Saver],
     saver, tensor = new_saver(), torch.arange(6.0, dtype=torch.bfloat16).reshape(2, 3)
     assert saver.save("k", 12, lambda: {"e": tensor})
     assert saver.drain(DEADLINE_S)
-    hit = client.get("k")
-    assert hit is not None
+    hit = present(client.get("k"))
     assert torch.equal(hit.record["e"], tensor)
     assert (saver.counters, saver.waiting_bytes, ends) == (SaverCounters(saved=1), 0, [("k", "saved")])
 

@@ -33,6 +33,7 @@ from mmcached.wire.sockets.frames import Frame
 from mmcached.wire.stats import ServiceStats
 from tests.doubles.dealer import Dealer
 from tests.doubles.engine import WireEngine
+from tests.present import present
 from tests.shm.rings import Taking
 
 if TYPE_CHECKING:
@@ -102,8 +103,7 @@ class FakeClient:
 
     def register(self) -> bool:
         """Take an entry, or say again that this client has it."""
-        announcement = self.hello().store_ring
-        assert announcement is not None
+        announcement = present(self.hello().store_ring)
         self.entry = self.entry or ReaderEntry.attach(announcement)
         self.ring = self.ring or RingReader.open(announcement)
         self.channel.send(self.register_message())

@@ -8,14 +8,16 @@ from pathlib import Path
 import pytest
 
 from tests.clock import Clock
+from tests.doubles.engine import WireEngine
 from tests.frontend.fake_peers import Bench
 from tests.frontend.integrity import check_frontend
 from tests.gateway.held_work import HeldWork
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock(100.0)
+def clock(request: pytest.FixtureRequest) -> Clock:
+    """A clock that stands still; it moves at each look by the `TICK_S` of a test's module that has one."""
+    return Clock(100.0, tick_s=getattr(request.module, "TICK_S", 0.0))
 
 
 @pytest.fixture
@@ -24,6 +26,11 @@ def bench(request: pytest.FixtureRequest, run_dir: Path, clock: Clock) -> Iterat
     with Bench(run_dir, request.module.CONFIG, clock) as bench:
         yield bench
         check_frontend(bench.frontend)
+
+
+@pytest.fixture
+def engine(bench: Bench) -> WireEngine:
+    return bench.connect_engine()
 
 
 @pytest.fixture

@@ -37,11 +37,7 @@ CONFIG = ServiceConfig(
     limits=LimitsConfig(max_requests_per_client=4, flush_interval_s=5.0, max_held_mb=4),
 )
 STRANGER = "f" * 32
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock(tick_s=0.001)
+TICK_S = 0.001
 
 
 class Flood:
@@ -102,9 +98,8 @@ FLOODS: dict[str, bytes] = {
 
 @pytest.mark.parametrize("kind", FLOODS)
 def test_a_flood_leaves_another_client_answered_and_deadlines_and_engines_looked_at(
-    bench: Bench, clock: Clock, kind: str
+    bench: Bench, engine: WireEngine, clock: Clock, kind: str
 ) -> None:
-    engine = bench.connect_engine()
     flood = Flood(bench.directory.client_address, FLOODS[kind])
     try:
         bench.client.send(to_frontend.HaveRecords(1, []))
@@ -147,8 +142,9 @@ def test_one_client_asks_no_more_than_it_may_at_a_time(bench: Bench) -> None:
     assert {answer.error.details["field"] for answer in failed} == {"limits.max_requests_per_client"}
 
 
-def test_flushes_that_come_soon_after_one_are_answered_by_the_next(bench: Bench, clock: Clock) -> None:
-    engine = bench.connect_engine()
+def test_flushes_that_come_soon_after_one_are_answered_by_the_next(
+    bench: Bench, engine: WireEngine, clock: Clock
+) -> None:
     bench.client.send(to_frontend.Flush(1))
     token = bench.from_frontend(engine, to_engine.FlushEngine).token
     engine.channel.send(from_engine.EngineFlushed(token))
@@ -193,8 +189,7 @@ def test_a_client_for_whose_message_there_is_no_room_is_told_the_limit(bench: Be
 # ---- in whose name
 
 
-def test_nobody_speaks_in_the_name_of_a_client_that_is_connected(bench: Bench) -> None:
-    engine = bench.connect_engine()
+def test_nobody_speaks_in_the_name_of_a_client_that_is_connected(bench: Bench, engine: WireEngine) -> None:
     bench.generate(1, [])
     bench.from_frontend(engine, to_engine.AddRequest)
     victim = bench.client_id
@@ -244,8 +239,7 @@ def test_a_client_whose_connection_is_closed_takes_its_seat_over_another(bench: 
 # ---- locks
 
 
-def test_a_client_whose_lock_was_removed_is_told_and_has_to_connect_anew(bench: Bench) -> None:
-    engine = bench.connect_engine()
+def test_a_client_whose_lock_was_removed_is_told_and_has_to_connect_anew(bench: Bench, engine: WireEngine) -> None:
     bench.generate(1, [])
     add = bench.from_frontend(engine, to_engine.AddRequest)
     bench.presence.path.unlink()
@@ -284,8 +278,9 @@ def test_a_fault_of_ours_is_answered_and_ends_nothing_else(bench: Bench, monkeyp
     assert bench.stats().faults > 3
 
 
-def test_a_fault_over_what_an_engine_says_ends_that_request(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = bench.connect_engine()
+def test_a_fault_over_what_an_engine_says_ends_that_request(
+    bench: Bench, engine: WireEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for number in (1, 2):
         bench.generate(number, [])
     adds = [bench.from_frontend(engine, to_engine.AddRequest) for _ in range(2)]

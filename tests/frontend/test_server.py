@@ -32,8 +32,9 @@ from mmcached.wire.stats import RoleName
 from mmcached.wire.vocabulary import IMAGE_TOKEN_ID
 from tests.cli.fake_view import page_of
 from tests.clock import Clock, Sleeper
-from tests.doubles.engine import checksum
+from tests.doubles.engine import WireEngine, checksum
 from tests.frontend.fake_peers import Bench, png
+from tests.present import present
 from tests.shm.rings import Taking
 from tests.wire.examples import ENCODER, ERROR
 
@@ -44,11 +45,7 @@ CONFIG = ServiceConfig(
     max_num_requests=3,
     store_gb=0,
 )
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock(tick_s=0.01)
+TICK_S = 0.01
 
 
 @pytest.mark.parametrize("has_engine", [False, True])
@@ -130,8 +127,9 @@ def test_a_request_that_waits_for_an_engine_waits_no_longer_than_it_may(bench: B
     assert bench.stats().requests_open == 0
 
 
-def test_request_names_its_items_in_the_store_which_stay_there_until_it_has_ended(bench: Bench) -> None:
-    engine = bench.connect_engine()
+def test_request_names_its_items_in_the_store_which_stay_there_until_it_has_ended(
+    bench: Bench, engine: WireEngine
+) -> None:
     bench.generate(7, [png(1), png(2), png(1)])
     add = bench.from_frontend(engine, to_engine.AddRequest)
     payloads = [feature.payload for feature in add.features]
@@ -178,8 +176,7 @@ def test_a_request_that_took_too_long_is_in_the_slow_log(run_dir: Path, clock: C
         assert (line["request_id"], line["kind"], line["num_files"]) == (add.request_id, "generate", 0)
 
 
-def test_answer_goes_to_the_client_that_asked_with_its_own_number(bench: Bench) -> None:
-    engine = bench.connect_engine()
+def test_answer_goes_to_the_client_that_asked_with_its_own_number(bench: Bench, engine: WireEngine) -> None:
     bench.generate(41, [])
     add = bench.from_frontend(engine, to_engine.AddRequest)
     for _ in range(2):  # the second is for nobody
@@ -190,8 +187,7 @@ def test_answer_goes_to_the_client_that_asked_with_its_own_number(bench: Bench) 
     assert (stats.requests_open, stats.requests_done) == (0, 1)
 
 
-def test_one_bad_image_pins_nothing_and_the_good_ones_are_not_processed_again(bench: Bench) -> None:
-    engine = bench.connect_engine()
+def test_one_bad_image_pins_nothing_and_the_good_ones_are_not_processed_again(bench: Bench, engine: WireEngine) -> None:
     bench.generate(1, [png(1), b"broken"])
     failed = bench.answer(to_client.Failed)
     assert failed.error.code == "corrupt_image"
@@ -205,9 +201,8 @@ def test_one_bad_image_pins_nothing_and_the_good_ones_are_not_processed_again(be
     bench.frontend.poll(0)
 
 
-def test_items_that_do_not_fit_between_pinned_ones_travel_inline(bench: Bench) -> None:
+def test_items_that_do_not_fit_between_pinned_ones_travel_inline(bench: Bench, engine: WireEngine) -> None:
     """The ring is full of pinned items: the request is served all the same, nothing waits."""
-    engine = bench.connect_engine()
     wide = (256, 256)  # 64 patches of 3 KiB
     inline = 0
     for shade in range(3):
@@ -222,8 +217,7 @@ def test_items_that_do_not_fit_between_pinned_ones_travel_inline(bench: Bench) -
     assert stats.items.refusals == inline
 
 
-def test_miss_is_sent_again_a_bounded_number_of_times(bench: Bench) -> None:
-    engine = bench.connect_engine()
+def test_miss_is_sent_again_a_bounded_number_of_times(bench: Bench, engine: WireEngine) -> None:
     bench.generate(9, [png(1)])
     for _ in range(MAX_RESENDS + 1):
         add = bench.from_frontend(engine, to_engine.AddRequest)
@@ -237,8 +231,7 @@ def test_miss_is_sent_again_a_bounded_number_of_times(bench: Bench) -> None:
     assert bench.stats().resends == MAX_RESENDS + 1
 
 
-def test_deadline_ends_the_request_here_and_in_the_engine(bench: Bench, clock: Clock) -> None:
-    engine = bench.connect_engine()
+def test_deadline_ends_the_request_here_and_in_the_engine(bench: Bench, engine: WireEngine, clock: Clock) -> None:
     bench.generate(1, [], timeout_s=5.0)
     add = bench.from_frontend(engine, to_engine.AddRequest)
     clock.now += 6
@@ -247,8 +240,7 @@ def test_deadline_ends_the_request_here_and_in_the_engine(bench: Bench, clock: C
 
 
 @pytest.mark.parametrize("how", ["cancel", "bye", "death"])
-def test_client_that_goes_ends_its_requests_in_the_engine(bench: Bench, how: str) -> None:
-    engine = bench.connect_engine()
+def test_client_that_goes_ends_its_requests_in_the_engine(bench: Bench, engine: WireEngine, how: str) -> None:
     bench.generate(1, [])
     add = bench.from_frontend(engine, to_engine.AddRequest)
     match how:
@@ -262,8 +254,7 @@ def test_client_that_goes_ends_its_requests_in_the_engine(bench: Bench, how: str
     assert bench.stats().requests_open == 0
 
 
-def test_cancel_of_another_client_changes_nothing(bench: Bench) -> None:
-    engine = bench.connect_engine()
+def test_cancel_of_another_client_changes_nothing(bench: Bench, engine: WireEngine) -> None:
     bench.generate(1, [])
     bench.from_frontend(engine, to_engine.AddRequest)
     bench.client.send(to_frontend.Cancel("f" * 32, 1))
@@ -271,8 +262,7 @@ def test_cancel_of_another_client_changes_nothing(bench: Bench) -> None:
     assert bench.stats().requests_open == 1
 
 
-def test_dead_engine_fails_its_requests_and_unpins_their_items(bench: Bench) -> None:
-    engine = bench.connect_engine()
+def test_dead_engine_fails_its_requests_and_unpins_their_items(bench: Bench, engine: WireEngine) -> None:
     bench.generate(1, [png(1)])
     bench.from_frontend(engine, to_engine.AddRequest)
     assert bench.stats().items.pinned_bytes > 0
@@ -288,9 +278,8 @@ def test_dead_engine_fails_its_requests_and_unpins_their_items(bench: Bench) -> 
     assert isinstance(bench.from_frontend(again, to_engine.AddRequest).features[0].payload, StoredItem)
 
 
-def test_for_an_engine_whose_connection_is_gone_nothing_is_pinned(bench: Bench) -> None:
+def test_for_an_engine_whose_connection_is_gone_nothing_is_pinned(bench: Bench, engine: WireEngine) -> None:
     """The message cannot be queued: nothing stays pinned for ever, and the request waits."""
-    engine = bench.connect_engine()
     bench.generate(1, [png(1)])
     add = bench.from_frontend(engine, to_engine.AddRequest)
     engine.channel.send(from_engine.RequestGenerated(add.request_id, [5], "length", 3))
@@ -315,8 +304,9 @@ def test_a_message_that_cannot_be_built_leaves_nothing_pinned(bench: Bench) -> N
 
 
 @pytest.mark.parametrize("how", ["generate", "put", "claim", "claim many", "drop"])
-def test_under_the_tenant_of_processed_items_clients_can_do_nothing_but_look(bench: Bench, how: str) -> None:
-    engine = bench.connect_engine()
+def test_under_the_tenant_of_processed_items_clients_can_do_nothing_but_look(
+    bench: Bench, engine: WireEngine, how: str
+) -> None:
     bench.generate(1, [png(1)])
     add = bench.from_frontend(engine, to_engine.AddRequest)
     key, tenant, client_id = add.features[0].mm_hash, ITEMS_TENANT, bench.client_id
@@ -345,8 +335,7 @@ def test_a_flush_while_a_request_is_open_leaves_its_item_to_who_reads_it(bench: 
     payload = bench.from_frontend(engine, to_engine.AddRequest).features[0].payload
     assert isinstance(payload, StoredItem)
     token = checked_token(payload.token)
-    place = reader.ring.look.find_generation(token.slot, token.generation)
-    assert place is not None
+    place = present(reader.ring.look.find_generation(token.slot, token.generation))
     assert reader.entry.take_beside(Taking(place), reader.ring.look)
     before = bytes(reader.ring.view(place))
     bench.client.send(to_frontend.Flush(6))
@@ -373,8 +362,7 @@ def test_admission_is_bounded_and_numbers_are_used_once(bench: Bench) -> None:
     assert failure(bench) == "service_unavailable"
 
 
-def test_draining_refuses_new_requests_and_ends_with_the_last(bench: Bench) -> None:
-    engine = bench.connect_engine()
+def test_draining_refuses_new_requests_and_ends_with_the_last(bench: Bench, engine: WireEngine) -> None:
     bench.generate(1, [])
     add = bench.from_frontend(engine, to_engine.AddRequest)
     bench.frontend.drain()
@@ -395,9 +383,10 @@ def test_engine_with_another_configuration_is_refused_with_the_reason(bench: Ben
     assert len(bench.stats().engines) == 1
 
 
-def test_a_living_engine_that_is_dropped_may_come_again(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_living_engine_that_is_dropped_may_come_again(
+    bench: Bench, engine: WireEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What it says cannot be booked: its connection is closed, and it begins anew."""
-    engine = bench.connect_engine()
     bench.generate(1, [])
     bench.from_frontend(engine, to_engine.AddRequest)
     with monkeypatch.context() as patch:
@@ -424,9 +413,8 @@ def test_another_process_of_the_same_engine_takes_over_once_the_former_is_dead(b
     assert failed.error.retryable
 
 
-def test_engine_that_connects_anew_begins_anew(bench: Bench) -> None:
+def test_engine_that_connects_anew_begins_anew(bench: Bench, engine: WireEngine) -> None:
     """A connection is closed by a death, or by the frontend: what was under way over it is lost, and ends at once."""
-    engine = bench.connect_engine()
     bench.generate(1, [png(1)])
     add = bench.from_frontend(engine, to_engine.AddRequest)
     former = bench.gateway.connections.ready()[0].incarnation
@@ -473,8 +461,7 @@ def test_probe_is_answered_when_all_workers_agree_and_no_lease_is_left(bench: Be
     probe = bench.from_frontend(engine, to_engine.ProbeEngine)
     assert isinstance(probe.payload, StoredItem)
     token = checked_token(probe.payload.token)
-    place = reader.ring.look.find_generation(token.slot, token.generation)
-    assert place is not None
+    place = present(reader.ring.look.find_generation(token.slot, token.generation))
     lease = Taking(place)
     assert reader.entry.take_beside(lease, reader.ring.look)
     read = checksum(bench.frontend.store.announcement, probe.payload)
@@ -488,8 +475,9 @@ def test_probe_is_answered_when_all_workers_agree_and_no_lease_is_left(bench: Be
 @pytest.mark.parametrize(
     ("answer", "mentions"), [("wrong", "worker 0 of engine 0"), (None, "engine 0"), ("", "engine 0 lacks a worker")]
 )
-def test_probe_that_fails_says_where(bench: Bench, clock: Clock, answer: str | None, mentions: str) -> None:
-    engine = bench.connect_engine()
+def test_probe_that_fails_says_where(
+    bench: Bench, engine: WireEngine, clock: Clock, answer: str | None, mentions: str
+) -> None:
     bench.client.send(to_frontend.Probe(5, 10.0))
     probe = bench.from_frontend(engine, to_engine.ProbeEngine)
     if answer is None:
@@ -502,8 +490,9 @@ def test_probe_that_fails_says_where(bench: Bench, clock: Clock, answer: str | N
     assert failed.error.retryable
 
 
-def test_who_asks_again_and_again_is_answered_though_one_probe_never_is(bench: Bench, clock: Clock) -> None:
-    engine = bench.connect_engine()
+def test_who_asks_again_and_again_is_answered_though_one_probe_never_is(
+    bench: Bench, engine: WireEngine, clock: Clock
+) -> None:
     bench.client.send(to_frontend.Probe(1, 10.0))
     lost = bench.from_frontend(engine, to_engine.ProbeEngine)
     clock.now += 6  # before the first one's time is over, so that somebody always waits
@@ -521,9 +510,8 @@ def test_who_asks_again_and_again_is_answered_though_one_probe_never_is(bench: B
 
 
 def test_a_flush_that_an_engine_never_answers_does_not_keep_the_next_one_from_beginning(
-    bench: Bench, clock: Clock
+    bench: Bench, engine: WireEngine, clock: Clock
 ) -> None:
-    engine = bench.connect_engine()
     bench.client.send(to_frontend.Flush(1))
     lost = bench.from_frontend(engine, to_engine.FlushEngine)
     clock.now += FLUSH_TIMEOUT_S + 1
@@ -535,8 +523,7 @@ def test_a_flush_that_an_engine_never_answers_does_not_keep_the_next_one_from_be
     assert bench.answer(to_client.Flushed).request_id == 2
 
 
-def test_flush_forgets_here_and_is_answered_when_every_engine_has(bench: Bench) -> None:
-    engine = bench.connect_engine()
+def test_flush_forgets_here_and_is_answered_when_every_engine_has(bench: Bench, engine: WireEngine) -> None:
     bench.generate(1, [png(1)])
     add = bench.from_frontend(engine, to_engine.AddRequest)
     bench.client.send(to_frontend.Flush(6))

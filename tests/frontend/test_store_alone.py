@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 
 from mmcached.wire.config import GIB, MIB, ServiceConfig
 from mmcached.wire.errors import InvalidRequest, error_from_wire
 from mmcached.wire.handle import Handle
 from mmcached.wire.messages import client as to_client
 from mmcached.wire.messages import frontend as to_frontend
-from tests.clock import Clock
 from tests.frontend.fake_peers import Bench, png
 
 CONFIG = ServiceConfig(world_size=0, store_gb=4 * MIB / GIB, store_max_clients=2)
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
 
 
 def test_what_needs_a_worker_is_refused_for_good(bench: Bench) -> None:

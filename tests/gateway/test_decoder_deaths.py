@@ -21,6 +21,8 @@ from tests.frontend.fake_peers import Bench, png
 from tests.frontend.integrity import check_frontend
 from tests.gateway.decoders import HELD, HELD_PIXELS, HeldRoom, pids
 
+TICK_S = 0.01
+
 
 @pytest.fixture
 def room() -> Iterator[HeldRoom]:
@@ -28,11 +30,6 @@ def room() -> Iterator[HeldRoom]:
     room.hold(HELD_PIXELS)
     yield room
     room.release()
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock(tick_s=0.01)
 
 
 @pytest.fixture
@@ -54,8 +51,9 @@ def added(bench: Bench, engine: WireEngine) -> int:
     return len(bench.from_frontend(engine, to_engine.AddRequest).features)
 
 
-def test_another_client_s_pictures_go_on_while_a_decoder_is_killed_in_a_batch(bench: Bench, room: HeldRoom) -> None:
-    engine = bench.connect_engine()
+def test_another_client_s_pictures_go_on_while_a_decoder_is_killed_in_a_batch(
+    bench: Bench, engine: WireEngine, room: HeldRoom
+) -> None:
     other = bench.connect_client(is_reader=False)
     bench.generate(1, [HELD])
     victim = the_decoder(bench, room)
@@ -70,8 +68,9 @@ def test_another_client_s_pictures_go_on_while_a_decoder_is_killed_in_a_batch(be
     check_frontend(bench.frontend)
 
 
-def test_a_stopped_decoder_is_killed_at_its_request_s_deadline(bench: Bench, room: HeldRoom, clock: Clock) -> None:
-    engine = bench.connect_engine()
+def test_a_stopped_decoder_is_killed_at_its_request_s_deadline(
+    bench: Bench, engine: WireEngine, room: HeldRoom, clock: Clock
+) -> None:
     bench.generate(1, [HELD], timeout_s=30.0)
     stopped = the_decoder(bench, room)
     os.kill(stopped, signal.SIGSTOP)

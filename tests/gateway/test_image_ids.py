@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -23,17 +22,9 @@ from tests.frontend.fake_peers import Bench, png
 from tests.frontend.integrity import check_frontend
 from tests.gateway.held_work import HeldWork
 from tests.gateway.pictures import encode, noise
+from tests.gateway.requests.test_item_making import MODES
 
-CACHED: dict[str, dict[str, Any]] = {
-    "processor_only": {"mm_processor_cache_type": "processor_only"},
-    "lru": {"mm_processor_cache_type": "lru"},
-    "shm": {
-        "mm_processor_cache_gb": 1 / 1024,
-        "mm_shm_cache_max_object_size_mb": 1,
-        "mm_shm_inline_max_kb": 0,
-    },
-}
-MODES = CACHED | {"off": {"mm_processor_cache_gb": 0.0}}
+CACHED = [mode for mode in MODES if mode != "off"]
 A, B = png(1), png(2)
 NO_FILE = b""
 BAD = b"broken"
@@ -46,11 +37,6 @@ def bench(run_dir: Path, work: HeldWork, mode: str) -> Iterator[Bench]:
         work.release()
         bench.pump(lambda: work.is_idle)
         check_frontend(bench.frontend)
-
-
-@pytest.fixture
-def engine(bench: Bench) -> WireEngine:
-    return bench.connect_engine()
 
 
 def ask(bench: Bench, number: int, images: list[bytes], ids: Sequence[str | None], tenant: str = "") -> None:

@@ -6,9 +6,11 @@ What a matrix of many configurations needs: it starts in a fraction of a second.
 from __future__ import annotations
 
 import secrets
+import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -16,6 +18,7 @@ from typing import Self
 
 import torch
 
+from mmcached.cli.demo.run import all_caches_off
 from mmcached.cli.serve.first_request import first_request
 from mmcached.client import Client
 from mmcached.engine.server.server import EngineServer
@@ -30,7 +33,7 @@ from mmcached.wire.paths import RunDir
 from mmcached.wire.stats import RoleName
 from mmcached.worker.server import WorkerServer
 from mmcached.worker.steps.runner import ModelRunner
-from tests.integration.processes import DEADLINE_S
+from tests.integration.processes import DEADLINE_S, small_config
 
 POLL_S = 0.01
 
@@ -129,3 +132,21 @@ class LocalService:
                     self._stop.set()
                     raise (self.errors or [error])[0] from error
                 self._stop.wait(POLL_S)
+
+
+@contextmanager
+def scratch_service(config: ServiceConfig, **options: bool) -> Iterator[tuple[LocalService, Client]]:
+    """Run a service in a directory of its own, for fixtures of a module; yield a client of it, too."""
+    with (
+        tempfile.TemporaryDirectory(prefix="mmc-", dir="/tmp") as scratch,
+        LocalService(Path(scratch), config, **options) as service,
+        Client(scratch) as client,
+    ):
+        yield service, client
+
+
+@contextmanager
+def without_caches(**changes: object) -> Iterator[Client]:
+    """Run a small service that has no caches; yield a client of it."""
+    with scratch_service(all_caches_off(small_config(**({"world_size": 1} | changes)))) as (_, client):
+        yield client

@@ -10,6 +10,7 @@ from typing import TypeVar
 
 from mmcached.client import Client
 from mmcached.wire.config import ServiceConfig
+from mmcached.wire.errors import MmcachedError
 from mmcached.wire.limits import LimitsConfig
 from mmcached.wire.stats import ServiceStats
 
@@ -56,6 +57,16 @@ def eventually(question: Callable[[], T], wanted: Callable[[T], bool], what: str
         time.sleep(POLL_S)
 
 
+def retryably(call: Callable[[], T]) -> T | None:
+    """Call once; return None for an error that may be tried again. Any other is raised."""
+    try:
+        return call()
+    except MmcachedError as error:
+        if not error.retryable:
+            raise
+        return None
+
+
 def descendants(pid: int) -> list[int]:
     """Return the process ids of all living children, and theirs; of a process that ends meanwhile, what is known."""
     found = []
@@ -81,11 +92,6 @@ def role_pids(supervisor: int) -> dict[str, list[int]]:
             place = tuple(words[words.index(flag) + 1] for flag in ("--index", "--rank") if flag in words)
             found[role][place] = pid
     return {role: [pids[place] for place in sorted(pids)] for role, pids in found.items()}
-
-
-def worker_pids(supervisor: int) -> list[int]:
-    """Return the living workers of a service."""
-    return role_pids(supervisor)["worker"]
 
 
 def is_alive(pid: int) -> bool:

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import tempfile
 from functools import cache
 from itertools import product
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from mmcached.cli.demo.run import all_caches_off
 from mmcached.client import Client
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.stats import ServiceStats
-from tests.integration.local_service import LocalService
+from tests.integration.local_service import LocalService, scratch_service
 from tests.integration.processes import eventually, leases_of, small_config
 from tests.integration.workloads import Answer, Ask, assert_same, play, random_rounds
 
@@ -56,8 +56,8 @@ def uncached(seed: int) -> tuple[Answer, ...]:
     """The answers without any cache, one request at a time in one step each: what all others must equal."""
     config = all_caches_off(base(max_num_batched_tokens=4096, max_num_encoder_input_tokens=4096, world_size=1))
     rounds = [[ask] for asks in random_rounds(seed) for ask in asks]
-    with tempfile.TemporaryDirectory(prefix="mmc-", dir="/tmp") as scratch, LocalService(Path(scratch), config):
-        return tuple(asyncio.run(play(Path(scratch), rounds)))
+    with scratch_service(config) as (service, _):
+        return tuple(asyncio.run(play(service.run_dir, rounds)))
 
 
 def quiet_stats(run_dir: Path) -> ServiceStats:
@@ -86,21 +86,21 @@ def play_twice(config: ServiceConfig, seed: int, run_dir: Path) -> ServiceStats:
     return stats
 
 
-def is_short(mode: str, world_size: int, pool: str, steps: str) -> bool:
-    """Return whether it is played outside the soak too: shm under each pressure, the other modes under the hardest.
-
-    With one worker or two by turns; with four, which share the ring, once.
-    """
-    is_hardest = (pool, steps) == ("preempting", "chunked")
-    if world_size == 4 or not is_hardest:
-        return mode == "shm" and (is_hardest or world_size == 1 + (pool == "preempting"))
-    return world_size == 1 + list(MODES).index(mode) % 2
+SHORT = {
+    ("off", 1, "preempting", "chunked"),
+    ("processor_only", 2, "preempting", "chunked"),
+    ("lru", 1, "preempting", "chunked"),
+    ("shm", 2, "roomy", "one step"),
+    ("shm", 1, "preempting", "chunked"),
+    ("shm", 4, "preempting", "chunked"),
+}
+"""What is played outside the soak too: each mode under the hardest pressure, the ring under none and among four."""
 
 
 @pytest.mark.parametrize(
     ("mode", "world_size", "pool", "steps"),
     [
-        pytest.param(*world, marks=() if is_short(*world) else pytest.mark.soak)
+        pytest.param(*world, marks=() if world in SHORT else pytest.mark.soak)
         for world in product(MODES, (1, 2, 4), POOLS, STEPS)
     ],
 )
@@ -123,9 +123,9 @@ def test_every_mode_under_every_pressure(mode: str, world_size: int, pool: str, 
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-@pytest.mark.parametrize("seed", [2, pytest.param(3, marks=pytest.mark.soak)])
-def test_caches_change_nothing(name: str, seed: int, run_dir: Path) -> None:
-    config = SETTINGS[name]
+@pytest.mark.parametrize(("seed", "world_size"), [(2, 1), pytest.param(3, 2, marks=pytest.mark.soak)])
+def test_caches_change_nothing(name: str, seed: int, world_size: int, run_dir: Path) -> None:
+    config = msgspec.structs.replace(SETTINGS[name], world_size=world_size)
     stats = play_twice(config, seed, run_dir)
     engine, worker = stats.engines[0], stats.engines[0].workers[0]
     if name == "items larger than the ring takes":

@@ -12,6 +12,8 @@ import pytest
 from PIL import Image
 
 DEMO_TIMEOUT_S = 240
+SMALL = ["--model.encoder-layers", "2"]
+"""An encoder that does not take the time that the demo's own shows to be saved."""
 pytestmark = pytest.mark.timeout(DEMO_TIMEOUT_S + 60)
 
 
@@ -33,7 +35,7 @@ def words(output: str) -> str:
 
 @pytest.fixture(scope="module")
 def done(tmp_path_factory: pytest.TempPathFactory) -> subprocess.CompletedProcess[str]:
-    done = run_demo(cwd=tmp_path_factory.mktemp("anywhere"))
+    done = run_demo(*SMALL, cwd=tmp_path_factory.mktemp("anywhere"))
     assert done.returncode == 0, done.stdout + done.stderr
     return done
 

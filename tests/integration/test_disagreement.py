@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -20,8 +21,9 @@ from mmcached.worker.encoder_cache import EncoderCache
 from tests.integration.faulty_service import LYING_WORKER, faulty_service
 from tests.integration.local_service import LocalService
 from tests.integration.lying_worker import MARK
-from tests.integration.processes import descendants, eventually, is_alive, role_pids, small_config
+from tests.integration.processes import descendants, eventually, is_alive, retryably, role_pids, small_config
 from tests.integration.workloads import photo
+from tests.present import present
 
 PROMPT = "0: what is <image>, at length?"
 MAX_TOKENS = 60
@@ -41,8 +43,9 @@ def test_a_rank_that_computes_something_else_restarts_the_group_and_nobody_hears
         assert (service.run_dir / MARK).exists(), "the model ends this answer too early to be wrong in it"
         assert isinstance(error, RequestAborted)
         assert error.retryable
-        wanted = eventually(lambda: answer(client), lambda tokens: tokens is not None, "an answer")
-        assert wanted is not None
+        ask = partial(client.generate, PROMPT, [photo(0)], MAX_TOKENS)
+        answer = present(eventually(lambda: retryably(ask), lambda found: found is not None, "an answer"))
+        wanted = answer.tokens
         assert 0 < len(heard) < len(wanted)
         assert heard == wanted[: len(heard)], "all before the wrong token, and not that"
         assert not [pid for pid in group if is_alive(pid)], "the whole group is another"
@@ -103,13 +106,3 @@ def listen(client: Client) -> tuple[list[int], MmcachedError | None]:
     except MmcachedError as error:
         return heard, error
     return heard, None
-
-
-def answer(client: Client) -> list[int] | None:
-    """Ask once; None for an error that may be tried again. Any other is raised."""
-    try:
-        return client.generate(PROMPT, [photo(0)], MAX_TOKENS).tokens
-    except MmcachedError as error:
-        if not error.retryable:
-            raise
-        return None

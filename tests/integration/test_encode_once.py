@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -17,19 +16,19 @@ import numpy as np
 import pytest
 import torch
 
-from mmcached.cli.demo.run import all_caches_off
 from mmcached.cli.serve.child_service import ChildService
-from mmcached.client import AsyncClient, Client, MmcachedError, results
+from mmcached.client import AsyncClient, Client, results
 from mmcached.shm.store.codec import Library
 from mmcached.wire.engine_stats import WorkerStats
 from mmcached.wire.limits import LimitsConfig
 from mmcached.wire.messages.client import Encoded
 from mmcached.wire.sockets.frames import Frame
 from mmcached.wire.stats import ServiceStats
-from tests.integration.local_service import LocalService
-from tests.integration.processes import DEADLINE_S, eventually, role_pids, small_config, stats_of
+from tests.integration.local_service import LocalService, without_caches
+from tests.integration.processes import DEADLINE_S, eventually, retryably, role_pids, small_config, stats_of
 from tests.integration.test_bit_identical import base, quiet_stats, uncached
 from tests.integration.workloads import Answer, assert_same, photo, play, random_rounds
+from tests.present import present
 
 NUM_IMAGES = 8
 
@@ -56,6 +55,7 @@ def settled(run_dir: Path) -> ServiceStats:
     return eventually(lambda: stats_of(run_dir), lambda stats: saved(stats) == encoded(stats) > 0, "all is saved")
 
 
+ONE_OR_TWO = [pytest.param(1, marks=pytest.mark.soak), 2]
 ALL_NAMED = LimitsConfig(max_inline_output_kb=0, output_wait_s=DEADLINE_S)
 """No output travels inline unless it has to."""
 QUESTION = "what is " + "<image>" * NUM_IMAGES
@@ -73,10 +73,8 @@ async def ask_at_once(run_dir: Path, num_times: int) -> list[Answer]:
 @pytest.fixture(scope="module")
 def uncached_answers() -> list[Answer]:
     """The answer and the embeddings of a service that has no caches."""
-    with tempfile.TemporaryDirectory(prefix="mmc-", dir="/tmp") as scratch:
-        config = all_caches_off(small_config(world_size=1))
-        with LocalService(Path(scratch), config), Client(scratch) as client:
-            return [client.generate(QUESTION, IMAGES, 4, hidden_states=True), client.encode(IMAGES)]
+    with without_caches() as client:
+        return [client.generate(QUESTION, IMAGES, 4, hidden_states=True), client.encode(IMAGES)]
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +82,7 @@ def wanted(uncached_answers: list[Answer]) -> Answer:
     return uncached_answers[0]
 
 
-@pytest.mark.parametrize("mode", ["shm", "lru"])
+@pytest.mark.parametrize("mode", ["shm", pytest.param("lru", marks=pytest.mark.soak)])
 def test_two_engines_that_are_asked_at_once_encode_each_image_once(mode: str, run_dir: Path, wanted: Answer) -> None:
     config = small_config(
         world_size=1, data_parallel_size=2, routing_policy="round_robin", mm_processor_cache_type=mode
@@ -100,7 +98,7 @@ def test_two_engines_that_are_asked_at_once_encode_each_image_once(mode: str, ru
     assert stats.resends == 0
 
 
-@pytest.mark.parametrize("world_size", [pytest.param(1, marks=pytest.mark.soak), 2])
+@pytest.mark.parametrize("world_size", ONE_OR_TWO)
 def test_outputs_of_the_store_change_nothing(world_size: int, run_dir: Path) -> None:
     rounds = random_rounds(5)
     config = base(world_size=world_size, data_parallel_size=2, routing_policy="round_robin", limits=ALL_NAMED)
@@ -114,7 +112,7 @@ def test_outputs_of_the_store_change_nothing(world_size: int, run_dir: Path) -> 
     assert loaded(stats) > 0
 
 
-@pytest.mark.parametrize("world_size", [2, 4])
+@pytest.mark.parametrize("world_size", [pytest.param(2, marks=pytest.mark.soak), 4])
 def test_the_ranks_of_an_engine_encode_each_image_once_together(world_size: int, run_dir: Path, wanted: Answer) -> None:
     with LocalService(run_dir, small_config(world_size=world_size), saves_outputs=True) as service:
         before = stats_of(run_dir)
@@ -131,13 +129,11 @@ def test_the_ranks_of_an_engine_encode_each_image_once_together(world_size: int,
 @pytest.fixture(scope="module")
 def embeddings() -> list[torch.Tensor]:
     """What a service that has no caches says of the photographs behind those."""
-    with tempfile.TemporaryDirectory(prefix="mmc-", dir="/tmp") as scratch:
-        config = all_caches_off(small_config(world_size=1))
-        with LocalService(Path(scratch), config), Client(scratch) as client:
-            return client.encode(OTHERS)
+    with without_caches() as client:
+        return client.encode(OTHERS)
 
 
-@pytest.mark.parametrize("world_size", [1, 2])
+@pytest.mark.parametrize("world_size", ONE_OR_TWO)
 def test_embeddings_travel_through_the_store(
     world_size: int, run_dir: Path, embeddings: list[torch.Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -168,14 +164,13 @@ def full_store(run_dir: Path) -> Iterator[None]:
         for size in (1 << 18, 1 << 12, 1):
             number = 0
             while client.put(f"{number} of {size}", {"x": np.zeros(size, np.uint8)}):
-                hit = client.get(f"{number} of {size}", view=True, tensors="numpy")
-                assert hit is not None
+                hit = present(client.get(f"{number} of {size}", view=True, tensors="numpy"))
                 held.enter_context(hit)
                 number += 1
         yield
 
 
-@pytest.mark.parametrize("world_size", [1, 2])
+@pytest.mark.parametrize("world_size", ONE_OR_TWO)
 def test_a_full_store_costs_encodes_and_nothing_else(
     world_size: int, run_dir: Path, uncached_answers: list[Answer]
 ) -> None:
@@ -212,18 +207,22 @@ def test_what_was_encoded_before_a_kill_is_loaded_by_the_successors(
 ) -> None:
     """Each role but the supervisor is killed in turn; the frontend leaves its store to the next one."""
     directory = run_dir / "s"
+
+    def answers() -> list[Answer]:
+        return asyncio.run(ask_at_once(directory, 1))
+
     with ChildService(directory, small_config(world_size=1, limits=ALL_NAMED), run_dir / "config.json") as service:
         assert_same(asyncio.run(ask_at_once(directory, 1)), [wanted])
         before = settled(directory)
         for turn, role in enumerate(("worker", "frontend", "engine")):
             files, said = OTHERS[turn::3], embeddings[turn::3]
-            ask = partial(_embeddings, directory, files)
+            ask = partial(retryably, partial(_embeddings, directory, files))
             with ThreadPoolExecutor(1) as asker:  # what its role's death leaves unanswered can be asked for again
                 asked = asker.submit(ask)
                 _kill(service.process.pid, role)
             for found in (asked.result() or said, eventually(ask, lambda found: found is not None, "embeddings")):
                 assert_same([found or []], [said])
-            answer = eventually(lambda: _answers(directory), lambda found: found is not None, "an answer")
+            answer = eventually(partial(retryably, answers), lambda found: found is not None, "an answer")
             assert_same(answer or [], [wanted])
         stats = eventually(lambda: stats_of(directory), lambda found: bool(found.engines), "its figures")
     assert loaded(stats) - loaded(before) >= 2 * NUM_IMAGES, "worker and engine begin with empty caches"
@@ -239,20 +238,6 @@ def _kill(supervisor: int, role: str) -> None:
     eventually(lambda: role_pids(supervisor)[role], lambda pids: pids not in ([], [pid]), f"another {role}")
 
 
-def _embeddings(run_dir: Path, files: list[bytes]) -> list[torch.Tensor] | None:
-    try:
-        with Client(run_dir) as client:
-            return client.encode(files)
-    except MmcachedError as error:
-        if not error.retryable:
-            raise
-        return None
-
-
-def _answers(run_dir: Path) -> list[Answer] | None:
-    try:
-        return asyncio.run(ask_at_once(run_dir, 1))
-    except MmcachedError as error:
-        if not error.retryable:
-            raise
-        return None
+def _embeddings(run_dir: Path, files: list[bytes]) -> list[torch.Tensor]:
+    with Client(run_dir) as client:
+        return client.encode(files)

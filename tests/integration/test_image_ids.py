@@ -47,20 +47,6 @@ def test_by_name_is_as_by_content(mode: str, run_dir: Path) -> None:
         assert after.hits == before.hits + 4
 
 
-def test_another_tenant_does_not_see_a_name(run_dir: Path) -> None:
-    with LocalService(run_dir, base(world_size=1)):
-        with Client(run_dir, tenant="one") as client:
-            client.encode(PHOTOS, image_ids=IDS)
-        with Client(run_dir, tenant="another") as client:
-            with pytest.raises(CacheMiss):
-                client.encode([None], image_ids=IDS[:1])
-            (theirs,) = client.encode(PHOTOS[1:], image_ids=IDS[:1])
-        with Client(run_dir, tenant="one") as client:
-            first, second = client.encode([None, None], image_ids=IDS)
-        assert torch.equal(theirs, second)
-        assert not torch.equal(theirs, first)
-
-
 @pytest.mark.parametrize("mode", ["lru", "shm"])
 @pytest.mark.parametrize("order", [(0, 3), (3, 0)])
 def test_a_name_that_is_used_again_for_an_image_of_another_size(
@@ -79,19 +65,3 @@ def test_a_name_that_is_used_again_for_an_image_of_another_size(
         assert torch.equal(again.hidden_states, tokens.hidden_states)  # type: ignore[arg-type]
         stats = quiet_stats(run_dir)
         assert (stats.desyncs, stats.resends) == (0, 0)
-
-
-def test_items_that_only_a_mirror_remembers_are_a_miss_and_the_files_heal_it(run_dir: Path) -> None:
-    config = base(
-        mm_processor_cache_type="lru", world_size=1, encoder_cache_scope="request", enable_prefix_caching=False
-    )
-    with LocalService(run_dir, config) as service, Client(run_dir) as client:
-        wanted = client.generate(PROMPT, PHOTOS, image_ids=IDS).tokens
-        assert client.generate(PROMPT, [None, None], image_ids=IDS).tokens == wanted
-        service.engine._items.clear_cache()
-        with pytest.raises(CacheMiss) as caught:
-            client.generate(PROMPT, [None, None], image_ids=IDS)
-        assert caught.value.mm_hashes == IDS
-        assert client.generate(PROMPT, PHOTOS, image_ids=IDS).tokens == wanted
-        assert client.generate(PROMPT, [None, None], image_ids=IDS).tokens == wanted
-        assert client.stats().resends == 1

@@ -20,15 +20,16 @@ from pathlib import Path
 
 import msgspec
 import pytest
-import torch
 
 from mmcached.cli.serve.child_service import ChildService
-from mmcached.client import AsyncClient, Generation, RowRange, RowsWanted
+from mmcached.client import AsyncClient, RowsWanted
 from mmcached.wire.errors import DeadlineExceeded, MmcachedError, PeerGone, ServiceUnavailable
 from mmcached.wire.limits import LimitsConfig
+from tests.integration.json_child import Crowd, crowd
 from tests.integration.processes import DEADLINE_S, descendants, is_alive, segments_of, stats_of
+from tests.integration.streams import Joined
 from tests.integration.test_bit_identical import uncached
-from tests.integration.test_mixed_load import Crowd, answered_without_caches, at_rest, config, crowd, save_images
+from tests.integration.test_mixed_load import answered_without_caches, at_rest, config, mixed_child, save_images
 from tests.integration.workloads import Answer, Ask, assert_same, random_rounds
 
 pytestmark = pytest.mark.soak
@@ -46,7 +47,11 @@ PAUSE_S = 0.05
 RETRYABLE = (DeadlineExceeded, PeerGone, ServiceUnavailable)
 """What a question for figures may come to."""
 EVENTS = ("kill", "kill", "kill", "kill two", "kill a client", "stop", "flush")
-MODES: dict[str, dict[str, object]] = {"shm": {}, "processor_only": {"mm_processor_cache_type": "processor_only"}}
+MODES: dict[str, dict[str, object]] = {
+    "shm": {},
+    "processor_only": {"mm_processor_cache_type": "processor_only"},
+    "lru": {"mm_processor_cache_type": "lru"},
+}
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -56,7 +61,7 @@ def test_whatever_dies_answers_are_right_or_may_be_asked_again(
     seed = draw_seeds(1)[0]
     uncached(SEED)  # now: it runs a loop of its own
     questions = tmp_path / "questions.json"
-    answered = answered_without_caches(save_images(tmp_path / "images"), run_dir / "u")
+    answered = answered_without_caches(save_images(tmp_path / "images"))
     questions.write_bytes(msgspec.json.encode(answered))
     settings = config(
         data_parallel_size=NUM_ENGINES,
@@ -67,7 +72,7 @@ def test_whatever_dies_answers_are_right_or_may_be_asked_again(
         **MODES[mode],
     )
     with ChildService(run_dir / "s", settings, tmp_path / "config.json") as service:
-        with crowd(service.run_dir, questions, NUM_CLIENTS, "rough") as clients:
+        with crowd(mixed_child(service.run_dir, questions, "rough"), NUM_CLIENTS) as clients:
             events = Events(service, clients, random.Random(seed))
             counts = asyncio.run(events.run(time.monotonic() + DURATION_S))
             counts += clients.end()
@@ -180,31 +185,11 @@ async def ask_once(client: AsyncClient, ask: Ask, *, streamed: bool) -> Answer:
         return await client.generate(
             ask.prompt, max_tokens=ask.max_tokens, hidden_states=ask.hidden_states, **ask.files
         )
-    heard: list[int] = []
-    rows: list[torch.Tensor] = []
     wanted = RowsWanted(delivery="delta") if ask.hidden_states else False
-    stream = client.generate_stream(ask.prompt, max_tokens=ask.max_tokens, hidden_states=wanted, **ask.files)
-    async for piece in stream:
-        match piece:
-            case RowRange():
-                assert piece.first == sum(map(len, rows))
-                rows.append(piece.tensor)
-            case Generation():
-                assert heard == piece.tokens
-                if not ask.hidden_states:
-                    return piece
-                rows.append(piece.rows["hidden_states"].tensor)
-                last = RowRange("hidden_states", 0, torch.cat(rows))
-                return Generation(
-                    piece.tokens,
-                    piece.finish_reason,
-                    piece.num_prompt_tokens,
-                    piece.num_cached_tokens,
-                    {"hidden_states": last},
-                )
-            case _:
-                heard += piece
-    raise AssertionError("a stream without an end")
+    joined = Joined(keys=["hidden_states"] if ask.hidden_states else [])
+    async for piece in client.generate_stream(ask.prompt, max_tokens=ask.max_tokens, hidden_states=wanted, **ask.files):
+        joined.take(piece)
+    return joined.whole()
 
 
 async def answer_all(run_dir: Path) -> None:

@@ -6,18 +6,10 @@ that the ring had to let go of it or had no room; at the end nobody holds a leas
 
 from __future__ import annotations
 
-import contextlib
 import io
-import json
-import random
-import selectors
-import subprocess
-import sys
 import time
-from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -26,15 +18,13 @@ from PIL import Image
 
 from mmcached.cli.demo.run import all_caches_off
 from mmcached.cli.serve.child_service import ChildService
-from mmcached.client import Client
 from mmcached.wire.config import ServiceConfig
-from mmcached.wire.process.death import environment_for_children
 from mmcached.wire.stats import ServiceStats
-from tests.integration.local_service import LocalService
+from tests.integration.json_child import JsonChild, crowd
+from tests.integration.local_service import scratch_service
 from tests.integration.mixed_child import Question, digest_of
-from tests.integration.processes import DEADLINE_S, NUM_ROLE_CLIENTS, eventually, leases_of, small_config, stats_of
+from tests.integration.processes import NUM_ROLE_CLIENTS, eventually, leases_of, small_config, stats_of
 
-ROOT = Path(__file__).parents[2]
 NUM_CLIENTS = 8
 NUM_IMAGES = 16
 IMAGE_SIZE = 96  # 9 patches of 3 KiB: all items are of one size
@@ -61,11 +51,11 @@ def save_images(folder: Path) -> list[str]:
     return paths
 
 
-def answered_without_caches(paths: list[str], scratch: Path) -> list[Question]:
+def answered_without_caches(paths: list[str]) -> list[Question]:
     """Return generations and encodings that name each image in turn, with their answers."""
     answered = []
     settings = all_caches_off(config(world_size=1, max_num_batched_tokens=512))
-    with LocalService(scratch, settings), Client(scratch) as client:
+    with scratch_service(settings) as (_, client):
         for index, path in enumerate(paths):
             other = paths[(index * 5 + 3) % len(paths)]
             text, images = f"{index}: what is <image>?", [path]
@@ -78,97 +68,9 @@ def answered_without_caches(paths: list[str], scratch: Path) -> list[Question]:
     return answered
 
 
-class MixedChild:
-    """One process of `mixed_child`."""
-
-    def __init__(self, run_dir: Path, questions: Path, seed: int, *rough: str) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.integration.mixed_child", str(run_dir), str(questions), str(seed), *rough],
-            cwd=ROOT,
-            env=environment_for_children(),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-
-    def hear(self) -> dict[str, Any]:
-        """Return what it says next, which is no complaint."""
-        assert self.process.stdout is not None
-        with selectors.DefaultSelector() as selector:
-            selector.register(self.process.stdout, selectors.EVENT_READ)
-            assert selector.select(DEADLINE_S), "the child says nothing"
-        heard: dict[str, Any] = json.loads(self.process.stdout.readline())
-        assert "wrong" not in heard, heard
-        return heard
-
-    def tell_to_end(self) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.close()
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.wait(DEADLINE_S)
-        for pipe in (self.process.stdin, self.process.stdout):
-            if pipe is not None:
-                with contextlib.suppress(BrokenPipeError):
-                    pipe.close()
-
-
-class Crowd:
-    """The clients of one service; always as many, whoever is killed.
-
-    Args:
-        rough: for each client; see `mixed_child`.
-    """
-
-    def __init__(self, run_dir: Path, questions: Path, num_clients: int, *rough: str) -> None:
-        self._run_dir = run_dir
-        self._questions = questions
-        self._rough = rough
-        self._rng = random.Random(num_clients)
-        self.num_started = 0
-        self.children = [self._start() for _ in range(num_clients)]
-
-    def wait_until_ready(self) -> None:
-        for child in self.children:
-            assert "ready" in child.hear()
-
-    def _start(self) -> MixedChild:
-        self.num_started += 1
-        return MixedChild(self._run_dir, self._questions, self.num_started, *self._rough)
-
-    def kill_one(self) -> None:
-        """Kill a client in the middle of its calls, and let another come."""
-        victim = self._rng.randrange(len(self.children))
-        status = self.children[victim].process.poll()
-        assert status is None, (status, self.children[victim].hear())
-        self.children[victim].kill()
-        self.children[victim] = self._start()
-        assert "ready" in self.children[victim].hear()
-
-    def end(self) -> Counter[str]:
-        """Let all end in order; return what they have counted together."""
-        counts: Counter[str] = Counter()
-        for child in self.children:
-            child.tell_to_end()
-        for child in self.children:
-            counts.update(child.hear())
-            assert child.process.wait(DEADLINE_S) == 0
-        return counts
-
-    def close(self) -> None:
-        for child in self.children:
-            child.kill()
-
-
-@contextlib.contextmanager
-def crowd(run_dir: Path, questions: Path, num_clients: int, *rough: str) -> Iterator[Crowd]:
-    made = Crowd(run_dir, questions, num_clients, *rough)
-    try:
-        made.wait_until_ready()
-        yield made
-    finally:
-        made.close()
+def mixed_child(run_dir: Path, questions: Path, *rough: str) -> Callable[[int], JsonChild]:
+    """Return what starts a client with a seed; see `mixed_child` for `rough`."""
+    return lambda seed: JsonChild("-m", "tests.integration.mixed_child", run_dir, questions, seed, *rough)
 
 
 def at_rest(run_dir: Path, num_role_clients: int = NUM_ROLE_CLIENTS) -> ServiceStats:
@@ -191,11 +93,11 @@ def has_evicted(stats: ServiceStats) -> bool:
 def mixed_load(run_dir: Path, scratch: Path, *, num_kills: int, duration_s: float) -> None:
     """Kill clients one after the other for at least so long and so many times, then look at the books."""
     questions = scratch / "questions.json"
-    answered = answered_without_caches(save_images(scratch / "images"), run_dir / "u")
+    answered = answered_without_caches(save_images(scratch / "images"))
     questions.write_bytes(msgspec.json.encode(answered))
     with ChildService(run_dir / "s", config(), scratch / "config.json") as service:
         until = time.monotonic() + duration_s
-        with crowd(service.run_dir, questions, NUM_CLIENTS) as clients:
+        with crowd(mixed_child(service.run_dir, questions), NUM_CLIENTS) as clients:
             while clients.num_started < NUM_CLIENTS + num_kills or time.monotonic() < until:
                 clients.kill_one()
             eventually(lambda: stats_of(service.run_dir), has_evicted, "the ring is full")

@@ -27,6 +27,7 @@ from tests.client.store.at_once import AtOnce
 from tests.house import REPOSITORY
 from tests.integration.lone_frontend import LoneFrontend
 from tests.integration.processes import eventually, small_config
+from tests.present import present
 
 LARGE = 1 << 20
 NUM_KEYS = 6
@@ -82,8 +83,7 @@ def test_a_successor_finds_all_records_and_removes_what_is_empty(run_dir: Path) 
             assert short_lived.put("gone", numbers(99, LARGE))
         for number in range(NUM_KEYS):
             assert client.put(f"{number}", numbers(number, LARGE))
-        held = reader.get("0", view=True, tensors="numpy")
-        assert held is not None
+        held = present(reader.get("0", view=True, tensors="numpy"))
         for kill in range(2):
             frontend.kill()
             assert all(holds(reader, f"{number}", number) for number in range(NUM_KEYS)), "nobody runs"
@@ -133,8 +133,7 @@ def test_a_stopped_writer_that_wakes_up_writes_where_nobody_reads(run_dir: Path)
         for number in range(NUM_KEYS):
             assert holds(client, f"{number}", number)
         for key, value in (("stopped 0", 7), ("stopped 2", 7), ("again", 9)):
-            hit = client.get(key, tensors="numpy")
-            assert hit is not None
+            hit = present(client.get(key, tensors="numpy"))
             assert set(np.unique(hit["x"]).tolist()) == {value}
 
 
@@ -144,8 +143,7 @@ def test_a_writer_that_is_killed_leaves_its_records_to_all(run_dir: Path) -> Non
         child.kill()
         child.wait(30)
         for number in range(3):
-            hit = client.get(f"stopped {number}", tensors="numpy")
-            assert hit is not None
+            hit = present(client.get(f"stopped {number}", tensors="numpy"))
             assert set(np.unique(hit["x"]).tolist()) == {7}
         assert client.get("late") is None
         for number in range(40):

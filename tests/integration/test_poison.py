@@ -10,15 +10,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 
 from mmcached.cli.serve.child_service import ChildService
-from mmcached.client import AsyncClient, Client, Generation, RowRange, RowsWanted
+from mmcached.client import AsyncClient, Client, Generation, RowsWanted
 from mmcached.wire.errors import PoisonousRequest
 from tests.integration.deadly_worker import POISON
 from tests.integration.faulty_service import DEADLY_WORKER, faulty_service
 from tests.integration.processes import DEADLINE_S, eventually, leases_of, role_pids, small_config, stats_of
-from tests.integration.workloads import photo
+from tests.integration.streams import Joined
+from tests.integration.workloads import assert_same, photo
 
 INNOCENTS = [f"{index}: what is <image>, at length?" for index in range(6)]
 MAX_TOKENS = 80
@@ -31,37 +31,24 @@ def service(run_dir: Path, tmp_path: Path) -> Iterator[ChildService]:
         yield service
 
 
-async def stream(client: AsyncClient, prompt: str, has_begun: asyncio.Event) -> tuple[list[int], torch.Tensor]:
-    """Return the tokens of a generation and its streamed rows, joined: each once, in order, none after its token."""
-    heard: list[int] = []
-    rows: list[torch.Tensor] = []
-    end = 0
-    came: list[tuple[int, int]] = []  # of each range its first row, and how many tokens had been heard
-    options = {"hidden_states": RowsWanted(delivery="delta"), "timeout_s": DEADLINE_S}
-    async for piece in client.generate_stream(prompt, [photo(0)], MAX_TOKENS, **options):  # type: ignore[arg-type]
-        match piece:
-            case RowRange():
-                assert piece.first == end
-                end = piece.end
-                rows.append(piece.tensor)
-                came.append((piece.first, len(heard)))
-            case Generation():
-                last = piece.rows["hidden_states"]
-                assert (last.first, last.end) == (end, piece.num_prompt_tokens + len(piece.tokens) - 1)
-                assert heard == piece.tokens
-                last_of_prompt = piece.num_prompt_tokens - 1  # its row gives the first token
-                late = [(first, num) for first, num in came if max(0, first - last_of_prompt) < num]
-                assert not late, f"rows after the token that they gave: {late}"
-                return heard, torch.cat([*rows, last.tensor])
-            case _:
-                heard += piece
-                has_begun.set()
-    raise AssertionError("a stream without an end")
+async def stream(client: AsyncClient, prompt: str, has_begun: asyncio.Event) -> Joined:
+    """Return the tokens of a generation and its streamed rows, none of which has come after its token."""
+    joined = Joined()
+    async for piece in client.generate_stream(
+        prompt, [photo(0)], MAX_TOKENS, hidden_states=RowsWanted(delivery="delta"), timeout_s=DEADLINE_S
+    ):
+        joined.take(piece)
+        if joined.tokens:
+            has_begun.set()
+    last_of_prompt = joined.whole().num_prompt_tokens - 1  # its row gives the first token
+    late = [(first, num) for first, num in joined.came if max(0, first - last_of_prompt) < num]
+    assert not late, f"rows after the token that they gave: {late}"
+    return joined
 
 
 async def among_innocents(
     run_dir: Path, poisons: list[str]
-) -> tuple[list[tuple[list[int], torch.Tensor]], list[Generation | BaseException]]:
+) -> tuple[list[Generation], list[Generation | BaseException]]:
     """Return what innocent streams and, begun while all of them run, poisonous requests come to."""
     async with AsyncClient(run_dir) as client:
         begun = [asyncio.Event() for _ in INNOCENTS]
@@ -72,15 +59,14 @@ async def among_innocents(
         await asyncio.wait_for(waiting, DEADLINE_S)
         calls = [client.generate(prompt, max_tokens=4, timeout_s=DEADLINE_S) for prompt in poisons]
         failed = await asyncio.gather(*calls, return_exceptions=True)
-        return await asyncio.gather(*innocents), failed
+        return [joined.whole() for joined in await asyncio.gather(*innocents)], failed
 
 
 @pytest.mark.slow
 def test_who_kills_workers_fails_and_everybody_else_is_answered_rightly(service: ChildService) -> None:
     wanted, _ = asyncio.run(among_innocents(service.run_dir, []))
     answers, failed = asyncio.run(among_innocents(service.run_dir, [f"one {POISON}", f"two {POISON}"]))
-    assert [tokens for tokens, _ in answers] == [tokens for tokens, _ in wanted]
-    assert all(torch.equal(rows, right) for (_, rows), (_, right) in zip(answers, wanted, strict=True))
+    assert_same(list(answers), list(wanted))
     assert [type(error) for error in failed] == [PoisonousRequest] * 2, failed
     workers = role_pids(service.process.pid)
     with Client(service.run_dir) as client, pytest.raises(PoisonousRequest):

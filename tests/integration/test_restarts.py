@@ -7,30 +7,33 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import tempfile
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from mmcached.cli.serve.child_service import ChildService
-from mmcached.client import AsyncClient, Client, Generation, RowRange, RowsWanted
+from mmcached.client import AsyncClient, Client, Generation, RowsWanted
 from mmcached.wire.errors import MmcachedError
-from tests.integration.local_service import LocalService
+from tests.integration.local_service import LocalService, scratch_service
 from tests.integration.processes import (
     DEADLINE_S,
     descendants,
     eventually,
     is_alive,
     leases_of,
+    retryably,
     role_pids,
     segments_of,
     small_config,
     stats_of,
 )
+from tests.integration.streams import Joined
 from tests.integration.test_lifecycle import kill_a_client
 from tests.integration.test_watching import Key, counters, get
 from tests.integration.workloads import photo
+from tests.present import present
 
 QUESTIONS = [(f"{index}: compare <image> with <image>, at length", (index % 4, (index + 1) % 4)) for index in range(8)]
 MAX_TOKENS = 120
@@ -46,11 +49,7 @@ def answers(client: Client) -> list[list[int]]:
 @pytest.fixture(scope="module")
 def wanted() -> list[list[int]]:
     """The right tokens, from a service that nobody kills."""
-    with (
-        tempfile.TemporaryDirectory(prefix="mmc-", dir="/tmp") as scratch,
-        LocalService(Path(scratch), small_config(world_size=1)),
-        Client(scratch) as client,
-    ):
+    with scratch_service(small_config(world_size=1)) as (_, client):
         return answers(client)
 
 
@@ -68,22 +67,10 @@ async def _generate(client: AsyncClient, text: str, photos: Sequence[bytes]) -> 
 
 
 async def _stream(client: AsyncClient, text: str, photos: Sequence[bytes]) -> Generation:
-    """Return the generation, whose tokens must be those that came one by one; and so must its rows, without a gap."""
-    heard: list[int] = []
-    end = 0
+    joined = Joined()
     async for piece in client.generate_stream(text, photos, MAX_TOKENS, hidden_states=RowsWanted(delivery="delta")):
-        match piece:
-            case RowRange():
-                assert piece.first == end
-                end = piece.end
-            case Generation():
-                last = piece.rows["hidden_states"]
-                assert (last.first, last.end) == (end, piece.num_prompt_tokens + len(piece.tokens) - 1)
-                assert heard == piece.tokens
-                return piece
-            case _:
-                heard += piece
-    raise AssertionError("a stream without an end")
+        joined.take(piece)
+    return joined.whole()
 
 
 def tokens_of(outcomes: Sequence[Outcome]) -> list[list[int]]:
@@ -157,6 +144,7 @@ def test_kill_of_each_role(run_dir: Path, tmp_path: Path, mode: str, roles: list
         kill_in_turn(service, mode, roles, wanted)
 
 
+@pytest.mark.soak
 def test_without_a_ring(run_dir: Path, tmp_path: Path, wanted: list[list[int]]) -> None:
     """A client that is killed and an engine that is, in one service: each start takes seconds."""
     config = small_config(world_size=1, mm_processor_cache_type="lru", restart_backoff_s=0.05)
@@ -181,7 +169,11 @@ def kill_in_turn(service: ChildService, mode: str, roles: list[str], wanted: lis
         }
         assert {role for role, number in seen.restarts().items() if number} >= killed
         assert (
-            eventually(lambda: try_to_generate(idle), lambda tokens: tokens is not None, "an answer to the idle")
+            eventually(
+                lambda: retryably(lambda: idle.generate("before and after", timeout_s=2.0).tokens),
+                lambda tokens: tokens is not None,
+                "an answer to the idle",
+            )
             == before
         )
         stats = eventually(
@@ -198,21 +190,12 @@ def kill_in_turn(service: ChildService, mode: str, roles: list[str], wanted: lis
     assert not list(service.run_dir.glob("*.sock"))
 
 
-def try_to_generate(client: Client) -> list[int] | None:
-    """Ask once; None for an error that may be tried again. Any other is raised."""
-    try:
-        return client.generate("before and after", timeout_s=2.0).tokens
-    except MmcachedError as error:
-        if not error.retryable:
-            raise
-        return None
-
-
 def test_an_engine_that_the_frontend_has_dropped_is_served_again_and_keeps_its_caches(
     run_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with LocalService(run_dir, small_config(world_size=1)) as service, Client(run_dir) as client:
-        wanted = client.generate("what is <image>, at length?", [photo(0)], MAX_TOKENS)
+        ask = partial(client.generate, "what is <image>, at length?", [photo(0)], MAX_TOKENS)
+        wanted = ask()
         connections = service.gateway.connections
         (former,) = connections.ready()
         look = connections.check
@@ -223,17 +206,7 @@ def test_an_engine_that_the_frontend_has_dropped_is_served_again_and_keeps_its_c
 
         monkeypatch.setattr(connections, "check", drop)  # in the frontend's own thread
         eventually(connections.ready, lambda ready: ready not in ([], [former]), "another session")
-        answer = eventually(lambda: _ask(client), lambda answer: answer is not None, "an answer")
-        assert answer is not None
+        answer = present(eventually(lambda: retryably(ask), lambda answer: answer is not None, "an answer"))
         assert answer.tokens == wanted.tokens
         assert answer.num_cached_tokens > 0
         eventually(lambda: stats_of(run_dir), lambda stats: leases_of(stats) == 0, "leases at rest")
-
-
-def _ask(client: Client) -> Generation | None:
-    try:
-        return client.generate("what is <image>, at length?", [photo(0)], MAX_TOKENS)
-    except MmcachedError as error:
-        if not error.retryable:
-            raise
-        return None

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import tempfile
-from pathlib import Path
-
-from mmcached.client import Client
-from tests.integration.local_service import LocalService
+from tests.integration.local_service import scratch_service
 from tests.integration.processes import small_config
 from tests.integration.workloads import photo
 
@@ -18,11 +14,7 @@ def play(policy: str) -> tuple[int, int, list[int], list[list[int]]]:
     config = small_config(world_size=1, data_parallel_size=2, routing_policy=policy)
     answers = []
     num_cached = 0
-    with (
-        tempfile.TemporaryDirectory(prefix="mmc-", dir="/tmp") as scratch,
-        LocalService(Path(scratch), config),
-        Client(scratch) as client,
-    ):
+    with scratch_service(config) as (_, client):
         before = client.stats().engines
         prompts = [f"{index}: what is in <image>? " for index in range(NUM_CONVERSATIONS)]
         for _ in range(NUM_TURNS):

@@ -6,10 +6,8 @@ from __future__ import annotations
 
 import asyncio
 import random
-import tempfile
 from collections.abc import Iterator
 from contextlib import aclosing
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +16,16 @@ import torch
 
 from mmcached.cli.demo.run import all_caches_off
 from mmcached.client import AsyncClient, Client, Generation, RowRange, RowsWanted
-from mmcached.client.results import Piece
+from mmcached.gateway.requests.admission import Admission
 from mmcached.wire.config import ServiceConfig
-from mmcached.wire.errors import InvalidRequest
+from mmcached.wire.errors import InvalidRequest, MmcachedError, ServiceUnavailable
 from mmcached.wire.model_config import ModelConfig
 from mmcached.wire.stats import ServiceStats
 from tests.engine.integrity import check_scheduler
 from tests.frontend.integrity import check_frontend
-from tests.integration.local_service import LocalService
+from tests.integration.local_service import LocalService, scratch_service
 from tests.integration.processes import DEADLINE_S, eventually, leases_of, small_config, stats_of
+from tests.integration.streams import Joined
 from tests.integration.workloads import photo
 
 KEYS = ["hidden_states", "hidden_states.layer_0", "hidden_states.layer_1"]
@@ -50,11 +49,7 @@ def config(**changes: object) -> ServiceConfig:
 @pytest.fixture(scope="module")
 def wanted() -> dict[str, Generation]:
     """What a service without caches answers, by prompt; the first is `PROMPT`."""
-    with (
-        tempfile.TemporaryDirectory(prefix="mmc-", dir="/tmp") as scratch,
-        LocalService(Path(scratch), all_caches_off(config(world_size=1))),
-        Client(scratch) as client,
-    ):
+    with scratch_service(all_caches_off(config(world_size=1))) as (_, client):
         prompts = [PROMPT, *(f"{index}: {PROMPT}" for index in range(7))]
         every = {
             text: client.generate(text, [photo(0)], MAX_TOKENS, hidden_states=RowsWanted(KEYS)) for text in prompts
@@ -65,61 +60,16 @@ def wanted() -> dict[str, Generation]:
 
 @pytest.fixture(scope="module")
 def service() -> Iterator[LocalService]:
-    with (
-        tempfile.TemporaryDirectory(prefix="mmc-", dir="/tmp") as scratch,
-        LocalService(Path(scratch), config()) as service,
-    ):
+    with scratch_service(config()) as (service, _):
         yield service
 
 
-@dataclass
-class Joined:
-    """What a stream has brought so far. Taking a piece checks that it goes on where the last one ended.
-
-    Attributes:
-        num_ranges: of each key.
-    """
-
-    first: int = 0
-    keys: list[str] = field(default_factory=lambda: KEYS)
-    tokens: list[int] = field(default_factory=list)
-    generation: Generation | None = None
-
-    def __post_init__(self) -> None:
-        self.parts: dict[str, list[RowRange]] = {key: [] for key in self.keys}
-
-    def end(self, key: str) -> int:
-        return self.parts[key][-1].end if self.parts[key] else self.first
-
-    @property
-    def num_ranges(self) -> int:
-        return min(map(len, self.parts.values()))
-
-    def take(self, piece: Piece) -> None:
-        assert self.generation is None
-        match piece:
-            case RowRange():
-                self._take_rows(piece)
-            case Generation():
-                self.generation = piece
-                assert self.tokens == piece.tokens
-                assert list(piece.rows) == self.keys
-                for rows in piece.rows.values():
-                    self._take_rows(rows)
-            case _:
-                self.tokens += piece
-
-    def _take_rows(self, rows: RowRange) -> None:
-        assert rows.first == self.end(rows.key)
-        self.parts[rows.key].append(rows)
-
-    def assert_is(self, wanted: Generation, max_tokens: int = MAX_TOKENS) -> None:
-        """Joined, it is what a service without caches answers, from the first row that was wanted on."""
-        assert self.generation is not None
-        assert self.generation.tokens == wanted.tokens[:max_tokens]
-        end = wanted.num_prompt_tokens + len(self.generation.tokens) - 1
-        for key, parts in self.parts.items():
-            assert torch.equal(torch.cat([part.tensor for part in parts]), wanted.rows[key].tensor[self.first : end])
+def assert_is(joined: Joined, wanted: Generation, max_tokens: int = MAX_TOKENS) -> None:
+    """Check that it is what a service without caches answers, from the first row that was wanted on."""
+    found = joined.whole()
+    assert found.tokens == wanted.tokens[:max_tokens]
+    for key, rows in found.rows.items():
+        assert torch.equal(rows.tensor, wanted.rows[key].tensor[joined.first : rows.end])
 
 
 def stream(client: Client, prompt: str = PROMPT, rows: RowsWanted = DELTA) -> Joined:
@@ -149,7 +99,7 @@ def test_rows_come_as_they_are_computed_cold_and_warm(service: LocalService, wan
         answer = wanted[PROMPT]
         for is_warm in (False, True):
             joined = stream(client)
-            joined.assert_is(answer)
+            assert_is(joined, answer)
             assert joined.generation is not None
             assert (joined.generation.num_cached_tokens > 0) == is_warm
             assert joined.num_ranges > 10, "they come as they are computed"
@@ -170,7 +120,7 @@ def test_rows_before_the_first_that_is_wanted_are_not_sent(
         client.flush()
         for keys in (KEYS, KEYS[1:2]):
             joined = stream(client, rows=RowsWanted(keys, first, "delta"))
-            joined.assert_is(wanted[PROMPT])
+            assert_is(joined, wanted[PROMPT])
             assert all(parts[0].first == first for parts in joined.parts.values())
 
 
@@ -179,7 +129,7 @@ def test_all_rows_of_a_stream_come_with_the_answer_if_they_are_wanted_in_full(
 ) -> None:
     with Client(service.run_dir) as client:
         joined = stream(client, rows=RowsWanted(KEYS))
-        joined.assert_is(wanted[PROMPT])
+        assert_is(joined, wanted[PROMPT])
         assert joined.num_ranges == 1
 
 
@@ -187,10 +137,10 @@ def test_streams_that_preempt_each_other_tell_no_row_twice(
     service: LocalService, wanted: dict[str, Generation]
 ) -> None:
     async def read(client: AsyncClient, prompt: str) -> None:
-        joined = Joined()
+        joined = Joined(keys=KEYS)
         async for piece in client.generate_stream(prompt, [photo(0)], MAX_TOKENS, hidden_states=DELTA):
             joined.take(piece)
-        joined.assert_is(wanted[prompt])
+        assert_is(joined, wanted[prompt])
 
     async def read_all() -> None:
         async with AsyncClient(service.run_dir) as client:
@@ -206,14 +156,14 @@ def test_forgetting_all_caches_in_the_middle_tells_no_row_twice(
     service: LocalService, wanted: dict[str, Generation]
 ) -> None:
     with Client(service.run_dir) as client, Client(service.run_dir) as other:
-        joined = Joined()
+        joined = Joined(keys=KEYS)
         for number, piece in enumerate(client.generate_stream(PROMPT, [photo(0)], MAX_TOKENS, hidden_states=DELTA)):
             joined.take(piece)
             if number % 20 == 10:
                 other.flush()
             if number % 20 == 15:
                 other.invalidate()
-        joined.assert_is(wanted[PROMPT])
+        assert_is(joined, wanted[PROMPT])
 
 
 def test_a_client_that_reads_slowly_holds_nobody_up_and_gets_everything(
@@ -226,13 +176,13 @@ def test_a_client_that_reads_slowly_holds_nobody_up_and_gets_everything(
     with Client(service.run_dir) as slow, Client(service.run_dir) as other:
         slow.generate(PROMPT, [photo(0)], 1)
         pieces = slow.generate_stream(PROMPT, [photo(0)], MAX_TOKENS, hidden_states=DELTA)
-        joined = Joined()
+        joined = Joined(keys=KEYS)
         joined.take(next(pieces))
         assert other.generate(PROMPT, [photo(0)], MAX_TOKENS).tokens == answer.tokens
         at_rest(service.run_dir)  # both are over, and nobody has taken what came of the first
         for piece in pieces:
             joined.take(piece)
-    joined.assert_is(answer)
+    assert_is(joined, answer)
     assert joined.generation is not None
     assert len(joined.generation.rows[KEYS[0]].tensor) > 20
     assert_nothing_kept(service)
@@ -246,7 +196,7 @@ def test_a_window_that_is_smaller_than_any_piece_keeps_a_stream_flowing(
     monkeypatch.setattr("mmcached.client.token_stream.TokenStream.__init__.__kwdefaults__", {"row_window_bytes": 1})
     with Client(service.run_dir) as client:
         joined = stream(client)
-    joined.assert_is(wanted[PROMPT])
+    assert_is(joined, wanted[PROMPT])
     assert joined.num_ranges > 2
 
 
@@ -278,7 +228,7 @@ def test_random_consumers_of_random_services(
                 patience -= 1
                 if not patience:
                     return
-        joined.assert_is(wanted[prompt], max_tokens)
+        assert_is(joined, wanted[prompt], max_tokens)
 
     async def disturb(client: AsyncClient) -> None:
         for _ in range(3):
@@ -303,12 +253,58 @@ def test_random_consumers_of_random_services(
         assert_nothing_kept(service)
 
 
-def test_whoever_stops_early_frees_everything(service: LocalService) -> None:
+def test_whoever_stops_early_ends_it_everywhere(service: LocalService) -> None:
+    before = at_rest(service.run_dir)
     with Client(service.run_dir) as client:
         pieces = client.generate_stream(PROMPT, [photo(0)], MAX_TOKENS, hidden_states=DELTA)
         assert isinstance(next(pieces), RowRange)
         pieces.close()
         assert_nothing_kept(service)
+    after = at_rest(service.run_dir)
+    assert after.engines[0].requests_finished == before.engines[0].requests_finished, "aborted, not finished in vain"
+    assert after.requests_failed == before.requests_failed + 1
+
+
+@pytest.mark.parametrize("who", ["frontend", "engine"])
+def test_refusals_for_want_of_room_are_retryable_and_room_comes_back(
+    run_dir: Path, wanted: dict[str, Generation], monkeypatch: pytest.MonkeyPatch, who: str
+) -> None:
+    """The frontend refuses. If it would not, since it has other engines too, the engine itself does."""
+    if who == "engine":
+        monkeypatch.setattr(Admission, "check_room", lambda admission, request: None)
+    prompts = list(wanted)[:4]
+
+    async def tokens(client: AsyncClient, prompt: str) -> list[int]:
+        joined = Joined(keys=[])
+        async for piece in client.generate_stream(prompt, [photo(0)], MAX_TOKENS):
+            joined.take(piece)
+        return joined.whole().tokens
+
+    async def is_answered(client: AsyncClient) -> bool:
+        try:
+            return bool((await client.generate("and <image> now", [photo(1)], 1)).tokens)
+        except ServiceUnavailable:
+            return False
+
+    async def crowd() -> MmcachedError:
+        async with AsyncClient(run_dir) as client, AsyncClient(run_dir) as other:
+            streams = [asyncio.create_task(tokens(client, prompt)) for prompt in prompts]
+            while (await other.stats()).requests_open < len(prompts):
+                assert not any(stream.done() for stream in streams)
+            with pytest.raises(ServiceUnavailable) as caught:
+                await other.generate("one <image> too many", [photo(1)], 1)
+            streams.pop().cancel()
+            while not await is_answered(other):
+                pass
+            assert await asyncio.gather(*streams) == [wanted[prompt].tokens for prompt in prompts[:-1]]
+            return caught.value
+
+    with LocalService(run_dir, config(max_num_requests=len(prompts))) as service:
+        error = asyncio.run(asyncio.wait_for(crowd(), DEADLINE_S))
+        assert_nothing_kept(service)
+    assert error.retryable
+    assert error.details == {"field": "max_num_requests", "value": len(prompts), "limit": len(prompts)}
+    assert ("the engine" in str(error)) == (who == "engine")
 
 
 BAD: list[tuple[dict[str, Any], str, object, str]] = [

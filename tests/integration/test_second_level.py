@@ -12,6 +12,7 @@ from mmcached.cli.watch.service_status import RoleStatus, ServiceStatus
 from mmcached.client import Client
 from mmcached.wire.config import ServiceConfig
 from tests.integration.processes import descendants, eventually
+from tests.present import present
 
 NOBODY = "redis://user:hunter2@127.0.0.1:1"
 
@@ -26,9 +27,7 @@ def test_the_second_level_is_a_role_that_the_service_does_without(run_dir: Path,
             return found
 
         def status() -> ServiceStatus:
-            found = look_at(run_dir)
-            assert found is not None
-            return found
+            return present(look_at(run_dir))
 
         first = eventually(role, lambda role: role.state == "running" and role.heartbeat_age_s is not None, "the role")
         assert client.get_or_compute("k", lambda: {"x": 1})["x"] == 1

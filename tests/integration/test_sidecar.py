@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import ast
 import contextlib
-import json
 import random
 import re
-import selectors
 import signal
 import subprocess
 import sys
@@ -23,67 +20,25 @@ import pytest
 
 from mmcached.client import Claim, Client, Hit, Pending
 from mmcached.wire.errors import MmcachedError
-from mmcached.wire.process.death import environment_for_children
 from tests.integration import sidecar_child
+from tests.integration.json_child import JsonChild, crowd
 from tests.integration.lone_frontend import LoneFrontend
 from tests.integration.processes import DEADLINE_S, eventually, small_config
+from tests.present import present
 
 NUM_PROCESSES = 8
 EXAMPLES = Path(__file__).parents[2] / "examples"
 CHILD = Path(sidecar_child.__file__)
 
 
-class Child:
-    """One process of `sidecar_child`, killed at the end if it still lives."""
-
-    def __init__(self, role: str, run_dir: Path, number: int) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, str(CHILD), role, str(run_dir), str(number)],
-            env=environment_for_children(),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-
-    def tell(self) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write("\n")
-        self.process.stdin.flush()
-
-    def hear(self) -> dict[str, Any]:
-        assert self.process.stdout is not None
-        with selectors.DefaultSelector() as selector:
-            selector.register(self.process.stdout, selectors.EVENT_READ)
-            assert selector.select(DEADLINE_S), "the child says nothing"
-        heard: dict[str, Any] = json.loads(self.process.stdout.readline())
-        return heard
-
-    def end(self) -> int:
-        """Close its input, and return its exit status."""
-        assert self.process.stdin is not None
-        self.process.stdin.close()
-        return self.process.wait(DEADLINE_S)
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.wait(DEADLINE_S)
-        for pipe in (self.process.stdin, self.process.stdout):
-            if pipe is not None:
-                with contextlib.suppress(BrokenPipeError):
-                    pipe.close()
+def child_of(role: str, run_dir: Path, number: int) -> JsonChild:
+    return JsonChild(CHILD, role, run_dir, number)
 
 
 @contextlib.contextmanager
-def children(role: str, run_dir: Path, count: int) -> Iterator[list[Child]]:
-    started: list[Child] = []
-    try:
-        started += [Child(role, run_dir, number) for number in range(count)]
-        for child in started:
-            assert "ready" in child.hear()
-        yield started
-    finally:
-        for child in started:
-            child.kill()
+def children(role: str, run_dir: Path, count: int) -> Iterator[list[JsonChild]]:
+    with crowd(lambda number: child_of(role, run_dir, number - 1), count) as started:
+        yield started.children
 
 
 @pytest.fixture
@@ -104,7 +59,8 @@ def test_many_processes_compute_one_key_once(frontend: LoneFrontend, run_dir: Pa
         for child in processes:
             first = child.hear()
             heard.append((first, child.hear() if "computing" in first else first))
-            assert child.end() == 0
+            child.close_input()
+            assert child.process.wait(DEADLINE_S) == 0
     (owner,) = [first["computing"] for first, _ in heard if "computing" in first]
     wanted = sidecar_child.record_of(owner)
     assert {(last["number"], last["sum"]) for _, last in heard} == {(owner, int(wanted["x"].sum() % (1 << 40)))}
@@ -151,8 +107,7 @@ def test_one_process_claims_another_puts_and_a_lease_outlives_its_key_and_its_fr
         client.drop("held")
         assert client.get("held") is None
         frontend.kill()
-        opened = client.open(held["token"], view=True, tensors="numpy")
-        assert opened is not None
+        opened = present(client.open(held["token"], view=True, tensors="numpy"))
         frontend.start()  # and adopts the ring
         scheduler.kill()
         assert np.array_equal(opened.record["x"], sidecar_child.record_of(5)["x"])
@@ -247,8 +202,7 @@ def test_strict_clients_hear_of_a_killed_p0_and_their_hits_go_on(frontend: LoneF
         client.put("k", {"x": 1})
         frontend.kill()
         for verb in (client.drop, lambda key: client.put(key, {})):
-            hit = client.get("k")
-            assert hit is not None
+            hit = present(client.get("k"))
             assert hit.record == {"x": 1}
             assert client.contains_many(["k", "l"]) == [True, False]
             with pytest.raises(MmcachedError) as caught:
@@ -268,28 +222,15 @@ def mixed_traffic(frontend: LoneFrontend, run_dir: Path, *, min_kills: int, dura
     """Kill and replace clients at random while eight of them do everything at once; at least so often and so long, and
     until the store has been full.
     """
-    rng = random.Random(8)
     until = time.monotonic() + duration_s
-    num_kills = 0
-    with children("traffic", run_dir, 8) as processes:
-        while num_kills < min_kills or time.monotonic() < until or not frontend.stats().store.ring.evictions:
-            victim = rng.randrange(len(processes))
-            assert processes[victim].process.poll() is None, processes[victim].process.communicate()
-            processes[victim].kill()
-            processes[victim] = Child("traffic", run_dir, 100 + num_kills)
-            num_kills += 1
-            assert "ready" in processes[victim].hear()
-        for child in processes:
-            assert child.process.stdin is not None
-            child.process.stdin.close()
-        num_calls = 0
-        for child in processes:
-            heard = child.hear()
-            assert "wrong" not in heard, heard
-            assert child.process.wait(DEADLINE_S) == 0
-            assert heard["failures"] == 0, heard
-            num_calls += heard["calls"]  # of one that was started last there may be none
-        assert num_calls > 0
+    with crowd(partial(child_of, "traffic", run_dir), 8) as clients:
+        while (
+            clients.num_started < 8 + min_kills or time.monotonic() < until or not frontend.stats().store.ring.evictions
+        ):
+            clients.kill_one()
+        counts = clients.end()
+    assert counts["failures"] == 0
+    assert counts["calls"] > 0
     store = frontend.at_rest().store
     assert min(store.hits, store.ring.evictions) > 0, "a full store, and hits in it"
 
@@ -301,13 +242,6 @@ def test_two_vision_servers_compute_each_image_once(frontend: LoneFrontend, run_
     assert first == "the answers are equal: True"
     assert re.fullmatch(r"towers run: \d \+ \d = 8 for 8 images", second), second
     frontend.at_rest()
-
-
-def test_examples_are_short() -> None:
-    for path in (EXAMPLES / "two_servers.py", EXAMPLES / "vision_server.py"):
-        code = ast.parse(path.read_text()).body[1:]  # without the docstring
-        lines = {node.lineno for statement in code for node in ast.walk(statement) if hasattr(node, "lineno")}
-        assert len(lines) <= 20, path.name
 
 
 @pytest.mark.slow

@@ -21,6 +21,7 @@ from mmcached.shm import sweep
 from mmcached.wire.errors import InvalidRequest
 from tests.integration.processes import DEADLINE_S, descendants, eventually, role_pids, segments_of, small_config
 from tests.integration.test_watching import counters, mmcached
+from tests.present import present
 
 MAX_RESIDENT_KIB = 60 << 10
 RECORD = {"x": np.arange(100_000, dtype=np.int64)}
@@ -50,8 +51,7 @@ def test_a_service_without_workers_is_a_store(run_dir: Path, tmp_path: Path, mon
         ChildService(run_dir / "s", config, tmp_path / "config.json") as service,
         Client(service.run_dir, name="tester") as client,
     ):
-        first = frontend_of(service)
-        assert first is not None
+        first = present(frontend_of(service))
         assert descendants(service.process.pid) == [first]
         use_the_store(client)
         assert {path.suffix for path in segments_of([first])} == {".ctl", ".data"}
@@ -105,11 +105,12 @@ def test_a_crashed_service_keeps_its_store_whoever_else_starts_or_tidies_up(run_
         first.process.kill()
         orphaned = ("orphaned", str(first.run_dir))
         eventually(states_by_directory, lambda found: orphaned in found, "its frontend has followed it")
-        with ChildService(run_dir / "b", config, tmp_path / "b.json"):
+        with ChildService(run_dir / "b", config, tmp_path / "b.json", log_file=tmp_path / "log"):
             assert orphaned in states_by_directory()
             command = [sys.executable, "-m", "mmcached", "shm", "gc"]
             tidied = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=True)
             assert tidied.stdout.count(f"the next service in {first.run_dir} adopts it") == 3
+    assert (tmp_path / "log").read_text() == "", "started quietly, it says the ready line alone"
     with (
         ChildService(run_dir / "a", config, tmp_path / "a.json") as second,
         Client(second.run_dir, fail_open=False) as client,
@@ -141,8 +142,7 @@ def states_by_directory() -> set[tuple[str, str]]:
 def use_the_store(client: Client) -> None:
     assert client.get("other") is None
     assert client.put("key", RECORD)
-    found = client.get("key")
-    assert found is not None
+    found = present(client.get("key"))
     assert np.array_equal(found.record["x"], RECORD["x"])
     assert client.contains_many(["key", "other"]) == [True, False]
     computed = client.get_or_compute("computed", lambda: RECORD)

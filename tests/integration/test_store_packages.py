@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from mmcached.client import Client
+from tests.present import present
 from tests.shm.processes import DEADLINE_S
 
 BLOCKED = ("torch", "PIL", "cv2", "scipy", "soundfile", "transformers", "safetensors", "redis", "ray")
@@ -42,8 +43,7 @@ def test_a_store_and_the_verbs_need_no_package_of_workers(run_dir: Path, tmp_pat
             assert service.stdout.readline().startswith("mmcached ready")
             with Client(home, fail_open=False) as client:
                 assert client.put("key", {"x": np.arange(3)})
-                found = client.get("key")
-                assert found is not None
+                found = present(client.get("key"))
                 assert found.record["x"].tolist() == [0, 1, 2]
             asked = [sys.executable, "-c", VERBS, str(home)]
             ended = subprocess.run(

@@ -13,7 +13,7 @@ from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
 
 from mmcached.cli.serve.child_service import ChildService
-from mmcached.client import Client, CorruptImage
+from mmcached.client import Client
 from tests.docs.pages import code
 from tests.doubles.otlp_receiver import OtlpReceiver, Received
 from tests.frontend.fake_peers import png
@@ -84,18 +84,6 @@ def test_a_generation_has_one_span_for_all_its_steps(run_dir: Path, receiver: Ot
     spans = trace_of(receiver, c, "mmcached.frontend.generate", "mmcached.engine.generate")
     names = {"mmcached.frontend.preprocess", "mmcached.engine.queue", "mmcached.engine.step"}
     assert {*spans} == {"mmcached.frontend.generate", "mmcached.engine.generate"} | names
-
-
-def test_a_request_that_is_refused_says_why_in_one_word(run_dir: Path, receiver: OtlpReceiver) -> None:
-    with (
-        Client(run_dir, tracer_provider=PROVIDER) as client,
-        PROVIDER.get_tracer("test").start_as_current_span("c") as c,
-        pytest.raises(CorruptImage),
-    ):
-        client.encode([b"no image"])
-    span = trace_of(receiver, c, "mmcached.frontend.encode")["mmcached.frontend.encode"]
-    assert span.has_failed
-    assert span.attributes["error.type"] == "corrupt_image"
 
 
 def test_the_page_runs(run_dir: Path, receiver: OtlpReceiver, tmp_path: Path) -> None:

@@ -9,14 +9,14 @@ import shutil
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 from mmcached.cli.serve.child_service import ChildService
 from mmcached.client import Client
-from mmcached.wire.errors import MmcachedError
 from mmcached.wire.limits import LimitsConfig
 from mmcached.wire.paths import RunDir
-from tests.integration.processes import DEADLINE_S, eventually, is_alive, role_pids, small_config
+from tests.integration.processes import DEADLINE_S, eventually, is_alive, retryably, role_pids, small_config
 
 
 def test_a_service_in_trouble_comes_back(run_dir: Path, tmp_path: Path) -> None:
@@ -52,13 +52,9 @@ def _wait_for_another(service: ChildService, kind: str, victim: int) -> None:
 
 
 def _is_answered(service: ChildService) -> bool:
-    try:
-        with Client(service.run_dir) as client:
-            return bool(client.generate("as if nothing had been", max_tokens=1, timeout_s=5.0).tokens)
-    except MmcachedError as error:
-        if not error.retryable:
-            raise
-        return False
+    with Client(service.run_dir) as client:
+        prompt = "as if nothing had been"
+        return retryably(partial(client.generate, prompt, max_tokens=1, timeout_s=5.0)) is not None
 
 
 def _tidy_the_directory(service: ChildService) -> None:

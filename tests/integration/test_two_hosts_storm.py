@@ -16,8 +16,9 @@ import pytest
 from mmcached.cli.serve.child_service import ChildService
 from mmcached.wire.errors import SecondLevelNotFlushed
 from mmcached.wire.limits import LimitsConfig
-from tests.integration.processes import DEADLINE_S, descendants
-from tests.integration.test_sidecar import Child
+from tests.integration.json_child import crowd
+from tests.integration.processes import descendants
+from tests.integration.test_sidecar import child_of
 from tests.integration.test_two_hosts import FAULTS, Hosts
 from tests.second_level.servers import Server, find_program, short_folder
 
@@ -53,23 +54,14 @@ def test_a_storm(run_dir: Path, draw_seeds: Callable[[int], range]) -> None:
         folder = stack.enter_context(short_folder())
         server = stack.enter_context(Server(program, folder, "--maxmemory-policy", "noeviction"))
         hosts = Hosts(run_dir, server.url, stack, AS_USUAL)
-        children = [Child("traffic", hosts.services[n % 2].run_dir, n) for n in range(NUM_CLIENTS)]
-        for child in children:
-            stack.callback(child.kill)
-            assert "ready" in child.hear()
+        start = lambda number: child_of("traffic", hosts.services[number % 2].run_dir, number)  # noqa: E731
+        clients = stack.enter_context(crowd(start, NUM_CLIENTS))
         until, num_faults = time.monotonic() + STORM_S, 0
         while time.monotonic() < until:
             num_faults += 1
             strike(hosts, server, rng)
-            assert all(child.process.poll() is None for child in children)
-        for child in children:
-            assert child.process.stdin is not None
-            child.process.stdin.close()
-        for child in children:
-            heard = child.hear()
-            assert "wrong" not in heard, heard
-            assert child.process.wait(DEADLINE_S) == 0
-            assert heard["failures"] == 0, heard
+            assert clients.are_alive()
+        assert clients.end()["failures"] == 0
         assert num_faults > 10
         hosts.check()
 

@@ -8,9 +8,6 @@ its store.
 
 from __future__ import annotations
 
-import tempfile
-from pathlib import Path
-
 import torch
 
 from mmcached.cli.demo.run import all_caches_off
@@ -18,7 +15,7 @@ from mmcached.client import Client, RowsWanted
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.model_config import ModelConfig
 from mmcached.wire.stats import ServiceStats
-from tests.integration.local_service import LocalService
+from tests.integration.local_service import scratch_service
 from tests.integration.processes import small_config
 from tests.integration.workloads import photo
 
@@ -52,14 +49,7 @@ def converse(thinker: Client, talker: Client) -> list[list[int]]:
 
 
 def play(first: ServiceConfig, second: ServiceConfig) -> tuple[list[list[int]], ServiceStats, ServiceStats]:
-    with (
-        tempfile.TemporaryDirectory(prefix="mmc-", dir="/tmp") as one,
-        tempfile.TemporaryDirectory(prefix="mmc-", dir="/tmp") as two,
-        LocalService(Path(one), first),
-        LocalService(Path(two), second),
-        Client(one) as thinker,
-        Client(two) as talker,
-    ):
+    with scratch_service(first) as (_, thinker), scratch_service(second) as (_, talker):
         said = converse(thinker, talker)
         return said, thinker.stats(), talker.stats()
 

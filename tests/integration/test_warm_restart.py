@@ -18,6 +18,7 @@ from mmcached.shm.segment.ring_notes import read_note
 from mmcached.wire.handle import RingAnnouncement
 from tests.integration.lone_frontend import LoneFrontend
 from tests.integration.processes import eventually, small_config
+from tests.present import present
 from tests.shm.rings import overwritten
 
 NUM_KEYS = 64
@@ -41,8 +42,7 @@ def num_found(client: Client) -> int:
 
 
 def store_ring(run_dir: Path) -> RingAnnouncement:
-    note = read_note(run_dir, "store")
-    assert note is not None
+    note = present(read_note(run_dir, "store"))
     return note.ring
 
 
@@ -57,8 +57,7 @@ def test_all_that_was_there_is_hit_while_nobody_runs_and_after_it(run_dir: Path)
             assert client.put(key_of(number), record_of(number))
             assert other.put(key_of(number), record_of(number))
         assert num_found(client) == num_found(other) == NUM_KEYS
-        held = other.get(key_of(5), view=True)
-        assert held is not None
+        held = present(other.get(key_of(5), view=True))
         for _ in range(2):
             before = frontend.stats().store.ring
             frontend.kill()
@@ -130,8 +129,7 @@ def test_a_client_that_counts_what_cannot_be_costs_the_others_no_record(run_dir:
         Client(run_dir) as liar,
     ):
         assert liar.put(key_of(0), record_of(0))
-        held = liar.get(key_of(0), view=True)
-        assert held is not None
+        held = present(liar.get(key_of(0), view=True))
         for number in range(1, NUM_KEYS):
             assert client.put(key_of(number), record_of(number))
         assert num_found(client) == NUM_KEYS
@@ -182,8 +180,7 @@ def test_a_store_of_another_size_begins_anew_and_leaves_nothing(
 ) -> None:
     with LoneFrontend(run_dir, small_config(world_size=0)) as frontend, Client(run_dir) as client:
         assert client.put("a", record_of(1))
-        held = client.get("a", view=True)
-        assert held is not None
+        held = present(client.get("a", view=True))
         frontend.kill()
         former_gb = 0.75 * small_config().store_gb
         small_config(world_size=0, store_gb=1 / 32).save(frontend.directory.config)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 import urllib.error
 import urllib.request
 from functools import cache
@@ -19,6 +17,8 @@ from mmcached.cli.admin.observe import fetch
 from mmcached.cli.serve.child_service import ChildService
 from mmcached.cli.serve.first_request import TINY_PNG
 from mmcached.client import Client, Generation
+from tests.cli.test_app import Ended
+from tests.cli.test_app import mmcached as run_command
 from tests.deploy.metric_uses import unknown, uses
 from tests.house import REPOSITORY
 from tests.integration.processes import DEADLINE_S, eventually, role_pids
@@ -41,9 +41,8 @@ def url_of(run_dir: Path) -> str:
     return url
 
 
-def mmcached(service: ChildService, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "mmcached", *arguments, "--run-dir", str(service.run_dir)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+def mmcached(service: ChildService, *arguments: str) -> Ended:
+    return run_command(*arguments, "--run-dir", str(service.run_dir))
 
 
 def counters(page: str) -> dict[Key, float]:
@@ -100,11 +99,6 @@ def test_stopped_engine_makes_it_not_ready_although_every_process_lives(lasting_
     finally:
         os.kill(engine, signal.SIGCONT)
     eventually(lambda: get(service, "/readyz")[0], lambda status: status == 200, "readiness after SIGCONT")
-
-
-def test_ping_without_a_service_exits_3(run_dir: Path) -> None:
-    command = [sys.executable, "-m", "mmcached", "ping", "--run-dir", str(run_dir / "nobody")]
-    assert subprocess.run(command, capture_output=True, timeout=DEADLINE_S, check=False).returncode == 3
 
 
 @pytest.mark.parametrize("options", [[], ["--epoch"]])

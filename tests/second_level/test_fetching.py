@@ -19,6 +19,7 @@ from mmcached.shm import encode
 from mmcached.wire.errors import RemoteProtocolError
 from tests.client.records import every_dtype, is_equal, numbers
 from tests.integration.processes import DEADLINE_S, eventually
+from tests.present import present
 from tests.second_level.hosts import Host, a_host
 from tests.second_level.plain_server import PlainServer
 
@@ -65,8 +66,7 @@ def test_what_another_host_has_saved_is_put_here_bit_for_bit(host: Host, other: 
     save(other, "k", every_dtype())
     order(host, host.fetch(1), host.fetch(2, "none"))
     stats = host.await_stats(lambda stats: stats.queries == 2, "two ends")
-    hit = host.client.get("k", tenant="t")
-    assert hit is not None
+    hit = present(host.client.get("k", tenant="t"))
     assert is_equal(hit.record, every_dtype())
     assert (stats.gets_hit, stats.gets_missed) == (1, 1)
     assert stats.bytes_read == other.stats().bytes_written > 0
@@ -94,8 +94,7 @@ def test_who_would_compute_it_claims_it_and_no_other_host_does(host: Host, other
     host.await_ends((5, "elsewhere"))
     save(other, "k", numbers(3))
     host.await_ends((5, "elsewhere"), (5, "hit"))
-    hit = host.client.get("k", tenant="t", tensors="numpy")
-    assert hit is not None
+    hit = present(host.client.get("k", tenant="t", tensors="numpy"))
     assert is_equal(hit.record, numbers(3))
     assert server.claims == {}, "the save has ended it"
 

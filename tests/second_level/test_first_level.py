@@ -25,6 +25,7 @@ from tests.client.records import is_equal, numbers
 from tests.client.services import StoreService, fake_service
 from tests.client.store.at_once import AtOnce
 from tests.integration.processes import DEADLINE_S, eventually
+from tests.present import present
 
 EPOCH_0 = 1
 
@@ -85,8 +86,7 @@ def test_a_record_is_lent_in_place_until_nobody_refers_to_it(
 ) -> None:
     client.put("k", numbers(3))
     before = figures(service)
-    lent = first.lend(order_of(service, "k"))
-    assert lent is not None
+    lent = present(first.lend(order_of(service, "k")))
     assert service.leases == 1
     part = lent[:8].data
     assert is_equal(decode(lent, tensors="numpy", copy=True), numbers(3))
@@ -132,8 +132,7 @@ def test_a_record_that_lies_elsewhere_now_is_looked_up_by_its_key(
             place = replace(place, generation=place.generation + 1)
         case _:
             place = replace(place, nbytes=place.nbytes + 64)
-    lent = first.lend(Save("", "k", place))
-    assert lent is not None
+    lent = present(first.lend(Save("", "k", place)))
     assert is_equal(decode(lent, tensors="numpy", copy=True), numbers(4 if how == "replaced" else 3))
     del lent
     assert service.leases == 0
@@ -147,8 +146,7 @@ def test_an_encoded_record_is_put_for_the_tenant_and_epoch_of_its_order(
     record = {"x": np.arange(num_bytes, dtype=np.uint8), "n": 3}
     epoch = service.desk.records.epoch
     assert first.put("ours", "k", encoded(record), epoch)
-    hit = client.get("k", tenant="ours", tensors="numpy")
-    assert hit is not None
+    hit = present(client.get("k", tenant="ours", tensors="numpy"))
     assert is_equal(hit.record, record)
     assert not first.put("ours", "late", encoded(record), epoch - 1)
     puts = [message for message in service.received if getattr(message, "key", "") == "k"]

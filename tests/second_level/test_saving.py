@@ -19,6 +19,7 @@ from mmcached.shm.ring.slot_table import expiry_of
 from mmcached.wire.messages.parts import Save
 from tests.client.records import every_dtype, numbers
 from tests.integration.processes import DEADLINE_S, eventually
+from tests.present import present
 from tests.second_level.hosts import Host, a_host
 from tests.second_level.plain_server import PlainServer
 
@@ -58,8 +59,7 @@ def hold(server: PlainServer, what: str) -> tuple[threading.Event, threading.Eve
 
 def test_a_record_is_saved_byte_for_byte_without_a_hit(host: Host, server: PlainServer) -> None:
     save = host.put("k", every_dtype())
-    lent = host.first.lend(save)
-    assert lent is not None
+    lent = present(host.first.lend(save))
     expected = lent.tobytes()
     del lent
     order(host, save)
@@ -99,8 +99,7 @@ def test_of_a_record_that_was_replaced_the_last_one_stays(host: Host, server: Pl
         host.await_stats(lambda stats: stats.puts_kept == 1, "the other one")
         go_on.set()
         host.await_stats(lambda stats: stats.puts_kept == 3, "all")
-        lent = host.first.lend(Save("t", "k", replaced))
-        assert lent is not None
+        lent = present(host.first.lend(Save("t", "k", replaced)))
         assert server.values[NAME][HEAD_BYTES:] == lent.tobytes()
         del lent
     finally:

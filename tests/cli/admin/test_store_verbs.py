@@ -25,6 +25,7 @@ from mmcached.shm import sweep
 from mmcached.wire.config import MIB, ServiceConfig
 from mmcached.wire.errors import InvalidRequest
 from tests.integration.lone_frontend import LoneFrontend
+from tests.present import present
 from tests.shm.processes import DEADLINE_S
 
 CONFIG = ServiceConfig(world_size=0, store_gb=4 * MIB / (1 << 30), store_max_clients=4)
@@ -75,8 +76,7 @@ def test_keys_and_inspect_say_what_is_there_and_who_leases_it(lone: LoneFrontend
         assert '"odd\\u001b[2J\\u009b\\u202e[red]"' in as_json, "nor is it one in JSON"
 
         before = client.stats().store
-        hit = client.get("image/1", view=True)
-        assert hit is not None
+        hit = present(client.get("image/1", view=True))
         (reader,) = found(lone, "keys", "--match", "image/1")["keys"][0]["readers"]
         assert reader == {"pid": os.getpid(), "name": "vllm", "leases": 1}
         assert store_readers(lone.directory.path) == [Reader(os.getpid(), "vllm", 1)]

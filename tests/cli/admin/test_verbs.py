@@ -36,6 +36,7 @@ from mmcached.wire.sockets.unix_sockets import NamedSocket
 from mmcached.wire.version import PROTOCOL_VERSION, VERSION_FIELD
 from tests.client.services import fake_service
 from tests.house import REPOSITORY
+from tests.present import present
 from tests.shm.processes import DEADLINE_S, Process, wait_until
 from tests.shm.rings import make_ring
 from tests.shm.segment.test_sweep import planted
@@ -204,14 +205,12 @@ def test_top_of_a_supervisor_that_hangs_has_the_totals(run_dir: Path, monkeypatc
 def test_a_supervisor_without_a_socket_is_looked_at_through_the_page_if_that_can_be_read(run_dir: Path) -> None:
     with service(run_dir):
         RunDir(run_dir).http_socket.unlink()
-        status = look_at(run_dir)
-        assert status is not None
+        status = present(look_at(run_dir))
         assert (status.ready, status.source) == (True, "page")
         assert "is just starting, or ending" in status.reason
         assert ANSWERED in status.reason
         (run_dir / "stats.page").unlink()
-        status = look_at(run_dir)
-        assert status is not None
+        status = present(look_at(run_dir))
         assert "stats.page cannot be opened" in status.reason
 
 

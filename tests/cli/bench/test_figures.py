@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import io
-
 import pytest
-from rich.console import Console
 
 from mmcached.cli.bench.command import parse_clients, parse_sizes
 from mmcached.cli.bench.figures import SIZES, CallFigure, CallKind, figure, size_text, time_text
 from mmcached.cli.bench.table import tables, verdict
 from mmcached.wire.errors import ConfigError
+from tests.cli.fake_view import drawn
 
 FIGURES = [
     CallFigure(kind, num_clients, num_bytes, 100, us * num_clients, 3 * us * num_clients, 1e6 / us)
@@ -33,12 +31,10 @@ def test_a_figure_is_of_all_calls_of_all_clients() -> None:
 
 def test_the_tables_fit_into_80_columns() -> None:
     slow = [CallFigure(kind, 64, num_bytes, 100, 123e6, 456e6, 1.0) for kind in CallKind for num_bytes in SIZES]
-    text = io.StringIO()
-    for table in tables(slow):
-        Console(width=80, file=text).print(table)
-    assert text.getvalue().count("123 s") == text.getvalue().count("456 s") == len(CallKind) * len(SIZES)
-    assert "get_or_compute, new" in text.getvalue()
-    assert "…" not in text.getvalue()
+    text = drawn(*tables(slow), width=80)
+    assert text.count("123 s") == text.count("456 s") == len(CallKind) * len(SIZES)
+    assert "get_or_compute, new" in text
+    assert "…" not in text
 
 
 def test_a_verdict_compares_a_hit_with_what_was_measured() -> None:

@@ -48,13 +48,6 @@ def test_as_written_it_leaves_every_default_and_with_every_line_taken_it_is_the_
         assert f"# {describe(path)}" in text
 
 
-def test_what_most_services_change_comes_first() -> None:
-    lines = call("config", "init", "-").stdout.splitlines()
-    names = [found[1] or found[2] for line in lines if (found := re.match(r"#(\w+) = |# (\w+) is not set", line))]
-    assert names[:4] == ["world_size", "device", "store_gb", "mm_processor_cache_gb"]
-    assert names[6:10] == ["http_port", "http_host", "log_level", "log_format"]
-
-
 def test_it_overwrites_nothing_unless_told_to(tmp_path: Path) -> None:
     file = tmp_path / "mine.toml"
     file.write_text("world_size = 3\n")

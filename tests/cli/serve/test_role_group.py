@@ -169,9 +169,10 @@ def test_an_engine_through_which_nothing_goes_is_restarted_alone(group: RoleGrou
     assert group.frontend.num_restarts == 0
 
 
+@pytest.mark.parametrize("index", [0, 1])
 @pytest.mark.parametrize("num_engines", [2])
 def test_deaths_are_forgiven_to_the_workers_of_the_engine_that_has_found_the_request(
-    group: RoleGroup, directory: RunDir
+    group: RoleGroup, directory: RunDir, index: int
 ) -> None:
     now = time.monotonic()
     (blamed,), (fails,) = (each.workers for each in group.engines)
@@ -186,10 +187,12 @@ def test_deaths_are_forgiven_to_the_workers_of_the_engine_that_has_found_the_req
         for _ in range(CONFIG.max_restarts):
             die_and_start(worker)
     with StatsPageWriter(directory.stats_page, RoleName("engine", 0)) as page:
-        page.publish(EngineStats(poisonous_requests=1))
-        die_and_start(blamed)
-        with pytest.raises(ServiceUnavailable, match=r"worker 1\.0 died too often"):
-            die_and_start(fails)
+        for number in (1, 2):
+            page.publish(EngineStats(poisonous_requests=number))
+            for _ in range(CONFIG.max_restarts):
+                die_and_start(blamed)
+        with pytest.raises(ServiceUnavailable, match=rf"worker {index}\.0 died too often"):
+            die_and_start((blamed, fails)[index])
 
 
 @pytest.mark.parametrize("world_size", [0])
@@ -243,27 +246,6 @@ def test_a_worker_is_excused_once_for_each_death_of_its_engine() -> None:
 
     assert [end(is_excused=True) for _ in range(3)] == [0.0] * 3
     assert [end(is_excused=False) for _ in range(3)] == [0.5, 1.0, None], "the byte of its rank is held by a ghost"
-
-
-def test_deaths_for_which_the_engine_has_found_the_request_do_not_count(group: RoleGroup, directory: RunDir) -> None:
-    worker = group.roles[2]
-    now = time.monotonic()
-
-    def die_and_start() -> None:
-        die(worker)
-        group.keep_alive(now)
-        assert worker.due is not None
-        group.keep_alive(worker.due)
-
-    with StatsPageWriter(directory.stats_page, RoleName("engine")) as page:
-        for number in range(1, 4):
-            for _ in range(CONFIG.max_restarts):
-                die_and_start()
-            page.publish(EngineStats(poisonous_requests=number))
-        for _ in range(CONFIG.max_restarts):
-            die_and_start()
-    with pytest.raises(ServiceUnavailable, match="died too often"):
-        die_and_start()
 
 
 @pytest.mark.parametrize("variable", ["OMP_NUM_THREADS", "GLIBC_TUNABLES"])

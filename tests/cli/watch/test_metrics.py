@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import zlib
 from collections.abc import Iterator
 from difflib import unified_diff
@@ -39,7 +38,6 @@ from tests.cli.fake_view import ENGINE, FRONTEND, WORKER, FakeView, a_role, page
 
 SUPERVISOR = RoleName("supervisor")
 SECOND_LEVEL = RoleName("second_level")
-LEANS = re.compile(r"^(of (these|this)|the same|these|since its)\b|that they have|of theirs|what these")
 ROLES = [SUPERVISOR, FRONTEND, SECOND_LEVEL, ENGINE, RoleName("worker"), WORKER]
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 Page = tuple[FakeView, StatsPageReader, dict[RoleName, StatsPageWriter]]
@@ -104,12 +102,6 @@ def test_the_page_is_what_dashboards_know() -> None:
     expected, found = Path(__file__).with_name("metrics.txt").read_text(), generate_latest(registry).decode()
     changes = "\n".join(unified_diff(expected.split("\n"), found.split("\n"), "metrics.txt", "now", lineterm="", n=0))
     assert not changes, changes
-
-
-def test_each_help_text_stands_alone() -> None:
-    """Grafana shows it without its neighbours, so none may lean on the one before."""
-    assert [text for text in METRICS.values() if LEANS.search(text)] == []
-    assert len(set(METRICS.values())) == len(METRICS)
 
 
 def snapshot_of(role: RoleName) -> RoleSnapshot:

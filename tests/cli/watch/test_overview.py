@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,12 +9,10 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from rich.console import Console
 
 from mmcached.cli.admin.records import Reader
 from mmcached.cli.watch.overview import Look, NurseriesLine, Overview, Usage, look_closely, overview_of, usage_of
 from mmcached.cli.watch.service_status import Readiness, gather_status
-from mmcached.cli.watch.status_table import show_status
 from mmcached.cli.watch.top_frame import draw
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.engine_stats import EncoderCacheStats, EngineStats, KVCacheStats
@@ -23,7 +20,8 @@ from mmcached.wire.figures import StatsRecord
 from mmcached.wire.latency import Latency
 from mmcached.wire.slow_log import SlowCall, SlowLog
 from mmcached.wire.stats import FrontendStats, RingStats, RoleName, SecondLevelStats, StoreStats
-from tests.cli.fake_view import ENGINE, FRONTEND, FakeView, a_role, page_of
+from tests.cli.fake_view import ENGINE, FRONTEND, FakeView, a_role, drawn, page_of
+from tests.present import present
 
 SECOND_LEVEL = RoleName("second_level")
 MIB = 1 << 20
@@ -154,8 +152,7 @@ def test_a_role_that_runs_and_is_not_heard_of_says_for_how_long(run_dir: Path) -
 
 
 def test_usage_is_of_a_process_that_lives(tmp_path: Path) -> None:
-    ours = usage_of(os.getpid())
-    assert ours is not None
+    ours = present(usage_of(os.getpid()))
     assert ours.memory_bytes > MIB
     assert usage_of(1, tmp_path) is None
 
@@ -170,11 +167,8 @@ def test_a_second_level_has_a_line_once_it_has_had_something_to_do_and_a_note_wh
             writers[SECOND_LEVEL].publish(stats)
             status = gather_status(FakeView(run_dir, given=given)(), reader.read(), Readiness(True, "it works"))
             overview = overview_of(look_closely(status), None)
-            page = io.StringIO()
-            console = Console(width=160, file=page)
-            console.print(draw(overview))
-            show_status(status, console)
-            shown.append((lines(overview).get("second_level", {}).get("rate"), overview.note, page.getvalue()))
+            page = drawn(draw(overview), status, width=160)
+            shown.append((lines(overview).get("second_level", {}).get("rate"), overview.note, page))
     (rate, note, text), (later_rate, later_note, later_text) = shown
     assert (rate, note, "second level (records)" in text) == (None, "", False)
     assert later_rate == 0.75

@@ -21,7 +21,6 @@ from mmcached.cli.watch.overview import Overview
 from mmcached.cli.watch.overview_pages import HISTORY_S, SAMPLE_S, WINDOW_S, OverviewPages
 from mmcached.cli.watch.readiness import ReadinessCheck
 from mmcached.cli.watch.service_status import Readiness, gather_status
-from mmcached.cli.watch.shown_figures import CACHES, WORK
 from mmcached.wire.engine_stats import EngineStats, WorkerStats
 from mmcached.wire.latency import Latency
 from mmcached.wire.slow_log import SlowCall, SlowLog
@@ -74,13 +73,6 @@ def test_the_page_and_its_figures(run_dir: Path, monkeypatch: pytest.MonkeyPatch
     found = msgspec.json.decode(text, type=Overview)
     assert (found.ready, found.requests_open, found.interval_s) == (True, 3, None)
     assert found.readers == [Reader(77, EVIL, 5)]
-
-
-def test_the_page_has_a_name_for_all_that_the_terminal_has_one_for() -> None:
-    text = overview_pages.page().decode()
-    for name, title in (CACHES | WORK).items():
-        assert f'{name}: "{title}"' in text
-    assert text.count("http") == 2, "it asks nobody else: `http-equiv`, and the name of SVG"
 
 
 def test_whoever_asks_however_often_sees_the_same_window(run_dir: Path) -> None:

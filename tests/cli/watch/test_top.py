@@ -25,7 +25,7 @@ from mmcached.wire.engine_stats import EngineStats
 from mmcached.wire.latency import Latency
 from mmcached.wire.slow_log import SlowCall, SlowLog
 from mmcached.wire.stats import FrontendStats, RingStats, StoreStats
-from tests.cli.fake_view import ENGINE, FRONTEND, FakeView, a_role, page_of
+from tests.cli.fake_view import ENGINE, FRONTEND, FakeView, a_role, drawn, page_of
 
 DEADLINE_S = 60.0
 
@@ -50,15 +50,9 @@ def frame_of(status: ServiceStatus) -> Overview:
     return overview_of(look_closely(status), None, [Reader(77, "vllm", 5)])
 
 
-def drawn(overview: Overview, width: int) -> str:
-    text = io.StringIO()
-    Console(width=width, file=text).print(draw(overview))
-    return text.getvalue()
-
-
 def test_a_frame_says_all_of_it(status: ServiceStatus) -> None:
     overview = frame_of(status)
-    text = drawn(overview, 120)
+    text = drawn(draw(overview), width=120)
     expected = (
         *("not ready", "[red]why[/]", str(os.getpid()), "restarting", "75%", "12.", " ms"),
         *(
@@ -81,7 +75,7 @@ def test_a_frame_says_all_of_it(status: ServiceStatus) -> None:
 @pytest.mark.parametrize("width", [10, 40, 80, 300])
 def test_no_line_is_wider_than_the_terminal(status: ServiceStatus, width: int) -> None:
     overview = frame_of(status)
-    assert max(map(len, drawn(overview, width).splitlines())) <= width
+    assert max(map(len, drawn(draw(overview), width=width).splitlines())) <= width
 
 
 @pytest.mark.parametrize("height", [5, 24, 200])
@@ -89,7 +83,7 @@ def test_a_frame_that_does_not_fit_says_how_many_rows_are_left_out(status: Servi
     overview = frame_of(status)
     text = io.StringIO()
     console = Console(width=80, height=height, file=text)
-    whole = drawn(overview, 80).splitlines()
+    whole = drawn(draw(overview), width=80).splitlines()
     console.print(Fitted(draw(overview)), height=height)
     lines = text.getvalue().splitlines()[:height]
     num_left_out = len(whole) - (height - 1)
@@ -122,15 +116,15 @@ def test_large_figures_fit_into_80_columns(status: ServiceStatus) -> None:
         ],
         history=[1_234_567.0] * 300,
     )
-    assert "…" not in drawn(large, 80)
+    assert "…" not in drawn(draw(large), width=80)
 
 
 def test_a_frame_draws_the_hits_of_the_last_minutes(status: ServiceStatus) -> None:
-    assert "store hits/s" not in drawn(frame_of(status), 80)
+    assert "store hits/s" not in drawn(draw(frame_of(status)), width=80)
     rates = [0.0] * 100 + [50.0] * 100 + [100.0] * 100
     (line,) = (
         line
-        for line in drawn(msgspec.structs.replace(frame_of(status), history=rates), 80).splitlines()
+        for line in drawn(draw(msgspec.structs.replace(frame_of(status), history=rates)), width=80).splitlines()
         if "store hits/s" in line
     )
     assert line.strip() == f"store hits/s, 10 min 0 s: {' ' * 10}{'▄' * 10}{'█' * 10} most 100"

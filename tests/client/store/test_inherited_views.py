@@ -20,6 +20,7 @@ from mmcached.wire.process.death import environment_for_children
 from tests.client.services import StoreService
 from tests.frontend.integrity import check_store
 from tests.integration.processes import DEADLINE_S, eventually
+from tests.present import present
 
 NBYTES = 1 << 20
 NUM_OTHERS = 40
@@ -83,8 +84,7 @@ def record(value: int) -> dict[str, Any]:
 
 
 def view(client: Any, key: str = "k") -> Any:
-    hit = client.get(key, view=True, tensors="numpy")
-    assert hit is not None
+    hit = present(client.get(key, view=True, tensors="numpy"))
     return hit.record["x"]
 
 
@@ -237,34 +237,6 @@ def test_a_child_that_is_killed_or_becomes_another_program_holds_nothing(
         os.close(fd)
 
 
-WORKERS = """
-import multiprocessing, sys
-from mmcached.client import Client
-from mmcached.wire.process.death import arm_from_environment
-arm_from_environment()
-def serve(connection, array):
-    while connection.recv() == "read":
-        connection.send([int(array.min()), int(array.max())])
-context = multiprocessing.get_context("fork")
-with Client(sys.argv[1]) as client:
-    array = client.get("k", view=True, tensors="numpy").record["x"]
-    workers = []
-    for _ in range(2):
-        mine, its = context.Pipe()
-        workers.append((mine, context.Process(target=serve, args=(its, array))))
-        workers[-1][1].start()
-    del array
-    print("dropped", flush=True)
-    sys.stdin.readline()
-    for connection, process in workers:
-        connection.send("read")
-        print(connection.recv(), flush=True)
-        connection.send("end")
-        process.join()
-    sys.stdin.readline()
-"""
-
-
 MANY = """
 import os, sys
 from mmcached.client import Client
@@ -308,15 +280,6 @@ def program(text: str, run_dir: Path) -> Iterator[tuple[IO[str], IO[str]]]:
         yield process.stdin, process.stdout
         print(file=process.stdin, flush=True)
         assert process.wait(DEADLINE_S) == 0
-
-
-def test_workers_of_multiprocessing_read_what_their_parent_has_dropped(service: StoreService, run_dir: Path) -> None:
-    with program(WORKERS, run_dir) as (send, answers):
-        assert answers.readline() == "dropped\n"
-        overwrite(run_dir)
-        print(file=send, flush=True)
-        assert [answers.readline() for _ in range(2)] == ["[7, 7]\n"] * 2
-        no_leases(service)
 
 
 def test_many_children_leave_nothing(service: StoreService, run_dir: Path) -> None:

@@ -15,6 +15,7 @@ from mmcached.client.store.session import StoreSession
 from tests.client.records import is_equal, numbers
 from tests.client.services import StoreService
 from tests.frontend.integrity import check_store
+from tests.present import present
 
 NUM_KEYS = 150
 NUM_INTERRUPTS = 300
@@ -75,14 +76,11 @@ def token_of(client: Client) -> str:
 
 
 def session_of(client: Client) -> StoreSession:
-    session = client._calls.contact._sessions.present
-    assert session is not None
-    return session
+    return present(client._calls.contact._sessions.present)
 
 
 def taken_bytes(client: Client) -> int:
-    reader = session_of(client)._reader
-    assert reader is not None
+    reader = present(session_of(client)._reader)
     return reader.taken_bytes
 
 
@@ -100,8 +98,7 @@ def test_interrupted_at_any_moment_no_lease_is_lost(
         except Interrupt:
             pass
     gc.collect()  # of an interrupt between an error and its handler a cycle may be left
-    hit = filled.get("k0", tensors="numpy")
-    assert hit is not None
+    hit = present(filled.get("k0", tensors="numpy"))
     assert is_equal(hit.record, numbers(0))
     assert service.leases == 0
     assert taken_bytes(filled) == 0

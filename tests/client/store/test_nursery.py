@@ -8,8 +8,6 @@ import gc
 import os
 import resource
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from functools import partial
@@ -37,8 +35,8 @@ from tests.client.records import is_equal, numbers
 from tests.client.services import StoreService
 from tests.client.store.at_once import AtOnce
 from tests.frontend.integrity import check_store
-from tests.house import REPOSITORY
 from tests.integration.processes import eventually
+from tests.present import present
 
 LARGE = 1 << 20
 STORE_GB = 1 / 16
@@ -110,14 +108,11 @@ def test_others_read_it_in_place_and_its_checksum_is_judged(run_dir: Path) -> No
         Client(run_dir) as reader,
     ):
         assert writer.put("k", numbers(1, LARGE))
-        hit = reader.get("k", view=True, tensors="numpy")
-        assert hit is not None
+        hit = present(reader.get("k", view=True, tensors="numpy"))
         with hit:
             assert is_equal(hit.record, numbers(1, LARGE))
-            token = hit.token
-            assert token is not None
-            other = writer.open(token, view=True, tensors="numpy")
-            assert other is not None
+            token = present(hit.token)
+            other = present(writer.open(token, view=True, tensors="numpy"))
             with other:
                 assert is_equal(other.record, numbers(1, LARGE))
         del hit, other
@@ -434,8 +429,7 @@ def test_nurseries_that_are_gone_are_unmapped(
             assert holds(reader, f"k{index}", index)
         targets = [os.readlink(f"/proc/self/map_files/{name}") for name in os.listdir("/proc/self/map_files")]
         assert all(holds(reader, f"k{index}", index) for index in range(4))
-        session = reader._calls._sessions.present
-        assert session is not None
+        session = present(reader._calls._sessions.present)
         assert len(session._store.reader._nurseries) == 2
     assert targets
 
@@ -451,59 +445,6 @@ def test_a_client_that_cuts_its_file_short_harms_only_its_own_records(service: S
 
 
 # ---- a process that dies, or is stopped
-
-CHILD = """
-import signal, sys
-from pathlib import Path
-import numpy as np
-from mmcached.client import Client
-from mmcached.shm import EncodedRecord
-from mmcached.client.store import nursery
-from tests.client.store.at_once import AtOnce
-nursery.Populator = AtOnce
-when = sys.argv[2]
-with Client(Path(sys.argv[1]), fail_open=False) as client:
-    assert client.put("whole", {"x": np.ones(1 << 20, np.uint8)})
-    write = EncodedRecord.write_into
-    def fill_half(self, buffer):
-        buffer[: len(buffer) // 2] = 1
-        print("half way", flush=True)
-        sys.stdin.readline()
-        buffer[:] = 0xEE
-        write(self, buffer)
-    EncodedRecord.write_into = fill_half
-    try:
-        client.put("half", {"x": np.full(1 << 20, 0xEE, np.uint8)}, timeout_s=5)
-    except Exception as error:
-        print(type(error).__name__, flush=True)
-    print("done", flush=True)
-    sys.stdin.readline()
-"""
-
-
-@contextlib.contextmanager
-def child_half_way(run_dir: Path) -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, "-c", CHILD, str(run_dir), ""]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=REPOSITORY) as child:
-        try:
-            assert child.stdout is not None
-            assert child.stdout.readline() == "half way\n"
-            yield child
-        finally:
-            child.kill()
-
-
-def test_a_client_that_is_killed_half_way_leaves_what_it_has_put(service: StoreService, run_dir: Path) -> None:
-    with child_half_way(run_dir) as child, Client(run_dir, fail_open=False) as reader:
-        child.kill()
-        child.wait(30)
-        eventually(lambda: stats(service).nurseries, lambda found: found == 1, "drained")
-        assert reader.get("half") is None
-        whole = reader.get("whole", tensors="numpy")
-        assert whole is not None
-        assert set(whole["x"].tolist()) == {1}
-        assert reader.drop("whole")
-        eventually(lambda: files(service), lambda found: not found, "the file is removed")
 
 
 # ---- a nursery by itself
@@ -529,13 +470,11 @@ def test_a_place_is_not_used_again_until_it_is_granted(filled: ClientNursery) ->
     assert len({place.offset for place in places if place is not None}) == 3
     filled.answered(1, None)
     assert filled.lay(5, RECORD, b"note") is None, "an answer alone brings nothing"
-    first = places[1]
-    assert first is not None
+    first = present(places[1])
     filled.answered(0, Grants(8, [(0, 8 * LARGE)], []))
     assert filled.lay(6, RECORD, b"note") is None, "it is another nursery's"
     filled.answered(2, Grants(7, [(first.offset, first.offset + LARGE)], []))
-    again = filled.lay(7, RECORD, b"note")
-    assert again is not None
+    again = present(filled.lay(7, RECORD, b"note"))
     assert again.offset == first.offset
     filled.free(7)
     assert filled.lay(8, RECORD, b"note") is not None, "it was not sent"

@@ -20,6 +20,7 @@ from tests.client.records import is_equal, numbers
 from tests.client.services import StoreService
 from tests.frontend.integrity import check_store
 from tests.integration.processes import eventually
+from tests.present import present
 
 RING_ID = "0123456789abcdef" * 2
 NUM_RECORDS = 600
@@ -38,8 +39,7 @@ def taker(service: StoreService, run_dir: Path) -> Iterator[Client]:
 
 
 def take(taker: Client, key: str = "k") -> Any:
-    hit = taker.get(key, view=True, tensors="numpy")
-    assert hit is not None
+    hit = present(taker.get(key, view=True, tensors="numpy"))
     assert hit.token is not None
     return hit
 
@@ -112,8 +112,7 @@ def test_it_becomes_a_reader_once(service: StoreService, taker: Client, client: 
 
 def test_a_copy_and_a_closed_hit_have_no_token(service: StoreService, taker: Client, make: Make, run_dir: Path) -> None:
     taker.put("k", numbers(1))
-    copied = taker.get("k")
-    assert copied is not None
+    copied = present(taker.get("k"))
     assert copied.token is None
     hit = take(taker)
     token = hit.token
@@ -125,8 +124,7 @@ def test_a_copy_and_a_closed_hit_have_no_token(service: StoreService, taker: Cli
 
 def test_who_is_no_reader_opens_nothing(make: Make, run_dir: Path) -> None:
     with StoreService(run_dir, store_max_clients=2, world_size=0) as service, Client(run_dir) as taker:
-        announcement = service.desk.announcement
-        assert announcement is not None
+        announcement = present(service.desk.announcement)
         with ReaderEntry.attach(announcement):
             taker.put("k", numbers(1))
             hit = take(taker)
@@ -177,8 +175,7 @@ def test_a_forged_token_gets_what_is_there_or_nothing(service: StoreService, tak
     taker.put("k", numbers(1))
     token = take(taker).token
     ring_id, epoch, true_slot, true_generation = checked_token(token)
-    ring = service.desk.announcement
-    assert ring is not None
+    ring = present(service.desk.announcement)
     for slot in range(ring.num_slots):
         for generation in (true_generation - 1, true_generation, true_generation + 1, (1 << 62) - 1):
             if generation and (slot, generation) != (true_slot, true_generation):

@@ -54,6 +54,7 @@ from tests.client.services import StoreService
 from tests.clock import boot_clock
 from tests.frontend.integrity import check_store
 from tests.integration.processes import DEADLINE_S, eventually
+from tests.present import present
 
 ME = "0" * 32
 Open = Callable[..., Any]
@@ -523,8 +524,7 @@ def test_without_an_entry_records_come_inline(
     make: Make, run_dir: Path, caplog: pytest.LogCaptureFixture, view: bool
 ) -> None:
     with StoreService(run_dir, store_max_clients=1, world_size=0) as service, ExitStack() as stack:
-        announcement = service.desk.announcement
-        assert announcement is not None
+        announcement = present(service.desk.announcement)
         stack.enter_context(ReaderEntry.attach(announcement))
         client, other = stack.enter_context(make(run_dir)), stack.enter_context(make(run_dir))
         assert client.put("k", every_dtype())
@@ -690,8 +690,7 @@ def test_an_awaited_function_is_not_cut_short(service: StoreService, run_dir: Pa
     async def ask() -> None:
         async with AsyncClient(run_dir, fail_open=False) as client:
             assert is_equal(await client.get_or_compute("k", compute, timeout_s=0.1), numbers(1))
-            hit = await client.get("k", tensors="numpy")
-            assert hit is not None
+            present(await client.get("k", tensors="numpy"))
 
     asyncio.run(ask())
 

@@ -11,6 +11,7 @@ from mmcached.frontend.store.nursery_space import NurserySpace
 from mmcached.shm.ring.nursery_table import Placed
 from mmcached.wire.errors import InvariantError, StaleHandle
 from tests.frontend.integrity import check_nurseries
+from tests.present import present
 
 KIB = 1 << 10
 BUDGET = 4096 * KIB
@@ -29,9 +30,7 @@ class Client:
 
     @property
     def nursery(self) -> NurserySpace:
-        one = self.books.of(self.peer)
-        assert one is not None
-        return one
+        return present(self.books.of(self.peer))
 
     def put(self, slot: int, size: int = RECORD) -> bool:
         """Put a record; return whether there was room for it."""
@@ -149,8 +148,7 @@ def test_a_record_that_goes_first_makes_room_before_those_that_were_put_earlier(
     books.want(client.nursery, RECORD)
     make_room(books)
     books.grants(A)
-    offset = client.nursery.granted.find(RECORD)
-    assert offset is not None
+    offset = present(client.nursery.granted.find(RECORD))
     one = books.take(A, 1, offset, RECORD)
     books.keep(one, 3, Placed(1, offset, RECORD), goes_first=True)
     assert list(one.records) == [3, 0, 1, 2]
@@ -178,8 +176,7 @@ def test_what_was_not_granted_is_refused() -> None:
     client = Client(books, 1, A)
     books.want(client.nursery, RECORD)
     make_room(books)
-    granted = books.grants(A)
-    assert granted is not None
+    present(books.grants(A))
     assert books.grants(A) is None, "each place once"
     for peer, number, offset, size in (
         (B, 1, 0, RECORD),
@@ -194,8 +191,7 @@ def test_what_was_not_granted_is_refused() -> None:
     with pytest.raises(StaleHandle):
         books.take(A, 1, 0, RECORD)
     books.give_back(one, Placed(1, 0, RECORD))
-    again = books.grants(A)
-    assert again is not None
+    again = present(books.grants(A))
     assert (0, RECORD) in again.places
 
 

@@ -30,6 +30,7 @@ from tests.client.records import numbers
 from tests.clock import Clock
 from tests.frontend.fake_peers import Bench, FakeClient
 from tests.frontend.integrity import check_frontend
+from tests.present import present
 from tests.shm.processes import wait_until
 from tests.shm.seekers import Seeker
 
@@ -52,8 +53,7 @@ class Layer:
         self.number += 1
         self.client.channel.send(to_frontend.OpenNursery(self.client.client_id, self.number, nbytes))
         opened = self.client.answer(to_client.NurseryOpened)
-        ring = self.bench.frontend.store.announcement
-        assert ring is not None
+        ring = present(self.bench.frontend.store.announcement)
         self.grants, self.pages = opened.grants, open_nursery(ring, opened.grants.nursery, is_writer=True)
         return opened
 
@@ -125,8 +125,7 @@ def test_a_record_is_published_where_it_lies_and_comes_as_frames_to_others(layer
     place = layer.lay("k")
     stored = layer.put("k", place)
     assert stored.is_stored
-    handle = layer.bench.frontend.store.records.find("", "k")
-    assert handle is not None
+    handle = present(layer.bench.frontend.store.records.find("", "k"))
     assert (handle.nursery, handle.offset, handle.nbytes) == (place.nursery, place.offset, place.nbytes)
     other = layer.bench.connect_client()
     other.channel.send(to_frontend.GetRecords(other.client_id, 1, ["k"]))
@@ -161,8 +160,7 @@ def test_what_is_no_record_is_refused_and_its_place_is_granted_again(layer: Laye
     layer.pages[place.offset : place.offset + 8] = head
     assert layer.failed("k", place) == "stale_handle", "until it is granted"
     layer.send("small", None, frames=[bytes(frame) for frame in encode({"a": 1}).frames()])
-    granted = layer.client.answer(to_client.Stored).grants
-    assert granted is not None
+    granted = present(layer.client.answer(to_client.Stored).grants)
     assert any(begin <= place.offset < end for begin, end in granted.places)
     assert layer.put("k", place).is_stored
 
@@ -194,8 +192,7 @@ def test_a_small_record_and_frames_beside_a_place_are_refused(layer: Layer) -> N
 def test_a_file_that_is_cut_short_loses_its_own_records(layer: Layer) -> None:
     first = layer.lay("k")
     assert layer.put("k", first).is_stored
-    ring = layer.bench.frontend.store.announcement
-    assert ring is not None
+    ring = present(layer.bench.frontend.store.announcement)
     os.truncate(SHM_DIR / ring.nursery_name(first.nursery)[1:], 4096)
     other = layer.bench.connect_client()
     other.channel.send(to_frontend.GetRecords(other.client_id, 1, ["k"]))
@@ -283,8 +280,7 @@ def test_what_has_a_note_of_another_key_is_not_copied_into_the_ring(layer: Layer
         layer.close()
         layer.open()
         assert layer.put(key, layer.lay(key, about=about)).is_stored
-        handle = records.find("", key)
-        assert handle is not None
+        handle = present(records.find("", key))
         assert copies.begin(handle) is is_copied
         copies.abort()
 
@@ -311,13 +307,11 @@ def test_one_nursery_too_many_takes_the_place_of_a_drained_one(layer: Layer, clo
 
 def test_a_note_that_names_another_key_is_not_believed(layer: Layer) -> None:
     assert layer.put("k", layer.lay("k", about="other")).is_stored
-    handle = layer.bench.frontend.store.records.find("", "k")
-    assert handle is not None
+    handle = present(layer.bench.frontend.store.records.find("", "k"))
     from mmcached.cache.stored_names import newest_first, stored_names
     from mmcached.shm.ring.onlooker import RingOnlooker
 
-    ring = layer.bench.frontend.store.announcement
-    assert ring is not None
+    ring = present(layer.bench.frontend.store.announcement)
     with contextlib.closing(RingOnlooker(ring)) as onlooker:
         rows = onlooker.rows()
         assert list(stored_names(onlooker, newest_first(rows), rows)) == []

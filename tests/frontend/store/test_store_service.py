@@ -6,9 +6,6 @@ import contextlib
 import gc
 import mmap
 import os
-import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -39,7 +36,6 @@ from mmcached.wire.stats import StoreStats
 from tests.clock import Clock
 from tests.frontend.fake_peers import DEADLINE_S, Bench, FakeClient
 from tests.frontend.integrity import check_store
-from tests.house import REPOSITORY
 
 STORE_BYTES = 64 * KIB
 CONFIG = ServiceConfig(
@@ -506,26 +502,6 @@ def test_a_client_that_is_gone_holds_nothing(bench: Bench, clock: Clock) -> None
     until(bench, lambda stats: (stats.readers, stats.ring.leases, stats.computing) == (0, 0, 0))
     assert other.register()
     assert value_of(other, other.get("a")) == 1
-
-
-def test_a_killed_process_gives_back_by_its_locks_and_its_claim_passes_on(bench: Bench, clock: Clock) -> None:
-    waiter = bench.connect_client(is_reader=False)
-    waiter.put("a", record_of(1))
-    command = [sys.executable, "-m", "tests.frontend.store_child", str(bench.directory.path)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=REPOSITORY) as child:
-        assert child.stdout is not None
-        until(bench, lambda stats: stats.ring.leases == 1 and stats.computing == 1)
-        assert child.stdout.readline() == "ready\n"
-        wait_for(bench, waiter, "slow")
-        look_again(clock)
-        bench.frontend.poll(0)
-        assert store_stats(bench).ring.leases == 1, "it lives"
-        child.send_signal(signal.SIGKILL)
-        assert child.wait(DEADLINE_S) == -signal.SIGKILL
-    look_again(clock)
-    claimed = waiter.answer(to_client.Claimed)
-    assert waiter.put("slow", record_of(2), claim=claimed.claim).is_stored
-    until(bench, lambda stats: (stats.readers, stats.ring.leases) == (0, 0))
 
 
 # ---- answers that cannot be sent

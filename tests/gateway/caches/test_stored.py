@@ -16,6 +16,7 @@ from mmcached.wire.config import GIB, ServiceConfig
 from mmcached.wire.handle import Handle
 from mmcached.wire.stats import RingStats
 from tests.gateway.caches.items import an_item, send
+from tests.present import present
 from tests.shm.rings import Taking, attached
 
 KIB = 1 << 10
@@ -57,8 +58,7 @@ def place_of(cache: StoredItemCache, key: str, nbytes: int = LARGE) -> Handle | 
 
 
 def test_item_is_written_once_and_read_where_it_lies(cache: StoredItemCache, store: RecordStore) -> None:
-    handle = place_of(cache, "7")
-    assert handle is not None
+    handle = present(place_of(cache, "7"))
     assert place_of(cache, "7") == handle
     with ObjectStoreReader(RingReader.open(ring_of(store).announcement)) as reader:
         assert set(reader.get(handle, tensors="numpy", copy=True)["data"]) == {7}
@@ -142,8 +142,7 @@ def test_what_clients_have_leased_of_their_share_stays_and_a_put_is_refused() ->
         with attached(ring_of(store)) as entry, RingReader.open(ring_of(store).announcement) as reader:
             number = 0
             while store.put("", str(number), an_item(0, LARGE).encoded, epoch=store.epoch) is None:
-                place = store.find("", str(number))
-                assert place is not None
+                place = present(store.find("", str(number)))
                 assert entry.take_leases([Taking(place)], reader.look) == [True]
                 number += 1
                 assert number < 100, "the share of the items is not theirs"

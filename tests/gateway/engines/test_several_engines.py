@@ -35,11 +35,7 @@ CONFIG = ServiceConfig(
     store_gb=0,
     data_parallel_size=2,
 )
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock(tick_s=0.01)
+TICK_S = 0.01
 
 
 @pytest.fixture

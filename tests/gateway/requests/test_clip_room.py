@@ -40,6 +40,7 @@ from tests.gateway.requests.test_item_making import MODES
 
 NUM_THREADS = 8
 """More than decode at a time: two for whom there is room, and four clips of the oldest request."""
+TICK_S = 1e-6
 
 
 def entered(room: ClipRoom[str], in_work: str, urgent: str = "") -> str:
@@ -184,11 +185,6 @@ def decoding(monkeypatch: pytest.MonkeyPatch, work: HeldWork) -> Iterator[Decodi
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock(tick_s=1e-6)
-
-
-@pytest.fixture
 def bench(run_dir: Path, clock: Clock, decoding: Decoding, mode: str) -> Iterator[Bench]:
     limits = LimitsConfig(max_clip_slices_mb=1, max_clip_items_mb=2, max_inline_items_mb=1)
     settings: dict[str, Any] = {"mm_processor_workers": NUM_THREADS, "limits": limits, **MODES[mode]}
@@ -196,11 +192,6 @@ def bench(run_dir: Path, clock: Clock, decoding: Decoding, mode: str) -> Iterato
         yield bench
         decoding.clips.release()
         check_frontend(bench.frontend)
-
-
-@pytest.fixture
-def engine(bench: Bench) -> WireEngine:
-    return bench.connect_engine()
 
 
 def ask(bench: Bench, number: int, *files: bytes) -> None:

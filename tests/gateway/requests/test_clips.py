@@ -33,11 +33,7 @@ from tests.gateway.requests.test_item_making import MODES
 A = png(1)
 MIB = 1 / 1024
 ROWS = np.zeros((1, 4), np.int32)
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock(tick_s=0.01)
+TICK_S = 0.01
 
 
 @pytest.fixture

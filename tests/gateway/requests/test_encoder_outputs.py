@@ -25,11 +25,7 @@ CONFIG = ServiceConfig(mm_processor_cache_gb=1 / 1024, mm_shm_inline_max_kb=0, s
 FINGERPRINT = "f" * 32
 NUM_EMBEDS = 3
 """Not what the encoder would make of a picture: so it can only come from the store."""
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock(tick_s=1e-6)
+TICK_S = 1e-6
 
 
 class Host:

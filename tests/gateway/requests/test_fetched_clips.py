@@ -31,11 +31,7 @@ CONFIG = ServiceConfig(
 FINGERPRINT = "f" * 32
 KEYS = ["0" * 64, "1" * 64]
 LISTED = {"slices": [[KEYS[0], 3, 0.0, 1.0], [KEYS[1], 2, 1.0, 2.0]]}
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock(tick_s=1e-6)
+TICK_S = 1e-6
 
 
 @pytest.fixture

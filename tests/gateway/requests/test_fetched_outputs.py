@@ -23,11 +23,7 @@ from tests.gateway.requests.test_encoder_outputs import FINGERPRINT, NUM_EMBEDS,
 CONFIG = msgspec.structs.replace(
     WITHOUT, store_l2="redis://nowhere", limits=LimitsConfig(l2_timeout_ms=50, l2_claim_wait_ms=2000)
 )
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock(tick_s=1e-6)
+TICK_S = 1e-6
 
 
 @pytest.fixture

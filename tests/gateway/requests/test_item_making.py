@@ -39,6 +39,7 @@ MODES: dict[str, dict[str, Any]] = {
     "lru": {"mm_processor_cache_type": "lru"},
     "shm": SHM,
 }
+TICK_S = 0.01
 
 
 def large_png(shade: int) -> bytes:
@@ -52,11 +53,6 @@ BAD = b"broken"
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock(tick_s=0.01)
-
-
-@pytest.fixture
 def bench(run_dir: Path, clock: Clock, work: HeldWork, mode: str) -> Iterator[Bench]:
     """One decoder; of one client, two items may wait for it."""
     config = ServiceConfig(mm_processor_workers=1, mm_processor_max_waiting=4, store_gb=0, **MODES[mode])
@@ -65,11 +61,6 @@ def bench(run_dir: Path, clock: Clock, work: HeldWork, mode: str) -> Iterator[Be
         work.release()
         bench.pump(lambda: work.is_idle)
         check_frontend(bench.frontend)
-
-
-@pytest.fixture
-def engine(bench: Bench) -> WireEngine:
-    return bench.connect_engine()
 
 
 def is_begun(bench: Bench, work: HeldWork, *files: bytes) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,23 +21,11 @@ from mmcached.wire.messages.parts import RowsWanted, SavedRows, Tensor
 from tests.clock import Clock
 from tests.doubles.engine import WireEngine
 from tests.frontend.fake_peers import Bench, FakeClient, png
-from tests.frontend.integrity import check_frontend
 
 CONFIG = ServiceConfig(mm_processor_cache_gb=1 / 1024, mm_shm_inline_max_kb=0, store_gb=1 / 1024)
 FINGERPRINT = "f" * 32
 TENSOR = Tensor(0, "int32", (1,))
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock(tick_s=1e-6)
-
-
-@pytest.fixture
-def bench(run_dir: Path, clock: Clock) -> Iterator[Bench]:
-    with Bench(run_dir, CONFIG, clock) as bench:
-        yield bench
-        check_frontend(bench.frontend)
+TICK_S = 1e-6
 
 
 class Desk:

@@ -23,11 +23,7 @@ from tests.wire.examples import ERROR
 CONFIG = ServiceConfig(
     mm_processor_cache_gb=1 / 1024, mm_shm_cache_max_object_size_mb=1, store_gb=0, max_num_requests=1
 )
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock(tick_s=0.01)  # deaths are looked at now and then
+TICK_S = 0.01  # deaths are looked at now and then
 
 
 @pytest.fixture

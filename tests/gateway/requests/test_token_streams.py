@@ -23,7 +23,7 @@ from mmcached.wire.messages.parts import RequestRows, Rows, RowsWanted, Streamed
 from mmcached.wire.sockets.frames import Frame
 from tests.clock import Clock
 from tests.doubles.engine import WireEngine
-from tests.frontend.fake_peers import DEADLINE_S, Bench
+from tests.frontend.fake_peers import Bench
 from tests.frontend.integrity import check_frontend
 
 CLIENT = "c" * 32
@@ -33,6 +33,7 @@ CONFIG = ServiceConfig(mm_processor_cache_gb=0, store_gb=0, max_num_requests=3)
 
 Told = tuple[int, str, int, list[int]]
 """Rows of width 1: request, key, first position, values."""
+TICK_S = 0.01
 
 
 def packed(first: int, values: Sequence[int], key: str = "a", frame: int = 0) -> tuple[Rows, bytes]:
@@ -302,11 +303,6 @@ def test_no_rows_are_kept_of_what_is_over_or_not_asked_for(desk: Desk) -> None:
 # ---- in a frontend
 
 
-@pytest.fixture
-def clock() -> Clock:
-    return Clock(tick_s=0.01)
-
-
 def ask(bench: Bench, engine: WireEngine, request_id: int, *, window: int = 8) -> int:
     """Ask for a streamed generation; return its number in the engine."""
     message = Generate(bench.client_id, request_id, "look", 40, None, 60.0, stream_window=window, priority=-3)
@@ -320,8 +316,7 @@ def commit(engine: WireEngine, *parts: tuple[int, int, list[int]]) -> None:
     engine.channel.send(from_engine.TokensCommitted([StreamedTokens(*part) for part in parts]))
 
 
-def test_tokens_go_to_the_client_that_asked_and_only_to_it(bench: Bench) -> None:
-    engine = bench.connect_engine()
+def test_tokens_go_to_the_client_that_asked_and_only_to_it(bench: Bench, engine: WireEngine) -> None:
     other = bench.connect_client(is_reader=False)
     first = ask(bench, engine, 1)
     other.channel.send(Generate(other.client_id, 1, "look", 40, None, 60.0, stream_window=8))
@@ -337,8 +332,7 @@ def test_tokens_go_to_the_client_that_asked_and_only_to_it(bench: Bench) -> None
     check_frontend(bench.frontend)
 
 
-def test_the_answer_has_all_tokens_and_those_that_wait_are_not_sent_before_it(bench: Bench) -> None:
-    engine = bench.connect_engine()
+def test_the_answer_has_all_tokens_and_those_that_wait_are_not_sent_before_it(bench: Bench, engine: WireEngine) -> None:
     number = ask(bench, engine, 1, window=1)
     commit(engine, (number, 0, [5]))
     assert bench.answer(Tokens).streams == [StreamedTokens(1, 0, [5])]
@@ -361,8 +355,7 @@ def ask_for_rows(bench: Bench, engine: WireEngine, request_id: int) -> int:
     return add.request_id
 
 
-def test_rows_go_to_the_client_and_the_answer_brings_the_rest(bench: Bench) -> None:
-    engine = bench.connect_engine()
+def test_rows_go_to_the_client_and_the_answer_brings_the_rest(bench: Bench, engine: WireEngine) -> None:
     number = ask_for_rows(bench, engine, 1)
     commit_rows(engine, number, 2, 7, 8)
     (part,) = bench.answer(Tokens).rows
@@ -374,8 +367,9 @@ def test_rows_go_to_the_client_and_the_answer_brings_the_rest(bench: Bench) -> N
 
 
 @pytest.mark.parametrize("is_answer", [False, True])
-def test_rows_that_were_lost_end_the_request_retryably_and_only_it(bench: Bench, is_answer: bool) -> None:
-    engine = bench.connect_engine()
+def test_rows_that_were_lost_end_the_request_retryably_and_only_it(
+    bench: Bench, engine: WireEngine, is_answer: bool
+) -> None:
     number, other = ask_for_rows(bench, engine, 1), ask_for_rows(bench, engine, 2)
     rows, data = packed(3, [9], "hidden_states")
     if is_answer:
@@ -397,8 +391,7 @@ def test_rows_that_were_lost_end_the_request_retryably_and_only_it(bench: Bench,
 
 
 @pytest.mark.parametrize("how", ["cancel", "bye", "death", "deadline", "engine"])
-def test_nothing_is_left_of_a_stream_that_ends_early(bench: Bench, clock: Clock, how: str) -> None:
-    engine = bench.connect_engine()
+def test_nothing_is_left_of_a_stream_that_ends_early(bench: Bench, engine: WireEngine, clock: Clock, how: str) -> None:
     number = ask(bench, engine, 1, window=1)
     commit(engine, (number, 0, [5, 6]))
     bench.answer(Tokens)
@@ -426,21 +419,19 @@ def test_nothing_is_left_of_a_stream_that_ends_early(bench: Bench, clock: Clock,
     assert bench.stats().requests_open == 0, "and what comes late is for nobody"
 
 
-def test_a_client_that_takes_nothing_keeps_nobody_waiting(bench: Bench) -> None:
+def test_a_client_that_takes_nothing_keeps_nobody_waiting(bench: Bench, engine: WireEngine) -> None:
     """It gets its window's worth of messages, however many steps there are; what waits is a list of numbers."""
-    engine = bench.connect_engine()
     slow = ask(bench, engine, 1, window=4)
     for first in range(30):
         commit(engine, (slow, first, [first]))
-        bench.frontend.poll(DEADLINE_S)
-    stats = bench.stats(after=Tokens)
-    assert stats.requests_open == 1
+        assert bench.stats(after=Tokens).requests_open == 1
     bench.client.send(TokensTaken(bench.client_id, 1, 4))
     assert bench.answer(Tokens).streams == [StreamedTokens(1, 4, list(range(4, 30)))]
 
 
-def test_refusals_for_want_of_room_are_typed_and_retryable_wherever_they_come_from(bench: Bench) -> None:
-    engine = bench.connect_engine()
+def test_refusals_for_want_of_room_are_typed_and_retryable_wherever_they_come_from(
+    bench: Bench, engine: WireEngine
+) -> None:
     numbers = [ask(bench, engine, request_id) for request_id in (1, 2, 3)]
     bench.generate(4, [])
     refusals = [bench.answer(to_client.Failed)]

@@ -17,6 +17,7 @@ from mmcached.integrations.sglang.tensors import SharedEmbeddings
 from tests.client.services import StoreService
 from tests.doubles.device import HeldCopies, HeldDevice
 from tests.integration.processes import eventually
+from tests.present import present
 
 DEADLINE_S = 30.0
 ROWS, WIDTH = 7, 16
@@ -54,13 +55,11 @@ def test_an_embedding_comes_back_owned_with_its_bits(
     assert tensors.get("x") is None
     assert tensors.save("x", embedding)
     assert saver.drain(DEADLINE_S)
-    found = tensors.get("x")
-    assert found is not None
+    found = present(tensors.get("x"))
     assert found.dtype == dtype
     assert torch.equal(found, embedding)
     found.zero_()  # a view would end this process
-    again = tensors.get("x")
-    assert again is not None
+    again = present(tensors.get("x"))
     assert torch.equal(again, embedding)
 
 
@@ -86,8 +85,7 @@ def test_a_part_of_a_batch_is_saved_alone(tensors: SharedEmbeddings, saver: Save
     batch = torch.randn(64, 8).requires_grad_()
     tensors.save("x", batch[8:16].t())
     assert saver.drain(DEADLINE_S)
-    hit = client.get("x")
-    assert hit is not None
+    hit = present(client.get("x"))
     assert torch.equal(hit.record["embedding"], batch.detach()[8:16].t())
     assert hit.record["embedding"].untyped_storage().nbytes() == 8 * 8 * 4
 
@@ -115,8 +113,7 @@ def test_a_record_that_the_model_cannot_take_is_a_miss_and_replaced(
     right = torch.ones(ROWS, WIDTH)
     tensors.save("x", right)
     assert saver.drain(DEADLINE_S)
-    found = tensors.get("x")
-    assert found is not None
+    found = present(tensors.get("x"))
     assert torch.equal(found, right)
 
 
@@ -131,8 +128,7 @@ def test_an_embedding_of_more_dimensions_is_saved_as_rows(tensors: SharedEmbeddi
     embedding = torch.randn(2, ROWS, WIDTH)
     tensors.save("x", embedding)
     assert saver.drain(DEADLINE_S)
-    found = tensors.get("x")
-    assert found is not None
+    found = present(tensors.get("x"))
     assert torch.equal(found, embedding.reshape(-1, WIDTH))
     assert not tensors.save("y", torch.zeros(WIDTH))
 
@@ -144,6 +140,5 @@ def test_what_is_wrong_is_dropped_for_all(tensors: SharedEmbeddings, saver: Save
     assert tensors.get("x") is None
     tensors.save("x", torch.ones(3, 2))
     assert saver.drain(DEADLINE_S)
-    found = tensors.get("x")
-    assert found is not None
+    found = present(tensors.get("x"))
     assert found.shape == (3, 2)

@@ -12,6 +12,7 @@ from mmcached.client.device.devices import device_of
 from mmcached.integrations.transformers.splitting import join, parts_of, split
 from mmcached.wire.errors import InvalidRequest
 from mmcached.worker.encoders.families import FAMILIES, find_family
+from tests.present import present
 
 CPU = device_of("cpu", max_pinned_bytes=0)
 QWEN = FAMILIES["Qwen3VLModel"]
@@ -20,16 +21,14 @@ GRID = torch.tensor([[1, 2, 2], [1, 4, 2]])
 
 def test_images_of_a_batch_are_its_rows() -> None:
     pixels = torch.randn(3, 2, 4, 4)
-    found = split(FAMILIES["LlavaModel"], pixels, {"vision_feature_layer": -2})
-    assert found is not None
+    found = present(split(FAMILIES["LlavaModel"], pixels, {"vision_feature_layer": -2}))
     assert torch.equal(torch.cat([each.pixels for each in found]), pixels)
     assert [each.arguments for each in found] == 3 * [{"vision_feature_layer": -2}]
 
 
 def test_images_with_a_grid_are_its_patches() -> None:
     pixels = torch.randn(12, 5)
-    found = split(QWEN, pixels, {"image_grid_thw": GRID})
-    assert found is not None
+    found = present(split(QWEN, pixels, {"image_grid_thw": GRID}))
     assert [len(each.pixels) for each in found] == [4, 8]
     assert [each.arguments["image_grid_thw"].tolist() for each in found] == [[[1, 2, 2]], [[1, 4, 2]]]
 

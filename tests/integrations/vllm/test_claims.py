@@ -15,6 +15,7 @@ from mmcached.wire.messages.frontend import ClaimRecords
 from tests.client.services import StoreService
 from tests.clock import Clock
 from tests.integrations.vllm.steps import PREFIX, Output, Request, Steps, item
+from tests.present import present
 
 A, B = item(1), item(2)
 NewEngine = Callable[..., Steps]
@@ -22,8 +23,7 @@ NewEngine = Callable[..., Steps]
 
 def test_the_second_waits_and_loads(new_engine: NewEngine) -> None:
     one, two = new_engine(), new_engine()
-    first = one.schedule(Request("r1", [A]))
-    assert first is not None
+    first = present(one.schedule(Request("r1", [A])))
     assert two.schedule(Request("r2", [A])) is None
     one.run(*first)
     one.settle(A)

@@ -13,6 +13,7 @@ import torch
 
 from mmcached.client import Client
 from tests.client.services import StoreService
+from tests.present import present
 
 CHILD = Path(__file__).with_name("rank_child.py")
 DEADLINE_S = 60.0
@@ -21,8 +22,7 @@ DEADLINE_S = 60.0
 def test_what_one_rank_cannot_see_all_encode(store: StoreService, run_dir: Path, tmp_path: Path) -> None:
     with Client(run_dir) as client:
         client.put("key 0", {"embeds": torch.ones(4, 3)})
-        hit = client.get("key 0", view=True)
-        assert hit is not None
+        hit = present(client.get("key 0", view=True))
         assert hit.token is not None
         places = [run_dir, tmp_path / "nobody"]
         meeting = tmp_path / "meeting"

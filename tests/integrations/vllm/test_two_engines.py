@@ -14,6 +14,7 @@ from tests.client.services import StoreService
 from tests.doubles.device import HeldCopies, HeldDevice
 from tests.integration.processes import eventually
 from tests.integrations.vllm.steps import PREFIX, ROWS, WIDTH, Output, Request, Steps, embedding, item
+from tests.present import present
 
 A, B, C = item(1), item(2), item(3)
 NewEngine = Callable[..., Steps]
@@ -50,8 +51,7 @@ def test_a_record_stays_until_the_device_has_read_it(store: StoreService, new_en
     one, two = new_engine(), new_engine(device=lambda: HeldDevice(copies))
     one.step(Request("r1", [A]))
     one.settle(A)
-    scheduled = two.schedule(Request("r2", [A]))
-    assert scheduled is not None
+    scheduled = present(two.schedule(Request("r2", [A])))
     two.run(*scheduled)
     assert two.leases.num_in_use == 0, "the step has ended, as far as the host goes"
     assert one.clients[0].drop(PREFIX + A)
@@ -68,15 +68,13 @@ def test_all_ranks_load_and_the_lease_lasts_until_the_last_has(store: StoreServi
     one, two = new_engine(), new_engine(num_ranks=3)
     one.step(Request("r1", [A]))
     one.settle(A)
-    scheduled = two.schedule(Request("r2", [A]))
-    assert scheduled is not None
+    scheduled = present(two.schedule(Request("r2", [A])))
     _, plan = scheduled
     reports = []
     for rank, worker in enumerate(two.workers):
         assert store.leases == 1
         worker.load(plan, two.caches[rank])
-        report = worker.end_step(plan)
-        assert report is not None
+        report = present(worker.end_step(plan))
         reports.append(report)
     two.scheduler.reported(reports[0])
     assert store.leases == 1, "one rank's report is not that of all"
@@ -101,8 +99,7 @@ def test_a_record_that_is_dropped_between_look_up_and_load_is_loaded(new_engine:
     one, two = new_engine(), new_engine()
     one.step(Request("r1", [A]))
     one.settle(A)
-    scheduled = two.schedule(Request("r2", [A]))
-    assert scheduled is not None
+    scheduled = present(two.schedule(Request("r2", [A])))
     assert one.clients[0].drop(PREFIX + A)
     one.clients[0].flush()
     two.run(*scheduled)
@@ -115,8 +112,7 @@ def test_a_load_that_fails_is_an_encode(store: StoreService, new_engine: NewEngi
     one, two = new_engine(), new_engine()
     one.step(Request("r1", [A, B]))
     one.settle(A, B)
-    scheduled = two.schedule(Request("r2", [C, A, B]))
-    assert scheduled is not None
+    scheduled = present(two.schedule(Request("r2", [C, A, B])))
     two.leases.clear()
     one.clients[0].flush()
     output, plan = pickle.loads(pickle.dumps(scheduled))  # noqa: S301
@@ -132,8 +128,7 @@ def test_what_nothing_can_replace_fails_its_request_alone(new_engine: NewEngine)
     one, two = new_engine(), new_engine()
     one.step(Request("r1", [A]))
     one.settle(A)
-    scheduled = two.schedule(Request("r2", [A], data=None))
-    assert scheduled is not None
+    scheduled = present(two.schedule(Request("r2", [A], data=None)))
     two.leases.clear()
     one.clients[0].flush()
     two.run(*scheduled)
@@ -235,8 +230,7 @@ def test_such_a_record_that_comes_between_look_up_and_load_is_not_loaded(new_eng
     one, two = new_engine(), new_engine(num_ranks=2)
     one.step(Request("r1", [A]))
     one.settle(A)
-    scheduled = two.schedule(Request("r2", [A], data=data))
-    assert scheduled is not None
+    scheduled = present(two.schedule(Request("r2", [A], data=data)))
     two.leases.clear()
     one.clients[0].flush()
     assert one.clients[0].put(PREFIX + A, {"embeds": torch.zeros(ROWS, 2 * WIDTH)})
@@ -257,8 +251,7 @@ def test_each_look_up_is_counted_once_however_long_its_request_waits(
     store: StoreService, new_engine: NewEngine
 ) -> None:
     one, two, consumer = new_engine(), new_engine(), new_engine(role="ec_consumer")
-    encoding = one.schedule(Request("r1", [A]))
-    assert encoding is not None
+    encoding = present(one.schedule(Request("r1", [A])))
     for _ in range(20):
         assert two.schedule(Request("r2", [A])) is None, "the first one encodes it"
     one.run(*encoding)
@@ -352,8 +345,7 @@ def test_a_producer_saves_again_what_the_store_has_lost(new_engine: NewEngine) -
     producer = new_engine(role="ec_producer")
     producer.step(Request("r1", [A]))
     producer.clients[0].flush()
-    scheduled = producer.schedule(Request("r2", [A]))
-    assert scheduled is not None
+    scheduled = present(producer.schedule(Request("r2", [A])))
     producer.workers[0].publish(scheduled[1], producer.caches[0])
     producer.run(*scheduled)
     assert producer.encoded == [A]
