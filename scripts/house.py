@@ -24,7 +24,7 @@ PACKAGES = {
     "shm/mmcached/wire": (3_500, 1_100),
     "shm/mmcached/shm": (4_900, 1_600),
     "shm/mmcached/cache": (1_100, 400),
-    "frontend/mmcached/frontend": (3_000, 700),
+    "frontend/mmcached/frontend": (3_300, 900),
     "frontend/mmcached/gateway": (4_200, 1_300),
     "frontend/mmcached/client": (4_700, 1_500),
     "frontend/mmcached/second_level": (2_500, 600),
