@@ -70,6 +70,7 @@ lint: $(INSTALLED) ## style, types and layers
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/python scripts/lint_imports.py
+	$(BIN)/python scripts/lint_prose.py
 
 test-valkey: $(INSTALLED) ## the second level with Valkey as well as Redis (Debian; 40 MB)
 	tests/second_level/valkey.sh

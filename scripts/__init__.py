@@ -4,5 +4,6 @@ bench           figures beside peers and physical limits      `python -m scripts
 verification    the explorer, chaos and their mutants         `python -m scripts.verification.explore`, `….chaos`
 studies         answers for a page or a decision              `python -m scripts.studies.NAME`
 supervisor      starts the service without an installation
-house           measures the sources
+house           measures the size of each package
+lint_prose      finds phrases that first sentences do not have
 """

@@ -1,7 +1,7 @@
-"""Measures how large and how tidy the house is, and prints the table: `python scripts/house.py [--json]`.
+"""Prints the size of each package beside its limit: `python scripts/house.py [--json]`.
 
-Counts lines, rooms, arrows between rooms, public methods, first sentences, private names in tests, stand-ins, files
-that name a counter and forms of an image; all of it is read off the sources, nothing is imported or run.
+The limits are the sizes when they were last set, rounded up. A package that outgrows its limit is made smaller, or gets
+another limit, with the reason in the commit. It only reports. All is read from the sources; nothing is imported or run.
 """
 
 from __future__ import annotations
@@ -9,8 +9,6 @@ from __future__ import annotations
 import argparse
 import ast
 import json
-import re
-import statistics
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -19,24 +17,36 @@ from pathlib import Path
 from typing import NamedTuple
 
 REPOSITORY = Path(__file__).resolve().parent.parent
-ROOTS = ("shm", "frontend", "engine", "worker")
-FOLDERS = {"engine": "engine/mmcached/engine", "frontend": "frontend/mmcached/frontend"}
-QUESTION = re.compile(
-    r"(In |At |For |Of |By |With |From |To |On )?(which|who|whose|whom|whether|how|what|where|when|why)\b", re.I
-)
-STAND_IN = re.compile(r"(Engine|Worker|Workers|Rank)$")
-COUNTERS = "shm/mmcached/wire/stats.py"
-FORMS_PAGE = "docs/architecture.md"
-FORM = re.compile(r"^\| \d+\. ", re.MULTILINE)
+MAX_MODULE_LINES = 350
+MAX_FUNCTION_LINES = 60
+
+PACKAGES = {
+    "shm/mmcached/wire": (3_500, 1_100),
+    "shm/mmcached/shm": (4_900, 1_600),
+    "shm/mmcached/cache": (1_100, 400),
+    "frontend/mmcached/frontend": (3_300, 900),
+    "frontend/mmcached/gateway": (4_200, 1_300),
+    "frontend/mmcached/client": (4_700, 1_500),
+    "frontend/mmcached/second_level": (2_500, 600),
+    "frontend/mmcached/pictures": (500, 200),
+    "frontend/mmcached/clips": (900, 300),
+    "frontend/mmcached/cli": (7_000, 1_300),
+    "engine/mmcached/engine": (5_000, 1_200),
+    "engine/mmcached/compat": (2_000, 700),
+    "engine/mmcached/integrations": (3_400, 900),
+    "worker/mmcached/worker": (3_700, 1_000),
+    "scripts": (12_400, 1_900),
+    "tests": (66_300, 3_200),
+}
+"""Folder -> the most lines of code, and of docstrings."""
 
 
 class Row(NamedTuple):
-    """One line of the table."""
+    """A line of the table."""
 
     what: str
-    value: float
-    reach: float
-    """The largest value that we want."""
+    value: int
+    limit: int
 
 
 def main() -> None:
@@ -48,41 +58,33 @@ def main() -> None:
         return
     width = max(len(row.what) for row in rows)
     for row in rows:
-        sys.stdout.write(f"{row.what:{width}}  {row.value:>8}  <= {row.reach}\n")
+        mark = "" if row.value <= row.limit else "  over"
+        sys.stdout.write(f"{row.what:{width}}  {row.value:>7,} of {row.limit:>7,}{mark}\n")
 
 
 def measure() -> Iterator[Row]:
-    product = [file for root in ROOTS for file in sources(root)]
-    trees = {file: parse(file) for file in product}
-    code, docs = lines_of(product)
-    yield Row("product: lines of code", code, 16500)
-    yield Row("product: lines of docstrings", docs, 6000)
-    for name, folder in FOLDERS.items():
-        arrows = room_arrows(REPOSITORY / folder, folder.split("/", 1)[1].replace("/", "."))
-        rooms = [room for room in arrows if (REPOSITORY / folder / room).is_dir()]
-        yield Row(f"{name}/: rooms", len(rooms), 8 if name == "engine" else 7)
-        yield Row(f"{name}/: rooms in a circle", len(in_circles(arrows)), 0)
-    most, _ = max((public_methods(tree) for tree in trees.values()), default=(0, ""))
-    yield Row("largest class: public methods", most, 25)
-    questions = [file for file, tree in trees.items() if QUESTION.match(ast.get_docstring(tree) or "")]
-    yield Row("modules that open with an indirect question", len(questions), 0)
-    yield Row("files in scripts/", len(list(sources("scripts"))), 35)
-    tests = list(sources("tests"))
-    yield Row("tests: lines of code", lines_of(tests)[0], 31000)
-    test_trees = [parse(file) for file in tests]
-    yield Row("tests: uses of private names", sum(len(private_uses(tree)) for tree in test_trees), 58)
-    yield Row("tests: stand-in engines and workers", sum(len(stand_ins(tree)) for tree in test_trees), 4)
-    mentions = files_that_name(counters(trees[REPOSITORY / COUNTERS]), trees.values())
-    yield Row("files that name a counter (median)", statistics.median(mentions.values()), 3)
-    yield Row("forms of an image", len(FORM.findall((REPOSITORY / FORMS_PAGE).read_text())), 8)
+    for package, (code_limit, docs_limit) in PACKAGES.items():
+        code, docs = lines_of(sources(package))
+        yield Row(f"{package}: lines of code", code, code_limit)
+        yield Row(f"{package}: lines of docstrings", docs, docs_limit)
+    product = [file for package in PACKAGES if "/mmcached/" in package for file in sources(package)]
+    yield Row(f"modules over {MAX_MODULE_LINES} lines", sum(map(is_long, product)), 0)
+    functions = [node for file in product for node in ast.walk(parse(file)) if isinstance(node, FUNCTIONS)]
+    yield Row(
+        f"functions over {MAX_FUNCTION_LINES} lines", sum(num_lines(node) > MAX_FUNCTION_LINES for node in functions), 0
+    )
+    yield Row("names of public classes in several modules", len(repeated_classes(product)), 0)
 
 
-def sources(folder: str) -> Iterator[Path]:
-    return (file for file in sorted((REPOSITORY / folder).rglob("*.py")) if "__pycache__" not in file.parts)
+FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def sources(folder: str) -> list[Path]:
+    return [file for file in sorted((REPOSITORY / folder).rglob("*.py")) if "__pycache__" not in file.parts]
 
 
 def lines_of(files: Iterable[Path]) -> tuple[int, int]:
-    """Return how many lines hold code, and how many belong to docstrings; blank lines and comments are neither."""
+    """Return the numbers of lines of code, and of docstrings; blank lines and comments are neither."""
     code = docs = 0
     for file in files:
         doc_lines = docstring_lines(parse(file))
@@ -109,96 +111,23 @@ def docstring_lines(tree: ast.Module) -> set[int]:
     return lines
 
 
-def room_arrows(folder: Path, package: str) -> dict[str, set[str]]:
-    """Return, for each room (a folder or a module) directly in `folder`, the rooms that it imports."""
-    arrows: dict[str, set[str]] = {}
-    for file in sorted(folder.rglob("*.py")):
-        room = file.relative_to(folder).parts[0].removesuffix(".py")
-        if room == "__init__":
-            continue
-        found = arrows.setdefault(room, set())
-        for node in ast.walk(parse(file)):
-            if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith(f"{package}."):
-                found.add(node.module.removeprefix(f"{package}.").split(".")[0])
-    return {room: found - {room} for room, found in arrows.items()}
+def is_long(file: Path) -> bool:
+    return file.read_text().count("\n") > MAX_MODULE_LINES
 
 
-def in_circles(arrows: dict[str, set[str]]) -> set[str]:
-    """Return the rooms that can be reached from themselves."""
-
-    def reach(room: str) -> set[str]:
-        seen: set[str] = set()
-        todo = list(arrows.get(room, ()))
-        while todo:
-            other = todo.pop()
-            if other not in seen:
-                seen.add(other)
-                todo += arrows.get(other, ())
-        return seen
-
-    return {room for room in arrows if room in reach(room)}
+def num_lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    return (function.end_lineno or 0) - function.lineno + 1
 
 
-def public_methods(tree: ast.Module) -> tuple[int, str]:
-    """Return the class with the most public methods and properties, as (how many, its name)."""
-    classes = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
-    counts = [
-        (
-            sum(isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef) and part.name[0] != "_" for part in node.body),
-            node.name,
-        )
-        for node in classes
-    ]
-    return max(counts, default=(0, ""))
-
-
-def private_uses(tree: ast.Module) -> list[str]:
-    """Return the private names of others that a test module reads: attributes but those of `self`, and imports."""
-    uses = []
-    for node in ast.walk(tree):
-        match node:
-            case ast.Attribute(value=ast.Name(id="self" | "cls")):
-                pass
-            case ast.Attribute(attr=name) if is_private(name):
-                uses.append(name)
-            case ast.ImportFrom(names=names):
-                uses += [alias.name for alias in names if is_private(alias.name)]
-    return uses
-
-
-def is_private(name: str) -> bool:
-    public = ("_exit", "_replace")  # the os module's, and a named tuple's
-    return name.startswith("_") and not name.endswith("__") and name not in public
-
-
-def stand_ins(tree: ast.Module) -> list[str]:
-    """Return the classes that stand in for an engine or a worker; a state machine that plays with one is none."""
-    classes = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef) and STAND_IN.search(node.name)]
-    return [each.name for each in classes if not any(ast.unparse(base).endswith("Machine") for base in each.bases)]
-
-
-def counters(tree: ast.Module) -> set[str]:
-    """Return the names of the fields of the statistics records that are counters or gauges."""
-    return {
-        node.target.id
-        for node in ast.walk(tree)
-        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
-        if re.search(r"\b(Metric|Gauge)\b|_of_cache", ast.unparse(node.annotation))
-    }
-
-
-def files_that_name(names: set[str], trees: Iterable[ast.Module]) -> Counter[str]:
-    """Return, for each name, in how many modules it is a variable, an attribute or a keyword argument."""
-    found: Counter[str] = Counter()
-    for tree in trees:
-        found.update(names & {name for node in ast.walk(tree) for name in identifiers(node)})
-    return found
-
-
-def identifiers(node: ast.AST) -> Iterator[str]:
-    match node:
-        case ast.Name(id=name) | ast.Attribute(attr=name) | ast.keyword(arg=str(name)) | ast.arg(arg=name):
-            yield name
+def repeated_classes(files: Iterable[Path]) -> set[str]:
+    """Return the names of public classes that more than one module defines."""
+    homes = Counter(
+        node.name
+        for file in files
+        for node in parse(file).body
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+    )
+    return {name for name, num_homes in homes.items() if num_homes > 1}
 
 
 if __name__ == "__main__":

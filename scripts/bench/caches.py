@@ -227,7 +227,7 @@ def _our_ring() -> Iterator[tuple[Any, Any]]:
         stack.callback(sender.close)
         receiver = ShmObjectStoreReceiverCache(ring.announcement)
         stack.callback(receiver.close)
-        if not ring.attach(receiver.reader_id, receiver.incarnation):
+        if not ring.readers.attach(receiver.reader_id, receiver.incarnation):
             raise RuntimeError("the receiver was not accepted")
         yield sender, receiver
 

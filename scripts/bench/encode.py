@@ -27,7 +27,8 @@ from PIL import Image
 
 from mmcached.cli.serve.child_service import ChildService
 from mmcached.client import AsyncClient, Client
-from mmcached.wire.config import ModelConfig, ServiceConfig
+from mmcached.wire.config import ServiceConfig
+from mmcached.wire.model_config import ModelConfig
 from scripts.bench import encode_travel, harness
 from scripts.bench.harness import Bound, Row, compare, row
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from mmcached.client import Client, Generation
 from mmcached.client.known_outputs import output_keys
-from mmcached.wire.config import ModelConfig
+from mmcached.wire.model_config import ModelConfig
 from scripts.bench.harness import Bound, Row, compare, row
 
 SIDE = 280

@@ -9,7 +9,7 @@ from mmcached.wire.handle import Handle
 
 @dataclass(slots=True)
 class Lease:
-    """See `mmcached.shm.ring.self_lease.Lease`."""
+    """See `mmcached.shm.ring.self_lease.SelfLease`."""
 
     handle: Handle
     is_counted: bool = False

@@ -31,8 +31,8 @@ from blake3 import blake3
 from mmcached.cache.clip_keys import clip_key, file_key
 from mmcached.cache.hasher import MultiModalHasher
 from mmcached.client import Audio, Client, Clip, Video
-from mmcached.wire.config import EncoderConfig, ModelConfig
 from mmcached.wire.messages.parts import ClipOptions
+from mmcached.wire.model_config import EncoderConfig, ModelConfig
 from scripts.bench import harness
 from scripts.bench.encode import MODEL as SLOWER
 from scripts.bench.encode import cpu_ms, service

@@ -23,7 +23,8 @@ import torch
 from mmcached.cache.store_keys import EMBEDDINGS
 from mmcached.client import Client
 from mmcached.integrations.ray.encoder_actor import EncoderActor
-from mmcached.wire.config import EncoderConfig, ModelConfig, ServiceConfig
+from mmcached.wire.config import ServiceConfig
+from mmcached.wire.model_config import EncoderConfig, ModelConfig
 from mmcached.worker.encoders.encoder import Encoder
 from mmcached.worker.encoders.ray_actors import PREFIX, RayCluster, connect
 from mmcached.worker.encoders.reference import ReferenceEncoder

@@ -285,7 +285,7 @@ class Subject:
         store = undo.enter_context(ObjectStoreWriter(ring))
         readers = [undo.enter_context(ReaderEntry.attach(ring.announcement)) for _ in range(num_readers)]
         for each in readers:
-            if not ring.attach(each.reader_id, each.incarnation):
+            if not ring.readers.attach(each.reader_id, each.incarnation):
                 raise RuntimeError(f"reader {each.reader_id} was not attached")
         look = undo.enter_context(RingReader.open(ring.announcement)).look
         item = torch.zeros(TINY_BYTES // 4)
@@ -293,7 +293,7 @@ class Subject:
         for index in range(num_slots):
             handle = store.put(str(next(keys)), {"x": item})
             if has_pins and index % PINNED_EVERY == 0:
-                readers[-1].take([Lease(handle)], look)
+                readers[-1].take_leases([Lease(handle)], look)
         return cls(store, readers, look, handle, keys, item)
 
     def put(self) -> None:
@@ -304,13 +304,13 @@ class Subject:
         ring.abort(ring.claim(TINY_BYTES))
 
     def take(self) -> None:
-        self.readers[0].take([Lease(self.handle)], self.look)
+        self.readers[0].take_leases([Lease(self.handle)], self.look)
 
     def give_back(self) -> None:
         self.readers[0].give_back(self.handle)
 
     def is_leased(self) -> None:
-        self.store.ring.is_leased(self.handle)
+        self.store.ring.records.is_leased(self.handle)
 
 
 def growth(num_rounds: int) -> list[Row]:

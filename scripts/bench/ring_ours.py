@@ -56,7 +56,7 @@ class RingWriterEnd(WriterEnd):
             super().__init__(pool, 2 if two_hops else shape.num_readers)
             greetings = self._open_ends(copy=copy, two_hops=two_hops)
             for reader_id, incarnation in greetings.values():
-                if not self._ring.attach(reader_id, incarnation):
+                if not self._ring.readers.attach(reader_id, incarnation):
                     raise RuntimeError(f"entry {reader_id} was not attached")
         except BaseException:
             self._store.close()
@@ -88,7 +88,7 @@ class RingWriterEnd(WriterEnd):
             return self.open_readers(EntryReaderEnd, options)
         engine = self.pool.open(self.session, EngineEnd, {0: {**options, "worker": 1}})
         worker = self.pool.open(self.session, WorkerEnd, {1: {**options, "engine": 0}})
-        if not self._ring.attach(*worker[1]):
+        if not self._ring.readers.attach(*worker[1]):
             raise RuntimeError("the worker's entry was not attached")
         return engine
 
@@ -115,7 +115,7 @@ class EntryReaderEnd(ReaderEnd):
 
     def read(self, handle: Handle) -> Any:
         holder = self._reader.holder(handle)
-        if not all(self._entry.take([self._returns.bind(holder, handle)], self._reader.look)):
+        if not all(self._entry.take_leases([self._returns.bind(holder, handle)], self._reader.look)):
             raise RuntimeError("the lease was not taken")
         return self._objects.decode_held(handle, holder, tensors="torch", copy=self._copy)
 

@@ -31,7 +31,7 @@ from typing import Any, cast
 from msgspec.structs import replace
 
 from mmcached.engine.results.results import Results
-from mmcached.engine.scheduling.scheduler import ScheduledStep
+from mmcached.engine.scheduling.step import ScheduledStep
 from mmcached.engine.server.engine_latency import EngineLatency
 from mmcached.engine.server.held_records import HeldRecords
 from mmcached.engine.server.item_frames import ItemFrames
@@ -290,7 +290,7 @@ class Engine:
 
     def _book(self, frames: list[Frame]) -> None:
         message, payload = decode_frames(frames, _from_worker)
-        finished = self._runner.take(message, payload)
+        finished = self._runner.add_result(message, payload)
         if finished is None or finished.failure() is not None:
             raise RuntimeError(f"the worker's answer is not taken: {message}")
         sampled = {entry.request_id: entry.token_id for entry in finished.answer()[0].sampled}

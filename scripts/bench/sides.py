@@ -20,7 +20,8 @@ from mmcached.cache.hashing.block_hash import extend_block_hashes
 from mmcached.compat.kv_cache_manager import KVCacheManager
 from mmcached.engine.encoder.shared_encoder_cache_manager import SharedEncoderCacheManager
 from mmcached.engine.kv.config import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, SlidingWindowSpec
-from mmcached.engine.scheduling.scheduler import ScheduledStep, Scheduler
+from mmcached.engine.scheduling.scheduler import Scheduler
+from mmcached.engine.scheduling.step import ScheduledStep
 from mmcached.engine.steps.request import Request
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.messages.parts import Feature, Inline

@@ -24,11 +24,11 @@ from typing import get_args
 from mmcached.cache.hashing.block_hash import extend_block_hashes
 from mmcached.compat.kv_cache_manager import KVCacheManager
 from mmcached.engine.kv.config import KVCacheConfig
-from mmcached.engine.server.held_content import HeldContent as Told
+from mmcached.engine.server.held_content import ContentReporter as Told
 from mmcached.engine.steps.request import Request
 from mmcached.gateway.engines.engine_content import EngineContent as Known
 from mmcached.gateway.engines.routing import Candidate, Router, RoutingPolicy
-from mmcached.wire.messages.frontend import CacheChanged
+from mmcached.wire.messages.frontend_from_engines import CacheChanged
 from scripts.bench.harness import Row, print_rows
 from scripts.studies.traces import BLOCK_TOKENS, Prompt, read_trace
 

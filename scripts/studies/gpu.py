@@ -70,13 +70,13 @@ def ring_with(
             raise Unavailable("the ring's pages are not there in time")
         handles = {name: store.put(name, {"data": tensor}) for name, tensor in records.items()}
         entry = stack.enter_context(ReaderEntry.attach(ring.announcement))
-        if not ring.attach(entry.reader_id, entry.incarnation):
+        if not ring.readers.attach(entry.reader_id, entry.incarnation):
             raise RuntimeError("the entry was not attached")
         reader = RingReader.open(ring.announcement)
         objects = stack.enter_context(ObjectStoreReader(reader))
         views = {}
         for name, handle in handles.items():
-            if not all(entry.take([Lease(handle)], reader.look)):
+            if not all(entry.take_leases([Lease(handle)], reader.look)):
                 raise RuntimeError("a lease was not taken")
             views[name] = objects.get(handle, tensors="torch")["data"]
         yield ring.announcement, reader.pages, views
@@ -237,7 +237,7 @@ def _in_child(ring: RingWriter, *, is_killed: bool) -> float:
             child.stdin.write(msgspec.json.encode(ring.announcement) + b"\n")
             child.stdin.flush()
             reader_id, incarnation = msgspec.json.decode(child.stdout.readline(), type=tuple[int, int])
-            if not ring.attach(reader_id, incarnation):
+            if not ring.readers.attach(reader_id, incarnation):
                 raise RuntimeError("the child's entry was not attached")
             child.stdin.write(msgspec.json.encode(handle) + b"\n")
             child.stdin.flush()
@@ -262,7 +262,7 @@ def _killed(ring: RingWriter) -> Iterator[Row]:
     _in_child(ring, is_killed=True)
     begun = time.perf_counter()
     while ring.stats().leases:
-        ring.poll_deaths()
+        ring.readers.poll_deaths()
         if time.perf_counter() - begun > DEADLINE_S:
             raise RuntimeError("the lease of a killed reader did not come back")
         time.sleep(0.001)

@@ -24,7 +24,7 @@ def main() -> None:
     with ReaderEntry.attach(ring) as entry, RingReader.open(ring) as reader:
         say((entry.reader_id, entry.incarnation))
         handle = msgspec.json.decode(sys.stdin.buffer.readline(), type=Handle)
-        if not all(entry.take([Lease(handle)], reader.look)):
+        if not all(entry.take_leases([Lease(handle)], reader.look)):
             raise RuntimeError("the lease was not taken")
         begun = time.perf_counter()
         with pinned(ring):

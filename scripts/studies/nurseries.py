@@ -19,6 +19,7 @@ import weakref
 from collections.abc import Callable, Hashable
 from functools import partial
 from typing import cast
+from unittest import mock
 
 import numpy as np
 import numpy.typing as npt
@@ -28,9 +29,12 @@ from mmcached.frontend.connections.channel import Channel
 from mmcached.frontend.store.nursery_service import NurseryService
 from mmcached.frontend.store.record_store import RecordStore
 from mmcached.shm import EncodedRecord
+from mmcached.shm.ring import ring as ring_module
+from mmcached.shm.ring.chunks import RingClaim
+from mmcached.shm.ring.current_records import CurrentRecords
 from mmcached.shm.ring.extents import Extents
 from mmcached.shm.ring.nursery_table import PlacedRecord
-from mmcached.shm.ring.ring import Claim, RingWriter
+from mmcached.shm.ring.ring import RingWriter
 from mmcached.shm.ring.service_layout import num_nursery_slots, service_layout
 from mmcached.shm.segment.layout import Layout, chunk_bytes
 from mmcached.shm.segment.mapped import Control, map_object
@@ -123,7 +127,7 @@ class Writer:
         self._hand = record.offset + size
         self._service.books.take(self._peer, record.nursery, record.offset, size)
         note = pack_note(store_key("", key), about_record("", key, 0))
-        cast(_Ring, self._records.ring).place_to_note[record.nursery, record.offset] = note
+        cast(_Records, self._records.ring.records).place_to_note[record.nursery, record.offset] = note
         is_kept = self._keep(key, record if self._service.has_slot else _Encoded(record.nbytes))
         self._service.settle(self._peer, record)
         self._granted(self._service.grants(self._peer))
@@ -159,21 +163,28 @@ class _Encoded:
         pass
 
 
-class _Ring(RingWriter):
-    """A ring whose books are real, and whose payloads and notes are never written or read."""
+class _Records(CurrentRecords):
+    """Records whose payloads are never read."""
 
-    def claim(self, nbytes: int, note: bytes = b"") -> Claim:
-        return super().claim(nbytes, note)._replace(buffer=NO_BYTES, note=b"")
-
-    def __init__(self, segment: _Segment, *, max_object_bytes: int, num_nursery_slots: int) -> None:
-        super().__init__(segment, max_object_bytes=max_object_bytes, num_nursery_slots=num_nursery_slots)
-        self.place_to_note: dict[tuple[int, int], bytes] = {}
+    place_to_note: dict[tuple[int, int], bytes]
 
     def note(self, handle: Handle) -> bytes:
         return self.place_to_note[handle.nursery, handle.offset]
 
     def read_into(self, handle: Handle, begin: int, buffer: npt.NDArray[np.uint8]) -> None:
         pass
+
+
+class _Ring(RingWriter):
+    """A ring whose tables are real, and whose payloads and notes are never written or read."""
+
+    def claim(self, nbytes: int, note: bytes = b"") -> RingClaim:
+        return super().claim(nbytes, note)._replace(buffer=NO_BYTES, note=b"")
+
+    def __init__(self, segment: _Segment, *, max_object_bytes: int, num_nursery_slots: int) -> None:
+        with mock.patch.object(ring_module, "CurrentRecords", _Records):
+            super().__init__(segment, max_object_bytes=max_object_bytes, num_nursery_slots=num_nursery_slots)
+        cast(_Records, self.records).place_to_note = {}
 
 
 class _Files(NurseryFiles):

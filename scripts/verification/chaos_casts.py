@@ -16,7 +16,7 @@ from mmcached.shm.ring.leases import LeaseTable
 from mmcached.shm.ring.lookup import Lookup
 from mmcached.shm.ring.nursery_table import NurseryTable
 from mmcached.shm.ring.reader_watch import ReaderWatch
-from mmcached.shm.ring.self_lease import Lease
+from mmcached.shm.ring.self_lease import SelfLease
 from mmcached.wire.handle import Handle
 from scripts.verification.chaos_layers import run_layer
 from scripts.verification.chaos_roles import Role
@@ -62,15 +62,15 @@ def _never_pinned(table: LeaseTable, slot: int) -> bool:
     return False
 
 
-def _take_nothing(entry: ReaderEntry, leases: Sequence[Lease], look: Lookup) -> list[bool]:
-    """Look again, as `ReaderEntry.take` does, without a lease."""
+def _take_nothing(entry: ReaderEntry, leases: Sequence[SelfLease], look: Lookup) -> list[bool]:
+    """Look again, as `ReaderEntry.take_leases` does, without a lease."""
     return [look.holds(lease.handle) and look.is_attached(entry.reader_id, entry.incarnation) for lease in leases]
 
 
-_take = ReaderEntry.take
+_take = ReaderEntry.take_leases
 
 
-def _take_and_give_back(entry: ReaderEntry, leases: Sequence[Lease], look: Lookup) -> list[bool]:
+def _take_and_give_back(entry: ReaderEntry, leases: Sequence[SelfLease], look: Lookup) -> list[bool]:
     """Give each lease back as soon as the record was found, as if its last view had died."""
     are_taken = _take(entry, leases, look)
     for lease in leases:
@@ -94,9 +94,9 @@ def _adopt_nobody(watch: ReaderWatch, may_hold: object) -> list[int]:
 MUTANTS = {
     mutant.name: mutant
     for mutant in (
-        Mutant("client-takes-no-lease", Cast(patched=_patched((ReaderEntry, "take", _take_nothing)))),
+        Mutant("client-takes-no-lease", Cast(patched=_patched((ReaderEntry, "take_leases", _take_nothing)))),
         Mutant("store-ignores-taken-leases", Cast(patched=_patched((LeaseTable, "is_pinned", _never_pinned)))),
-        Mutant("client-gives-back-early", Cast(patched=_patched((ReaderEntry, "take", _take_and_give_back)))),
+        Mutant("client-gives-back-early", Cast(patched=_patched((ReaderEntry, "take_leases", _take_and_give_back)))),
         Mutant("leased-place-is-granted", Cast(patched=_patched((NurseryTable, "forget", _forget_without_an_island)))),
         Mutant("successor-forgets-readers", Cast(patched=_patched((ReaderWatch, "adopt", _adopt_nobody)))),
     )

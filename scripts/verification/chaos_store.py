@@ -32,8 +32,8 @@ from mmcached.frontend.store.record_books import RecordBooks
 from mmcached.frontend.store.record_store import RecordStore
 from mmcached.frontend.store.ring_records import RingRecords
 from mmcached.shm import ObjectStoreReader, RingReader, RingWriter, sweep
+from mmcached.shm.ring.chunks import RingClaim
 from mmcached.shm.ring.key_index import index_words, key_digest
-from mmcached.shm.ring.ring import Claim
 from mmcached.shm.segment.layout import Layout
 from mmcached.shm.segment.nursery_files import nurseries_of
 from mmcached.shm.store import codec
@@ -96,7 +96,7 @@ class _Records(RingRecords):
         super().__init__(books)
         self._ledger = ledger
 
-    def end_copy(self, handle: Handle, claim: Claim, *, is_proven: bool) -> bool:
+    def end_copy(self, handle: Handle, claim: RingClaim, *, is_proven: bool) -> bool:
         is_moved = super().end_copy(handle, claim, is_proven=is_proven)
         if is_moved:
             self._ledger[claim.slot], self._ledger[handle.slot] = self._ledger[handle.slot], 0
@@ -142,7 +142,7 @@ class StoreWriter:
 
     def look_at_readers(self) -> None:
         self._records.poll_hits()
-        self.role.count(Count.DEATHS, len(self.ring.poll_deaths()))
+        self.role.count(Count.DEATHS, len(self.ring.readers.poll_deaths()))
         self._nurseries.check()
         check_records(self._records)
         check_nursery_service(self._nurseries)
@@ -160,7 +160,7 @@ class StoreWriter:
                         self._send(identity, Ring(self.ring.announcement))
                     case Hello(ring_id, reader_id, incarnation):
                         is_this = ring_id == self.ring.announcement.ring_id
-                        if is_this and self.ring.attach(reader_id, incarnation):
+                        if is_this and self.ring.readers.attach(reader_id, incarnation):
                             self._send(identity, Attached(incarnation))
                     case Open(nbytes, nursery):
                         try:
@@ -266,7 +266,7 @@ def run_store(role: Role) -> None:
     ):
         ring = late_ring.take(time.monotonic())
         assert ring is not None
-        ring.on_evict = forget
+        ring.records.on_evict = forget
         records.in_ring = _Records(records.in_ring.books, ledger)
         records.adopt(ring)
         role.log_ring(ring.announcement)

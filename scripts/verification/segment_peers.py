@@ -176,7 +176,7 @@ class Reader:
         for _ in range(self.max_takes):
             if (handle := look.find(KEYS[key])) is None:
                 break
-            (is_taken,) = entry.take([lease := Taking(handle)], look)
+            (is_taken,) = entry.take_leases([lease := Taking(handle)], look)
             if is_taken:
                 self.check_content(machine, handle, key, epoch)
                 return self.use(machine, entry, lease, mapped)

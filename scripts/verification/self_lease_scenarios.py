@@ -11,7 +11,16 @@ from dataclasses import dataclass, replace
 from typing import Any
 from unittest import mock
 
-from mmcached.shm.ring import adoption, lookup, reader_entry, reader_watch, ring, slot_table
+from mmcached.shm.ring import (
+    adoption,
+    current_records,
+    lookup,
+    reader_entry,
+    reader_watch,
+    ring,
+    ring_readers,
+    slot_table,
+)
 from mmcached.shm.ring.chunks import ChunkTable
 from mmcached.shm.ring.leases import LeaseTable
 from mmcached.shm.ring.lookup import Lookup
@@ -120,7 +129,7 @@ class ManyAtOnce(Reader):
         entry, look = the_map.reader_entry(self.reader_id, incarnation), the_map.lookup()
         found = [look.find_generation(slot, 1 + slot) for slot in reversed(range(the_map.num_slots))]
         leases = [Taking(handle) for handle in found if handle is not None]
-        for lease, is_taken in zip(leases, entry.take(leases, look), strict=True):
+        for lease, is_taken in zip(leases, entry.take_leases(leases, look), strict=True):
             self.use(machine, entry, lease, 0 if is_taken else None)
 
 
@@ -388,7 +397,12 @@ MUTANTS = (
         _ONE,
         (reader_entry, "require_word_store", StoreWithoutFence),
     ),
-    _mutant("the writer does not fence before it counts", "I1", _ONE, (ring, "require_word_store", StoreWithoutFence)),
+    _mutant(
+        "the writer does not fence before it counts",
+        "I1",
+        _ONE,
+        (current_records, "require_word_store", StoreWithoutFence),
+    ),
     _mutant(
         "the last lease of many is counted after the fence",
         "I1",
@@ -404,17 +418,23 @@ MUTANTS = (
         (reader_entry, "require_word_store", StoreWithoutRelease),
         order=Order.WEAK,
     ),
-    _mutant("taken is counted before returned", "I1", _BY_TOKEN, (ring, "LeaseTable", TableThatLooksAtTakenFirst)),
+    _mutant(
+        "taken is counted before returned", "I1", _BY_TOKEN, (ring_readers, "LeaseTable", TableThatLooksAtTakenFirst)
+    ),
     _mutant("threads of a reader count side by side", "I3", _THREADS, (self_lease_world, "Reader", ReaderWithoutLock)),
-    _mutant("what was retired in vain is not restored", "I7", _ONE, (ring, "SlotTable", SlotsThatStayRetired)),
-    _mutant("what is overwritten is not sealed", "I1", _HANDED_ON, (ring, "SlotTable", SlotsThatAreNotSealed)),
-    _mutant("a slot is sealed at once", "I8", _HANDED_ON, (ring, "SlotTable", SlotsThatAreSealedAtOnce)),
+    _mutant(
+        "what was retired in vain is not restored", "I7", _ONE, (current_records, "SlotTable", SlotsThatStayRetired)
+    ),
+    _mutant(
+        "what is overwritten is not sealed", "I1", _HANDED_ON, (current_records, "SlotTable", SlotsThatAreNotSealed)
+    ),
+    _mutant("a slot is sealed at once", "I8", _HANDED_ON, (current_records, "SlotTable", SlotsThatAreSealedAtOnce)),
     _mutant(
         *("what was retired in vain is restored after the next record", "I7"),
         replace(_SIZES, the_map=Map(1, 3, has_sizes=True), script=(Put(1, 2), Put(1))),
-        (ring, "SlotTable", SlotsThatAreRestoredLate),
+        (current_records, "SlotTable", SlotsThatAreRestoredLate),
     ),
-    _mutant("what is overwritten is not erased", "I7", _SIZES, (ring, "SlotTable", SlotsThatAreNotErased)),
+    _mutant("what is overwritten is not erased", "I7", _SIZES, (current_records, "SlotTable", SlotsThatAreNotErased)),
     _mutant(
         "a record is published before its payload", "I1", _ONE, (self_lease_world, "Writer", WriterThatPublishesFirst)
     ),
@@ -444,7 +464,7 @@ MUTANTS = (
         "a reader is taken for dead after a silence",
         "I1",
         Setting(script=(Poll(), Put(1))),
-        (ring, "ReaderWatch", WatchThatGuesses),
+        (ring_readers, "ReaderWatch", WatchThatGuesses),
     ),
     _mutant(
         "what a former life has left counts for the next",
@@ -452,14 +472,16 @@ MUTANTS = (
         _KILLED_READER,
         (self_lease_world, "Reader", ReaderThatKeepsAFormerLife),
     ),
-    _mutant("a successor forgets living readers", "I1", _ADOPTED, (ring, "ReaderWatch", WatchThatAdoptsNobody)),
+    _mutant("a successor forgets living readers", "I1", _ADOPTED, (ring_readers, "ReaderWatch", WatchThatAdoptsNobody)),
     _mutant(
         "a successor forgets what a fenced reader may hold",
         "I1",
         _FENCED_ADOPTED,
-        (ring, "LeaseTable", TableThatForgetsFenced),
+        (ring_readers, "LeaseTable", TableThatForgetsFenced),
     ),
-    _mutant("a successor frees what is leased", "I1", _ADOPTED, (ring, "adopt_chunks", adopt_without_islands)),
+    _mutant(
+        "a successor frees what is leased", "I1", _ADOPTED, (current_records, "adopt_chunks", adopt_without_islands)
+    ),
     _mutant("a successor does not fence", "I1", _CLEARED, (adoption, "require_word_store", StoreWithoutFence)),
     _mutant("a successor uses a generation again", "I1", _DISCARDED, (ring, "ChunkTable", ChunksThatCountWhatIsThere)),
 )

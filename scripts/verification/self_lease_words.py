@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mmcached.shm.files import locks
-from mmcached.shm.ring import adoption, leases, lookup, reader_entry, reader_watch, ring, slot_table
+from mmcached.shm.ring import adoption, current_records, leases, lookup, reader_entry, reader_watch, ring, slot_table
 from mmcached.shm.ring.key_index import KeyIndexWriter
 from mmcached.shm.ring.lookup import Lookup
 from mmcached.shm.ring.reader_entry import ReaderEntry
@@ -339,7 +339,7 @@ def modelled_words(the_map: Map) -> Iterator[None]:
         yield RUNNING.machine.choose(the_map.num_slots) if the_map.num_slots > 1 else 0
 
     with contextlib.ExitStack() as stack:
-        for module in (adoption, board, reader_entry, ring, slot_table):
+        for module in (adoption, board, reader_entry, current_records, slot_table):
             stack.enter_context(mock.patch.object(module, "require_word_store", ModelStore))
         stack.enter_context(mock.patch.object(adoption, "read_table", read_table))
         stack.enter_context(mock.patch.object(reader_watch, "locks", ByteLocks))

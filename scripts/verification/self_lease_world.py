@@ -171,14 +171,14 @@ class Writer:
                 case Put(key, num_units):
                     handles += self.put(ring, key, num_units)
                 case Discard():
-                    ring.discard(handles.pop())
+                    ring.records.discard(handles.pop())
                 case Clear():
-                    ring.clear()
+                    ring.records.clear()
                 case Poll():
-                    ring.poll_deaths()
+                    ring.readers.poll_deaths()
                 case Attach(reader_id):
                     if incarnation := machine.load(self.setting.the_map.hello(reader_id)):
-                        ring.attach(reader_id, incarnation)
+                        ring.readers.attach(reader_id, incarnation)
 
     def begin(self, memory: PlainMemory) -> tuple[Any, list[Handle]]:
         """Set the scene; return the ring as it then is, and what it holds."""
@@ -189,7 +189,7 @@ class Writer:
             memory.words[the_map.alive(1 + reader_id)] = 1
             memory.words[the_map.incarnation(reader_id)] = incarnation_of(reader_id, 1)
             if self.setting.is_attached:
-                ring.attach(reader_id, incarnation_of(reader_id, 1))
+                ring.readers.attach(reader_id, incarnation_of(reader_id, 1))
         handles = [handle for _ in range(the_map.num_slots) for handle in Writer.put(self, ring, 0)]
         if self.setting.is_scribbled:
             memory.words[the_map.returned(0, 0)] += 5
@@ -215,7 +215,7 @@ class Successor(Writer):
     def __call__(self, machine: Machine, script: tuple[Job, ...]) -> None:
         RUNNING.machine = machine
         ring = self.setting.the_map.ring_writer(is_adopted=True)
-        self.play(machine, script, ring, [handle for handle, _, _ in ring])
+        self.play(machine, script, ring, [handle for handle, _, _ in ring.records])
 
 
 @dataclass(frozen=True, eq=False)
@@ -255,7 +255,7 @@ class Reader:
         if handle is None:
             return
         with self.alone(machine, self.setting.the_map.taken_lock(self.reader_id)):
-            (is_taken,) = entry.take([lease := Taking(handle)], look)
+            (is_taken,) = entry.take_leases([lease := Taking(handle)], look)
         self.use(machine, entry, lease, key if is_taken else None)
 
     def use(self, machine: Machine, entry: ReaderEntry, lease: Taking, key: int | None) -> None:

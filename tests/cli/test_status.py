@@ -31,14 +31,11 @@ from mmcached.cli.watch.shown_figures import WORK, caches_of, modalities_of
 from mmcached.cli.watch.top_frame import draw
 from mmcached.shm.files.lock_file import LockFile
 from mmcached.wire.config import ServiceConfig
+from mmcached.wire.engine_stats import EncodedByModality, EncodedOfModality, EncoderCacheStats, EngineStats, WorkerStats
 from mmcached.wire.latency import Latency
 from mmcached.wire.paths import RunDir
 from mmcached.wire.stats import (
     ClientStats,
-    EncodedByModality,
-    EncodedOfModality,
-    EncoderCacheStats,
-    EngineStats,
     FrontendStats,
     ItemsByModality,
     ItemsOfModality,
@@ -46,7 +43,6 @@ from mmcached.wire.stats import (
     RoleName,
     ServiceStats,
     SupervisorStats,
-    WorkerStats,
 )
 from tests.cli.fake_view import ENGINE, FRONTEND, WORKER, FakeView, a_role, drawn, page_of
 from tests.shm.processes import wait_until

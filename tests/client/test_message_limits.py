@@ -24,7 +24,6 @@ from tests.client.blocking import Make
 from tests.client.services import StoreService
 from tests.integration.processes import eventually
 
-MAX_FRAMES = 64
 ME = "0" * 32
 
 
@@ -46,7 +45,7 @@ class RefusingService(StoreService):
 
 @pytest.fixture
 def service(run_dir: Path) -> Iterator[RefusingService]:
-    limits = LimitsConfig(max_message_mb=3, max_message_frames=MAX_FRAMES)
+    limits = LimitsConfig(max_message_mb=3)
     with RefusingService(run_dir, store_max_object_mb=4, limits=limits) as running:
         yield running
 

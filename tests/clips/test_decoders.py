@@ -16,10 +16,10 @@ import numpy as np
 import pytest
 
 from mmcached.clips.frame_sizes import FrameSizes
-from mmcached.clips.messages import MAX_LIST_BYTES, MAX_SLICES, PIECES, Made, Opened, Planned
+from mmcached.clips.messages import MAX_LIST_BYTES, MAX_SLICES, PIECES, ClipOpened, ClipPlanned, SliceMade
 from mmcached.clips.sampling import Piece
 from mmcached.clips.settings import ClipSettings
-from mmcached.clips.video import Video
+from mmcached.clips.video import OpenVideo
 from mmcached.gateway.processing import clip_decoder_process
 from mmcached.gateway.processing.clip_decoder_process import ClipDecoder
 from mmcached.gateway.processing.clip_decoders import ClipDecoderPool
@@ -41,7 +41,7 @@ TEN_FPS = ClipOptions("video", fps=10.0)
 
 def test_slices_are_those_that_the_same_code_makes_here(living: ClipDecoderPool) -> None:
     data = video(10)
-    clip = Video(data, TEN_FPS, SETTINGS["video"])
+    clip = OpenVideo(data, TEN_FPS, SETTINGS["video"])
     places = living.plan(data, TEN_FPS, wanted_until_deadline())
     assert [(each.place, each.start_s, each.end_s) for each in places] == [
         msgspec.structs.astuple(piece) for piece in clip.pieces
@@ -73,8 +73,8 @@ def test_a_slice_is_made_only_when_it_is_asked_for(living: ClipDecoderPool, monk
     with closing(living.decode(video(10), TEN_FPS, range(5), wanted_until_deadline())) as slices:
         for num in range(1, 4):
             next(slices)
-            assert told == ["Open", *["Next"] * num]
-    assert told[-1] == "Enough"
+            assert told == ["OpenFile", *["DecodeSlice"] * num]
+    assert told[-1] == "CloseFile"
 
 
 class KillingBudget(PixelBudget):
@@ -200,23 +200,23 @@ VIDEO_SHAPE, AUDIO_SHAPE = (2, 32, 32, 3), (100,)
 @pytest.mark.parametrize(
     ("modality", "said"),
     [
-        ("video", [Ready(), Opened(1), Made(VIDEO_SHAPE, 0.0, 1.0)]),  # there is nothing
-        ("video", [Ready(), Opened(1), Made((2, 33, 32, 3), 0.0, 1.0)]),
-        ("video", [Ready(), Opened(1), Made((3, 32, 32, 3), 0.0, 1.0)]),
-        ("video", [Ready(), Opened(1), Made((2, 32, 32 * 65, 3), 0.0, 1.0)]),
-        ("video", [Ready(), Opened(1), Made(AUDIO_SHAPE, 0.0, 1.0)]),
-        ("video", [Ready(), Opened(1), Planned(1)]),
-        ("video", [Ready(), Made(VIDEO_SHAPE, 0.0, 1.0)]),
-        ("video", [Ready(), {"type": "Opened", "pixels": -1}]),
-        ("video", [Ready(), Opened(1), OutOfMemory()]),
-        ("audio", [Ready(), Opened(0), Made(AUDIO_SHAPE, 0.0, 1.0)]),
-        ("audio", [Ready(), Opened(0), Made((32_001,), 0.0, 1.0)]),
-        ("audio", [Ready(), Opened(0), Made((10, 10), 0.0, 1.0)]),
-        ("audio", [Ready(), Opened(0), Made(AUDIO_SHAPE, 0.0, float("nan"))]),
-        ("plan", [Ready(), {"type": "Planned", "num_bytes": MAX_LIST_BYTES + 1}]),
-        ("plan", [Ready(), Planned(MAX_LIST_BYTES)]),
-        ("plan", [Ready(), Planned(5)]),
-        ("plan", [Ready(), Opened(1)]),
+        ("video", [Ready(), ClipOpened(1), SliceMade(VIDEO_SHAPE, 0.0, 1.0)]),  # there is nothing
+        ("video", [Ready(), ClipOpened(1), SliceMade((2, 33, 32, 3), 0.0, 1.0)]),
+        ("video", [Ready(), ClipOpened(1), SliceMade((3, 32, 32, 3), 0.0, 1.0)]),
+        ("video", [Ready(), ClipOpened(1), SliceMade((2, 32, 32 * 65, 3), 0.0, 1.0)]),
+        ("video", [Ready(), ClipOpened(1), SliceMade(AUDIO_SHAPE, 0.0, 1.0)]),
+        ("video", [Ready(), ClipOpened(1), ClipPlanned(1)]),
+        ("video", [Ready(), SliceMade(VIDEO_SHAPE, 0.0, 1.0)]),
+        ("video", [Ready(), {"type": "ClipOpened", "pixels": -1}]),
+        ("video", [Ready(), ClipOpened(1), OutOfMemory()]),
+        ("audio", [Ready(), ClipOpened(0), SliceMade(AUDIO_SHAPE, 0.0, 1.0)]),
+        ("audio", [Ready(), ClipOpened(0), SliceMade((32_001,), 0.0, 1.0)]),
+        ("audio", [Ready(), ClipOpened(0), SliceMade((10, 10), 0.0, 1.0)]),
+        ("audio", [Ready(), ClipOpened(0), SliceMade(AUDIO_SHAPE, 0.0, float("nan"))]),
+        ("plan", [Ready(), {"type": "ClipPlanned", "num_bytes": MAX_LIST_BYTES + 1}]),
+        ("plan", [Ready(), ClipPlanned(MAX_LIST_BYTES)]),
+        ("plan", [Ready(), ClipPlanned(5)]),
+        ("plan", [Ready(), ClipOpened(1)]),
     ],
     ids=str,
 )

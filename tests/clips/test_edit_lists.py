@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mmcached.clips.edit_lists import Part, parts_of
+from mmcached.clips.edit_lists import ShownPart, parts_of
 from tests.clips.boxes import with_edits
 from tests.clips.files import video
 
 PLAIN = video(5, codec="MJPG", suffix=".mp4")
-SECOND = Part(512, Fraction(1, 4), 0)
+SECOND = ShownPart(512, Fraction(1, 4), 0)
 
 
 @pytest.mark.parametrize(
@@ -23,12 +23,12 @@ SECOND = Part(512, Fraction(1, 4), 0)
         ([], []),
         ([(250, 512)], [SECOND]),
         ([(1000, -1), (250, -1), (250, 512)], [SECOND]),
-        ([(250, 512), (500, 0), (7, 7)], [SECOND, Part(0, Fraction(1, 2), 0)]),
-        ([(250, 512), (500, -1)], [SECOND, Part(-1, Fraction(1, 2), 0)]),
+        ([(250, 512), (500, 0), (7, 7)], [SECOND, ShownPart(0, Fraction(1, 2), 0)]),
+        ([(250, 512), (500, -1)], [SECOND, ShownPart(-1, Fraction(1, 2), 0)]),
         ([(1000, -1)], []),
     ],
 )
-def test_parts_are_those_of_the_list_without_the_delay(edits: list[tuple[int, int]], parts: list[Part]) -> None:
+def test_parts_are_those_of_the_list_without_the_delay(edits: list[tuple[int, int]], parts: list[ShownPart]) -> None:
     assert parts_of(with_edits(PLAIN, edits)) == parts
 
 
@@ -37,13 +37,13 @@ def test_a_list_may_have_large_numbers() -> None:
     table = data.index(b"elst") + 4
     large = struct.pack(">IIQqI", 1 << 24, 1, 2**33, 2**34, 1 << 16)
     data = data[:table] + large + data[table + len(large) :]
-    assert parts_of(data) == [Part(2**34, Fraction(2**33, 1000), 0)]
+    assert parts_of(data) == [ShownPart(2**34, Fraction(2**33, 1000), 0)]
 
 
 def test_times_of_a_part_are_rounded_as_ffmpeg_does() -> None:
-    assert Part(100, Fraction(1, 4), 0).times(1000) == range(100, 350)
-    assert Part(0, Fraction(1, 3), 0).times(100) == range(33)
-    assert Part(0, Fraction(1, 200), 0).times(100) == range(1), "half a unit counts"
+    assert ShownPart(100, Fraction(1, 4), 0).times(1000) == range(100, 350)
+    assert ShownPart(0, Fraction(1, 3), 0).times(100) == range(33)
+    assert ShownPart(0, Fraction(1, 200), 0).times(100) == range(1), "half a unit counts"
 
 
 def test_a_file_in_fragments_shows_everything() -> None:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from mmcached.clips import video as video_module
 from mmcached.clips.settings import ClipSettings
-from mmcached.clips.video import Video
+from mmcached.clips.video import OpenVideo
 from mmcached.gateway.processing.clip_decoders import ClipDecoderPool
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import ClipTooLarge, CorruptClip, EmptyClip, InvalidRequest, MmcachedError
@@ -237,7 +237,7 @@ def test_a_list_of_files_is_no_clip(living: ClipDecoderPool, playlist: bytes, tm
 
 def opens(data: bytes) -> bool:
     try:
-        Video(data, ClipOptions("video", num_frames=2), SETTINGS)
+        OpenVideo(data, ClipOptions("video", num_frames=2), SETTINGS)
     except InvalidRequest:
         return False
     return True

@@ -20,7 +20,7 @@ import pytest
 
 from mmcached.clips.audio import Sound
 from mmcached.clips.settings import ClipSettings
-from mmcached.clips.video import Video
+from mmcached.clips.video import OpenVideo
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import CorruptClip, EmptyClip
 from mmcached.wire.messages.parts import ClipOptions
@@ -42,7 +42,7 @@ def said() -> dict[str, dict[str, Any]]:
 
 def check_video(data: bytes, expected: dict[str, Any], source: random.Random) -> None:
     """Compare frames, their times and what is on them, each frame decoded from another place."""
-    clip = Video(data, ClipOptions("video", num_frames=768), ONE_FRAME)
+    clip = OpenVideo(data, ClipOptions("video", num_frames=768), ONE_FRAME)
     assert [piece.start_s for piece in clip.pieces] == pytest.approx(expected["times"], abs=2e-6)
     numbers = source.sample(range(len(clip.pieces)), len(clip.pieces))
     shades = {number: float(clip.decode(clip.pieces[number]).mean()) for number in numbers}
@@ -73,7 +73,7 @@ def test_samples_are_those_that_ffmpeg_plays(name: str) -> None:
 
 def test_a_video_that_is_turned_is_upright() -> None:
     lying, upright = (
-        Video((MEDIA / name).read_bytes(), ClipOptions("video", num_frames=1), ONE_FRAME).pieces[0].place[1:]
+        OpenVideo((MEDIA / name).read_bytes(), ClipOptions("video", num_frames=1), ONE_FRAME).pieces[0].place[1:]
         for name in ("b_frames.mp4", "turned.mp4")
     )
     assert upright == lying[::-1]
@@ -83,7 +83,7 @@ def test_a_video_that_is_turned_is_upright() -> None:
 def test_a_video_of_which_nothing_is_shown_is_empty(edits: list[tuple[int, int]]) -> None:
     data = with_edits((MEDIA / "b_frames.mp4").read_bytes(), edits)
     with pytest.raises(EmptyClip):
-        Video(data, ClipOptions("video", num_frames=1), ONE_FRAME)
+        OpenVideo(data, ClipOptions("video", num_frames=1), ONE_FRAME)
 
 
 def test_a_chained_ogg_file_is_refused() -> None:

@@ -11,7 +11,7 @@ from PIL import Image
 
 from mmcached.clips.frame_sizes import FrameSizes
 from mmcached.clips.settings import ClipSettings
-from mmcached.clips.video import Video
+from mmcached.clips.video import OpenVideo
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.messages.parts import ClipOptions
 from tests.clips.boxes import Packet, h264, jpeg, matroska
@@ -20,9 +20,9 @@ from tests.clips.files import frame, video
 SETTINGS = ClipSettings.from_config(ServiceConfig(), "video")
 
 
-def opened(data: bytes, **options: Any) -> Video:
+def opened(data: bytes, **options: Any) -> OpenVideo:
     options = options if "num_frames" in options else {"fps": 10.0, **options}
-    return Video(data, ClipOptions("video", **options), SETTINGS)
+    return OpenVideo(data, ClipOptions("video", **options), SETTINGS)
 
 
 def all_frames(data: bytes) -> dict[int, bytes]:
@@ -131,7 +131,7 @@ def test_frames_are_upright() -> None:
 def test_frames_have_the_size_that_a_checkpoint_says() -> None:
     sizes = FrameSizes(side=28, min_pixels=784, max_pixels=28 * 28 * 6, lifts=False)
     settings = ClipSettings.from_config(ServiceConfig(), "video", sizes=sizes)
-    clip = Video(video(4, codec="FFV1"), ClipOptions("video", fps=10.0), settings)
+    clip = OpenVideo(video(4, codec="FFV1"), ClipOptions("video", fps=10.0), settings)
     assert clip.pieces[0].place == (0, 1, 56, 56)
     assert clip.decode(clip.pieces[0]).shape == (2, 56, 56, 3)
 
@@ -140,7 +140,7 @@ def test_a_slice_may_have_more_than_two_frames() -> None:
     settings = ClipSettings.from_config(ServiceConfig(), "video", num_frames=4)
     data = video(10, codec="FFV1")
     for options in ({"fps": 10.0}, {"num_frames": 10}):
-        clip = Video(data, ClipOptions("video", **options), settings)
+        clip = OpenVideo(data, ClipOptions("video", **options), settings)
         places = [piece.place[:4] for piece in clip.pieces]
         assert places == [(0, 1, 2, 3), (4, 5, 6, 7), (8, 9, 9, 9)]
         assert clip.decode(clip.pieces[2]).shape == (4, 64, 64, 3)

@@ -23,7 +23,7 @@ def check_sender(cache: ShmObjectStoreSenderCache) -> None:
     """Check that a small item is not in the ring too, and that no note has lost its chunk."""
     items = cache._items
     check_objects(items._store)
-    assert all(map(items._store.ring.is_current, items._notes))
+    assert all(map(items._store.ring.records.is_current, items._notes))
     assert not any(mm_hash in items for mm_hash in cache._small)
     check_lru(cache._small)
 

@@ -9,7 +9,7 @@ from mmcached.client.store.tokens import checked_token
 from mmcached.shm import ObjectStoreReader, RingReader
 from mmcached.wire.handle import RingAnnouncement
 from mmcached.wire.messages import engine as to_engine
-from mmcached.wire.messages import frontend as to_frontend
+from mmcached.wire.messages import frontend_from_engines as to_frontend
 from mmcached.wire.messages.parts import Inline, StoredItem
 from mmcached.wire.paths import RunDir
 from mmcached.wire.sockets.frames import Frame

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from mmcached.engine import Request
-from mmcached.wire.config import ModelConfig, ServiceConfig
+from mmcached.wire.config import ServiceConfig
 from mmcached.wire.messages.parts import EncoderOutput, Feature, Inline, Tensor
+from mmcached.wire.model_config import ModelConfig
 from mmcached.wire.vocabulary import IMAGE_TOKEN_ID
 
 

@@ -15,9 +15,9 @@ from mmcached.wire.closeable import Closeable
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import MmcachedError, error_to_wire
 from mmcached.wire.messages import engine as to_engine
-from mmcached.wire.messages import frontend as from_engine
+from mmcached.wire.messages import frontend_from_engines as from_engine
 from mmcached.wire.messages import worker as to_worker
-from mmcached.wire.messages.frontend import RequestGenerated
+from mmcached.wire.messages.frontend_from_engines import RequestGenerated
 from mmcached.wire.messages.parts import Feature, StoredItem
 from mmcached.wire.paths import RunDir
 from mmcached.wire.sockets.frames import Frame

@@ -8,10 +8,10 @@ import pytest
 
 from mmcached.engine import Request, ScheduledStep, Scheduler
 from mmcached.engine.hidden_states.listed_rows import Report
-from mmcached.wire.config import ModelConfig
 from mmcached.wire.errors import InvalidRequest
 from mmcached.wire.messages.engine import RowsMissing
 from mmcached.wire.messages.parts import RowsWanted
+from mmcached.wire.model_config import ModelConfig
 from tests.engine.builders import generate
 from tests.engine.integrity import check_scheduler
 from tests.engine.schedulers import schedule, scheduler_with

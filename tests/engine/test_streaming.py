@@ -13,9 +13,9 @@ import pytest
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import ChannelFull, InvariantError, error_from_wire, error_to_wire
 from mmcached.wire.messages import engine as to_engine
-from mmcached.wire.messages import frontend as from_engine
+from mmcached.wire.messages import frontend_from_engines as from_engine
 from mmcached.wire.messages import worker as to_worker
-from mmcached.wire.messages.frontend import RequestGenerated, TokensCommitted
+from mmcached.wire.messages.frontend_from_engines import RequestGenerated, TokensCommitted
 from mmcached.wire.messages.parts import RequestRows, Rows, RowsWanted, StreamedTokens, Tensor
 from mmcached.wire.sockets.dialer import Dialer
 from tests.clock import Clock

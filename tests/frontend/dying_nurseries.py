@@ -80,7 +80,7 @@ class Store:
         crash_points._TARGET, crash_points._passes = crash_points.parse(crash_at), 0  # type: ignore[misc]
 
     def attach(self, reader_id: int, incarnation: int) -> bool:
-        return self.ring.attach(reader_id, incarnation)
+        return self.ring.readers.attach(reader_id, incarnation)
 
     def put(self, key: str, value: int, overwrites: bool = False) -> bool:
         """Put a record whose bytes all have one value; return whether it was laid into the nursery."""
@@ -123,7 +123,7 @@ class Store:
         self.service.flush(is_new_epoch=True)
 
     def stats(self) -> RingStats:
-        self.ring.poll_deaths()
+        self.ring.readers.poll_deaths()
         self.service.check(time.monotonic())
         check_store(self.service)
         return self.ring.stats()

@@ -44,7 +44,7 @@ class Keeper:
         return self.store.epoch
 
     def attach(self, reader_id: int, incarnation: int) -> bool:
-        return self.ring().attach(reader_id, incarnation)
+        return self.ring().readers.attach(reader_id, incarnation)
 
     def put(self, tenant: str, key: str, value: int) -> bool:
         """Put a record whose bytes all have one value; return whether it was kept."""
@@ -63,7 +63,7 @@ class Keeper:
         self.store.begin_epoch()
 
     def stats(self) -> RingStats:
-        self.ring().poll_deaths()
+        self.ring().readers.poll_deaths()
         check_records(self.store)
         return self.ring().stats()
 

@@ -26,6 +26,7 @@ from mmcached.wire.handle import Handle
 from mmcached.wire.messages import client as to_client
 from mmcached.wire.messages import engine as to_engine
 from mmcached.wire.messages import frontend as to_frontend
+from mmcached.wire.messages import frontend_from_engines as from_engine
 from mmcached.wire.messages.parts import EncoderForm, Inline
 from mmcached.wire.paths import RunDir
 from mmcached.wire.sockets.frames import Frame
@@ -82,7 +83,7 @@ class FakeClient:
         if isinstance(message, to_client.Records) and self.entry is not None:
             assert self.ring is not None
             leases = [Taking(record) for record in message.records if isinstance(record, Handle)]
-            assert not leases or all(self.entry.take(leases, self.ring.look))
+            assert not leases or all(self.entry.take_leases(leases, self.ring.look))
         return message
 
     def hello(self) -> to_client.Welcome:
@@ -258,7 +259,7 @@ class Bench(Closeable):
         engine = self.add_engine(digest=self.config.digest(), index=index)
         self.from_frontend(engine, to_engine.Greeted)
         num_ready = len(self.stats().engines)
-        engine.channel.send(to_frontend.EngineReady(1, encoder_fingerprint, encoder=encoder))
+        engine.channel.send(from_engine.EngineReady(1, encoder_fingerprint, encoder=encoder))
         while len(self.stats().engines) <= num_ready:
             pass  # they name an engine once it is ready
         return engine

@@ -17,6 +17,7 @@ from mmcached.wire.limits import LimitsConfig
 from mmcached.wire.messages import client as to_client
 from mmcached.wire.messages import engine as to_engine
 from mmcached.wire.messages import frontend as to_frontend
+from mmcached.wire.messages import frontend_from_engines as from_engine
 from mmcached.wire.messages.parts import ClipOptions
 from mmcached.wire.sockets.frames import encode_frames
 from mmcached.wire.sockets.zmtp import pack
@@ -104,7 +105,7 @@ def test_a_flood_leaves_another_client_answered_and_deadlines_and_engines_looked
         bench.client.send(to_frontend.HaveRecords(1, []))
         assert bench.answer(to_client.Present).request_id == 1
         bench.client.send(to_frontend.Generate(bench.client_id, 2, "hello", 7, None, 5.0))
-        engine.channel.send(to_frontend.RequestGenerated(honest_request(bench, engine), [5], "length", 0))
+        engine.channel.send(from_engine.RequestGenerated(honest_request(bench, engine), [5], "length", 0))
         assert bench.answer(to_client.Generated).request_id == 2
         bench.client.send(to_frontend.Generate(bench.client_id, 3, "hello", 4, None, 5.0))
         bench.pump(lambda: len(bench.gateway.requests) == 1)
@@ -146,7 +147,7 @@ def test_flushes_that_come_soon_after_one_are_answered_by_the_next(
 ) -> None:
     bench.client.send(to_frontend.Flush(1))
     token = bench.from_frontend(engine, to_engine.FlushEngine).token
-    engine.channel.send(to_frontend.EngineFlushed(token))
+    engine.channel.send(from_engine.EngineFlushed(token))
     assert bench.answer(to_client.Flushed).request_id == 1
     for number in (2, 3, 4):
         bench.client.send(to_frontend.Flush(number))
@@ -154,7 +155,7 @@ def test_flushes_that_come_soon_after_one_are_answered_by_the_next(
     assert engine.backlog == []
     clock.now += 5
     token = bench.from_frontend(engine, to_engine.FlushEngine).token
-    engine.channel.send(to_frontend.EngineFlushed(token))
+    engine.channel.send(from_engine.EngineFlushed(token))
     assert [bench.answer(to_client.Flushed).request_id for _ in range(3)] == [2, 3, 4]
     assert engine.backlog == []
 
@@ -289,8 +290,8 @@ def test_a_fault_over_what_an_engine_says_ends_that_request(
 
     with monkeypatch.context() as patch:
         patch.setattr(bench.gateway.requests.streams, "rest", broken)
-        engine.channel.send(to_frontend.RequestGenerated(adds[0].request_id, [5], "length", 0))
+        engine.channel.send(from_engine.RequestGenerated(adds[0].request_id, [5], "length", 0))
         failed = bench.answer(to_client.Failed)
     assert (failed.request_id, failed.error.code) == (1, "invariant_error")
-    engine.channel.send(to_frontend.RequestGenerated(adds[1].request_id, [5], "length", 0))
+    engine.channel.send(from_engine.RequestGenerated(adds[1].request_id, [5], "length", 0))
     assert bench.answer(to_client.Generated).request_id == 2

@@ -17,16 +17,18 @@ from mmcached.frontend.flushes import FLUSH_TIMEOUT_S
 from mmcached.frontend.server import CHECK_INTERVAL_S
 from mmcached.gateway.requests.request_verbs import MAX_RESENDS
 from mmcached.shm import encode
-from mmcached.shm.segment.segment import Host
+from mmcached.shm.segment.segment import HostCalls
 from mmcached.wire.config import ServiceConfig
+from mmcached.wire.engine_stats import EngineStats, WorkerStats
 from mmcached.wire.errors import ServiceUnavailable, error_from_wire
 from mmcached.wire.messages import client as to_client
 from mmcached.wire.messages import engine as to_engine
 from mmcached.wire.messages import frontend as to_frontend
+from mmcached.wire.messages import frontend_from_engines as from_engine
 from mmcached.wire.messages.parts import Inline, StoredItem, StreamedTokens
 from mmcached.wire.paths import RunDir
 from mmcached.wire.process.turns import REST_S
-from mmcached.wire.stats import EngineStats, RoleName, WorkerStats
+from mmcached.wire.stats import RoleName
 from mmcached.wire.vocabulary import IMAGE_TOKEN_ID
 from tests.cli.fake_view import page_of
 from tests.clock import Clock, Sleeper
@@ -51,7 +53,9 @@ def test_a_ring_without_room_is_inline_mode_until_there_is_room(
     run_dir: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch, has_engine: bool
 ) -> None:
     room = [0]
-    monkeypatch.setattr("mmcached.frontend.connections.rings.Host", lambda: Host(shm_free_bytes=lambda: room[0]))
+    monkeypatch.setattr(
+        "mmcached.frontend.connections.rings.HostCalls", lambda: HostCalls(shm_free_bytes=lambda: room[0])
+    )
     config = msgspec.structs.replace(CONFIG, store_gb=1 / 1024)
     with Bench(run_dir, config, clock) as bench:
         client = bench.connect_client(is_reader=False)
@@ -103,12 +107,12 @@ def test_what_an_engine_says_of_a_former_frontends_request_is_not_taken_for_one_
     engine = bench.add_engine(digest=CONFIG.digest())
     bench.from_frontend(engine, to_engine.Greeted)
     number = 1
-    engine.channel.send(to_frontend.TokensCommitted([StreamedTokens(number, 0, [9])]))
-    engine.channel.send(to_frontend.RequestGenerated(number, [9], "length", 0))
-    engine.channel.send(to_frontend.RequestFailed(number, ERROR))
+    engine.channel.send(from_engine.TokensCommitted([StreamedTokens(number, 0, [9])]))
+    engine.channel.send(from_engine.RequestGenerated(number, [9], "length", 0))
+    engine.channel.send(from_engine.RequestFailed(number, ERROR))
     ready = bench.connect_engine(index=1)
     add = bench.from_frontend(ready, to_engine.AddRequest)
-    ready.channel.send(to_frontend.RequestGenerated(add.request_id, [5], "length", 0))
+    ready.channel.send(from_engine.RequestGenerated(add.request_id, [5], "length", 0))
     assert bench.answer(to_client.Generated).token_ids == [5]
 
 
@@ -135,7 +139,7 @@ def test_request_names_its_items_in_the_store_which_stay_there_until_it_has_ende
     items = bench.stats().items
     assert items.entries == 2
     assert 0 < items.pinned_bytes <= items.used_bytes
-    engine.channel.send(to_frontend.RequestGenerated(add.request_id, [5], "length", 3))
+    engine.channel.send(from_engine.RequestGenerated(add.request_id, [5], "length", 3))
     bench.answer(to_client.Generated)
     assert bench.stats().items.pinned_bytes == 0
 
@@ -163,7 +167,7 @@ def test_a_request_that_took_too_long_is_in_the_slow_log(run_dir: Path, clock: C
             add = bench.from_frontend(engine, to_engine.AddRequest)
             clock.now += wait_s
             with capture_logs() as logs:
-                engine.channel.send(to_frontend.RequestGenerated(add.request_id, [5], "length", 3))
+                engine.channel.send(from_engine.RequestGenerated(add.request_id, [5], "length", 3))
                 bench.answer(to_client.Generated)
         (slow,) = bench.frontend.stats().slow_log.last
         assert (slow.what, slow.number) == ("request", add.request_id)
@@ -176,7 +180,7 @@ def test_answer_goes_to_the_client_that_asked_with_its_own_number(bench: Bench, 
     bench.generate(41, [])
     add = bench.from_frontend(engine, to_engine.AddRequest)
     for _ in range(2):  # the second is for nobody
-        engine.channel.send(to_frontend.RequestGenerated(add.request_id, [5, 6], "length", 3))
+        engine.channel.send(from_engine.RequestGenerated(add.request_id, [5, 6], "length", 3))
     answer = bench.answer(to_client.Generated)
     assert answer == to_client.Generated(41, [5, 6], "length", len(add.prompt_token_ids), 3)
     stats = bench.stats()
@@ -220,7 +224,7 @@ def test_miss_is_sent_again_a_bounded_number_of_times(bench: Bench, engine: Wire
         is_first = bench.stats().resends == 0
         assert isinstance(add.features[0].payload, StoredItem if is_first else Inline)
         assert (bench.stats().items.pinned_bytes > 0) == is_first
-        engine.channel.send(to_frontend.RequestMissed(add.request_id, [add.features[0].mm_hash]))
+        engine.channel.send(from_engine.RequestMissed(add.request_id, [add.features[0].mm_hash]))
     failed = bench.answer(to_client.Failed)
     assert failed.request_id == 9
     assert error_from_wire(failed.error).retryable
@@ -278,7 +282,7 @@ def test_for_an_engine_whose_connection_is_gone_nothing_is_pinned(bench: Bench, 
     """The message cannot be queued: nothing stays pinned for ever, and the request waits."""
     bench.generate(1, [png(1)])
     add = bench.from_frontend(engine, to_engine.AddRequest)
-    engine.channel.send(to_frontend.RequestGenerated(add.request_id, [5], "length", 3))
+    engine.channel.send(from_engine.RequestGenerated(add.request_id, [5], "length", 3))
     bench.answer(to_client.Generated)
     engine.channel.close()
     bench.engines.remove(engine)
@@ -336,7 +340,7 @@ def test_a_flush_while_a_request_is_open_leaves_its_item_to_who_reads_it(bench: 
     before = bytes(reader.ring.view(place))
     bench.client.send(to_frontend.Flush(6))
     flush = bench.from_frontend(engine, to_engine.FlushEngine)
-    engine.channel.send(to_frontend.EngineFlushed(flush.token))
+    engine.channel.send(from_engine.EngineFlushed(flush.token))
     bench.answer(to_client.Flushed)
     assert bench.stats().items.entries == 0
     for number in range(2, 5):  # what comes next finds no room where it lies
@@ -365,7 +369,7 @@ def test_draining_refuses_new_requests_and_ends_with_the_last(bench: Bench, engi
     assert not bench.frontend.is_drained
     bench.generate(2, [])
     assert failure(bench) == "service_unavailable"
-    engine.channel.send(to_frontend.RequestGenerated(add.request_id, [5], "stop", 0))
+    engine.channel.send(from_engine.RequestGenerated(add.request_id, [5], "stop", 0))
     bench.answer(to_client.Generated)
     assert bench.frontend.is_drained
 
@@ -387,7 +391,7 @@ def test_a_living_engine_that_is_dropped_may_come_again(
     bench.from_frontend(engine, to_engine.AddRequest)
     with monkeypatch.context() as patch:
         patch.setattr(bench.gateway.connections, "make_ready", lambda *_: 1 / 0)
-        engine.channel.send(to_frontend.EngineReady(1))
+        engine.channel.send(from_engine.EngineReady(1))
         assert bench.answer(to_client.Failed).error.code == "request_aborted"
     bench.engine_dies(engine)
     again = bench.connect_engine()
@@ -417,7 +421,7 @@ def test_engine_that_connects_anew_begins_anew(bench: Bench, engine: WireEngine)
     engine.connect_anew()
     assert bench.from_frontend(engine, to_engine.Greeted).session != former
     assert bench.answer(to_client.Failed).error.code == "request_aborted"
-    engine.channel.send(to_frontend.RequestGenerated(add.request_id, [5], "length", 0))
+    engine.channel.send(from_engine.RequestGenerated(add.request_id, [5], "length", 0))
     stats = bench.stats()
     assert (stats.requests_open, stats.items.pinned_bytes) == (0, 0)
 
@@ -461,7 +465,7 @@ def test_probe_is_answered_when_all_workers_agree_and_no_lease_is_left(bench: Be
     lease = Taking(place)
     assert reader.entry.take_beside(lease, reader.ring.look)
     read = checksum(bench.frontend.store.announcement, probe.payload)
-    engine.channel.send(to_frontend.EngineProbed(probe.token, [read, read]))
+    engine.channel.send(from_engine.EngineProbed(probe.token, [read, read]))
     assert bench.stats().items.entries == 1, "it is leased still"
     reader.entry.end(lease)
     assert bench.answer(to_client.Probed) == to_client.Probed(5, [0], 2, [])
@@ -479,7 +483,7 @@ def test_probe_that_fails_says_where(
     if answer is None:
         clock.now += 11
     else:
-        engine.channel.send(to_frontend.EngineProbed(probe.token, [answer] if answer else []))
+        engine.channel.send(from_engine.EngineProbed(probe.token, [answer] if answer else []))
     failed = bench.answer(to_client.Failed)
     assert failed.request_id == 5
     assert mentions in failed.error.message
@@ -499,7 +503,7 @@ def test_who_asks_again_and_again_is_answered_though_one_probe_never_is(
     assert bench.answer(to_client.Failed).request_id == 1
     probe = bench.from_frontend(engine, to_engine.ProbeEngine)
     assert probe.token > lost.token
-    engine.channel.send(to_frontend.EngineProbed(probe.token, ["wrong"]))
+    engine.channel.send(from_engine.EngineProbed(probe.token, ["wrong"]))
     failed = bench.answer(to_client.Failed)
     assert failed.request_id == 2
     assert "worker 0 of engine 0" in failed.error.message
@@ -515,7 +519,7 @@ def test_a_flush_that_an_engine_never_answers_does_not_keep_the_next_one_from_be
     bench.client.send(to_frontend.Flush(2))
     flush = bench.from_frontend(engine, to_engine.FlushEngine)
     assert flush.token > lost.token
-    engine.channel.send(to_frontend.EngineFlushed(flush.token))
+    engine.channel.send(from_engine.EngineFlushed(flush.token))
     assert bench.answer(to_client.Flushed).request_id == 2
 
 
@@ -525,9 +529,9 @@ def test_flush_forgets_here_and_is_answered_when_every_engine_has(bench: Bench, 
     bench.client.send(to_frontend.Flush(6))
     flush = bench.from_frontend(engine, to_engine.FlushEngine)
     assert bench.stats().items.entries == 0
-    engine.channel.send(to_frontend.EngineFlushed(flush.token))
+    engine.channel.send(from_engine.EngineFlushed(flush.token))
     assert bench.answer(to_client.Flushed).request_id == 6
-    engine.channel.send(to_frontend.RequestGenerated(add.request_id, [5], "length", 0))
+    engine.channel.send(from_engine.RequestGenerated(add.request_id, [5], "length", 0))
     bench.answer(to_client.Generated)
 
 

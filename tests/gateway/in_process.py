@@ -11,7 +11,8 @@ from mmcached.gateway.processing.processor import GatewayItem
 from mmcached.pictures.grid import scaled_size
 from mmcached.pictures.images import decode_image
 from mmcached.pictures.settings import PictureSettings
-from mmcached.wire.config import ModelConfig, ServiceConfig
+from mmcached.wire.config import ServiceConfig
+from mmcached.wire.model_config import ModelConfig
 
 _one_at_a_time = threading.Lock()
 """A decoder has one thread, and its warning filters for itself."""

@@ -15,6 +15,7 @@ from mmcached.wire.errors import CacheMiss, error_from_wire
 from mmcached.wire.messages import client as to_client
 from mmcached.wire.messages import engine as to_engine
 from mmcached.wire.messages import frontend as to_frontend
+from mmcached.wire.messages import frontend_from_engines as from_engine
 from tests.clock import Clock
 from tests.doubles.engine import WireEngine
 from tests.frontend.fake_peers import Bench, png
@@ -109,7 +110,7 @@ def test_a_file_whose_id_is_cached_is_not_looked_at_until_a_flush(
     assert hashes(bench, engine) == first
     bench.client.send(to_frontend.Flush(9))
     token = bench.from_frontend(engine, to_engine.FlushEngine).token
-    engine.channel.send(to_frontend.EngineFlushed(token))
+    engine.channel.send(from_engine.EngineFlushed(token))
     bench.answer(to_client.Flushed)
     ask(bench, 3, [NO_FILE], ["a"])
     assert_misses(bench, 3, "a")
@@ -218,7 +219,7 @@ def test_ring_items_that_the_engine_missed_are_sent_again_a_bounded_number_of_ti
     ask(bench, 2, [NO_FILE], ["a"])
     for _ in range(MAX_RESENDS + 1):
         add = bench.from_frontend(engine, to_engine.AddRequest)
-        engine.channel.send(to_frontend.RequestMissed(add.request_id, [add.features[0].mm_hash]))
+        engine.channel.send(from_engine.RequestMissed(add.request_id, [add.features[0].mm_hash]))
     error = failure_of(bench, 2).error
     assert (error.code, error.retryable) == ("request_aborted", True)
 
@@ -230,7 +231,7 @@ def test_items_that_only_the_engine_had_and_lost_are_a_miss_of_their_ids(bench: 
     ask(bench, 2, [NO_FILE, B], ["a", None])
     add = bench.from_frontend(engine, to_engine.AddRequest)
     assert [feature.payload for feature in add.features] == [None, None], "the engine is believed to have both"
-    engine.channel.send(to_frontend.RequestMissed(add.request_id, [feature.mm_hash for feature in add.features]))
+    engine.channel.send(from_engine.RequestMissed(add.request_id, [feature.mm_hash for feature in add.features]))
     assert_misses(bench, 2, "a")
     stats = bench.stats()
     assert (stats.desyncs, stats.resends, stats.requests_open) == (2, 1, 1), "open is the one that the engine still has"

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from mmcached.client import Audio, Client, Clip, Video
-from mmcached.wire.config import ModelConfig
+from mmcached.wire.model_config import ModelConfig
 from mmcached.wire.stats import ServiceStats
 from tests.clips.files import sound, video, video_and_longer
 from tests.integration.local_service import LocalService

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from mmcached.client import Client
-from mmcached.wire.config import ModelConfig
 from mmcached.wire.errors import InvariantError, MmcachedError, RequestAborted
+from mmcached.wire.model_config import ModelConfig
 from mmcached.worker.encoder_cache import EncoderCache
 from tests.integration.faulty_service import LYING_WORKER, faulty_service
 from tests.integration.local_service import LocalService

@@ -19,10 +19,11 @@ import torch
 from mmcached.cli.serve.child_service import ChildService
 from mmcached.client import AsyncClient, Client, results
 from mmcached.shm.store.codec import Library
+from mmcached.wire.engine_stats import WorkerStats
 from mmcached.wire.limits import LimitsConfig
 from mmcached.wire.messages.client import Encoded
 from mmcached.wire.sockets.frames import Frame
-from mmcached.wire.stats import ServiceStats, WorkerStats
+from mmcached.wire.stats import ServiceStats
 from tests.integration.local_service import LocalService, without_caches
 from tests.integration.processes import DEADLINE_S, eventually, retryably, role_pids, small_config, stats_of
 from tests.integration.test_bit_identical import base, quiet_stats, uncached

@@ -17,8 +17,9 @@ import torch
 from mmcached.cli.demo.run import all_caches_off
 from mmcached.client import AsyncClient, Client, Generation, RowRange, RowsWanted
 from mmcached.gateway.requests.admission import Admission
-from mmcached.wire.config import ModelConfig, ServiceConfig
+from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import InvalidRequest, MmcachedError, ServiceUnavailable
+from mmcached.wire.model_config import ModelConfig
 from mmcached.wire.stats import ServiceStats
 from tests.engine.integrity import check_scheduler
 from tests.frontend.integrity import check_frontend

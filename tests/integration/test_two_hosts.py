@@ -20,7 +20,7 @@ import torch
 from mmcached.cli.admin.observe import fetch
 from mmcached.cli.serve.child_service import ChildService
 from mmcached.client import Client, Video
-from mmcached.second_level.process import SecondLevel
+from mmcached.second_level.process import SecondLevelProcess
 from mmcached.second_level.shared_records import SharedRecords
 from mmcached.second_level.urls import make_backend
 from mmcached.wire.limits import LimitsConfig
@@ -72,12 +72,12 @@ def own_server(program: str) -> Iterator[Server]:
 
 
 @contextmanager
-def encoding_host(run_dir: Path, url: str) -> Iterator[tuple[Client, SecondLevel]]:
+def encoding_host(run_dir: Path, url: str) -> Iterator[tuple[Client, SecondLevelProcess]]:
     """Run a service with a worker, and its second level, in threads."""
     config = small_config(world_size=1, store_l2=url, limits=PATIENT)
     with LocalService(run_dir, config, saves_outputs=True) as service:
         records = SharedRecords(make_backend(url), max_bytes=1 << 28, ttl_s=60.0)
-        with SecondLevel(RunDir(run_dir), config, records) as level:
+        with SecondLevelProcess(RunDir(run_dir), config, records) as level:
             level.start()
             eventually(lambda: service.frontend.store.second_level.is_open, bool, "the second level")
             with Client(run_dir) as client:

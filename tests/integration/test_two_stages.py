@@ -12,7 +12,8 @@ import torch
 
 from mmcached.cli.demo.run import all_caches_off
 from mmcached.client import Client, RowsWanted
-from mmcached.wire.config import ModelConfig, ServiceConfig
+from mmcached.wire.config import ServiceConfig
+from mmcached.wire.model_config import ModelConfig
 from mmcached.wire.stats import ServiceStats
 from tests.integration.local_service import scratch_service
 from tests.integration.processes import small_config

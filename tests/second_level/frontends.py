@@ -16,7 +16,7 @@ import msgspec
 from mmcached.client import Client
 from mmcached.frontend.server import Frontend
 from mmcached.frontend.store_alone import StoreAlone
-from mmcached.second_level.process import SecondLevel
+from mmcached.second_level.process import SecondLevelProcess
 from mmcached.second_level.shared_records import SharedRecords
 from mmcached.wire.closeable import Closeable
 from mmcached.wire.config import ServiceConfig
@@ -88,17 +88,17 @@ class Fleet(ExitStack):
         self.server = PlainServer()
         self._home = home
 
-    def host(self, name: str, **more: Any) -> tuple[Client, SecondLevel]:
+    def host(self, name: str, **more: Any) -> tuple[Client, SecondLevelProcess]:
         """Return a client of a new host, and its second level, which is at work."""
         frontend = self.enter_context(FrontendThread(self._home / name, config_of(**more)))
         level = self.level(frontend)
         client = self.enter_context(Client(frontend.directory.path, tenant="t"))
         return client, level
 
-    def level(self, frontend: FrontendThread) -> SecondLevel:
+    def level(self, frontend: FrontendThread) -> SecondLevelProcess:
         records = SharedRecords(PlainBackend(self.server), max_bytes=1 << 30, ttl_s=60.0)
         config = ServiceConfig.load(frontend.directory.config)
-        level = self.enter_context(SecondLevel(frontend.directory, config, records))
+        level = self.enter_context(SecondLevelProcess(frontend.directory, config, records))
         level.start()
         frontend.await_level()
         return level

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from mmcached.client import Client
-from mmcached.second_level.claims import Claims
+from mmcached.second_level.claims import HostClaims
 from mmcached.second_level.counts import Counts
 from mmcached.second_level.epoch_note import EpochNote
 from mmcached.second_level.fetching import Fetching
@@ -48,7 +48,7 @@ class Host:
         claim_wait_s = limits.pop("claim_wait_s", 60.0)
         max_wait_s = limits.pop("max_wait_s", 60.0)
         limit = LimitsConfig(**limits)
-        claims = Claims(self.records, self.counts, ttl_s=claim_wait_s)
+        claims = HostClaims(self.records, self.counts, ttl_s=claim_wait_s)
         self.fetching = Fetching(
             self.first,
             self.records,

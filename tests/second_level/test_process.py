@@ -23,7 +23,7 @@ from mmcached.cache.store_keys import store_key
 from mmcached.cli.watch.shown_figures import note_of
 from mmcached.client import Client
 from mmcached.second_level import breaker, process
-from mmcached.second_level.process import SecondLevel
+from mmcached.second_level.process import SecondLevelProcess
 from mmcached.second_level.shared_records import SharedRecords
 from mmcached.second_level.urls import make_backend
 from mmcached.shm.crash_points import VARIABLE
@@ -310,11 +310,11 @@ def test_what_takes_longer_than_a_claim_lasts_is_computed_once(run_dir: Path, se
 
 
 @contextmanager
-def a_client(path: Path, server: Server, limits: LimitsConfig) -> Iterator[tuple[Client, SecondLevel]]:
+def a_client(path: Path, server: Server, limits: LimitsConfig) -> Iterator[tuple[Client, SecondLevelProcess]]:
     """Run a host with a real server behind it."""
     config = config_of(server.url, limits)
     records = SharedRecords(make_backend(server.url), max_bytes=1 << 28, ttl_s=60.0)
-    with FrontendThread(path, config) as frontend, SecondLevel(frontend.directory, config, records) as level:
+    with FrontendThread(path, config) as frontend, SecondLevelProcess(frontend.directory, config, records) as level:
         level.start()
         frontend.await_level()
         with Client(path) as client:

@@ -6,25 +6,25 @@ import sys
 
 import pytest
 
-from mmcached.second_level.redis.place import Place, read_place
+from mmcached.second_level.redis.place import RedisPlace, read_place
 from mmcached.second_level.urls import check_installed, check_url, make_backend
 from mmcached.wire.errors import ConfigError
 from mmcached.wire.shown_url import shown_url
 
 PLACES = {
-    "redis://host": Place("one", (("host", 6379),)),
-    "redis://host:7000/3": Place("one", (("host", 7000),), db=3),
-    "redis://:p%40ss@[::1]:7000": Place("one", (("::1", 7000),), password="p@ss"),
-    "redis://me:p%2Fw@host": Place("one", (("host", 6379),), username="me", password="p/w"),
-    "redis://me:p@w@host": Place("one", (("host", 6379),), username="me", password="p@w"),
-    "rediss://host": Place("one", (("host", 6379),), tls={"ssl_check_hostname": True}),
-    "rediss://host?ssl_ca_certs=/ca.pem&ssl_check_hostname=0": Place(
+    "redis://host": RedisPlace("one", (("host", 6379),)),
+    "redis://host:7000/3": RedisPlace("one", (("host", 7000),), db=3),
+    "redis://:p%40ss@[::1]:7000": RedisPlace("one", (("::1", 7000),), password="p@ss"),
+    "redis://me:p%2Fw@host": RedisPlace("one", (("host", 6379),), username="me", password="p/w"),
+    "redis://me:p@w@host": RedisPlace("one", (("host", 6379),), username="me", password="p@w"),
+    "rediss://host": RedisPlace("one", (("host", 6379),), tls={"ssl_check_hostname": True}),
+    "rediss://host?ssl_ca_certs=/ca.pem&ssl_check_hostname=0": RedisPlace(
         "one", (("host", 6379),), tls={"ssl_ca_certs": "/ca.pem", "ssl_check_hostname": False}
     ),
-    "redis://host?cluster=1": Place("cluster", (("host", 6379),)),
-    "unix:///run/redis.sock?db=2": Place("one", path="/run/redis.sock", db=2),
-    "unix://me:pw@/run/a%20b": Place("one", path="/run/a b", username="me", password="pw"),
-    "redis+sentinel://pw:x@a,b:7001/main/1?sentinel_password=s": Place(
+    "redis://host?cluster=1": RedisPlace("cluster", (("host", 6379),)),
+    "unix:///run/redis.sock?db=2": RedisPlace("one", path="/run/redis.sock", db=2),
+    "unix://me:pw@/run/a%20b": RedisPlace("one", path="/run/a b", username="me", password="pw"),
+    "redis+sentinel://pw:x@a,b:7001/main/1?sentinel_password=s": RedisPlace(
         "sentinel",
         (("a", 26379), ("b", 7001)),
         service="main",
@@ -33,7 +33,9 @@ PLACES = {
         password="x",
         sentinel_password="s",
     ),
-    "rediss+sentinel://a/main": Place("sentinel", (("a", 26379),), service="main", tls={"ssl_check_hostname": True}),
+    "rediss+sentinel://a/main": RedisPlace(
+        "sentinel", (("a", 26379),), service="main", tls={"ssl_check_hostname": True}
+    ),
 }
 REFUSED = (
     "",

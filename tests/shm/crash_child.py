@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from mmcached.shm import Host, ObjectStoreReader, ObjectStoreWriter, ReaderEntry, RingReader, RingWriter, sweep
+from mmcached.shm import HostCalls, ObjectStoreReader, ObjectStoreWriter, ReaderEntry, RingReader, RingWriter, sweep
 from mmcached.shm.crash_points import crash_point
 from mmcached.shm.ring.key_index import key_digest
 from mmcached.shm.segment.layout import Layout
@@ -43,13 +43,13 @@ class Writer:
     """A store, which says where its records lie."""
 
     def create(self, ring_id: str) -> Any:
-        segment = WriterSegment.create(LAYOUT, epoch=EPOCH, host=Host(), new_ring_id=lambda: ring_id)
+        segment = WriterSegment.create(LAYOUT, epoch=EPOCH, host=HostCalls(), new_ring_id=lambda: ring_id)
         self._ring = RingWriter(segment, max_object_bytes=LAYOUT.data_bytes)
         self._store = ObjectStoreWriter(self._ring)
         return self._ring.announcement
 
     def attach(self, reader_id: int, incarnation: int) -> bool:
-        return self._ring.attach(reader_id, incarnation)
+        return self._ring.readers.attach(reader_id, incarnation)
 
     def put(self, value: int) -> None:
         handle = self._store.put(str(value), record_of(value))
@@ -58,7 +58,7 @@ class Writer:
         crash_point("item.after_send")
 
     def poll_deaths(self) -> int:
-        return len(self._ring.poll_deaths())
+        return len(self._ring.readers.poll_deaths())
 
     def close(self) -> None:
         self._store.close()
@@ -85,7 +85,7 @@ class Reader:
 
     def receive(self, value: int, place: Any) -> bool:
         handle = msgspec.convert(place, Handle)
-        assert all(self._entry.take([Taking(handle)], self._reader.look))
+        assert all(self._entry.take_leases([Taking(handle)], self._reader.look))
         crash_point("read.after_receive")
 
         def release() -> None:
@@ -101,7 +101,7 @@ class Reader:
         look = self._reader.look
         handle = look.find(key_digest(key))
         assert handle is not None
-        return self._entry.take([Taking(handle)], look)[0]
+        return self._entry.take_leases([Taking(handle)], look)[0]
 
     def release(self) -> None:
         self._held.clear()

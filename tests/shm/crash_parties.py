@@ -39,7 +39,7 @@ class Survivor:
 
     def receive(self, value: int, place: Any, *, keep: bool = False) -> None:
         handle = msgspec.convert(place, Handle)
-        assert all(self.entry.take([Taking(handle)], self._reader.look))
+        assert all(self.entry.take_leases([Taking(handle)], self._reader.look))
         self._value_to_handle[value] = handle
         record = self._store.get(handle, tensors="numpy")
         assert is_record_of(value, record)

@@ -65,7 +65,7 @@ def check_ring(ring: RingWriter) -> None:
         assert extent.offset == handle.offset
         assert extent.size >= chunk_bytes(handle.nbytes)
     placed.check_integrity()
-    check_leases(ring._leases)
+    check_leases(ring.readers.leases)
     for handle in (*chunks, *placed):
         found, is_valid = read_slot(ring._tables.slots, handle.slot)
         assert is_valid
@@ -78,7 +78,7 @@ def check_objects(store: ObjectStoreWriter) -> None:
     check_ring(store.ring)
     assert {handle.slot: key for key, handle in store._key_to_handle.items()} == store._slot_to_key
     assert len(store._slot_to_key) == store.ring.stats().chunks
-    assert all(map(store.ring.is_current, store._key_to_handle.values()))
+    assert all(map(store.ring.records.is_current, store._key_to_handle.values()))
     assert store._touched <= store._key_to_handle.keys()
     if store.ring.index is not None:
         check_index(store.ring.index)

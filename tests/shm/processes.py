@@ -113,7 +113,7 @@ class Process(Child):
 def attach(ring: RingWriter, process: Process) -> tuple[int, int]:
     """Let a child take an entry of a ring and map it; return the entry and its incarnation."""
     reader_id, incarnation = process.ask("attach", ring.announcement)
-    assert ring.attach(reader_id, incarnation)
+    assert ring.readers.attach(reader_id, incarnation)
     process.ask("open", ring.announcement)
     return reader_id, incarnation
 

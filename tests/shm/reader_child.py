@@ -47,7 +47,7 @@ class Child:
         self.reader = RingReader.open(msgspec.convert(announcement, RingAnnouncement))
 
     def take(self, handle: Any) -> bool:
-        return all(self.entry.take([Taking(msgspec.convert(handle, Handle))], self.reader.look))
+        return all(self.entry.take_leases([Taking(msgspec.convert(handle, Handle))], self.reader.look))
 
     def view(self, handle: Any) -> None:
         self.views.append(self.reader.view(msgspec.convert(handle, Handle)))

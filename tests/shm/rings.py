@@ -13,7 +13,7 @@ from typing import Any
 
 import posix_ipc
 
-from mmcached.shm import Host, ReaderEntry, RingReader, RingWriter
+from mmcached.shm import HostCalls, ReaderEntry, RingReader, RingWriter
 from mmcached.shm.segment.layout import Layout
 from mmcached.shm.segment.ring_notes import RingNote, write_note
 from mmcached.shm.segment.segment import WriterSegment
@@ -45,14 +45,14 @@ class Taking:
 def attached(ring: RingWriter) -> Iterator[ReaderEntry]:
     """An entry of this process that the ring has accepted."""
     with ReaderEntry.attach(ring.announcement) as entry:
-        assert ring.attach(entry.reader_id, entry.incarnation)
+        assert ring.readers.attach(entry.reader_id, entry.incarnation)
         yield entry
 
 
 def take(ring: RingWriter, entry: ReaderEntry, handle: Handle) -> bool:
     """Take a lease for an entry of this process; return whether it holds."""
     with reading(ring) as reader:
-        return all(entry.take([Taking(handle)], reader.look))
+        return all(entry.take_leases([Taking(handle)], reader.look))
 
 
 @contextlib.contextmanager
@@ -63,7 +63,7 @@ def reading(ring: RingWriter) -> Iterator[RingReader]:
 
 def leave_ring(home: Path, name: str = "store", *, is_kept: bool = False) -> RingAnnouncement:
     """Make a ring for a run directory, take note of it there, and let go of its lock as a kill does."""
-    segment = WriterSegment.create(Layout(1 << 16, 64, 4, 128), epoch=time.time_ns(), host=Host(), home=str(home))
+    segment = WriterSegment.create(Layout(1 << 16, 64, 4, 128), epoch=time.time_ns(), host=HostCalls(), home=str(home))
     segment.close(keeps_names=True)
     write_note(home, name, RingNote(segment.announcement, is_kept))
     return segment.announcement

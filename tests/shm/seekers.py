@@ -21,7 +21,7 @@ class Seeker:
         handle = self._mapping.look.find(key_digest(key))
         if handle is None:
             return None
-        if all(self.entry.take([Taking(handle)], self._mapping.look)):
+        if all(self.entry.take_leases([Taking(handle)], self._mapping.look)):
             return handle
         self.entry.give_back(handle)
         return None

@@ -6,7 +6,8 @@ import sys
 from pathlib import Path
 
 from mmcached.shm.stats.page import StatsPageWriter
-from mmcached.wire.stats import EncoderCacheStats, EngineStats, KVCacheStats, RoleName
+from mmcached.wire.engine_stats import EncoderCacheStats, EngineStats, KVCacheStats
+from mmcached.wire.stats import RoleName
 
 
 def main() -> None:

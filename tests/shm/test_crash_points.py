@@ -11,7 +11,7 @@ import sys
 import msgspec
 import pytest
 
-from mmcached.shm import Host, ObjectStoreWriter, ReaderEntry, ReaderVoided, RingReader, RingWriter, sweep
+from mmcached.shm import HostCalls, ObjectStoreWriter, ReaderEntry, ReaderVoided, RingReader, RingWriter, sweep
 from mmcached.shm.crash_points import READER_LABELS, VARIABLE, WRITER_LABELS, Label, parse
 from mmcached.shm.ring.key_index import key_digest
 from mmcached.shm.segment import segment
@@ -30,7 +30,7 @@ def names_left(ring_id: str) -> list[str]:
 
 
 def make_named(ring_id: str) -> RingWriter:
-    made = WriterSegment.create(LAYOUT, epoch=EPOCH, host=Host(), new_ring_id=lambda: ring_id)
+    made = WriterSegment.create(LAYOUT, epoch=EPOCH, host=HostCalls(), new_ring_id=lambda: ring_id)
     return RingWriter(made, max_object_bytes=LAYOUT.data_bytes)
 
 
@@ -104,7 +104,7 @@ def test_a_writer_that_dies_anywhere_harms_no_reader_and_its_successor_goes_on(l
     with make_named(ring_id) as ring, ObjectStoreWriter(ring) as store:
         handle = store.put("new", record_of(99))
         reader = Survivor(ring.announcement)
-        assert ring.attach(reader.entry.reader_id, reader.entry.incarnation)
+        assert ring.readers.attach(reader.entry.reader_id, reader.entry.incarnation)
         reader.receive(99, handle)
         assert ring.stats().leases == 0
         check_ring(ring)
@@ -118,7 +118,7 @@ def test_a_writer_that_dies_anywhere_harms_no_reader_and_its_successor_goes_on(l
 
 def test_a_sweep_that_dies_half_way_is_finished_by_the_next() -> None:
     ring_id = "0" * 16 + secrets.token_hex(8)  # first in the order of sweeping, should others have left something
-    dead = WriterSegment.create(LAYOUT, epoch=EPOCH, host=Host(), new_ring_id=lambda: ring_id)
+    dead = WriterSegment.create(LAYOUT, epoch=EPOCH, host=HostCalls(), new_ring_id=lambda: ring_id)
     dead.control.close()  # the lock goes, the names stay
     with Party("writer", "sweep.between_unlinks") as party:
         with pytest.raises(Died):
@@ -147,7 +147,7 @@ def attach_until_death(ring: RingWriter, store: ObjectStoreWriter, party: Party)
     """Drive a reader through its life."""
     announcement = ring.announcement
     reader_id, incarnation = party.ask("attach", announcement)
-    assert ring.attach(reader_id, incarnation)
+    assert ring.readers.attach(reader_id, incarnation)
     early = store.find(str(KEPT))
     assert early is not None
     party.ask("open", announcement)
@@ -165,7 +165,7 @@ def test_a_reader_that_dies_anywhere_costs_nobody_anything(label: Label) -> None
     ring_id = secrets.token_hex(16)
     with make_named(ring_id) as ring, ObjectStoreWriter(ring) as store:
         survivor = Survivor(ring.announcement)
-        assert ring.attach(survivor.entry.reader_id, survivor.entry.incarnation)
+        assert ring.readers.attach(survivor.entry.reader_id, survivor.entry.incarnation)
         kept = store.put(str(KEPT), record_of(KEPT))
         survivor.receive(KEPT, kept, keep=True)
         with Party("reader", label) as party:
@@ -176,7 +176,7 @@ def test_a_reader_that_dies_anywhere_costs_nobody_anything(label: Label) -> None
         assert is_attached is not label.startswith("entry.")
         early = store.put("early", record_of(50))
         survivor.receive(50, early)  # before anybody has looked who is dead
-        assert [type(event) for event in ring.poll_deaths()] == [ReaderVoided] * is_attached
+        assert [type(event) for event in ring.readers.poll_deaths()] == [ReaderVoided] * is_attached
         assert ring.stats().leases == 1
         for value in range(2, NUM_PUTS):  # progress: only what the survivor holds is in the way
             store.put(str(value), record_of(value))
@@ -184,7 +184,7 @@ def test_a_reader_that_dies_anywhere_costs_nobody_anything(label: Label) -> None
         assert store.find(str(GIVEN)) is None
         successor = Survivor(ring.announcement)
         assert successor.entry.reader_id == 1
-        assert ring.attach(1, successor.entry.incarnation)
+        assert ring.readers.attach(1, successor.entry.incarnation)
         successor.receive(KEPT, kept)
         survivor.give_all_back()
         assert ring.stats().leases == 0
@@ -200,7 +200,7 @@ def test_a_reader_that_dies_with_a_lease_that_it_took_by_itself_costs_nobody_any
         handle = store.put("taken", record_of(GIVEN))
         with Party("reader", "take.after") as party:
             reader_id, incarnation = party.ask("attach", ring.announcement)
-            assert ring.attach(reader_id, incarnation)
+            assert ring.readers.attach(reader_id, incarnation)
             party.ask("open", ring.announcement)
             with pytest.raises(Died, match="take"):
                 party.ask("take", "taken")
@@ -208,7 +208,7 @@ def test_a_reader_that_dies_with_a_lease_that_it_took_by_itself_costs_nobody_any
         for value in range(NUM_PUTS):  # before anybody has looked who is dead, only its lease is in the way
             store.put(str(value), record_of(value))
         assert store.find("taken") == handle
-        assert ring.poll_deaths() == [ReaderVoided(reader_id, incarnation)]
+        assert ring.readers.poll_deaths() == [ReaderVoided(reader_id, incarnation)]
         assert (ring.stats().leases, ring.stats().pinned_bytes) == (0, 0)
         for value in range(NUM_PUTS, 2 * NUM_PUTS):
             store.put(str(value), record_of(value))
@@ -218,7 +218,7 @@ def test_a_reader_that_dies_with_a_lease_that_it_took_by_itself_costs_nobody_any
             assert successor.taken_bytes == 0
             found = reader.look.find(key_digest(str(value)))
             assert found is not None
-            assert successor.take([Taking(found)], reader.look) == [True]
+            assert successor.take_leases([Taking(found)], reader.look) == [True]
             assert ring.stats().leases == 1
             successor.give_back(found)
             assert ring.stats().leases == 0

@@ -43,7 +43,7 @@ def test_clear_and_put_leave_a_reader_its_bytes() -> None:
         handle = put(ring, 50 * KB, 5)
         assert process.ask("take", handle)
         process.ask("view", handle)  # it has begun to decode
-        ring.clear()
+        ring.records.clear()
         for value in range(NUM_PUTS):
             put(ring, 40 * KB, value)
         assert process.ask("digests") == [digest(5, 50 * KB)]

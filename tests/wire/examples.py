@@ -14,6 +14,7 @@ from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import CacheMiss, error_to_wire
 from mmcached.wire.handle import RingAnnouncement
 from mmcached.wire.messages import client, engine, frontend, worker
+from mmcached.wire.messages import frontend_from_engines as from_engine
 from mmcached.wire.messages.parts import EncoderForm, TensorForm
 
 RING_ID = "0123456789abcdef" * 2
@@ -92,7 +93,7 @@ def _structs(kind: inspect.StructType) -> list[Any]:
 UNIONS: dict[str, Any] = {
     "ToClient": client.ToClient,
     "FromClient": frontend.FromClient,
-    "FromEngine": frontend.FromEngine,
+    "FromEngine": from_engine.FromEngine,
     "FromFrontend": engine.FromFrontend,
     "FromWorker": engine.FromWorker,
     "FromEngineToWorker": worker.FromEngineToWorker,

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from mmcached.wire.config import _RANGES, GIB, MIB, EncoderConfig, ModelConfig, ServiceConfig
+from mmcached.wire.config import _RANGES, GIB, MIB, ServiceConfig
 from mmcached.wire.errors import ConfigError
 from mmcached.wire.kv_events_config import KVEventsConfig
 from mmcached.wire.limits import LIMITS
+from mmcached.wire.model_config import EncoderConfig, ModelConfig
 from mmcached.wire.paths import MAX_SOCKET_PATH_BYTES, RunDir
 from mmcached.wire.version import PROTOCOL_VERSION, VERSION_FIELD
 from tests.wire.examples import config_with

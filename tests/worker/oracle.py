@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from mmcached.wire.config import ModelConfig
+from mmcached.wire.model_config import ModelConfig
 from mmcached.wire.vocabulary import BEGIN_TOKEN_ID, END_TOKEN_ID, VOCABULARY_SIZE, Modality
 from mmcached.worker.model.arithmetic import draw
 

@@ -43,7 +43,7 @@ class RingClient:
         self._session = StoreSession(ring.announcement)
         reader = self._session.take_announcement()
         assert reader is not None
-        assert ring.attach(reader.reader_id, reader.incarnation)
+        assert ring.readers.attach(reader.reader_id, reader.incarnation)
         self._session.is_attached = True
 
     def open(self, token: str, *, view: bool, **_: Any) -> Hit | None:

@@ -21,15 +21,17 @@ import torch
 from mmcached.shm.stats.page import StatsPage, StatsPageReader
 from mmcached.shm.stats.publisher import StatsPublisher
 from mmcached.shm.stats.service import stats_of
-from mmcached.wire.config import ModelConfig, ServiceConfig
+from mmcached.wire.config import ServiceConfig
+from mmcached.wire.engine_stats import WorkerStats
 from mmcached.wire.errors import ChannelFull, ConfigError
 from mmcached.wire.messages.engine import StepFailed, StepOutput, WorkerAttached, WorkerHello
 from mmcached.wire.messages.parts import EncoderForm, Inline, TensorForm
 from mmcached.wire.messages.worker import Attach, ClearCaches, EncodeItem, Shutdown
+from mmcached.wire.model_config import ModelConfig
 from mmcached.wire.paths import RunDir
 from mmcached.wire.process.turns import REST_S
 from mmcached.wire.sockets.dialer import Dialer
-from mmcached.wire.stats import RoleName, WorkerStats
+from mmcached.wire.stats import RoleName
 from mmcached.worker.devices import choose_device
 from mmcached.worker.server import ENGINE_GONE, HELLO_S, WorkerServer, main
 from mmcached.worker.steps.runner import ModelRunner

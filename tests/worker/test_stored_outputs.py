@@ -17,14 +17,14 @@ from mmcached.cache.store_keys import output_key
 from mmcached.client import Client
 from mmcached.client.device.devices import device_of
 from mmcached.wire.config import ServiceConfig
+from mmcached.wire.engine_stats import EncodedOfModality
 from mmcached.wire.errors import CacheMiss
 from mmcached.wire.limits import LimitsConfig
 from mmcached.wire.messages.engine import ItemSaved
 from mmcached.wire.messages.parts import SavedRows, StoredOutput, TensorForm
 from mmcached.wire.messages.worker import EmitEmbedding, EncodeItem, StepPlan
-from mmcached.wire.stats import EncodedOfModality
 from mmcached.worker import stored_outputs
-from mmcached.worker.encoders.encoder import Measured
+from mmcached.worker.encoders.encoder import MeasuredForm
 from mmcached.worker.payloads import StoreContact
 from mmcached.worker.steps.runner import ModelRunner
 from mmcached.worker.stored_outputs import StoredOutputs
@@ -260,7 +260,7 @@ def test_a_record_whose_numbers_are_not_finite_is_missed(store: Store, number: f
     store.records["t"] = {"embeddings": embeddings}
     with runner_with_store() as runner:
         form, of_floats = runner._items.measured.form, TensorForm("embeddings", "float32", (-1, 8))
-        runner._items.measured = Measured(msgspec.structs.replace(form, outputs=[of_floats]), 32)
+        runner._items.measured = MeasuredForm(msgspec.structs.replace(form, outputs=[of_floats]), 32)
         if number == 3e38:  # the sum of finite numbers may overflow
             run(runner, load("t"))
         else:

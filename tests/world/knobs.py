@@ -9,7 +9,8 @@ import random
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from mmcached.wire.config import GIB, ModelConfig, ServiceConfig
+from mmcached.wire.config import GIB, ServiceConfig
+from mmcached.wire.model_config import ModelConfig
 
 MAX_MODEL_LEN = 44
 MAX_PATCHES = 6

@@ -21,7 +21,7 @@ from mmcached.engine.scheduling.suspects import Suspects
 from mmcached.engine.steps.step_log import StepLog
 from mmcached.wire.errors import LocalProtocolError, MissingRows, PoisonousRequest
 from mmcached.wire.messages.worker import StepPlan
-from mmcached.worker.hidden_states import Refusal, RowChunk, RowSpan, RowsRead, TensorPrefixStore
+from mmcached.worker.hidden_states import RefusedRows, RowChunk, RowSpan, RowsRead, TensorPrefixStore
 from mmcached.worker.hidden_states import Report as WorkerReport
 from mmcached.worker.steps import prefix_rows
 from mmcached.worker.steps.prefix_rows import PrefixRows
@@ -40,7 +40,7 @@ def writes_one_step_late(patch: Patch) -> None:
     pending: dict[TensorPrefixStore, tuple[list[RowChunk], dict[str, Any]]] = {}
     real = TensorPrefixStore.write
 
-    def write(store: TensorPrefixStore, chunks: Sequence[RowChunk], outputs: Outputs) -> list[Refusal]:
+    def write(store: TensorPrefixStore, chunks: Sequence[RowChunk], outputs: Outputs) -> list[RefusedRows]:
         late = pending.get(store)
         pending[store] = list(chunks), {key: rows.clone() for key, rows in outputs.items()}
         return real(store, *late) if late else []
@@ -58,7 +58,7 @@ def writes_aliases(patch: Patch) -> None:
         if late:
             write(store, *late)
 
-    def write_later(store: TensorPrefixStore, chunks: Sequence[RowChunk], outputs: Outputs) -> list[Refusal]:
+    def write_later(store: TensorPrefixStore, chunks: Sequence[RowChunk], outputs: Outputs) -> list[RefusedRows]:
         flush(store)
         pending[store] = list(chunks), dict(outputs.items())
         return []
@@ -85,7 +85,7 @@ def takes_positions_from_a_counter(patch: Patch) -> None:
     """Takes where the chunk begins for where it ends, as if the engine's counter were read after the step."""
     real = TensorPrefixStore.write
 
-    def write(store: TensorPrefixStore, chunks: Sequence[RowChunk], outputs: Outputs) -> list[Refusal]:
+    def write(store: TensorPrefixStore, chunks: Sequence[RowChunk], outputs: Outputs) -> list[RefusedRows]:
         return real(store, [chunk._replace(start=max(0, chunk.start - chunk.num_rows)) for chunk in chunks], outputs)
 
     patch.setattr(TensorPrefixStore, "write", write)

@@ -6,7 +6,7 @@ import functools
 
 import msgspec
 
-from mmcached.wire.config import ModelConfig
+from mmcached.wire.model_config import ModelConfig
 from tests.worker.oracle import IntArray, Item, Oracle
 from tests.worker.rings import inline_frames
 

@@ -34,7 +34,7 @@ from mmcached.wire.errors import (
     error_to_wire,
 )
 from mmcached.wire.messages.engine import AddRequest, StepOutput
-from mmcached.wire.messages.frontend import RequestEncoded
+from mmcached.wire.messages.frontend_from_engines import RequestEncoded
 from mmcached.wire.messages.worker import StepPlan
 from mmcached.wire.sockets.frames import Frame
 from mmcached.worker.hidden_states import RowSpan, TensorPrefixStore
@@ -455,7 +455,7 @@ class World:
         self._outputs.forget_outputs()
         for client in self._clients.values():
             client.request.outputs.clear()
-        self._scheduler.new_epoch()
+        self._scheduler.caches.new_epoch()
         self.seen[what] += 1
 
     def _start_over(self, dead: Sequence[int]) -> None:

@@ -96,7 +96,7 @@ class KVCacheManager(KVCache):
         )
         self._interval_counts = IntervalCounts() if log_stats else None
         if self._interval_counts is not None:
-            self._counts = self._interval_counts
+            self._allocator.counts = self._interval_counts
 
     # ---- content that arrives, or fails to
 
@@ -110,7 +110,7 @@ class KVCacheManager(KVCache):
         """
         held = self._held.get(request.request_id)
         num_final = min(num_computed_tokens, request.num_tokens)
-        num_final -= num_final % self._hash_block_size
+        num_final -= num_final % self.config.hash_block_size
         if not self.enable_caching or (held is None and not num_final):
             return
         num_slots = 0 if held is None else min(held.num_slots(self.config.block_sizes), default=num_final)

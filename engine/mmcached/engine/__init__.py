@@ -29,7 +29,8 @@ from mmcached.engine.encoder.shared_encoder_cache_manager import SharedEncoderCa
 from mmcached.engine.hidden_states.tensor_prefix_index import TensorPrefixIndex
 from mmcached.engine.kv.blocks import KVCacheBlock, KVCacheBlocks
 from mmcached.engine.kv.config import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, SlidingWindowSpec
-from mmcached.engine.scheduling.scheduler import ScheduledChunk, ScheduledStep, Scheduler
+from mmcached.engine.scheduling.scheduler import Scheduler
+from mmcached.engine.scheduling.step import ScheduledChunk, ScheduledStep
 from mmcached.engine.steps.request import Request, RequestStatus, ScheduledItem
 from mmcached.wire.messages.kv_events import KVEvent
 from mmcached.wire.messages.parts import Feature

@@ -288,7 +288,7 @@ def check_message(frames: Sequence[Frame], limits: MessageLimits) -> None:
     """Raise InvalidRequest for a message beyond the service's limits."""
     sizes = [frame.nbytes if type(frame) is memoryview else len(frame) for frame in frames]
     if len(sizes) > limits.max_frames:
-        limit = f"at most {limits.max_frames} images or tensors and other frames (limits.max_message_frames)"
+        limit = f"at most {limits.max_frames} images or tensors and other frames"
         raise InvalidRequest("message.frames", len(sizes), limit)
     if sizes[1] > limits.max_body_bytes:
         limit = f"at most {limits.max_body_bytes} bytes of prompt, names and keys"

@@ -38,7 +38,7 @@ from mmcached.wire.errors import InvariantError
 from mmcached.wire.messages.parts import ClipOptions
 
 
-class Clip(Protocol):
+class DecodableClip(Protocol):
     pieces: list[Piece]
 
     @property
@@ -47,7 +47,7 @@ class Clip(Protocol):
     def close(self) -> None: ...
 
 
-OpenClip = Callable[[Contents, ClipOptions, ClipSettings], Clip]
+OpenClip = Callable[[Contents, ClipOptions, ClipSettings], DecodableClip]
 
 
 class ClipLoop(DecoderLoop):
@@ -60,37 +60,37 @@ class ClipLoop(DecoderLoop):
         self._settings = settings
         self._open_clip = open_clip
 
-    def make(self, message: said.ToDecoder) -> said.Planned | None:
-        if isinstance(message, said.Enough):
+    def make(self, message: said.ToDecoder) -> said.ClipPlanned | None:
+        if isinstance(message, said.CloseFile):
             return None  # of a file that was refused meanwhile
-        if not isinstance(message, said.Plan | said.Open):
+        if not isinstance(message, said.PlanClip | said.OpenFile):
             raise InvariantError(f"{message} where a file was due")
         data = contents_of(self._file, message.num_bytes)
         with closing(self._open_clip(data, message.options, self._settings)) as clip:
-            if isinstance(message, said.Open):
+            if isinstance(message, said.OpenFile):
                 self._make_slices(clip)
                 return None
             said.check_num_slices(self._settings.modality, len(clip.pieces))
             pieces = msgspec.msgpack.encode(clip.pieces)
         self.write_made(pieces)
-        return said.Planned(len(pieces))
+        return said.ClipPlanned(len(pieces))
 
-    def _make_slices(self, clip: Clip) -> None:
-        self.tell(said.Opened(clip.pixels))
-        while isinstance(message := self.receive(), said.Next):
+    def _make_slices(self, clip: DecodableClip) -> None:
+        self.tell(said.ClipOpened(clip.pixels))
+        while isinstance(message := self.receive(), said.DecodeSlice):
             piece = clip.pieces[message.index]
             made = np.ascontiguousarray(clip.decode(piece))
             self.write_made(made.reshape(-1).view(np.uint8).data)
-            self.tell(said.Made(made.shape, piece.start_s, piece.end_s))
-        if not isinstance(message, said.Enough):
-            raise InvariantError(f"{message} where Next or Enough was due")
+            self.tell(said.SliceMade(made.shape, piece.start_s, piece.end_s))
+        if not isinstance(message, said.CloseFile):
+            raise InvariantError(f"{message} where DecodeSlice or CloseFile was due")
 
 
 def opener(modality: str) -> OpenClip:
     if modality == "video":
-        from mmcached.clips.video import Video
+        from mmcached.clips.video import OpenVideo
 
-        return Video
+        return OpenVideo
     from mmcached.clips.audio import Sound
 
     return Sound

@@ -30,7 +30,7 @@ _EMPTY = -1
 """The start of a part in which nothing is shown."""
 
 
-class Part(NamedTuple):
+class ShownPart(NamedTuple):
     """A part of a track that is shown.
 
     Attributes:
@@ -55,7 +55,7 @@ class _Box(NamedTuple):
     end: int
 
 
-def parts_of(data: Contents) -> list[Part]:
+def parts_of(data: Contents) -> list[ShownPart]:
     """Return the first two shown parts of a file's first video; empty without an edit list.
 
     A delay before the first part is ignored. A file in fragments has no parts, because FFmpeg applies no edit list to
@@ -67,7 +67,7 @@ def parts_of(data: Contents) -> list[Part]:
         return []
 
 
-def _parts(data: Contents) -> Iterator[Part]:
+def _parts(data: Contents) -> Iterator[ShownPart]:
     movie = _found(data, _Box(0, len(data)), b"moov")
     track = movie and next((box for box in _boxes(data, movie, b"trak") if _is_video(data, box)), None)
     header = movie and _found(data, movie, b"mvhd")
@@ -80,7 +80,7 @@ def _parts(data: Contents) -> Iterator[Part]:
     first, num = table.begin + 8, max(0, table.end - table.begin - 8) // entry.size
     entries = entry.iter_unpack(memoryview(data)[first : first + num * entry.size])
     for length, begin in dropwhile(lambda each: each[1] == _EMPTY, entries):
-        yield Part(begin, Fraction(length, max(units, 1)), _first_offset(data, track))
+        yield ShownPart(begin, Fraction(length, max(units, 1)), _first_offset(data, track))
 
 
 def _first_offset(data: Contents, track: _Box) -> int:

@@ -2,18 +2,18 @@
 
     frontend                decoder
                   <------   Ready
-    Plan          ------>                    the file lies in the shared file descriptor, and is read in place: it
+    PlanClip      ------>                    the file lies in the shared file descriptor, and is read in place: it
                                              must not change until the last answer about it
-                  <------   Planned          the places of its slices, in the other descriptor
-    Open          ------>                    a file, as for Plan
-                  <------   Opened           all limits are checked; nothing is decoded
-    Next          ------>                    a wanted slice
-                  <------   Made             it lies in the other descriptor
-    Next          ------>                    only now is another one made
-                  <------   Made
-    Enough        ------>                    the open file is closed; no answer
-    Plan          ------>
-                  <------   Refused | OutOfMemory | Failed      at any time instead, and the end of that file
+                  <------   ClipPlanned      the places of its slices, in the other descriptor
+    OpenFile      ------>                    a file, as for PlanClip
+                  <------   ClipOpened       all limits are checked; nothing is decoded
+    DecodeSlice   ------>                    a wanted slice
+                  <------   SliceMade        it lies in the other descriptor
+    DecodeSlice   ------>                    only now is another one made
+                  <------   SliceMade
+    CloseFile     ------>                    the open file is closed; no answer
+    PlanClip      ------>
+                  <------   FileRefused | OutOfMemory | DecoderFailed    at any time instead, and the end of that file
 
 A decoder reads untrusted files, so its messages are validated like untrusted input.
 """
@@ -25,7 +25,7 @@ from typing import Annotated
 import msgspec
 
 from mmcached.clips.sampling import Count, Piece, Seconds
-from mmcached.pictures.messages import Failed, OutOfMemory, Ready, Refused
+from mmcached.pictures.messages import DecoderFailed, FileRefused, OutOfMemory, Ready
 from mmcached.wire.errors import ClipTooLarge
 from mmcached.wire.messages.parts import ClipOptions
 
@@ -36,43 +36,43 @@ MAX_LIST_BYTES = 1 << 20
 """The largest size of that list; a valid one takes less than half of it."""
 
 
-class Plan(msgspec.Struct, frozen=True, tag=True):
+class PlanClip(msgspec.Struct, frozen=True, tag=True):
     """Report the places of the slices of the file in the shared descriptor, of `num_bytes`."""
 
     num_bytes: int
     options: ClipOptions
 
 
-class Open(msgspec.Struct, frozen=True, tag=True):
+class OpenFile(msgspec.Struct, frozen=True, tag=True):
     """Open the file in the shared descriptor, of `num_bytes`; slices of it will be requested."""
 
     num_bytes: int
     options: ClipOptions
 
 
-class Next(msgspec.Struct, frozen=True, tag=True):
+class DecodeSlice(msgspec.Struct, frozen=True, tag=True):
     """Decode the slice with this index; indices come in order."""
 
     index: int
 
 
-class Enough(msgspec.Struct, frozen=True, tag=True):
+class CloseFile(msgspec.Struct, frozen=True, tag=True):
     """No more slices are wanted."""
 
 
-class Planned(msgspec.Struct, frozen=True, tag=True):
+class ClipPlanned(msgspec.Struct, frozen=True, tag=True):
     """The list of all `Piece`s is in the other descriptor, as `num_bytes` of msgpack."""
 
     num_bytes: Annotated[int, msgspec.Meta(ge=0, le=MAX_LIST_BYTES)]
 
 
-class Opened(msgspec.Struct, frozen=True, tag=True):
+class ClipOpened(msgspec.Struct, frozen=True, tag=True):
     """The number of pixels of a frame; 0 for a sound."""
 
     pixels: Count
 
 
-class Made(msgspec.Struct, frozen=True, tag=True):
+class SliceMade(msgspec.Struct, frozen=True, tag=True):
     """A slice is in the other descriptor: two frames as rows of pixels, 3 bytes each, or samples, float32."""
 
     shape: Annotated[tuple[Annotated[int, msgspec.Meta(gt=0)], ...], msgspec.Meta(min_length=1, max_length=4)]
@@ -80,11 +80,11 @@ class Made(msgspec.Struct, frozen=True, tag=True):
     end_s: Seconds
 
 
-ToDecoder = Plan | Open | Next | Enough
-FromDecoder = Ready | Planned | Opened | Made | Refused | OutOfMemory | Failed
+ToDecoder = PlanClip | OpenFile | DecodeSlice | CloseFile
+FromDecoder = Ready | ClipPlanned | ClipOpened | SliceMade | FileRefused | OutOfMemory | DecoderFailed
 
 PIECES = msgspec.msgpack.Decoder(Annotated[list[Piece], msgspec.Meta(min_length=1, max_length=MAX_SLICES)])
-"""Decodes the list that `Planned` announces."""
+"""Decodes the list that `ClipPlanned` announces."""
 
 
 def check_num_slices(modality: str, num: int) -> None:

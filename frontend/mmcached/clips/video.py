@@ -32,7 +32,7 @@ import numpy.typing as npt
 from PIL import Image
 
 from mmcached.clips.containers import container_of
-from mmcached.clips.edit_lists import Part, parts_of
+from mmcached.clips.edit_lists import ShownPart, parts_of
 from mmcached.clips.frame_sizes import BICUBIC
 from mmcached.clips.in_place import Contents, InPlace
 from mmcached.clips.sampling import TIME_ERROR_S, Piece, check_options, sample_video
@@ -71,7 +71,7 @@ _OPENCV_LEAD = 16
 _DEFAULT_FRAME_S = 0.04
 
 
-class Video:
+class OpenVideo:
     """An open video; `pixels` are those of a frame in the file."""
 
     def __init__(self, data: Contents, options: ClipOptions, settings: ClipSettings) -> None:
@@ -127,7 +127,7 @@ class Video:
             raise ClipTooLarge(_FIELD, f"{width} x {height} pixels", limit)
         return width, height
 
-    def _read_times(self, parts: list[Part], options: ClipOptions) -> float:
+    def _read_times(self, parts: list[ShownPart], options: ClipOptions) -> float:
         """Read the times of the shown frames, up to the wanted end; return the frames per second.
 
         FFmpeg returns packets hidden by an edit list like the others, and OpenCV does not mark them. With one shown
@@ -256,7 +256,7 @@ class Video:
         return np.asarray(picture.resize(size, Image.Resampling(BICUBIC if sizes is None else sizes.resample)))
 
 
-def _stamps(capture: cv2.VideoCapture, parts: list[Part]) -> Iterator[tuple[float, bool, bool]]:
+def _stamps(capture: cv2.VideoCapture, parts: list[ShownPart]) -> Iterator[tuple[float, bool, bool]]:
     """Yield the time of each packet in seconds, whether it is a key frame, and whether it is shown.
 
     Args:

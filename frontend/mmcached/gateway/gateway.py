@@ -31,6 +31,7 @@ from mmcached.wire.closeable import Closeable
 from mmcached.wire.errors import MmcachedError, RemoteProtocolError, ServiceUnavailable, error_to_wire
 from mmcached.wire.messages import client as to_client
 from mmcached.wire.messages import frontend as received
+from mmcached.wire.messages import frontend_from_engines as from_engine
 from mmcached.wire.process.turns import Guard, TurnShare
 from mmcached.wire.slow_log import SlowLog
 from mmcached.wire.sockets.frames import Frame
@@ -39,7 +40,7 @@ from mmcached.wire.vocabulary import Modality
 
 log = structlog.get_logger("mmcached.frontend")
 
-_OF_CONNECTION = received.EngineHello | received.EngineReady
+_OF_CONNECTION = from_engine.EngineHello | from_engine.EngineReady
 
 
 class ModelGateway(Closeable):
@@ -163,32 +164,32 @@ class ModelGateway(Closeable):
     # ---- messages of engines
 
     def _handle(
-        self, peer: bytes, connection: EngineConnection | None, message: received.FromEngine, payload: list[Frame]
+        self, peer: bytes, connection: EngineConnection | None, message: from_engine.FromEngine, payload: list[Frame]
     ) -> None:
-        if isinstance(message, received.EngineHello):
+        if isinstance(message, from_engine.EngineHello):
             self.connections.greet(peer, message)
             return
         if connection is None:
             return  # the engine was dropped, and its connection is closed
         match message:
-            case received.EngineReady():
+            case from_engine.EngineReady():
                 former = self.connections.encoder_fingerprint
                 self.connections.make_ready(connection, message)
                 if former != self.connections.encoder_fingerprint:
                     self._encoder_changed(is_another=bool(former))
-            case received.EngineProbed():
+            case from_engine.EngineProbed():
                 self._probes.answered(connection, message)
-            case received.CacheChanged():
+            case from_engine.CacheChanged():
                 self.connections.cache_changed(connection, message)
-            case received.EngineFlushed():
+            case from_engine.EngineFlushed():
                 self._flushes.answered(connection, message)
-            case received.TokensCommitted():
+            case from_engine.TokensCommitted():
                 self.requests.tokens_committed(connection, message, payload)
             case (
-                received.RequestGenerated()
-                | received.RequestEncoded()
-                | received.RequestFailed()
-                | received.RequestMissed()
+                from_engine.RequestGenerated()
+                | from_engine.RequestEncoded()
+                | from_engine.RequestFailed()
+                | from_engine.RequestMissed()
             ):
                 self.requests.ended(connection, message, payload)
             case _:

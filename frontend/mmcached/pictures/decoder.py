@@ -47,7 +47,7 @@ class PictureLoop(DecoderLoop):
         self._settings = settings
         self._processor = processor
 
-    def make(self, message: said.ToDecoder) -> said.Made | said.Processed:
+    def make(self, message: said.ToDecoder) -> said.ImageScaled | said.ImageProcessed:
         if not isinstance(message, said.Decode):
             raise InvariantError(f"{message} where Decode was due")
         image = decode_image(
@@ -60,21 +60,21 @@ class PictureLoop(DecoderLoop):
         if self._processor is not None:
             return self._process(image, self._processor)
         self.write_made(image.tobytes())
-        return said.Made(*image.size)
+        return said.ImageScaled(*image.size)
 
-    def _process(self, image: Image.Image, processor: PictureProcessor) -> said.Processed:
+    def _process(self, image: Image.Image, processor: PictureProcessor) -> said.ImageProcessed:
         forms, place = [], 0
         for name, array in processor.tensors(image).items():
             self.write_made(array.tobytes(), place)
             forms.append(TensorForm(name, array.dtype.name, array.shape))
             place += array.nbytes
-        return said.Processed(forms)
+        return said.ImageProcessed(forms)
 
     def _scaled_size(self, size: Size) -> Size:
         return scaled_size(size, self._settings.patch_size, self._settings.max_patches)
 
     def _wait_for_room(self, pixels: int) -> None:
-        self.tell(said.Opened(pixels))
+        self.tell(said.ImageOpened(pixels))
         message = self.receive()
         if not isinstance(message, said.GoOn):
             raise InvariantError(f"{message} where GoOn was due")

@@ -64,8 +64,8 @@ class DecoderLoop:
         try:
             return self.make(message)
         except InvalidRequest as error:
-            return said.Refused(error_to_wire(error))
+            return said.FileRefused(error_to_wire(error))
         except MemoryError:
             return said.OutOfMemory()
         except Exception as error:
-            return said.Failed(f"{type(error).__name__}: {error}"[:1000])
+            return said.DecoderFailed(f"{type(error).__name__}: {error}"[:1000])

@@ -3,11 +3,11 @@
     frontend                decoder
                   <------   Ready
     Decode        ------>                    the file lies in the file descriptor that both have
-                  <------   Opened           all limits are checked; nothing is decoded
+                  <------   ImageOpened      all limits are checked; nothing is decoded
     GoOn          ------>                    there is room for these pixels now
-                  <------   Made | Processed  the pixels, or tensors, lie in the other descriptor
+                  <------   ImageScaled | ImageProcessed    the pixels, or tensors, lie in the other descriptor
     Decode        ------>
-                  <------   Refused | OutOfMemory | Failed      at any time instead; after OutOfMemory it ends
+                  <------   FileRefused | OutOfMemory | DecoderFailed    at any time instead; after OutOfMemory it ends
 
 A decoder reads untrusted files, so its messages are validated like untrusted input.
 """
@@ -40,26 +40,26 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
     """All modules are imported, and the limits are set."""
 
 
-class Opened(msgspec.Struct, frozen=True, tag=True):
+class ImageOpened(msgspec.Struct, frozen=True, tag=True):
     """The number of pixels of the image."""
 
     pixels: Annotated[int, msgspec.Meta(gt=0)]
 
 
-class Made(msgspec.Struct, frozen=True, tag=True):
+class ImageScaled(msgspec.Struct, frozen=True, tag=True):
     """The scaled image is in the descriptor: rows of pixels, 3 bytes each."""
 
     width: Annotated[int, msgspec.Meta(gt=0)]
     height: Annotated[int, msgspec.Meta(gt=0)]
 
 
-class Processed(msgspec.Struct, frozen=True, tag=True):
+class ImageProcessed(msgspec.Struct, frozen=True, tag=True):
     """The image processor's tensors are in the descriptor, consecutive: C order, little-endian."""
 
     tensors: Annotated[list[TensorForm], msgspec.Meta(max_length=MAX_TENSORS)]
 
 
-class Refused(msgspec.Struct, frozen=True, tag=True):
+class FileRefused(msgspec.Struct, frozen=True, tag=True):
     """The file is refused."""
 
     error: ErrorInfo
@@ -69,11 +69,11 @@ class OutOfMemory(msgspec.Struct, frozen=True, tag=True):
     """There was no memory left; the decoder ends."""
 
 
-class Failed(msgspec.Struct, frozen=True, tag=True):
+class DecoderFailed(msgspec.Struct, frozen=True, tag=True):
     """The decoder has a bug."""
 
     text: str
 
 
 ToDecoder = Decode | GoOn
-FromDecoder = Ready | Opened | Made | Processed | Refused | OutOfMemory | Failed
+FromDecoder = Ready | ImageOpened | ImageScaled | ImageProcessed | FileRefused | OutOfMemory | DecoderFailed

@@ -19,7 +19,7 @@ MAX_NOTED = 4096
 """Finished claims are dropped once there are more than this."""
 
 
-class Claims:
+class HostClaims:
     """The claims of this host. Any thread may call; each call raises `BackendError`.
 
     Args:
@@ -42,7 +42,7 @@ class Claims:
         self._news: dict[str, bool] = {}
         self._lock = threading.Lock()
 
-    def take(self, name: str, *, deadline: float) -> bool:
+    def take_claim(self, name: str, *, deadline: float) -> bool:
         """Return whether this host is to compute a record, rather than another host."""
         with self._counts.timed("claim"):
             is_ours = self._records.claim(name, ttl_s=self._ttl_s, deadline=deadline)
@@ -79,7 +79,7 @@ class Claims:
             with contextlib.suppress(BackendError):
                 deadline = self._clock() + timeout_s
                 if is_held:
-                    self.take(name, deadline=deadline)
+                    self.take_claim(name, deadline=deadline)
                 else:
                     self.drop(name, deadline=deadline)
 

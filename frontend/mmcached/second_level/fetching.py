@@ -27,7 +27,7 @@ from msgspec.structs import replace
 
 from mmcached.cache.store_keys import store_key
 from mmcached.second_level.backend import BackendError, BackendLate
-from mmcached.second_level.claims import Claims
+from mmcached.second_level.claims import HostClaims
 from mmcached.second_level.counts import Counts
 from mmcached.second_level.first_level import CALL_S, FirstLevel
 from mmcached.second_level.shared_records import Found, Missed, SharedRecords
@@ -87,7 +87,7 @@ class Fetching(Closeable):
         self,
         first: FirstLevel,
         records: SharedRecords,
-        claims: Claims,
+        claims: HostClaims,
         counts: Counts,
         *,
         claim_wait_s: float,
@@ -205,7 +205,7 @@ class Fetching(Closeable):
             self._end([task], "late")
             return True
         try:
-            is_ours = self._claims.take(task.name, deadline=task.deadline)
+            is_ours = self._claims.take_claim(task.name, deadline=task.deadline)
         except BackendError:
             self._counts.add(claims_failed=1)
             return False

@@ -22,7 +22,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from mmcached.second_level.backend import BackendError
-from mmcached.second_level.claims import Claims
+from mmcached.second_level.claims import HostClaims
 from mmcached.second_level.counts import Counts
 from mmcached.second_level.epoch_note import EpochNote
 from mmcached.second_level.fetching import Fetching
@@ -67,7 +67,7 @@ NUM_FETCHERS = 4
 NUM_SAVERS = 2
 
 
-class SecondLevel(Closeable):
+class SecondLevelProcess(Closeable):
     """The threads between one store and one server; they begin with `start`; `close` closes `records`."""
 
     def __init__(self, directory: RunDir, config: ServiceConfig, records: SharedRecords) -> None:
@@ -76,7 +76,7 @@ class SecondLevel(Closeable):
         self._shown_url = config.shown().store_l2
         self._first = FirstLevel(directory)
         wait_s = config.limits.l2_claim_wait_ms / 1000
-        claims = Claims(records, self._counts, ttl_s=wait_s)
+        claims = HostClaims(records, self._counts, ttl_s=wait_s)
         self._fetching = Fetching(
             self._first,
             records,
@@ -241,7 +241,7 @@ def main(run_dir: Path) -> int:
     note = EpochNote(directory.second_level_epoch)
     backend = make_backend(config.store_l2)
     records = SharedRecords(backend, max_bytes=max_bytes, ttl_s=config.store_l2_ttl_s, note=note)
-    with stop, page, SecondLevel(directory, config, records) as level:
+    with stop, page, SecondLevelProcess(directory, config, records) as level:
         level.start()
         poller = select.poll()
         poller.register(stop.fileno(), select.POLLIN)

@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from mmcached.cache.store_keys import store_key
 from mmcached.second_level.backend import BackendError
-from mmcached.second_level.claims import Claims
+from mmcached.second_level.claims import HostClaims
 from mmcached.second_level.counts import Counts
 from mmcached.second_level.first_level import FirstLevel
 from mmcached.second_level.shared_records import SharedRecords
@@ -56,7 +56,7 @@ class Waiting(NamedTuple):
 
 class Saving(Closeable):
     def __init__(
-        self, first: FirstLevel, records: SharedRecords, claims: Claims, counts: Counts, limits: LimitsConfig
+        self, first: FirstLevel, records: SharedRecords, claims: HostClaims, counts: Counts, limits: LimitsConfig
     ) -> None:
         self._first = first
         self._records = records

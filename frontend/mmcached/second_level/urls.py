@@ -36,7 +36,7 @@ def _make_mooncake(url: str) -> Backend:
     return MooncakeBackend(lambda: start(place))
 
 
-class Kind(NamedTuple):
+class BackendKind(NamedTuple):
     """A kind of backend.
 
     Attributes:
@@ -50,8 +50,8 @@ class Kind(NamedTuple):
 
 
 _KINDS = {
-    **dict.fromkeys(redis.SCHEMES, Kind(_make_redis, redis.read_place, "redis")),
-    mooncake.SCHEME: Kind(_make_mooncake, mooncake.read_place, "mooncake"),
+    **dict.fromkeys(redis.SCHEMES, BackendKind(_make_redis, redis.read_place, "redis")),
+    mooncake.SCHEME: BackendKind(_make_mooncake, mooncake.read_place, "mooncake"),
 }
 SCHEMES = tuple(_KINDS)
 
@@ -76,7 +76,7 @@ def check_installed(url: str) -> None:
         raise ConfigError(FIELD, shown_url(url), f"needs {how_to_install(kind.extra)}")
 
 
-def check_url(url: str) -> Kind:
+def check_url(url: str) -> BackendKind:
     """Return the kind of backend for a URL; raise ConfigError if the form of the URL is invalid."""
     kind = _KINDS.get(url.partition("://")[0])
     if kind is None:

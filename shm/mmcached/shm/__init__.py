@@ -20,11 +20,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from mmcached.shm.ring.chunks import RingClaim
     from mmcached.shm.ring.reader import RingReader
     from mmcached.shm.ring.reader_entry import ReaderEntry
     from mmcached.shm.ring.reader_watch import ReaderStopped, ReaderVoided
-    from mmcached.shm.ring.ring import Claim, RingWriter, adopt_ring
-    from mmcached.shm.segment.segment import Host
+    from mmcached.shm.ring.ring import RingWriter, adopt_ring
+    from mmcached.shm.segment.segment import HostCalls
     from mmcached.shm.segment.sweep import sweep
     from mmcached.shm.segment.words import WORD_STORE_NAME
     from mmcached.shm.store.codec import EncodedRecord, decode, decode_record_frames, encode
@@ -33,14 +34,14 @@ if TYPE_CHECKING:
 
 __all__ = [
     "WORD_STORE_NAME",
-    "Claim",
     "EncodedRecord",
-    "Host",
+    "HostCalls",
     "ObjectStoreReader",
     "ObjectStoreWriter",
     "ReaderEntry",
     "ReaderStopped",
     "ReaderVoided",
+    "RingClaim",
     "RingReader",
     "RingWriter",
     "adopt_ring",
@@ -52,9 +53,9 @@ __all__ = [
 
 _MODULES = {
     "WORD_STORE_NAME": "segment.words",
-    "Claim": "ring.ring",
+    "RingClaim": "ring.chunks",
     "EncodedRecord": "store.codec",
-    "Host": "segment.segment",
+    "HostCalls": "segment.segment",
     "ObjectStoreReader": "store.object_reader",
     "ObjectStoreWriter": "store.object_store",
     "ReaderEntry": "ring.reader_entry",

@@ -12,13 +12,14 @@ from collections.abc import Mapping
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal
-from urllib.parse import urlsplit
 
 import msgspec
 
+from mmcached.wire.config_checks import check_device, check_encoder, check_traces_endpoint
 from mmcached.wire.errors import ConfigError
 from mmcached.wire.kv_events_config import KVEventsConfig
 from mmcached.wire.limits import LIMITS, LimitsConfig, check_range
+from mmcached.wire.model_config import EncoderConfig, ModelConfig
 from mmcached.wire.shown_url import shown_url
 from mmcached.wire.version import PROTOCOL_VERSION, VERSION_FIELD, mismatch
 
@@ -32,67 +33,6 @@ RESTART_WINDOW_S = 60.0
 """Time in which the deaths of a role are counted for `max_restarts`."""
 MAX_ENGINES = 8
 """The largest number of engines of one service."""
-
-
-class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The model behind `generate`: the reference model, or the language model of a local checkpoint ("hf").
-
-    Most fields are sizes of the reference model; `cache.checkpoints.language` has those of either kind.
-
-    Attributes:
-        path: Folder of the checkpoint.
-        dtype: Dtype of a checkpoint's computation; "auto" for the checkpoint's.
-        chunk_tokens: A checkpoint's prompts are computed in chunks that begin at multiples of it.
-        seed: The reference model's, from which all its weights are generated.
-    """
-
-    kind: Literal["reference", "hf"] = "reference"
-    path: str = ""
-    dtype: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
-    chunk_tokens: int = 128
-    seed: int = 0
-    hidden_size: int = 64
-    num_layers: int = 2
-    num_heads: int = 4
-    encoder_width: int = 256
-    encoder_layers: int = 2
-    patch_size: int = 32
-    max_patches_per_image: int = 64
-    audio_frame: int = 640
-    """Samples that become one embedding, at 16,000 a second."""
-    audio_window: int = 50
-    """Audio frames (`audio_frame` samples each) in one slice of a sound."""
-    num_layer_outputs: int = 0
-    """Number of first layers whose rows are returned beside those of the last layer."""
-
-    @property
-    def row_keys(self) -> tuple[str, ...]:
-        """Names of the tensors of which the model returns a row per token, `(hidden_size,)` int32 each."""
-        layers = (f"hidden_states.layer_{layer}" for layer in range(self.num_layer_outputs))
-        return ("hidden_states", *layers)
-
-
-class EncoderConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The encoder of items: the reference model, or the towers of a local checkpoint of Transformers ("hf").
-
-    Attributes:
-        path: Folder of the checkpoint.
-        dtype: Dtype of the computation; "auto" for the checkpoint's.
-        device: Device of the tower; "auto" for the workers'.
-        ray_address: HOST:PORT, or "auto", of a Ray cluster whose actors encode instead of the workers; "" for none.
-        ray_namespace: Ray namespace of those actors.
-    """
-
-    kind: Literal["reference", "hf"] = "reference"
-    path: str = ""
-    dtype: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
-    device: str = "auto"
-    ray_address: str = ""
-    ray_namespace: str = "mmcached"
-
-    @property
-    def folder(self) -> Path:
-        return Path(self.path)
 
 
 class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -142,19 +82,15 @@ class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     # scheduling and KV cache
     enable_prefix_caching: bool = True
-    # "xxh3" takes a third less time than "sha256", but is not collision-proof, and warns: a prompt can be crafted to
-    # share another prompt's key, so it is for clients that trust each other. "builtin" warns and is sha256. Engines
-    # with the same seed have the same keys; without a seed "xxh3" has different keys in each engine, the other
-    # algorithms the same everywhere
+    # "xxh3" is not collision-proof, and warns; "builtin" warns and is sha256. Without a seed "xxh3" has different keys
+    # in each engine, the other algorithms the same everywhere
     prefix_caching_hash_algo: Literal["sha256", "blake3", "xxh3", "builtin"] = "sha256"
     prefix_caching_hash_seed: str = ""
     block_size: int = 16
     num_kv_blocks: int = 2048
     max_num_seqs: int = 16
     max_num_batched_tokens: int = 512
-    # "priority": the lowest number first, then by arrival. A prompt is admitted if all of it fits and this share of the
-    # blocks is left for running requests; with a threshold, one prompt takes at most so many tokens of a step that
-    # others need
+    # a prompt is admitted if all of it fits and the share `kv_watermark` of the blocks is left for running requests
     scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
     kv_watermark: float = 0.01
     long_prefill_token_threshold: int = 0
@@ -166,12 +102,10 @@ class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     # limits on one client, message, image or turn of a loop
     limits: LimitsConfig = LimitsConfig()
 
-    # publication of the prefix cache's content
     kv_events: KVEventsConfig = KVEventsConfig()
 
-    # engines, each with its own workers, and how one is chosen for a request: the least loaded one, taking its caches
-    # into account or not, or each in turn. Behind a balancer of the deployment (`data_parallel_external_lb`) each
-    # engine has a service of its own
+    # engines, each with its own workers; behind a balancer of the deployment (`data_parallel_external_lb`) each engine
+    # has a service of its own
     data_parallel_size: int = 1
     data_parallel_external_lb: bool = False
     routing_policy: Literal["cache_aware", "least_loaded", "round_robin"] = "cache_aware"
@@ -217,8 +151,8 @@ class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     def __post_init__(self) -> None:
         for field, (low, high) in _RANGES.items():
             check_range(field, attrgetter(field)(self), low, high)
-        for field, value in self.limit_values().items():
-            check_range(field, value, LIMITS[field].low, LIMITS[field].high)
+        for field, bounds in LIMITS.items():
+            check_range(field, attrgetter(field)(self), bounds.low, bounds.high)
         if self.http_port is not None:
             check_range("http_port", self.http_port, 0, 65_535)
         if self.model.kind == "reference":  # the layers of a checkpoint are checked where it is read
@@ -226,19 +160,22 @@ class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         if self.model.hidden_size % self.model.num_heads:
             raise ConfigError("model.hidden_size", self.model.hidden_size, "must be a multiple of model.num_heads")
         if self.max_model_len > (self.num_kv_blocks - 1) * self.block_size:
-            limit = (self.num_kv_blocks - 1) * self.block_size
-            raise ConfigError("max_model_len", self.max_model_len, f"the KV pool holds {limit} tokens")
+            num_tokens = (self.num_kv_blocks - 1) * self.block_size
+            raise ConfigError("max_model_len", self.max_model_len, f"the KV pool holds {num_tokens} tokens")
         if not self.has_workers and not self.store_data_bytes:
             raise ConfigError(
                 "store_gb", self.store_gb, "must be more than 0: with world_size = 0 there is only a store"
             )
         if self.store_l2 and not self.store_data_bytes:
             raise ConfigError("store_gb", self.store_gb, "must be more than 0: store_l2 is the second level of a store")
-        _check_device("device", self.device)
-        _check_device("encoder.device", self.encoder.device)
+        check_device("device", self.device)
+        check_device("encoder.device", self.encoder.device)
         check_traces_endpoint(self.otlp_traces_endpoint)
-        _check_engines(self)
-        _check_encoder(self)
+        check_range("data_parallel_size", self.num_engines, 0, MAX_ENGINES)
+        if self.routes_by_content and self.prefix_caching_hash_algo == "xxh3" and not self.prefix_caching_hash_seed:
+            limit = "must be set: without it engines have different xxh3 digests, and cache_aware routing knows none"
+            raise ConfigError("prefix_caching_hash_seed", "", limit)
+        check_encoder(self.encoder, self.step_timeout_s, self.limits.remote_encode_s, may_encode=self.has_workers)
         _check_model(self)
         self.kv_events.check(self.num_engines)
 
@@ -328,9 +265,6 @@ class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         """The most bytes of one tenant's records; None for no limit."""
         return int(self.store_tenant_quota_gb * GIB) or None
 
-    def limit_values(self) -> dict[str, float]:
-        return {name: attrgetter(name)(self) for name in LIMITS}
-
     def digest(self) -> str:
         """Return 16 hex digits that two processes compare to check that their configurations are equal."""
         return hashlib.sha256(msgspec.json.encode(self.shown())).hexdigest()[:16]
@@ -413,32 +347,6 @@ _RANGES: Mapping[str, tuple[float, float]] = {
 """Ranges of settings that are not limits on peers."""
 
 
-def _check_engines(config: ServiceConfig) -> None:
-    num_engines = config.num_engines
-    if num_engines > MAX_ENGINES:
-        raise ConfigError(
-            "data_parallel_size", num_engines, f"must be at most {MAX_ENGINES}: the engines of one service"
-        )
-    if config.routes_by_content and config.prefix_caching_hash_algo == "xxh3" and not config.prefix_caching_hash_seed:
-        limit = "must be set: without it engines have different xxh3 digests, and routing_policy cache_aware knows none"
-        raise ConfigError("prefix_caching_hash_seed", "", limit)
-
-
-def _check_encoder(config: ServiceConfig) -> None:
-    encoder = config.encoder
-    for field, value in (("encoder.kind", encoder.kind), ("encoder.ray_address", encoder.ray_address)):
-        if not config.has_workers and value not in ("reference", ""):
-            limit = "must not be set: with world_size = 0 there is only a store, and nothing encodes"
-            raise ConfigError(field, value, limit)
-    if encoder.ray_address:
-        check_address("encoder.ray_address", encoder.ray_address)
-    if encoder.ray_address and config.limits.remote_encode_s >= config.step_timeout_s:
-        limit = f"must be below step_timeout_s = {config.step_timeout_s}: a step that takes longer ends its workers"
-        raise ConfigError("limits.remote_encode_s", config.limits.remote_encode_s, limit)
-    if not encoder.ray_namespace:
-        raise ConfigError("encoder.ray_namespace", "", "must not be empty")
-
-
 def _check_model(config: ServiceConfig) -> None:
     """Check what a checkpoint behind `generate` needs: each chunk of a prompt is computed whole, in one step."""
     if config.model.kind == "reference":
@@ -460,32 +368,3 @@ def _check_model(config: ServiceConfig) -> None:
     if config.disable_chunked_mm_input:
         limit = "must be false with model.kind hf: chunks end at fixed places, also within an item"
         raise ConfigError("disable_chunked_mm_input", True, limit)
-
-
-def check_traces_endpoint(url: str) -> None:
-    """Raise ConfigError if this is not the URL of an OTLP/HTTP collector; "" means no collector."""
-    if not url:
-        return
-    field, shown = "otlp_traces_endpoint", shown_url(url)
-    try:
-        parts = urlsplit(url)
-        has_place = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        has_place = False
-    if not has_place:
-        raise ConfigError(field, shown, "must be http://HOST:PORT/v1/traces, or https://…")
-    if "@" in parts.netloc:
-        raise ConfigError(field, shown, "must have no password: set OTEL_EXPORTER_OTLP_HEADERS in the environment")
-
-
-def check_address(field: str, address: str) -> None:
-    host, _, port = address.rpartition(":")
-    if address != "auto" and not (host and port.isdecimal() and int(port) < 65_536):
-        raise ConfigError(field, address, "must be HOST:PORT, or auto")
-
-
-def _check_device(field: str, device: str) -> None:
-    kind, _, index = device.partition(":")
-    plain = device in ("auto", "cpu", "cuda")
-    if not plain and not (kind == "cuda" and index.isdecimal()):
-        raise ConfigError(field, device, "must be auto, cpu, cuda or cuda:<index>")

@@ -11,7 +11,7 @@ caught by accident; nor is `CacheMiss`, where those classes assert.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import ClassVar
 
 import msgspec
@@ -329,7 +329,7 @@ def error_to_wire(error: MmcachedError) -> ErrorInfo:
 
 def error_from_wire(info: ErrorInfo) -> MmcachedError:
     """Rebuild the error; an unknown code becomes a plain `MmcachedError`, as retryable as it was."""
-    cls = _code_to_class().get(info.code, MmcachedError)
+    cls = {cls.code: cls for cls in _classes_of(MmcachedError)}.get(info.code, MmcachedError)
     error = cls.__new__(cls)
     MmcachedError.__init__(error, info.message, **info.details)
     error.retryable = info.retryable
@@ -341,11 +341,7 @@ def copy_of(error: MmcachedError) -> MmcachedError:
     return error_from_wire(error_to_wire(error))
 
 
-def _code_to_class() -> Mapping[str, type[MmcachedError]]:
-    found: dict[str, type[MmcachedError]] = {}
-    pending: list[type[MmcachedError]] = [MmcachedError]
-    while pending:
-        cls = pending.pop()
-        found[cls.code] = cls
-        pending.extend(cls.__subclasses__())
-    return found
+def _classes_of(base: type[MmcachedError]) -> Iterator[type[MmcachedError]]:
+    yield base
+    for cls in base.__subclasses__():
+        yield from _classes_of(cls)

@@ -8,7 +8,7 @@
         by_host: Annotated[dict[str, HostStats], By("host")] = {}               a table: counters for each host
         wait: Annotated[Histogram, Metric("wait_seconds")] = Histogram()        as many words as a histogram has
 
-The records themselves are in `stats`.
+The records themselves are in `stats` and `engine_stats`.
 """
 
 from __future__ import annotations
@@ -35,6 +35,10 @@ MAX_KEYS = 63
 RecordT = TypeVar("RecordT", bound=msgspec.Struct)
 
 
+class StatsRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """Base of all statistics records. A reader ignores figures that it does not know, and takes missing ones as 0."""
+
+
 class Metric:
     """One name, with labels, of a figure on the metrics page.
 
@@ -48,6 +52,10 @@ class Metric:
         self.name = name
         self.needs = needs
         self.labels = labels
+
+
+def of_modality(name: str) -> Metric:
+    return Metric(f"modality_{name}", modality="{modality}")
 
 
 class Of(NamedTuple):

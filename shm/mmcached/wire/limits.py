@@ -8,7 +8,7 @@ format (a message's field, a record's depth) are defined with the format.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -19,6 +19,9 @@ from mmcached.wire.errors import ConfigError
 RESERVED_DESCRIPTORS = 64
 """The last descriptor numbers of a process, which peers' connections and nurseries leave free."""
 
+MAX_MESSAGE_FRAMES = 4096
+"""The most frames of one message of a client."""
+
 MAX_WAITING_SAVES = 1024
 """Records that wait to be saved in the second level; beyond it the oldest are not saved there."""
 MAX_SAVE_AGE_S = 30.0
@@ -28,11 +31,9 @@ MAX_SAVE_AGE_S = 30.0
 class LimitsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     # connections
     max_clients: int = 1024
-    max_client_names: int = 16
 
     # messages
     max_message_mb: int = 256
-    max_message_frames: int = 4096
     max_queued_mb_per_client: int = 64
     max_held_mb: int = 2048
     client_stall_s: float = 30.0
@@ -98,12 +99,8 @@ LIMITS: Mapping[str, Limit] = MappingProxyType(
     {
         # ---- connections
         "limits.max_clients": Limit(1, 1 << 16, "clients", "client connections at a time", "`ServiceUnavailable`"),
-        "limits.max_client_names": Limit(
-            1, 63, "names", "names of clients with figures of their own", 'counted as "other"'
-        ),
         # ---- messages
         "limits.max_message_mb": Limit(1, 1 << 16, "MiB", "one message of a client", "`RemoteProtocolError`"),
-        "limits.max_message_frames": Limit(64, 1 << 20, "frames", "frames of one message", "`RemoteProtocolError`"),
         "limits.max_held_mb": Limit(
             1,
             1 << 20,
@@ -273,11 +270,3 @@ LIMITS: Mapping[str, Limit] = MappingProxyType(
 def check_range(field: str, value: float, low: float, high: float) -> None:
     if not low <= value <= high:
         raise ConfigError(field, value, f"must be between {low} and {high}")
-
-
-def table_lines(defaults: Mapping[str, float]) -> Iterator[str]:
-    yield "| setting | default | range | bounds | beyond it |"
-    yield "|---|---|---|---|---|"
-    for name, limit in LIMITS.items():
-        value = f"{defaults[name]:,} {limit.unit}".rstrip()
-        yield f"| `{name}` | {value} | {limit.low:,} … {limit.high:,} | {limit.bounds} | {limit.beyond} |"

@@ -1,9 +1,10 @@
 """The statistics of each role since its start, with the metric of each figure.
 
 A field is a counter, which only rises, unless its type is `Gauge`. Its `Metric`s are its names on the metrics page;
-`METRICS` has the help text of each metric. A field with `By` is a table, with counters for each key (client, tenant).
-The stats page, the metrics page, `info`, the status lines of tables and `client.stats()` follow from these records. So
-a new figure is a field (and a line of `METRICS`) here, and the line that counts.
+`METRICS` has the help text of each metric. Those of engines and workers are in `engine_stats`. A field with `By` is a
+table, with counters for each key (client, tenant). The stats page, the metrics page, `info`, the status lines of tables
+and `client.stats()` follow from these records. So a new figure is a field (and a line of `METRICS`) here, and the line
+that counts.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from typing import Annotated, Literal, get_args
 
 import msgspec
 
-from mmcached.wire.figures import By, Gauge, Metric, Of
+from mmcached.wire.engine_stats import ENGINE_METRICS, EngineStats
+from mmcached.wire.figures import By, Gauge, Metric, Of, StatsRecord, of_modality
 from mmcached.wire.latency import Histogram
 from mmcached.wire.slow_log import SlowLog
 
@@ -87,31 +89,7 @@ METRICS: Mapping[str, str] = {
     "l2_apart": "1 while the second level is not used because another host was flushed and this one was not",
     "l2_waiting_saves": "records that wait to be saved in the second level",
     "l2_waiting_bytes": "bytes of records that wait to be saved in the second level",
-    "engine_steps": "steps planned",
-    "engine_steps_failed": "steps that could not be computed",
-    "step_seconds": "a step, from its plan until it is committed",
-    "queue_seconds": "a request in the engine, from its message until it is first scheduled",
-    "engine_deaths_in_steps": "workers that died while they computed a step",
-    "engine_poisonous_requests": "requests that failed because they had killed workers",
-    "engine_requests": "requests in the scheduler: running, waiting",
-    "engine_requests_finished": "requests that left the scheduler",
-    "preemptions": "requests that had to start over because no KV block was free",
-    "kv_blocks": "KV blocks used, cached, total",
-    "encoder_embeds": "encoder cache embeddings used, total",
-    "encoder_budget_bytes": "size of the encoder cache in bytes: used, total, and the limit of one step",
-    "worker_items_encoded": "items encoded: runs of the encoder",
-    "encode_seconds": "time to encode the items of one step",
-    "worker_items_loaded": "items not encoded because another worker's output was in the store",
-    "worker_outputs_saved": "encoder outputs offered to the store, by outcome",
-    "worker_embeds_encoded": "embeddings that workers have computed",
-    "modality_encoded": "items encoded, by modality",
-    "modality_loaded": "items not encoded, by modality, because another worker's output was in the store",
-    "modality_embeds_encoded": "embeddings computed, by modality",
-    "modality_embeds_loaded": "embeddings not computed, by modality",
-    "worker_tokens_computed": "token positions computed",
-    "worker_items_received": "items read in place in the ring, or copied from messages",
-    "worker_received_bytes": "bytes read in place in the ring, or copied from messages",
-    "saved_ipc_bytes": "bytes read in place that were not sent to the worker",
+    **ENGINE_METRICS,
 }
 """The help text of each metric, in the order of the metrics page."""
 
@@ -137,44 +115,21 @@ class RoleName(msgspec.Struct, frozen=True, order=True):
                 return self.kind.replace("_", " ")
 
 
-class Stats(msgspec.Struct, frozen=True, kw_only=True):
-    """Base of all statistics records. A reader ignores figures that it does not know, and takes missing ones as 0."""
-
-
-def _of_modality(name: str) -> Metric:
-    return Metric(f"modality_{name}", modality="{modality}")
-
-
-class ItemsOfModality(Stats, frozen=True):
+class ItemsOfModality(StatsRecord, frozen=True):
     """Items of one modality; `ProcessorCacheStats` has the totals."""
 
-    queries: Annotated[int, _of_modality("queries")] = 0
-    hits: Annotated[int, _of_modality("hits")] = 0
-    processed: Annotated[int, _of_modality("processed")] = 0
+    queries: Annotated[int, of_modality("queries")] = 0
+    hits: Annotated[int, of_modality("hits")] = 0
+    processed: Annotated[int, of_modality("processed")] = 0
 
 
-class ItemsByModality(Stats, frozen=True):
+class ItemsByModality(StatsRecord, frozen=True):
     image: Annotated[ItemsOfModality, Of("image")] = ItemsOfModality()
     video: Annotated[ItemsOfModality, Of("video")] = ItemsOfModality()
     audio: Annotated[ItemsOfModality, Of("audio")] = ItemsOfModality()
 
 
-class EncodedOfModality(Stats, frozen=True):
-    """Encoded items and embeddings of one modality in a worker, and those loaded instead."""
-
-    encoded: Annotated[int, _of_modality("encoded")] = 0
-    loaded: Annotated[int, _of_modality("loaded")] = 0
-    embeds_encoded: Annotated[int, _of_modality("embeds_encoded")] = 0
-    embeds_loaded: Annotated[int, _of_modality("embeds_loaded")] = 0
-
-
-class EncodedByModality(Stats, frozen=True):
-    image: Annotated[EncodedOfModality, Of("image")] = EncodedOfModality()
-    video: Annotated[EncodedOfModality, Of("video")] = EncodedOfModality()
-    audio: Annotated[EncodedOfModality, Of("audio")] = EncodedOfModality()
-
-
-class ProcessorCacheStats(Stats, frozen=True):
+class ProcessorCacheStats(StatsRecord, frozen=True):
     """The sender cache of P0. One query per item of a request; a hit is an item that was not preprocessed for it.
 
     An item that a request names twice counts once.
@@ -199,7 +154,7 @@ def _of_items(name: str) -> Metric:
     return _of_cache(name, "processor", "capacity_bytes")
 
 
-class ItemStats(Stats, frozen=True):
+class ItemStats(StatsRecord, frozen=True):
     """The processed items in the ring; `pinned_bytes` are those of open requests."""
 
     capacity_bytes: Annotated[Gauge, _of_items("capacity_bytes")] = 0
@@ -211,7 +166,7 @@ class ItemStats(Stats, frozen=True):
     refusals: Annotated[int, _of_items("rejections")] = 0
 
 
-class RingStats(Stats, frozen=True):
+class RingStats(StatsRecord, frozen=True):
     """The ring as its writer sees it, with records and items."""
 
     data_bytes: Annotated[Gauge, _of_cache("capacity_bytes"), Metric("store_capacity_bytes")] = 0
@@ -227,7 +182,7 @@ class RingStats(Stats, frozen=True):
     refusals: Annotated[int, _of_cache("rejections")] = 0
 
 
-class FetchStats(Stats, frozen=True):
+class FetchStats(StatsRecord, frozen=True):
     """The store's fetches from the second level by outcome, and the number of requests that wait for one.
 
     `saves_dropped` are saves that the second level's process did not take in time.
@@ -242,7 +197,7 @@ class FetchStats(Stats, frozen=True):
     saves_dropped: Annotated[int, Metric("l2_requests", op="put", outcome="dropped")] = 0
 
 
-class StoreStats(Stats, frozen=True):
+class StoreStats(StatsRecord, frozen=True):
     """The store for clients' records. One query per key that is looked up; a hit is a key with a record.
 
     `refusals` were too large, of an old epoch, over a quota, or found no room; `inline_records` had no lease;
@@ -275,7 +230,7 @@ class StoreStats(Stats, frozen=True):
     fetches: FetchStats = FetchStats()
 
 
-class ClientStats(Stats, frozen=True):
+class ClientStats(StatsRecord, frozen=True):
     """The store's figures of all clients of one name; `StoreStats` has the totals."""
 
     hits: Annotated[int, Metric("client_hits")] = 0
@@ -283,81 +238,7 @@ class ClientStats(Stats, frozen=True):
     puts: Annotated[int, Metric("client_puts")] = 0
 
 
-class KVCacheStats(Stats, frozen=True):
-    """KV prefix cache, in tokens: `queries` at admission, `hits` not recomputed."""
-
-    queries: Annotated[int, Metric("cache_queries", cache="kv_prefix")] = 0
-    hits: Annotated[int, Metric("cache_hits", cache="kv_prefix"), Metric("saved_work", work="prefill")] = 0
-    blocks_used: Annotated[Gauge, Metric("kv_blocks", state="used")] = 0
-    blocks_cached: Annotated[Gauge, Metric("kv_blocks", state="cached")] = 0
-    blocks_total: Annotated[Gauge, Metric("kv_blocks", state="total")] = 0
-
-
-class EncoderCacheStats(Stats, frozen=True):
-    """The engine's records of the encoder cache: one query per item that a request needs; a hit is not encoded again.
-
-    `bytes_*` are `embeds_*` times the width that the workers have measured, 0 until then; `step_bytes` is the limit of
-    one step.
-    """
-
-    queries: Annotated[int, Metric("cache_queries", cache="encoder")] = 0
-    hits: Annotated[int, Metric("cache_hits", cache="encoder"), Metric("saved_work", work="encoding")] = 0
-    embeds_used: Annotated[Gauge, Metric("encoder_embeds", state="used")] = 0
-    embeds_total: Annotated[Gauge, Metric("encoder_embeds", state="total")] = 0
-    bytes_used: Annotated[Gauge, Metric("encoder_budget_bytes", state="used")] = 0
-    bytes_total: Annotated[Gauge, Metric("encoder_budget_bytes", state="total")] = 0
-    step_bytes: Annotated[Gauge, Metric("encoder_budget_bytes", state="step")] = 0
-    evictions: Annotated[int, Metric("cache_evictions", cache="encoder")] = 0
-
-
-class WorkerStats(Stats, frozen=True):
-    """One worker. `prefix_*` count rows of the tensor prefix cache (rank 0 only), of each key; its evictions are
-    blocks.
-    """
-
-    items_encoded: Annotated[int, Metric("worker_items_encoded")] = 0
-    encode_latency: Annotated[Histogram, Metric("encode_seconds")] = Histogram()
-    items_loaded: Annotated[int, Metric("worker_items_loaded"), Metric("saved_work", work="encoding_elsewhere")] = 0
-    outputs_saved: Annotated[int, Metric("worker_outputs_saved", outcome="saved")] = 0
-    outputs_dropped: Annotated[int, Metric("worker_outputs_saved", outcome="dropped")] = 0
-    outputs_refused: Annotated[int, Metric("worker_outputs_saved", outcome="refused")] = 0
-    embeds_encoded: Annotated[int, Metric("worker_embeds_encoded")] = 0
-    tokens_computed: Annotated[int, Metric("worker_tokens_computed")] = 0
-    items_viewed: Annotated[int, Metric("worker_items_received", path="viewed")] = 0
-    bytes_viewed: Annotated[int, Metric("worker_received_bytes", path="viewed"), Metric("saved_ipc_bytes")] = 0
-    items_copied: Annotated[int, Metric("worker_items_received", path="copied")] = 0
-    bytes_copied: Annotated[int, Metric("worker_received_bytes", path="copied")] = 0
-    encoder_entries: Annotated[Gauge, Metric("cache_entries", cache="encoder")] = 0
-    encoder_bytes: Annotated[Gauge, Metric("cache_bytes", cache="encoder")] = 0
-    prefix_row_queries: Annotated[int, Metric("cache_queries", cache="tensor_prefix")] = 0
-    prefix_row_hits: Annotated[
-        int, Metric("cache_hits", cache="tensor_prefix"), Metric("saved_work", work="hidden_states")
-    ] = 0
-    prefix_bytes: Annotated[Gauge, Metric("cache_bytes", cache="tensor_prefix")] = 0
-    prefix_evictions: Annotated[int, Metric("cache_evictions", cache="tensor_prefix")] = 0
-    by_modality: EncodedByModality = EncodedByModality()
-
-
-class EngineStats(Stats, frozen=True):
-    steps: Annotated[int, Metric("engine_steps")] = 0
-    steps_failed: Annotated[int, Metric("engine_steps_failed")] = 0
-    step_latency: Annotated[Histogram, Metric("step_seconds")] = Histogram()
-    queue_latency: Annotated[Histogram, Metric("queue_seconds")] = Histogram()
-    deaths_in_steps: Annotated[int, Metric("engine_deaths_in_steps")] = 0
-    poisonous_requests: Annotated[int, Metric("engine_poisonous_requests")] = 0
-    faults: Annotated[int, Metric("faults")] = 0
-    requests_running: Annotated[Gauge, Metric("engine_requests", state="running")] = 0
-    requests_waiting: Annotated[Gauge, Metric("engine_requests", state="waiting")] = 0
-    requests_finished: Annotated[int, Metric("engine_requests_finished")] = 0
-    preemptions: Annotated[int, Metric("preemptions")] = 0
-    leases_held: Annotated[Gauge, Metric("leases", side="reader")] = 0
-    slow_log: SlowLog = SlowLog()
-    kv: KVCacheStats = KVCacheStats()
-    encoder: EncoderCacheStats = EncoderCacheStats()
-    workers: list[WorkerStats] = []
-
-
-class FrontendStats(Stats, frozen=True):
+class FrontendStats(StatsRecord, frozen=True):
     """The frontend.
 
     Attributes:
@@ -381,7 +262,7 @@ class FrontendStats(Stats, frozen=True):
     desyncs: Annotated[int, Metric("desync", side="sender")] = 0
     store: StoreStats = StoreStats()
     slow_log: SlowLog = SlowLog()
-    by_client: Annotated[dict[str, ClientStats], By("client", "store,")] = {}
+    by_client: Annotated[dict[str, ClientStats], By("client", "store,")] = msgspec.field(default_factory=dict)
 
 
 Trouble = Literal["", "unreached", "late", "denied", "full", "refused"]
@@ -389,7 +270,7 @@ TROUBLES: tuple[Trouble, ...] = get_args(Trouble)
 """The known trouble with the server of a second level; "" for none."""
 
 
-class SecondLevelStats(Stats, frozen=True):
+class SecondLevelStats(StatsRecord, frozen=True):
     """The process between the store and a server that several hosts share.
 
     `gets_*` are fetches by outcome, `queries` all of them; `claims_elsewhere` found another host's claim;
@@ -425,7 +306,7 @@ class SecondLevelStats(Stats, frozen=True):
     faults: Annotated[int, Metric("faults")] = 0
 
 
-class SupervisorStats(Stats, frozen=True):
+class SupervisorStats(StatsRecord, frozen=True):
     """The supervisor: `restarts` of all roles together; `draining` is 1 from the first signal on."""
 
     restarts: Annotated[int, Metric("supervisor_restarts")] = 0
@@ -435,5 +316,5 @@ class SupervisorStats(Stats, frozen=True):
 class ServiceStats(FrontendStats, frozen=True):
     """The frontend, its engines with their workers, and the second level; all zeros without one."""
 
-    engines: list[EngineStats] = []
+    engines: list[EngineStats] = msgspec.field(default_factory=list)
     second_level: SecondLevelStats = SecondLevelStats()

@@ -6,7 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from mmcached.wire.config import EncoderConfig, ModelConfig, ServiceConfig
+from mmcached.wire.config import ServiceConfig
+from mmcached.wire.model_config import EncoderConfig, ModelConfig
 
 CLIP = {"architectures": ["CLIPVisionModel"], "image_size": 56, "patch_size": 14}
 LLAMA = {

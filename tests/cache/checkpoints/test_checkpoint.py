@@ -10,8 +10,9 @@ import pytest
 
 from mmcached.cache.checkpoints import checkpoint
 from mmcached.cache.checkpoints.checkpoint import Checkpoint, check_encoder, checkpoint_of, max_embeds_per_item
-from mmcached.wire.config import EncoderConfig, ModelConfig, ServiceConfig
+from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import ConfigError
+from mmcached.wire.model_config import EncoderConfig, ModelConfig
 from tests.cache.checkpoints.folders import CLIP, CROPPED, config_of, write
 
 

@@ -10,8 +10,9 @@ import pytest
 
 from mmcached.cache.checkpoints import language
 from mmcached.cache.checkpoints.language import Language, check_model
-from mmcached.wire.config import ModelConfig, ServiceConfig
+from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import ConfigError
+from mmcached.wire.model_config import ModelConfig
 from mmcached.wire.vocabulary import END_TOKEN_ID, TOKEN_IDS, VOCABULARY_SIZE
 from tests.cache.checkpoints.folders import LLAMA, model_config_of, write
 

@@ -15,17 +15,9 @@ from mmcached.cli.admin.info import Section, memory_facts, service_facts
 from mmcached.cli.watch.latencies import LatencyStatus
 from mmcached.cli.watch.service_status import Readiness, ServiceStatus, gather_status
 from mmcached.wire.config import ServiceConfig
+from mmcached.wire.engine_stats import EncoderCacheStats, EngineStats, KVCacheStats, WorkerStats
 from mmcached.wire.paths import RunDir
-from mmcached.wire.stats import (
-    ClientStats,
-    EncoderCacheStats,
-    EngineStats,
-    KVCacheStats,
-    ProcessorCacheStats,
-    ServiceStats,
-    StoreStats,
-    WorkerStats,
-)
+from mmcached.wire.stats import ClientStats, ProcessorCacheStats, ServiceStats, StoreStats
 from tests.cli.fake_view import FRONTEND, FakeView, a_role
 
 STATS = ServiceStats(

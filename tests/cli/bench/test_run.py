@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from mmcached.cli.bench.figures import OF_REDIS, Kind
+from mmcached.cli.bench.figures import OF_REDIS, CallKind
 from mmcached.cli.bench.redis import has_redis_server
 from mmcached.cli.bench.run import measure
 from mmcached.wire.errors import ConfigError
@@ -21,7 +21,7 @@ def test_a_short_run_measures_every_kind() -> None:
     assert ended.returncode == 0, ended.stderr
     assert ended.stderr == "", "in a pipe there is no progress bar"
     found = json.loads(ended.stdout)
-    kinds = [kind for kind in Kind if kind not in OF_REDIS or has_redis_server()]
+    kinds = [kind for kind in CallKind if kind not in OF_REDIS or has_redis_server()]
     expected = [(kind, number, size) for number in (1, 2) for size in (4096, 256 << 10) for kind in kinds]
     assert [(each["kind"], each["num_clients"], each["num_bytes"]) for each in found] == expected
     assert all(each["num_calls"] >= 2 * 3 * each["num_clients"] and each["p99_us"] > 0 for each in found)

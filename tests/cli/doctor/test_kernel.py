@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from mmcached.cli.doctor import kernel
-from mmcached.cli.doctor.finding import Host
+from mmcached.cli.doctor.finding import CheckedHost
 from mmcached.shm.files import locks
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import SegmentError
@@ -15,10 +15,10 @@ from tests.cli.doctor.hosts import a_host
 
 
 def test_locks_are_really_taken(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    host = Host(run_dir / "not" / "there")
+    host = CheckedHost(run_dir / "not" / "there")
     found = kernel.kernel_locks(host)
     assert (found.level, str(run_dir) in found.what) == ("ok", True), found
-    assert "no file can be made" in kernel.kernel_locks(Host(Path("/proc/1"))).what
+    assert "no file can be made" in kernel.kernel_locks(CheckedHost(Path("/proc/1"))).what
     monkeypatch.setattr(locks, "try_exclusive", lambda fd, byte: True)
     found = kernel.kernel_locks(host)
     assert (found.level, "locked twice" in found.what) == ("problem", True)
@@ -27,13 +27,13 @@ def test_locks_are_really_taken(run_dir: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_words(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert kernel.atomic_words(Host(run_dir)).level == "ok"
+    assert kernel.atomic_words(CheckedHost(run_dir)).level == "ok"
 
     def none() -> None:
         raise SegmentError("this machine has no release store")
 
     monkeypatch.setattr(kernel, "require_word_store", none)
-    found = kernel.atomic_words(Host(run_dir))
+    found = kernel.atomic_words(CheckedHost(run_dir))
     assert (found.level, "libatomic" in found.fix) == ("problem", True)
 
 

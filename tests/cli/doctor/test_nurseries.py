@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from mmcached.cli.doctor.finding import Host
+from mmcached.cli.doctor.finding import CheckedHost
 from mmcached.cli.doctor.nurseries import nurseries
 from mmcached.client import Client
 from mmcached.wire.config import GIB, MIB, ServiceConfig
@@ -32,7 +32,7 @@ STORE = ServiceConfig(world_size=0, store_gb=32 * MIB / GIB, store_max_clients=4
 )
 def test_whether_there_may_be_nurseries(run_dir: Path, store_mib: int, share: float, level: str, said: str) -> None:
     config = replace(STORE, world_size=int(not store_mib), store_gb=store_mib * MIB / GIB, store_nursery_share=share)
-    found = nurseries(Host(run_dir, config))
+    found = nurseries(CheckedHost(run_dir, config))
     assert (found.level, said in found.what) == (level, True), found
 
 
@@ -40,7 +40,7 @@ def test_nurseries_of_a_service(run_dir: Path, tmp_path: Path, monkeypatch: pyte
     """It has room for one more, no room, no descriptor, and at last as many nurseries as it may have."""
     record = {"x": np.zeros(MIB, np.uint8)}
     with LoneFrontend(run_dir, STORE) as frontend, Client(run_dir) as first, Client(run_dir) as second:
-        host = Host(run_dir, STORE)
+        host = CheckedHost(run_dir, STORE)
         assert nurseries(host).what.startswith("0 of at most 2, 0 MiB of 8 MiB")
         assert first.put("a", record)
         found = nurseries(host)

@@ -22,8 +22,8 @@ LESS_AND_LESS = """
 import os, resource, sys, msgspec
 from pathlib import Path
 from mmcached.cli.doctor import resources
-from mmcached.cli.doctor.finding import Host
-host, found = Host(Path("/nowhere")), {}
+from mmcached.cli.doctor.finding import CheckedHost
+host, found = CheckedHost(Path("/nowhere")), {}
 for limit in (4096, 512, 100):
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
     found[f"{limit} files"] = resources.open_files(host)

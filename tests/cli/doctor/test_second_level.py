@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mmcached.cli.doctor.finding import Finding, Host
+from mmcached.cli.doctor.finding import CheckedHost, Finding
 from mmcached.cli.doctor.second_level import second_level
 from mmcached.second_level.epoch_note import EpochNote
 from mmcached.second_level.redis.backend import EPOCH
@@ -21,7 +21,7 @@ NOBODY = "redis://user:hunter2@127.0.0.1:1"
 
 
 def look(run_dir: Path, url: str, limits: LimitsConfig | None = None) -> Finding:
-    found = second_level(Host(run_dir, ServiceConfig(store_l2=url, limits=limits or LimitsConfig())))
+    found = second_level(CheckedHost(run_dir, ServiceConfig(store_l2=url, limits=limits or LimitsConfig())))
     assert "hunter2" not in found.what + found.fix
     assert bool(found.fix) == (found.level != "ok")
     return found

@@ -12,7 +12,7 @@ import pytest
 from mmcached.cli.admin.records import StoreOnlooker
 from mmcached.cli.doctor import service
 from mmcached.cli.doctor.checkup import run_checks
-from mmcached.cli.doctor.finding import Host
+from mmcached.cli.doctor.finding import CheckedHost
 from mmcached.cli.serve.seat import Seat
 from mmcached.shm import sweep
 from mmcached.shm.segment.ring_notes import noted_rings, remove_notes
@@ -29,17 +29,17 @@ STORE = ServiceConfig(world_size=0, store_gb=4 * MIB / (1 << 30), store_max_clie
 
 def test_the_run_directory(run_dir: Path) -> None:
     directory = run_dir / "d"
-    assert "not there yet" in service.run_directory(Host(directory)).what
+    assert "not there yet" in service.run_directory(CheckedHost(directory)).what
     directory.mkdir(mode=0o700)
-    assert service.run_directory(Host(directory)).level == "ok"
+    assert service.run_directory(CheckedHost(directory)).level == "ok"
     run_dir.chmod(0o777)
-    found = service.run_directory(Host(directory))
+    found = service.run_directory(CheckedHost(directory))
     assert (found.level, f"others may rename what is in {run_dir}" in found.what) == ("warning", True)
     run_dir.chmod(0o700)
     directory.chmod(0o755)
-    found = service.run_directory(Host(directory))
+    found = service.run_directory(CheckedHost(directory))
     assert (found.level, found.fix) == ("problem", f"chmod 0700 {directory}")
-    found = service.run_directory(Host(run_dir / ("long" * 30)))
+    found = service.run_directory(CheckedHost(run_dir / ("long" * 30)))
     assert (found.level, "unix socket path limit" in found.what) == ("problem", True), found
 
 
@@ -47,23 +47,23 @@ def test_a_run_directory_that_this_user_cannot_make_is_a_problem(
     run_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "access", lambda path, mode, **_: Path(path) != run_dir)
-    found = service.run_directory(Host(run_dir / "a" / "b"))
+    found = service.run_directory(CheckedHost(run_dir / "a" / "b"))
     assert (found.level, f"nothing can be made in {run_dir}" in found.what) == ("problem", True), found
     assert "--run-dir DIR" in found.fix
 
 
 def test_another_version(run_dir: Path) -> None:
-    assert "no service has run here" in service.versions(Host(run_dir)).what
+    assert "no service has run here" in service.versions(CheckedHost(run_dir)).what
     STORE.save(RunDir(run_dir).config)
-    assert "as the last here" in service.versions(Host(run_dir)).what
+    assert "as the last here" in service.versions(CheckedHost(run_dir)).what
     fields = json.loads(RunDir(run_dir).config.read_bytes())
     RunDir(run_dir).config.write_text(json.dumps({**fields, VERSION_FIELD: 1}))
-    found = service.versions(Host(run_dir))
+    found = service.versions(CheckedHost(run_dir))
     assert (found.level, "protocol version 1" in found.what) == ("problem", True), found
 
 
 def test_a_record_and_an_item_go_round_until_the_frontend_is_dead(run_dir: Path) -> None:
-    host = Host(run_dir, STORE)
+    host = CheckedHost(run_dir, STORE)
     assert "not tried" in service.round_trip(host).what
     assert "not tried" in service.engine(host).what
     with LoneFrontend(run_dir, STORE) as frontend, Seat(RunDir(run_dir)):
@@ -97,10 +97,10 @@ def noted_names(run_dir: Path) -> list[str]:
 
 
 def test_a_check_that_cannot_be_made_keeps_no_other_from_it(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(host: Host) -> None:
+    def broken(host: CheckedHost) -> None:
         raise SegmentError("broken")
 
     monkeypatch.setattr("mmcached.cli.doctor.checkup.CHECKS", {"a": broken, "b": service.run_directory})
-    (name, first), (_, second) = run_checks(Host(run_dir))
+    (name, first), (_, second) = run_checks(CheckedHost(run_dir))
     assert (name, first.level, first.what) == ("a", "warning", "could not be checked: broken")
     assert second.level == "ok"

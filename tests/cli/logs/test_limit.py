@@ -34,13 +34,13 @@ def test_lines_of_the_standard_library_are_bounded_too(set_up: SetUp) -> None:
 def test_the_next_line_says_how_many_were_left_out() -> None:
     clock = Clock(tick_s=0.0)
     limit = LogLimit(2, clock=clock)
-    taken = [limit.take(("frontend", "bad"), {"peer": "a"}) for _ in range(5)]
+    taken = [limit.count_line(("frontend", "bad"), {"peer": "a"}) for _ in range(5)]
     assert taken == [0, 0, None, None, None]
     clock.now += WINDOW_S
-    assert [limit.take(("frontend", "bad"), {"peer": "a"}) for _ in range(3)] == [3, 0, None]
+    assert [limit.count_line(("frontend", "bad"), {"peer": "a"}) for _ in range(3)] == [3, 0, None]
 
 
 def test_connecting_anew_for_each_message_gains_nothing() -> None:
     limit = LogLimit(2, clock=Clock(tick_s=0.0))
-    taken = [limit.take(("frontend", "bad"), {"peer": str(number)}) for number in range(1000)]
+    taken = [limit.count_line(("frontend", "bad"), {"peer": str(number)}) for number in range(1000)]
     assert sum(left_out is not None for left_out in taken) == MAX_PEERS + 2

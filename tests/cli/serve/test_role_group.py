@@ -20,10 +20,11 @@ from mmcached.cli.serve.roles import ENGINE_GONE, PAST_CACHES, Role
 from mmcached.cli.watch.readiness_watch import ReadinessWatch
 from mmcached.shm.stats.page import StatsPage, StatsPageReader, StatsPageWriter
 from mmcached.wire.config import ServiceConfig
+from mmcached.wire.engine_stats import EngineStats
 from mmcached.wire.errors import ServiceUnavailable
 from mmcached.wire.limits import LimitsConfig
 from mmcached.wire.paths import RunDir
-from mmcached.wire.stats import EngineStats, RoleName
+from mmcached.wire.stats import RoleName
 
 CONFIG = ServiceConfig(
     world_size=1, max_restarts=2, restart_backoff_s=0.5, limits=LimitsConfig(not_ready_timeout_s=10.0)

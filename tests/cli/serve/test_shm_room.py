@@ -8,14 +8,14 @@ import pytest
 
 from mmcached.cli.config.settings import load_config
 from mmcached.cli.serve.shm_room import fitted, noted_bytes, require_room_for, rings_bytes
-from mmcached.shm.segment.segment import Host
+from mmcached.shm.segment.segment import HostCalls
 from mmcached.wire.config import MIB, ServiceConfig
 from mmcached.wire.errors import SegmentError
 
 
-def host(shm_mib: int, headroom_mib: int | None = None) -> Host:
+def host(shm_mib: int, headroom_mib: int | None = None) -> HostCalls:
     headroom = None if headroom_mib is None else headroom_mib * MIB
-    return Host(shm_free_bytes=lambda: shm_mib * MIB, headroom_bytes=lambda: headroom)
+    return HostCalls(shm_free_bytes=lambda: shm_mib * MIB, headroom_bytes=lambda: headroom)
 
 
 def loaded(*arguments: str) -> tuple[ServiceConfig, dict[str, str]]:
@@ -45,7 +45,7 @@ def test_room_enough_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize("small", [host(64), host(1024, 64)])
-def test_defaults_share_what_there_is(small: Host) -> None:
+def test_defaults_share_what_there_is(small: HostCalls) -> None:
     config, note = fitted(*loaded(), small)
     assert config.ring_data_bytes == config.store_data_bytes >= 8 * MIB
     assert 2 * rings_bytes(config) < 64 * MIB, "also while a predecessor's are mapped"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mmcached.cli.doctor.finding import Host
+from mmcached.cli.doctor.finding import CheckedHost
 from mmcached.cli.doctor.start_checks import require_startable
 from mmcached.shm.files import locks
 from mmcached.wire.config import ServiceConfig
@@ -61,15 +61,15 @@ def test_a_read_only_dev_shm(run_dir: Path) -> None:
 
 
 def test_a_warning_keeps_nobody_from_it(run_dir: Path) -> None:
-    require_startable(Host(run_dir, ServiceConfig(store_gb=1024.0)))
+    require_startable(CheckedHost(run_dir, ServiceConfig(store_gb=1024.0)))
 
 
 def test_locks_that_do_not_work(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(locks, "try_exclusive", lambda fd, byte: True)
     with pytest.raises(SegmentError, match=r"kernel locks: .* locked twice; fix: "):
-        require_startable(Host(run_dir))
+        require_startable(CheckedHost(run_dir))
 
 
 def test_what_cannot_be_looked_at_is_a_problem(run_dir: Path) -> None:
     with pytest.raises(SegmentError, match=r"/dev/shm: .*No such file"):
-        require_startable(Host(run_dir, shm=run_dir / "none"))
+        require_startable(CheckedHost(run_dir, shm=run_dir / "none"))

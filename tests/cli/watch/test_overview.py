@@ -15,19 +15,11 @@ from mmcached.cli.watch.overview import Look, NurseriesLine, Overview, Usage, lo
 from mmcached.cli.watch.service_status import Readiness, gather_status
 from mmcached.cli.watch.top_frame import draw
 from mmcached.wire.config import ServiceConfig
+from mmcached.wire.engine_stats import EncoderCacheStats, EngineStats, KVCacheStats
+from mmcached.wire.figures import StatsRecord
 from mmcached.wire.latency import Latency
 from mmcached.wire.slow_log import SlowCall, SlowLog
-from mmcached.wire.stats import (
-    EncoderCacheStats,
-    EngineStats,
-    FrontendStats,
-    KVCacheStats,
-    RingStats,
-    RoleName,
-    SecondLevelStats,
-    Stats,
-    StoreStats,
-)
+from mmcached.wire.stats import FrontendStats, RingStats, RoleName, SecondLevelStats, StoreStats
 from tests.cli.fake_view import ENGINE, FRONTEND, FakeView, a_role, drawn, page_of
 from tests.present import present
 
@@ -40,7 +32,7 @@ for _ in range(100):
     FIRST.add(0.003)
     SECOND.add(0.003)
 SECOND.add(3.0)
-STATS: list[dict[object, Stats]] = [
+STATS: list[dict[object, StatsRecord]] = [
     {
         FRONTEND: FrontendStats(
             requests_done=5,

@@ -21,9 +21,10 @@ from mmcached.cli.watch.overview import Overview
 from mmcached.cli.watch.overview_pages import HISTORY_S, SAMPLE_S, WINDOW_S, OverviewPages
 from mmcached.cli.watch.readiness import ReadinessCheck
 from mmcached.cli.watch.service_status import Readiness, gather_status
+from mmcached.wire.engine_stats import EngineStats, WorkerStats
 from mmcached.wire.latency import Latency
 from mmcached.wire.slow_log import SlowCall, SlowLog
-from mmcached.wire.stats import EngineStats, FrontendStats, RingStats, ServiceStats, StoreStats, WorkerStats
+from mmcached.wire.stats import FrontendStats, RingStats, ServiceStats, StoreStats
 from tests.cli.fake_view import ENGINE, FRONTEND, WORKER, FakeView, a_role, get, page_of
 from tests.clock import Clock
 from tests.house import REPOSITORY

@@ -21,9 +21,10 @@ from mmcached.cli.watch.overview import Overview, look_closely, overview_of
 from mmcached.cli.watch.service_status import Readiness, ServiceStatus, gather_status
 from mmcached.cli.watch.shown_figures import CACHES, ModalityLine
 from mmcached.cli.watch.top_frame import Fitted, draw
+from mmcached.wire.engine_stats import EngineStats
 from mmcached.wire.latency import Latency
 from mmcached.wire.slow_log import SlowCall, SlowLog
-from mmcached.wire.stats import EngineStats, FrontendStats, RingStats, StoreStats
+from mmcached.wire.stats import FrontendStats, RingStats, StoreStats
 from tests.cli.fake_view import ENGINE, FRONTEND, FakeView, a_role, drawn, page_of
 
 DEADLINE_S = 60.0

@@ -21,7 +21,7 @@ class Shared:
         self.ring = ring
         self.store = ObjectStoreWriter(ring)
         self._entry = ReaderEntry.attach(ring.announcement)
-        assert ring.attach(self._entry.reader_id, self._entry.incarnation)
+        assert ring.readers.attach(self._entry.reader_id, self._entry.incarnation)
         self._returns = LeaseReturns(self._entry)
         mapping = RingReader.open(ring.announcement)
         mapping.when_unmapped(self._returns.close_reader)
@@ -38,7 +38,7 @@ class Shared:
         handle = self.store.put(key, record)
         holder = self._objects.reader.holder(handle)
         lease = self._returns.bind(holder, handle)
-        assert self._entry.take([lease], self._objects.reader.look) == [True]
+        assert self._entry.take_leases([lease], self._objects.reader.look) == [True]
         found = self._objects.decode_held(handle, holder, tensors="torch", copy=False)
         assert isinstance(found, dict)
         return found

@@ -39,7 +39,7 @@ class Leased:
     def __init__(self, ring: RingWriter, kind: type[ReaderEntry]) -> None:
         self.ring = ring
         self.entry = kind.attach(ring.announcement)
-        assert ring.attach(self.entry.reader_id, self.entry.incarnation)
+        assert ring.readers.attach(self.entry.reader_id, self.entry.incarnation)
         self.handle = put(ring, 100)
         self.returns = LeaseReturns(self.entry)
         self.mapping = RingReader.open(ring.announcement)
@@ -51,7 +51,7 @@ class Leased:
     def take_lease(self) -> tuple[Bytes1D, Lease]:
         holder = self.mapping.holder(self.handle)
         lease = self.returns.bind(holder, self.handle)
-        assert self.entry.take([lease], self.mapping.look) == [True]
+        assert self.entry.take_leases([lease], self.mapping.look) == [True]
         return holder, lease
 
     @property
@@ -128,9 +128,9 @@ def test_the_entry_lives_as_long_as_a_view_of_the_mapping() -> None:
     with leased() as one:
         view = one.take()
         one.mapping.close()
-        assert not one.ring.poll_deaths()
+        assert not one.ring.readers.poll_deaths()
         del view
-        assert len(one.ring.poll_deaths()) == 1
+        assert len(one.ring.readers.poll_deaths()) == 1
         with pytest.raises(LocalProtocolError, match="closed"):
             one.mapping.when_unmapped(one.returns.close_reader)
 
@@ -157,11 +157,11 @@ def test_a_lease_that_was_out_at_a_fork_ends_when_parent_and_child_have_let_go()
         assert one.returns.is_shared
         holders.clear()
         one.mapping.close()
-        assert one.ring.poll_deaths() == []
+        assert one.ring.readers.poll_deaths() == []
         assert one.num_leases == 1, "the child reads"
         os.write(go_on[1], b"x")
         assert os.read(ready[0], 1)
-        assert [event.reader_id for event in one.ring.poll_deaths()] == [one.entry.reader_id]
+        assert [event.reader_id for event in one.ring.readers.poll_deaths()] == [one.entry.reader_id]
         assert one.num_leases == 0
         os.write(go_on[1], b"x")
         os.waitpid(pid, 0)

@@ -24,7 +24,7 @@ from mmcached.client.store.session import StoreSession
 from mmcached.frontend.store.record_store import PutRefusal
 from mmcached.shm import ReaderEntry, RingWriter, sweep
 from mmcached.shm.ring.lookup import Lookup
-from mmcached.shm.ring.self_lease import Lease
+from mmcached.shm.ring.self_lease import SelfLease
 from mmcached.wire.errors import (
     ClientClosed,
     ConfigError,
@@ -199,14 +199,14 @@ def test_of_many_the_one_that_goes_while_leases_are_taken_is_a_miss(
 ) -> None:
     for seed in (1, 2, 3):
         client.put(f"k{seed}", numbers(seed))
-    take = ReaderEntry.take
+    take = ReaderEntry.take_leases
 
-    def take_late(entry: ReaderEntry, leases: Sequence[Lease], look: Lookup) -> list[bool]:
+    def take_late(entry: ReaderEntry, leases: Sequence[SelfLease], look: Lookup) -> list[bool]:
         other.drop("k2")
         return take(entry, leases, look)
 
     with Client(run_dir) as other:
-        monkeypatch.setattr(ReaderEntry, "take", take_late)
+        monkeypatch.setattr(ReaderEntry, "take_leases", take_late)
         hits = client.get_many(["k3", "k2", "k1", "k2", "none", "k3"], tensors="numpy", view=True)
     assert [hit and hit.record["seed"] for hit in hits] == [3, None, 1, None, None, 3]
     assert service.leases == 3
@@ -307,9 +307,9 @@ def test_a_record_that_is_replaced_while_it_is_found_is_a_hit(
     service: StoreService, client: Any, run_dir: Path, monkeypatch: pytest.MonkeyPatch, asks: str
 ) -> None:
     client.put("k", numbers(1))
-    take, seeds = ReaderEntry.take, iter([2, 3])
+    take, seeds = ReaderEntry.take_leases, iter([2, 3])
 
-    def take_late(entry: ReaderEntry, leases: Sequence[Lease], look: Lookup) -> list[bool]:
+    def take_late(entry: ReaderEntry, leases: Sequence[SelfLease], look: Lookup) -> list[bool]:
         if (seed := next(seeds, None)) is not None:
             other.put("k", numbers(seed), overwrite=True)
         return take(entry, leases, look)
@@ -318,7 +318,7 @@ def test_a_record_that_is_replaced_while_it_is_found_is_a_hit(
         return [None] * len(keys)
 
     with Client(run_dir) as other, monkeypatch.context() as patch:
-        patch.setattr(ReaderEntry, "take", take_late)
+        patch.setattr(ReaderEntry, "take_leases", take_late)
         if asks == "looks up":
             found = client.get_many(["none", "k"])[1].record
         else:  # the service says where it lies

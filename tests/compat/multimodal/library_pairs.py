@@ -180,7 +180,7 @@ class LibraryPair:
             receiver.close()
             self.receivers[index] = self._make_receiver()
             assert self.store is not None
-            self.store.ring.poll_deaths()
+            self.store.ring.readers.poll_deaths()
         elif receiver is not None:
             receiver.clear_cache()
 
@@ -194,7 +194,7 @@ class LibraryPair:
             return 0
         for receiver in self.receivers:
             assert isinstance(receiver, ShmObjectStoreReceiverCache)
-        self.store.ring.poll_deaths()
+        self.store.ring.readers.poll_deaths()
         return self.store.stats().leases
 
     def close(self) -> None:
@@ -221,7 +221,7 @@ class LibraryPair:
         if self.store is None:
             return engine_receiver_cache_from_config(self.config)
         receiver = ShmObjectStoreReceiverCache(self.store.ring.announcement)
-        assert self.store.ring.attach(receiver.reader_id, receiver.incarnation)
+        assert self.store.ring.readers.attach(receiver.reader_id, receiver.incarnation)
         return receiver
 
 

@@ -32,7 +32,7 @@ def pair(num_receivers: int = 1) -> Iterator[tuple[ObjectStoreWriter, list[ShmOb
         receivers = [
             stack.enter_context(ShmObjectStoreReceiverCache(store.ring.announcement)) for _ in range(num_receivers)
         ]
-        assert all(store.ring.attach(receiver.reader_id, receiver.incarnation) for receiver in receivers)
+        assert all(store.ring.readers.attach(receiver.reader_id, receiver.incarnation) for receiver in receivers)
         yield store, receivers
 
 
@@ -155,12 +155,12 @@ def test_closing_with_a_view_alive_leaves_its_bytes_readable() -> None:
         view = pixels(receiver.get_and_update_item(send(store, "a"), "a"))
         receiver.close()
         receiver.close()
-        store.ring.poll_deaths()
+        store.ring.readers.poll_deaths()
         assert view.tolist() == list(range(8))
-        store.ring.poll_deaths()
+        store.ring.readers.poll_deaths()
         assert store.stats().leases == 1, "the lease lives while the view does"
         del view
-        store.ring.poll_deaths()
+        store.ring.readers.poll_deaths()
         assert store.stats().leases == 0
 
 

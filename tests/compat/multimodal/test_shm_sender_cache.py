@@ -46,7 +46,7 @@ class Pair:
 
     def attach(self) -> ReaderEntry:
         entry = self._stack.enter_context(ReaderEntry.attach(self.ring.announcement))
-        assert self.ring.attach(entry.reader_id, entry.incarnation)
+        assert self.ring.readers.attach(entry.reader_id, entry.incarnation)
         return entry
 
     def send(self, value: int, nbytes: int = LARGE) -> ShmItem | None:
@@ -63,7 +63,7 @@ class Pair:
 
     def take(self, entry: ReaderEntry, sent: ShmItem) -> bool:
         """Take a reader's lease on an item; return whether it holds."""
-        return all(entry.take([Taking(sent.handle)], self.reader.reader.look))
+        return all(entry.take_leases([Taking(sent.handle)], self.reader.reader.look))
 
     def read(self, sent: ShmItem) -> int:
         """Return the value of an item, checked to be the same in every byte."""
@@ -226,13 +226,13 @@ def test_a_closed_cache_leaves_the_store_to_another(pair: Pair) -> None:
     """The new one has no prompt updates for what lies there, so these are misses, and are put anew."""
     pair.put(1)
     pair.cache.close()
-    told_by_the_ring = pair.ring.on_evict
+    told_by_the_ring = pair.ring.records.on_evict
     with ShmObjectStoreSenderCache(pair.config, pair.store) as other:
         assert not other.is_cached_item("1")
         item, _ = other.get_and_update_item(an_item(1), "1")
         assert isinstance(item, ShmItem)
         assert other.is_cached_item("1")
-    assert pair.ring.on_evict == told_by_the_ring
+    assert pair.ring.records.on_evict == told_by_the_ring
 
 
 def test_an_item_that_cannot_travel_changes_nothing(pair: Pair) -> None:

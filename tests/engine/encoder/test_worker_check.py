@@ -11,7 +11,7 @@ import pytest
 from mmcached.engine.encoder.worker_check import MAX_NAMED, check_encoder_caches
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import InvariantError
-from mmcached.wire.messages import frontend as from_engine
+from mmcached.wire.messages import frontend_from_engines as from_engine
 from tests.clock import Clock
 from tests.engine.fake_peers import Bench
 

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from mmcached.engine import KVCacheManager
+from mmcached.wire.engine_stats import KVCacheStats
 from mmcached.wire.errors import InvalidRequest, LocalProtocolError
-from mmcached.wire.stats import KVCacheStats
 from tests.engine.builders import generate
 from tests.engine.kv.builders import (
     Spec,

@@ -11,7 +11,7 @@ from mmcached.engine import Request
 from mmcached.engine.results.results import Results
 from mmcached.wire.errors import InvariantError
 from mmcached.wire.messages.engine import ItemEmbedding, ItemSaved, RowsMissing, Sampled, StepOutput
-from mmcached.wire.messages.frontend import RequestEncoded, RequestGenerated
+from mmcached.wire.messages.frontend_from_engines import RequestEncoded, RequestGenerated
 from mmcached.wire.messages.parts import Rows, RowsWanted, StreamedTokens, Tensor, TokenLogprob
 from mmcached.wire.sockets.frames import Frame
 from tests.engine.builders import encode, generate, inline_tensors

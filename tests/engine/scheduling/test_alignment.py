@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from mmcached.engine import Request, ScheduledStep, Scheduler
-from mmcached.wire.config import ModelConfig
+from mmcached.wire.model_config import ModelConfig
 from tests.cache.checkpoints.folders import LLAMA, write
 from tests.engine.builders import generate, image
 from tests.engine.schedulers import schedule, scheduler_with

@@ -12,7 +12,7 @@ from mmcached.engine.server.poisonous_requests import MAX_KEPT, PoisonousRequest
 from mmcached.wire.config import RESTART_WINDOW_S, ServiceConfig
 from mmcached.wire.errors import PoisonousRequest, error_from_wire
 from mmcached.wire.messages import engine as to_engine
-from mmcached.wire.messages import frontend as from_engine
+from mmcached.wire.messages import frontend_from_engines as from_engine
 from mmcached.wire.messages import worker as to_worker
 from tests.clock import Clock
 from tests.engine.builders import generate

@@ -10,7 +10,7 @@ import pytest
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import CorruptImage
 from mmcached.wire.messages import engine as to_engine
-from mmcached.wire.messages import frontend as from_engine
+from mmcached.wire.messages import frontend_from_engines as from_engine
 from tests.clock import Clock
 from tests.doubles.spans import MemorySpans
 from tests.engine.fake_peers import Bench

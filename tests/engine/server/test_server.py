@@ -11,20 +11,22 @@ import pytest
 
 from mmcached.cache.hashing.block_hash import BlockHasher
 from mmcached.engine import Request, Scheduler
+from mmcached.engine.scheduling.caches import Caches
 from mmcached.engine.server.item_frames import ItemFrames
 from mmcached.engine.server.probes import MAX_OPEN
 from mmcached.engine.server.server import POLL_INTERVAL_S
 from mmcached.shm.stats.page import StatsPage, StatsPageReader
 from mmcached.shm.stats.service import stats_of
 from mmcached.wire.config import ServiceConfig
+from mmcached.wire.engine_stats import EngineStats
 from mmcached.wire.errors import CacheMiss, ConfigError, CorruptImage, InvariantError, PeerGone, error_to_wire
 from mmcached.wire.messages import engine as to_engine
-from mmcached.wire.messages import frontend as from_engine
+from mmcached.wire.messages import frontend_from_engines as from_engine
 from mmcached.wire.messages import worker as to_worker
 from mmcached.wire.messages.parts import Feature, Inline, StoredItem
 from mmcached.wire.paths import RunDir
 from mmcached.wire.process.turns import REST_S, TurnShare
-from mmcached.wire.stats import EngineStats, RoleName
+from mmcached.wire.stats import RoleName
 from tests.clock import Clock, Sleeper
 from tests.engine.fake_peers import DEADLINE_S, Bench
 
@@ -364,10 +366,10 @@ def test_a_flood_gets_its_share_of_a_turn_and_hides_no_deadline(
         bench.send(to_engine.FlushEngine(token))
     num_served = [0]  # in each turn
 
-    def counted(scheduler: Scheduler) -> None:
+    def counted(caches: Caches) -> None:
         num_served[-1] += 1
 
-    monkeypatch.setattr(Scheduler, "new_epoch", counted)
+    monkeypatch.setattr(Caches, "new_epoch", counted)
     give_up = time.monotonic() + DEADLINE_S
     while sum(num_served) < 3 * share:
         assert time.monotonic() < give_up
@@ -420,7 +422,7 @@ def test_an_error_in_a_plan_fails_the_request_that_it_is_about(bench: Bench, mon
 
 def test_a_question_that_fails_is_nobody_elses_end(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(Scheduler, "new_epoch", lambda scheduler: 1 / 0)
+        patch.setattr(Caches, "new_epoch", lambda caches: 1 / 0)
         bench.send(to_engine.FlushEngine(1))
         bench.pump(lambda: bench.engine.stats().faults == 1)
     bench.send(to_engine.FlushEngine(2))

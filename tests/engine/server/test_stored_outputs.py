@@ -13,7 +13,7 @@ from mmcached.cache.store_keys import output_key
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import CacheMiss, CorruptImage
 from mmcached.wire.messages import engine as to_engine
-from mmcached.wire.messages import frontend as from_engine
+from mmcached.wire.messages import frontend_from_engines as from_engine
 from mmcached.wire.messages import worker as to_worker
 from mmcached.wire.messages.parts import Feature, Inline, StoredOutput, Tensor
 from tests.clock import Clock

@@ -8,10 +8,10 @@ import msgspec
 import pytest
 
 from mmcached.frontend.server import CHECK_INTERVAL_S
+from mmcached.frontend.store import client_figures
 from mmcached.frontend.store.client_figures import ClientFigures
 from mmcached.wire.config import GIB, ServiceConfig
 from mmcached.wire.handle import Handle
-from mmcached.wire.limits import LimitsConfig
 from mmcached.wire.messages import frontend as to_frontend
 from mmcached.wire.messages.parts import Inline
 from mmcached.wire.stats import ClientStats
@@ -23,9 +23,13 @@ CONFIG = ServiceConfig(
     store_gb=(1 << 20) / GIB,
     store_num_slots=64,
     store_max_clients=2,
-    limits=LimitsConfig(max_client_names=2),
 )
 Figures = dict[str, tuple[int, int, int]]
+
+
+@pytest.fixture(autouse=True)
+def two_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_figures, "MAX_NAMES", 2)
 
 
 def figures(bench: Bench, clock: Clock) -> Figures:
@@ -120,7 +124,7 @@ def test_what_is_counted_before_a_restarted_frontend_is_greeted_is_its_names(run
 
 
 def test_nothing_is_kept_of_clients_that_are_gone() -> None:
-    names = ClientFigures(max_names=2)
+    names = ClientFigures()
     for incarnation in range(1, 100):
         names.greet("ann", "vllm")
         names.attach("ann", incarnation)

@@ -250,7 +250,7 @@ def test_what_expires_in_its_own_put_keeps_its_place_while_it_is_read(layer: Lay
     store = layer.bench.frontend.store
     assert isinstance(store.records.ring, RingWriter)
     reader = Seeker(store.records.ring.announcement)
-    assert store.records.ring.attach(reader.entry.reader_id, reader.entry.incarnation)
+    assert store.records.ring.readers.attach(reader.entry.reader_id, reader.entry.incarnation)
     held: list[Handle | None] = []
 
     def read_until_it_expires(name: str, is_kept: bool) -> None:

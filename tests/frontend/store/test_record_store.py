@@ -309,10 +309,10 @@ def test_however_many_hold_views_half_of_the_store_stays_free_for_puts() -> None
         for number in range(5):  # each views as much as it may, and never gives back
             entry = stack.enter_context(ReaderEntry.attach(tier.ring.announcement))
             look = stack.enter_context(reading(tier.ring)).look
-            assert tier.ring.attach(entry.reader_id, entry.incarnation)
+            assert tier.ring.readers.attach(entry.reader_id, entry.incarnation)
             for handle in handles[24 * number :]:
                 if handle is not None and look.may_hold(entry.taken_bytes + handle.nbytes):
-                    assert entry.take([Taking(handle)], look) == [True]
+                    assert entry.take_leases([Taking(handle)], look) == [True]
                     tier.poll_hits()
             held.append(entry.taken_bytes)
         assert held == sorted(held, reverse=True)
@@ -328,7 +328,7 @@ def is_taken(tier: RecordStore, entry: ReaderEntry, handle: Handle) -> bool:
     """Take a lease, and return whether it holds."""
     assert isinstance(tier.ring, RingWriter)
     with RingReader.open(tier.ring.announcement) as reader:
-        return all(entry.take([Taking(handle)], reader.look))
+        return all(entry.take_leases([Taking(handle)], reader.look))
 
 
 class TierModel(RuleBasedStateMachine):

@@ -116,7 +116,7 @@ def test_request_whose_items_do_not_fit_together_is_served(cache: ItemCache, sto
             assert isinstance(store.ring, RingWriter)
             handles = [item.payload for item in items if isinstance(item.payload, Handle)]
             assert handles
-            assert all(store.ring.is_current(handle) for handle in handles), "evicted before it was released"
+            assert all(store.ring.records.is_current(handle) for handle in handles), "evicted before it was released"
         cache.sent(items)
         cache.release(items)
 

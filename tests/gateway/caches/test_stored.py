@@ -63,7 +63,7 @@ def test_item_is_written_once_and_read_where_it_lies(cache: StoredItemCache, sto
     with ObjectStoreReader(RingReader.open(ring_of(store).announcement)) as reader:
         assert set(reader.get(handle, tensors="numpy", copy=True)["data"]) == {7}
     assert stats_of(store).puts == 1
-    assert not ring_of(store).is_leased(handle), "the engine takes the lease"
+    assert not ring_of(store).records.is_leased(handle), "the engine takes the lease"
 
 
 def test_small_items_never_see_the_ring(cache: StoredItemCache, store: RecordStore) -> None:
@@ -143,7 +143,7 @@ def test_what_clients_have_leased_of_their_share_stays_and_a_put_is_refused() ->
             number = 0
             while store.put("", str(number), an_item(0, LARGE).encoded, epoch=store.epoch) is None:
                 place = present(store.find("", str(number)))
-                assert entry.take([Taking(place)], reader.look) == [True]
+                assert entry.take_leases([Taking(place)], reader.look) == [True]
                 number += 1
                 assert number < 100, "the share of the items is not theirs"
             assert number == RING_BYTES // (LARGE + KIB)

@@ -7,7 +7,7 @@ from pathlib import Path
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.messages import client as to_client
 from mmcached.wire.messages import engine as to_engine
-from mmcached.wire.messages import frontend as to_frontend
+from mmcached.wire.messages import frontend_from_engines as to_frontend
 from tests.clock import Clock
 from tests.frontend.fake_peers import Bench
 from tests.frontend.integrity import check_frontend

@@ -8,11 +8,11 @@ import pytest
 
 from mmcached.compat.kv_cache_manager import KVCacheManager
 from mmcached.engine.kv.config import KVCacheConfig
-from mmcached.engine.server.held_content import HeldContent as Told
+from mmcached.engine.server.held_content import ContentReporter as Told
 from mmcached.engine.steps.request import Request
 from mmcached.gateway.engines.engine_content import EngineContent as Known
 from mmcached.wire.errors import ChannelFull, RemoteProtocolError
-from mmcached.wire.messages.frontend import CacheChanged
+from mmcached.wire.messages.frontend_from_engines import CacheChanged
 
 BLOCK_SIZE, NUM_BLOCKS = 2, 24
 ITEMS = ("a", "b", "c", "d")

@@ -20,6 +20,7 @@ from mmcached.wire.config import ServiceConfig
 from mmcached.wire.messages import client as to_client
 from mmcached.wire.messages import engine as to_engine
 from mmcached.wire.messages import frontend as to_frontend
+from mmcached.wire.messages import frontend_from_engines as from_engine
 from mmcached.wire.messages.parts import Inline, StreamedTokens
 from mmcached.wire.vocabulary import IMAGE_TOKEN_ID
 from tests.clock import Clock
@@ -83,7 +84,7 @@ def test_the_engine_with_the_fewest_tokens_to_compute_gets_the_next(bench: Bench
         generate(bench, number, length)
         chosen.append(who_gets_it(bench, engines))
     assert [index for index, _ in chosen] == [0, 1, 1, 1, 1]
-    engines[0].channel.send(to_frontend.RequestGenerated(chosen[0][1], [5], "length", 0))
+    engines[0].channel.send(from_engine.RequestGenerated(chosen[0][1], [5], "length", 0))
     bench.answer(to_client.Generated)
     generate(bench, 9, 30)
     assert who_gets_it(bench, engines)[0] == 0
@@ -94,7 +95,7 @@ def test_what_has_its_first_token_is_computed(bench: Bench, engines: list[WireEn
     index, number = who_gets_it(bench, engines)
     generate(bench, 2, 50)
     assert who_gets_it(bench, engines)[0] == 1 - index
-    committed = to_frontend.TokensCommitted([StreamedTokens(number, 0, [7])], [])
+    committed = from_engine.TokensCommitted([StreamedTokens(number, 0, [7])], [])
     engines[index].channel.send(committed)
     bench.answer(to_client.Tokens)
     generate(bench, 3, 50)
@@ -129,7 +130,7 @@ def test_what_an_engine_has_to_do_for_a_prompt() -> None:
     hasher.extend(prompt)
     assert (prompt.num_tokens, len(prompt.block_hashes)) == (80, 4), "the fifth has the last token"
     nothing, some = EngineContent(9, 9), EngineContent(9, 9)
-    some.take(to_frontend.CacheChanged(True, [*prompt.block_hashes[:2], prompt.block_hashes[3]], [], ["second:8"]))
+    some.take(from_engine.CacheChanged(True, [*prompt.block_hashes[:2], prompt.block_hashes[3]], [], ["second:8"]))
     assert hasher.num_uncached(prompt, nothing) == 80 + 20 + 8
     assert hasher.num_uncached(prompt, some) == 80 - 32
 
@@ -139,7 +140,7 @@ def hold(bench: Bench, engine: WireEngine, add: to_engine.AddRequest, *, blocks:
     request = Request(1, "generate", add.prompt_token_ids, add.features, max_tokens=1, tenant=add.tenant)
     extend_block_hashes(request, CONFIG.block_size)
     items = [feature.mm_hash for feature in add.features] if has_items else []
-    engine.channel.send(to_frontend.CacheChanged(True, request.block_hashes[:blocks], [], items))
+    engine.channel.send(from_engine.CacheChanged(True, request.block_hashes[:blocks], [], items))
     bench.stats()
 
 
@@ -150,12 +151,12 @@ def test_a_prompt_goes_where_most_of_it_is_unless_that_engine_has_much_to_do(
     images = [png(1), png(2, (90, 70))]
     bench.generate(1, images)
     index, number = who_gets_it(bench, engines)
-    engines[index].channel.send(to_frontend.RequestGenerated(number, [5], "length", 0))
+    engines[index].channel.send(from_engine.RequestGenerated(number, [5], "length", 0))
     bench.answer(to_client.Generated)
     bench.generate(2, images)
     other = 1 - index
     add = bench.from_frontend(engines[other], to_engine.AddRequest)
-    engines[other].channel.send(to_frontend.RequestGenerated(add.request_id, [5], "length", 0))
+    engines[other].channel.send(from_engine.RequestGenerated(add.request_id, [5], "length", 0))
     bench.answer(to_client.Generated)
     num_blocks = (len(add.prompt_token_ids) - 1) // CONFIG.block_size
     if num_blocks:
@@ -167,7 +168,7 @@ def test_a_prompt_goes_where_most_of_it_is_unless_that_engine_has_much_to_do(
         request = Request(1, "generate", add.prompt_token_ids, add.features, max_tokens=1)
         extend_block_hashes(request, CONFIG.block_size)
         assert add.block_hashes == request.block_hashes[:num_blocks], "the engine need not make them again"
-        engines[other].channel.send(to_frontend.RequestGenerated(add.request_id, [5], "length", 0))
+        engines[other].channel.send(from_engine.RequestGenerated(add.request_id, [5], "length", 0))
         bench.answer(to_client.Generated)
     generate(bench, 5, 1000)
     assert who_gets_it(bench, engines)[0] == index, "its turn"
@@ -189,7 +190,7 @@ def test_nothing_is_hashed_for_an_embedding(bench: Bench, engines: list[WireEngi
 def test_what_a_flushed_or_dead_engine_held_is_forgotten(bench: Bench, engines: list[WireEngine]) -> None:
     generate(bench, 1, 200)
     add = bench.from_frontend(engines[0], to_engine.AddRequest)
-    engines[0].channel.send(to_frontend.RequestGenerated(add.request_id, [5], "length", 0))
+    engines[0].channel.send(from_engine.RequestGenerated(add.request_id, [5], "length", 0))
     bench.answer(to_client.Generated)
     hold(bench, engines[0], add, blocks=5)
     hold(bench, engines[0], add, blocks=0)
@@ -197,7 +198,7 @@ def test_what_a_flushed_or_dead_engine_held_is_forgotten(bench: Bench, engines: 
     for number in (2, 3):
         generate(bench, number, 200)
         again = bench.from_frontend(engines[1], to_engine.AddRequest)
-        engines[1].channel.send(to_frontend.RequestGenerated(again.request_id, [5], "length", 0))
+        engines[1].channel.send(from_engine.RequestGenerated(again.request_id, [5], "length", 0))
         bench.answer(to_client.Generated)
     bench.engine_dies(engines.pop(1))
     engines.append(bench.connect_engine(index=1))
@@ -219,7 +220,7 @@ def test_a_dead_engine_s_requests_end_and_the_next_go_elsewhere_at_once(
     add = bench.from_frontend(spared, to_engine.AddRequest)
     failed = bench.answer(to_client.Failed)
     assert (failed.request_id, failed.error.code, failed.error.retryable) == (2, "request_aborted", True)
-    spared.channel.send(to_frontend.RequestGenerated(add.request_id, [5], "length", 0))
+    spared.channel.send(from_engine.RequestGenerated(add.request_id, [5], "length", 0))
     assert bench.answer(to_client.Generated).request_id == 3
     assert bench.stats().requests_open == 1, "the other engine's first goes on"
 
@@ -227,9 +228,9 @@ def test_a_dead_engine_s_requests_end_and_the_next_go_elsewhere_at_once(
 def test_a_flush_is_answered_when_both_have_forgotten(bench: Bench, engines: list[WireEngine]) -> None:
     bench.client.send(to_frontend.Flush(6))
     first, second = (bench.from_frontend(engine, to_engine.FlushEngine) for engine in engines)
-    engines[0].channel.send(to_frontend.EngineFlushed(first.token))
+    engines[0].channel.send(from_engine.EngineFlushed(first.token))
     bench.stats()
-    engines[1].channel.send(to_frontend.EngineFlushed(second.token))
+    engines[1].channel.send(from_engine.EngineFlushed(second.token))
     assert bench.answer(to_client.Flushed).request_id == 6
 
 
@@ -237,7 +238,7 @@ def test_a_flush_needs_no_answer_of_an_engine_that_died(bench: Bench, engines: l
     bench.client.send(to_frontend.Flush(6))
     flush = bench.from_frontend(engines[0], to_engine.FlushEngine)
     bench.from_frontend(engines[1], to_engine.FlushEngine)
-    engines[0].channel.send(to_frontend.EngineFlushed(flush.token))
+    engines[0].channel.send(from_engine.EngineFlushed(flush.token))
     bench.engine_dies(engines[1])
     clock.now += 1
     assert bench.answer(to_client.Flushed).request_id == 6
@@ -247,7 +248,7 @@ def answer_probe(bench: Bench, engine: WireEngine) -> None:
     probe = bench.from_frontend(engine, to_engine.ProbeEngine)
     assert not isinstance(probe.payload, Inline)
     read = checksum(bench.frontend.store.announcement, probe.payload)
-    engine.channel.send(to_frontend.EngineProbed(probe.token, [read]))
+    engine.channel.send(from_engine.EngineProbed(probe.token, [read]))
 
 
 def test_a_probe_goes_through_both(bench: Bench, engines: list[WireEngine]) -> None:

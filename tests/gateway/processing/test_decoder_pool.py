@@ -19,7 +19,7 @@ from mmcached.gateway.processing.confined_decoder import DecoderDiedError
 from mmcached.gateway.processing.decoder_process import Decoder, Pixels
 from mmcached.gateway.processing.pixel_budget import PixelBudget
 from mmcached.gateway.processing.pool import NotWantedError
-from mmcached.pictures.messages import MAX_TENSORS, Made, Opened, OutOfMemory, Processed, Ready
+from mmcached.pictures.messages import MAX_TENSORS, ImageOpened, ImageProcessed, ImageScaled, OutOfMemory, Ready
 from mmcached.pictures.settings import PictureSettings
 from mmcached.wire.errors import CorruptImage, ImageTooLarge, MmcachedError, ServiceUnavailable
 from mmcached.wire.messages.parts import TensorForm
@@ -213,15 +213,15 @@ def assert_ended(pidfd: int) -> None:
 @pytest.mark.parametrize(
     "said",
     [
-        [Opened(1)],
-        [Ready(), Made(32, 32)],
-        [Ready(), Opened(1), Made(32, 32)],
+        [ImageOpened(1)],
+        [Ready(), ImageScaled(32, 32)],
+        [Ready(), ImageOpened(1), ImageScaled(32, 32)],
         [Ready(), Ready()],
-        [Ready(), {"type": "Opened", "pixels": -1}],
-        [Ready(), Opened(1), Opened(1)],
-        [Ready(), Opened(1), Made(33, 32)],
-        [Ready(), Opened(1), Made(32 * 65, 32)],
-        [Ready(), Opened(1), Processed([TensorForm("a", "uint8", (1,))])],
+        [Ready(), {"type": "ImageOpened", "pixels": -1}],
+        [Ready(), ImageOpened(1), ImageOpened(1)],
+        [Ready(), ImageOpened(1), ImageScaled(33, 32)],
+        [Ready(), ImageOpened(1), ImageScaled(32 * 65, 32)],
+        [Ready(), ImageOpened(1), ImageProcessed([TensorForm("a", "uint8", (1,))])],
     ],
     ids=str,
 )
@@ -248,7 +248,7 @@ def test_tensors_that_cannot_be_are_not_read(
     forms: list[TensorForm], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = msgspec.structs.replace(SETTINGS, processor_folder="/a/checkpoint")
-    decode_with_liar([Ready(), Opened(1), Processed(forms)], settings, tmp_path, monkeypatch)
+    decode_with_liar([Ready(), ImageOpened(1), ImageProcessed(forms)], settings, tmp_path, monkeypatch)
 
 
 @pytest.mark.parametrize(
@@ -262,7 +262,7 @@ def test_tensors_that_cannot_be_are_not_read(
 def test_a_processor_takes_more_memory_for_a_picture_than_a_codec(
     pixels: int, folder: str, expected: type[MmcachedError], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write_liar([Ready(), Opened(pixels), OutOfMemory()], tmp_path, monkeypatch)
+    write_liar([Ready(), ImageOpened(pixels), OutOfMemory()], tmp_path, monkeypatch)
     settings = msgspec.structs.replace(SETTINGS, processor_folder=folder)
     pool = decoder_pool.DecoderPool(1, settings, PixelBudget(1 << 30))
     with pytest.raises(expected):

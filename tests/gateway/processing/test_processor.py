@@ -11,7 +11,7 @@ from PIL import Image
 
 from mmcached.gateway.processing.processor import GatewayItem, ImageProcessor, cut_patches
 from mmcached.shm.store.codec import decode_record_frames
-from mmcached.wire.config import ModelConfig
+from mmcached.wire.model_config import ModelConfig
 from tests.gateway.in_process import item_of
 from tests.gateway.pictures import PHOTOGRAPHS, encode, noise, photograph, plain
 

@@ -18,10 +18,11 @@ from mmcached.gateway.processing.item_processor import Processing
 from mmcached.gateway.processing.processor import GatewayItem, cut_patches
 from mmcached.gateway.processing.slice_processor import DecodedSlice, SliceProcessor
 from mmcached.shm.store.codec import decode_record_frames
-from mmcached.wire.config import ModelConfig, ServiceConfig
+from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import ClipTooLarge, CorruptClip, InvalidRequest, InvariantError
 from mmcached.wire.limits import LimitsConfig
 from mmcached.wire.messages.parts import ClipOptions
+from mmcached.wire.model_config import ModelConfig
 from mmcached.wire.vocabulary import Modality
 from tests.cache.checkpoints.folders import config_of, write
 from tests.house.drawing import examples

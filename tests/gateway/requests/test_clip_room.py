@@ -27,6 +27,7 @@ from mmcached.wire.limits import LimitsConfig
 from mmcached.wire.messages import client as to_client
 from mmcached.wire.messages import engine as to_engine
 from mmcached.wire.messages import frontend as to_frontend
+from mmcached.wire.messages import frontend_from_engines as from_engine
 from mmcached.wire.messages.parts import StoredItem
 from tests.clips import fake_decoders
 from tests.clips.fake_decoders import START, FakeClipDecoders, clip, video
@@ -208,7 +209,7 @@ def ask_for_four(bench: Bench, decoding: Decoding) -> None:
 
 def answer(bench: Bench, engine: WireEngine) -> to_engine.AddRequest:
     add = bench.from_frontend(engine, to_engine.AddRequest)
-    engine.channel.send(to_frontend.RequestEncoded(add.request_id, [{} for _ in add.features]))
+    engine.channel.send(from_engine.RequestEncoded(add.request_id, [{} for _ in add.features]))
     bench.answer(to_client.Encoded)
     return add
 
@@ -362,7 +363,7 @@ def test_an_engine_is_not_sent_more_beside_the_ring_than_may_be(
         bench.stats()
         assert not engine.backlog
         sent.append(len(add.features))
-        engine.channel.send(to_frontend.RequestEncoded(add.request_id, [{} for _ in add.features]))
+        engine.channel.send(from_engine.RequestEncoded(add.request_id, [{} for _ in add.features]))
         bench.answer(to_client.Encoded)
     assert sorted(sent) == [30, 30, 60], "one of them is larger than all room"
 
@@ -402,7 +403,7 @@ def test_a_request_whose_items_and_room_come_in_one_turn_is_sent_once(
     bench.stats()
     engine.receive()
     assert (again.request_id, engine.backlog) == (2, [])
-    engine.channel.send(to_frontend.RequestEncoded(again.request_id, [{} for _ in again.features]))
+    engine.channel.send(from_engine.RequestEncoded(again.request_id, [{} for _ in again.features]))
     bench.answer(to_client.Encoded)
 
 

@@ -18,6 +18,7 @@ from mmcached.wire.limits import LimitsConfig
 from mmcached.wire.messages import client as to_client
 from mmcached.wire.messages import engine as to_engine
 from mmcached.wire.messages import frontend as to_frontend
+from mmcached.wire.messages import frontend_from_engines as from_engine
 from mmcached.wire.messages.parts import ClipOptions
 from mmcached.wire.stats import ItemsOfModality
 from mmcached.wire.vocabulary import BEGIN_TOKEN_ID, IMAGE_TOKEN_ID, MODALITIES, VIDEO_TOKEN_ID
@@ -78,7 +79,7 @@ class Asking:
         """Return the hashes of the items that an engine gets; it answers."""
         self.send(*clips, images=images, tenant=tenant)
         add = self.added()
-        self._engine.channel.send(to_frontend.RequestEncoded(add.request_id, [{} for _ in add.features]))
+        self._engine.channel.send(from_engine.RequestEncoded(add.request_id, [{} for _ in add.features]))
         self.answer = self._bench.answer(to_client.Encoded)
         return [feature.mm_hash for feature in add.features]
 
@@ -384,7 +385,7 @@ def test_a_flush_in_the_middle_lets_nothing_out_that_was_begun_before(
     bench.pump(lambda: decoders.is_held)
     bench.client.send(to_frontend.Flush(99, is_new_epoch))
     flush = bench.from_frontend(engine, to_engine.FlushEngine)
-    engine.channel.send(to_frontend.EngineFlushed(flush.token))
+    engine.channel.send(from_engine.EngineFlushed(flush.token))
     bench.answer(to_client.Flushed)
     decoders.release()
     assert len(asking.added().features) == 2

@@ -14,6 +14,7 @@ from mmcached.wire.config import ServiceConfig
 from mmcached.wire.messages import client as to_client
 from mmcached.wire.messages import engine as to_engine
 from mmcached.wire.messages import frontend as to_frontend
+from mmcached.wire.messages import frontend_from_engines as from_engine
 from mmcached.wire.messages.parts import Feature
 from tests.clock import Clock
 from tests.doubles.engine import WireEngine
@@ -71,7 +72,7 @@ class Host:
         assert self.saver.put(output_key(fingerprint, feature.mm_hash), record, tenant=tenant).is_stored
 
     def answer(self, engine: WireEngine, add: to_engine.AddRequest) -> None:
-        engine.channel.send(to_frontend.RequestGenerated(add.request_id, [5], "length", 0))
+        engine.channel.send(from_engine.RequestGenerated(add.request_id, [5], "length", 0))
         self.bench.answer(to_client.Generated)
 
 
@@ -129,7 +130,7 @@ def test_nobody_waits_for_an_engine_that_has_the_output_in_its_own_cache(host: H
     host.answer(first, add)
     clock.now += GRACE_S
     for engine in host.engines:
-        engine.channel.send(to_frontend.CacheChanged(True, [], [], [feature.mm_hash]))
+        engine.channel.send(from_engine.CacheChanged(True, [], [], [feature.mm_hash]))
     host.bench.stats()
     second, _, _ = host.asked(png(1))
     host.ask(png(1))
@@ -209,7 +210,7 @@ def test_a_request_whose_output_is_gone_is_sent_again_with_pixels(host: Host) ->
     host.save(feature)
     engine, add, loaded = host.asked(png(1))
     assert loaded.has_output
-    engine.channel.send(to_frontend.RequestMissed(add.request_id, []))
+    engine.channel.send(from_engine.RequestMissed(add.request_id, []))
     _, again, encoded = host.sent()
     assert again.request_id == add.request_id
     assert not encoded.has_output

@@ -18,6 +18,7 @@ from mmcached.wire.limits import LimitsConfig
 from mmcached.wire.messages import client as to_client
 from mmcached.wire.messages import engine as to_engine
 from mmcached.wire.messages import frontend as to_frontend
+from mmcached.wire.messages import frontend_from_engines as from_engine
 from mmcached.wire.messages.parts import Inline
 from mmcached.wire.stats import ItemsOfModality
 from tests.clock import Clock
@@ -326,7 +327,7 @@ def test_files_that_requests_hold_are_bounded_and_shared(run_dir: Path, clock: C
             other.channel.send(to_frontend.Encode(other.client_id, number, 30.0), [files[number - 1]])
         assert other.answer(to_client.Failed).request_id == 4
         work.release()
-        engine.channel.send(to_frontend.RequestGenerated(added(bench, engine).request_id, [5], "stop", 0))
+        engine.channel.send(from_engine.RequestGenerated(added(bench, engine).request_id, [5], "stop", 0))
         bench.answer(to_client.Generated)
         bench.generate(5, [files[1]])
         assert {added(bench, engine).request_id for _ in range(2)} == {3, 5}
@@ -346,7 +347,7 @@ def test_flush_while_an_item_is_processed_lets_nothing_of_before_be_cached(
     is_begun(bench, work, A, B)
     bench.pump(lambda: bench.frontend.stats().processor.items_processed == 1)
     bench.client.send(to_frontend.Flush(9))
-    bench.engines[0].channel.send(to_frontend.EngineFlushed(bench.from_frontend(engine, to_engine.FlushEngine).token))
+    bench.engines[0].channel.send(from_engine.EngineFlushed(bench.from_frontend(engine, to_engine.FlushEngine).token))
     bench.answer(to_client.Flushed)
     work.release()
     assert len(added(bench, engine).features) == 2
@@ -402,7 +403,7 @@ def test_draining_waits_for_what_is_processed(bench: Bench, engine: WireEngine, 
     assert not bench.frontend.is_drained
     work.release()
     add = added(bench, engine)
-    engine.channel.send(to_frontend.RequestGenerated(add.request_id, [5], "stop", 0))
+    engine.channel.send(from_engine.RequestGenerated(add.request_id, [5], "stop", 0))
     bench.answer(to_client.Generated)
     assert bench.frontend.is_drained
 

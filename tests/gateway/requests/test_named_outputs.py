@@ -16,6 +16,7 @@ from mmcached.wire.limits import LimitsConfig
 from mmcached.wire.messages import client as to_client
 from mmcached.wire.messages import engine as to_engine
 from mmcached.wire.messages import frontend as to_frontend
+from mmcached.wire.messages import frontend_from_engines as from_engine
 from mmcached.wire.messages.parts import RowsWanted, SavedRows, Tensor
 from tests.clock import Clock
 from tests.doubles.engine import WireEngine
@@ -53,7 +54,7 @@ class Desk:
     def name(self, add: to_engine.AddRequest, *outputs: str | dict[str, Tensor]) -> None:
         """Answer, as the engine does."""
         payload = [b"four"] if any(isinstance(output, dict) for output in outputs) else []
-        self.engine.channel.send(to_frontend.RequestEncoded(add.request_id, list(outputs)), payload)
+        self.engine.channel.send(from_engine.RequestEncoded(add.request_id, list(outputs)), payload)
 
     def save(self, key: str) -> None:
         assert self.saver.put(key, {"embeddings": np.zeros((3, 64), np.int32)}).is_stored
@@ -112,8 +113,8 @@ def test_who_waits_for_several_is_woken_once(desk: Desk, monkeypatch: pytest.Mon
 
 def test_what_the_engine_has_in_its_own_cache_is_named_too(desk: Desk) -> None:
     add, (key,) = desk.asked(png(1))
-    desk.engine.channel.send(to_frontend.CacheChanged(True, [], [], [add.features[0].mm_hash]))
-    desk.engine.channel.send(to_frontend.RequestFailed(add.request_id, ErrorInfo("request_aborted", "gone", True, {})))
+    desk.engine.channel.send(from_engine.CacheChanged(True, [], [], [add.features[0].mm_hash]))
+    desk.engine.channel.send(from_engine.RequestFailed(add.request_id, ErrorInfo("request_aborted", "gone", True, {})))
     desk.bench.answer(to_client.Failed)
     desk.bench.gateway.requests.outputs.check(float("inf"))  # that request's put does not come any more
     again, _ = desk.asked(png(1))
@@ -256,7 +257,7 @@ def _generated(desk: Desk) -> to_engine.AddRequest:
 
 
 def _name_rows(desk: Desk, add: to_engine.AddRequest) -> None:
-    answer = to_frontend.RequestGenerated(add.request_id, [5], "length", 0, saved_rows=[ROWS])
+    answer = from_engine.RequestGenerated(add.request_id, [5], "length", 0, saved_rows=[ROWS])
     desk.engine.channel.send(answer)
 
 
@@ -291,5 +292,5 @@ def test_rows_that_are_not_kept_are_generated_again_inline(desk: Desk, clock: Cl
         _name_rows(desk, add)
     again = desk.sent()
     assert (again.request_id, again.takes_keys) == (add.request_id, False)
-    desk.engine.channel.send(to_frontend.RequestGenerated(add.request_id, [5], "length", 0))
+    desk.engine.channel.send(from_engine.RequestGenerated(add.request_id, [5], "length", 0))
     assert desk.bench.answer(to_client.Generated).saved_rows == []

@@ -12,6 +12,7 @@ from mmcached.wire.config import ServiceConfig
 from mmcached.wire.messages import client as to_client
 from mmcached.wire.messages import engine as to_engine
 from mmcached.wire.messages import frontend as to_frontend
+from mmcached.wire.messages import frontend_from_engines as from_engine
 from tests.clock import Clock
 from tests.doubles.engine import WireEngine
 from tests.doubles.spans import MemorySpans
@@ -38,17 +39,17 @@ def bench(run_dir: Path, clock: Clock, spans: MemorySpans) -> Iterator[Bench]:
 
 
 def answer(bench: Bench, engine: WireEngine, number: int) -> None:
-    engine.channel.send(to_frontend.RequestGenerated(number, [5], "length", 0))
+    engine.channel.send(from_engine.RequestGenerated(number, [5], "length", 0))
     bench.answer(to_client.Generated)
 
 
 def fail(bench: Bench, engine: WireEngine, number: int) -> None:
-    engine.channel.send(to_frontend.RequestFailed(number, ERROR))
+    engine.channel.send(from_engine.RequestFailed(number, ERROR))
     bench.answer(to_client.Failed)
 
 
 def miss(bench: Bench, engine: WireEngine, number: int) -> None:
-    engine.channel.send(to_frontend.RequestMissed(number, []))
+    engine.channel.send(from_engine.RequestMissed(number, []))
     add = bench.from_frontend(engine, to_engine.AddRequest)
     answer(bench, engine, add.request_id)
 

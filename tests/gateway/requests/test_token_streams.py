@@ -16,6 +16,7 @@ from mmcached.wire.errors import RemoteProtocolError, RequestAborted, error_from
 from mmcached.wire.messages import client as to_client
 from mmcached.wire.messages import engine as to_engine
 from mmcached.wire.messages import frontend as to_frontend
+from mmcached.wire.messages import frontend_from_engines as from_engine
 from mmcached.wire.messages.client import ToClient, Tokens
 from mmcached.wire.messages.frontend import Generate, TokensTaken
 from mmcached.wire.messages.parts import RequestRows, Rows, RowsWanted, StreamedTokens, Tensor
@@ -312,7 +313,7 @@ def ask(bench: Bench, engine: WireEngine, request_id: int, *, window: int = 8) -
 
 
 def commit(engine: WireEngine, *parts: tuple[int, int, list[int]]) -> None:
-    engine.channel.send(to_frontend.TokensCommitted([StreamedTokens(*part) for part in parts]))
+    engine.channel.send(from_engine.TokensCommitted([StreamedTokens(*part) for part in parts]))
 
 
 def test_tokens_go_to_the_client_that_asked_and_only_to_it(bench: Bench, engine: WireEngine) -> None:
@@ -325,7 +326,7 @@ def test_tokens_go_to_the_client_that_asked_and_only_to_it(bench: Bench, engine:
     assert bench.answer(Tokens).streams == [StreamedTokens(1, 0, [5])]
     assert other.answer(Tokens).streams == [StreamedTokens(1, 0, [6])]
     for number in (first, second, third):
-        engine.channel.send(to_frontend.RequestGenerated(number, [number], "length", 0))
+        engine.channel.send(from_engine.RequestGenerated(number, [number], "length", 0))
     assert other.answer(to_client.Generated).token_ids == [second]
     assert [bench.answer(to_client.Generated).request_id for _ in range(2)] == [1, 2]
     check_frontend(bench.frontend)
@@ -336,13 +337,13 @@ def test_the_answer_has_all_tokens_and_those_that_wait_are_not_sent_before_it(be
     commit(engine, (number, 0, [5]))
     assert bench.answer(Tokens).streams == [StreamedTokens(1, 0, [5])]
     commit(engine, (number, 1, [6]))
-    engine.channel.send(to_frontend.RequestGenerated(number, [5, 6, 7], "length", 0))
+    engine.channel.send(from_engine.RequestGenerated(number, [5, 6, 7], "length", 0))
     assert bench.answer(to_client.Generated).token_ids == [5, 6, 7]
 
 
 def commit_rows(engine: WireEngine, number: int, first: int, *values: int) -> None:
     rows, data = packed(first, values, "hidden_states")
-    engine.channel.send(to_frontend.TokensCommitted([], [RequestRows(number, rows)]), [data])
+    engine.channel.send(from_engine.TokensCommitted([], [RequestRows(number, rows)]), [data])
 
 
 def ask_for_rows(bench: Bench, engine: WireEngine, request_id: int) -> int:
@@ -360,7 +361,7 @@ def test_rows_go_to_the_client_and_the_answer_brings_the_rest(bench: Bench, engi
     (part,) = bench.answer(Tokens).rows
     assert (part.request_id, part.rows.first, values_of(part.rows, bench.payload)) == (1, 2, [7, 8])
     rows, data = packed(4, [9], "hidden_states")
-    engine.channel.send(to_frontend.RequestGenerated(number, [5], "length", 0, [rows]), [data])
+    engine.channel.send(from_engine.RequestGenerated(number, [5], "length", 0, [rows]), [data])
     (rows,) = bench.answer(to_client.Generated).rows
     assert (rows.first, values_of(rows, bench.payload)) == (4, [9])
 
@@ -372,7 +373,7 @@ def test_rows_that_were_lost_end_the_request_retryably_and_only_it(
     number, other = ask_for_rows(bench, engine, 1), ask_for_rows(bench, engine, 2)
     rows, data = packed(3, [9], "hidden_states")
     if is_answer:
-        engine.channel.send(to_frontend.RequestGenerated(number, [5], "length", 0, [rows]), [data])
+        engine.channel.send(from_engine.RequestGenerated(number, [5], "length", 0, [rows]), [data])
     else:
         commit_rows(engine, number, 3, 9)
     failed = bench.answer(to_client.Failed)
@@ -435,7 +436,7 @@ def test_refusals_for_want_of_room_are_typed_and_retryable_wherever_they_come_fr
     bench.generate(4, [])
     refusals = [bench.answer(to_client.Failed)]
     full = error_from_wire(refusals[0].error)
-    engine.channel.send(to_frontend.RequestFailed(numbers[0], refusals[0].error))  # as an engine says it
+    engine.channel.send(from_engine.RequestFailed(numbers[0], refusals[0].error))  # as an engine says it
     refusals.append(bench.answer(to_client.Failed))
     assert [refusal.request_id for refusal in refusals] == [4, 1]
     assert (full.code, full.retryable) == ("service_unavailable", True)

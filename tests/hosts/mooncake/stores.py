@@ -8,7 +8,7 @@ from pathlib import Path
 
 from mmcached.second_level.backend import BackendError
 from mmcached.second_level.mooncake.master import reach
-from mmcached.second_level.mooncake.place import Place
+from mmcached.second_level.mooncake.place import MooncakePlace
 from tests.second_level.programs import Program
 from tests.second_level.servers import free_ports
 
@@ -53,7 +53,7 @@ class Master(Program):
         deadline = time.monotonic() + STARTS_WITHIN_S
         while True:
             try:
-                reach(Place(f"127.0.0.1:{self.port}"))
+                reach(MooncakePlace(f"127.0.0.1:{self.port}"))
                 return
             except BackendError:
                 assert time.monotonic() < deadline, "the master does not start"

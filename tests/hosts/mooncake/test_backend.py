@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from mmcached.cli.doctor.finding import Host
+from mmcached.cli.doctor.finding import CheckedHost
 from mmcached.cli.doctor.second_level import second_level
 from mmcached.second_level.backend import BackendError, BackendLate, BackendRefused
 from mmcached.second_level.mooncake.backend import MAX_CALLS, MooncakeBackend
@@ -231,7 +231,9 @@ def test_a_master_that_died_is_an_error_and_its_successor_knows_nothing(
 def test_doctor_tries_it(master: Master, run_dir: Path) -> None:
     for lent, level, what in ((64, "ok", "128 KiB put in"), (0, "warning", "no room: see segment_mb")):
         url = master.url.replace("segment_mb=0", f"segment_mb={lent}")
-        found = second_level(Host(run_dir, ServiceConfig(store_l2=url, limits=LimitsConfig(l2_timeout_ms=20_000))))
+        found = second_level(
+            CheckedHost(run_dir, ServiceConfig(store_l2=url, limits=LimitsConfig(l2_timeout_ms=20_000)))
+        )
         assert (found.level, what in found.what) == (level, True)
 
 

@@ -63,7 +63,7 @@ def test_three_modalities_of_one_checkpoint_are_encoded_once(run_dir: Path, tmp_
 
 
 def _of_video(folder: Path, model: Any, file: bytes) -> Iterator[torch.Tensor]:
-    from mmcached.clips.video import Video as OpenVideo
+    from mmcached.clips.video import OpenVideo
 
     config = config_of(folder)
     settings = ClipSettings.from_config(config, "video", sizes=frame_sizes(config))

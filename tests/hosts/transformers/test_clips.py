@@ -21,7 +21,7 @@ from mmcached.cache.checkpoints.frames import FrameGrid, WholeClip
 from mmcached.clips.frame_sizes import EdgeSizes, FrameSizes
 from mmcached.gateway.processing.slice_processor import DecodedSlice, SliceProcessor
 from mmcached.shm.store.codec import decode_record_frames
-from mmcached.wire.config import EncoderConfig
+from mmcached.wire.model_config import EncoderConfig
 from mmcached.worker.encoders.checkpoint import CheckpointEncoder
 from mmcached.worker.encoders.encoder import outputs_in
 from mmcached.worker.encoders.pixels import normalised

@@ -21,8 +21,9 @@ from mmcached.pictures.images import decode_image
 from mmcached.pictures.processor import PictureProcessor
 from mmcached.pictures.settings import PictureSettings
 from mmcached.shm.store.codec import decode_record_frames
-from mmcached.wire.config import EncoderConfig, ServiceConfig
+from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import ConfigError, InvalidRequest
+from mmcached.wire.model_config import EncoderConfig
 from mmcached.worker.encoders.checkpoint import CheckpointEncoder
 from mmcached.worker.encoders.encoder import outputs_in
 from mmcached.worker.encoders.tower import load_tower

@@ -11,9 +11,10 @@ import msgspec
 import pytest
 import torch
 
-from mmcached.wire.config import ModelConfig, ServiceConfig
+from mmcached.wire.config import ServiceConfig
 from mmcached.wire.messages.parts import Sampling
 from mmcached.wire.messages.worker import RunChunk
+from mmcached.wire.model_config import ModelConfig
 from mmcached.worker.language.sampler import choose, processed
 from tests.hosts.transformers.language_models import FAMILIES, VOCABULARY, alone, save
 from tests.hosts.transformers.local_engine import LocalEngine

@@ -20,8 +20,9 @@ from PIL import Image
 from mmcached.cache.checkpoints.language import check_model
 from mmcached.cli.serve.child_service import ChildService
 from mmcached.client import Client, Generation, RowsWanted, Sampling
-from mmcached.wire.config import ModelConfig, ServiceConfig
+from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import ConfigError, InvalidRequest, MmcachedError, ServiceUnavailable
+from mmcached.wire.model_config import ModelConfig
 from tests.docs.pages import code
 from tests.hosts.transformers import checkpoints
 from tests.hosts.transformers.checkpoints import PICTURES

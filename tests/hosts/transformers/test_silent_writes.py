@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from mmcached.client import Client
-from mmcached.integrations.transformers import cached_image_features, features
+from mmcached.integrations.transformers import cached_image_features, features, tower_names
 from tests.hosts.transformers import models
 from tests.hosts.transformers.outputs import ask, assert_equal, one_by_one, tensors
 from tests.integration.processes import eventually
@@ -60,8 +60,8 @@ def test_it_is_noticed_at_most_a_minute_later_and_what_was_kept_is_dropped(
         assert_equal(tensors(ask(model, inputs)), before)  # as the page says: for a minute it may not be seen
         ask(model, unseen)
         assert written.num_encoded == 4
-        now = time.monotonic() + features.MAX_AGE_S
-        monkeypatch.setattr(features, "monotonic", lambda: now)
+        now = time.monotonic() + tower_names.MAX_AGE_S
+        monkeypatch.setattr(tower_names, "monotonic", lambda: now)
         assert written.fingerprint(CPU) not in (None, first)
         assert_equal(tensors(ask(model, inputs)), one_by_one_of(model, written, inputs))
         assert written.num_encoded == 6
@@ -85,7 +85,7 @@ def one_by_one_of(model: Any, asked: features.ImageFeatures, inputs: models.Inpu
 
 @torch.no_grad()
 def test_a_thread_reads_all_weights_again_and_again(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(features, "READ_AGAIN_S", 0.01)
+    monkeypatch.setattr(tower_names, "READ_AGAIN_S", 0.01)
     model, _ = models.make("llava")
     with cached_image_features(model, client) as asked:
         first = asked.fingerprint(CPU)

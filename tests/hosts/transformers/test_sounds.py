@@ -16,7 +16,7 @@ from transformers.models.whisper import feature_extraction_whisper
 
 from mmcached.cache.checkpoints.checkpoint import Checkpoint, window_samples
 from mmcached.gateway.processing.mel import log_mel
-from mmcached.wire.config import EncoderConfig
+from mmcached.wire.model_config import EncoderConfig
 from mmcached.worker.encoders.checkpoint import CheckpointEncoder
 from mmcached.worker.encoders.encoder import outputs_in
 from mmcached.worker.encoders.tower import load_tower

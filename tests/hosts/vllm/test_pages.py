@@ -23,7 +23,7 @@ from typing import Any
 import pytest
 from vllm.entrypoints.scale_out.token_in_token_out.mm_serde import decode_mm_kwargs_item
 
-from mmcached.integrations.vllm.settings import Settings
+from mmcached.integrations.vllm.settings import ConnectorSettings
 from tests.hosts.vllm.processing import picture
 from tests.hosts.vllm.servers import POLL_S, START_S, VllmServer, free_port
 from tests.house import REPOSITORY
@@ -207,4 +207,4 @@ def test_the_options_are_those_of_the_page() -> None:
     shown = {"none": None, "empty": "", "false": False, "true": True}
     rows = re.findall(r"^\| `(\w+)` \| ([^|]+) \|", (PAGES / "vllm.md").read_text(), re.MULTILINE)
     found = {name: shown[default] if default in shown else json.loads(default) for name, default in rows}
-    assert found == {field.name: field.default for field in fields(Settings)}
+    assert found == {field.name: field.default for field in fields(ConnectorSettings)}

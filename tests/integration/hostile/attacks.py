@@ -30,6 +30,7 @@ from mmcached.cli.admin.observe import fetch
 from mmcached.client import Client
 from mmcached.wire.errors import MmcachedError
 from mmcached.wire.messages import frontend as said
+from mmcached.wire.messages import frontend_from_engines as from_engine
 from mmcached.wire.messages.parts import NurseryPlace
 from mmcached.wire.paths import RunDir
 from mmcached.wire.sockets.frames import encode_frames
@@ -245,7 +246,7 @@ def deaf(run_dir: RunDir, rng: random.Random) -> None:
 
 def false_engine(run_dir: RunDir, rng: random.Random) -> None:
     with _dealer(run_dir.engine_address) as dealer:
-        hello = said.EngineHello(0, rng.getrandbits(62), "0" * 16)
+        hello = from_engine.EngineHello(0, rng.getrandbits(62), "0" * 16)
         dealer.send_multipart(list(map(bytes, encode_frames(hello))))
         dealer.send_multipart([rng.randbytes(20)])
         time.sleep(ROUND_S / 10)

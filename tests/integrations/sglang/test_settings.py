@@ -8,12 +8,12 @@ import pytest
 
 from mmcached.integrations.sglang import register
 from mmcached.integrations.sglang.plugin import check_version
-from mmcached.integrations.sglang.settings import Settings
+from mmcached.integrations.sglang.settings import SglangSettings
 from mmcached.wire.errors import ConfigError
 
 
 def test_nothing_is_asked_where_nothing_is_said() -> None:
-    assert Settings.read({}) == Settings(frozenset(), None, "", 256 << 20, 2048 << 20)
+    assert SglangSettings.read({}) == SglangSettings(frozenset(), None, "", 256 << 20, 2048 << 20)
 
 
 def test_all_that_can_be_said() -> None:
@@ -25,7 +25,7 @@ def test_all_that_can_be_said() -> None:
         "MMCACHED_MAX_PINNED_MB": "0",
     }
     asked = frozenset({"engine_cache", "embedding_store"})
-    assert Settings.read(said) == Settings(asked, "/run/x", "m@1", 2 << 20, 0)
+    assert SglangSettings.read(said) == SglangSettings(asked, "/run/x", "m@1", 2 << 20, 0)
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ def test_all_that_can_be_said() -> None:
 )
 def test_what_cannot_be_names_its_variable(variable: str, value: str) -> None:
     with pytest.raises(ConfigError, match=f"{variable} = '{value}'"):
-        Settings.read({variable: value})
+        SglangSettings.read({variable: value})
 
 
 def test_registering_does_nothing_unless_asked(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from mmcached.client import Client
 from mmcached.client.device.devices import device_of
 from mmcached.client.saver import Saver
 from mmcached.integrations.record_form import PartForm
-from mmcached.integrations.sglang.tensors import Tensors
+from mmcached.integrations.sglang.tensors import SharedEmbeddings
 from tests.client.services import StoreService
 from tests.doubles.device import HeldCopies, HeldDevice
 from tests.integration.processes import eventually
@@ -43,12 +43,14 @@ def saver(client: Client) -> Iterator[Saver]:
 
 
 @pytest.fixture
-def tensors(client: Client, saver: Saver) -> Tensors:
-    return Tensors(client, saver, device_of("cpu", max_pinned_bytes=0), FORMS)
+def tensors(client: Client, saver: Saver) -> SharedEmbeddings:
+    return SharedEmbeddings(client, saver, device_of("cpu", max_pinned_bytes=0), FORMS)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-def test_an_embedding_comes_back_owned_with_its_bits(tensors: Tensors, saver: Saver, dtype: torch.dtype) -> None:
+def test_an_embedding_comes_back_owned_with_its_bits(
+    tensors: SharedEmbeddings, saver: Saver, dtype: torch.dtype
+) -> None:
     embedding = torch.randn(7, 16).to(dtype)
     assert tensors.get("x") is None
     assert tensors.save("x", embedding)
@@ -64,7 +66,7 @@ def test_an_embedding_comes_back_owned_with_its_bits(tensors: Tensors, saver: Sa
 def test_an_embedding_stays_until_the_device_has_read_it(service: StoreService, client: Client, saver: Saver) -> None:
     copies, embedding = HeldCopies(), torch.randn(40, 16)
     device = HeldDevice(copies)
-    tensors = Tensors(client, saver, device, FORMS)
+    tensors = SharedEmbeddings(client, saver, device, FORMS)
     tensors.save("x", embedding)
     assert saver.drain(DEADLINE_S)
     found = tensors.get("x")
@@ -79,7 +81,7 @@ def test_an_embedding_stays_until_the_device_has_read_it(service: StoreService, 
     device.close()
 
 
-def test_a_part_of_a_batch_is_saved_alone(tensors: Tensors, saver: Saver, client: Client) -> None:
+def test_a_part_of_a_batch_is_saved_alone(tensors: SharedEmbeddings, saver: Saver, client: Client) -> None:
     batch = torch.randn(64, 8).requires_grad_()
     tensors.save("x", batch[8:16].t())
     assert saver.drain(DEADLINE_S)
@@ -104,7 +106,7 @@ def test_a_part_of_a_batch_is_saved_alone(tensors: Tensors, saver: Saver, client
     ],
 )
 def test_a_record_that_the_model_cannot_take_is_a_miss_and_replaced(
-    tensors: Tensors, saver: Saver, client: Client, record: dict[str, Any]
+    tensors: SharedEmbeddings, saver: Saver, client: Client, record: dict[str, Any]
 ) -> None:
     assert client.put("x", record)
     assert tensors.get("x") is None
@@ -115,12 +117,14 @@ def test_a_record_that_the_model_cannot_take_is_a_miss_and_replaced(
     assert torch.equal(found, right)
 
 
-def test_a_record_of_any_number_of_rows_is_found_before_anything_is_encoded(tensors: Tensors, client: Client) -> None:
+def test_a_record_of_any_number_of_rows_is_found_before_anything_is_encoded(
+    tensors: SharedEmbeddings, client: Client
+) -> None:
     assert client.put("x", {"embedding": torch.ones(3 * ROWS, WIDTH)})
     assert tensors.get("x") is not None
 
 
-def test_an_embedding_of_more_dimensions_is_saved_as_rows(tensors: Tensors, saver: Saver) -> None:
+def test_an_embedding_of_more_dimensions_is_saved_as_rows(tensors: SharedEmbeddings, saver: Saver) -> None:
     embedding = torch.randn(2, ROWS, WIDTH)
     tensors.save("x", embedding)
     assert saver.drain(DEADLINE_S)
@@ -129,7 +133,7 @@ def test_an_embedding_of_more_dimensions_is_saved_as_rows(tensors: Tensors, save
     assert not tensors.save("y", torch.zeros(WIDTH))
 
 
-def test_what_is_wrong_is_dropped_for_all(tensors: Tensors, saver: Saver) -> None:
+def test_what_is_wrong_is_dropped_for_all(tensors: SharedEmbeddings, saver: Saver) -> None:
     tensors.save("x", torch.zeros(2, 2))
     assert saver.drain(DEADLINE_S)
     tensors.drop("x")

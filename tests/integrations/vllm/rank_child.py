@@ -13,7 +13,7 @@ import torch
 
 from mmcached.client import Client
 from mmcached.client.device.devices import Host
-from mmcached.integrations.vllm.messages import Load, StepPlan
+from mmcached.integrations.vllm.messages import Load, StepOrders
 from mmcached.integrations.vllm.ranks import failed_in_any
 from mmcached.integrations.vllm.worker_side import WorkerSide
 
@@ -33,7 +33,7 @@ def main(rank: str, meeting: str, run_dir: str, *tokens: str) -> None:
         Load(str(number), f"key {number}", token, num_rows=4, width=3, request_id="r", item=number)
         for number, token in enumerate(tokens)
     ]
-    plan, cache = StepPlan(0, loads), dict[str, torch.Tensor]()
+    plan, cache = StepOrders(0, loads), dict[str, torch.Tensor]()
     worker.load(plan, cache)
     worker.close()
     torch.distributed.destroy_process_group()

@@ -13,11 +13,11 @@ import torch
 
 from mmcached.client import Client
 from mmcached.client.device.devices import Device, Host
-from mmcached.integrations.vllm.claims import Claims
-from mmcached.integrations.vllm.contact import Contact
+from mmcached.integrations.vllm.claims import EngineClaims
+from mmcached.integrations.vllm.contact import ReconnectingClient
 from mmcached.integrations.vllm.keys import Sharing
 from mmcached.integrations.vllm.leases import Leases
-from mmcached.integrations.vllm.messages import StepPlan, StepReport
+from mmcached.integrations.vllm.messages import StepOrders, StepReport
 from mmcached.integrations.vllm.scheduler_side import SchedulerSide
 from mmcached.integrations.vllm.worker_side import WorkerSide
 
@@ -103,7 +103,7 @@ class Steps:
         dtype: torch.dtype = torch.float32,
     ) -> None:
         self.prefix = prefix
-        self.contact = Contact(
+        self.contact = ReconnectingClient(
             lambda: Client(run_dir, fail_open=False, connect_timeout_s=0.2),
             lambda client: None,
             call_timeout_s=5.0,
@@ -111,7 +111,7 @@ class Steps:
         )
         self.leases = Leases(num_ranks, 8)
         can_save = role != "ec_consumer"
-        self.claims = Claims(self.contact, claim_wait_s) if single_flight and can_save else None
+        self.claims = EngineClaims(self.contact, claim_wait_s) if single_flight and can_save else None
         self.scheduler = SchedulerSide(
             self.contact,
             prefix,
@@ -152,7 +152,7 @@ class Steps:
             self.plan(Output())  # the test's own deadline ends it
         return True
 
-    def schedule(self, *requests: Request) -> tuple[Output, StepPlan] | None:
+    def schedule(self, *requests: Request) -> tuple[Output, StepOrders] | None:
         """Schedule requests for one step; None if one of them must wait for another engine."""
         self._requests.update({request.request_id: request for request in requests})
         if not self.is_available(*requests):
@@ -171,13 +171,13 @@ class Steps:
                 allocated.add(name)
         return output, self.plan(output)
 
-    def plan(self, output: Output) -> StepPlan:
+    def plan(self, output: Output) -> StepOrders:
         """End a pass of the scheduler."""
         plan = self.scheduler.plan(output)
         self.scheduler.end_pass(plan, output)
         return plan
 
-    def run(self, output: Output, plan: StepPlan) -> StepReport | None:
+    def run(self, output: Output, plan: StepOrders) -> StepReport | None:
         """Have all ranks do a step; return what they report together, and have the scheduler take it."""
         merged: StepReport | None = None
         for rank, worker in enumerate(self.workers):

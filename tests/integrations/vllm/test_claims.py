@@ -10,7 +10,7 @@ import torch
 
 from mmcached.client import Claim, Hit, Pending
 from mmcached.integrations.vllm import contact
-from mmcached.integrations.vllm.claims import ASK_AGAIN_S, MAX_SAVE_S, PAUSE_S, Claims
+from mmcached.integrations.vllm.claims import ASK_AGAIN_S, MAX_SAVE_S, PAUSE_S, EngineClaims
 from mmcached.wire.messages.frontend import ClaimRecords
 from tests.client.services import StoreService
 from tests.clock import Clock
@@ -104,15 +104,15 @@ class Answers:
         return [(key, self.found) for key in asked]
 
 
-def answered(claims: Claims, key: str) -> bool:
+def answered(claims: EngineClaims, key: str) -> bool:
     """Return whether a request must wait for a key once the service has answered."""
     claims.must_wait([key])
     return claims.must_wait([key])[0]
 
 
-def make() -> tuple[Claims, Answers, Clock]:
+def make() -> tuple[EngineClaims, Answers, Clock]:
     answers, clock = Answers(), Clock()
-    return Claims(answers, 5.0, clock), answers, clock  # type: ignore[arg-type]
+    return EngineClaims(answers, 5.0, clock), answers, clock  # type: ignore[arg-type]
 
 
 def test_the_service_is_not_asked_at_each_step() -> None:

@@ -10,14 +10,14 @@ import pytest
 
 from mmcached.client import Claim, Client
 from mmcached.integrations.vllm import contact as module
-from mmcached.integrations.vllm.contact import Contact
+from mmcached.integrations.vllm.contact import ReconnectingClient
 from mmcached.wire.messages.frontend import ClaimRecords
 from tests.client.services import StoreService
 from tests.clock import Clock
 from tests.integration.processes import eventually
 from tests.integrations.vllm.steps import DEADLINE_S
 
-NewContact = Callable[..., Contact]
+NewContact = Callable[..., ReconnectingClient]
 
 
 def nothing(client: Client) -> None:
@@ -26,13 +26,13 @@ def nothing(client: Client) -> None:
 
 @pytest.fixture
 def new_contact(run_dir: Path) -> Iterator[NewContact]:
-    contacts: list[Contact] = []
+    contacts: list[ReconnectingClient] = []
 
     def make(
         prepare: Callable[[Client], None] = nothing, call_timeout_s: float = 5.0, clock: Clock | None = None
-    ) -> Contact:
+    ) -> ReconnectingClient:
         contacts.append(
-            Contact(
+            ReconnectingClient(
                 lambda: Client(run_dir, fail_open=False, connect_timeout_s=0.05),
                 prepare,
                 call_timeout_s=call_timeout_s,
@@ -94,7 +94,7 @@ def test_a_service_that_does_not_answer_is_not_asked_for_a_while(
         contact.close()
 
 
-def claim(contact: Contact, key: str) -> Claim:
+def claim(contact: ReconnectingClient, key: str) -> Claim:
     """Ask who encodes an item; return the claim that is the answer."""
     assert contact.ask([key])
     while not (answers := contact.take_answers()):

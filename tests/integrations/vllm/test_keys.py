@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from mmcached.client import Client
-from mmcached.integrations.vllm.keys import Namespace, Sharing
-from mmcached.integrations.vllm.settings import Settings
+from mmcached.integrations.vllm.keys import KeyNamespace, Sharing
+from mmcached.integrations.vllm.settings import ConnectorSettings
 from mmcached.wire import extras
 from tests.integrations.vllm.steps import Feature, Place, item
 
@@ -48,7 +48,7 @@ def engine(checkpoint: Path, **changes: Any) -> SimpleNamespace:
 
 
 def prefix(config: Any, client: Client, version: str = "0.33.0", resets: int = 0, **settings: Any) -> str:
-    namespace = Namespace(config, Settings(**settings), {"vllm": version}, lambda: resets)
+    namespace = KeyNamespace(config, ConnectorSettings(**settings), {"vllm": version}, lambda: resets)
     assert namespace.prefix() == ""
     namespace.prepare(client)
     return namespace.prefix()
@@ -130,7 +130,7 @@ def test_versions_and_content_are_in_the_key(checkpoint: Path, client: Client) -
 
 def test_an_engine_with_new_weights_shares_with_nobody(checkpoint: Path, client: Client) -> None:
     count = [0]
-    engines = [Namespace(engine(checkpoint), Settings(), {}, lambda: count[0]) for _ in range(2)]
+    engines = [KeyNamespace(engine(checkpoint), ConnectorSettings(), {}, lambda: count[0]) for _ in range(2)]
     for each in engines:
         each.prepare(client)
     before = {each.prefix() for each in engines}
@@ -170,5 +170,5 @@ def test_an_adapter_on_the_tower_or_a_pass_through_is_not_shared(checkpoint: Pat
     assert not sharing.may_share(feature(item(1), modality="prompt_embeds"))
     tower = SimpleNamespace(enable_tower_connector_lora=True)
     for changes in ({"lora_config": tower}, {"is_encoder_decoder": True}):
-        assert not Sharing.of(engine(checkpoint, **changes), Settings()).may_share(feature(item(1)))
-    assert Sharing.of(engine(checkpoint), Settings()).may_share(feature(item(1)))
+        assert not Sharing.of(engine(checkpoint, **changes), ConnectorSettings()).may_share(feature(item(1)))
+    assert Sharing.of(engine(checkpoint), ConnectorSettings()).may_share(feature(item(1)))

@@ -5,16 +5,18 @@ from __future__ import annotations
 import pytest
 
 from mmcached.integrations import vllm
-from mmcached.integrations.vllm.settings import Settings
+from mmcached.integrations.vllm.settings import ConnectorSettings
 from mmcached.integrations.vllm.versions import check_version
 
 
 def test_settings_are_read() -> None:
-    settings = Settings.of({"run_dir": "/run/x", "claim_wait_s": 2, "single_flight": False, "max_waiting_saves_mb": 1})
+    settings = ConnectorSettings.of(
+        {"run_dir": "/run/x", "claim_wait_s": 2, "single_flight": False, "max_waiting_saves_mb": 1}
+    )
     assert (settings.run_dir, settings.claim_wait_s, settings.single_flight) == ("/run/x", 2.0, False)
     assert settings.max_waiting_bytes == 1 << 20
-    assert Settings.of({"run_dir": None}) == Settings()
-    assert Settings.of({"max_pinned_mb": 0}).max_pinned_bytes == 0
+    assert ConnectorSettings.of({"run_dir": None}) == ConnectorSettings()
+    assert ConnectorSettings.of({"max_pinned_mb": 0}).max_pinned_bytes == 0
 
 
 @pytest.mark.parametrize(
@@ -32,7 +34,7 @@ def test_settings_are_read() -> None:
 )
 def test_what_cannot_be_is_said(extra: dict[str, object], said: str) -> None:
     with pytest.raises(ValueError, match=said):
-        Settings.of(extra)
+        ConnectorSettings.of(extra)
 
 
 @pytest.mark.parametrize("version", ["0.30.0", "0.33.1rc1.dev5+gabc", "1.0", "dev"])

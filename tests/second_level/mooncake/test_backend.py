@@ -9,7 +9,7 @@ import pytest
 
 from mmcached.second_level.backend import Backend, BackendError, BackendLate, BackendRefused, Value
 from mmcached.second_level.mooncake.backend import EPOCH, MAX_CALLS, MooncakeBackend
-from mmcached.second_level.mooncake.client import SCRATCH_BYTES, Client
+from mmcached.second_level.mooncake.client import SCRATCH_BYTES, MooncakeClient
 from mmcached.second_level.records import HEAD_BYTES, MAX_VALUE_BYTES
 from mmcached.second_level.shared_records import Found, HostApart, Missed, SharedRecords
 from tests.clock import Clock
@@ -33,7 +33,7 @@ def make_backend(store: MemoryStore) -> Iterator[Callable[..., MooncakeBackend]]
     made: list[MooncakeBackend] = []
 
     def make(wall_clock: Callable[[], float] = time.time) -> MooncakeBackend:
-        made.append(MooncakeBackend(lambda: Client(store, "pinned", lambda: None), wall_clock=wall_clock))
+        made.append(MooncakeBackend(lambda: MooncakeClient(store, "pinned", lambda: None), wall_clock=wall_clock))
         return made[-1]
 
     yield make
@@ -211,10 +211,10 @@ def test_the_pieces_of_a_value_are_the_callers_again_when_his_call_has_ended(
 def test_a_client_that_does_not_start_is_started_again(store: MemoryStore) -> None:
     errors = [BackendError("Mooncake's master is not reached"), OSError("anything")]
 
-    def start() -> Client:
+    def start() -> MooncakeClient:
         if errors:
             raise errors.pop()
-        return Client(store, "pinned", lambda: None)
+        return MooncakeClient(store, "pinned", lambda: None)
 
     with MooncakeBackend(start) as backend:
         for error in (OSError, BackendError):
@@ -228,7 +228,7 @@ def test_a_client_whose_master_is_silent_is_not_closed(store: MemoryStore) -> No
     def reach() -> None:
         raise BackendError("Mooncake's master is not reached")
 
-    with MooncakeBackend(lambda: Client(store, "pinned", reach)) as backend:
+    with MooncakeBackend(lambda: MooncakeClient(store, "pinned", reach)) as backend:
         begin_epoch(backend)
     assert not store.is_closed
 

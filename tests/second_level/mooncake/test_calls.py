@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from mmcached.second_level.backend import BackendError, BackendLate
-from mmcached.second_level.mooncake.calls import Calls
+from mmcached.second_level.mooncake.calls import BoundedCalls
 
 SOON_S, LONG_S = 0.05, 30.0
 
@@ -29,20 +29,20 @@ class Stuck:
 
 
 @pytest.fixture
-def calls() -> Iterator[Calls]:
-    with Calls(2) as calls:
+def calls() -> Iterator[BoundedCalls]:
+    with BoundedCalls(2) as calls:
         yield calls
 
 
 @pytest.fixture
-def stuck(calls: Calls) -> Iterator[Stuck]:
+def stuck(calls: BoundedCalls) -> Iterator[Stuck]:
     stuck = Stuck()
     yield stuck
     stuck.goes_on.set()
     await_none(calls)
 
 
-def await_none(calls: Calls) -> None:
+def await_none(calls: BoundedCalls) -> None:
     deadline = time.monotonic() + LONG_S
     while len(calls):
         assert time.monotonic() < deadline, "a call has not come back"
@@ -53,21 +53,21 @@ def within(seconds: float) -> float:
     return time.monotonic() + seconds
 
 
-def test_a_call_returns_or_raises_what_it_does(calls: Calls) -> None:
+def test_a_call_returns_or_raises_what_it_does(calls: BoundedCalls) -> None:
     assert calls.run(lambda: 7, within(LONG_S)) == 7
     with pytest.raises(ZeroDivisionError):
         calls.run(lambda: 1 // 0, within(LONG_S))
     await_none(calls)
 
 
-def test_who_calls_goes_at_his_deadline_and_the_call_stays(calls: Calls, stuck: Stuck) -> None:
+def test_who_calls_goes_at_his_deadline_and_the_call_stays(calls: BoundedCalls, stuck: Stuck) -> None:
     with pytest.raises(BackendLate):
         calls.run(stuck, within(SOON_S))
     assert len(calls) == 1
     assert calls.run(lambda: "another", within(LONG_S)) == "another"
 
 
-def test_when_all_are_stuck_the_answer_is_immediate_until_one_comes_back(calls: Calls, stuck: Stuck) -> None:
+def test_when_all_are_stuck_the_answer_is_immediate_until_one_comes_back(calls: BoundedCalls, stuck: Stuck) -> None:
     for _ in range(2):
         with pytest.raises(BackendLate):
             calls.run(stuck, within(SOON_S))
@@ -82,7 +82,7 @@ def test_when_all_are_stuck_the_answer_is_immediate_until_one_comes_back(calls: 
     assert calls.run(lambda: "again", within(LONG_S)) == "again"
 
 
-def test_who_finds_all_busy_waits_for_those_that_have_time(calls: Calls, stuck: Stuck) -> None:
+def test_who_finds_all_busy_waits_for_those_that_have_time(calls: BoundedCalls, stuck: Stuck) -> None:
     with ThreadPoolExecutor(3) as callers:
         first = [callers.submit(calls.run, stuck, within(LONG_S)) for _ in range(2)]
         for _ in first:
@@ -94,7 +94,7 @@ def test_who_finds_all_busy_waits_for_those_that_have_time(calls: Calls, stuck: 
         assert [one.result() for one in (*first, third)] == ["late", "late", "third"]
 
 
-def test_closing_waits_for_nobody(calls: Calls, stuck: Stuck) -> None:
+def test_closing_waits_for_nobody(calls: BoundedCalls, stuck: Stuck) -> None:
     with ThreadPoolExecutor(1) as callers:
         waiting = callers.submit(calls.run, stuck, within(LONG_S))
         assert stuck.has_begun.acquire(timeout=LONG_S)

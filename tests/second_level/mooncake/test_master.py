@@ -9,7 +9,7 @@ import pytest
 
 from mmcached.second_level.backend import BackendError
 from mmcached.second_level.mooncake import master
-from mmcached.second_level.mooncake.place import Place
+from mmcached.second_level.mooncake.place import MooncakePlace
 
 
 def test_one_that_hangs_up_is_at_work() -> None:
@@ -22,14 +22,14 @@ def test_one_that_hangs_up_is_at_work() -> None:
 
         thread = threading.Thread(target=hang_up)
         thread.start()
-        assert master.reach(Place(f"127.0.0.1:{server.getsockname()[1]}")) == "127.0.0.1"
+        assert master.reach(MooncakePlace(f"127.0.0.1:{server.getsockname()[1]}")) == "127.0.0.1"
         thread.join()
 
 
 def test_one_that_is_silent_or_away_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(master, "TIMEOUT_S", 0.05)
     with socket.create_server(("127.0.0.1", 0)) as server:
-        place = Place(f"127.0.0.1:{server.getsockname()[1]}")
+        place = MooncakePlace(f"127.0.0.1:{server.getsockname()[1]}")
         with pytest.raises(BackendError, match=f"{place.master} is not reached: timed out"):
             master.reach(place)
     with pytest.raises(BackendError, match="refused"):

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from mmcached.second_level.mooncake.place import Place, read_place
+from mmcached.second_level.mooncake.place import MooncakePlace, read_place
 
 
 def test_a_master_is_enough() -> None:
-    assert read_place("mooncake://master") == Place("master:50051", "", 512 << 20, 128 << 20)
+    assert read_place("mooncake://master") == MooncakePlace("master:50051", "", 512 << 20, 128 << 20)
     assert read_place("mooncake://10.0.0.1:7/").address == ("10.0.0.1", 7)
 
 
 def test_all_that_can_be_said() -> None:
     url = "mooncake://m.example.org:1234?host=10.0.0.2&segment_mb=0&buffer_mb=64"
-    assert read_place(url) == Place("m.example.org:1234", "10.0.0.2", 0, 64 << 20)
+    assert read_place(url) == MooncakePlace("m.example.org:1234", "10.0.0.2", 0, 64 << 20)
 
 
 @pytest.mark.parametrize(

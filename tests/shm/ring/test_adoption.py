@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from mmcached.shm import ObjectStoreWriter, RingWriter, adopt_ring, encode, sweep
+from mmcached.shm.ring.current_records import CurrentRecords
 from mmcached.shm.ring.slot_table import expiry_of
 from mmcached.shm.segment.layout import SLOT_WORDS
 from mmcached.shm.segment.mapped import layout_of, open_control
@@ -39,7 +40,7 @@ def new_store(undo: ExitStack, **options: Any) -> ObjectStoreWriter:
 def seeker_of(undo: ExitStack, ring: RingWriter) -> Seeker:
     seeker = Seeker(ring.announcement)
     undo.callback(seeker.close)
-    assert ring.attach(seeker.entry.reader_id, seeker.entry.incarnation)
+    assert ring.readers.attach(seeker.entry.reader_id, seeker.entry.incarnation)
     return seeker
 
 
@@ -75,7 +76,7 @@ def test_all_that_was_committed_is_there_again_and_readers_go_on_all_the_time(un
     successor = adopt(undo, announcement)
     assert {key: successor.find(key) for key in kept} == kept
     assert {key: seeker.look(key) for key in kept} == {key: int(key) for key in kept}
-    assert successor.ring.attach(seeker.entry.reader_id, seeker.entry.incarnation), "its hello is repeated"
+    assert successor.ring.readers.attach(seeker.entry.reader_id, seeker.entry.incarnation), "its hello is repeated"
     for value in range(30, 90):  # generations go on, and what is leased stays
         assert put(successor, str(value), value).generation > max(handle.generation for handle in kept.values())
         check_objects(successor)
@@ -133,7 +134,7 @@ def test_the_readers_that_died_meanwhile_hold_nothing(undo: ExitStack) -> None:
     successor = adopt(undo, announcement)
     assert successor.stats().leases == 1
     other.close()
-    successor.ring.poll_deaths()
+    successor.ring.readers.poll_deaths()
     assert successor.stats().leases == 0
     third = seeker_of(undo, successor.ring)
     assert third.entry.reader_id == seeker.entry.reader_id
@@ -266,7 +267,7 @@ def test_of_two_records_of_one_key_the_later_is_kept(undo: ExitStack) -> None:
     held = seeker.take("a")
     assert held is not None
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(RingWriter, "discard", lambda ring, handle: None)  # it dies before that
+        patch.setattr(CurrentRecords, "discard", lambda records, handle: None)  # it dies before that
         new = store.replace("a", encode({"x": np.full(900, 8, np.uint8)}))
     successor = adopt(undo, die(store))
     assert successor.find("a") == new
@@ -290,17 +291,17 @@ def test_of_a_reader_that_counts_what_cannot_be_all_records_stay_until_it_ends(
     for _ in range(3):
         liar.entry.give_back(held)
     if is_noticed:
-        assert len(store.ring.poll_deaths()) == 1
+        assert len(store.ring.readers.poll_deaths()) == 1
     store.discard("1")
     announcement = die(store)
     for _ in range(2):  # and once more, by a successor that has not fenced it
         ring = adopt_ring(announcement, layout_of(announcement), max_object_bytes=NBYTES)
         store = undo.enter_context(ObjectStoreWriter(ring))
-        assert ring.fenced_readers() == [liar.entry.reader_id]
+        assert ring.readers.leases.fenced_readers() == [liar.entry.reader_id]
         assert ring.stats().pinned_bytes == ring.stats().used_bytes > 0
         assert [honest.look(str(value)) for value in (0, 2, 3)] == [0, 2, 3]
         assert liar.take("2") is None, "it takes no more leases"
-        assert not ring.attach(liar.entry.reader_id, liar.entry.incarnation), "its hello is refused"
+        assert not ring.readers.attach(liar.entry.reader_id, liar.entry.incarnation), "its hello is refused"
         announcement = die(store)
     ring = adopt_ring(announcement, layout_of(announcement), max_object_bytes=NBYTES)
     store = undo.enter_context(ObjectStoreWriter(ring))
@@ -309,36 +310,36 @@ def test_of_a_reader_that_counts_what_cannot_be_all_records_stay_until_it_ends(
     assert [honest.look(str(value)) for value in (0, 2, 3, 98)] == [0, 2, 3, 98]
     assert liar.value(held) == 0
     liar.close()
-    ring.poll_deaths()
+    ring.readers.poll_deaths()
     check_objects(store)
     for value in range(100, 130):
         put(store, str(value), value)
     assert [honest.look(str(value)) for value in (0, 2, 3, 129)] == [None, None, None, 129]
-    assert (ring.fenced_readers(), ring.stats().pinned_bytes) == ([], 0)
+    assert (ring.readers.leases.fenced_readers(), ring.stats().pinned_bytes) == ([], 0)
 
 
 def test_a_reader_that_takes_the_entry_of_a_fenced_one_is_believed(undo: ExitStack) -> None:
     store = new_store(undo)
     liar = seeker_of(undo, store.ring)
     liar.entry.give_back(put(store, "a", 1))
-    assert len(store.ring.poll_deaths()) == 1
+    assert len(store.ring.readers.poll_deaths()) == 1
     announcement = die(store)
     liar.close()
     newcomer = Seeker(announcement)
     undo.callback(newcomer.close)
     assert newcomer.entry.reader_id == liar.entry.reader_id
     successor = adopt(undo, announcement)
-    assert successor.ring.fenced_readers() == []
-    assert successor.ring.attach(newcomer.entry.reader_id, newcomer.entry.incarnation)
+    assert successor.ring.readers.leases.fenced_readers() == []
+    assert successor.ring.readers.attach(newcomer.entry.reader_id, newcomer.entry.incarnation)
     assert newcomer.look("a") == 1
 
 
 def test_a_claim_that_was_open_when_all_was_cleared_is_kept(undo: ExitStack) -> None:
     ring = undo.enter_context(make_ring(NBYTES, num_slots=16))
     claim = ring.claim(64)
-    ring.clear()
+    ring.records.clear()
     kept = ring.commit(claim)
     ring.outlives_writer = True
     ring.close()
     successor = undo.enter_context(adopt_ring(ring.announcement, layout_of(ring.announcement), max_object_bytes=NBYTES))
-    assert [handle for handle, _, _ in successor] == [kept]
+    assert [handle for handle, _, _ in successor.records] == [kept]

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from mmcached.shm.ring.allocator import FULL_RATE, HOLE, MAIN, MAX_HITS, PROBATION, Extent, Plan, RingAllocator
+from mmcached.shm.ring.allocator import FULL_RATE, HOLE, MAIN, MAX_HITS, PROBATION, EvictionPlan, Extent, RingAllocator
 from mmcached.shm.ring.chain import Chunk
 from mmcached.shm.ring.places import MANY_PLACES, Pins, choose
 from mmcached.wire.errors import InvariantError
@@ -20,7 +20,9 @@ def never(slot: int) -> bool:
     return False
 
 
-def place(allocator: RingAllocator, size: int, pinned: set[int] | None = None, *, is_proven: bool = False) -> Plan:
+def place(
+    allocator: RingAllocator, size: int, pinned: set[int] | None = None, *, is_proven: bool = False
+) -> EvictionPlan:
     plan = allocator.plan(size, (pinned or set()).__contains__)
     assert plan is not None
     allocator.apply(plan)

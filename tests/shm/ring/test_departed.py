@@ -12,7 +12,7 @@ def test_a_key_of_mean_size_is_recent_until_one_and_a_half_times_the_capacity_wa
     books = Departed(capacity=100, num_slots=64)
     for key in range(num_after + 1):
         books.add(key, 10)
-    assert books.take(0) == is_recent
+    assert books.take_departed(0) == is_recent
 
 
 def test_a_small_key_is_recent_for_longer_than_a_large_one() -> None:
@@ -23,17 +23,17 @@ def test_a_small_key_is_recent_for_longer_than_a_large_one() -> None:
     books.add(41, 80)
     for key in range(42, 50):
         books.add(key, 20)
-    assert books.take(40)
-    assert not books.take(41)
+    assert books.take_departed(40)
+    assert not books.take_departed(41)
 
 
 def test_nobody_has_gone_at_first() -> None:
-    assert not any(map(Departed(capacity=100, num_slots=8).take, range(16)))
+    assert not any(map(Departed(capacity=100, num_slots=8).take_departed, range(16)))
 
 
 def test_of_two_keys_at_one_place_the_later_is_known() -> None:
     books = Departed(capacity=100, num_slots=8)
     books.add(3, 10)
     books.add(19, 10)
-    assert not books.take(3)
-    assert books.take(19)
+    assert not books.take_departed(3)
+    assert books.take_departed(19)

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from mmcached.shm import RingWriter
-from mmcached.shm.ring import ring as ring_module
+from mmcached.shm.ring import current_records
 from mmcached.shm.ring.key_index import key_digest
 from mmcached.shm.ring.slot_table import FIRST_KEY, HAS_CRC32, NBYTES, OFFSET, SECOND_KEY, KeyDigest, boot_ns, expiry_of
 from mmcached.shm.segment.layout import SLOT_WORDS
@@ -31,7 +31,7 @@ def test_a_key_leads_to_its_handle_from_commit_to_discard() -> None:
         handle = put(ring, A)
         assert reader.look.find(A) == handle
         assert reader.look.find(B) is None
-        ring.discard(handle)
+        ring.records.discard(handle)
         assert reader.look.find(A) is None
 
 
@@ -39,36 +39,36 @@ def test_a_record_that_has_expired_is_missing_and_a_lease_on_it_holds(monkeypatc
     clock = boot_clock(monkeypatch)
     with make_ring(has_index=True) as ring, reading(ring) as reader, attached(ring) as entry:
         handle, other = put(ring, A, ttl_s=60.0), put(ring, B)
-        assert (ring.expires_at(handle), ring.expires_at(other)) == (boot_ns() + 60 * 10**9, 0)
+        assert (ring.records.expires_at(handle), ring.records.expires_at(other)) == (boot_ns() + 60 * 10**9, 0)
         clock.now += 59.9
         assert reader.look.find(A) == handle
-        assert ring.expired(10) == []
+        assert ring.records.expired(10) == []
         lease = Taking(handle)
         clock.now += 0.1
         assert reader.look.find(A) is None
-        assert entry.take([lease], reader.look) == [True], "it was found in time"
+        assert entry.take_leases([lease], reader.look) == [True], "it was found in time"
         assert reader.look.find_generation(handle.slot, handle.generation) == handle
         assert reader.look.find(B) == other
-        assert ring.expired(10) == [handle]
-        ring.discard(handle)
-        assert ring.expired(10) == []
+        assert ring.records.expired(10) == [handle]
+        ring.records.discard(handle)
+        assert ring.records.expired(10) == []
         assert ring.stats().pinned_bytes == 128
         entry.give_back(handle)
 
 
 def test_expired_chunks_are_found_by_and_by(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = boot_clock(monkeypatch)
-    monkeypatch.setattr(ring_module, "SWEPT_SLOTS", 4)
+    monkeypatch.setattr(current_records, "SWEPT_SLOTS", 4)
     with make_ring(has_index=True, num_slots=10) as ring:
         keys = [key_digest(str(number)) for number in range(10)]
         handles = [put(ring, key, ttl_s=0.0 if number == 5 else 1.0) for number, key in enumerate(keys)]
         clock.now += 1
         found = list[Handle]()
         for number in (3, 1, 3, 2, 0):
-            some = ring.expired(3)
+            some = ring.records.expired(3)
             assert len(some) == number
             for handle in some:
-                ring.discard(handle)
+                ring.records.discard(handle)
             found += some
         assert found == handles[:5] + handles[6:]
 
@@ -114,8 +114,8 @@ def test_a_handle_holds_while_its_slot_is_valid_and_is_checked_while_it_is_not_e
         for change in ({"generation": handle.generation + 1}, {"offset": 64}, {"nbytes": 1}):
             assert look.check_of(msgspec.structs.replace(handle, **change)) is None
         assert not look.holds(msgspec.structs.replace(handle, generation=handle.generation + 1))
-        assert entry.take([Taking(handle)], look) == [True]
-        ring.discard(handle)
+        assert entry.take_leases([Taking(handle)], look) == [True]
+        ring.records.discard(handle)
         assert not look.holds(handle)
         assert look.check_of(handle) == check  # whoever has a lease reads on
         assert look.keeps(handle)
@@ -134,12 +134,12 @@ def test_the_board_says_who_may_take_leases_and_how_much() -> None:
             assert look.is_attached(entry.reader_id, entry.incarnation)
             assert not look.is_attached(entry.reader_id, entry.incarnation + 1)
             assert (look.may_hold(500), look.may_hold(501)) == (True, False)
-            assert entry.take([Taking(put(ring, A, 300))], look) == [True]
-            ring.poll_hits()
+            assert entry.take_leases([Taking(put(ring, A, 300))], look) == [True]
+            ring.readers.poll_hits()
             assert (look.may_hold(200), look.may_hold(201)) == (True, False)
-        ring.poll_deaths()
+        ring.readers.poll_deaths()
         assert not look.is_attached(entry.reader_id, entry.incarnation)
-        ring.poll_hits()
+        ring.readers.poll_hits()
         assert look.may_hold(500)
         ring.board.set_store_epoch(7)
         assert look.store_epoch == 7

@@ -41,7 +41,7 @@ def publish(ring: RingWriter, index: int, value: int) -> Handle:
 def take(ring: RingWriter, entry: ReaderEntry, handle: Handle) -> Taking:
     taking = Taking(handle)
     with reading(ring) as reader:
-        assert all(entry.take([taking], reader.look))
+        assert all(entry.take_leases([taking], reader.look))
     return taking
 
 
@@ -60,24 +60,24 @@ def test_a_place_is_free_only_after_its_slot_was_erased(ring: RingWriter) -> Non
     dropped, evicted, leased = (publish(ring, index, 1) for index in range(3))
     with attached(ring) as entry:
         take(ring, entry, leased)
-        ring.discard(dropped)
-        assert ring.evict(evicted)
-        assert not ring.evict(leased)
-        ring.discard(leased)
-        ring.free_islands()
+        ring.records.discard(dropped)
+        assert ring.records.evict(evicted)
+        assert not ring.records.evict(leased)
+        ring.records.discard(leased)
+        ring.records.free_islands()
         assert freed == [(0, 0), (1, 0)]
         entry.give_back(leased)
-        ring.free_islands()
+        ring.records.free_islands()
     assert freed == [(0, 0), (1, 0), (2, 0)]
 
 
 def test_what_is_cut_off_is_not_read_and_not_published(ring: RingWriter) -> None:
     first, second = publish(ring, 0, 1), publish(ring, 1, 2)
     os.truncate(SHM_DIR / ring.announcement.nursery_name(7)[1:], NBYTES + 100)
-    assert ring.read(first).tolist() == [1] * NBYTES
-    assert ring.read(second, 100).tolist() == [2] * 100
+    assert ring.records.read(first).tolist() == [1] * NBYTES
+    assert ring.records.read(second, 100).tolist() == [2] * 100
     with pytest.raises(StaleHandle, match="are not in nursery 7"):
-        ring.read_into(second, 50, np.empty(51, np.uint8))
+        ring.records.read_into(second, 50, np.empty(51, np.uint8))
     with pytest.raises(StaleHandle, match="cut short"):
         ring.publish_placed(PlacedRecord(7, 2 * NBYTES, NBYTES, 0))
 
@@ -109,7 +109,7 @@ def test_a_nursery_that_cannot_be_taken_over_is_in_the_log(
 ) -> None:
     for index in range(3):
         publish(ring, index, index)
-    ring.discard(publish(ring, 3, 9))
+    ring.records.discard(publish(ring, 3, 9))
     ring.outlives_writer = True
     ring.close()
     path = SHM_DIR / ring.announcement.nursery_name(7)[1:]

@@ -21,8 +21,8 @@ def test_what_lies_there_and_who_holds_it() -> None:
     with make_ring(has_index=True) as ring, RingOnlooker(ring.announcement) as onlooker:
         first, second = put(ring, 100, 7), put(ring, 200, 8)
         with attached(ring) as entry, reading(ring) as reader:
-            assert entry.take([Taking(first), Taking(second)], reader.look) == [True, True]
-            assert entry.take([Taking(first)], reader.look) == [True]
+            assert entry.take_leases([Taking(first), Taking(second)], reader.look) == [True, True]
+            assert entry.take_leases([Taking(first)], reader.look) == [True]
             entry.give_back(second)
             rows = onlooker.rows()
             assert [state_of(row) for row in rows[[first.slot, second.slot]]] == ["valid", "valid"]
@@ -31,10 +31,10 @@ def test_what_lies_there_and_who_holds_it() -> None:
             assert onlooker.holders(second.slot, [reader_id]) == []
             (holder,) = onlooker.holders(first.slot, [reader_id])
             assert (holder.reader_id, holder.num_leases) == (entry.reader_id, 2)
-            ring.discard(first)
+            ring.records.discard(first)
             assert state_of(onlooker.rows()[first.slot]) == "retired", "it is still read"
             assert onlooker.read(first.slot, rows[first.slot], 0, 1) == b"\7", "and its bytes stay"
-            ring.discard(second)
+            ring.records.discard(second)
             assert state_of(onlooker.rows()[second.slot]) == "free"
             assert onlooker.read(second.slot, rows[second.slot], 0, 1) is None, "which are nobody's by now"
             assert onlooker.notes([first.slot, second.slot], rows) == [b"", None]

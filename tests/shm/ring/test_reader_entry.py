@@ -23,15 +23,15 @@ def test_entries_are_taken_in_order_and_given_free() -> None:
 
 def test_a_hello_counts_once_and_only_if_it_is_true() -> None:
     with make_ring() as ring, ReaderEntry.attach(ring.announcement) as entry:
-        assert not ring.attach(entry.reader_id, entry.incarnation + 1)
-        assert not ring.attach(entry.reader_id + 1, entry.incarnation)
-        assert not ring.attach(ring.announcement.max_readers, entry.incarnation)
-        assert not ring.attach(1, 0)  # an entry that was never taken holds 0
+        assert not ring.readers.attach(entry.reader_id, entry.incarnation + 1)
+        assert not ring.readers.attach(entry.reader_id + 1, entry.incarnation)
+        assert not ring.readers.attach(ring.announcement.max_readers, entry.incarnation)
+        assert not ring.readers.attach(1, 0)  # an entry that was never taken holds 0
         assert ring.board.attached(entry.reader_id) == 0
-        assert ring.attach(entry.reader_id, entry.incarnation)
+        assert ring.readers.attach(entry.reader_id, entry.incarnation)
         handle = put(ring, 10)
         assert take(ring, entry, handle)
-        assert ring.attach(entry.reader_id, entry.incarnation)  # repeated: the lease is still there
+        assert ring.readers.attach(entry.reader_id, entry.incarnation)  # repeated: the lease is still there
         assert ring.stats().leases == 1
 
 
@@ -54,13 +54,13 @@ def test_taking_an_entry_lowers_no_count_of_the_former_life() -> None:
             assert take(ring, entry, handle)
             assert take(ring, entry, held)
             entry.give_back(handle)
-            assert ring.poll_deaths() == []  # the writer has seen the count
+            assert ring.readers.poll_deaths() == []  # the writer has seen the count
         with ReaderEntry.attach(ring.announcement) as successor:
             assert successor.reader_id == 0
-            (event,) = ring.poll_deaths()
+            (event,) = ring.readers.poll_deaths()
             assert isinstance(event, ReaderStopped)
             assert "another process has taken the entry" in event.reason
-            assert ring.fenced_readers() == []
+            assert ring.readers.leases.fenced_readers() == []
 
 
 def test_a_count_that_no_reader_reaches_is_set_back() -> None:

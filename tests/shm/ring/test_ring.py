@@ -1,12 +1,14 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from mmcached.shm import Claim, ReaderEntry, ReaderVoided, RingReader, RingWriter
+from mmcached.shm import ReaderEntry, ReaderVoided, RingClaim, RingReader, RingWriter
 from mmcached.shm.segment.layout import chunk_bytes
 from mmcached.wire.errors import (
     CacheFull,
@@ -40,7 +42,7 @@ def test_an_open_claim_is_nobodys_chunk() -> None:
         claim = ring.claim(100)
         names = ring.announcement
         handle = Handle(names.ring_id, names.epoch, claim.slot, claim.generation, claim.offset, claim.nbytes)
-        assert not ring.is_current(handle)
+        assert not ring.records.is_current(handle)
         assert ring.stats().pinned_bytes == chunk_bytes(100)
         with pytest.raises(StaleHandle):
             reader.view(handle)
@@ -62,7 +64,7 @@ def test_too_large_is_refused_before_anything_is_touched() -> None:
         with pytest.raises(InvalidRequest):
             ring.claim(0)
         assert ring.stats() == before
-        assert ring.is_current(handle)
+        assert ring.records.is_current(handle)
     with make_ring(1 << 12) as ring:
         put(ring, 1 << 12)
         with pytest.raises(ItemTooLarge):
@@ -80,7 +82,7 @@ def test_eviction_is_in_hand_order_and_only_as_needed() -> None:
         assert evicted == handles[:1]
         put(ring, chunk_bytes(64) + 64)  # as large as two
         assert evicted == handles[:3]
-        assert [ring.is_current(handle) for handle in handles] == [False] * 3 + [True] * 7
+        assert [ring.records.is_current(handle) for handle in handles] == [False] * 3 + [True] * 7
         assert ring.stats().evictions == 3
 
 
@@ -88,10 +90,10 @@ def test_a_discarded_chunk_is_an_island_while_leased() -> None:
     with make_ring(4 * chunk_bytes(64)) as ring, attached(ring) as entry, reading(ring) as reader:
         free, leased = put(ring, 64), put(ring, 64, 9)
         assert take(ring, entry, leased)
-        ring.pin(leased)
-        ring.discard(leased)
-        ring.discard(leased)
-        ring.discard(free)
+        ring.records.pin(leased)
+        ring.records.discard(leased)
+        ring.records.discard(leased)
+        ring.records.discard(free)
         assert ring.stats().chunks == 0
         assert ring.stats().used_bytes == chunk_bytes(64)
         assert not take(ring, entry, leased), "nobody finds it any more"
@@ -113,19 +115,19 @@ def test_too_many_returns_are_fenced_and_found() -> None:
     with make_ring(2 * chunk_bytes(64)) as ring, attached(ring) as entry:
         held, other = put(ring, 64), put(ring, 64)
         assert take(ring, entry, held)
-        assert ring.poll_deaths() == []
+        assert ring.readers.poll_deaths() == []
         entry.give_back(other)
-        (event,) = ring.poll_deaths()
+        (event,) = ring.readers.poll_deaths()
         assert event.reader_id == entry.reader_id
         assert "slot 1" in repr(event)
-        assert ring.poll_deaths() == []
+        assert ring.readers.poll_deaths() == []
         assert not take(ring, entry, held)
         entry.give_back(held)  # no longer believed
         put(ring, 64)  # in the room of what it was never granted
         with pytest.raises(CacheFull):
             ring.claim(2 * 64)
         entry.close()
-        assert ring.poll_deaths() == [ReaderVoided(entry.reader_id, entry.incarnation)]
+        assert ring.readers.poll_deaths() == [ReaderVoided(entry.reader_id, entry.incarnation)]
         put(ring, 64)
 
 
@@ -134,7 +136,7 @@ def test_a_closed_ring_says_so() -> None:
     put(ring, 64)
     ring.close()
     ring.close()
-    calls = [lambda: ring.claim(1), ring.poll_deaths, ring.stats]
+    calls: list[Callable[[], object]] = [lambda: ring.claim(1), ring.stats, lambda: ring.wait_populated(0)]
     for call in calls:
         with pytest.raises(LocalProtocolError):
             call()
@@ -151,16 +153,16 @@ def test_an_open_claim_outlives_close() -> None:
 def test_the_writer_reads_copies_of_what_is_current() -> None:
     with make_ring() as ring:
         handle = put(ring, 100, 7)
-        copy, middle = ring.read(handle), np.empty(10, np.uint8)
-        ring.read_into(handle, 90, middle)
+        copy, middle = ring.records.read(handle), np.empty(10, np.uint8)
+        ring.records.read_into(handle, 90, middle)
         assert copy.tolist() == [7] * 100
         assert middle.tolist() == [7] * 10
-        assert ring.read(handle, 3).tolist() == [7] * 3
+        assert ring.records.read(handle, 3).tolist() == [7] * 3
         copy[0] = 1
-        assert ring.read(handle)[0] == 7
-        ring.discard(handle)
+        assert ring.records.read(handle)[0] == 7
+        ring.records.discard(handle)
         with pytest.raises(StaleHandle):
-            ring.read(handle)
+            ring.records.read(handle)
 
 
 def test_a_checksum_tells_bytes_that_somebody_else_has_written() -> None:
@@ -203,12 +205,12 @@ class RingModel(RuleBasedStateMachine):
         self.current: dict[Handle, int] = {}
         self.leased: dict[int, list[tuple[Handle, int]]] = {}
         self.pinned: list[Handle] = []
-        self.claims: list[Claim] = []
+        self.claims: list[RingClaim] = []
         self.generations: set[int] = set()
 
     def teardown(self) -> None:
         """At rest nothing is outstanding, and only the writer's own pins and claims are left."""
-        self.ring.poll_deaths()
+        self.ring.readers.poll_deaths()
         for index, leases in self.leased.items():
             for handle, _ in leases:
                 self.entries[index].give_back(handle)
@@ -249,7 +251,7 @@ class RingModel(RuleBasedStateMachine):
         else:
             self.claims.append(claim)
 
-    def commit(self, claim: Claim) -> None:
+    def commit(self, claim: RingClaim) -> None:
         claim.buffer[:] = claim.generation % 251
         self.current[self.ring.commit(claim)] = claim.generation % 251
 
@@ -263,8 +265,8 @@ class RingModel(RuleBasedStateMachine):
     def attach(self) -> None:
         entry = ReaderEntry.attach(self.ring.announcement)
         assert entry.reader_id not in self.entries
-        assert self.ring.attach(entry.reader_id, entry.incarnation)
-        assert self.ring.attach(entry.reader_id, entry.incarnation)
+        assert self.ring.readers.attach(entry.reader_id, entry.incarnation)
+        assert self.ring.readers.attach(entry.reader_id, entry.incarnation)
         self.entries[entry.reader_id] = entry
         self.leased[entry.reader_id] = []
 
@@ -273,7 +275,7 @@ class RingModel(RuleBasedStateMachine):
     def take(self, data: st.DataObject) -> None:
         reader_id = data.draw(st.sampled_from(sorted(self.entries)))
         handle = data.draw(st.sampled_from(list(self.current)))
-        assert self.entries[reader_id].take([Taking(handle)], self.reader.look) == [True]
+        assert self.entries[reader_id].take_leases([Taking(handle)], self.reader.look) == [True]
         self.leased[reader_id].append((handle, self.current[handle]))
 
     @precondition(lambda self: any(self.leased.values()))
@@ -292,28 +294,28 @@ class RingModel(RuleBasedStateMachine):
         entry.close()
         del self.leased[index]
         if is_seen:
-            assert ReaderVoided(index, entry.incarnation) in self.ring.poll_deaths()
+            assert ReaderVoided(index, entry.incarnation) in self.ring.readers.poll_deaths()
 
     @precondition(lambda self: self.current)
     @rule(data=st.data(), action=st.sampled_from(["pin", "pin", "discard"]))
     def keep_or_forget(self, data: st.DataObject, action: str) -> None:
         handle = data.draw(st.sampled_from(list(self.current)))
         if action == "pin":
-            self.ring.pin(handle)
+            self.ring.records.pin(handle)
             self.pinned.append(handle)
         else:
-            self.ring.discard(handle)
+            self.ring.records.discard(handle)
             del self.current[handle]
             self.pinned = [pinned for pinned in self.pinned if pinned != handle]
 
     @precondition(lambda self: self.pinned)
     @rule()
     def unpin(self) -> None:
-        self.ring.unpin(self.pinned.pop())
+        self.ring.records.unpin(self.pinned.pop())
 
     @rule()
     def clear(self) -> None:
-        self.ring.clear()
+        self.ring.records.clear()
         self.current.clear()
         self.pinned.clear()
 
@@ -324,7 +326,7 @@ class RingModel(RuleBasedStateMachine):
         for handle, value in [*leases, *self.current.items()]:
             view = self.reader.view(handle)
             assert view.min() == view.max() == value
-        assert all(map(self.ring.is_current, self.current))
+        assert all(map(self.ring.records.is_current, self.current))
         assert self.ring.stats().chunks == len(self.current)
         assert self.ring.stats().leases >= len(leases)  # more, while a death was not looked at yet
 

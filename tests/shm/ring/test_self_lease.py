@@ -82,9 +82,9 @@ def test_a_lease_that_does_not_hold_is_counted_too(missing: str) -> None:
 def test_what_one_reader_holds_another_takes_beside_it_also_when_nobody_finds_it() -> None:
     with make_ring(has_index=True) as ring, attached(ring) as first, attached(ring) as second, reading(ring) as reader:
         handle = put(ring, 100, value=3)
-        assert first.take([Taking(handle)], reader.look) == [True]
-        ring.discard(handle)
-        assert second.take([Taking(handle)], reader.look) == [False]
+        assert first.take_leases([Taking(handle)], reader.look) == [True]
+        ring.records.discard(handle)
+        assert second.take_leases([Taking(handle)], reader.look) == [False]
         second.give_back(handle)
         assert second.take_beside(Taking(handle), reader.look)
         first.give_back(handle)
@@ -103,8 +103,8 @@ def test_nobody_takes_a_lease_who_is_not_attached() -> None:
     with make_ring(has_index=True) as ring, reading(ring) as reader:
         handle = put(ring, 100)
         with attached(ring) as entry:
-            assert entry.take([Taking(handle)], reader.look) == [True]
+            assert entry.take_leases([Taking(handle)], reader.look) == [True]
             entry.give_back(handle)
             ring.board.set_attached(entry.reader_id, 0)
-            assert entry.take([Taking(handle)], reader.look) == [False]
+            assert entry.take_leases([Taking(handle)], reader.look) == [False]
             entry.give_back(handle)

@@ -25,11 +25,11 @@ def test_what_readers_have_found_by_themselves_outlives_what_nobody_has_found() 
         ring.on_hit = heard.append
         handles = [put(ring, 64) for _ in range(8)]
         entry.report_lookups([handles[0], handles[5]], 0)
-        ring.poll_hits()
+        ring.readers.poll_hits()
         assert heard == [handles[0], handles[5]]
         for _ in range(6):
             put(ring, 64)
-        assert [handle for handle in handles if ring.is_current(handle)] == [handles[0], handles[5]]
+        assert [handle for handle in handles if ring.records.is_current(handle)] == [handles[0], handles[5]]
 
 
 def test_what_is_counted_is_its_incarnations_also_what_it_has_counted_last() -> None:
@@ -37,24 +37,24 @@ def test_what_is_counted_is_its_incarnations_also_what_it_has_counted_last() -> 
         handle = put(ring, 10)
         counted: list[tuple[int, int, int]] = []
         ended: list[int] = []
-        ring.touch_logs.on_count = lambda *values: counted.append(values)
-        ring.touch_logs.on_end = ended.append
+        ring.readers.touch_logs.on_count = lambda *values: counted.append(values)
+        ring.readers.touch_logs.on_end = ended.append
         lives = []
         for is_seen_dying in (True, False):
             with attached(ring) as entry:
                 assert entry.reader_id == 0
                 lives.append(entry.incarnation)
                 entry.report_lookups([handle], 1)
-                ring.poll_hits()
+                ring.readers.poll_hits()
                 entry.report_lookups([], 2)  # and dies before the next look
             if is_seen_dying:
-                ring.poll_deaths()
+                ring.readers.poll_deaths()
         with attached(ring) as entry:
             assert entry.reader_id == 0
             assert ended == lives
-            ring.poll_deaths()
+            ring.readers.poll_deaths()
             entry.report_lookups([handle], 0)
-            ring.poll_hits()
+            ring.readers.poll_hits()
         assert counted == [*((life, *new) for life in lives for new in ((1, 1), (0, 2))), (entry.incarnation, 1, 0)]
         assert ended == lives
 
@@ -68,10 +68,10 @@ def test_latencies_of_all_readers_add_up_and_survive_them() -> None:
                     entry.count_latency(duration_ns)
                     expected.add(duration_ns / 1e9)
                 for _ in range(2):
-                    ring.poll_hits()
-                assert ring.touch_logs.latency.histogram() == expected.histogram()
-            assert len(ring.poll_deaths()) == 1
-        assert ring.touch_logs.latency.histogram() == expected.histogram()
+                    ring.readers.poll_hits()
+                assert ring.readers.touch_logs.latency.histogram() == expected.histogram()
+            assert len(ring.readers.poll_deaths()) == 1
+        assert ring.readers.touch_logs.latency.histogram() == expected.histogram()
 
 
 def test_a_reader_that_says_it_took_years_took_no_time() -> None:
@@ -80,11 +80,11 @@ def test_a_reader_that_says_it_took_years_took_no_time() -> None:
         first = layout.entry_offset(entry.reader_id) // 8 + layout.first_latency_word
         for word in (0, NUM_BUCKETS):
             words[first + word] = 1 << 62
-            ring.poll_hits()
-        assert ring.touch_logs.latency.histogram() == Histogram()
+            ring.readers.poll_hits()
+        assert ring.readers.touch_logs.latency.histogram() == Histogram()
         entry.count_latency(5)
-        ring.poll_hits()
-        assert ring.touch_logs.latency.histogram().num == 1
+        ring.readers.poll_hits()
+        assert ring.readers.touch_logs.latency.histogram().num == 1
 
 
 def test_a_log_that_was_overrun_has_lost_touches_and_nothing_else() -> None:
@@ -93,11 +93,11 @@ def test_a_log_that_was_overrun_has_lost_touches_and_nothing_else() -> None:
         ring.on_hit = heard.append
         handles = [put(ring, 64) for _ in range(TOUCH_LOG_WORDS + 3)]
         entry.report_lookups(handles, 1)
-        ring.poll_hits()
+        ring.readers.poll_hits()
         assert heard == handles[3:]
-        assert (ring.touch_logs.num_hits, ring.touch_logs.num_misses) == (TOUCH_LOG_WORDS + 3, 1)
+        assert (ring.readers.touch_logs.num_hits, ring.readers.touch_logs.num_misses) == (TOUCH_LOG_WORDS + 3, 1)
         entry.report_lookups(handles[:1], 0)
-        ring.poll_hits()
+        ring.readers.poll_hits()
         assert heard == [*handles[3:], handles[0]]
 
 
@@ -116,9 +116,9 @@ def test_the_words_of_a_wild_reader_change_nothing() -> None:
                     is_near = rng.random() < 0.5  # of a slot that exists, in a generation that does not
                     touch = rng.randint(100, 200) << SLOT_BITS | rng.randrange(64) if is_near else rng.getrandbits(64)
                     words[first + layout.first_touch_word + place] = touch
-                ring.poll_hits()
+                ring.readers.poll_hits()
         assert ring.stats() == before
-        assert all(map(ring.is_current, handles))
+        assert all(map(ring.records.is_current, handles))
         put(ring, 64 * 64)
 
 
@@ -126,7 +126,7 @@ def test_a_reader_that_gives_back_more_than_it_took_makes_no_room() -> None:
     with make_ring(shared_quota_bytes=500) as ring, attached(ring) as entry:
         with overwritten(ring.announcement.ctl_name) as words:
             words[layout_of(ring.announcement).entry_offset(entry.reader_id) // 8 + RETURNED_BYTES_WORD] = 1000
-        ring.poll_hits()
+        ring.readers.poll_hits()
         with reading(ring) as reader:
             assert (reader.look.may_hold(500), reader.look.may_hold(501)) == (True, False)
 
@@ -144,7 +144,7 @@ def test_a_reader_that_says_it_holds_everything_takes_its_own_share_and_no_more(
             first = layout_of(ring.announcement).entry_offset(entry.reader_id) // 8
             words[first + TAKEN_BYTES_WORD] = (1 << 64) - 1
             words[first + HITS_WORD] = (1 << 64) - 1
-        ring.poll_hits()
-        assert (ring.touch_logs.num_hits, ring.touch_logs.num_misses) == (0, 0)
+        ring.readers.poll_hits()
+        assert (ring.readers.touch_logs.num_hits, ring.readers.touch_logs.num_misses) == (0, 0)
         with reading(ring) as reader:
             assert reader.look.may_hold(200), "others have what is left: 300"

@@ -16,7 +16,7 @@ import msgspec
 import posix_ipc
 import pytest
 
-from mmcached.shm import Host, ReaderEntry, RingReader, RingWriter
+from mmcached.shm import HostCalls, ReaderEntry, RingReader, RingWriter
 from mmcached.shm.files import locks
 from mmcached.shm.segment import mapped, populate, segment
 from mmcached.shm.segment.layout import LAYOUT_VERSION, PAGE_BYTES, Layout
@@ -59,13 +59,13 @@ def test_both_objects_are_private_allocated_and_gone_after_close() -> None:
 @pytest.mark.parametrize(
     "host",
     [
-        Host(shm_free_bytes=lambda: 30 * MIB),
-        Host(headroom_bytes=lambda: 30 * MIB),
-        Host(fallocate=no_space),
+        HostCalls(shm_free_bytes=lambda: 30 * MIB),
+        HostCalls(headroom_bytes=lambda: 30 * MIB),
+        HostCalls(fallocate=no_space),
     ],
     ids=["statvfs", "memory limit", "fallocate"],
 )
-def test_no_room_says_how_much_and_what_to_do(host: Host) -> None:
+def test_no_room_says_how_much_and_what_to_do(host: HostCalls) -> None:
     with pytest.raises(SegmentError, match="lower store_gb") as caught:
         RingWriter.create(data_bytes=64 * MIB, max_object_bytes=MIB, host=host)
     remedy = "--memory=" if host.headroom_bytes() == 30 * MIB else "--shm-size="
@@ -77,10 +77,10 @@ def test_no_room_says_how_much_and_what_to_do(host: Host) -> None:
 
 SMALL_TMPFS = """
 import os
-from mmcached.shm import Host, RingWriter
+from mmcached.shm import HostCalls, RingWriter
 from mmcached.wire.errors import SegmentError
 # The checks before it are turned off: another process may have filled /dev/shm since they were made.
-host = Host(shm_free_bytes=lambda: 1 << 40, headroom_bytes=lambda: None)
+host = HostCalls(shm_free_bytes=lambda: 1 << 40, headroom_bytes=lambda: None)
 try:
     RingWriter.create(data_bytes=64 << 20, max_object_bytes=1 << 20, host=host)
 except SegmentError as error:
@@ -201,7 +201,7 @@ def test_a_sweep_that_holds_the_byte_makes_it_create_again() -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(posix_ipc, "SharedMemory", created)
-        made = WriterSegment.create(layout, epoch=1, host=Host(), new_ring_id=new_ring_id)
+        made = WriterSegment.create(layout, epoch=1, host=HostCalls(), new_ring_id=new_ring_id)
     try:
         assert made.announcement.ring_id == second
     finally:
@@ -211,7 +211,9 @@ def test_a_sweep_that_holds_the_byte_makes_it_create_again() -> None:
 
 
 def create_named(ring_id: str, **options: Any) -> WriterSegment:
-    return WriterSegment.create(Layout(1 << 16, 8, 1), epoch=1, host=Host(), new_ring_id=lambda: ring_id, **options)
+    return WriterSegment.create(
+        Layout(1 << 16, 8, 1), epoch=1, host=HostCalls(), new_ring_id=lambda: ring_id, **options
+    )
 
 
 def test_a_second_writer_on_a_name_is_refused_and_the_first_goes_on() -> None:
@@ -297,7 +299,7 @@ def test_creation_populates_in_the_background_and_close_ends_it(monkeypatch: pyt
     monkeypatch.setattr(
         populate.Populator.__init__, "__kwdefaults__", {"begin": 0, "step_bytes": 4096, "advise": held_up}
     )
-    made = WriterSegment.create(Layout(1 << 16, 8, 1), epoch=1, host=Host())
+    made = WriterSegment.create(Layout(1 << 16, 8, 1), epoch=1, host=HostCalls())
     assert is_in_step.wait(DEADLINE_S)
     assert made.populated_bytes == 0
     made.data[:8] = b"written!"

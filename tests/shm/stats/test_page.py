@@ -20,21 +20,12 @@ from hypothesis import strategies as st
 from mmcached.shm.stats import layout as stats_layout
 from mmcached.shm.stats.layout import ALL_ROLES, FIELDS, PAGE_BYTES, names_digest, slot_of
 from mmcached.shm.stats.page import RoleSnapshot, StatsPage, StatsPageReader, StatsPageWriter
+from mmcached.wire.engine_stats import EngineStats, KVCacheStats, WorkerStats
 from mmcached.wire.errors import InvalidRequest, InvariantError, LayoutMismatch, SegmentError
+from mmcached.wire.figures import StatsRecord
 from mmcached.wire.figures import figures as figures_of_record
 from mmcached.wire.latency import Histogram, Latency
-from mmcached.wire.stats import (
-    EngineStats,
-    FrontendStats,
-    ItemStats,
-    KVCacheStats,
-    RoleName,
-    ServiceStats,
-    Stats,
-    StoreStats,
-    SupervisorStats,
-    WorkerStats,
-)
+from mmcached.wire.stats import FrontendStats, ItemStats, RoleName, ServiceStats, StoreStats, SupervisorStats
 from tests.shm import stats_child
 from tests.shm.processes import DEADLINE_S, wait_until
 
@@ -56,7 +47,7 @@ def snapshot(path: Path, role: RoleName) -> RoleSnapshot:
         return reader.read()[role]
 
 
-def publish_once(path: Path, role: RoleName, stats: Stats) -> None:
+def publish_once(path: Path, role: RoleName, stats: StatsRecord) -> None:
     with StatsPageWriter(path, role) as writer:
         writer.publish(stats)
 
@@ -73,7 +64,7 @@ def publish_once(path: Path, role: RoleName, stats: Stats) -> None:
         (WORKER, WorkerStats(items_encoded=1, prefix_bytes=1 << 41)),
     ],
 )
-def test_what_is_published_is_read(path: Path, role: RoleName, stats: Stats) -> None:
+def test_what_is_published_is_read(path: Path, role: RoleName, stats: StatsRecord) -> None:
     with StatsPageReader(path) as reader:
         assert reader.read() == {}, "nobody has attached yet"
         with StatsPageWriter(path, role) as writer:
@@ -167,7 +158,7 @@ def counting_child(path: Path) -> Iterator[subprocess.Popen[str]]:
             child.wait(DEADLINE_S)
 
 
-def figures(stats: Stats) -> dict[str, int]:
+def figures(stats: StatsRecord) -> dict[str, int]:
     fields = FIELDS["engine"]
     values = zip(fields.names, fields.values(stats), fields.is_gauge, strict=True)
     return {name: value for name, value, is_gauge in values if not is_gauge}
@@ -291,11 +282,11 @@ def test_another_size_is_refused(path: Path, size: int) -> None:
 
 
 def test_the_digest_covers_names_kinds_and_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Swapped(Stats, frozen=True):
+    class Swapped(StatsRecord, frozen=True):
         draining: int = 0
         restarts: int = 0
 
-    class Counted(Stats, frozen=True):
+    class Counted(StatsRecord, frozen=True):
         restarts: int = 0
         draining: int = 0  # a counter here
 

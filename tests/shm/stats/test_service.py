@@ -6,7 +6,8 @@ from pathlib import Path
 
 from mmcached.shm.stats.page import StatsPage, StatsPageReader, StatsPageWriter
 from mmcached.shm.stats.service import service_stats, stats_of
-from mmcached.wire.stats import EngineStats, FrontendStats, KVCacheStats, RoleName, ServiceStats, WorkerStats
+from mmcached.wire.engine_stats import EngineStats, KVCacheStats, WorkerStats
+from mmcached.wire.stats import FrontendStats, RoleName, ServiceStats
 
 FRONTEND, ENGINE = RoleName("frontend"), RoleName("engine")
 

@@ -8,7 +8,8 @@ import pytest
 
 from mmcached.shm.stats.layout import TABLES, Fields
 from mmcached.shm.stats.page import StatsPage, StatsPageReader, StatsPageWriter
-from mmcached.wire.stats import ClientStats, FrontendStats, RoleName, Stats
+from mmcached.wire.figures import StatsRecord
+from mmcached.wire.stats import ClientStats, FrontendStats, RoleName
 
 FRONTEND = RoleName("frontend")
 Figures = dict[str, tuple[int, int, int]]
@@ -41,7 +42,7 @@ def test_what_is_published_is_read(path: Path) -> None:
 
 
 def test_a_record_may_have_one_figure() -> None:
-    class OneFigure(Stats, frozen=True):
+    class OneFigure(StatsRecord, frozen=True):
         hits: int = 0
 
     assert Fields(OneFigure).values(OneFigure(hits=3)) == (3,)

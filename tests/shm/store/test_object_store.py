@@ -66,10 +66,10 @@ def test_a_record_is_replaced_and_who_reads_it_reads_on() -> None:
     with ObjectStoreWriter(ring) as store, reading(ring) as reader, attached(ring) as entry:
         digest = key_digest("a")
         old = store.put("a", record_of(1))
-        assert entry.take([Taking(old)], reader.look) == [True]
+        assert entry.take_leases([Taking(old)], reader.look) == [True]
         new = store.replace("a", codec.encode(record_of(2)))
         assert (store.find("a"), reader.look.find(digest)) == (new, new)
-        assert not ring.is_current(old)
+        assert not ring.records.is_current(old)
         for index in range(30):  # twice around
             store.put(f"key {index}", record_of(index))
         held = ObjectStoreReader(reader).get(old, tensors="numpy", copy=True)
@@ -90,7 +90,7 @@ def test_a_record_that_cannot_be_replaced_stays() -> None:
             store.replace("a", codec.encode(record_of(2, 3000)))
         assert [store.find(key) for key in ("a", "b")] == handles
         assert reader.look.find(key_digest("a")) == handles[0]
-        assert entry.take([Taking(handles[1])], reader.look) == [True]
+        assert entry.take_leases([Taking(handles[1])], reader.look) == [True]
         with pytest.raises(CacheFull):  # there is room only in its own place
             store.replace("a", codec.encode(record_of(2)))
         assert store.find("a") == handles[0]

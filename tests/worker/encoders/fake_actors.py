@@ -9,7 +9,8 @@ from typing import Any
 import msgspec
 
 from mmcached.integrations.ray.encoder_actor import EncoderActor
-from mmcached.wire.config import ModelConfig, ServiceConfig
+from mmcached.wire.config import ServiceConfig
+from mmcached.wire.model_config import ModelConfig
 from mmcached.worker.encoders.actor_table import Answer, Lost
 from mmcached.worker.encoders.pieces import Bytes1D, cut, join, num_pieces
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from mmcached.cache.store_keys import EMBEDDINGS
-from mmcached.wire.config import ModelConfig
 from mmcached.wire.errors import InvalidRequest
 from mmcached.wire.messages.parts import TensorForm
+from mmcached.wire.model_config import ModelConfig
 from mmcached.wire.vocabulary import Modality
 from mmcached.worker.encoders.encoder import form_of
 from mmcached.worker.encoders.reference import ReferenceEncoder

@@ -6,8 +6,8 @@ import msgspec
 import pytest
 import torch
 
-from mmcached.wire.config import ModelConfig
 from mmcached.wire.errors import ConfigError
+from mmcached.wire.model_config import ModelConfig
 from mmcached.worker.model.arithmetic import MAX_SUM, PRIME
 from mmcached.worker.model.bounds import check_bounds, largest_sums
 from mmcached.worker.model.model import ReferenceModel

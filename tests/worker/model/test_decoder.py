@@ -10,9 +10,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mmcached.wire.config import ModelConfig
 from mmcached.wire.errors import InvariantError
 from mmcached.wire.messages.worker import RunChunk
+from mmcached.wire.model_config import ModelConfig
 from mmcached.wire.vocabulary import BEGIN_TOKEN_ID, END_TOKEN_ID, TOKEN_IDS, VOCABULARY_SIZE
 from mmcached.worker.model import batch as batches
 from mmcached.worker.model import decoder as decoders

@@ -11,8 +11,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mmcached.wire.config import ModelConfig
 from mmcached.wire.errors import InvalidRequest
+from mmcached.wire.model_config import ModelConfig
 from mmcached.worker.model.encoder import ItemEncoder
 from tests.house.drawing import examples
 from tests.worker.oracle import Image, Item, Oracle, SoundSlice, VideoSlice, random_image, random_sound, random_video

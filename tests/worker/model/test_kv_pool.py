@@ -43,7 +43,7 @@ def test_a_slot_is_readable_from_marking_to_withdrawal() -> None:
         pool.check_computed(torch.tensor([5, 3]))
     pool.mark_computed(torch.tensor([5, 3]))
     pool.check_computed(torch.tensor([5, 3]))
-    pool.withdraw(torch.tensor([3]))
+    pool.forget_slots(torch.tensor([3]))
     with pytest.raises(InvariantError) as caught:
         pool.check_computed(torch.tensor([5, 3]))
     assert caught.value.details == {"position": 1, "slot": 3}

@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 import torch
 
-from mmcached.wire.config import EncoderConfig, ServiceConfig
+from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import ServiceUnavailable
 from mmcached.wire.messages.engine import StepFailed, StepOutput
 from mmcached.wire.messages.parts import Inline
 from mmcached.wire.messages.worker import EmitEmbedding, EncodeItem
+from mmcached.wire.model_config import EncoderConfig
 from mmcached.wire.sockets.frames import Frame
 from mmcached.worker.encoders.remote import RemoteEncoder
 from mmcached.worker.steps import runner as runners

@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 import torch
 
-from mmcached.wire.config import ModelConfig, ServiceConfig
+from mmcached.wire.config import ServiceConfig
+from mmcached.wire.engine_stats import EncodedOfModality
 from mmcached.wire.errors import InvariantError
 from mmcached.wire.messages.engine import ItemEmbedding, StepFailed, StepOutput
 from mmcached.wire.messages.parts import Inline, RequestRows
 from mmcached.wire.messages.worker import EmbedSpan, EmitEmbedding, EncodeItem, StepPlan
+from mmcached.wire.model_config import ModelConfig
 from mmcached.wire.sockets.frames import Frame
-from mmcached.wire.stats import EncodedOfModality
 from mmcached.wire.vocabulary import TOKEN_IDS
 from mmcached.worker.steps.runner import ModelRunner
 from mmcached.worker.steps.stopwatch import Stopwatch

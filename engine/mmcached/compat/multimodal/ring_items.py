@@ -46,9 +46,9 @@ class RingItems(Generic[N]):
             else:
                 store.discard(key)
         store.adopted.clear()
-        self._next_on_evict = store.ring.on_evict
+        self._next_on_evict = store.ring.records.on_evict
         self._is_closed = False
-        store.ring.on_evict = self._forget
+        store.ring.records.on_evict = self._forget
 
     def __contains__(self, key: str) -> bool:
         return self._store.find(key) in self._notes
@@ -99,7 +99,7 @@ class RingItems(Generic[N]):
         if not self._is_closed:
             self._is_closed = True
             self._store.release_touches()
-            self._store.ring.on_evict = self._next_on_evict
+            self._store.ring.records.on_evict = self._next_on_evict
             self._notes.clear()
 
     def _forget(self, handle: Handle) -> None:

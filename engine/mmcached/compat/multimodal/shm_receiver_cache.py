@@ -97,7 +97,7 @@ class ShmObjectStoreReceiverCache(BaseMultiModalReceiverCache):
         holder = self._reader.holder(handle)
         lease = self._returns.bind(holder, handle)
         try:
-            (is_taken,) = self._entry.take([lease], self._reader.look)
+            (is_taken,) = self._entry.take_leases([lease], self._reader.look)
             if not is_taken:
                 raise StaleHandle(f"slot {handle.slot} does not hold generation {handle.generation}, for this reader")
             self._reader.check_content(handle)

@@ -18,8 +18,9 @@ For engines that work with slots and not with content: rows have the lifetime of
 * integral numbers of computed tokens may be floats; all other numbers are integers.
 """
 
-from mmcached.compat.omni_tensor_prefix_cache.cache import OmniTensorPrefixCache, PrefixCacheStats
+from mmcached.compat.omni_tensor_prefix_cache.cache import OmniTensorPrefixCache
 from mmcached.compat.omni_tensor_prefix_cache.engine_batch import InputBatch
 from mmcached.compat.omni_tensor_prefix_cache.merging import MissingPrefix, MissingRun
+from mmcached.compat.omni_tensor_prefix_cache.stats import TensorPrefixCacheStats
 
-__all__ = ["InputBatch", "MissingPrefix", "MissingRun", "OmniTensorPrefixCache", "PrefixCacheStats"]
+__all__ = ["InputBatch", "MissingPrefix", "MissingRun", "OmniTensorPrefixCache", "TensorPrefixCacheStats"]

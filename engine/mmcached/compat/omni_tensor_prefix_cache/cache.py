@@ -18,19 +18,19 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
-from mmcached.compat.omni_tensor_prefix_cache.engine_batch import EngineBatch, Starts, Step
+from mmcached.compat.omni_tensor_prefix_cache.engine_batch import EngineBatch, Starts, Step, as_outputs
 from mmcached.compat.omni_tensor_prefix_cache.merging import Merger, MissingPrefix, MissingRun, Prefixes
 from mmcached.compat.omni_tensor_prefix_cache.output_keys import Discover, OutputKeys, key_spec
 from mmcached.compat.omni_tensor_prefix_cache.passthrough import split_per_request
 from mmcached.compat.omni_tensor_prefix_cache.slots import BlockTable, SlotChecker
 from mmcached.compat.omni_tensor_prefix_cache.staging import Staging
-from mmcached.compat.omni_tensor_prefix_cache.step_writer import StepWriter, at_least, hidden_rows
+from mmcached.compat.omni_tensor_prefix_cache.stats import TensorPrefixCacheStats
+from mmcached.compat.omni_tensor_prefix_cache.step_writer import SlotStepWriter, at_least, hidden_rows
 from mmcached.wire.errors import InvalidRequest
 from mmcached.worker.hidden_states.device_copy import TransferFor, transfer_for
 from mmcached.worker.hidden_states.pending_rows import DEFAULT_BYTE_LIMIT, PendingRows
@@ -40,21 +40,6 @@ from mmcached.worker.integers import as_integer
 
 HIDDEN_STATES = "hidden_states"
 log = logging.getLogger("mmcached.worker")
-
-
-@dataclass(frozen=True, slots=True)
-class PrefixCacheStats:
-    """Statistics of the cache: `row_queries` and `row_hits` are counters, the rest are gauges.
-
-    `row_queries` and `row_hits` count the rows requested for hits' prefixes and those delivered. `written_bytes` are
-    the bytes of rows that can be delivered, `deferred_rows` the staged rows that are not written yet.
-    """
-
-    keys: int
-    row_queries: int
-    row_hits: int
-    written_bytes: int
-    deferred_rows: int
 
 
 class OmniTensorPrefixCache:
@@ -96,7 +81,7 @@ class OmniTensorPrefixCache:
         self._keys = OutputKeys(self._make_arena, discover)
         self._staging = Staging(self._keys, self._pending, num_slots)
         self._merger = Merger(self._pending)
-        self._writer = StepWriter(self._hidden, self._keys, self._pending, self._staging.rows, num_slots)
+        self._writer = SlotStepWriter(self._hidden, self._keys, self._pending, self._staging.rows, num_slots)
         self._has_warned = False
 
     @property
@@ -145,7 +130,7 @@ class OmniTensorPrefixCache:
         Raises:
             ConfigError: There is no memory for a key's rows.
         """
-        _raise_first(self._keys.observe(_as_outputs(multimodal_outputs), (seq_len,)))
+        _raise_first(self._keys.observe(as_outputs(multimodal_outputs), (seq_len,)))
 
     # ---- writing
 
@@ -182,7 +167,7 @@ class OmniTensorPrefixCache:
         padded = as_integer("num_tokens_padded", num_tokens_padded) if num_tokens_padded else num_rows
         if padded < num_rows:
             raise InvalidRequest("num_tokens_padded", padded, f"must be at least {num_rows}")
-        outputs = None if multimodal_outputs is None else _as_outputs(multimodal_outputs)
+        outputs = None if multimodal_outputs is None else as_outputs(multimodal_outputs)
         slots = self._slots.check(slot_mapping, num_rows)
         skipped = skip_mm_cache_keys or ()
         _raise_first(
@@ -216,7 +201,7 @@ class OmniTensorPrefixCache:
         scheduled = {req_id: num_scheduled_tokens.get(req_id, 0) for req_id in input_batch.req_ids}
         step = Step(query_start_loc, input_batch, scheduled)
         refused = self._staging.stage(
-            _as_outputs(multimodal_outputs or {}),
+            as_outputs(multimodal_outputs or {}),
             deferred_mm_cache_keys,
             step,
             input_batch,
@@ -300,7 +285,7 @@ class OmniTensorPrefixCache:
             MissingPrefix, InvalidRequest: As `get_merged_hidden_states`; to continue without a key that does not fit,
                 remove it from `multimodal_outputs`.
         """
-        outputs = {key: value for key, value in _as_outputs(multimodal_outputs or {}).items() if value is not None}
+        outputs = {key: value for key, value in as_outputs(multimodal_outputs or {}).items() if value is not None}
         step = Step(query_start_loc, input_batch, num_scheduled_tokens)
         prefixes = self._prefixes(step, input_batch)
         for slots in prefixes.values():
@@ -330,9 +315,9 @@ class OmniTensorPrefixCache:
 
     # ---- the state itself
 
-    def stats(self) -> PrefixCacheStats:
+    def stats(self) -> TensorPrefixCacheStats:
         arenas = (self._hidden, *self._keys.known.values())
-        return PrefixCacheStats(
+        return TensorPrefixCacheStats(
             len(self._keys.known),
             self._merger.row_queries,
             self._merger.row_hits,
@@ -356,13 +341,6 @@ class OmniTensorPrefixCache:
         if not self._merger.hits:
             return {}
         return self._merger.prefixes(step, input_batch, self._block_table(input_batch))
-
-
-def _as_outputs(outputs: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a step's outputs if they have names; else raise InvalidRequest."""
-    if not isinstance(outputs, Mapping):
-        raise InvalidRequest("multimodal_outputs", type(outputs).__name__, "must be outputs by name")
-    return outputs
 
 
 def _raise_first(errors: list[InvalidRequest]) -> None:

@@ -114,3 +114,10 @@ def num_computed(input_batch: EngineBatch, req_ids: Sequence[str]) -> list[int]:
         raise InvalidRequest(field, str(numbers.tolist()), limit)
     computed: list[int] = as_integers.tolist()
     return computed
+
+
+def as_outputs(outputs: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a step's outputs if they have names; else raise InvalidRequest."""
+    if not isinstance(outputs, Mapping):
+        raise InvalidRequest("multimodal_outputs", type(outputs).__name__, "must be outputs by name")
+    return outputs

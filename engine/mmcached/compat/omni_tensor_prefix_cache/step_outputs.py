@@ -35,7 +35,7 @@ class StepOutputs:
         """Remember that `rows[i]` has been written to `slots[i]`."""
         self._written[name] = rows, _version(rows), slots
 
-    def take(self, name: str, rows: torch.Tensor, num_rows: int) -> np.ndarray | None:
+    def take_written(self, name: str, rows: torch.Tensor, num_rows: int) -> np.ndarray | None:
         """Return, once, the slots that hold the first `num_rows` of `rows`; None if these were not written."""
         found = self._written.pop(name, None)
         if found is None:

@@ -21,7 +21,7 @@ from mmcached.worker.hidden_states.row_arena import RowArena
 from mmcached.worker.hidden_states.schema import KeySpec
 
 
-class StepWriter:
+class SlotStepWriter:
     """Writes a step's rows to their slots, and returns them for merging in the same step.
 
     Attributes:
@@ -88,7 +88,7 @@ class StepWriter:
 
     def on_host(self, arena: RowArena, rows: torch.Tensor, num_rows: int) -> torch.Tensor:
         """Return the first `num_rows` of a step's rows on the CPU; from the arena, if they were copied there."""
-        slots = self.outputs.take(arena.spec.name, rows, num_rows)
+        slots = self.outputs.take_written(arena.spec.name, rows, num_rows)
         if slots is not None and arena.are_written(slots).all():
             found = torch.empty((num_rows, *arena.spec.shape), dtype=arena.spec.dtype)
             self._pending.read(arena, slots, found)

@@ -27,8 +27,8 @@ from collections.abc import Mapping
 from mmcached.engine.encoder.encoder_entry import EncoderEntry, all_entries
 from mmcached.engine.steps.request import Request, ScheduledItem
 from mmcached.engine.steps.step_log import StepLog
+from mmcached.wire.engine_stats import EncoderCacheStats
 from mmcached.wire.errors import InvalidRequest, LocalProtocolError
-from mmcached.wire.stats import EncoderCacheStats
 
 
 class EncoderCacheTable:

@@ -10,5 +10,5 @@ pool/               free, referenced and published blocks; eviction order
 events              KV events
 request_hashes      block hashes of requests
 config, blocks      configuration, and the block ids returned to callers
-slot_counts, stats, integrity   argument checks, hit statistics, consistency checks
+slot_allocator      gives requests slots; `stats`: hit statistics
 """

@@ -32,16 +32,14 @@ from mmcached.engine.kv.lookup.coordinator import Coordinator
 from mmcached.engine.kv.lookup.lookups import PrefixLookups
 from mmcached.engine.kv.pool.block_pool import NULL_BLOCK_ID, BlockPool
 from mmcached.engine.kv.publisher import Publisher
-from mmcached.engine.kv.request_blocks import UNLIMITED
 from mmcached.engine.kv.request_hashes import RequestHashes
-from mmcached.engine.kv.slot_counts import check_slot_counts
-from mmcached.engine.kv.stats import AdmissionCounts
+from mmcached.engine.kv.slot_allocator import SlotAllocator
 from mmcached.engine.kv.steps import Steps
 from mmcached.engine.kv.tables import BlockTables
 from mmcached.engine.steps.request import Request
+from mmcached.wire.engine_stats import KVCacheStats
 from mmcached.wire.errors import ConfigError
 from mmcached.wire.messages.kv_events import KVEvent
-from mmcached.wire.stats import KVCacheStats
 
 
 class KVCache:
@@ -89,7 +87,6 @@ class KVCache:
         self.caching_hash_fn = hasher.hash_block
         self.epoch = 0
 
-        self._hash_block_size = config.hash_block_size
         self._hashes = RequestHashes(hasher, config.hash_block_size, num_hash_lookahead_tokens)
         self.req_to_block_hashes = self._hashes.by_request
         self._log = PublishedLog(config, self._hashes) if enable_kv_cache_events else None
@@ -102,7 +99,16 @@ class KVCache:
         self._empty = self._tables.empty
         self._publisher = Publisher(pool, steps, self._groups, config.hash_block_size, self._log)
         self._lookups = PrefixLookups(pool, steps, self._hashes, self.coordinator, self._empty)
-        self._counts = AdmissionCounts()
+        self._allocator = SlotAllocator(
+            self._tables,
+            steps,
+            self._hashes,
+            self._lookups,
+            self._publisher,
+            is_caching=enable_caching,
+            hash_block_size=config.hash_block_size,
+            max_model_len=max_model_len,
+        )
 
     # ---- lookups and slots
 
@@ -135,16 +141,9 @@ class KVCache:
         """Allocate slots for a request's next tokens, after its computed tokens and its prefix hit.
 
         Args:
-            num_new_tokens: tokens to be computed now, draft tokens included.
-            num_new_computed_tokens: length of the prefix hit; only for a request that holds no blocks yet.
-            new_computed_blocks: the blocks of that hit, as `get_computed_blocks` returned them.
-            num_draft_tokens: draft tokens at the end of the new tokens; they are not published.
-            num_lookahead_tokens: slots after all these, for a drafter.
+            num_new_tokens, …: counts of tokens; see `SlotAllocator.allocate`.
+            new_computed_blocks: the blocks of the prefix hit, as `get_computed_blocks` returned them.
             delay_cache_blocks: whether the content arrives later; nothing is published until `cache_blocks`.
-            num_external_computed_tokens: tokens after the hit, computed elsewhere and delivered into these slots. Null
-                blocks replace blocks that windows have passed by then, in the hit too.
-            num_in_flight_tokens: computed tokens of the request that workers may still be computing; windows move only
-                past blocks that the remaining tokens do not need.
 
         Returns:
             The newly allocated blocks, without the hit's, possibly empty; None if too few blocks are free. Then nothing
@@ -170,48 +169,18 @@ class KVCache:
         ):
             held.in_step = steps.num_begun
             return self._empty
-
-        check_slot_counts(
+        return self._allocator.allocate(
+            request,
+            held,
+            new_computed_blocks,
             num_new_tokens,
             num_new_computed_tokens,
             num_external_computed_tokens,
-            num_draft=num_draft_tokens,
-            num_lookahead=num_lookahead_tokens,
-            num_in_flight=num_in_flight_tokens,
+            num_draft_tokens,
+            num_lookahead_tokens,
+            num_in_flight_tokens,
+            delay_cache_blocks,
         )
-        steps.check_can_join(request.request_id)
-        hit = self._empty if new_computed_blocks is None else new_computed_blocks
-        if hit is not self._empty or num_new_computed_tokens:
-            if held is not None and num_new_computed_tokens:
-                raise ValueError(f"request {request.request_id} holds blocks: it cannot take a prefix hit")
-            self._lookups.check(request, hit, num_new_computed_tokens)
-        num_local = request.num_computed_tokens + num_new_computed_tokens
-        num_tokens = num_local + num_external_computed_tokens + num_new_tokens
-        num_slots = num_tokens + num_lookahead_tokens
-        if num_slots > self.max_model_len:  # noqa: PLR1730 (a comparison takes a fifth of the time of `min`)
-            num_slots = self.max_model_len
-        next_full = held.next_full if held is not None else self._first_full(num_new_computed_tokens)
-        num_final, block_hashes = num_tokens - num_draft_tokens, None
-        if num_tokens >= next_full and not delay_cache_blocks:
-            # Decided before the commit: slots beyond the request's tokens are for draft tokens, and another token
-            # may replace a draft token until then.
-            num_final = min(num_final, request.num_tokens, self.max_model_len)
-            block_hashes = self._hashes.of(request)  # may raise, so it comes before all changes
-        if held is None:
-            start = hit
-            if num_external_computed_tokens:
-                start = self._tables.behind_windows(hit, num_local + num_external_computed_tokens, num_slots)
-            new = self._admit(request, hit, start, num_new_computed_tokens, num_slots)
-        else:
-            new = self._tables.extend_request(held, num_local - num_in_flight_tokens, num_slots)
-        if new is None:
-            return None
-        held = self._held[request.request_id]
-        steps.add_request(held)
-        if block_hashes is not None:
-            self._publisher.publish(request, held, block_hashes, num_final, most_tokens=num_tokens)
-        held.set_horizon()
-        return new
 
     def can_admit(self, request: Request, hit: KVCacheBlocks, *, most_new_tokens: int, num_spare_blocks: int) -> bool:
         """Return whether all of a new request fits after its hit now, with `num_spare_blocks` to spare.
@@ -335,31 +304,14 @@ class KVCache:
     def stats(self) -> KVCacheStats:
         pool = self.block_pool
         return KVCacheStats(
-            queries=self._counts.queries,
-            hits=self._counts.hits,
+            queries=self._allocator.counts.queries,
+            hits=self._allocator.counts.hits,
             blocks_used=pool.num_held,
             blocks_cached=pool.num_published,
             blocks_total=pool.num_blocks - 1,
         )
 
     # ---- internals
-
-    def _first_full(self, num_hit_tokens: int) -> int:
-        """Return the number of final tokens that fills a new request's first block after its hit."""
-        return num_hit_tokens + self._hash_block_size if self.enable_caching else UNLIMITED
-
-    def _admit(
-        self, request: Request, hit: KVCacheBlocks, start: KVCacheBlocks, num_hit_tokens: int, num_slots: int
-    ) -> KVCacheBlocks | None:
-        missing = self._tables.num_missing(start, num_slots)
-        if not self._lookups.fits(request, start, sum(missing)):
-            self._lookups.note_refused(request, hit)
-            return None
-        new = self._tables.admit(request.request_id, start, num_slots, missing, self._first_full(num_hit_tokens))
-        self._lookups.note_admitted(request, num_hit_tokens)
-        if self.enable_caching and not request.skip_reading_prefix_cache:
-            self._counts.record(request, num_hit_tokens)
-        return new
 
     def _forget_content(self) -> None:
         self.block_pool.unpublish_all()

@@ -19,7 +19,7 @@ from mmcached.engine.results.row_parts import RowParts
 from mmcached.engine.steps.request import Request
 from mmcached.wire.errors import InvariantError, MissingRows
 from mmcached.wire.messages.engine import ItemEmbedding, StepOutput
-from mmcached.wire.messages.frontend import RequestEncoded, RequestGenerated, TokensCommitted
+from mmcached.wire.messages.frontend_from_engines import RequestEncoded, RequestGenerated, TokensCommitted
 from mmcached.wire.messages.parts import (
     EncoderOutput,
     RequestRows,

@@ -68,7 +68,17 @@ class Caches:
         self.encoder.free(request)
         self.prefix_index.release(request)
 
+    def free_passed_items(self, request: Request, start: int, end: int) -> None:
+        """Free the encoder outputs of items that end in tokens `[start, end)`, which are computed."""
+        for input_id, feature in request.features_in(start, end):
+            if feature.offset + feature.length <= end:
+                self.encoder.free_encoder_input(request, input_id)
+
     def new_epoch(self) -> None:
+        """Drop all content cached or being computed with the former weights, while requests go on.
+
+        A step in flight is committed but publishes nothing. The next plan clears the workers' prefix stores.
+        """
         self.kv.new_epoch()
         self.encoder.new_epoch()
         self.prefix_index.new_epoch()

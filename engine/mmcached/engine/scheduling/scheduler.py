@@ -28,7 +28,7 @@ from mmcached.engine.scheduling.caches import Caches
 from mmcached.engine.scheduling.request_queue import RequestQueue
 from mmcached.engine.scheduling.step import ScheduledChunk, ScheduledStep
 from mmcached.engine.scheduling.step_builder import ScheduleOutcome, StepBuilder
-from mmcached.engine.scheduling.suspects import MAX_PROGRESS, Suspects
+from mmcached.engine.scheduling.suspects import Suspects
 from mmcached.engine.steps.request import Request, RequestStatus
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import (
@@ -37,13 +37,9 @@ from mmcached.wire.errors import (
     InvariantError,
     LocalProtocolError,
     MmcachedError,
-    PoisonousRequest,
     RemoteProtocolError,
 )
 from mmcached.wire.messages.engine import RowsMissing
-
-__all__ = ["ScheduledChunk", "ScheduledStep", "Scheduler"]
-
 
 # Read for every request of every step; the enum lookup takes 60 ns.
 _RUNNING = RequestStatus.RUNNING
@@ -63,7 +59,7 @@ class Scheduler:
         self.tensor_prefix_index = self.caches.prefix_index
         self.num_preemptions = 0
         self._failed: list[tuple[Request, MmcachedError]] = []
-        self.suspects = Suspects()
+        self.suspects = Suspects(config.limits.max_deaths_per_request)
         self._requests: dict[int, Request] = {}
         self._waiting = RequestQueue()
         self._running = RequestQueue()
@@ -212,13 +208,6 @@ class Scheduler:
         self._requeue(list(self._running))
         self.caches.reset()
 
-    def new_epoch(self) -> None:
-        """Drop all content cached or being computed with the former weights, while requests go on.
-
-        A step in flight is committed but publishes nothing. The next plan clears the workers' prefix stores.
-        """
-        self.caches.new_epoch()
-
     def blame_failure(self, step: ScheduledStep, error: MmcachedError) -> None:
         """Fail the request that was alone in a failed step; several requests become suspects."""
         self._blame(step, lambda request: error)
@@ -228,18 +217,12 @@ class Scheduler:
 
         A request that was alone in it, and has reached `max_deaths_per_request`, fails.
         """
-        limit = self._config.limits.max_deaths_per_request
-        self._blame(
-            step,
-            lambda request: PoisonousRequest(request.num_faults, limit) if request.num_faults >= limit else None,
-        )
+        self._blame(step, self.suspects.sentence)
 
     def take_failed(self) -> list[tuple[Request, MmcachedError]]:
         """Return and clear the requests failed by `blame_*` or while being scheduled, with their errors."""
         failed, self._failed = self._failed, []
         return failed
-
-    # ---- inspection
 
     # ---- building a step
 
@@ -333,9 +316,7 @@ class Scheduler:
         if request.rows is not None and end > request.num_rows_delivered:
             request.num_rows_delivered = end
         if start < request.features_end:
-            for input_id, feature in request.features_in(start, end):
-                if feature.offset + feature.length <= end:
-                    self.encoder_cache_manager.free_encoder_input(request, input_id)
+            self.caches.free_passed_items(request, start, end)
         is_running = request.status is _RUNNING
         if chunk.sample:
             request.append_output_token(sampled[request.request_id])
@@ -363,8 +344,7 @@ class Scheduler:
             if error is not None:
                 self._fail(request, error)
             else:
-                is_for_ever = request.num_faults > self._config.limits.max_deaths_per_request
-                self.suspects.add(request, MAX_PROGRESS if is_for_ever else goal)
+                self.suspects.add(request, goal)
 
     def _fail(self, request: Request, error: MmcachedError) -> None:
         request.status = RequestStatus.ABORTED

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 from mmcached.engine.scheduling.request_queue import RequestQueue
 from mmcached.engine.steps.request import Request
+from mmcached.wire.errors import PoisonousRequest
 
 MAX_PROGRESS = 1 << 62
 """Value of `alone_until` for a request that is always computed alone."""
@@ -22,17 +23,30 @@ _NO_SUSPECT: Sequence[None] = (None,)
 
 
 class Suspects:
-    def __init__(self) -> None:
+    """The suspects of one engine, in the order of their turns.
+
+    Args:
+        max_deaths: Number of faults from which on a request that was computed alone fails.
+    """
+
+    def __init__(self, max_deaths: int) -> None:
+        self._max_deaths = max_deaths
         self._requests: deque[Request] = deque()
         self._are_others_next = False
 
     def __len__(self) -> int:
         return len(self._requests)
 
+    def sentence(self, request: Request) -> PoisonousRequest | None:
+        """Return the error of a request that was alone in a step that killed a worker; None if it may try again."""
+        is_poisonous = request.num_faults >= self._max_deaths
+        return PoisonousRequest(request.num_faults, self._max_deaths) if is_poisonous else None
+
     def add(self, request: Request, alone_until: int) -> None:
+        """Make a request a suspect up to this progress, or for good if it has had too many faults."""
         if not request.alone_until:
             self._requests.append(request)
-        request.alone_until = alone_until
+        request.alone_until = MAX_PROGRESS if request.num_faults > self._max_deaths else alone_until
 
     def discard(self, request: Request) -> None:
         if request.alone_until:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from mmcached.engine.scheduling.scheduler import Scheduler
 from mmcached.engine.server.frontend_connection import FrontendConnection
-from mmcached.engine.server.held_content import HeldContent
+from mmcached.engine.server.held_content import ContentReporter
 from mmcached.wire.config import ServiceConfig
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class CacheNews:
         self._scheduler = scheduler
         self._frontend = frontend
         self._publisher = publisher
-        self._held = HeldContent() if config.routes_by_content else None
+        self._held = ContentReporter() if config.routes_by_content else None
         self._is_shared = config.encoder_cache_scope == "shared"
 
     @property

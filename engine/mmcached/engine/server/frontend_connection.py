@@ -13,7 +13,7 @@ import structlog
 
 from mmcached.wire.errors import ChannelFull
 from mmcached.wire.messages import engine as received
-from mmcached.wire.messages import frontend as to_frontend
+from mmcached.wire.messages import frontend_from_engines as to_frontend
 from mmcached.wire.sockets.dialer import Dialer
 from mmcached.wire.sockets.frames import Frame
 from mmcached.wire.sockets.sending import LINGER_S

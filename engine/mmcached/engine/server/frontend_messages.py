@@ -10,12 +10,12 @@ from mmcached.engine.scheduling.scheduler import Scheduler
 from mmcached.engine.server.cache_news import CacheNews
 from mmcached.engine.server.frontend_connection import FrontendConnection
 from mmcached.engine.server.item_frames import ItemFrames
-from mmcached.engine.server.open_requests import OpenRequests
+from mmcached.engine.server.open_requests import EngineRequests
 from mmcached.engine.server.probes import EngineProbes
 from mmcached.engine.server.worker_group import WorkerGroup
 from mmcached.wire.errors import RemoteProtocolError, error_from_wire
 from mmcached.wire.messages import engine as received
-from mmcached.wire.messages import frontend as to_frontend
+from mmcached.wire.messages import frontend_from_engines as to_frontend
 from mmcached.wire.process.turns import Guard, TurnShare
 from mmcached.wire.sockets.frames import Frame
 
@@ -30,7 +30,7 @@ class FrontendMessages:
         frontend: FrontendConnection,
         group: WorkerGroup,
         scheduler: Scheduler,
-        requests: OpenRequests,
+        requests: EngineRequests,
         *,
         world_size: int,
         items: ItemFrames,
@@ -98,7 +98,7 @@ class FrontendMessages:
             case received.FlushEngine():
                 self._items.clear_cache()  # at once: later messages rely on an empty cache
                 self._requests.forget_outputs()
-                self._scheduler.new_epoch()
+                self._scheduler.caches.new_epoch()
                 self._publish()
                 if self._news.is_routed_by:
                     self._news.announce()

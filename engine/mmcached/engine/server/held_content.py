@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterable, Set
 import structlog
 
 from mmcached.wire.errors import ChannelFull
-from mmcached.wire.messages.frontend import CacheChanged
+from mmcached.wire.messages.frontend_from_engines import CacheChanged
 from mmcached.wire.messages.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, KVEvent
 
 log = structlog.get_logger("mmcached.engine")
 
 
-class HeldContent:
+class ContentReporter:
     def __init__(self) -> None:
         self._blocks: set[bytes] = set()
         self._items: Set[str] = frozenset()

@@ -31,14 +31,14 @@ from mmcached.wire.errors import (
     error_to_wire,
 )
 from mmcached.wire.messages import engine as received
-from mmcached.wire.messages import frontend as to_frontend
+from mmcached.wire.messages import frontend_from_engines as to_frontend
 from mmcached.wire.messages.parts import Feature, StoredItem
 from mmcached.wire.sockets.frames import Frame
 
 log = structlog.get_logger("mmcached.engine")
 
 
-class OpenRequests:
+class EngineRequests:
     """Open requests of one engine; `publish` publishes the statistics before an error is answered."""
 
     def __init__(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mmcached.cache.store_keys import is_named
-from mmcached.engine.scheduling.scheduler import ScheduledChunk, ScheduledStep
+from mmcached.engine.scheduling.step import ScheduledChunk, ScheduledStep
 from mmcached.engine.server.item_frames import ItemFrames
 from mmcached.engine.steps.request import Request
 from mmcached.wire.errors import CacheMiss

@@ -35,7 +35,7 @@ from mmcached.engine.server.frontend_connection import FrontendConnection
 from mmcached.engine.server.frontend_messages import FrontendMessages
 from mmcached.engine.server.held_records import HeldRecords, contact
 from mmcached.engine.server.item_frames import ItemFrames
-from mmcached.engine.server.open_requests import OpenRequests
+from mmcached.engine.server.open_requests import EngineRequests
 from mmcached.engine.server.probes import EngineProbes
 from mmcached.engine.server.step_ends import StepEnds
 from mmcached.engine.server.step_runner import StepRunner
@@ -44,9 +44,10 @@ from mmcached.engine.server.worker_messages import WorkerMessages
 from mmcached.shm.stats.publisher import StatsPublisher
 from mmcached.wire.closeable import Closeable
 from mmcached.wire.config import ServiceConfig
+from mmcached.wire.engine_stats import EncoderCacheStats, EngineStats
 from mmcached.wire.errors import InvariantError, MmcachedError, ServiceUnavailable, error_to_wire
 from mmcached.wire.messages import engine as received
-from mmcached.wire.messages import frontend as to_frontend
+from mmcached.wire.messages import frontend_from_engines as to_frontend
 from mmcached.wire.messages import worker as to_worker
 from mmcached.wire.paths import RunDir
 from mmcached.wire.process.signals import StopFlag
@@ -55,7 +56,7 @@ from mmcached.wire.process.turns import REST_S, Guard, TurnShare, longest_rest_s
 from mmcached.wire.slow_log import SlowLog
 from mmcached.wire.sockets.bounds import BOUNDS_OF_ROLES
 from mmcached.wire.sockets.listener import Listener
-from mmcached.wire.stats import EncoderCacheStats, EngineStats, RoleName
+from mmcached.wire.stats import RoleName
 
 if TYPE_CHECKING:
     from mmcached.engine.server.kv_event_publisher import KVEventPublisher
@@ -125,7 +126,7 @@ class EngineServer(Closeable):
             latency=EngineLatency(self._clock, slow_ms=config.slow_log_ms, start_span=self._start_span),
             clock=self._clock,
         )
-        self._requests = OpenRequests(
+        self._requests = EngineRequests(
             config,
             self._scheduler,
             self._frontend,

@@ -13,7 +13,7 @@ from mmcached.engine.server.cache_news import CacheNews
 from mmcached.engine.server.engine_latency import EngineLatency
 from mmcached.engine.server.frontend_connection import FrontendConnection
 from mmcached.engine.server.held_records import HeldRecords
-from mmcached.engine.server.open_requests import OpenRequests
+from mmcached.engine.server.open_requests import EngineRequests
 from mmcached.engine.server.step_results import StepResults
 from mmcached.engine.server.worker_group import WorkerGroup
 from mmcached.wire.errors import CacheMiss, ChannelFull, ErrorInfo, error_from_wire
@@ -34,7 +34,7 @@ class StepEnds:
         scheduler: Scheduler,
         frontend: FrontendConnection,
         group: WorkerGroup,
-        requests: OpenRequests,
+        requests: EngineRequests,
         *,
         records: HeldRecords,
         latency: EngineLatency,

@@ -15,7 +15,8 @@ from collections.abc import Callable
 import msgspec
 import structlog
 
-from mmcached.engine.scheduling.scheduler import ScheduledStep, Scheduler
+from mmcached.engine.scheduling.scheduler import Scheduler
+from mmcached.engine.scheduling.step import ScheduledStep
 from mmcached.engine.server.engine_latency import EngineLatency
 from mmcached.engine.server.held_records import HeldRecords
 from mmcached.engine.server.item_frames import ItemFrames
@@ -92,7 +93,7 @@ class StepRunner:
         self.num_steps += 1
         return None
 
-    def take(self, result: Result, payload: list[Frame]) -> StepResults | None:
+    def add_result(self, result: Result, payload: list[Frame]) -> StepResults | None:
         """Add a rank's result; return the step's results if it was the last rank."""
         link = self._group.by_epoch(result.worker_epoch)
         if link is None or result.engine_incarnation != self._incarnation:

@@ -17,7 +17,7 @@ from mmcached.engine.server.step_runner import StepRunner
 from mmcached.engine.server.worker_group import WorkerGroup
 from mmcached.wire.errors import RemoteProtocolError
 from mmcached.wire.messages import engine as received
-from mmcached.wire.messages import frontend as to_frontend
+from mmcached.wire.messages import frontend_from_engines as to_frontend
 from mmcached.wire.messages import worker as to_worker
 from mmcached.wire.process.turns import Guard, TurnShare
 from mmcached.wire.sockets.listener import Listener
@@ -65,7 +65,7 @@ class WorkerMessages:
                     self._guard.call("attachment of a worker", self._on_attached, message)
                 case received.StepOutput() | received.StepFailed():
                     # Not guarded: a partly committed step would contradict the tables.
-                    finished = self._steps.take(message, payload)
+                    finished = self._steps.add_result(message, payload)
                     if finished is not None:
                         self._ends.end_step(finished)
                 case received.WorkerProbed():

@@ -19,7 +19,7 @@ from mmcached.client.saver import Saver, SaverCounters
 from mmcached.integrations.sglang.buffers import Buffers
 from mmcached.integrations.sglang.contact import log_contact
 from mmcached.integrations.sglang.identity import forms_of_embeddings, item_key, namespace
-from mmcached.integrations.sglang.settings import EMBEDDING_STORE, Settings
+from mmcached.integrations.sglang.settings import EMBEDDING_STORE, SglangSettings
 from mmcached.wire.closeable import Closeable
 
 TIMEOUT_S = 1.0
@@ -37,7 +37,7 @@ class MmcachedEmbeddingStore(EmbeddingStore, Closeable):
     """
 
     def __init__(self, storage_config: Any = None) -> None:
-        settings = Settings.read()
+        settings = SglangSettings.read()
         self._client = Client(settings.run_dir, timeout_s=TIMEOUT_S, connect_timeout_s=TIMEOUT_S, name="sglang")
         self._namespace = namespace(EMBEDDING_STORE, settings, self._client)
         self._saver = Saver(self._client, max_bytes=settings.max_save_bytes)

@@ -25,8 +25,8 @@ from mmcached.client.device.devices import device_of
 from mmcached.client.saver import Saver, SaverCounters
 from mmcached.integrations.sglang.contact import log_contact
 from mmcached.integrations.sglang.identity import forms_of_embeddings, item_key, namespace
-from mmcached.integrations.sglang.settings import ASKED, ENGINE_CACHE, Settings
-from mmcached.integrations.sglang.tensors import Tensors
+from mmcached.integrations.sglang.settings import ASKED, ENGINE_CACHE, SglangSettings
+from mmcached.integrations.sglang.tensors import SharedEmbeddings
 from mmcached.wire.closeable import Closeable
 from mmcached.wire.errors import ConfigError
 
@@ -51,13 +51,13 @@ class EngineCache(MultiModalStaticCache, Closeable):
         if (ranks := get_parallel().tp_size) > 1:
             raise ConfigError(ASKED, ENGINE_CACHE, f"is for --tp-size 1; here it is {ranks}")
         super().__init__(max_size)
-        settings = Settings.read()
+        settings = SglangSettings.read()
         self.num_found = 0
         self._client = Client(settings.run_dir, timeout_s=TIMEOUT_S, connect_timeout_s=TIMEOUT_S, name="sglang")
         self._names = namespace(ENGINE_CACHE, settings, self._client)
         self._saver = Saver(self._client, max_bytes=settings.max_save_bytes)
         self._device = device_of(str(get_device().device), max_pinned_bytes=settings.max_pinned_bytes)
-        self._tensors = Tensors(self._client, self._saver, self._device, forms_of_embeddings())
+        self._tensors = SharedEmbeddings(self._client, self._saver, self._device, forms_of_embeddings())
         self._list: tuple[int | None, str | None] = (None, None)
         """Python's hash of the last requested list of items, and the list's key."""
         log_contact(self._client)

@@ -23,7 +23,7 @@ from mmcached.integrations.embedding_width import embedding_width
 from mmcached.integrations.environment import PACKAGES, computing_variables
 from mmcached.integrations.identity import checkpoint_folder, checkpoint_identity
 from mmcached.integrations.record_form import PartForm
-from mmcached.integrations.sglang.settings import NAMESPACE, Settings
+from mmcached.integrations.sglang.settings import NAMESPACE, SglangSettings
 from mmcached.wire.errors import ConfigError
 from mmcached.wire.extras import package_versions
 
@@ -53,7 +53,7 @@ def item_key(namespace: str, *hashes: int | str) -> str:
     return f"encoder/{namespace}/{blake3(','.join(map(str, hashes)).encode()).hexdigest(16)}"
 
 
-def namespace(room: str, settings: Settings, client: Client) -> str:
+def namespace(room: str, settings: SglangSettings, client: Client) -> str:
     """Return the fingerprint of all that this process's embeddings depend on; reads the checkpoint if the host has no
     digest.
 

@@ -13,7 +13,7 @@ import pkgutil
 import re
 from importlib import metadata
 
-from mmcached.integrations.sglang.settings import ASKED, EMBEDDING_STORE, ENGINE_CACHE, Settings
+from mmcached.integrations.sglang.settings import ASKED, EMBEDDING_STORE, ENGINE_CACHE, SglangSettings
 from mmcached.wire.errors import ConfigError
 
 FIRST = (0, 5, 23)
@@ -39,7 +39,7 @@ def register() -> None:
     Raises:
         ConfigError: This version of SGLang is not supported, or the environment has an invalid setting.
     """
-    settings = Settings.read()
+    settings = SglangSettings.read()
     if not settings.asked:
         return
     check_version(metadata.version("sglang"))

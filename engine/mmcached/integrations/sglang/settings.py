@@ -25,7 +25,7 @@ ENGINE_CACHE = "engine_cache"
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class SglangSettings:
     """The adapter's settings from the environment.
 
     Attributes:
@@ -43,7 +43,7 @@ class Settings:
     max_pinned_bytes: int = 2048 << 20
 
     @classmethod
-    def read(cls, environment: Mapping[str, str] = os.environ) -> Settings:
+    def read(cls, environment: Mapping[str, str] = os.environ) -> SglangSettings:
         asked = frozenset(word.strip() for word in environment.get(ASKED, "").split(",")) - {""}
         if asked - {EMBEDDING_STORE, ENGINE_CACHE}:
             limit = f"names of {EMBEDDING_STORE}, {ENGINE_CACHE}, with a comma between"

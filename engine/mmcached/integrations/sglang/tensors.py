@@ -22,7 +22,7 @@ from mmcached.integrations.record_form import PartForm
 TENSOR = "embedding"
 
 
-class Tensors:
+class SharedEmbeddings:
     """Reads, saves and drops embeddings by their keys.
 
     Args:

@@ -1,7 +1,8 @@
 """Shares image features and processed images among all processes of a host that use Transformers.
 
     features          `cached_image_features`: a vision tower runs once per image and host
-    tower_code        a digest of a tower's code, and detection of changes
+    tower_names       names a tower by weights and code, and reads the weights again
+    tower_code        a digest of a tower's code, and detection of changes; `function_code`: of one function
     forms             the expected form of the features of an image
     splitting         splits a call for several images, and joins the results
     records           finds records in the store, and has each missing one made by one process

@@ -17,66 +17,33 @@ from __future__ import annotations
 
 import functools
 import inspect
-import json
 import logging
 import threading
-import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from importlib.metadata import version
-from time import monotonic
+from functools import partial
 from types import MethodType
 from typing import Any
 
 import torch
 
-from mmcached.cache.fingerprints import fingerprint
 from mmcached.client import Client
 from mmcached.client.device.devices import Device, device_of
 from mmcached.integrations.record_form import RecordForm
 from mmcached.integrations.transformers import splitting
-from mmcached.integrations.transformers.forms import dtype_of, form_of
+from mmcached.integrations.transformers.forms import form_of
 from mmcached.integrations.transformers.records import find_or_make
 from mmcached.integrations.transformers.splitting import Parts, Picture
-from mmcached.integrations.transformers.tower_code import TowerCode, is_run_unchanged
+from mmcached.integrations.transformers.tower_names import ReadTower, TowerNames
 from mmcached.wire.closeable import Closeable
-from mmcached.wire.errors import InvalidRequest
 from mmcached.worker.encoders.content import Content
 from mmcached.worker.encoders.families import FROM_CONFIG, Family, find_family
-from mmcached.worker.encoders.weights import Weights, numeric_settings
+from mmcached.worker.encoders.weights import Weights
 
 _LOG = logging.getLogger(__name__)
-READ_AGAIN_S = 30.0
-"""Time between two readings of all weights."""
-MAX_AGE_S = 60.0
-"""Age of the last reading from which on a call reads all weights itself, because the thread has not."""
 _HARMLESS = frozenset({"return_dict", "use_cache"})
 """Arguments on which no image feature depends."""
 _NOT_KEPT = ("output_hidden_states", "output_attentions")
-_TOLD_APART_BY_CONTENT = frozenset({"text_config", "architectures", "dtype", "torch_dtype", "transformers_version"})
-
-
-@dataclass(slots=True)
-class _Tower:
-    """A model's tower as it was last read.
-
-    Attributes:
-        attention: Names of the attention functions of its configurations.
-        dtype: Dtype of its parameters; None if they have several.
-        read_at: Start of the last complete reading of the weights that found them unchanged, in monotonic seconds.
-    """
-
-    weights: Weights
-    code: TowerCode
-    attention: list[str]
-    dtype: torch.dtype | None
-    read_at: float
-
-
-_KNOWN: weakref.WeakKeyDictionary[torch.nn.Module, _Tower] = weakref.WeakKeyDictionary()
-_WRITTEN: weakref.WeakSet[Weights] = weakref.WeakSet()
-"""Weights that were found changed without a trace: records under their name may belong to other weights."""
 
 
 @contextmanager
@@ -140,19 +107,19 @@ class ImageFeatures(Closeable):
         self._view = view
         self._timeout_s = timeout_s
         self._lock = threading.RLock()
-        self._name: tuple[Any, str] | None = None
         self._max_pinned_bytes = max_pinned_bytes
         self._devices: dict[str, Device] = {}
-        self._made: list[tuple[Weights, str]] = []
-        """Keys of the records encoded here since all weights were read, with the weights that name them."""
         self._said: set[str] = set()
-        self._is_over = threading.Event()
-        self._reading = threading.Thread(target=self._read_again, name="mmcached-weights", daemon=True)
+        self._names = TowerNames(
+            model,
+            family,
+            drop=self._drop,
+            warn=partial(self._say, "image features are not shared, because they depend on other code: %s"),
+        )
 
     def start(self) -> None:
         """Read all weights, and start the thread that reads them again; InvalidRequest if one cannot be read."""
-        self.fingerprint(self._model.device)
-        self._reading.start()
+        self._names.start()
 
     @property
     def num_hits(self) -> int:
@@ -162,7 +129,7 @@ class ImageFeatures(Closeable):
     def of_call(self, original: Callable[..., Any], values: tuple[Any, ...], named: dict[str, Any]) -> Any:
         """Return the output of `original(*values, **named)`, joined from each image's features, found or encoded."""
         pictures = self._pictures(original, values, named)
-        named_by = self._named_by(pictures[0].pixels.device) if pictures else None
+        named_by = self._names.named(pictures[0].pixels.device) if pictures else None
         forms = self._forms(pictures, named_by[1]) if pictures and named_by else None
         if not pictures or named_by is None or forms is None:
             with self._lock:
@@ -186,93 +153,26 @@ class ImageFeatures(Closeable):
         Raises:
             InvalidRequest: A weight's bytes cannot be read.
         """
-        named_by = self._named_by(device)
+        named_by = self._names.named(device)
         return None if named_by is None else named_by[0]
 
     def read_weights(self) -> bool:
-        """Read all weights now; return whether they are unchanged.
-
-        If they have changed, the next call computes a new fingerprint, and records that this process has encoded since
-        the last reading are dropped from the store: their fingerprint may have been wrong already.
-        """
-        with self._lock:
-            tower, num_made, began_at = _KNOWN.get(self._model), len(self._made), monotonic()
-        try:
-            is_same = tower is not None and tower.weights.is_as_read()
-        except (InvalidRequest, RuntimeError):  # the weights have moved to a device from which they cannot be read
-            is_same = False
-        with self._lock:
-            made, self._made = self._made, self._made[num_made:] if is_same else []
-            if tower is not None and is_same:
-                tower.read_at = began_at
-            elif tower is not None:
-                _WRITTEN.add(tower.weights)
-                if _KNOWN.get(self._model) is tower:
-                    del _KNOWN[self._model]
-            keys = [key for weights, key in made if weights in _WRITTEN]
-        self._drop(keys)
-        return is_same
+        """Read all weights now; return whether they are unchanged."""
+        return self._names.read_weights()
 
     def close(self) -> None:
         """Read all weights if something was encoded since, and close devices. A second call does nothing."""
-        self._is_over.set()
-        if self._reading.is_alive():
-            self._reading.join()
-        if self._made:
-            self.read_weights()
+        self._names.close()
         for device in self._devices.values():
             device.close()
 
     # ---- how
 
-    def _read_again(self) -> None:
-        while not self._is_over.wait(READ_AGAIN_S):
-            self.read_weights()
-
     def _drop(self, keys: Sequence[str]) -> None:
         for key in keys:
             self._client.drop(key)
 
-    def _named_by(self, device: torch.device) -> tuple[str, _Tower] | None:
-        with self._lock:
-            tower = self._tower()
-            if monotonic() - tower.read_at > MAX_AGE_S and not self.read_weights():
-                tower = self._tower()
-            if tower.code.obstacle is not None:
-                self._say("image features are not shared, because they depend on other code: %s", tower.code.obstacle)
-                return None
-            modules = [self._model, *tower.weights.modules]
-            if any(module.training for module in modules) or not is_run_unchanged(modules):
-                return None
-            settings = [tower.weights.digest, tower.code.digest, tower.attention, numeric_settings(device)]
-            settings.append([dict(config.__dict__) for config in tower.weights.configs])
-            if self._name is None or self._name[0] != settings:
-                parts = {
-                    "host": "transformers",
-                    "versions": [version("transformers"), torch.__version__],
-                    "config": _relevant(json.loads(self._model.config.to_json_string(use_diff=False))),
-                    "settings": settings[:-1],
-                }
-                self._name = settings, fingerprint(parts)
-            return self._name[1], tower
-
-    def _tower(self) -> _Tower:
-        """Return the tower as it is now, reading only changed parts again."""
-        tower = _KNOWN.get(self._model)
-        if tower is None or tower.weights.is_changed():
-            read_at = monotonic()
-            weights = Weights(self._model, self._family.others)
-        elif tower.code.is_changed(self._model) or tower.attention != _attention_of(tower.weights):
-            read_at, weights = tower.read_at, tower.weights
-        else:
-            return tower
-        attention = _attention_of(weights)
-        code = TowerCode(self._model, self._family.others, self._family.method, attention)
-        tower = _Tower(weights, code, attention, dtype_of(self._model, self._family), read_at)
-        _KNOWN[self._model] = tower
-        return tower
-
-    def _forms(self, pictures: Sequence[Picture], tower: _Tower) -> list[RecordForm] | None:
+    def _forms(self, pictures: Sequence[Picture], tower: ReadTower) -> list[RecordForm] | None:
         forms = [form_of(self._model, picture, tower.dtype) for picture in pictures]
         known = [form for form in forms if form is not None]
         if len(known) == len(forms):
@@ -351,20 +251,9 @@ class ImageFeatures(Closeable):
 
         found = find_or_make(self._client, keys, make, is_right=is_right, view=view, timeout_s=self._timeout_s)
         if encoded:
-            self._note_made([keys[place] for place in encoded], weights)
+            self._names.note_made([keys[place] for place in encoded], weights)
         # encoded outputs are on the device already
         return [encoded.get(place, parts) for place, parts in enumerate(found)]
-
-    def _note_made(self, keys: list[str], weights: Weights) -> None:
-        """Remember keys to be dropped if their fingerprint proves wrong; drop them now if the weights have changed
-        already.
-        """
-        with self._lock:
-            is_named_right = self._tower().weights is weights
-            if is_named_right:
-                self._made += [(weights, key) for key in keys]
-        if not is_named_right:
-            self._drop(keys)
 
 
 def _arguments(signature: inspect.Signature, values: tuple[Any, ...], named: Mapping[str, Any]) -> dict[str, Any]:
@@ -375,21 +264,6 @@ def _arguments(signature: inspect.Signature, values: tuple[Any, ...], named: Map
     given.pop(rest, None)
     defaults = {name: each.default for name, each in signature.parameters.items()}
     return {name: value for name, value in given.items() if value is not None and value is not defaults.get(name)}
-
-
-def _attention_of(weights: Weights) -> list[str]:
-    return [str(getattr(config, "_attn_implementation", None)) for config in weights.configs]
-
-
-def _relevant(config: Any) -> Any:
-    """Return a configuration without its text model, its origin, and settings that other parts of the name cover."""
-    if not isinstance(config, dict):
-        return config
-    return {
-        name: _relevant(value)
-        for name, value in config.items()
-        if name not in _TOLD_APART_BY_CONTENT and not name.startswith("_")
-    }
 
 
 def _name_of(picture: Picture) -> str:

@@ -14,7 +14,6 @@ covered.
 
 from __future__ import annotations
 
-import dis
 import functools
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -24,6 +23,8 @@ from typing import Any, NamedTuple
 
 import torch
 from blake3 import blake3
+
+from mmcached.integrations.transformers.function_code import names_in, paths_in, text_of
 
 _KNOWN_PACKAGES = frozenset({"torch", "transformers"}) | sys.stdlib_module_names
 _ENTRIES = ("__call__", "forward")
@@ -251,27 +252,27 @@ class _Reader:
         if hasattr(function, "_torchdynamo_orig_callable"):
             self._refuse(f"{place}, which is compiled")
         if (id(function), owner) in self._followed:
-            return f"function {_text_of(code)}"
+            return f"function {text_of(code)}"
         self._followed.add((id(function), owner))
         cells = [cell.cell_contents for cell in function.__closure__ or () if not _is_empty(cell)]
         parts = [*cells, *(function.__defaults__ or ()), function.__kwdefaults__]
         texts = [self._describe(place, part, owner, follows=follows, by_value=True) for part in parts]
         if follows:
             self._follow(function, owner)
-        return f"function {_text_of(code)} {texts}"
+        return f"function {text_of(code)} {texts}"
 
     def _follow(self, function: FunctionType, owner: type | None) -> None:
         space = function.__globals__
         if owner is not None:
             # The owner of an attribute is unknown here; additional names do no harm.
-            names = _names_in(function.__code__)
+            names = names_in(function.__code__)
             self._names.setdefault(owner, set()).update(names)
             for name in sorted(names):
                 if any(name in vars(each) for each in owner.__mro__[:-1]):
                     self._read_method(owner, name)
         if space is _OF_TORCH:
             return  # torch's code around `forward`; `is_run_unchanged` checks its hooks with each call
-        for path in sorted(_paths_in(function.__code__)):
+        for path in sorted(paths_in(function.__code__)):
             self._read_path(space, path, home=space)
 
     def _read_path(self, space: dict[str, Any], path: Sequence[str], home: dict[str, Any]) -> None:
@@ -314,47 +315,6 @@ def _is_empty(cell: Any) -> bool:
     except ValueError:
         return True
     return False
-
-
-def _names_in(code: CodeType) -> set[str]:
-    """Return the names of globals and attributes in a function, and in the functions that it defines."""
-    inner = (_names_in(each) for each in code.co_consts if isinstance(each, CodeType))
-    return set(code.co_names).union(*inner)
-
-
-def _paths_in(code: CodeType) -> set[tuple[str, ...]]:
-    """Return the globals in a function and its inner functions, each with the attributes taken of it."""
-    found: set[tuple[str, ...]] = set()
-    path: tuple[str, ...] = ()
-    for instruction in dis.get_instructions(code):
-        if instruction.opname in ("LOAD_ATTR", "LOAD_METHOD") and path:
-            path = (*path, instruction.argval)
-            continue
-        if path:
-            found.add(path)
-        path = (instruction.argval,) if instruction.opname == "LOAD_GLOBAL" else ()
-    return found.union(*(_paths_in(each) for each in code.co_consts if isinstance(each, CodeType)))
-
-
-def _text_of(code: CodeType) -> str:
-    """Return a digest of a function's code, without its name and source position."""
-    return blake3(repr(_parts_of(code)).encode()).hexdigest(length=16)
-
-
-def _parts_of(value: Any) -> Any:
-    """Return code and its constants in a form with the same `repr` in every process."""
-    if isinstance(value, CodeType):
-        return (
-            *(value.co_code, value.co_exceptiontable, value.co_flags, value.co_names),
-            *(value.co_varnames, value.co_freevars, value.co_cellvars),
-            *(value.co_argcount, value.co_posonlyargcount, value.co_kwonlyargcount),
-            [_parts_of(each) for each in value.co_consts],
-        )
-    if isinstance(value, tuple):
-        return [_parts_of(each) for each in value]
-    if isinstance(value, frozenset):
-        return sorted(repr(_parts_of(each)) for each in value)
-    return type(value).__name__, value
 
 
 def _none_of(holder: dict[str, Any]) -> tuple[Any, ...]:

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from mmcached.client import Claim, Hit, Pending
-from mmcached.integrations.vllm.contact import Contact
+from mmcached.integrations.vllm.contact import ReconnectingClient
 
 ASK_AGAIN_S = 0.01
 """Interval between questions to the service about a key that another engine encodes; the store is read each step."""
@@ -35,7 +35,7 @@ class _Wait(NamedTuple):
     ask_at: float
 
 
-class Claims:
+class EngineClaims:
     """The claims of one engine.
 
     Args:
@@ -43,7 +43,7 @@ class Claims:
         clock: Monotonic seconds.
     """
 
-    def __init__(self, contact: Contact, wait_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, contact: ReconnectingClient, wait_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._contact = contact
         self._wait_s = wait_s
         self._clock = clock

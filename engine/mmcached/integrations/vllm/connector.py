@@ -29,21 +29,21 @@ from vllm.platforms import current_platform
 from mmcached.client import Client
 from mmcached.client.device.devices import device_of
 from mmcached.integrations.embedding_width import embedding_width
-from mmcached.integrations.vllm.claims import Claims
-from mmcached.integrations.vllm.contact import Contact
-from mmcached.integrations.vllm.keys import Namespace, Sharing
+from mmcached.integrations.vllm.claims import EngineClaims
+from mmcached.integrations.vllm.contact import ReconnectingClient
+from mmcached.integrations.vllm.keys import KeyNamespace, Sharing
 from mmcached.integrations.vllm.leases import Leases
-from mmcached.integrations.vllm.messages import StepPlan, StepReport
+from mmcached.integrations.vllm.messages import StepOrders, StepReport
 from mmcached.integrations.vllm.ranks import failed_in_any
 from mmcached.integrations.vllm.scheduler_side import SchedulerSide
-from mmcached.integrations.vllm.settings import Settings
+from mmcached.integrations.vllm.settings import ConnectorSettings
 from mmcached.integrations.vllm.weights import note_change, num_changes, watch
 from mmcached.integrations.vllm.worker_side import WorkerSide
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
-ECConnectorMetadata.register(StepPlan)
+ECConnectorMetadata.register(StepOrders)
 ECConnectorWorkerMetadata.register(StepReport)
 
 logger = init_logger("vllm.mmcached")
@@ -69,11 +69,11 @@ def _guarded(otherwise: Any) -> Callable[[CallT], CallT]:
 
 
 class MmcachedECConnector(ECConnectorBase):
-    """vLLM's encoder-cache connector for one engine; `Settings` are its `ec_connector_extra_config`."""
+    """vLLM's encoder-cache connector for one engine; `ConnectorSettings` are its `ec_connector_extra_config`."""
 
     def __init__(self, vllm_config: VllmConfig, role: ECConnectorRole) -> None:
         super().__init__(vllm_config=vllm_config, role=role)
-        settings = Settings.of(vllm_config.ec_transfer_config.ec_connector_extra_config)
+        settings = ConnectorSettings.of(vllm_config.ec_transfer_config.ec_connector_extra_config)
         self._failed: set[str] = set()
         self._resolver = PlaceholderMetadataResolver(vllm_config.model_config)
         self._is_encode_only = self.is_producer and not self.is_consumer
@@ -104,9 +104,9 @@ class MmcachedECConnector(ECConnectorBase):
         if self._scheduler is not None:
             self._scheduler.allocated(request, index)
 
-    def build_connector_meta(self, scheduler_output: Any) -> StepPlan:
+    def build_connector_meta(self, scheduler_output: Any) -> StepOrders:
         if self._scheduler is None:
-            return StepPlan(0)
+            return StepOrders(0)
         # announced claims and saves must reach the workers even if `_end_pass` fails
         plan = self._scheduler.plan(scheduler_output)
         self._end_pass(plan, scheduler_output)
@@ -194,17 +194,17 @@ class MmcachedECConnector(ECConnectorBase):
     # ---- how
 
     @_guarded(None)
-    def _end_pass(self, plan: StepPlan, scheduler_output: Any) -> None:
+    def _end_pass(self, plan: StepOrders, scheduler_output: Any) -> None:
         if self._scheduler is not None:
             self._scheduler.end_pass(plan, scheduler_output)
 
-    def _scheduler_side(self, vllm_config: VllmConfig, settings: Settings) -> SchedulerSide:
+    def _scheduler_side(self, vllm_config: VllmConfig, settings: ConnectorSettings) -> SchedulerSide:
         device = f"{current_platform.device_type} {current_platform.get_device_name()}"
         versions = {"vllm": vllm_version, "torch": torch.__version__, "device": device}
         engine_id = vllm_config.ec_transfer_config.engine_id
         _watch_weights(vllm_config, engine_id)
-        namespace = Namespace(vllm_config, settings, versions, functools.partial(num_changes, engine_id))
-        contact = Contact(
+        namespace = KeyNamespace(vllm_config, settings, versions, functools.partial(num_changes, engine_id))
+        contact = ReconnectingClient(
             functools.partial(_client, settings, fail_open=False, counts_hits=True),
             namespace.prepare,
             call_timeout_s=settings.call_timeout_s,
@@ -218,7 +218,7 @@ class MmcachedECConnector(ECConnectorBase):
             namespace.prefix,
             Sharing.of(vllm_config, settings),
             Leases(num_ranks, settings.lease_steps),
-            Claims(contact, settings.claim_wait_s) if is_claiming else None,
+            EngineClaims(contact, settings.claim_wait_s) if is_claiming else None,
             can_save=self.is_producer,
             is_encode_only=self._is_encode_only,
             window=vllm_config.scheduler_config.max_num_batched_tokens + num_drafted,
@@ -228,7 +228,7 @@ class MmcachedECConnector(ECConnectorBase):
             wait_s=settings.claim_wait_s,
         )
 
-    def _worker_side(self, vllm_config: VllmConfig, settings: Settings) -> WorkerSide:
+    def _worker_side(self, vllm_config: VllmConfig, settings: ConnectorSettings) -> WorkerSide:
         device = current_platform.device_type
         if device == "cuda":
             device = f"cuda:{torch.cuda.current_device()}"
@@ -244,9 +244,9 @@ class MmcachedECConnector(ECConnectorBase):
             call_timeout_s=settings.call_timeout_s,
         )
 
-    def _plan(self) -> StepPlan:
+    def _plan(self) -> StepOrders:
         plan = self._get_connector_metadata()
-        assert isinstance(plan, StepPlan)
+        assert isinstance(plan, StepOrders)
         return plan
 
     def _can_be_encoded(self, feature: Any) -> bool:
@@ -275,7 +275,7 @@ def _width(vllm_config: VllmConfig, modality: str) -> int:
     return embedding_width(model.get_inputs_embeds_size(), model.hf_config.to_dict(), modality)
 
 
-def _client(settings: Settings, *, fail_open: bool, counts_hits: bool) -> Client:
+def _client(settings: ConnectorSettings, *, fail_open: bool, counts_hits: bool) -> Client:
     return Client(
         settings.run_dir,
         timeout_s=CONNECT_S,

@@ -30,7 +30,7 @@ _CONTACT_S = 5.0
 _NO_CLAIMS = "no claims"
 
 
-class Contact(Closeable):
+class ReconnectingClient(Closeable):
     """A client that connects, and reconnects, in a thread.
 
     Args:

@@ -20,7 +20,7 @@ from mmcached.cache.fingerprints import fingerprint
 from mmcached.client import Client
 from mmcached.integrations.environment import PACKAGES, computing_variables
 from mmcached.integrations.identity import checkpoint_folder, checkpoint_identity
-from mmcached.integrations.vllm.settings import Settings
+from mmcached.integrations.vllm.settings import ConnectorSettings
 from mmcached.wire.extras import package_versions
 
 _HASH = re.compile("[0-9a-f]{64}|[0-9a-f]{128}")
@@ -44,7 +44,7 @@ _OF_COMPILATION = (
 _OF_KERNELS = ("ir_op_priority", "enable_flashinfer_autotune")
 
 
-class Namespace:
+class KeyNamespace:
     """The key prefix of one engine's items.
 
     Args:
@@ -54,7 +54,7 @@ class Namespace:
     """
 
     def __init__(
-        self, vllm_config: Any, settings: Settings, versions: Mapping[str, str], num_changes: Callable[[], int]
+        self, vllm_config: Any, settings: ConnectorSettings, versions: Mapping[str, str], num_changes: Callable[[], int]
     ) -> None:
         self._vllm_config = vllm_config
         self._settings = settings
@@ -103,7 +103,9 @@ def _prefix(parts: Mapping[str, Any], own: str) -> str:
     return f"encoder/{fingerprint({**parts, 'own': own})}/"
 
 
-def parts_of(vllm_config: Any, settings: Settings, versions: Mapping[str, str], checkpoint: str) -> dict[str, Any]:
+def parts_of(
+    vllm_config: Any, settings: ConnectorSettings, versions: Mapping[str, str], checkpoint: str
+) -> dict[str, Any]:
     """Return all that an output depends on beside its item, as JSON values."""
     model = vllm_config.model_config
     parallel, compilation = (getattr(vllm_config, f"{name}_config", None) for name in ("parallel", "compilation"))
@@ -157,7 +159,7 @@ class Sharing:
         self._has_named = has_named
 
     @classmethod
-    def of(cls, vllm_config: Any, settings: Settings) -> Sharing:
+    def of(cls, vllm_config: Any, settings: ConnectorSettings) -> Sharing:
         """Return the sharing rules of an engine: none is shared with tower adapters, or in encoder-decoder models."""
         adapters = getattr(vllm_config, "lora_config", None)
         is_possible = not (

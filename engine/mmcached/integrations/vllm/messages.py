@@ -39,7 +39,7 @@ class Load(NamedTuple):
 
 
 @dataclass(slots=True)
-class StepPlan:
+class StepOrders:
     """The workers' orders for one step.
 
     Attributes:

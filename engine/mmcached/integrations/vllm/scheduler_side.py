@@ -23,11 +23,11 @@ from typing import TYPE_CHECKING, Any
 
 from mmcached.client import Hit
 from mmcached.integrations.record_form import PartForm
-from mmcached.integrations.vllm.claims import Claims
-from mmcached.integrations.vllm.contact import Contact
+from mmcached.integrations.vllm.claims import EngineClaims
+from mmcached.integrations.vllm.contact import ReconnectingClient
 from mmcached.integrations.vllm.keys import Sharing
 from mmcached.integrations.vllm.leases import Leases
-from mmcached.integrations.vllm.messages import Load, StepPlan, StepReport
+from mmcached.integrations.vllm.messages import Load, StepOrders, StepReport
 from mmcached.integrations.vllm.records import mismatch
 
 if TYPE_CHECKING:
@@ -57,11 +57,11 @@ class SchedulerSide:
 
     def __init__(
         self,
-        contact: Contact,
+        contact: ReconnectingClient,
         prefix: Callable[[], str],
         sharing: Sharing,
         leases: Leases,
-        claims: Claims | None,
+        claims: EngineClaims | None,
         *,
         can_save: bool,
         is_encode_only: bool,
@@ -90,7 +90,7 @@ class SchedulerSide:
         self._forms: dict[str, PartForm] = {}
         self._judged: dict[tuple[str, PartForm], str | None] = {}
         self._has_warned = False
-        self._plan = StepPlan(0)
+        self._plan = StepOrders(0)
         self._encoded: list[tuple[str, str, int]] = []
         self._unavailable: set[str] = set()
         self.counts: Counter[str] = Counter()
@@ -154,9 +154,9 @@ class SchedulerSide:
             if self._claims is not None:
                 self._claims.encode(key)
 
-    def plan(self, output: Any) -> StepPlan:
+    def plan(self, output: Any) -> StepOrders:
         """Return the workers' plan for a step; `end_pass` must follow."""
-        plan, self._plan = self._plan, StepPlan(self._plan.step + 1)
+        plan, self._plan = self._plan, StepOrders(self._plan.step + 1)
         plan.scheduled = output.scheduled_encoder_inputs
         gone = set(output.free_encoder_mm_hashes)  # allocated and freed in the same pass
         plan.loads = [
@@ -166,7 +166,7 @@ class SchedulerSide:
         ]
         return plan
 
-    def end_pass(self, plan: StepPlan, output: Any) -> None:
+    def end_pass(self, plan: StepOrders, output: Any) -> None:
         """Give back the leases that a step has not used, and the claims on items that it does not encode."""
         for name, request_id, index in self._encoded:
             if index not in plan.scheduled.get(request_id, ()):  # preempted in the same pass

@@ -10,7 +10,7 @@ MIB = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class ConnectorSettings:
     """Settings of one engine's connector.
 
     Attributes:

@@ -24,7 +24,7 @@ from mmcached.client import Client, Hit
 from mmcached.client.device.devices import Device
 from mmcached.client.saver import Saver
 from mmcached.integrations.record_form import PartForm
-from mmcached.integrations.vllm.messages import Load, StepPlan, StepReport
+from mmcached.integrations.vllm.messages import Load, StepOrders, StepReport
 from mmcached.integrations.vllm.records import EMBEDS, mismatch, record_of
 
 _LOG = logging.getLogger("vllm.mmcached")
@@ -78,7 +78,7 @@ class WorkerSide:
         self._has_warned = False
         self._drain_from = time.monotonic()
 
-    def load(self, plan: StepPlan, cache: dict[str, Any]) -> None:
+    def load(self, plan: StepOrders, cache: dict[str, Any]) -> None:
         """Load the plan's items into the runner's cache, and add the others to the items that it will encode."""
         if not plan.loads:
             return
@@ -98,12 +98,12 @@ class WorkerSide:
             self._counts.update(loads=len(loads), load_failures=sum(failures))
             self._counts["load_us"] += round((time.perf_counter() - started) * 1e6)
 
-    def publish(self, plan: StepPlan, cache: dict[str, Any]) -> None:
+    def publish(self, plan: StepOrders, cache: dict[str, Any]) -> None:
         """Save items that are in the engine's cache already, and that the store has lost."""
         for name in [name for name in plan.saves if name in cache]:
             self.save(plan, cache, name)
 
-    def save(self, plan: StepPlan, cache: dict[str, Any], name: str) -> None:
+    def save(self, plan: StepOrders, cache: dict[str, Any], name: str) -> None:
         """Save an output in the background, if the plan says so."""
         key = plan.saves.get(name)
         if key is None or self._saver is None:
@@ -117,7 +117,7 @@ class WorkerSide:
         self._saver.save(key, output.nbytes, lambda: record_of(*wait()))
         self._counts["save_us"] += round((time.perf_counter() - started) * 1e6)
 
-    def end_step(self, plan: StepPlan) -> StepReport | None:
+    def end_step(self, plan: StepOrders) -> StepReport | None:
         """Return the report of a step, or None if there is nothing to report; an encode-only engine waits for saves."""
         is_awaited = self._is_encode_only and bool(plan.saves) and time.monotonic() >= self._drain_from
         if is_awaited and self._saver is not None and not self._saver.drain(PUBLISH_S):
@@ -167,7 +167,7 @@ class WorkerSide:
             (own,) = self._device.load([hit.record[EMBEDS]])
             return own
 
-    def _replace(self, load: Load, plan: StepPlan, cache: dict[str, Any]) -> None:
+    def _replace(self, load: Load, plan: StepOrders, cache: dict[str, Any]) -> None:
         """Schedule an item to be encoded after a failed load; without data it gets zeros, and its request fails."""
         self._warn("an encoder output was dropped between look-up and load, and is computed")
         if load.can_be_encoded and load.is_scheduled:

@@ -149,7 +149,7 @@ class StoreOnlooker(Closeable):
         return KeyList(len(slots), False, found)
 
     def inspect(self, key: str, tenant: str) -> FoundRecord:
-        """Return the record of a key; if several match, the valid one that `get` finds."""
+        """Return the record of a key; if several match, the valid record that `get` finds."""
         rows, digest = self._ring.rows(), key_digest(store_key(tenant, key))
         is_its = (rows[:, FIRST_KEY] == np.uint64(digest[0])) & (rows[:, SECOND_KEY] == np.uint64(digest[1]))
         slots = np.flatnonzero(is_its & (rows[:, GENERATION] != 0)).tolist()

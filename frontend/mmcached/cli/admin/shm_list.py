@@ -15,7 +15,7 @@ from mmcached.shm.files.own_file import open_own
 from mmcached.shm.segment.board import WRITER_PID
 from mmcached.shm.segment.layout import PAGE_BYTES, Layout, SegmentHeader
 from mmcached.shm.segment.mapped import SHM_DIR
-from mmcached.shm.segment.ring_notes import Claim, claim_on
+from mmcached.shm.segment.ring_notes import NotedRing, claim_on
 from mmcached.shm.segment.segment import leftover_names
 from mmcached.shm.segment.sweep import home_of, sweep
 from mmcached.shm.stats.page import StatsPageReader
@@ -93,7 +93,7 @@ def remove_segments(*, removes_all: bool) -> list[str]:
         removes_all: Remove those too, unless a service holds the directory.
     """
 
-    def spares(claim: Claim) -> bool:
+    def spares(claim: NotedRing) -> bool:
         if claim.is_served or removes_all:
             return claim.is_served
         silent_s = _silent_s(claim.home)

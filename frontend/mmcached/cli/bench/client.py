@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from mmcached.cli.bench.figures import Kind
+from mmcached.cli.bench.figures import CallKind
 from mmcached.cli.bench.processes import READY
 from mmcached.cli.bench.redis import RawRedis
 from mmcached.client import Client
@@ -47,7 +47,7 @@ def main(run_dir: Path, redis: str | None) -> None:
         sys.stdout.flush()
         for line in sys.stdin:
             kind, num_bytes, seconds = json.loads(line)
-            sys.stdout.write(json.dumps(_times_us(calls.prepare(Kind(kind), num_bytes), seconds)) + "\n")
+            sys.stdout.write(json.dumps(_times_us(calls.prepare(CallKind(kind), num_bytes), seconds)) + "\n")
             sys.stdout.flush()
 
 
@@ -61,22 +61,22 @@ class _Calls:
         self._numbers = count()
         self._value = cache(value_of)
 
-    def prepare(self, kind: Kind, num_bytes: int) -> Callable[[], Any]:
+    def prepare(self, kind: CallKind, num_bytes: int) -> Callable[[], Any]:
         value = self._value(num_bytes)
         match kind:
-            case Kind.VIEW | Kind.OWNED:
-                return partial(self._read, key_of(num_bytes), view=kind == Kind.VIEW)
-            case Kind.PUT:
+            case CallKind.VIEW | CallKind.OWNED:
+                return partial(self._read, key_of(num_bytes), view=kind == CallKind.VIEW)
+            case CallKind.PUT:
                 return lambda: self._client.put(self._new_key(), {"x": value})
-            case Kind.COMPUTE:
+            case CallKind.COMPUTE:
                 return lambda: self._client.get_or_compute(self._new_key(), lambda: {"x": value}, tensors="numpy")
-            case Kind.MEMCPY:
+            case CallKind.MEMCPY:
                 return partial(np.copyto, np.zeros_like(value), value)
-            case Kind.REDIS_GET | Kind.REDIS_SET:
+            case CallKind.REDIS_GET | CallKind.REDIS_SET:
                 if self._redis is None:
                     raise ServiceUnavailable("there is no Redis")
                 connection = self._stack.enter_context(closing(RawRedis(self._redis, num_bytes)))
-                if kind == Kind.REDIS_GET:
+                if kind == CallKind.REDIS_GET:
                     return partial(connection.get, key_of(num_bytes))
                 return partial(connection.set, f"{os.getpid()}", value.data)
 

@@ -9,7 +9,7 @@ from typing import Annotated
 import msgspec
 import typer
 
-from mmcached.cli.bench.figures import KIB, MIB, OF_REDIS, SIZES, Figure, size_text, this_host
+from mmcached.cli.bench.figures import KIB, MIB, OF_REDIS, SIZES, CallFigure, size_text, this_host
 from mmcached.cli.config.units import in_unit_of
 from mmcached.cli.installed import installed_version
 from mmcached.wire.errors import ConfigError
@@ -58,7 +58,7 @@ def parse_clients(text: str) -> list[int]:
     return sorted(found)
 
 
-def _print(figures: Sequence[Figure]) -> None:
+def _print(figures: Sequence[CallFigure]) -> None:
     from rich.console import Console
 
     from mmcached.cli.bench.table import tables, verdict

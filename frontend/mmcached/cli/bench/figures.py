@@ -18,7 +18,7 @@ SIZES = (4 * KIB, 64 * KIB, 256 * KIB, MIB, 4_928_307, 16 * MIB)
 """Bytes; 4.7 MiB is the output of a vision tower for an image of two megapixels."""
 
 
-class Kind(StrEnum):
+class CallKind(StrEnum):
     """A kind of call; its value is the display name."""
 
     VIEW = "hit, in place"
@@ -35,14 +35,13 @@ class Kind(StrEnum):
     REDIS_SET = "Redis SET"
 
 
-OURS = (Kind.VIEW, Kind.OWNED, Kind.PUT, Kind.COMPUTE)
-OF_REDIS = (Kind.REDIS_GET, Kind.REDIS_SET)
-READS = (Kind.VIEW, Kind.OWNED, Kind.REDIS_GET)
+OF_REDIS = (CallKind.REDIS_GET, CallKind.REDIS_SET)
+READS = (CallKind.VIEW, CallKind.OWNED, CallKind.REDIS_GET)
 """Kinds that read one record repeatedly; each call of the others makes a new one."""
 
 
 @dataclass(frozen=True, slots=True)
-class Figure:
+class CallFigure:
     """The measured calls of one kind.
 
     Attributes:
@@ -53,7 +52,7 @@ class Figure:
         calls_per_s: Rate of all clients together.
     """
 
-    kind: Kind
+    kind: CallKind
     num_clients: int
     num_bytes: int
     num_calls: int
@@ -62,15 +61,15 @@ class Figure:
     calls_per_s: float
 
 
-def figure(kind: Kind, num_bytes: int, times_us: Sequence[Sequence[float]]) -> Figure:
+def figure(kind: CallKind, num_bytes: int, times_us: Sequence[Sequence[float]]) -> CallFigure:
     """Summarise the times of calls, by client; each client has made at least one."""
     together = [each for times in times_us for each in times]
     p99 = statistics.quantiles(together, n=100)[98] if len(together) > 1 else together[0]
     rate = sum(1e6 * len(times) / sum(times) for times in times_us)
-    return Figure(kind, len(times_us), num_bytes, len(together), statistics.median(together), p99, rate)
+    return CallFigure(kind, len(times_us), num_bytes, len(together), statistics.median(together), p99, rate)
 
 
-def find(figures: Iterable[Figure], kind: Kind, num_clients: int, num_bytes: int) -> Figure | None:
+def find(figures: Iterable[CallFigure], kind: CallKind, num_clients: int, num_bytes: int) -> CallFigure | None:
     wanted = (kind, num_clients, num_bytes)
     return next((each for each in figures if (each.kind, each.num_clients, each.num_bytes) == wanted), None)
 

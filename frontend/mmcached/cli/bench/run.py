@@ -17,12 +17,12 @@ from rich.progress import Progress, TimeRemainingColumn
 
 from mmcached.cli.bench import client
 from mmcached.cli.bench.client import key_of, value_of
-from mmcached.cli.bench.figures import MIB, OF_REDIS, READS, Figure, Kind, figure, size_text
+from mmcached.cli.bench.figures import MIB, OF_REDIS, READS, CallFigure, CallKind, figure, size_text
 from mmcached.cli.bench.processes import Process, answer, measuring, tell
 from mmcached.cli.bench.redis import RawRedis, has_redis_server, redis_server
 from mmcached.cli.serve.child_service import ChildService
 from mmcached.client import Client
-from mmcached.shm.segment.segment import Host
+from mmcached.shm.segment.segment import HostCalls
 from mmcached.wire.config import GIB, ServiceConfig
 from mmcached.wire.errors import ConfigError
 
@@ -34,7 +34,7 @@ RECORDS_IN_STORE = 8
 """Number of the largest records that the store must hold, so that a put evicts no record that is being put."""
 
 
-def measure(sizes: Sequence[int], clients: Sequence[int], seconds: float) -> list[Figure]:
+def measure(sizes: Sequence[int], clients: Sequence[int], seconds: float) -> list[CallFigure]:
     """Return the figures, by number of clients, size and kind; with a progress bar on a terminal.
 
     Args:
@@ -46,7 +46,7 @@ def measure(sizes: Sequence[int], clients: Sequence[int], seconds: float) -> lis
         ServiceUnavailable: The store, Redis or a client has not started, or was killed.
     """
     store_bytes = _room_for(sizes)
-    kinds = [kind for kind in Kind if kind not in OF_REDIS or has_redis_server()]
+    kinds = [kind for kind in CallKind if kind not in OF_REDIS or has_redis_server()]
     each_s = seconds / (len(sizes) * len(clients) * len(kinds) * NUM_ROUNDS)
     # In a pipe it prints nothing.
     bar = Progress(*Progress.get_default_columns()[:-1], TimeRemainingColumn(), console=Console(stderr=True))
@@ -66,10 +66,10 @@ def measure(sizes: Sequence[int], clients: Sequence[int], seconds: float) -> lis
 
 def _room_for(sizes: Sequence[int]) -> int:
     """Return the size of the store, which must hold the largest records."""
-    store_bytes = min(STORE_BYTES, int(Host().shm_free_bytes() * SHARE)) // MIB * MIB
+    store_bytes = min(STORE_BYTES, int(HostCalls().shm_free_bytes() * SHARE)) // MIB * MIB
     largest = max(sizes)
     if largest > store_bytes // RECORDS_IN_STORE:
-        limit = f"of a /dev/shm with room for {Host().shm_free_bytes() // MIB} MiB take at most "
+        limit = f"of a /dev/shm with room for {HostCalls().shm_free_bytes() // MIB} MiB take at most "
         raise ConfigError("sizes", size_text(largest), limit + size_text(store_bytes // RECORDS_IN_STORE))
     return store_bytes
 
@@ -87,13 +87,13 @@ def _stores(store_bytes: int) -> Iterator[tuple[Path, str | None]]:
 
 
 def _turns(
-    kinds: Sequence[Kind],
+    kinds: Sequence[CallKind],
     num_bytes: int,
     seconds: float,
     processes: Sequence[Process],
-    fill: Callable[[Kind, int], None],
-) -> Iterator[Figure]:
-    times: dict[Kind, list[list[float]]] = {kind: [[] for _ in processes] for kind in kinds}
+    fill: Callable[[CallKind, int], None],
+) -> Iterator[CallFigure]:
+    times: dict[CallKind, list[list[float]]] = {kind: [[] for _ in processes] for kind in kinds}
     for _ in range(NUM_ROUNDS):
         for kind in kinds:
             if kind in READS:
@@ -106,10 +106,10 @@ def _turns(
         yield figure(kind, num_bytes, times[kind])
 
 
-def _fill(filler: Client, redis: str | None, kind: Kind, num_bytes: int) -> None:
+def _fill(filler: Client, redis: str | None, kind: CallKind, num_bytes: int) -> None:
     """Put the record for reads, unless it is there; puts of other keys may have evicted it."""
     key, value = key_of(num_bytes), value_of(num_bytes)
-    if kind == Kind.REDIS_GET and redis is not None:
+    if kind == CallKind.REDIS_GET and redis is not None:
         with closing(RawRedis(redis, num_bytes)) as connection:
             connection.set(key, value.data)
     elif not filler.contains_many([key])[0]:

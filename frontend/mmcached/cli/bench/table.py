@@ -6,19 +6,19 @@ from collections.abc import Sequence
 
 from rich.table import Table
 
-from mmcached.cli.bench.figures import Figure, Kind, find, size_text, time_text
+from mmcached.cli.bench.figures import CallFigure, CallKind, find, size_text, time_text
 
 
-def kinds_of(figures: Sequence[Figure]) -> list[Kind]:
+def kinds_of(figures: Sequence[CallFigure]) -> list[CallKind]:
     measured = {each.kind for each in figures}
-    return [kind for kind in Kind if kind in measured]
+    return [kind for kind in CallKind if kind in measured]
 
 
 def clients_text(num_clients: int) -> str:
     return f"{num_clients} client{'s' * (num_clients > 1)}"
 
 
-def tables(figures: Sequence[Figure]) -> list[Table]:
+def tables(figures: Sequence[CallFigure]) -> list[Table]:
     """Return a table for each number of clients: for each kind a row of medians, and one of 99th percentiles."""
     made = []
     sizes = sorted({each.num_bytes for each in figures})
@@ -35,15 +35,18 @@ def tables(figures: Sequence[Figure]) -> list[Table]:
     return made
 
 
-def verdict(figures: Sequence[Figure]) -> str:
+def verdict(figures: Sequence[CallFigure]) -> str:
     """Return a sentence that compares a hit of the largest record with a copy and, if it was measured, Redis.
 
     It is about the smallest number of clients.
     """
     num_clients = min(each.num_clients for each in figures)
     num_bytes = max(each.num_bytes for each in figures)
-    times = {kind: find(figures, kind, num_clients, num_bytes) for kind in (Kind.VIEW, Kind.MEMCPY, Kind.REDIS_GET)}
-    hit = times.pop(Kind.VIEW)
+    times = {
+        kind: find(figures, kind, num_clients, num_bytes)
+        for kind in (CallKind.VIEW, CallKind.MEMCPY, CallKind.REDIS_GET)
+    }
+    hit = times.pop(CallKind.VIEW)
     if hit is None:
         return ""
     peers = [f"{hit.p50_us / each.p50_us:.2g} × {kind}" for kind, each in times.items() if each is not None]

@@ -10,7 +10,8 @@ import torch
 from mmcached.cli.demo.killing import Survival
 from mmcached.cli.demo.workload import Outcome
 from mmcached.cli.watch.shown_figures import queries_and_hits
-from mmcached.wire.stats import ServiceStats, WorkerStats
+from mmcached.wire.engine_stats import WorkerStats
+from mmcached.wire.stats import ServiceStats
 
 CACHES = {"processor": "processor", "encoder": "encoder", "kv_prefix": "KV prefix", "tensor_prefix": "hidden states"}
 """Display name of each cache, by the label of the metrics page."""
@@ -23,7 +24,7 @@ ENCODED: dict[str, Callable[[WorkerStats], int]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class StageFigures:
     """The service's statistics before and after a stage; only differences are shown."""
 
     before: ServiceStats
@@ -42,7 +43,7 @@ class Measured:
         return sum(self.by_engine(lambda worker: worker.items_loaded))
 
 
-def encoded_line(first: Measured) -> str:
+def encoded_line(first: StageFigures) -> str:
     counts = {name: sum(first.by_engine(figure)) for name, figure in ENCODED.items()}
     items = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
     engines = " + ".join(map(str, first.encoded_by_engine()))
@@ -51,7 +52,7 @@ def encoded_line(first: Measured) -> str:
     )
 
 
-def hits_line(first: Measured) -> str:
+def hits_line(first: StageFigures) -> str:
     (old_queries, old_hits), (queries, hits) = queries_and_hits(first.before), queries_and_hits(first.after)
     rates = [
         f"{name} {(hits[cache] - old_hits[cache]) / max(1, queries[cache] - old_queries[cache]):.0%}"
@@ -60,7 +61,7 @@ def hits_line(first: Measured) -> str:
     return f"hits: {', '.join(rates)}"
 
 
-def kills_line(killed: Measured) -> str:
+def kills_line(killed: StageFigures) -> str:
     encoded = sum(killed.encoded_by_engine())
     return f"after the kills: {encoded} items encoded, {killed.num_loaded()} read from the store"
 

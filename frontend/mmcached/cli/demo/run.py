@@ -19,7 +19,15 @@ from mmcached.cli.demo.clips import clip_turns, missing_extras
 from mmcached.cli.demo.cost import make_cost_table, measure_again, measure_costs, warm_up
 from mmcached.cli.demo.killing import kill_engines, kill_frontend
 from mmcached.cli.demo.photos import Photo, load_photos
-from mmcached.cli.demo.report import Measured, differences, encoded_line, hits_line, kills_line, proof_line, store_line
+from mmcached.cli.demo.report import (
+    StageFigures,
+    differences,
+    encoded_line,
+    hits_line,
+    kills_line,
+    proof_line,
+    store_line,
+)
 from mmcached.cli.demo.stages import Stages, shown_stages
 from mmcached.cli.demo.workload import (
     REQUEST_S,
@@ -33,9 +41,10 @@ from mmcached.cli.demo.workload import (
 )
 from mmcached.cli.serve.child_service import ChildService
 from mmcached.client import Client
-from mmcached.wire.config import ModelConfig, ServiceConfig
+from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import ConfigError, MmcachedError
 from mmcached.wire.extras import how_to_install
+from mmcached.wire.model_config import ModelConfig
 
 SHOWN = {
     "data_parallel_size": 2,
@@ -117,7 +126,7 @@ def _run(config: ServiceConfig, workload: Workload, console: Console, stages: St
         with stages.stage("send each photograph to each engine, new and known", len(photos)) as advance:
             costs = measure_costs(client, photos, config.num_engines, advance)
         on = _play(run_dir, workload, stages, "play the conversations, all caches on")
-        first = Measured(before, client.stats())
+        first = StageFigures(before, client.stats())
         with stages.stage("kill the frontend, look into its store, wait for the next one"):
             survival = kill_frontend(run_dir, on.embeddings[: len(photos)])
         costs.append(measure_again(client, photos, "after kill -9 of the frontend"))
@@ -126,7 +135,7 @@ def _run(config: ServiceConfig, workload: Workload, console: Console, stages: St
         before = client.stats()
         costs.append(measure_again(client, photos, "after kill -9 of all engines"))
         again = _play(run_dir, workload, stages, "play the conversations again")
-        killed = Measured(before, client.stats())
+        killed = StageFigures(before, client.stats())
     with _service(all_caches_off(config), stages, "start a service without caches") as run_dir:
         off = _play(run_dir, workload, stages, "play the conversations, all caches off")
     different = differences(on, off) + differences(again, off)

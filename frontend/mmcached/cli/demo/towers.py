@@ -24,8 +24,9 @@ from mmcached.cli.demo.photos import Photo, load_photos
 from mmcached.cli.serve.child_service import ChildService
 from mmcached.cli.terminal_text import shown
 from mmcached.client import Client
-from mmcached.wire.config import EncoderConfig, ServiceConfig
+from mmcached.wire.config import ServiceConfig
 from mmcached.wire.messages.parts import EncoderForm
+from mmcached.wire.model_config import EncoderConfig
 from mmcached.wire.stats import ServiceStats
 
 

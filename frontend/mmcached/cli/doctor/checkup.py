@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 
 from mmcached.cli.doctor import kernel, memory, nurseries, resources, second_level, service
-from mmcached.cli.doctor.finding import Finding, Host
+from mmcached.cli.doctor.finding import CheckedHost, Finding
 from mmcached.wire.errors import MmcachedError
 
-CHECKS: Mapping[str, Callable[[Host], Finding]] = {
+CHECKS: Mapping[str, Callable[[CheckedHost], Finding]] = {
     "/dev/shm": memory.shm_size,
     "/dev/shm after a restart": memory.shm_after_restart,
     "memory limit": memory.memory_limit,
@@ -32,7 +32,7 @@ CHECKS: Mapping[str, Callable[[Host], Finding]] = {
 """Checks by name."""
 
 
-def run_checks(host: Host, tell: Callable[[str], None] = lambda words: None) -> Iterator[tuple[str, Finding]]:
+def run_checks(host: CheckedHost, tell: Callable[[str], None] = lambda words: None) -> Iterator[tuple[str, Finding]]:
     """Yield the name and finding of each check; a check that fails with an error becomes a warning."""
     for name, check in CHECKS.items():
         tell(f"checking {name}")

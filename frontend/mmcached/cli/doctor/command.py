@@ -33,11 +33,11 @@ def doctor(
 ) -> None:
     """Check this host, and say how to fix problems. Also tries what runs. Exit status 1: a problem."""
     from mmcached.cli.doctor.checkup import run_checks
-    from mmcached.cli.doctor.finding import Host
+    from mmcached.cli.doctor.finding import CheckedHost
 
     path = directory_of(run_dir)
     with working("checking this host") as tell:
-        found = list(run_checks(Host(path, _config_of(path), loads_torch=torch), tell))
+        found = list(run_checks(CheckedHost(path, _config_of(path), loads_torch=torch), tell))
     if as_json:
         print_json([{"check": name, "level": f.level, "what": f.what, "fix": f.fix} for name, f in found])
     elif sys.stdout.isatty():

@@ -29,7 +29,7 @@ class Finding(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Host:
+class CheckedHost:
     """The host to check.
 
     Attributes:

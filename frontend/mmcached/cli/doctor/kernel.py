@@ -8,7 +8,7 @@ import re
 import tempfile
 from pathlib import Path
 
-from mmcached.cli.doctor.finding import Finding, Host
+from mmcached.cli.doctor.finding import CheckedHost, Finding
 from mmcached.shm.files import locks
 from mmcached.shm.segment.words import WORD_STORE_NAME, require_word_store
 from mmcached.wire.errors import SegmentError
@@ -18,7 +18,7 @@ _SLOW_CLOCKS = frozenset({"hpet", "acpi_pm", "jiffies", "refined-jiffies", "pit"
 _LARGE_RING_GB = 4.0
 
 
-def kernel_locks(host: Host) -> Finding:
+def kernel_locks(host: CheckedHost) -> Finding:
     """Check that locks of open file descriptions exclude each other: they prove which processes live."""
     places = [host.shm, _nearest(host.run_dir)]
     for place in places:
@@ -34,7 +34,7 @@ def kernel_locks(host: Host) -> Finding:
     return Finding("ok", f"locks of open file descriptions work in {' and '.join(map(str, places))}")
 
 
-def atomic_words(host: Host) -> Finding:
+def atomic_words(host: CheckedHost) -> Finding:
     """Check that readers and the writer can exchange words with release stores and fences."""
     try:
         require_word_store()
@@ -43,7 +43,7 @@ def atomic_words(host: Host) -> Finding:
     return Finding("ok", f"{WORD_STORE_NAME} on {os.uname().machine}")
 
 
-def huge_pages(host: Host) -> Finding:
+def huge_pages(host: CheckedHost) -> Finding:
     """Check the setting for huge pages, in which large rings are touched faster."""
     found = re.search(r"\[(\w+)\]", host.read("sys/kernel/mm/transparent_hugepage/shmem_enabled"))
     chosen = found[1] if found else "not offered by this kernel"
@@ -55,7 +55,7 @@ def huge_pages(host: Host) -> Finding:
     return Finding("ok", fact)
 
 
-def confinement(host: Host) -> Finding:
+def confinement(host: CheckedHost) -> Finding:
     """Check how far decoders can be confined beyond their rlimits."""
     status = host.read("proc/self/status")
     seccomp = {"0": "off", "1": "strict", "2": "filtered"}.get(_field(status, "Seccomp"), "not built in")
@@ -70,7 +70,7 @@ def confinement(host: Host) -> Finding:
     return Finding("ok", fact)
 
 
-def clock(host: Host) -> Finding:
+def clock(host: CheckedHost) -> Finding:
     """Check the clock source, which is read several times per request; a slow one needs a system call each time."""
     source = host.read("sys/devices/system/clocksource/clocksource0/current_clocksource")
     if source in _SLOW_CLOCKS:

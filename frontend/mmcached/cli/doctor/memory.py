@@ -6,7 +6,7 @@ import os
 import re
 
 from mmcached.cli.admin.shm_list import list_segments
-from mmcached.cli.doctor.finding import Finding, Host, mib
+from mmcached.cli.doctor.finding import CheckedHost, Finding, mib
 from mmcached.cli.serve.shm_room import noted_bytes, rings_bytes
 from mmcached.cli.terminal_text import shown
 from mmcached.shm.segment.headroom import READ_ONLY_SHM, memory_headroom
@@ -21,7 +21,7 @@ _GROW = "mount -o remount,size={size} /dev/shm; in a container --shm-size={size}
 _UNITS = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40, "": 1}
 
 
-def shm_size(host: Host) -> Finding:
+def shm_size(host: CheckedHost) -> Finding:
     """Check that /dev/shm is a writable tmpfs with space for ring and store."""
     if os.statvfs(host.shm).f_flag & os.ST_RDONLY:
         return Finding("problem", f"{host.shm} is read-only: rings cannot be made there", READ_ONLY_SHM)
@@ -44,7 +44,7 @@ def shm_size(host: Host) -> Finding:
     return Finding("ok", fact)
 
 
-def shm_after_restart(host: Host) -> Finding:
+def shm_after_restart(host: CheckedHost) -> Finding:
     """Check that the size of /dev/shm survives the next boot: a manual remount does not."""
     total, _ = _room(host)
     if _is_container(host):
@@ -62,7 +62,7 @@ def shm_after_restart(host: Host) -> Finding:
     return Finding("ok", fact)
 
 
-def memory_limit(host: Host) -> Finding:
+def memory_limit(host: CheckedHost) -> Finding:
     """Check the memory limit: pages of /dev/shm count for the memory cgroup of the process that touches them first."""
     left = memory_headroom(host.root)
     if left is None:
@@ -78,7 +78,7 @@ def memory_limit(host: Host) -> Finding:
     return Finding("ok", fact)
 
 
-def stale_segments(host: Host) -> Finding:
+def stale_segments(host: CheckedHost) -> Finding:
     """Look for segments left by `kill -9`, which take memory.
 
     They are removed when any service starts, some only when the service of their run directory does.
@@ -97,30 +97,30 @@ def stale_segments(host: Host) -> Finding:
     return Finding("ok", f"none; {len(entries)} segments are in use, or wait for the next start")
 
 
-def grow(host: Host) -> str:
+def grow(host: CheckedHost) -> str:
     """Return a command that enlarges /dev/shm to the size that the configuration needs."""
     wanted = -(-max(2 * rings_bytes(host.config), 1 << 30) // (1 << 30))
     return _GROW.format(size=f"{wanted}g")
 
 
-def _room(host: Host) -> tuple[int, int]:
+def _room(host: CheckedHost) -> tuple[int, int]:
     """Return the size of /dev/shm, and its free bytes without the rings of this run directory."""
     found = os.statvfs(host.shm)
     return found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize + noted_bytes(host.run_dir)
 
 
-def _mounts(host: Host) -> list[list[str]]:
+def _mounts(host: CheckedHost) -> list[list[str]]:
     """Return the fields of each mount, the last first: it covers earlier ones."""
     lines = [line.split() for line in host.read("proc/mounts").splitlines()]
     return [fields for fields in reversed(lines) if len(fields) >= 4]
 
 
-def _fstab(host: Host) -> list[list[str]]:
+def _fstab(host: CheckedHost) -> list[list[str]]:
     lines = [line.split() for line in host.read("etc/fstab").splitlines() if not line.lstrip().startswith("#")]
     return [fields for fields in lines if len(fields) >= 4]
 
 
-def _size_of(options: str, host: Host) -> int | None:
+def _size_of(options: str, host: CheckedHost) -> int | None:
     found = re.search(r"(?:^|,)size=(\d+)([kmgt%]?)", options, re.IGNORECASE)
     if found is None:
         return None
@@ -128,11 +128,11 @@ def _size_of(options: str, host: Host) -> int | None:
     return _memory_bytes(host) * number // 100 if unit == "%" else number * _UNITS[unit]
 
 
-def _memory_bytes(host: Host) -> int:
+def _memory_bytes(host: CheckedHost) -> int:
     found = re.search(r"^MemTotal:\s+(\d+) kB", host.read("proc/meminfo"), re.MULTILINE)
     return int(found[1]) * 1024 if found else 0
 
 
-def _is_container(host: Host) -> bool:
+def _is_container(host: CheckedHost) -> bool:
     marks = ("run/.containerenv", ".dockerenv", "run/secrets/kubernetes.io")
     return any((host.root / mark).exists() for mark in marks) or "container=" in host.read("proc/1/environ")

@@ -6,7 +6,7 @@ import os
 import re
 
 from mmcached.cli.admin.shm_list import list_segments
-from mmcached.cli.doctor.finding import Finding, Host, mib
+from mmcached.cli.doctor.finding import CheckedHost, Finding, mib
 from mmcached.cli.doctor.memory import grow
 from mmcached.shm.segment.headroom import memory_headroom
 from mmcached.wire.config import MIN_NURSERY_BYTES
@@ -15,7 +15,7 @@ from mmcached.wire.limits import RESERVED_DESCRIPTORS
 _INLINE = "large puts go through the socket, and the service copies them"
 
 
-def nurseries(host: Host) -> Finding:
+def nurseries(host: CheckedHost) -> Finding:
     """Check whether clients get nurseries; without one a client's large records travel as messages."""
     config, budget = host.config, host.config.store_nursery_bytes
     if not config.store_data_bytes:
@@ -45,7 +45,7 @@ def nurseries(host: Host) -> Finding:
     return Finding("ok", fact)
 
 
-def _has_descriptor(host: Host, pid: int | None) -> bool:
+def _has_descriptor(host: CheckedHost, pid: int | None) -> bool:
     """Return whether the frontend may open one more descriptor; True if that is not visible from here."""
     limit = re.search(r"^Max open files +(\d+)", host.read(f"proc/{pid}/limits"), re.MULTILINE)
     try:
@@ -55,7 +55,7 @@ def _has_descriptor(host: Host, pid: int | None) -> bool:
     return limit is None or num_open < int(limit[1]) - RESERVED_DESCRIPTORS
 
 
-def _free_bytes(host: Host) -> int:
+def _free_bytes(host: CheckedHost) -> int:
     found = os.statvfs(host.shm)
     free, left = found.f_bavail * found.f_frsize, memory_headroom(host.root)
     return free if left is None else min(free, left)

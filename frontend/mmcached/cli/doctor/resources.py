@@ -9,7 +9,7 @@ import subprocess
 import sys
 from importlib.util import find_spec
 
-from mmcached.cli.doctor.finding import Finding, Host, mib
+from mmcached.cli.doctor.finding import CheckedHost, Finding, mib
 from mmcached.wire.extras import how_to_install
 from mmcached.wire.limits import RESERVED_DESCRIPTORS
 
@@ -17,7 +17,7 @@ TORCH_TIMEOUT_S = 120.0
 _ASK_TORCH = "import torch; n = torch.cuda.device_count(); print(n, *(torch.cuda.get_device_name(i) for i in range(n)))"
 
 
-def open_files(host: Host) -> Finding:
+def open_files(host: CheckedHost) -> Finding:
     """Check the limit of open files: the frontend has a descriptor for each client and nursery.
 
     Roles raise their soft limit to the hard one.
@@ -37,7 +37,7 @@ def open_files(host: Host) -> Finding:
     return Finding("ok", fact)
 
 
-def locked_memory(host: Host) -> Finding:
+def locked_memory(host: CheckedHost) -> Finding:
     """Check for swap: no ring is locked, so the kernel may swap its pages out."""
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     limit = "no limit" if soft == resource.RLIM_INFINITY else mib(soft)
@@ -48,7 +48,7 @@ def locked_memory(host: Host) -> Finding:
     return Finding("ok", f"{fact}, and there is no swap")
 
 
-def cores(host: Host) -> Finding:
+def cores(host: CheckedHost) -> Finding:
     """Check the number of cores: frontend, engine, workers and decoders run side by side."""
     config = host.config
     allowed = float(len(os.sched_getaffinity(0)))
@@ -66,7 +66,7 @@ def cores(host: Host) -> Finding:
     return Finding("ok", fact)
 
 
-def devices(host: Host) -> Finding:
+def devices(host: CheckedHost) -> Finding:
     """Check torch and devices; only with `--torch` another process loads torch, and lists the devices it sees."""
     if not host.config.has_workers:
         return Finding("ok", "a store alone needs no torch")

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, NamedTuple
 
-from mmcached.cli.doctor.finding import Finding, Host
+from mmcached.cli.doctor.finding import CheckedHost, Finding
 from mmcached.second_level.backend import Backend, BackendError
 from mmcached.second_level.epoch_note import EpochNote
 from mmcached.second_level.urls import make_backend
@@ -51,7 +51,7 @@ class _Trial(NamedTuple):
     version_to_key: Mapping[int, str]
 
 
-def second_level(host: Host) -> Finding:
+def second_level(host: CheckedHost) -> Finding:
     """Check the second level by putting and getting a value; without it every miss is computed, and no data is lost."""
     config = host.config
     if not config.store_l2:
@@ -124,7 +124,7 @@ def _when_full(backend: RedisBackend) -> str:
     return f"full, it takes nothing more ({policy})" if policy == "noeviction" else ""
 
 
-def _circuit(host: Host) -> str:
+def _circuit(host: CheckedHost) -> str:
     """Return a text if the circuit breaker of the process here is open; empty if it is closed, or no process runs."""
     page = RunDir(host.run_dir).stats_page
     if not page.exists():

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from mmcached.cli.admin.versions import service_version
-from mmcached.cli.doctor.finding import Finding, Host
+from mmcached.cli.doctor.finding import CheckedHost, Finding
 from mmcached.cli.installed import installed_version
 from mmcached.cli.serve.seat import supervisor_pid
 from mmcached.cli.watch.readiness import DELETED, probe
@@ -27,7 +27,7 @@ _ROWS = 16_384
 """Rows of eight bytes: large enough for a nursery, and to be returned in place."""
 
 
-def run_directory(host: Host) -> Finding:
+def run_directory(host: CheckedHost) -> Finding:
     """Check that the run directory is short, the user's own and closed to others: its contents are trusted."""
     try:
         directory = RunDir(host.run_dir)  # checks its length
@@ -51,7 +51,7 @@ def run_directory(host: Host) -> Finding:
     return Finding("ok", fact)
 
 
-def versions(host: Host) -> Finding:
+def versions(host: CheckedHost) -> Finding:
     """Check that client and service have the same version; both must be upgraded together."""
     mine = f"mmcached {installed_version()}, protocol {PROTOCOL_VERSION}"
     theirs = service_version(host.run_dir)
@@ -63,7 +63,7 @@ def versions(host: Host) -> Finding:
     return Finding("ok", f"{mine}; the service is {theirs.package}" if theirs.package else f"{mine}, as the last here")
 
 
-def round_trip(host: Host) -> Finding:
+def round_trip(host: CheckedHost) -> Finding:
     """Put a record, find it in place with the same client, and drop it."""
     if (absent := _absent(host)) is not None:
         return absent
@@ -92,7 +92,7 @@ def round_trip(host: Host) -> Finding:
     return Finding("ok", f"128 KiB: put in {1000 * put_s:.1f} ms, got in {1000 * get_s:.1f} ms, dropped")
 
 
-def engine(host: Host) -> Finding:
+def engine(host: CheckedHost) -> Finding:
     """Send an item through ring, engine and every worker, as the readiness probe does."""
     if (absent := _absent(host)) is not None:
         return absent
@@ -102,7 +102,7 @@ def engine(host: Host) -> Finding:
     return Finding("ok", found.reason)
 
 
-def _absent(host: Host) -> Finding | None:
+def _absent(host: CheckedHost) -> Finding | None:
     try:
         is_there = supervisor_pid(host.run_dir) is not None
     except ServiceUnavailable as error:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from mmcached.cli.doctor import kernel, memory, resources
-from mmcached.cli.doctor.finding import Finding, Host
+from mmcached.cli.doctor.finding import CheckedHost, Finding
 from mmcached.wire.errors import MmcachedError, SegmentError, ServiceUnavailable
 
-START_CHECKS: Mapping[str, tuple[Callable[[Host], Finding], type[MmcachedError]]] = {
+START_CHECKS: Mapping[str, tuple[Callable[[CheckedHost], Finding], type[MmcachedError]]] = {
     "/dev/shm": (memory.shm_size, SegmentError),
     "kernel locks": (kernel.kernel_locks, SegmentError),
     "atomic words": (kernel.atomic_words, SegmentError),
@@ -17,7 +17,7 @@ START_CHECKS: Mapping[str, tuple[Callable[[Host], Finding], type[MmcachedError]]
 """By name: the check, and the error for a problem that it finds. Run directory and settings raise errors themselves."""
 
 
-def require_startable(host: Host) -> None:
+def require_startable(host: CheckedHost) -> None:
     """Raise an error for the first problem, with the text of `doctor`.
 
     Raises:

@@ -46,7 +46,7 @@ class LogLimit(logging.Filter):
         self._clock = clock
         self._windows: dict[tuple[str, str], _Window] = {}
 
-    def take(self, kind: tuple[str, str], fields: Mapping[str, Any]) -> int | None:
+    def count_line(self, kind: tuple[str, str], fields: Mapping[str, Any]) -> int | None:
         """Count a line. Return how many of its kind were left out in the last window, or None to leave this one out."""
         now = self._clock()
         window = self._windows.get(kind)
@@ -68,14 +68,14 @@ class LogLimit(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         if isinstance(record.msg, dict):
             return True  # structlog's, which `limit` has handled
-        num_left_out = self.take((record.name, str(record.msg)), vars(record))
+        num_left_out = self.count_line((record.name, str(record.msg)), vars(record))
         if num_left_out:
             record.left_out = num_left_out
         return num_left_out is not None
 
     def limit(self, logger: Any, method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
         """Pass a line of structlog on, or raise `DropEvent`."""
-        num_left_out = self.take((str(getattr(logger, "name", "")), str(event.get("event"))), event)
+        num_left_out = self.count_line((str(getattr(logger, "name", "")), str(event.get("event"))), event)
         if num_left_out is None:
             raise structlog.DropEvent
         if num_left_out:

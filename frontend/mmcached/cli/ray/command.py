@@ -15,7 +15,7 @@ from mmcached.cli.progress import working
 from mmcached.cli.ray.placed_config import read
 
 if TYPE_CHECKING:
-    from mmcached.cli.ray.placement import Placed, Placement
+    from mmcached.cli.ray.placement import PlacedActor, Placement
 
 ConfigArgument = Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML file that describes the placement.")]
 TimeoutOption = Annotated[float, typer.Option("--timeout-s", min=1.0, help="How long to wait.")]
@@ -65,5 +65,5 @@ def _placement(file: Path) -> Iterator[Placement]:
         placement.close()
 
 
-def _print(placed: list[Placed]) -> None:
+def _print(placed: list[PlacedActor]) -> None:
     print_table([list(each) for each in placed], "actor", "node", "")

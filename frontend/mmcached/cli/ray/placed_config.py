@@ -14,10 +14,12 @@ from typing import Any, Literal, TypeVar, cast
 
 import msgspec
 
-from mmcached.wire.config import EncoderConfig, ServiceConfig, check_address
+from mmcached.wire.config import ServiceConfig
+from mmcached.wire.config_checks import check_address
 from mmcached.wire.errors import ConfigError
 from mmcached.wire.extras import how_to_install
 from mmcached.wire.limits import check_range
+from mmcached.wire.model_config import EncoderConfig
 
 MAX_ENCODERS = 10_000
 Section = TypeVar("Section", bound=msgspec.Struct)

@@ -30,7 +30,7 @@ _ANSWER_S = 10.0
 _PAUSE_S = 0.2
 
 
-class Placed(NamedTuple):
+class PlacedActor(NamedTuple):
     """One actor.
 
     Attributes:
@@ -60,7 +60,7 @@ class Placement:
         self._config = config
         connect(config.address, config.namespace)
 
-    def up(self, timeout_s: float) -> list[Placed]:
+    def up(self, timeout_s: float) -> list[PlacedActor]:
         """Start missing actors, encoders first, and return all when they answer.
 
         Raises:
@@ -75,8 +75,8 @@ class Placement:
         names = [self._start_service(node) for node in nodes]
         return placed + [self._wait_for(name, deadline) for name in names]
 
-    def status(self) -> list[Placed]:
-        """Return all actors; one that does not answer within seconds has no node."""
+    def status(self) -> list[PlacedActor]:
+        """Return all actors; an actor that does not answer within seconds has no node."""
         deadline = time.monotonic() + _ANSWER_S
         return [self._look(name, deadline) for name in self._names()]
 
@@ -173,7 +173,7 @@ class Placement:
     def _handle(self, name: str) -> Any:
         return self._ray.get_actor(name)
 
-    def _wait_for(self, name: str, deadline: float) -> Placed:
+    def _wait_for(self, name: str, deadline: float) -> PlacedActor:
         """Return an actor when it answers; ServiceUnavailable if it could not be started, or not in time."""
         try:
             return self._ask(name, deadline)
@@ -182,18 +182,18 @@ class Placement:
             reason = (str(error).strip().splitlines() or [""])[-1][:300]
             raise ServiceUnavailable(f"{name} does not answer: {type(error).__name__}: {reason}") from error
 
-    def _look(self, name: str, deadline: float) -> Placed:
+    def _look(self, name: str, deadline: float) -> PlacedActor:
         try:
             return self._ask(name, deadline)
         except (self._ray.exceptions.RayError, ValueError) as error:
-            return Placed(name, "", f"no answer: {type(error).__name__}")
+            return PlacedActor(name, "", f"no answer: {type(error).__name__}")
 
-    def _ask(self, name: str, deadline: float) -> Placed:
+    def _ask(self, name: str, deadline: float) -> PlacedActor:
         actor = self._handle(name)
         timeout_s = max(0.0, deadline - time.monotonic())
         if name.startswith(SERVICE):
             said = self._ray.get(actor.describe.remote(), timeout=timeout_s)
-            return Placed(name, said["node"], said["run_dir"])
+            return PlacedActor(name, said["node"], said["run_dir"])
         packed, node = self._ray.get([actor.describe.remote(), actor.node_id.remote()], timeout=timeout_s)
         report = msgspec.msgpack.decode(packed, type=Report)
-        return Placed(name, node, f"{report.fingerprint}, {report.num_open} open")
+        return PlacedActor(name, node, f"{report.fingerprint}, {report.num_open} open")

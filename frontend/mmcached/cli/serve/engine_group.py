@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from mmcached.cli.serve.roles import Role
 from mmcached.shm.stats.page import RoleSnapshot
 from mmcached.shm.stats.service import stats_of
-from mmcached.wire.stats import EngineStats, RoleName
+from mmcached.wire.engine_stats import EngineStats
+from mmcached.wire.stats import RoleName
 
 ORPHAN_GRACE_S = 2.0
 """Time for a worker to notice that its engine is dead, before it is killed."""

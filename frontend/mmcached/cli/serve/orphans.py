@@ -11,7 +11,7 @@ from collections.abc import Container
 
 
 def reap_orphans(own: Container[int]) -> None:
-    """Reap dead children up to the first one that is `own`, whose status other code needs."""
+    """Reap dead children up to the first child in `own`, whose status other code needs."""
     while True:
         try:
             dead = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)

@@ -18,7 +18,7 @@ from mmcached.shm.segment.headroom import require_room
 from mmcached.shm.segment.mapped import SHM_DIR
 from mmcached.shm.segment.nursery_files import nurseries_of
 from mmcached.shm.segment.ring_notes import noted_rings
-from mmcached.shm.segment.segment import Host
+from mmcached.shm.segment.segment import HostCalls
 from mmcached.wire.config import GIB, MIB, ServiceConfig
 
 SHARE = 0.45
@@ -45,23 +45,25 @@ def noted_bytes(home: Path) -> int:
     return noted
 
 
-def host_without(home: Path) -> Host:
+def host_without(home: Path) -> HostCalls:
     """Return the host as it will be without the rings that the next frontend of a run directory adopts or removes."""
-    noted, host = noted_bytes(home), Host()
+    noted, host = noted_bytes(home), HostCalls()
 
     def headroom_bytes() -> int | None:
         free = host.headroom_bytes()
         return None if free is None else free + noted
 
-    return Host(shm_free_bytes=lambda: host.shm_free_bytes() + noted, headroom_bytes=headroom_bytes)
+    return HostCalls(shm_free_bytes=lambda: host.shm_free_bytes() + noted, headroom_bytes=headroom_bytes)
 
 
-def require_room_for(config: ServiceConfig, host: Host | None = None) -> None:
-    host = host or Host()
+def require_room_for(config: ServiceConfig, host: HostCalls | None = None) -> None:
+    host = host or HostCalls()
     require_room(rings_bytes(config), shm_free_bytes=host.shm_free_bytes(), headroom_bytes=host.headroom_bytes())
 
 
-def fitted(config: ServiceConfig, origins: Mapping[str, str], host: Host | None = None) -> tuple[ServiceConfig, str]:
+def fitted(
+    config: ServiceConfig, origins: Mapping[str, str], host: HostCalls | None = None
+) -> tuple[ServiceConfig, str]:
     """Shrink default sizes if there is not enough room.
 
     Args:
@@ -70,7 +72,7 @@ def fitted(config: ServiceConfig, origins: Mapping[str, str], host: Host | None 
     Returns:
         The configuration, and a note about the change, "" without one.
     """
-    host = host or Host()
+    host = host or HostCalls()
     headroom = host.headroom_bytes()
     free = host.shm_free_bytes() if headroom is None else min(headroom, host.shm_free_bytes())
     if rings_bytes(config) <= free:

@@ -26,7 +26,7 @@ from pathlib import Path
 
 import structlog
 
-from mmcached.cli.doctor.finding import Host
+from mmcached.cli.doctor.finding import CheckedHost
 from mmcached.cli.doctor.start_checks import require_startable
 from mmcached.cli.progress import Tell, Working, unseen
 from mmcached.cli.serve.first_request import first_request, kind_of
@@ -105,7 +105,7 @@ class Supervisor(Closeable):
             self._remove_leftovers()
             stack.callback(self._remove_leftovers)
             require_room_for(config, host_without(self.run_dir))
-            require_startable(Host(self.run_dir, config))
+            require_startable(CheckedHost(self.run_dir, config))
             config.save(self._directory.config)
             stack.enter_context(StatsPage.create(self._directory.stats_page))
             self._page = stack.enter_context(StatsPublisher(self._directory.stats_page, RoleName("supervisor")))

@@ -31,7 +31,7 @@ import structlog
 from prometheus_client.exposition import choose_encoder
 
 from mmcached.cli.watch import overview_pages
-from mmcached.cli.watch.http_server import BACKLOG, MAX_CONNECTIONS, Answer, Endpoint, HttpServer, Request
+from mmcached.cli.watch.http_server import BACKLOG, MAX_CONNECTIONS, Answer, Endpoint, HttpRequest, HttpServer
 from mmcached.cli.watch.metrics import make_registry
 from mmcached.cli.watch.overview_pages import OverviewPages
 from mmcached.cli.watch.readiness import ReadinessCheck
@@ -149,10 +149,10 @@ class AdminServer:
             found = await _within(deadline_s, probing, self._readiness.check)
             return found or Readiness(False, f"the probe did not end within {deadline_s:.1f} s")
 
-        async def healthz(request: Request) -> Answer:
+        async def healthz(request: HttpRequest) -> Answer:
             return Answer(b"ok\n")
 
-        async def readyz(request: Request) -> Answer:
+        async def readyz(request: HttpRequest) -> Answer:
             found = await find_out()
             lines = [("ready: " if found.ready else "not ready: ") + found.reason]
             if request.query.get("verbose", "0") not in ("", "0", "false"):
@@ -160,24 +160,24 @@ class AdminServer:
                 lines += [_verbose_line(role) for role in roles or []]
             return Answer("\n".join([*lines, ""]).encode(), 200 if found.ready else 503)
 
-        async def metrics(request: Request) -> Answer:
+        async def metrics(request: HttpRequest) -> Answer:
             encode, content_type = choose_encoder(request.headers.get("accept", ""))
             page = await _within(LOOK_TIMEOUT_S, looking, lambda: encode(self._registry))
             return _too_late() if page is None else Answer(page, content_type=content_type)
 
-        async def status(request: Request) -> Answer:
+        async def status(request: HttpRequest) -> Answer:
             found = await find_out()
             gathered = await _within(LOOK_TIMEOUT_S, looking, lambda: self._gather(found))
             if gathered is None:
                 return _too_late()
             return Answer(msgspec.json.encode(gathered), content_type="application/json")
 
-        async def overview(request: Request) -> Answer:
+        async def overview(request: HttpRequest) -> Answer:
             found = await find_out()
             shown = await _within(LOOK_TIMEOUT_S, looking, lambda: self._overviews.overview(self._gather(found)))
             return _too_late() if shown is None else Answer(msgspec.json.encode(shown), content_type="application/json")
 
-        async def page(request: Request) -> Answer:
+        async def page(request: HttpRequest) -> Answer:
             return Answer(overview_pages.page(), content_type="text/html; charset=utf-8")
 
         return {

@@ -34,7 +34,7 @@ SEND_TIMEOUT_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class HttpRequest:
     """A GET or HEAD request; of repeated query names or headers the last value counts. Header names are lower-case."""
 
     path: str
@@ -49,7 +49,7 @@ class Answer:
     content_type: str = "text/plain; charset=utf-8"
 
 
-Endpoint = Callable[[Request], Awaitable[Answer]]
+Endpoint = Callable[[HttpRequest], Awaitable[Answer]]
 """Answers one path; responsible for its own deadline."""
 
 
@@ -158,7 +158,7 @@ class HttpServer:
         if endpoint is None:
             return method, _plain(HTTPStatus.NOT_FOUND)
         query = {name: values[-1] for name, values in parse_qs(parts.query, keep_blank_values=True).items()}
-        return method, await endpoint(Request(parts.path, query, headers))
+        return method, await endpoint(HttpRequest(parts.path, query, headers))
 
 
 def _plain(status: HTTPStatus) -> Answer:

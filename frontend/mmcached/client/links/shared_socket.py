@@ -192,7 +192,7 @@ class SharedSocket:
     # ---- with the turn
 
     def _use(self, use: Callable[..., T], *values: Any) -> T:
-        """Use the dialer, and then send what was posted meanwhile."""
+        """Use the dialer, and then send the messages posted meanwhile."""
         with self._turn:
             self._check()
             result = self._guarded(use, *values)

@@ -121,7 +121,7 @@ class FailOpen:
             _LOG.warning("%s (%d times so far; see store_counters())", warning, count)
 
     def warn_once(self, cause: str, ring_id: str, warning: str) -> None:
-        """Log a slow path; once per ring and cause in this process, whichever client calls."""
+        """Log a slow path; once per ring and cause in this process, for all clients together."""
         with self._lock:
             is_new = (cause, ring_id) not in _SAID
             if len(_SAID) >= _MAX_SAID:

@@ -36,7 +36,7 @@ from mmcached.wire.handle import Handle
 
 
 class Lease(weakref.ref[Bytes1D]):
-    """A lease of a chunk, bound to its holder; see `mmcached.shm.ring.self_lease.Lease`."""
+    """A lease of a chunk, bound to its holder; see `mmcached.shm.ring.self_lease.SelfLease`."""
 
     __slots__ = ("_wake", "handle", "is_counted", "num_returned")
     handle: Handle

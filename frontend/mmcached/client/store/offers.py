@@ -62,7 +62,7 @@ class Offers:
         return expect(message, Stored)
 
     def _open(self, nbytes: int, deadline: Deadline, welcome: Welcome) -> Verb[None]:
-        """Have a nursery opened, if there is none and one can be had, for a record of so many bytes."""
+        """Have a nursery opened, if there is none and one can be had, for a record of `nbytes` bytes."""
         nurseries, contact = self._nurseries, self._contact
         if nurseries.begin():
             try:

@@ -257,7 +257,7 @@ class StoreSession(ReaderSession):
         if is_beside:
             are_taken = [reader.take_beside(lease, look) for lease in leases]
         else:
-            are_taken = reader.take(leases, look)
+            are_taken = reader.take_leases(leases, look)
         if len(leases) == len(handles) and all(are_taken):
             return handles
         handles = [lease.handle for lease in leases]
@@ -283,7 +283,7 @@ class StoreSession(ReaderSession):
                 continue
             lease = self._returns.bind(holder, place)
             held[index] = (holder, lease)
-            if all(reader.take([lease], mapping.look)):
+            if all(reader.take_leases([lease], mapping.look)):
                 return [place]
             held[index] = None
         # The index shows a record that cannot be read: ask the frontend for a while, which has the record or drops it.

@@ -39,7 +39,7 @@ class EntryOwners(Generic[OwnerT]):
             return False
         if any(known == entry and other != owner for other, known in self._owner_to_entry.items()):
             return False
-        if not ring.attach(reader_id, incarnation):
+        if not ring.readers.attach(reader_id, incarnation):
             self.leave(owner)
             return False
         self._owner_to_entry[owner] = entry
@@ -56,7 +56,7 @@ class EntryOwners(Generic[OwnerT]):
     def take_dead(self) -> list[tuple[OwnerT, str]]:
         """Check the entries' locks and words; forget readers that are fenced or dead; return them with the reasons."""
         dead = []
-        for event in self.ring.poll_deaths():
+        for event in () if isinstance(self.ring, NoRing) else self.ring.readers.poll_deaths():
             for owner, entry in list(self._owner_to_entry.items()):
                 if entry == (event.reader_id, event.incarnation):
                     self.leave(owner)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from mmcached.wire.config import MIB, ServiceConfig
 from mmcached.wire.errors import ServiceUnavailable, error_to_wire
-from mmcached.wire.limits import RESERVED_DESCRIPTORS
+from mmcached.wire.limits import MAX_MESSAGE_FRAMES, RESERVED_DESCRIPTORS
 from mmcached.wire.messages.client import Failed
 from mmcached.wire.messages.frontend import FromClient
 from mmcached.wire.messages.parts import MessageLimits
@@ -22,7 +22,7 @@ TOKEN_BYTES = 5
 def message_limits(config: ServiceConfig) -> MessageLimits:
     limits = config.limits
     body_bytes = BODY_BYTES + TOKEN_BYTES * config.max_model_len
-    return MessageLimits(limits.max_message_frames, limits.max_message_mb * MIB, body_bytes)
+    return MessageLimits(MAX_MESSAGE_FRAMES, limits.max_message_mb * MIB, body_bytes)
 
 
 def listen_for_clients(run_dir: RunDir, config: ServiceConfig, clock: Callable[[], float]) -> Listener[FromClient]:

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import structlog
 
-from mmcached.shm import Host, ReaderStopped, ReaderVoided, RingWriter, adopt_ring, sweep
+from mmcached.shm import HostCalls, RingWriter, adopt_ring, sweep
 from mmcached.shm.ring.service_layout import num_nursery_slots, service_layout
 from mmcached.shm.segment.layout import Layout
 from mmcached.shm.segment.ring_notes import RingNote, has_note, read_note, remove_note, write_note
@@ -36,11 +36,7 @@ RETRY_S = 3.0
 _FENCED = "readers have counted leases that cannot be: what was in the ring can be found, and stays until they end"
 
 
-class NoRing:
-    """Stands in until there is a ring: it is empty, and no reader can attach."""
-
-    announcement = None
-
+class _NoRecords:
     def read(self, handle: Handle, nbytes: int | None = None) -> npt.NDArray[np.uint8]:
         raise StaleHandle("there is no ring")
 
@@ -50,8 +46,12 @@ class NoRing:
     def expires_at(self, handle: Handle) -> int:
         return 0
 
-    def poll_deaths(self) -> list[ReaderStopped | ReaderVoided]:
-        return []
+
+class NoRing:
+    """Stands in until there is a ring: it is empty, and has no readers."""
+
+    announcement = None
+    records = _NoRecords()
 
     def stats(self) -> RingStats:
         return RingStats()
@@ -78,7 +78,7 @@ class RingPlan:
     def make(self, home: str) -> RingWriter:
         """Make the ring; raise SegmentError without enough memory."""
         segment = WriterSegment.create(
-            self.layout, epoch=time.time_ns(), host=Host(), home=home, later_bytes=self.nursery_bytes
+            self.layout, epoch=time.time_ns(), host=HostCalls(), home=home, later_bytes=self.nursery_bytes
         )
         return RingWriter(
             segment,
@@ -178,7 +178,7 @@ class LateRing(Closeable):
             else:
                 took_s = round(time.perf_counter() - began, 3)
                 log.info("adopted", ring=self._name, chunks=ring.stats().chunks, took_s=took_s)
-                if pids := ring.fenced_pids():
+                if pids := ring.readers.fenced_pids():
                     log.warning(_FENCED, ring=self._name, pids=pids)
                 return ring
         log.warning("the former ring is not adopted: it is removed", ring=self._name, reason=reason)

@@ -3,7 +3,7 @@
     hello ──> client: its name ──asks the frontend──> counted at once
                    └── its entry of the ring ──the ring has read its counts──> counted; kept while the name is unknown
 
-Names beyond `max_names` count as `OTHER`. If a reader dies before the frontend knows its client's name, which happens
+Names beyond `MAX_NAMES` count as `OTHER`. If a reader dies before the frontend knows its client's name, which happens
 after a restart of the frontend, the counts of its entry are added to `OTHER` too. Does not use records. Invariant: each
 count is added to one name, for good.
 """
@@ -16,20 +16,19 @@ from mmcached.wire.figures import OTHER, CountsByKey
 from mmcached.wire.messages.frontend import ANY_CLIENT
 from mmcached.wire.stats import ClientStats
 
+MAX_NAMES = 16
+"""The most names with counters of their own."""
+
 
 class ClientFigures:
-    """Counters by client name.
+    """Counters by client name."""
 
-    Args:
-        max_names: Maximum number of names with counters of their own.
-    """
-
-    def __init__(self, max_names: int) -> None:
+    def __init__(self) -> None:
         self._client_to_name: dict[str, str] = {}
         self._incarnation_to_name: dict[int, str] = {}
         self._unassigned: dict[int, tuple[int, int]] = {}
         """Hits and misses of entries without a name, by incarnation."""
-        self._counts = CountsByKey(ClientStats, max_names)
+        self._counts = CountsByKey(ClientStats, MAX_NAMES)
 
     def greet(self, client_id: str, name: str) -> None:
         self._client_to_name[client_id] = name

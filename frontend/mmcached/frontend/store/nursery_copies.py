@@ -14,7 +14,7 @@ from mmcached.cache.store_keys import parse_about
 from mmcached.frontend.store.ring_records import RingRecords, is_about
 from mmcached.shm import ObjectStoreWriter
 from mmcached.shm.crash_points import crash_point
-from mmcached.shm.ring.ring import Claim
+from mmcached.shm.ring.chunks import RingClaim
 from mmcached.shm.store.record_note import parse_note
 from mmcached.wire.errors import CacheFull, ItemTooLarge, StaleHandle
 from mmcached.wire.handle import Handle
@@ -28,7 +28,7 @@ class _Copy:
     """A record that is being copied into the ring."""
 
     handle: Handle
-    claim: Claim
+    claim: RingClaim
     was_hit: bool
     num_bytes: int = 0
 
@@ -73,7 +73,7 @@ class NurseryCopies:
             return
         begin, end = copy.num_bytes, min(copy.num_bytes + SLICE_BYTES, copy.handle.nbytes)
         try:
-            objects.ring.read_into(copy.handle, begin, copy.claim.buffer[begin:end])
+            objects.ring.records.read_into(copy.handle, begin, copy.claim.buffer[begin:end])
         except StaleHandle:  # the record was dropped, or its nursery was cut short
             self.abort()
             return
@@ -91,11 +91,11 @@ class NurseryCopies:
             objects.ring.abort(copy.claim)
             self._records.drop_spoiled(copy.handle)
 
-    def _claim(self, objects: ObjectStoreWriter, handle: Handle, *, evicts: bool) -> Claim | None:
+    def _claim(self, objects: ObjectStoreWriter, handle: Handle, *, evicts: bool) -> RingClaim | None:
         """Claim space in the ring for a copy; None without space, or for a record with an invalid note."""
         name, books = objects.key_of(handle), self._records.books
         try:
-            note = objects.ring.note(handle)
+            note = objects.ring.records.note(handle)
         except StaleHandle:
             return None
         parsed = parse_note(note)
@@ -103,7 +103,7 @@ class NurseryCopies:
         if known is None or not is_about(known, name, in_ring=False):
             return None
         num_bytes = books.bytes_of(name)
-        if not evicts and not (books.fits_share(num_bytes) and objects.ring.has_free_place(num_bytes)):
+        if not evicts and not (books.fits_share(num_bytes) and objects.ring.records.has_free_place(num_bytes)):
             return None
         if not self._records.make_room(num_bytes):
             return None

@@ -195,7 +195,7 @@ class NurseryService:
                 self._drain(one)
         ring = self._records.ring
         if not isinstance(ring, NoRing):
-            ring.free_islands()
+            ring.records.free_islands()
         self.is_stuck = False
 
     def work(self) -> None:
@@ -244,7 +244,7 @@ class NurseryService:
             for _ in range(len(one.records)):
                 slot = next(iter(one.records))
                 handle = ring.placed.current(slot)
-                if handle is not None and not ring.is_kept(handle):
+                if handle is not None and not ring.records.is_kept(handle):
                     if self.copies.begin(handle) or (evicts and self._records.in_ring.evict(handle)):
                         return True
                     if not evicts:

@@ -84,7 +84,7 @@ class NurserySpace:
         return any(end - begin >= size for begin, end in self.granted)
 
     def has_ready(self, num_places: int) -> bool:
-        """Return whether the client can put so many records of size `largest` after the next answer."""
+        """Return whether the client can put `num_places` records of size `largest` after the next answer."""
         usable = (self.prepared,) if self.is_waiting else (self.granted, self.prepared, self.prepared_cold)
         if sum(places_in(extents, self.largest) for extents in usable) >= num_places:
             return True  # without joining ranges of two kinds, which takes most of the time

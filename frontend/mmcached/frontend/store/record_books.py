@@ -17,7 +17,7 @@ from mmcached.frontend.store.tenant_books import TenantBooks
 
 
 class RecordBooks:
-    """The books of one store; records by name, as of `store_key`.
+    """The books of one store; records by the names that `store_key` gives.
 
     Args:
         quota_bytes: Maximum bytes of one tenant's chunks together; None for no limit.

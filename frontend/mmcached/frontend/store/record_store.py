@@ -118,7 +118,7 @@ class RecordStore(Closeable):
         if former_epoch := ring.board.store_epoch():
             self.epoch = self._first_epoch = former_epoch
         ring.board.set_store_epoch(self.epoch)
-        self._touch_logs = ring.touch_logs
+        self._touch_logs = ring.readers.touch_logs
 
     def __len__(self) -> int:
         return len(self.in_ring)
@@ -160,7 +160,7 @@ class RecordStore(Closeable):
         self._num_queries += counts
         if handle is not None:
             self._num_hits += counts
-            self.ring.touch(handle)
+            self.ring.records.touch(handle)
             self._books.touch(name)
         return handle
 
@@ -255,7 +255,7 @@ class RecordStore(Closeable):
         """Apply the hits that clients have found by themselves."""
         ring = self.ring
         if not isinstance(ring, NoRing):
-            ring.poll_hits()
+            ring.readers.poll_hits()
 
     @property
     def ring(self) -> RingWriter | NoRing:

@@ -10,7 +10,7 @@ from mmcached.cache.store_keys import ITEMS_TENANT, About, num_embeds_of, parse_
 from mmcached.frontend.connections.rings import NoRing
 from mmcached.frontend.store.record_books import RecordBooks
 from mmcached.shm import ObjectStoreWriter, RingWriter
-from mmcached.shm.ring.ring import Claim
+from mmcached.shm.ring.chunks import RingClaim
 from mmcached.shm.ring.slot_table import has_expired
 from mmcached.shm.store import codec
 from mmcached.shm.store.record_head import Head, head_of
@@ -102,7 +102,11 @@ class RingRecords(Closeable):
     def find(self, name: str) -> Handle | None:
         """Return the handle of a record; drop it if it has expired."""
         handle = self.objects.find(name)
-        if handle is None or not (expires_at := self.objects.ring.expires_at(handle)) or not has_expired(expires_at):
+        if (
+            handle is None
+            or not (expires_at := self.objects.ring.records.expires_at(handle))
+            or not has_expired(expires_at)
+        ):
             return handle
         self.discard(name)
         self.num_expired += 1
@@ -110,13 +114,13 @@ class RingRecords(Closeable):
 
     def expires_at(self, handle: Handle) -> int:
         """Return the expiry of a current record, as in `slot_table`; 0: never."""
-        return self.ring.expires_at(handle)
+        return self.ring.records.expires_at(handle)
 
     def head(self, handle: Handle) -> Head | None:
         """Return the head of a record; None if its client has overwritten it, and then drop the record."""
         ring = self.objects.ring
         try:
-            return head_of(lambda nbytes: ring.read(handle, nbytes).data, handle.nbytes)
+            return head_of(lambda nbytes: ring.records.read(handle, nbytes).data, handle.nbytes)
         except (StaleHandle, RemoteProtocolError):
             self.drop_spoiled(handle)
             return None
@@ -128,7 +132,7 @@ class RingRecords(Closeable):
             StaleHandle: The handle is not current.
             StaleHandle, RemoteProtocolError: Its client has overwritten it in its nursery.
         """
-        return codec.adopt(self.objects.ring.read(handle)).frames()
+        return codec.adopt(self.objects.ring.records.read(handle)).frames()
 
     # ---- space
 
@@ -146,7 +150,7 @@ class RingRecords(Closeable):
 
         def is_kept(name: str) -> bool:
             handle = self.objects.find(name)
-            return handle is None or ring.is_kept(handle)
+            return handle is None or ring.records.is_kept(handle)
 
         going = self.books.to_evict(num_bytes, is_kept, for_item=for_item)
         for name in going or ():
@@ -159,9 +163,9 @@ class RingRecords(Closeable):
 
     def evict(self, handle: Handle) -> bool:
         """Evict a record of a nursery; return False if it is leased or pinned."""
-        return isinstance(self.objects, ObjectStoreWriter) and self.objects.ring.evict(handle)
+        return isinstance(self.objects, ObjectStoreWriter) and self.objects.ring.records.evict(handle)
 
-    def end_copy(self, handle: Handle, claim: Claim, *, is_proven: bool) -> bool:
+    def end_copy(self, handle: Handle, claim: RingClaim, *, is_proven: bool) -> bool:
         """Publish a copy in place of the record in a nursery; return whether that record was still there.
 
         Args:
@@ -173,7 +177,7 @@ class RingRecords(Closeable):
 
     def drop_spoiled(self, handle: Handle) -> None:
         """Drop a record that its client has overwritten in its nursery; a missing one changes nothing."""
-        if isinstance(self.objects, ObjectStoreWriter) and self.objects.ring.is_current(handle):
+        if isinstance(self.objects, ObjectStoreWriter) and self.objects.ring.records.is_current(handle):
             name = self.objects.key_of(handle)
             self.discard(name)
 

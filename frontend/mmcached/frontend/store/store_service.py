@@ -98,7 +98,7 @@ class StoreService(Closeable):
         self.readers = EntryOwners[str]()
         self.nurseries = NurseryService(config, self.records, channel)
         self._has_checksums = config.ring_has_checksums
-        self.client_figures = ClientFigures(config.limits.max_client_names)
+        self.client_figures = ClientFigures()
         self.num_protocol_errors = 0
         self._send = channel.try_send
         self._sender = RecordSender(self.records, self.readers, channel)
@@ -282,7 +282,8 @@ class StoreService(Closeable):
                 self.nurseries.adopt()
         if ring is not None:
             self.readers.ring = ring
-            ring.touch_logs.on_count, ring.touch_logs.on_end = self.client_figures.found, self.client_figures.ended
+            logs = ring.readers.touch_logs
+            logs.on_count, logs.on_end = self.client_figures.found, self.client_figures.ended
             if num_records := len(self.records):
                 took_s = round(time.perf_counter() - began, 3)
                 log.info("records taken over", records=num_records, took_s=took_s)

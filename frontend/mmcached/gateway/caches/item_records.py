@@ -65,7 +65,7 @@ class ItemRecords:
 
     def touch(self, mm_hash: str, handle: Handle) -> None:
         """Mark an item as used."""
-        self._records.ring.touch(handle)
+        self._records.ring.records.touch(handle)
         self._records.books.touch(store_key(ITEMS_TENANT, mm_hash))
 
     def frames(self, handle: Handle) -> list[Frame]:
@@ -75,16 +75,16 @@ class ItemRecords:
     def pin(self, handle: Handle) -> None:
         """Keep an item from eviction until `unpin`; pins are counted."""
         if isinstance(ring := self._records.ring, RingWriter):
-            ring.pin(handle)
+            ring.records.pin(handle)
 
     def unpin(self, handle: Handle) -> None:
         if isinstance(ring := self._records.ring, RingWriter):
-            ring.unpin(handle)
+            ring.records.unpin(handle)
 
     def is_leased(self, handle: Handle) -> bool:
         """Return whether a reader has a lease on an item."""
         ring = self._records.ring
-        return isinstance(ring, RingWriter) and ring.is_leased(handle)
+        return isinstance(ring, RingWriter) and ring.records.is_leased(handle)
 
     def drop(self, mm_hash: str) -> None:
         """Drop an item; readers with a lease read on. A missing item changes nothing."""

@@ -31,7 +31,7 @@ from mmcached.wire.errors import (
     error_to_wire,
 )
 from mmcached.wire.messages import engine as to_engine
-from mmcached.wire.messages import frontend as received
+from mmcached.wire.messages import frontend_from_engines as received
 from mmcached.wire.messages.parts import EncoderForm
 from mmcached.wire.sockets.frames import Frame
 from mmcached.wire.sockets.listener import Listener

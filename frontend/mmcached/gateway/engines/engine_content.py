@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mmcached.wire.errors import RemoteProtocolError
-from mmcached.wire.messages.frontend import CacheChanged
+from mmcached.wire.messages.frontend_from_engines import CacheChanged
 
 
 class EngineContent:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mmcached.gateway.engines.engine_connections import EngineConnection, EngineConnections
 from mmcached.wire.messages.engine import FlushEngine
-from mmcached.wire.messages.frontend import EngineFlushed
+from mmcached.wire.messages.frontend_from_engines import EngineFlushed
 
 
 class EngineFlushes:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from mmcached.wire.errors import ServiceUnavailable, error_to_wire
 from mmcached.wire.messages.engine import Refused
-from mmcached.wire.messages.frontend import FromEngine
+from mmcached.wire.messages.frontend_from_engines import FromEngine
 from mmcached.wire.paths import RunDir
 from mmcached.wire.sockets.bounds import BOUNDS_OF_ROLES
 from mmcached.wire.sockets.listener import Listener

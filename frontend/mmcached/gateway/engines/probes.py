@@ -23,7 +23,7 @@ from mmcached.wire.errors import ErrorInfo, MmcachedError, ServiceUnavailable, e
 from mmcached.wire.handle import Handle
 from mmcached.wire.messages.client import Failed, Probed, ToClient
 from mmcached.wire.messages.engine import ProbeEngine
-from mmcached.wire.messages.frontend import EngineProbed
+from mmcached.wire.messages.frontend_from_engines import EngineProbed
 from mmcached.wire.messages.parts import Inline, StoredItem
 
 PROBE_BYTES = 1024

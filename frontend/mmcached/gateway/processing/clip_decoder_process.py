@@ -55,9 +55,9 @@ class ClipDecoder(ConfinedDecoder):
             NotWantedError: `is_wanted` returned False.
         """
         with self.with_file(data):
-            self.tell(said.Plan(len(data), options))
+            self.tell(said.PlanClip(len(data), options))
             answer = self.receive(is_wanted)
-            if not isinstance(answer, said.Planned):
+            if not isinstance(answer, said.ClipPlanned):
                 self.fail(answer, 0)
             written = bytearray(answer.num_bytes)
             self.read_into(written, 0, answer)
@@ -86,27 +86,27 @@ class ClipDecoder(ConfinedDecoder):
             MmcachedError, DecoderDiedError, NotWantedError: As for `plan`.
         """
         with self.with_file(data):
-            self.tell(said.Open(len(data), options))
+            self.tell(said.OpenFile(len(data), options))
             answer = self.receive(is_wanted)
-            if not isinstance(answer, said.Opened):
+            if not isinstance(answer, said.ClipOpened):
                 self.fail(answer, 0)
             with before_pixels(answer.pixels):
                 for index in wanted:
-                    self.tell(said.Next(index))
+                    self.tell(said.DecodeSlice(index))
                     made = self.receive(is_wanted, answer.pixels)
-                    if not isinstance(made, said.Made):
+                    if not isinstance(made, said.SliceMade):
                         self.fail(made, answer.pixels)
                     try:
                         yield self._slice_of(made, index)
                     except GeneratorExit:
                         with suppress(DecoderDiedError):
-                            self.tell(said.Enough())
+                            self.tell(said.CloseFile())
                         raise
                     finally:
                         self.free_made()  # nothing is written there until the next one is asked for
-                self.tell(said.Enough())
+                self.tell(said.CloseFile())
 
-    def _slice_of(self, made: said.Made, index: int) -> DecodedSlice:
+    def _slice_of(self, made: said.SliceMade, index: int) -> DecodedSlice:
         settings, shape = self._settings, made.shape
         if settings.modality == "video":
             name, dtype, limit = "frames", "uint8", settings.num_frames * 3 * settings.max_scaled_pixels

@@ -212,12 +212,12 @@ class ConfinedDecoder:
             DecoderDiedError: The process has ended: out of memory, or because it sent an invalid message.
         """
         match message:
-            case said.Refused():
+            case said.FileRefused():
                 raise error_from_wire(message.error)
             case said.OutOfMemory():
                 self._end()
                 raise DecoderDiedError(0, pixels=pixels, was_out_of_memory=True)
-            case said.Failed():
+            case said.DecoderFailed():
                 raise InvariantError(message.text)
             case _:
                 self.refuse(message)

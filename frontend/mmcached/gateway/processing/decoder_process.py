@@ -62,18 +62,18 @@ class Decoder(ConfinedDecoder):
         with self.with_file(data):
             self.tell(said.Decode(len(data)))
             answer = self.receive(is_wanted)
-            if not isinstance(answer, said.Opened):
+            if not isinstance(answer, said.ImageOpened):
                 self.fail(answer, 0)
             with before_pixels(answer.pixels):
                 self.tell(said.GoOn())
                 made = self.receive(is_wanted, answer.pixels)
-                if isinstance(made, said.Processed) and self._settings.processor_folder:
+                if isinstance(made, said.ImageProcessed) and self._settings.processor_folder:
                     return self._tensors_of(made)
-                if not isinstance(made, said.Made):
+                if not isinstance(made, said.ImageScaled):
                     self.fail(made, answer.pixels)
                 return self._pixels_of(made)
 
-    def _pixels_of(self, made: said.Made) -> Pixels:
+    def _pixels_of(self, made: said.ImageScaled) -> Pixels:
         side, limit = self._settings.patch_size, self._settings.max_patches
         if made.width % side or made.height % side or made.width * made.height > limit * side**2:
             self.refuse(made)
@@ -81,7 +81,7 @@ class Decoder(ConfinedDecoder):
         self.read_into(data, 0, made)
         return Pixels(made.width, made.height, bytes(data))
 
-    def _tensors_of(self, made: said.Processed) -> DecodedTensors:
+    def _tensors_of(self, made: said.ImageProcessed) -> DecodedTensors:
         """Read the tensors from the result's memory; at most as much as a decoder may allocate."""
         try:
             kinds = [TensorType.checked(form.dtype, list(form.shape), form.name) for form in made.tensors]

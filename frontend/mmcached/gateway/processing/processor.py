@@ -18,8 +18,8 @@ import PIL
 
 from mmcached.gateway.processing.decoder_process import DecodedTensors, Pixels
 from mmcached.shm.store.codec import EncodedRecord, encode
-from mmcached.wire.config import ModelConfig
 from mmcached.wire.errors import InvariantError
+from mmcached.wire.model_config import ModelConfig
 
 _VERSION = 2
 """Increase it with every change, here or in `mmcached.pictures`, that gives other bytes for some file."""

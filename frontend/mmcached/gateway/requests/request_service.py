@@ -36,6 +36,7 @@ from mmcached.wire.errors import (
 )
 from mmcached.wire.messages import client as to_client
 from mmcached.wire.messages import frontend as received
+from mmcached.wire.messages import frontend_from_engines as from_engine
 from mmcached.wire.process.turns import Guard
 from mmcached.wire.slow_log import SlowCalls
 from mmcached.wire.sockets.frames import Frame
@@ -205,7 +206,7 @@ class RequestService:
     # ---- from engines: of a request that is not with that engine (any more), nothing
 
     def tokens_committed(
-        self, engine: EngineConnection, message: received.TokensCommitted, payload: Sequence[Frame]
+        self, engine: EngineConnection, message: from_engine.TokensCommitted, payload: Sequence[Frame]
     ) -> None:
         """Take the tokens and rows that an engine has computed for streams."""
         for part in message.rows:
@@ -224,7 +225,7 @@ class RequestService:
 
     def ended(self, engine: EngineConnection, word: Word, payload: Sequence[Frame]) -> None:
         """Take an engine's last message about a request, and resume the request."""
-        if isinstance(word, received.RequestMissed):
+        if isinstance(word, from_engine.RequestMissed):
             self.items.missed(word.mm_hashes)  # true of any request
         request = self._with(engine, word.request_id)
         if request is not None:

@@ -25,7 +25,7 @@ from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import RequestAborted
 from mmcached.wire.messages import client as to_client
 from mmcached.wire.messages import engine as to_engine
-from mmcached.wire.messages import frontend as received
+from mmcached.wire.messages import frontend_from_engines as received
 from mmcached.wire.messages.parts import EncoderOutput
 from mmcached.wire.sockets.frames import Frame
 

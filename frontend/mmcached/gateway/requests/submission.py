@@ -129,7 +129,7 @@ class Submission:
         return Sent(engine, prompt.num_tokens, chosen.num_waiting, held, inline_bytes, loaded_bytes)
 
     def give_back(self, request: OpenRequest) -> None:
-        """Release the items and the room of a request; one that no engine has changes nothing."""
+        """Release the items and the room of a request; a request that no engine has changes nothing."""
         sent, request.sent = request.sent, None
         if sent is not None:
             sent.end()

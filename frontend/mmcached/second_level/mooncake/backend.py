@@ -22,8 +22,8 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from mmcached.second_level.backend import BackendError, BackendLate, BackendRefused, Value
-from mmcached.second_level.mooncake.calls import Calls
-from mmcached.second_level.mooncake.client import Client
+from mmcached.second_level.mooncake.calls import BoundedCalls
+from mmcached.second_level.mooncake.client import MooncakeClient
 from mmcached.second_level.records import VERSION
 from mmcached.wire.closeable import Closeable
 
@@ -55,18 +55,18 @@ class MooncakeBackend(Closeable):
         calls: The calls under way.
     """
 
-    def __init__(self, start: Callable[[], Client], *, wall_clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, start: Callable[[], MooncakeClient], *, wall_clock: Callable[[], float] = time.time) -> None:
         self._start = start
         self._wall_clock = wall_clock
         self._word = secrets.token_bytes(16)
-        self.calls = Calls(MAX_CALLS)
+        self.calls = BoundedCalls(MAX_CALLS)
         self._starting = threading.Lock()
-        self._client: Client | None = None
+        self._client: MooncakeClient | None = None
 
     def get_many(self, names: Sequence[str], *, deadline: float) -> tuple[int, list[Value | None]]:
         keys = [_RECORD + name for name in names]
 
-        def ask(client: Client) -> tuple[int, list[Value | None]]:
+        def ask(client: MooncakeClient) -> tuple[int, list[Value | None]]:
             epoch, present = _look(client, keys)
             return epoch, [_read_in_time(client, key, deadline) if key in present else None for key in keys]
 
@@ -75,7 +75,7 @@ class MooncakeBackend(Closeable):
     def get_heads(self, names: Sequence[str], num_bytes: int, *, deadline: float) -> tuple[int, list[Value | None]]:
         keys = [_RECORD + name for name in names]
 
-        def ask(client: Client) -> tuple[int, list[Value | None]]:
+        def ask(client: MooncakeClient) -> tuple[int, list[Value | None]]:
             epoch, present = _look(client, keys)
             heads = dict(zip(present, client.read_heads(list(present), num_bytes), strict=True))
             return epoch, [heads.get(key) for key in keys]
@@ -89,7 +89,7 @@ class MooncakeBackend(Closeable):
     def claim(self, name: str, *, ttl_s: float, deadline: float) -> bool:
         key = _CLAIM + name
 
-        def ask(client: Client) -> bool:
+        def ask(client: MooncakeClient) -> bool:
             now_ms, ttl_ms = round(self._wall_clock() * 1000), round(ttl_s * 1000)
             mine = _CLAIM_VALUE.pack(self._word, now_ms + ttl_ms)
             with contextlib.suppress(BackendRefused):  # where claims are refused, each host computes
@@ -106,14 +106,14 @@ class MooncakeBackend(Closeable):
     def drop_claim(self, name: str, *, deadline: float) -> None:
         key = _CLAIM + name
 
-        def ask(client: Client) -> None:
+        def ask(client: MooncakeClient) -> None:
             if _claim_of(client.read(key))[0] == self._word:
                 client.remove(key)
 
         self._ask(ask, deadline)
 
     def raise_epoch(self, epoch: int, *, over: int, deadline: float) -> int:
-        def ask(client: Client) -> int:
+        def ask(client: MooncakeClient) -> int:
             found = 0
             with contextlib.suppress(_EpochUnread):
                 found, _ = _look(client, [])
@@ -134,10 +134,10 @@ class MooncakeBackend(Closeable):
         else:
             client.close()
 
-    def _ask(self, ask: Callable[[Client], Result], deadline: float) -> Result:
+    def _ask(self, ask: Callable[[MooncakeClient], Result], deadline: float) -> Result:
         return self.calls.run(lambda: ask(self._started(deadline)), deadline)
 
-    def _started(self, deadline: float) -> Client:
+    def _started(self, deadline: float) -> MooncakeClient:
         """Return the client; one thread starts it, while others wait until their deadlines."""
         if self._client is None:
             if not self._starting.acquire(timeout=max(0.0, deadline - time.monotonic())):
@@ -150,13 +150,13 @@ class MooncakeBackend(Closeable):
         return self._client
 
 
-def _look(client: Client, keys: Sequence[str]) -> tuple[int, dict[str, None]]:
+def _look(client: MooncakeClient, keys: Sequence[str]) -> tuple[int, dict[str, None]]:
     has_epoch, *found = client.look([EPOCH, *keys])
     epoch = _read_epoch(client) if has_epoch else 0
     return epoch, dict.fromkeys(key for key, is_there in zip(keys, found, strict=True) if is_there)
 
 
-def _read_epoch(client: Client) -> int:
+def _read_epoch(client: MooncakeClient) -> int:
     value = client.read(EPOCH)
     if value is None or len(value) != _EPOCH_VALUE.size:
         raise _EpochUnread("Mooncake has lost the epoch, or it is being written")
@@ -166,13 +166,13 @@ def _read_epoch(client: Client) -> int:
     return int(epoch)
 
 
-def _read_in_time(client: Client, key: str, deadline: float) -> Value | None:
+def _read_in_time(client: MooncakeClient, key: str, deadline: float) -> Value | None:
     if time.monotonic() >= deadline:
         raise BackendLate("Mooncake has not answered in time")
     return client.read(key)
 
 
-def _await_claim(client: Client, key: str, deadline: float) -> tuple[bytes, int]:
+def _await_claim(client: MooncakeClient, key: str, deadline: float) -> tuple[bytes, int]:
     """Return the word and end of a claim, polling while it is being written."""
     for _ in range(_MAX_LOOKS):
         value = client.read(key)

@@ -19,7 +19,7 @@ from mmcached.wire.closeable import Closeable
 Result = TypeVar("Result")
 
 
-class Calls(Closeable):
+class BoundedCalls(Closeable):
     """At most `limit` threads, started as needed, and the calls under way."""
 
     def __init__(self, limit: int) -> None:

@@ -63,7 +63,7 @@ class Store(Protocol):
     def close(self) -> int: ...
 
 
-class Client(Closeable):
+class MooncakeClient(Closeable):
     """Mooncake's client, set up. Any number of threads may call.
 
     Args:

@@ -9,13 +9,13 @@ from __future__ import annotations
 import socket
 
 from mmcached.second_level.backend import BackendError
-from mmcached.second_level.mooncake.place import Place
+from mmcached.second_level.mooncake.place import MooncakePlace
 
 TIMEOUT_S = 2.0
 _NO_QUESTION = bytes(20)
 
 
-def reach(place: Place) -> str:
+def reach(place: MooncakePlace) -> str:
     """Return this host's address on the route to the master; BackendError if the master is not there or silent."""
     try:
         with socket.create_connection(place.address, TIMEOUT_S) as connection:

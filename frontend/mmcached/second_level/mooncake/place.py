@@ -23,7 +23,7 @@ _HOST = re.compile(r"[A-Za-z0-9._-]{1,253}")
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class MooncakePlace:
     """The address of a master, and this process's role in the store.
 
     Attributes:
@@ -42,7 +42,7 @@ class Place:
         return host, int(port)
 
 
-def read_place(url: str) -> Place:
+def read_place(url: str) -> MooncakePlace:
     """Return the parsed URL; ValueError, without the URL, if it is invalid."""
     parts = urlsplit(url)
     if parts.fragment or parts.path.strip("/") or "@" in parts.netloc:
@@ -53,7 +53,7 @@ def read_place(url: str) -> Place:
     host = options.pop("host", "")
     if host:
         _check_host("host", host)
-    place = Place(
+    place = MooncakePlace(
         _master(parts.netloc),
         host,
         _megabytes("segment_mb", options.pop("segment_mb", "512"), SEGMENT_MB),

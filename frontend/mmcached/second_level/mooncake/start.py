@@ -13,15 +13,15 @@ for _name, _value in (("LOG_LEVEL", "ERROR"), ("RPC_TIMEOUT_MS", "5000"), ("STOR
 from mooncake.store import MooncakeDistributedStore, ReplicateConfig
 
 from mmcached.second_level.backend import BackendError
-from mmcached.second_level.mooncake.client import Client
+from mmcached.second_level.mooncake.client import MooncakeClient
 from mmcached.second_level.mooncake.master import reach
-from mmcached.second_level.mooncake.place import Place
+from mmcached.second_level.mooncake.place import MooncakePlace
 
 EPOCH_COPIES = 2
 """Copies in the memory of different processes, if several lend memory: the epoch outlives one of them."""
 
 
-def start(place: Place) -> Client:
+def start(place: MooncakePlace) -> MooncakeClient:
     """Return a client that is registered with its master; BackendError if the master is absent or refuses it."""
     own_host = reach(place)
     store = MooncakeDistributedStore()
@@ -33,4 +33,4 @@ def start(place: Place) -> Client:
     pinned = ReplicateConfig()
     pinned.with_hard_pin = True
     pinned.replica_num = EPOCH_COPIES
-    return Client(store, pinned, partial(reach, place))
+    return MooncakeClient(store, pinned, partial(reach, place))

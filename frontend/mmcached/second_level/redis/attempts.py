@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from mmcached.second_level.backend import BackendError, BackendLate
-from mmcached.second_level.redis.link import Link
+from mmcached.second_level.redis.link import RedisLink
 
 Made = TypeVar("Made")
 
@@ -89,15 +89,15 @@ class Attempts(Generic[Made]):
 class Connections:
     """The idle connections to one server."""
 
-    def __init__(self, connect: Callable[[], Link]) -> None:
-        self._idle: list[Link] = []
-        self._attempts = Attempts(connect, self._idle.append, Link.close)
+    def __init__(self, connect: Callable[[], RedisLink]) -> None:
+        self._idle: list[RedisLink] = []
+        self._attempts = Attempts(connect, self._idle.append, RedisLink.close)
 
-    def take(self, deadline: float) -> Link:
+    def take_connection(self, deadline: float) -> RedisLink:
         """Return a connection, to be given back or closed; BackendError if there is none in time."""
         return self._attempts.until(self._usable, deadline)
 
-    def give_back(self, link: Link) -> None:
+    def give_back(self, link: RedisLink) -> None:
         """Return a connection to the pool, unless replies are still owed on it."""
         with self._attempts.turn:
             if not self._attempts.is_closed and not link.is_owed:
@@ -112,7 +112,7 @@ class Connections:
         while self._idle:
             self._idle.pop().close()
 
-    def _usable(self) -> Link | None:
+    def _usable(self) -> RedisLink | None:
         while self._idle:
             link = self._idle.pop()
             if link.is_usable():

@@ -30,9 +30,9 @@ from redis.exceptions import (
 from mmcached.second_level.backend import MAX_EPOCH, BackendError, BackendRefused, Got, Value
 from mmcached.second_level.records import VERSION
 from mmcached.second_level.redis.attempts import Connections
-from mmcached.second_level.redis.link import Link
+from mmcached.second_level.redis.link import RedisLink
 from mmcached.second_level.redis.nodes import nodes_of
-from mmcached.second_level.redis.place import Place
+from mmcached.second_level.redis.place import RedisPlace
 from mmcached.second_level.redis.replies import Reply
 from mmcached.wire.closeable import Closeable
 from mmcached.wire.stats import Trouble
@@ -67,7 +67,7 @@ class _Command:
 class RedisBackend(Closeable):
     """The backend. Any number of threads may call; each call takes a connection."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: RedisPlace) -> None:
         self._nodes = nodes_of(place)
         self._word = secrets.token_hex(16)
 
@@ -154,11 +154,11 @@ class RedisBackend(Closeable):
     def _round(self, commands: Sequence[_Command], deadline: float) -> list[Reply]:
         """Send each command to the server of its key, then read the replies; failures are returned as replies."""
         replies: list[Reply] = [None] * len(commands)
-        borrowed: list[tuple[Connections, Link, list[int]]] = []
+        borrowed: list[tuple[Connections, RedisLink, list[int]]] = []
         try:
             for connections, numbers in self._by_server(commands, deadline).items():
                 with self._failing(numbers, replies):
-                    link = connections.take(deadline)
+                    link = connections.take_connection(deadline)
                     borrowed.append((connections, link, numbers))
                     link.send(
                         [piece for number in numbers for piece in commands[number].pieces], len(numbers), deadline

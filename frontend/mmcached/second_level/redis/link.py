@@ -15,7 +15,7 @@ from redis import Connection, SSLConnection, UnixDomainSocketConnection
 from redis.exceptions import AuthenticationError, RedisError
 
 from mmcached.second_level.backend import BackendError, BackendLate, Value
-from mmcached.second_level.redis.place import Address, Options, Place
+from mmcached.second_level.redis.place import Address, Options, RedisPlace
 from mmcached.second_level.redis.replies import CONNECT_S, Replies, Reply, wait_until
 from mmcached.wire.stats import Trouble
 
@@ -23,14 +23,14 @@ _MAX_PIECES = os.sysconf("SC_IOV_MAX")
 TIMEOUTS: Options = {"socket_timeout": CONNECT_S, "socket_connect_timeout": CONNECT_S}
 
 
-def tls_options(place: Place) -> Options:
+def tls_options(place: RedisPlace) -> Options:
     return {} if place.tls is None else {"ssl": True, **place.tls}
 
 
-class Link:
+class RedisLink:
     """An open connection, for one thread at a time; BackendError if the server is unreached or refuses the login."""
 
-    def __init__(self, place: Place, address: Address | None) -> None:
+    def __init__(self, place: RedisPlace, address: Address | None) -> None:
         kind: Any
         where: Options
         self._replies = Replies()

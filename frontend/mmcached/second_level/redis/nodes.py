@@ -19,8 +19,8 @@ from redis.retry import Retry
 
 from mmcached.second_level.backend import BackendError
 from mmcached.second_level.redis.attempts import Attempts, Connections
-from mmcached.second_level.redis.link import TIMEOUTS, Link, tls_options
-from mmcached.second_level.redis.place import Address, Place
+from mmcached.second_level.redis.link import TIMEOUTS, RedisLink, tls_options
+from mmcached.second_level.redis.place import Address, RedisPlace
 
 NUM_SLOTS = 16_384
 Slots = Mapping[int, Address]
@@ -37,12 +37,12 @@ class Nodes(Protocol):
         """Close all connections."""
 
 
-def nodes_of(place: Place) -> Nodes:
+def nodes_of(place: RedisPlace) -> Nodes:
     return _Cluster(place) if place.kind == "cluster" else _One(place)
 
 
 class _One:
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: RedisPlace) -> None:
         connect = partial(_connect_to_master, place) if place.kind == "sentinel" else partial(_connect, place)
         self._connections = Connections(connect)
 
@@ -57,7 +57,7 @@ class _One:
 
 
 class _Cluster:
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: RedisPlace) -> None:
         self._place = place
         self._slots: Slots | None = None
         self._known: tuple[Address, ...] = place.addresses
@@ -73,7 +73,7 @@ class _Cluster:
             raise BackendError("a part of the cluster has no server")
         with self._lock:
             if address not in self._connections:
-                self._connections[address] = Connections(partial(Link, self._place, address))
+                self._connections[address] = Connections(partial(RedisLink, self._place, address))
             return self._connections[address]
 
     def forget(self) -> None:
@@ -103,7 +103,7 @@ class _Cluster:
                 self._connections.pop(address).close()
 
 
-def _slots_from(place: Place, address: Address) -> Slots:
+def _slots_from(place: RedisPlace, address: Address) -> Slots:
     with _client(place, address, place.username, place.password) as client:
         answer = client.execute_command("CLUSTER SLOTS")
     slots: dict[int, Address] = {}
@@ -113,11 +113,11 @@ def _slots_from(place: Place, address: Address) -> Slots:
     return slots
 
 
-def _connect(place: Place) -> Link:
-    return Link(place, place.addresses[0] if place.addresses else None)
+def _connect(place: RedisPlace) -> RedisLink:
+    return RedisLink(place, place.addresses[0] if place.addresses else None)
 
 
-def _connect_to_master(place: Place) -> Link:
+def _connect_to_master(place: RedisPlace) -> RedisLink:
     clients = [_client(place, one, place.sentinel_username, place.sentinel_password) for one in place.addresses]
     sentinel = Sentinel([])
     sentinel.sentinels = clients
@@ -127,10 +127,10 @@ def _connect_to_master(place: Place) -> Link:
         raise BackendError(f"the sentinels name no master: {error}") from None
     finally:
         _close_all(clients)
-    return Link(place, master)
+    return RedisLink(place, master)
 
 
-def _client(place: Place, address: Address, username: str | None, password: str | None) -> Redis:
+def _client(place: RedisPlace, address: Address, username: str | None, password: str | None) -> Redis:
     options: dict[str, Any] = {
         "username": username,
         "password": password,

@@ -32,7 +32,7 @@ Options = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class RedisPlace:
     """The address of a server, and the login.
 
     Attributes:
@@ -54,7 +54,7 @@ class Place:
     sentinel_password: str | None = field(default=None, repr=False)
 
 
-def read_place(url: str) -> Place:
+def read_place(url: str) -> RedisPlace:
     """Return the parsed URL of one of `SCHEMES`; ValueError, without the URL, if it is invalid."""
     parts = urlsplit(url)
     if parts.fragment or "@" in parts.path + parts.query:
@@ -74,27 +74,27 @@ def read_place(url: str) -> Place:
     return place
 
 
-def _socket_place(hosts: str, path: str, options: dict[str, str], login: Options) -> Place:
+def _socket_place(hosts: str, path: str, options: dict[str, str], login: Options) -> RedisPlace:
     if hosts or len(path) < 2:
         raise ValueError("must have the path of a socket: unix:///path/of/socket")
-    return Place("one", path=path, db=_number("db", options.pop("db", "0")), **login)
+    return RedisPlace("one", path=path, db=_number("db", options.pop("db", "0")), **login)
 
 
-def _server_place(hosts: str, path: str, tls: Options | None, options: dict[str, str], login: Options) -> Place:
+def _server_place(hosts: str, path: str, tls: Options | None, options: dict[str, str], login: Options) -> RedisPlace:
     address = _address(hosts, PORT)
     if _boolean("cluster", options.pop("cluster", "0")):
         if path.strip("/"):
             raise ValueError("must have no database: a cluster has only one")
-        return Place("cluster", (address,), tls=tls, **login)
-    return Place("one", (address,), db=_number("database", path.strip("/") or "0"), tls=tls, **login)
+        return RedisPlace("cluster", (address,), tls=tls, **login)
+    return RedisPlace("one", (address,), db=_number("database", path.strip("/") or "0"), tls=tls, **login)
 
 
-def _sentinel_place(hosts: str, path: str, tls: Options | None, options: dict[str, str], login: Options) -> Place:
+def _sentinel_place(hosts: str, path: str, tls: Options | None, options: dict[str, str], login: Options) -> RedisPlace:
     addresses = tuple(_address(host, SENTINEL_PORT) for host in hosts.split(","))
     service, _, db = path.strip("/").partition("/")
     if not service:
         raise ValueError("must name the master's service: redis+sentinel://host:26379/service")
-    return Place(
+    return RedisPlace(
         "sentinel",
         addresses,
         service=unquote(service),

@@ -1,6 +1,7 @@
 """A ring of chunks with one writer and any number of readers, which take leases on the chunks that they read.
 
-ring            the writer's interface               leases: leased slots; reader_watch: living readers
+ring            the writer; its parts: current_records, ring_readers, ring_settings
+leases          leased slots                         reader_watch: living readers
 reader          a reader's mapping                   reader_entry: a reader's leases
 adoption        takes over the ring of a dead writer
 chunks          the state of each chunk              allocator: places and evicts chunks; places, chain

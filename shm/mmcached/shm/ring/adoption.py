@@ -21,6 +21,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -52,6 +53,7 @@ from mmcached.wire.errors import InvariantError, SegmentError
 from mmcached.wire.handle import Handle
 
 Words = npt.NDArray[np.uint64]
+Flags = npt.NDArray[np.bool_]
 _logger = logging.getLogger(__name__)
 
 
@@ -82,7 +84,62 @@ def adopt_chunks(
     Raises:
         SegmentError: A record is invalid, or two overlap.
     """
-    slots = SlotTable(tables.slots)
+    slots = _read_slots(tables, chunks, placed, board.last_generation(), nursery_bytes)
+    current = _current(slots, board.floor())
+    if index is not None:  # before any slot is retired: the new record is found before the old one is not
+        rows = slots.table[current]
+        has_key = rows[:, FIRST_KEY : SECOND_KEY + 1].any(axis=1)
+        index.adopt(marks_of(rows[has_key, FIRST_KEY], current[has_key]))
+    crash_point("adopt.after_index")
+    islands = _remove_others(slots, current, SlotTable(tables.slots), is_leased)
+    crash_point("adopt.after_erase")
+
+    def handles(of: npt.NDArray[np.intp]) -> list[Handle]:
+        rows = slots.table[of]
+        columns = (of, slots.generations[of], rows[:, OFFSET], rows[:, NBYTES], slots.nurseries[of])
+        return handles_of(*(column.tolist() for column in columns))
+
+    def place(extent: Extent) -> Placed:
+        return Placed(int(slots.nurseries[extent.slot]), extent.offset, extent.size)
+
+    in_ring, in_nurseries = current[~slots.is_placed[current]], current[slots.is_placed[current]]
+    main_islands = [extent for extent in islands if not slots.is_placed[extent.slot]]
+    placed_islands = [(extent.slot, place(extent)) for extent in islands if slots.is_placed[extent.slot]]
+    try:
+        chunks.adopt(handles(in_ring), _extents(slots.table, in_ring), main_islands, board.last_generation())
+        places = map(place, _extents(slots.table, in_nurseries))
+        placed.adopt(zip(handles(in_nurseries), places, strict=True), placed_islands)
+        placed.check_integrity()
+    except InvariantError as error:
+        raise SegmentError(f"the slot table contradicts itself: {error}") from error
+
+
+_ONE, _UNSEALED = np.uint64(1), np.uint64(IS_SEALED - 1)
+
+
+class _Slots(NamedTuple):
+    """A checked copy of the slot table, as arrays with a row for each slot.
+
+    Attributes:
+        table: `(num_slots, 8)` uint64, as in `slot_table`, without the nurseries' ids.
+        generations, nurseries: uint64; of a record in the ring the nursery is 0.
+        is_taken: bool; the slot has a record.
+        is_gone: bool; the record lies in a nursery that is missing, or behind the end of one that was truncated.
+        is_placed: bool; the slot is for records in nurseries.
+    """
+
+    table: Words
+    generations: Words
+    nurseries: Words
+    is_taken: Flags
+    is_gone: Flags
+    is_placed: Flags
+
+
+def _read_slots(
+    tables: Tables, chunks: ChunkTable, placed: NurseryTable, last_generation: int, nursery_bytes: Callable[[int], int]
+) -> _Slots:
+    """Copy the slot table; raise SegmentError if a record is invalid."""
     table = read_table(tables.slots, chunks.num_slots + len(placed.slots))
     nurseries = table[:, NOTE_BYTES] >> np.uint64(NURSERY_SHIFT)
     table[:, NOTE_BYTES] &= np.uint64(MAX_NOTE_BYTES)
@@ -93,57 +150,43 @@ def adopt_chunks(
     lying = np.flatnonzero(nurseries)
     ids, of_each = np.unique(nurseries[lying], return_inverse=True)
     capacities[lying] = np.array([nursery_bytes(nursery) for nursery in ids.tolist()], np.uint64)[of_each]
-    # True also for records that lie behind the end of a file that was truncated.
     is_gone = (nurseries != 0) & (table[:, OFFSET] + table[:, NBYTES] + table[:, NOTE_BYTES] > capacities)
     is_placed = np.arange(len(table)) >= chunks.num_slots
-    _check(table, generations, capacities, is_taken & ~is_gone, board.last_generation())
+    _check(table, generations, capacities, is_taken & ~is_gone, last_generation)
     if wrong := np.flatnonzero(is_taken & (is_placed != (nurseries != 0))).tolist():
         raise SegmentError(f"slot {wrong[0]} names nursery {nurseries[wrong[0]]}: the slots were divided otherwise")
-    is_valid = (table[:, GENERATION] & _ONE).astype(bool) & (generations > board.floor())
-    is_current = is_valid & ~is_gone
-    for nursery in np.unique(nurseries[is_gone]).tolist():
-        num_records = np.count_nonzero(is_gone & (nurseries == nursery) & is_valid)
+    return _Slots(table, generations, nurseries, is_taken, is_gone, is_placed)
+
+
+def _current(slots: _Slots, floor: int) -> npt.NDArray[np.intp]:
+    """Return the slots whose records are current again, in the order of their generations."""
+    is_valid = (slots.table[:, GENERATION] & _ONE).astype(bool) & (slots.generations > floor)
+    for nursery in np.unique(slots.nurseries[slots.is_gone]).tolist():
+        num_records = np.count_nonzero(slots.is_gone & (slots.nurseries == nursery) & is_valid)
         _logger.warning("%d records of nursery %d were not taken over: their bytes are not there", num_records, nursery)
-    is_current[_replaced(table, generations, np.flatnonzero(is_current))] = False
+    is_current = is_valid & ~slots.is_gone
+    is_current[_replaced(slots.table, slots.generations, np.flatnonzero(is_current))] = False
     current = np.flatnonzero(is_current)
-    current = current[np.argsort(generations[current])]
-    rows = table[current]
-    if index is not None:  # before any slot is retired: the new record is found before the old one is not
-        has_key = rows[:, FIRST_KEY : SECOND_KEY + 1].any(axis=1)
-        index.adopt(marks_of(rows[has_key, FIRST_KEY], current[has_key]))
-    crash_point("adopt.after_index")
-    gone = np.flatnonzero(is_taken & ~is_current)
-    for slot in gone.tolist():
-        slots.retire(slot)
+    ordered: npt.NDArray[np.intp] = current[np.argsort(slots.generations[current])]
+    return ordered
+
+
+def _remove_others(
+    slots: _Slots, current: npt.NDArray[np.intp], words: SlotTable, is_leased: Callable[[int], bool]
+) -> list[Extent]:
+    """Retire all records that are not current, erase those without a lease, and return the others."""
+    is_other = slots.is_taken.copy()
+    is_other[current] = False
+    others = np.flatnonzero(is_other)
+    for slot in others.tolist():
+        words.retire(slot)
     islands = []
-    for slot, extent in zip(gone.tolist(), _extents(table, gone), strict=True):
-        if seal(require_word_store(), slots, [slot], is_leased):
-            slots.erase(slot)
+    for slot, extent in zip(others.tolist(), _extents(slots.table, others), strict=True):
+        if seal(require_word_store(), words, [slot], is_leased):
+            words.erase(slot)
         else:
             islands.append(extent)
-    crash_point("adopt.after_erase")
-
-    def handles(of: npt.NDArray[np.intp]) -> list[Handle]:
-        columns = (of, generations[of], table[of, OFFSET], table[of, NBYTES], nurseries[of])
-        return handles_of(*(column.tolist() for column in columns))
-
-    in_ring, in_nurseries = current[~is_placed[current]], current[is_placed[current]]
-
-    def place(extent: Extent) -> Placed:
-        return Placed(int(nurseries[extent.slot]), extent.offset, extent.size)
-
-    try:
-        main_islands = [extent for extent in islands if not is_placed[extent.slot]]
-        chunks.adopt(handles(in_ring), _extents(table, in_ring), main_islands, board.last_generation())
-        places = map(place, _extents(table, in_nurseries))
-        placed_islands = [(extent.slot, place(extent)) for extent in islands if is_placed[extent.slot]]
-        placed.adopt(zip(handles(in_nurseries), places, strict=True), placed_islands)
-        placed.check_integrity()
-    except InvariantError as error:
-        raise SegmentError(f"the slot table contradicts itself: {error}") from error
-
-
-_ONE, _UNSEALED = np.uint64(1), np.uint64(IS_SEALED - 1)
+    return islands
 
 
 def _extents(table: Words, slots: npt.NDArray[np.intp]) -> list[Extent]:

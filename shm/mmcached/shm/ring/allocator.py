@@ -72,7 +72,7 @@ from mmcached.shm.ring.chain import Chunk, Extent
 from mmcached.shm.ring.places import Pins, Place, choose
 from mmcached.wire.errors import InvariantError
 
-__all__ = ["Extent", "Plan", "RingAllocator"]
+__all__ = ["EvictionPlan", "Extent", "RingAllocator"]
 
 MAX_HITS = 3
 PROBATION_SHARE = 10  # chunks on probation are evicted first while they hold more than 1/10 of the ring
@@ -83,7 +83,7 @@ MAIN, PROBATION, HOLE = range(3)
 """The hands; the third is where a chunk was freed last, and evicts nothing."""
 
 
-class Plan(NamedTuple):
+class EvictionPlan(NamedTuple):
     """A found place: once `victims` are evicted, in this order, `extent` is free.
 
     Attributes:
@@ -114,7 +114,7 @@ class RingAllocator:
         self._freed_slots: list[int] = []
         self._next_slot = 0  # this slot and all later ones were never taken
 
-    def plan(self, size: int, is_pinned: Callable[[int], bool]) -> Plan | None:
+    def plan(self, size: int, is_pinned: Callable[[int], bool]) -> EvictionPlan | None:
         """Find a place for `size` bytes; change nothing.
 
         Args:
@@ -128,7 +128,7 @@ class RingAllocator:
             slot = self._freed_slots[-1] if self._freed_slots else self._next_slot
             for hand, before in enumerate(self._hands):
                 if before.end + size <= before.next.offset:
-                    return Plan(Extent(slot, before.end, size), (), before.extent.slot, hand)
+                    return EvictionPlan(Extent(slot, before.end, size), (), before.extent.slot, hand)
         hand = PROBATION if self._probation_bytes > self._probation_limit else MAIN
         row: list[Chunk] = []
         places = self._places(hand, size, row, has_slot=has_slot)
@@ -139,9 +139,9 @@ class RingAllocator:
         victims = tuple([chunk.extent for chunk in row[first:last]])
         if not has_slot:
             slot = victims[0].slot
-        return Plan(Extent(slot, offset, size), victims, row[first - 1].extent.slot, hand)
+        return EvictionPlan(Extent(slot, offset, size), victims, row[first - 1].extent.slot, hand)
 
-    def apply(self, plan: Plan) -> None:
+    def apply(self, plan: EvictionPlan) -> None:
         """Evict the victims, enter the chunk on probation and move the hand.
 
         Nothing may have changed since the plan was made.

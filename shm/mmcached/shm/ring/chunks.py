@@ -12,11 +12,32 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import itemgetter
+from typing import NamedTuple
 
-from mmcached.shm.ring.allocator import Extent, Plan, RingAllocator
+import numpy as np
+import numpy.typing as npt
+
+from mmcached.shm.ring.allocator import EvictionPlan, Extent, RingAllocator
 from mmcached.shm.segment.layout import chunk_bytes
 from mmcached.wire.errors import LocalProtocolError, StaleHandle
 from mmcached.wire.handle import Handle
+
+
+class RingClaim(NamedTuple):
+    """Space for one payload that is not published yet.
+
+    Attributes:
+        offset: Of the payload in the data object, bytes.
+        buffer: `(nbytes,)` uint8, writable, in the ring itself; do not use it after commit or abort.
+        note: Bytes that are stored behind the payload.
+    """
+
+    slot: int
+    generation: int
+    offset: int
+    nbytes: int
+    buffer: npt.NDArray[np.uint8]
+    note: bytes
 
 
 class ChunkTable:
@@ -77,7 +98,7 @@ class ChunkTable:
 
     # ---- claims
 
-    def plan(self, nbytes: int) -> Plan | None:
+    def plan(self, nbytes: int) -> EvictionPlan | None:
         """Find a place for a payload; change nothing. Return None if nothing fits beside the chunks that are kept."""
         return self._allocator.plan(chunk_bytes(nbytes), self.is_kept)
 
@@ -86,7 +107,7 @@ class ChunkTable:
         self._generation += 1
         return self._generation
 
-    def claim(self, plan: Plan) -> tuple[int, list[Handle]]:
+    def claim(self, plan: EvictionPlan) -> tuple[int, list[Handle]]:
         """Carry out a fresh plan; return the new generation, and the evicted handles in order."""
         evicted = []
         for victim in plan.victims:

@@ -10,7 +10,7 @@ was overwritten counts as new.
 
 >>> departed = Departed(capacity=100, num_slots=8)
 >>> departed.add("a", 60)
->>> departed.take("a"), departed.take("a")
+>>> departed.take_departed("a"), departed.take_departed("a")
 (True, False)
 """
 
@@ -46,7 +46,7 @@ class Departed:
         self._hashes[place] = hashed
         self._until[place] = self._gone_bytes + int(self._recent_bytes * sqrt(mean_bytes / nbytes))
 
-    def take(self, key: Hashable) -> bool:
+    def take_departed(self, key: Hashable) -> bool:
         """Return whether a key was evicted recently, and forget it."""
         hashed = hash(key)
         place = hashed & self._mask

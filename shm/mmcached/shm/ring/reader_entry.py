@@ -26,7 +26,7 @@ import numpy as np
 from mmcached.shm.crash_points import crash_point
 from mmcached.shm.files import locks
 from mmcached.shm.ring.lookup import Lookup
-from mmcached.shm.ring.self_lease import Lease, end, give_back, take, take_beside
+from mmcached.shm.ring.self_lease import SelfLease, end, give_back, take, take_beside
 from mmcached.shm.segment.layout import (
     FIRST_COUNT_WORD,
     HITS_WORD,
@@ -122,7 +122,7 @@ class ReaderEntry(Closeable):
 
     # ---- leases that this process takes by itself
 
-    def take(self, leases: Sequence[Lease], look: Lookup) -> list[bool]:
+    def take_leases(self, leases: Sequence[SelfLease], look: Lookup) -> list[bool]:
         """Take leases on found records; return for each whether the record was still there, so that the lease holds.
 
         Call `end` once for each lease, also if it does not hold, when nothing reads under it any more.
@@ -134,12 +134,12 @@ class ReaderEntry(Closeable):
         crash_point("take.after")
         return are_taken
 
-    def take_beside(self, lease: Lease, look: Lookup) -> bool:
+    def take_beside(self, lease: SelfLease, look: Lookup) -> bool:
         """Take a lease on a record that another reader holds; succeeds until that reader gives its own lease back."""
         words = self._open_control().words
         return take_beside(self._words, words, look, (self.reader_id, self.incarnation), lease)
 
-    def end(self, lease: Lease) -> None:
+    def end(self, lease: SelfLease) -> None:
         """Give back a lease that was taken, unless that is done already; see `self_lease.end`."""
         crash_point("give_back.before")
         end(self._words, self._open_control().words, lease)

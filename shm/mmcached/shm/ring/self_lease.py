@@ -29,7 +29,7 @@ from mmcached.shm.segment.words import WordStore
 from mmcached.wire.handle import Handle
 
 
-class Lease(Protocol):
+class SelfLease(Protocol):
     """Lease of a reader on one chunk.
 
     Attributes:
@@ -43,7 +43,7 @@ class Lease(Protocol):
 
 
 def take(
-    store: WordStore, entry: memoryview, look: Lookup, reader: tuple[int, int], leases: Sequence[Lease]
+    store: WordStore, entry: memoryview, look: Lookup, reader: tuple[int, int], leases: Sequence[SelfLease]
 ) -> list[bool]:
     """Count each lease, and return which of them hold; each must be ended once.
 
@@ -56,13 +56,13 @@ def take(
     return hold if look.is_attached(*reader) else [False] * len(hold)
 
 
-def take_beside(store: WordStore, entry: memoryview, look: Lookup, reader: tuple[int, int], lease: Lease) -> bool:
+def take_beside(store: WordStore, entry: memoryview, look: Lookup, reader: tuple[int, int], lease: SelfLease) -> bool:
     """Take a lease of a record that another reader holds; unlike `take`, it also holds for a retired record."""
     _count(store, entry, [lease])
     return look.keeps(lease.handle) and look.is_attached(*reader)
 
 
-def end(store: WordStore, entry: memoryview, lease: Lease) -> None:
+def end(store: WordStore, entry: memoryview, lease: SelfLease) -> None:
     """Give back a lease that was taken; a lease that was never counted, or has ended, changes nothing.
 
     After an exception in the middle it is called again, before another lease of the slot ends.
@@ -86,7 +86,7 @@ def give_back(store: WordStore, entry: memoryview, slot: int) -> None:
     store.store_release(entry, word, entry[word] + 1)
 
 
-def _count(store: WordStore, entry: memoryview, leases: Sequence[Lease]) -> None:
+def _count(store: WordStore, entry: memoryview, leases: Sequence[SelfLease]) -> None:
     for lease in leases:
         handle = lease.handle
         # No call from here on: signal handlers run between calls, so all three lines are done, or none.

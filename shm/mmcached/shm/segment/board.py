@@ -81,9 +81,6 @@ class Board:
         self._words[LAST_NURSERY] = nursery
         return nursery
 
-    def last_nursery(self) -> int:
-        return self._words[LAST_NURSERY]
-
     def set_store_epoch(self, epoch: int) -> None:
         self._words[STORE_EPOCH] = epoch
 

@@ -27,7 +27,7 @@ from mmcached.shm.segment.headroom import require_room
 from mmcached.shm.segment.layout import PAGE_BYTES
 from mmcached.shm.segment.mapped import SHM_DIR, map_object
 from mmcached.shm.segment.pages import Pages
-from mmcached.shm.segment.segment import Host, create_object, leftover_names, unlink
+from mmcached.shm.segment.segment import HostCalls, create_object, leftover_names, unlink
 from mmcached.wire.closeable import Closeable
 from mmcached.wire.errors import SegmentError, StaleHandle
 from mmcached.wire.handle import RingAnnouncement
@@ -80,9 +80,9 @@ def allocate(announcement: RingAnnouncement, nursery: int, begin: int, end: int)
 class NurseryFiles(Closeable):
     """Open, unmapped files of one ring's nurseries, for the ring's writer."""
 
-    def __init__(self, announcement: RingAnnouncement, host: Host | None = None) -> None:
+    def __init__(self, announcement: RingAnnouncement, host: HostCalls | None = None) -> None:
         self._announcement = announcement
-        self._host = host or Host()
+        self._host = host or HostCalls()
         self._fds: dict[int, int] = {}
 
     def create(self, nursery: int, nbytes: int, *, first_bytes: int) -> None:

@@ -83,7 +83,7 @@ def missing_names(home: Path) -> list[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
+class NotedRing:
     """Claim of a run directory on a dead writer's ring, from its note.
 
     Attributes:
@@ -97,13 +97,13 @@ class Claim:
     is_served: bool
 
 
-def claim_on(ring_id: str, home: Path) -> Claim | None:
+def claim_on(ring_id: str, home: Path) -> NotedRing | None:
     """Return a run directory's claim on a ring, from a note of any version; None if it has no note of it."""
     try:
         texts = [text for path in home.glob("*.ring") if ring_id.encode() in (text := _text_of(path))]
     except OSError:
         return None
-    return Claim(home, any(map(_is_kept, texts)), _is_served(home)) if texts else None
+    return NotedRing(home, any(map(_is_kept, texts)), _is_served(home)) if texts else None
 
 
 class _AnyNote(msgspec.Struct):

@@ -43,7 +43,7 @@ _CREATE_ATTEMPTS = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Host:
+class HostCalls:
     """Operating-system calls that creation uses; tests substitute a small or full machine."""
 
     fallocate: Callable[[int, int, int], None] = os.posix_fallocate
@@ -116,7 +116,7 @@ class WriterSegment:
         layout: Layout,
         *,
         epoch: int,
-        host: Host,
+        host: HostCalls,
         new_ring_id: Callable[[], str] = lambda: secrets.token_hex(16),
         home: str = "",
         later_bytes: int = 0,
@@ -227,7 +227,7 @@ def _owner_of(name: str) -> str:
         os.close(fd)
 
 
-def _allocate_control(fd: int, layout: Layout, host: Host) -> Control:
+def _allocate_control(fd: int, layout: Layout, host: HostCalls) -> Control:
     """Do step 3. Owns `fd`: closes it on failure."""
     try:
         os.ftruncate(fd, layout.ctl_bytes)
@@ -240,7 +240,7 @@ def _allocate_control(fd: int, layout: Layout, host: Host) -> Control:
         raise
 
 
-def _allocate(fd: int, size: int, layout: Layout, host: Host) -> None:
+def _allocate(fd: int, size: int, layout: Layout, host: HostCalls) -> None:
     try:
         host.fallocate(fd, 0, size)
     except OSError as error:

@@ -25,14 +25,14 @@ from mmcached.shm.files.own_file import open_own
 from mmcached.shm.segment.board import Board
 from mmcached.shm.segment.layout import PAGE_BYTES, SegmentHeader
 from mmcached.shm.segment.mapped import SHM_DIR, map_object
-from mmcached.shm.segment.ring_notes import Claim, claim_on
+from mmcached.shm.segment.ring_notes import NotedRing, claim_on
 from mmcached.shm.segment.segment import is_name_of, leftover_names, unlink
 from mmcached.wire.errors import LayoutMismatch
 
 _logger = logging.getLogger(__name__)
 
 
-def sweep(*, spares: Callable[[Claim], bool] = lambda claim: True) -> list[str]:
+def sweep(*, spares: Callable[[NotedRing], bool] = lambda claim: True) -> list[str]:
     """Unlink objects of this user that have no living writer and no run directory's claim.
 
     Args:
@@ -83,7 +83,7 @@ def _unlink_contents(stem: str) -> list[str]:
     return [name for name in (*nurseries, f"{stem}.data") if unlink(name)]
 
 
-def _sweep_ring(stem: str, spares: Callable[[Claim], bool]) -> list[str]:
+def _sweep_ring(stem: str, spares: Callable[[NotedRing], bool]) -> list[str]:
     ctl_name, data_name = f"{stem}.ctl", f"{stem}.data"
     try:
         fd = open_own(SHM_DIR / ctl_name.lstrip("/"))

@@ -38,19 +38,12 @@ from typing import Any, NamedTuple
 import msgspec
 
 from mmcached.wire.config import MAX_ENGINES
+from mmcached.wire.engine_stats import EngineStats, WorkerStats
 from mmcached.wire.errors import InvalidRequest, InvariantError, LayoutMismatch
-from mmcached.wire.figures import MAX_KEYS, figures, tables
+from mmcached.wire.figures import MAX_KEYS, StatsRecord, figures, tables
 from mmcached.wire.latency import Histogram
 from mmcached.wire.slow_log import SlowLog
-from mmcached.wire.stats import (
-    EngineStats,
-    FrontendStats,
-    RoleName,
-    SecondLevelStats,
-    Stats,
-    SupervisorStats,
-    WorkerStats,
-)
+from mmcached.wire.stats import FrontendStats, RoleName, SecondLevelStats, SupervisorStats
 
 LAYOUT_VERSION = 4
 MAGIC = int.from_bytes(b"MMCSTAT\0", "little")
@@ -74,7 +67,7 @@ PID, ATTACHED, HEARTBEAT, NUM_ATTACHED, FIRST_FIELD = 0, 1, 2, 3, 8
 """Words of a slot."""
 
 _HEADER = struct.Struct("<QII16s")
-_RECORDS: dict[str, type[Stats]] = {
+_RECORDS: dict[str, type[StatsRecord]] = {
     "supervisor": SupervisorStats,
     "frontend": FrontendStats,
     "second_level": SecondLevelStats,

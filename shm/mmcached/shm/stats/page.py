@@ -49,7 +49,8 @@ from mmcached.shm.stats.layout import (
 from mmcached.shm.stats.table import TableWriter, read_table
 from mmcached.wire.closeable import Closeable
 from mmcached.wire.errors import SegmentError
-from mmcached.wire.stats import RoleName, Stats
+from mmcached.wire.figures import StatsRecord
+from mmcached.wire.stats import RoleName
 
 Clock = Callable[[], int]
 """Returns nanoseconds of CLOCK_MONOTONIC."""
@@ -71,7 +72,7 @@ class RoleSnapshot:
     heartbeat_age_s: float
     attached_s: float
     num_attached: int
-    stats: Stats
+    stats: StatsRecord
 
 
 class StatsPage(Closeable):
@@ -159,7 +160,7 @@ class StatsPageWriter(_MappedPage):
         self._last = (0,) * len(self._fields.names)
         self._attach()
 
-    def publish(self, stats: Stats) -> None:
+    def publish(self, stats: StatsRecord) -> None:
         """Store the changes since the last call, counted from the start of this process, and the heartbeat."""
         values = self._fields.values(stats)
         if values != self._last:

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from mmcached.shm.stats.page import StatsPageWriter
 from mmcached.wire.closeable import Closeable
-from mmcached.wire.stats import RoleName, Stats
+from mmcached.wire.figures import StatsRecord
+from mmcached.wire.stats import RoleName
 
 logger = logging.getLogger("mmcached.stats")
 
@@ -26,12 +27,12 @@ class StatsPublisher(Closeable):
         if self._writer is None:
             logger.info("no stats page at %s: figures are not published", path)
 
-    def publish_if_due(self, stats: Callable[[], Stats]) -> None:
+    def publish_if_due(self, stats: Callable[[], StatsRecord]) -> None:
         """Publish the result of `stats`, at most every `INTERVAL_S`. Call it at every turn of the loop."""
         if self._clock() >= self._next:
             self.publish(stats)
 
-    def publish(self, stats: Callable[[], Stats]) -> None:
+    def publish(self, stats: Callable[[], StatsRecord]) -> None:
         """Publish the result of `stats`. Call it before an answer, so that its receiver finds it counted."""
         if self._writer is not None:
             self._next = self._clock() + INTERVAL_S

@@ -8,9 +8,11 @@ from typing import TypeVar
 import msgspec
 
 from mmcached.shm.stats.page import RoleSnapshot
-from mmcached.wire.stats import EngineStats, FrontendStats, RoleName, SecondLevelStats, ServiceStats, Stats, WorkerStats
+from mmcached.wire.engine_stats import EngineStats, WorkerStats
+from mmcached.wire.figures import StatsRecord
+from mmcached.wire.stats import FrontendStats, RoleName, SecondLevelStats, ServiceStats
 
-StatsT = TypeVar("StatsT", bound=Stats)
+StatsT = TypeVar("StatsT", bound=StatsRecord)
 
 
 def stats_of(snapshots: Mapping[RoleName, RoleSnapshot], role: RoleName, kind: type[StatsT]) -> StatsT:

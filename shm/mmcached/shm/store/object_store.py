@@ -16,10 +16,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from mmcached.shm.crash_points import crash_point
+from mmcached.shm.ring.chunks import RingClaim
 from mmcached.shm.ring.departed import Departed
 from mmcached.shm.ring.key_index import key_digest
 from mmcached.shm.ring.nursery_table import PlacedRecord
-from mmcached.shm.ring.ring import Claim, RingWriter
+from mmcached.shm.ring.ring import RingWriter
 from mmcached.shm.ring.slot_table import NO_KEY, KeyDigest
 from mmcached.shm.segment.layout import chunk_bytes
 from mmcached.shm.store.codec import EncodedRecord, Record, encode
@@ -58,8 +59,8 @@ class ObjectStoreWriter(Closeable):
     ) -> None:
         self.ring = ring
         self._on_evict_key = on_evict
-        self._on_evict_handle = ring.on_evict
-        ring.on_evict = self._forget
+        self._on_evict_handle = ring.records.on_evict
+        ring.records.on_evict = self._forget
         if on_hit is not None:
             ring.on_hit = lambda handle: on_hit(self._slot_to_key[handle.slot])
         self._key_to_handle: dict[str, Handle] = {}
@@ -67,7 +68,7 @@ class ObjectStoreWriter(Closeable):
         self._touched: set[str] = set()
         self._departed = Departed(ring.announcement.data_bytes + nursery_bytes, ring.announcement.num_slots)
         self.adopted: dict[str, tuple[int, bytes]] = {}
-        for handle, digest, note in ring:
+        for handle, digest, note in ring.records:
             self._adopt(handle, digest, note)
 
     def put(self, key: str, record: Record) -> Handle:
@@ -115,11 +116,13 @@ class ObjectStoreWriter(Closeable):
         if former is None:
             raise LocalProtocolError(f"key {key!r} does not exist in the store")
         digest = NO_KEY if self.ring.index is None else key_digest(key)
-        self.ring.pin(former)  # else it might be evicted for the new record, and the key would be missing meanwhile
+        self.ring.records.pin(
+            former
+        )  # else it might be evicted for the new record, and the key would be missing meanwhile
         try:
             handle = self._write(key, digest, encoded, about, expires_at)
         finally:
-            self.ring.unpin(former)
+            self.ring.records.unpin(former)
         self._show_instead(key, former, handle)
         return handle
 
@@ -132,7 +135,7 @@ class ObjectStoreWriter(Closeable):
 
     # ---- from a nursery into the ring
 
-    def end_copy(self, former: Handle, claim: Claim, *, is_proven: bool) -> Handle | None:
+    def end_copy(self, former: Handle, claim: RingClaim, *, is_proven: bool) -> Handle | None:
         """Publish a copy in place of the record from which it was made; return None, unpublished, if that is gone.
 
         A reader finds the record at every moment, as with `replace`; a lease of the former place stays valid.
@@ -157,7 +160,7 @@ class ObjectStoreWriter(Closeable):
 
     def about(self, handle: Handle) -> bytes:
         """Return the `about` of a record; raise StaleHandle if the record is gone."""
-        parsed = parse_note(self.ring.note(handle))
+        parsed = parse_note(self.ring.records.note(handle))
         if parsed is None:
             raise StaleHandle(f"slot {handle.slot} has no record")
         return parsed[1]
@@ -166,20 +169,20 @@ class ObjectStoreWriter(Closeable):
         """Count a hit of a record, and keep it from eviction until `release_touches`; ignores unknown keys."""
         handle = self._key_to_handle.get(key)
         if handle is not None:
-            self.ring.touch(handle)
+            self.ring.records.touch(handle)
             self.keep(key)
 
     def keep(self, key: str) -> None:
         """Keep a record from eviction until `release_touches`; ignores unknown keys."""
         handle = self._key_to_handle.get(key)
         if handle is not None and key not in self._touched:
-            self.ring.pin(handle)
+            self.ring.records.pin(handle)
             self._touched.add(key)
 
     def release_touches(self) -> None:
         """Undo every `touch` and `keep`, once the request was sent and its leases pin the records."""
         for key in self._touched:
-            self.ring.unpin(self._key_to_handle[key])
+            self.ring.records.unpin(self._key_to_handle[key])
         self._touched.clear()
 
     def discard(self, key: str) -> None:
@@ -190,11 +193,11 @@ class ObjectStoreWriter(Closeable):
             self._touched.discard(key)
             if self.ring.index is not None:
                 self.ring.index.discard(key_digest(key), handle.slot)
-            self.ring.discard(handle)
+            self.ring.records.discard(handle)
 
     def discard_expired(self, limit: int) -> list[str]:
         """Forget at most `limit` expired records, as `RingWriter.expired` finds them; return their keys."""
-        keys = [self._slot_to_key[handle.slot] for handle in self.ring.expired(limit)]
+        keys = [self._slot_to_key[handle.slot] for handle in self.ring.records.expired(limit)]
         for key in keys:
             self.discard(key)
         return keys
@@ -224,8 +227,10 @@ class ObjectStoreWriter(Closeable):
         """Write and publish a record, and enter it into the books; the index does not show it yet."""
         if isinstance(encoded, PlacedRecord):
             handle = self.ring.publish_placed(encoded, digest, expires_at=expires_at)
-            if self._departed.take(key) and self.ring.admits_return():
-                self.ring.touch(handle)  # evicted too early before: a hit makes it a candidate for a copy into the ring
+            if self._departed.take_departed(key) and self.ring.records.admits_return():
+                self.ring.records.touch(
+                    handle
+                )  # evicted too early before: a hit makes it a candidate for a copy into the ring
         else:
             claim = self.ring.claim(encoded.nbytes, pack_note(key, about))
             try:
@@ -233,7 +238,7 @@ class ObjectStoreWriter(Closeable):
             except BaseException:
                 self.ring.abort(claim)
                 raise
-            is_proven = self._departed.take(key) and self.ring.admits_return()
+            is_proven = self._departed.take_departed(key) and self.ring.records.admits_return()
             handle = self.ring.commit(claim, digest, is_proven=is_proven, expires_at=expires_at)
         self._enter(key, handle)
         return handle
@@ -249,7 +254,7 @@ class ObjectStoreWriter(Closeable):
         if self.ring.index is not None:
             self.ring.index.move(key_digest(key), former.slot, handle.slot)
         crash_point("replace.after_index")
-        self.ring.discard(former)
+        self.ring.records.discard(former)
 
     def _check_new(self, key: str) -> None:
         if key in self._key_to_handle:
@@ -261,7 +266,7 @@ class ObjectStoreWriter(Closeable):
         if parsed is None or is_another or parsed[0] in self._key_to_handle:
             if index is not None:
                 index.discard(digest, handle.slot)
-            self.ring.discard(handle)
+            self.ring.records.discard(handle)
             return
         key, about = parsed
         self._enter(key, handle)

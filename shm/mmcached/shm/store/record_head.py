@@ -32,7 +32,7 @@ MAX_ELEMENTS = 1 << 15
 MAX_HEAD_BYTES = 1 << 19
 """A head is parsed on its receiver's event loop, in at most some milliseconds. Put long strings into a tensor."""
 MAX_TENSORS = 4000
-"""Each is a frame of a message, see `limits.max_message_frames`."""
+"""Each is a frame of a message, see `MAX_MESSAGE_FRAMES`."""
 PREAMBLE = struct.Struct("<8sII")
 TENSOR_CODE = 1
 PLAIN = frozenset((bool, float, str, bytes, type(None)))

@@ -1,4 +1,4 @@
-"""One accepted connection of a `Listener`: what has come of its peer's messages, and what its peer has not taken yet.
+"""One accepted connection of a `Listener`: its peer's incomplete message, and the bytes that wait for its peer.
 
 Held bytes are those that wait for the peer, and those received of an incomplete message. A frame's announced size is
 compared with the limit of a message, and nothing is allocated for it until bytes come.

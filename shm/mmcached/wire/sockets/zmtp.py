@@ -281,7 +281,7 @@ class MessageReader:
             return
         reason = ""
         if len(self._frames) >= self._max_frames:
-            reason = f"more than {self._max_frames} frames (limits.max_message_frames)"
+            reason = f"more than {self._max_frames} frames"
         elif self._num_bytes + size > self._max_bytes:
             reason = f"{self._num_bytes + size} bytes or more, at most {self._max_bytes} (limits.max_message_mb)"
         if reason:

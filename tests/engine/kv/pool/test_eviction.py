@@ -25,7 +25,7 @@ def test_the_caller_keeps_its_lists() -> None:
     block_ids = [1, 2]
     order.add(block_ids)
     block_ids.append(3)
-    taken = order.take(1)
+    taken = order.take_blocks(1)
     taken.append(4)
     order.order().append(5)
     assert order.order() == [2]
@@ -48,7 +48,7 @@ def test_as_a_list_does_it(seed: int, num_blocks: int, num_steps: int) -> None:
                 model = [block_id for block_id in model if block_id not in kept]
             case 4 if model:
                 number = rng.randint(1, len(model))
-                assert order.take(number) == model[:number]
+                assert order.take_blocks(number) == model[:number]
                 del model[:number]
             case 5 if rng.randrange(20) == 0:
                 order.clear()
@@ -69,7 +69,7 @@ def test_memory_is_bounded_and_tidying_costs_no_more_than_what_made_it_necessary
             block_ids = [(start * num_at_once + index) % 100 for index in range(num_at_once)]
             order.remove(block_ids)
         else:
-            block_ids = order.take(num_at_once)
+            block_ids = order.take_blocks(num_at_once)
         num_wasted += num_at_once
         if order._entries is not entries:
             num_moved += len(order._entries)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from mmcached.wire.errors import MissingRows
-from mmcached.worker.hidden_states import KeySpec, Refusal, RowChunk, RowSpan, TensorPrefixStore
+from mmcached.worker.hidden_states import KeySpec, RefusedRows, RowChunk, RowSpan, TensorPrefixStore
 from tests.worker.integrity import check_prefix_store
 
 BLOCK, WIDTH = 4, 3
@@ -62,5 +62,5 @@ def missing(store: TensorPrefixStore, request_id: int, first: int, end: int, key
     return raised.value.details["first"], raised.value.details["end"]
 
 
-def errors(refusals: Sequence[Refusal]) -> dict[str, str]:
+def errors(refusals: Sequence[RefusedRows]) -> dict[str, str]:
     return {refusal.key: str(refusal.error) for refusal in refusals}

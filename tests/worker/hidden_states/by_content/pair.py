@@ -21,7 +21,7 @@ import pytest
 import torch
 
 from mmcached.wire.errors import MissingRows
-from mmcached.worker.hidden_states import KeySpec, Refusal, RowChunk, RowSpan, RowsRead
+from mmcached.worker.hidden_states import KeySpec, RefusedRows, RowChunk, RowSpan, RowsRead
 from tests.worker.hidden_states.by_content.journeys import DIRECT, Journey
 from tests.worker.hidden_states.by_content.plain_store import PlainStore
 from tests.worker.integrity import check_prefix_store
@@ -285,7 +285,7 @@ class Pair:
             tensors.append(rows)
         refusals = self.store.write(chunks, outputs)
         assert {refusal.key for refusal in refusals} == wrong
-        assert all(isinstance(refusal, Refusal) and refusal.request_id is None for refusal in refusals)
+        assert all(isinstance(refusal, RefusedRows) and refusal.request_id is None for refusal in refusals)
         self.plain.write(chunks, numbers)
         for tensor in tensors:
             tensor.fill_(-1)

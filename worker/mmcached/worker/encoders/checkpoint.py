@@ -16,11 +16,11 @@ from mmcached.cache.checkpoints.checkpoint import FIELD, Checkpoint, library_ver
 from mmcached.cache.checkpoints.frames import FrameGrid, WholeClip
 from mmcached.cache.fingerprints import fingerprint
 from mmcached.client.device.devices import device_of
-from mmcached.wire.config import EncoderConfig
 from mmcached.wire.errors import ConfigError, InvalidRequest
 from mmcached.wire.messages.parts import EncoderForm, TensorForm
+from mmcached.wire.model_config import EncoderConfig
 from mmcached.wire.vocabulary import Modality
-from mmcached.worker.encoders.encoder import Measured, Outputs, tensor_of
+from mmcached.worker.encoders.encoder import MeasuredForm, Outputs, tensor_of
 from mmcached.worker.encoders.examples import Record, examples
 from mmcached.worker.encoders.pixels import normalised
 from mmcached.worker.encoders.tower import ask, load_tower
@@ -70,7 +70,7 @@ class CheckpointEncoder:
             tensors[name] = prepared.clone() if prepared is given[name] else prepared  # keep the record
         return ask(self._model, self._families[modality], tensors)
 
-    def measure(self) -> Measured:
+    def measure(self) -> MeasuredForm:
         """Encode two small items of different shape of each modality.
 
         Raises `ConfigError` if a processor's output does not fit its tower.
@@ -83,7 +83,7 @@ class CheckpointEncoder:
             seen += [self._look(modality, record) for record in records]
         form = EncoderForm(self._checkpoint.architecture, inputs, _forms([outputs for outputs, _ in seen]))
         sizes = [-(-sum(tensor.nbytes for tensor in outputs.values()) // count) for outputs, count in seen]
-        return Measured(form, max(sizes))
+        return MeasuredForm(form, max(sizes))
 
     def _look(self, modality: Modality, record: Record) -> tuple[Outputs, int]:
         try:

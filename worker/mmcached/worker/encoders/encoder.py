@@ -19,7 +19,7 @@ Outputs = Mapping[str, torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class MeasuredForm:
     """Form of an encoder's outputs, measured on a small item; `embedding_bytes` is per embedding, rounded up."""
 
     form: EncoderForm
@@ -37,7 +37,7 @@ class Encoder(Protocol):
         Raises `InvalidRequest`, with the field, if the record is invalid or does not have `num_embeds` embeddings.
         """
 
-    def measure(self) -> Measured: ...
+    def measure(self) -> MeasuredForm: ...
 
 
 def tensor_of(record: Mapping[str, Any], name: str) -> torch.Tensor:

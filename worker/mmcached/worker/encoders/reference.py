@@ -15,11 +15,11 @@ from typing import Any
 import torch
 
 from mmcached.cache.store_keys import EMBEDDINGS
-from mmcached.wire.config import ModelConfig
 from mmcached.wire.errors import InvalidRequest
 from mmcached.wire.messages.parts import EncoderForm, TensorForm
+from mmcached.wire.model_config import ModelConfig
 from mmcached.wire.vocabulary import Modality
-from mmcached.worker.encoders.encoder import Measured, Outputs, form_of, tensor_of
+from mmcached.worker.encoders.encoder import MeasuredForm, Outputs, form_of, tensor_of
 from mmcached.worker.model.encoder import ItemEncoder
 
 
@@ -45,7 +45,7 @@ class ReferenceEncoder:
             raise InvalidRequest("num_embeds", num_embeds, f"the item has {len(embeddings)} embeddings")
         return {EMBEDDINGS: embeddings}
 
-    def measure(self) -> Measured:
+    def measure(self) -> MeasuredForm:
         num_pixels = 3 * self._config.patch_size**2
         patch = torch.zeros((1, num_pixels), dtype=torch.uint8)
         grid = torch.ones(2, dtype=torch.int64)
@@ -57,7 +57,7 @@ class ReferenceEncoder:
             "audio": [TensorForm("samples", "int16", (-1, self._config.audio_frame))],
         }
         form = EncoderForm("reference", inputs, [form_of(EMBEDDINGS, embeddings, [0])])
-        return Measured(form, embeddings.nbytes)
+        return MeasuredForm(form, embeddings.nbytes)
 
 
 def grid_of(record: Mapping[str, Any]) -> tuple[int, int]:

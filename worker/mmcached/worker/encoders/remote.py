@@ -26,7 +26,7 @@ from mmcached.wire.closeable import Closeable
 from mmcached.wire.errors import ErrorInfo, RemoteProtocolError, ServiceUnavailable, error_from_wire
 from mmcached.wire.process.turns import places
 from mmcached.worker.encoders.actor_table import Actor, ActorTable, Answer, Call, Lost, Report, most_common
-from mmcached.worker.encoders.encoder import Measured, Outputs, outputs_in
+from mmcached.worker.encoders.encoder import MeasuredForm, Outputs, outputs_in
 from mmcached.worker.encoders.pieces import Bytes1D
 
 LOOK_S = 1.0
@@ -88,13 +88,13 @@ class RemoteEncoder(Closeable):
             raise ServiceUnavailable(f"no encoder actor of this model within {start_timeout_s} s: `mmcached ray up`")
         self._fingerprint = fingerprint or most_common(reports)
         report = next(report for report in reports.values() if report.fingerprint == self._fingerprint)
-        self._measured = Measured(report.form, report.embedding_bytes)
+        self._measured = MeasuredForm(report.form, report.embedding_bytes)
 
     @property
     def fingerprint(self) -> str:
         return self._fingerprint
 
-    def measure(self) -> Measured:
+    def measure(self) -> MeasuredForm:
         return self._measured
 
     def encode(self, record: Mapping[str, Any], num_embeds: int) -> Outputs:

@@ -16,18 +16,18 @@ rounding, no broadcast or truncation, copies only.
 Imports torch, numpy, msgspec and mmcached's errors only, so that other engines can embed it.
 """
 
-from mmcached.worker.hidden_states.by_content.records import Refusal, Report, RowChunk, RowSpan, StoreStats
+from mmcached.worker.hidden_states.by_content.records import RefusedRows, Report, RowChunk, RowSpan, RowStoreStats
 from mmcached.worker.hidden_states.by_content.rows_read import RowsRead
 from mmcached.worker.hidden_states.by_content.store import TensorPrefixStore
 from mmcached.worker.hidden_states.schema import KeySpec
 
 __all__ = [
     "KeySpec",
-    "Refusal",
+    "RefusedRows",
     "Report",
     "RowChunk",
     "RowSpan",
+    "RowStoreStats",
     "RowsRead",
-    "StoreStats",
     "TensorPrefixStore",
 ]

@@ -22,7 +22,7 @@ class BufferPool(Generic[Buffer]):
         self._make = make
         self._kept: dict[int, list[Buffer]] = {}
 
-    def take(self, nbytes: int) -> Buffer:
+    def take_buffer(self, nbytes: int) -> Buffer:
         size = max(_SMALLEST, 1 << (nbytes - 1).bit_length())
         waiting = self._kept.get(size)
         if waiting:

@@ -74,7 +74,7 @@ class CudaTransfer:
             packed = torch.empty(packing.nbytes, dtype=torch.uint8, device=self._device)
             for tensor, view in zip(tensors, packing.views(packed), strict=True):
                 view.copy_(tensor)
-            pinned = self._pool.take(packing.nbytes)
+            pinned = self._pool.take_buffer(packing.nbytes)
             # The clone must be complete before it is read. Later work of the engine is not waited for.
             self._stream.wait_stream(torch.cuda.current_stream(self._device))
             with torch.cuda.stream(self._stream):

@@ -141,7 +141,7 @@ class PendingRows:
     def read(self, arena: RowArena, indexes: np.ndarray, out: torch.Tensor) -> None:
         """Copy rows, all written, to `out`, `(len(indexes), *shape)`; waits for pending copies of them."""
         self.settle((arena,), indexes)
-        arena.take(indexes, out)
+        arena.copy_rows(indexes, out)
 
     def settle_all(self) -> None:
         while self._flights:

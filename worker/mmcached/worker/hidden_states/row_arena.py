@@ -73,7 +73,7 @@ class RowArena:
         """Mark rows as written whose bytes will be put later."""
         self._is_written[indexes] = True
 
-    def take(self, indexes: np.ndarray, out: torch.Tensor) -> None:
+    def copy_rows(self, indexes: np.ndarray, out: torch.Tensor) -> None:
         """Copy rows to `out`, `(n, *shape)`, contiguous on the CPU; undefined for negative indexes."""
         np.take(self._rows, indexes, axis=0, out=self._as_words(out), mode="clip")
 

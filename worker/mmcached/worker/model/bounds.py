@@ -20,8 +20,8 @@ value and the largest weight.
 
 from __future__ import annotations
 
-from mmcached.wire.config import ModelConfig
 from mmcached.wire.errors import ConfigError
+from mmcached.wire.model_config import ModelConfig
 from mmcached.wire.vocabulary import VOCABULARY_SIZE
 from mmcached.worker.model.arithmetic import MAX_SUM, PRIME
 

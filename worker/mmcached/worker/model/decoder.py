@@ -23,9 +23,9 @@ from collections.abc import Sequence
 
 import torch
 
-from mmcached.wire.config import ModelConfig
 from mmcached.wire.messages.engine import Sampled
 from mmcached.wire.messages.worker import RunChunk
+from mmcached.wire.model_config import ModelConfig
 from mmcached.wire.vocabulary import BEGIN_TOKEN_ID, TOKEN_IDS, VOCABULARY_SIZE
 from mmcached.worker.model.arithmetic import PRIME, draw, reduce_
 from mmcached.worker.model.batch import AttentionGroup, PackedBatch

@@ -22,8 +22,8 @@ from functools import cached_property
 
 import torch
 
-from mmcached.wire.config import ModelConfig
 from mmcached.wire.errors import InvalidRequest
+from mmcached.wire.model_config import ModelConfig
 from mmcached.worker.model.arithmetic import draw, reduce_
 from mmcached.worker.model.bounds import ATTENTION_MODULUS
 

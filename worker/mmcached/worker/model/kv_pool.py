@@ -22,7 +22,6 @@ from mmcached.wire.errors import InvariantError
 @dataclass(frozen=True, slots=True)
 class KVPoolStats:
     slots_computed: int
-    slots_total: int
     nbytes: int
 
 
@@ -65,7 +64,7 @@ class KVPool:
         """Mark `slots` (`(n,)` int64 on the CPU) as computed, just before the running step writes all their layers."""
         self._computed[slots] = True
 
-    def withdraw(self, slots: torch.Tensor) -> None:
+    def forget_slots(self, slots: torch.Tensor) -> None:
         self._computed[slots] = False
 
     def check_computed(self, slots: torch.Tensor) -> None:
@@ -83,7 +82,7 @@ class KVPool:
         self._computed.zero_()
 
     def stats(self) -> KVPoolStats:
-        return KVPoolStats(int(self._computed.sum()), len(self._computed), self._data.nbytes)
+        return KVPoolStats(int(self._computed.sum()), self._data.nbytes)
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from mmcached.wire.config import ModelConfig
+from mmcached.wire.model_config import ModelConfig
 from mmcached.worker.model.bounds import check_bounds
 from mmcached.worker.model.decoder import CausalDecoder
 from mmcached.worker.model.encoder import ItemEncoder

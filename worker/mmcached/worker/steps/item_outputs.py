@@ -27,7 +27,7 @@ from mmcached.wire.messages.parts import Inline, RequestRows, Rows, StoredItem, 
 from mmcached.wire.messages.worker import EmitEmbedding, EncodeItem, RunChunk, StepPlan
 from mmcached.wire.sockets.frames import Frame
 from mmcached.worker.encoder_cache import EncoderCache
-from mmcached.worker.encoders.encoder import Encoder, Measured, Outputs, are_finite, outputs_in
+from mmcached.worker.encoders.encoder import Encoder, MeasuredForm, Outputs, are_finite, outputs_in
 from mmcached.worker.encoders.remote import RemoteEncoder
 from mmcached.worker.payloads import Record, StoreContact
 from mmcached.worker.steps.output_counts import OutputCounts
@@ -72,7 +72,7 @@ class ItemOutputs(Closeable):
         self._watches: deque[tuple[Stopwatch, Callable[[float], None]]] = deque()  # of encodings, in order
 
     @cached_property
-    def measured(self) -> Measured:
+    def measured(self) -> MeasuredForm:
         """Form and size of the encoder's outputs, measured on a small item."""
         return self.encoder.measure()
 
@@ -107,7 +107,8 @@ class ItemOutputs(Closeable):
         for emit in plan.emit:
             made.used += self.cache.get(emit.key).values()
 
-    def withdraw(self, plan: StepPlan) -> None:
+    def drop_encoded(self, plan: StepPlan) -> None:
+        """Drop the outputs that a failed step has encoded."""
         self._unsaved.clear()
         self.cache.drop(item.key for item in plan.encode)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 
+from mmcached.wire.engine_stats import EncodedByModality, EncodedOfModality
 from mmcached.wire.messages.worker import EncodeItem
-from mmcached.wire.stats import EncodedByModality, EncodedOfModality
 from mmcached.wire.vocabulary import Modality
 
 

@@ -22,15 +22,15 @@ from mmcached.cache.checkpoints.language import Language
 from mmcached.cache.store_keys import EMBEDDINGS
 from mmcached.wire.closeable import Closeable
 from mmcached.wire.config import ServiceConfig
+from mmcached.wire.engine_stats import WorkerStats
 from mmcached.wire.errors import ErrorInfo, InvariantError, MmcachedError, error_to_wire
 from mmcached.wire.messages.engine import StepFailed, StepOutput
 from mmcached.wire.messages.parts import Inline, StoredItem
 from mmcached.wire.messages.worker import RunChunk, StepPlan
 from mmcached.wire.process.turns import places
 from mmcached.wire.sockets.frames import Frame
-from mmcached.wire.stats import WorkerStats
 from mmcached.worker.devices import failure_of, is_alive
-from mmcached.worker.encoders.encoder import Measured
+from mmcached.worker.encoders.encoder import MeasuredForm
 from mmcached.worker.encoders.making import make_encoder, make_remote_encoder
 from mmcached.worker.hidden_states import KeySpec, TensorPrefixStore
 from mmcached.worker.model.batch import PackedBatch, check_chunk, context_slots, pack
@@ -101,7 +101,7 @@ class ModelRunner(Closeable):
         self._items.save()
 
     @property
-    def measured(self) -> Measured:
+    def measured(self) -> MeasuredForm:
         return self._items.measured
 
     @property
@@ -173,8 +173,8 @@ class ModelRunner(Closeable):
             return error_to_wire(failure_of(error)), b""
 
     def _withdraw(self, plan: StepPlan, slots: torch.Tensor) -> None:
-        self._items.withdraw(plan)
-        self._pool.withdraw(slots)
+        self._items.drop_encoded(plan)
+        self._pool.forget_slots(slots)
 
     def _check_chunks(self, chunks: Sequence[RunChunk]) -> PackedBatch | None:
         if not chunks:

@@ -104,7 +104,7 @@ class BlockPool:
         if block_ids:
             del free[-len(block_ids) :]
         if len(block_ids) < num_blocks:
-            evicted = self._free_published.take(num_blocks - len(block_ids))
+            evicted = self._free_published.take_blocks(num_blocks - len(block_ids))
             self._forget(evicted)
             block_ids += evicted
         for block_id in block_ids:

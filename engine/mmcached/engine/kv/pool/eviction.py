@@ -49,7 +49,7 @@ class LruOrder:
         self._num_stale += len(block_ids)
         self._drop_waste()
 
-    def take(self, num_blocks: int) -> list[int]:
+    def take_blocks(self, num_blocks: int) -> list[int]:
         end = self._head + num_blocks
         taken = self._entries[self._head : end]
         if self._stale and not self._stale.keys().isdisjoint(taken):

@@ -15,7 +15,7 @@ import numpy as np
 from mmcached.wire.errors import InvariantError
 
 
-class BlockPool:
+class RowBlockPool:
     """Blocks of one store.
 
     Attributes:
@@ -57,7 +57,7 @@ class BlockPool:
     def find(self, block_hash: bytes) -> int | None:
         return self._block_of.get(block_hash)
 
-    def take(self) -> int | None:
+    def take_block(self) -> int | None:
         """Return an open block with one holder, evicting if necessary; None if all blocks are held."""
         if self.num_used >= self.capacity and not self.evict():
             return None

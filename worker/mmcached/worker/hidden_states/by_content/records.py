@@ -37,7 +37,7 @@ class RowSpan(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class RefusedRows:
     """Part of a write that was not stored: all of a chunk if `key` is "", all of a key if `request_id` is None."""
 
     key: str
@@ -46,7 +46,7 @@ class Refusal:
 
 
 @dataclass(frozen=True, slots=True)
-class StoreStats:
+class RowStoreStats:
     """Counters (up to `limit_waits`) and gauges of a store.
 
     Attributes:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from mmcached.wire.errors import InvalidRequest
-from mmcached.worker.hidden_states.by_content.block_pool import BlockPool
+from mmcached.worker.hidden_states.by_content.block_pool import RowBlockPool
 from mmcached.worker.integers import as_integer
 
 ABSENT = -1
@@ -27,10 +27,10 @@ class Chain:
         self.block_ids: list[int] = []
 
 
-class RequestBlocks:
+class RequestChains:
     """Chains of blocks by request, in the order in which the requests came; `of_request` is changed here only."""
 
-    def __init__(self, pool: BlockPool) -> None:
+    def __init__(self, pool: RowBlockPool) -> None:
         self.of_request: dict[int, Chain] = {}
         self._pool = pool
 
@@ -93,7 +93,7 @@ class RequestBlocks:
             block_hash = chain.hashes[number] if number < len(chain.hashes) else None
             if block_hash is not None and self._pool.find(block_hash) is not None:
                 continue  # its predecessor is not sealed: the hashes are not of one sequence
-            block_id = self._pool.take()
+            block_id = self._pool.take_block()
             if block_id is not None:
                 ids[number] = block_id
                 new.append(block_id)

@@ -63,10 +63,10 @@ class RowsRead:
                 rows = torch.empty((0, *spec.shape), dtype=spec.dtype)
             else:
                 nbytes = len(indexes) * spec.row_nbytes
-                buffer = pool.take(nbytes)
+                buffer = pool.take_buffer(nbytes)
                 self._buffers.append(buffer)
                 rows = torch.from_numpy(buffer[:nbytes]).view(spec.dtype).view(len(indexes), *spec.shape)
-                arena.take(indexes, rows)
+                arena.copy_rows(indexes, rows)
             self._keys[spec.name] = _KeyRows(rows, missing)
 
     def __enter__(self) -> RowsRead:

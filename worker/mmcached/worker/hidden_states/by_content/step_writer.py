@@ -20,11 +20,11 @@ import numpy as np
 import torch
 
 from mmcached.wire.errors import InvalidRequest
-from mmcached.worker.hidden_states.by_content.block_pool import BlockPool
+from mmcached.worker.hidden_states.by_content.block_pool import RowBlockPool
 from mmcached.worker.hidden_states.by_content.layout import Runs, as_array
 from mmcached.worker.hidden_states.by_content.packed_rows import PackedRows
-from mmcached.worker.hidden_states.by_content.records import Refusal, RowChunk
-from mmcached.worker.hidden_states.by_content.request_blocks import ABSENT, Chain, RequestBlocks
+from mmcached.worker.hidden_states.by_content.records import RefusedRows, RowChunk
+from mmcached.worker.hidden_states.by_content.request_blocks import ABSENT, Chain, RequestChains
 from mmcached.worker.hidden_states.pending_rows import PendingRows
 from mmcached.worker.hidden_states.row_arena import RowArena
 from mmcached.worker.integers import check_integers
@@ -45,8 +45,8 @@ class StepWriter:
     def __init__(
         self,
         block_size: int,
-        pool: BlockPool,
-        requests: RequestBlocks,
+        pool: RowBlockPool,
+        requests: RequestChains,
         *,
         max_positions: int,
         arenas: Mapping[str, RowArena],
@@ -65,11 +65,11 @@ class StepWriter:
     def is_open(self) -> bool:
         return bool(self._journal)
 
-    def write(self, chunks: Sequence[RowChunk], outputs: Mapping[str, object]) -> list[Refusal]:
+    def write(self, chunks: Sequence[RowChunk], outputs: Mapping[str, object]) -> list[RefusedRows]:
         """Store a step's outputs; return the parts that are invalid."""
         request_ids, firsts, nums, _, hashes = _columns(chunks)
         check_integers("chunks", firsts, nums)
-        refusals: list[Refusal] = []
+        refusals: list[RefusedRows] = []
         wrong: set[int] = set()
         if chunks and (min(firsts) < 0 or min(nums) < 1 or max(firsts) + max(nums) > self._max_positions):
             chunks = self._with_rows(chunks, refusals, wrong)
@@ -101,7 +101,9 @@ class StepWriter:
 
     # ---- chunks
 
-    def _with_rows(self, chunks: Sequence[RowChunk], refusals: list[Refusal], wrong: set[int]) -> Sequence[RowChunk]:
+    def _with_rows(
+        self, chunks: Sequence[RowChunk], refusals: list[RefusedRows], wrong: set[int]
+    ) -> Sequence[RowChunk]:
         """Return the chunks that have rows in the outputs; adds those at invalid positions to `wrong`.
 
         A chunk with an invalid number of rows is assumed to have none: if the outputs have rows for it, they are too
@@ -114,14 +116,16 @@ class StepWriter:
             if is_wrong:
                 limit = f"request {request_id}: at least 1 row, at positions 0 … {self._max_positions - 1}"
                 error = InvalidRequest("chunk", f"{num_rows} rows from {start}", limit)
-                refusals.append(Refusal("", request_id, error))
+                refusals.append(RefusedRows("", request_id, error))
             if 0 < num_rows <= self._max_positions:
                 if is_wrong:
                     wrong.add(len(with_rows))
                 with_rows.append(RowChunk(request_id, 0, num_rows) if is_wrong else chunk)
         return with_rows
 
-    def _take_hashes(self, chunks: Sequence[RowChunk], refusals: list[Refusal], wrong: set[int]) -> list[_OpenBlocks]:
+    def _take_hashes(
+        self, chunks: Sequence[RowChunk], refusals: list[RefusedRows], wrong: set[int]
+    ) -> list[_OpenBlocks]:
         """Hold the blocks sealed under the hashes of valid chunks; return the open blocks that get a hash."""
         numbers: Iterable[int] = range(len(chunks))
         if self._requests.of_request.keys() >= {chunk.request_id for chunk in chunks}:
@@ -136,7 +140,7 @@ class StepWriter:
             try:
                 open_blocks.append(self._attach(chunks[number]))
             except InvalidRequest as error:
-                refusals.append(Refusal("", chunks[number].request_id, error))
+                refusals.append(RefusedRows("", chunks[number].request_id, error))
                 wrong.add(number)
         return open_blocks
 
@@ -182,7 +186,9 @@ class StepWriter:
 
     # ---- rows
 
-    def _put_all(self, runs: Runs, found: list[int], outputs: Mapping[str, object], refusals: list[Refusal]) -> None:
+    def _put_all(
+        self, runs: Runs, found: list[int], outputs: Mapping[str, object], refusals: list[RefusedRows]
+    ) -> None:
         """Write all valid outputs; for keys without output, forget rows whose tokens may differ."""
         block_ids = as_array(found)
         rows = PackedRows(runs, found, block_ids, self._pool.is_sealed)
@@ -195,7 +201,7 @@ class StepWriter:
                 self._put(arena, arena.spec.check_rows(value, runs.num_rows), rows)
                 written.add(key)
             except InvalidRequest as error:
-                refusals.append(Refusal(key, None, error))
+                refusals.append(RefusedRows(key, None, error))
         if len(written) < len(self._arenas):
             for key in self._arenas.keys() - written:
                 self._pending.forget(self._arenas[key], rows.in_open_blocks)

@@ -20,10 +20,10 @@ import numpy as np
 
 from mmcached.wire.errors import InvalidRequest, LocalProtocolError
 from mmcached.worker.hidden_states.buffer_pool import BufferPool
-from mmcached.worker.hidden_states.by_content.block_pool import BlockPool
+from mmcached.worker.hidden_states.by_content.block_pool import RowBlockPool
 from mmcached.worker.hidden_states.by_content.layout import Runs, as_array
-from mmcached.worker.hidden_states.by_content.records import Refusal, Report, RowChunk, RowSpan, StoreStats
-from mmcached.worker.hidden_states.by_content.request_blocks import ABSENT, RequestBlocks
+from mmcached.worker.hidden_states.by_content.records import RefusedRows, Report, RowChunk, RowSpan, RowStoreStats
+from mmcached.worker.hidden_states.by_content.request_blocks import ABSENT, RequestChains
 from mmcached.worker.hidden_states.by_content.rows_read import RowsRead
 from mmcached.worker.hidden_states.by_content.step_writer import StepWriter
 from mmcached.worker.hidden_states.device_copy import TransferFor, transfer_for
@@ -73,8 +73,8 @@ class TensorPrefixStore:
         self.max_positions = max_positions
         self._arenas: dict[str, RowArena] = {}
         self._buffers = BufferPool(byte_budget // 4 if buffer_nbytes is None else buffer_nbytes, _host_bytes)
-        self._pool = BlockPool(0)
-        self._requests = RequestBlocks(self._pool)
+        self._pool = RowBlockPool(0)
+        self._requests = RequestChains(self._pool)
         self._pending = PendingRows(
             byte_limit=staged_byte_limit,
             transfer_for=transfer_for,
@@ -151,7 +151,7 @@ class TensorPrefixStore:
             raise InvalidRequest("request_id", request_id, "has blocks already; release it first")
         self._requests.add_hashes(self._requests.open(request_id), 0, block_hashes)
 
-    def write(self, chunks: Sequence[RowChunk], outputs: Mapping[str, object]) -> list[Refusal]:
+    def write(self, chunks: Sequence[RowChunk], outputs: Mapping[str, object]) -> list[RefusedRows]:
         """Store a step's outputs. Until `commit`, `withdraw` undoes it.
 
         In a sealed block an existing row is kept; in an open block the later row replaces it.
@@ -257,8 +257,8 @@ class TensorPrefixStore:
 
     # ---- inspection
 
-    def stats(self) -> StoreStats:
-        return StoreStats(
+    def stats(self) -> RowStoreStats:
+        return RowStoreStats(
             written=self._writer.num_written,
             replayed=self._writer.num_replayed,
             dropped=self._writer.num_dropped,
