@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from mmcached.wire.config_checks import check_device, check_encoder, check_traces_endpoint
+from mmcached.wire.config_checks import check_device, check_encoder, check_model, check_traces_endpoint
 from mmcached.wire.errors import ConfigError
 from mmcached.wire.kv_events_config import KVEventsConfig
 from mmcached.wire.limits import LIMITS, LimitsConfig, check_range
@@ -155,10 +155,6 @@ class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             check_range(field, attrgetter(field)(self), bounds.low, bounds.high)
         if self.http_port is not None:
             check_range("http_port", self.http_port, 0, 65_535)
-        if self.model.kind == "reference":  # the layers of a checkpoint are checked where it is read
-            check_range("model.num_layer_outputs", self.model.num_layer_outputs, 0, min(self.model.num_layers, 63))
-        if self.model.hidden_size % self.model.num_heads:
-            raise ConfigError("model.hidden_size", self.model.hidden_size, "must be a multiple of model.num_heads")
         if self.max_model_len > (self.num_kv_blocks - 1) * self.block_size:
             num_tokens = (self.num_kv_blocks - 1) * self.block_size
             raise ConfigError("max_model_len", self.max_model_len, f"the KV pool holds {num_tokens} tokens")
@@ -176,7 +172,14 @@ class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             limit = "must be set: without it engines have different xxh3 digests, and cache_aware routing knows none"
             raise ConfigError("prefix_caching_hash_seed", "", limit)
         check_encoder(self.encoder, self.step_timeout_s, self.limits.remote_encode_s, may_encode=self.has_workers)
-        _check_model(self)
+        check_model(
+            self.model,
+            has_workers=self.has_workers,
+            block_size=self.block_size,
+            max_num_batched_tokens=self.max_num_batched_tokens,
+            long_prefill_token_threshold=self.long_prefill_token_threshold,
+            disable_chunked_mm_input=self.disable_chunked_mm_input,
+        )
         self.kv_events.check(self.num_engines)
 
     @property
@@ -345,26 +348,3 @@ _RANGES: Mapping[str, tuple[float, float]] = {
     "kv_events.hwm": (1, 1 << 24),
 }
 """Ranges of settings that are not limits on peers."""
-
-
-def _check_model(config: ServiceConfig) -> None:
-    """Check what a checkpoint behind `generate` needs: each chunk of a prompt is computed whole, in one step."""
-    if config.model.kind == "reference":
-        return
-    if not config.has_workers:
-        raise ConfigError("model.kind", config.model.kind, "must be reference: with world_size = 0 there is no model")
-    chunk_tokens, threshold = config.model.chunk_tokens, config.long_prefill_token_threshold
-    if chunk_tokens % config.block_size:
-        limit = f"must be a multiple of block_size = {config.block_size}: cached prefixes are whole blocks"
-        raise ConfigError("model.chunk_tokens", chunk_tokens, limit)
-    if chunk_tokens > config.max_num_batched_tokens:
-        limit = (
-            f"must be at most max_num_batched_tokens = {config.max_num_batched_tokens}: a step computes whole chunks"
-        )
-        raise ConfigError("model.chunk_tokens", chunk_tokens, limit)
-    if 0 < threshold < chunk_tokens:
-        limit = f"must be 0 or at least model.chunk_tokens = {chunk_tokens}: a step computes whole chunks"
-        raise ConfigError("long_prefill_token_threshold", threshold, limit)
-    if config.disable_chunked_mm_input:
-        limit = "must be false with model.kind hf: chunks end at fixed places, also within an item"
-        raise ConfigError("disable_chunked_mm_input", True, limit)

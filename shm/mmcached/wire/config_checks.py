@@ -1,11 +1,12 @@
-"""Checks of devices, addresses, URLs and the encoder's settings; ranges are in `config` and `limits`."""
+"""Checks of devices, addresses, URLs, model and encoder; ranges are in `config` and `limits`."""
 
 from __future__ import annotations
 
 from urllib.parse import urlsplit
 
 from mmcached.wire.errors import ConfigError
-from mmcached.wire.model_config import EncoderConfig
+from mmcached.wire.limits import check_range
+from mmcached.wire.model_config import EncoderConfig, ModelConfig
 from mmcached.wire.shown_url import shown_url
 
 
@@ -27,6 +28,42 @@ def check_encoder(encoder: EncoderConfig, step_timeout_s: float, remote_encode_s
         raise ConfigError("limits.remote_encode_s", remote_encode_s, limit)
     if not encoder.ray_namespace:
         raise ConfigError("encoder.ray_namespace", "", "must not be empty")
+
+
+def check_model(
+    model: ModelConfig,
+    *,
+    has_workers: bool,
+    block_size: int,
+    max_num_batched_tokens: int,
+    long_prefill_token_threshold: int,
+    disable_chunked_mm_input: bool,
+) -> None:
+    """Check the settings of the model; of a checkpoint, each chunk of a prompt is computed whole, in one step.
+
+    Raises:
+        ConfigError: A setting contradicts the model's; names it, with its limit.
+    """
+    if model.hidden_size % model.num_heads:
+        raise ConfigError("model.hidden_size", model.hidden_size, "must be a multiple of model.num_heads")
+    if model.kind == "reference":  # the layers of a checkpoint are checked where it is read
+        check_range("model.num_layer_outputs", model.num_layer_outputs, 0, min(model.num_layers, 63))
+        return
+    if not has_workers:
+        raise ConfigError("model.kind", model.kind, "must be reference: with world_size = 0 there is no model")
+    chunk_tokens = model.chunk_tokens
+    if chunk_tokens % block_size:
+        limit = f"must be a multiple of block_size = {block_size}: cached prefixes are whole blocks"
+        raise ConfigError("model.chunk_tokens", chunk_tokens, limit)
+    if chunk_tokens > max_num_batched_tokens:
+        limit = f"must be at most max_num_batched_tokens = {max_num_batched_tokens}: a step computes whole chunks"
+        raise ConfigError("model.chunk_tokens", chunk_tokens, limit)
+    if 0 < long_prefill_token_threshold < chunk_tokens:
+        limit = f"must be 0 or at least model.chunk_tokens = {chunk_tokens}: a step computes whole chunks"
+        raise ConfigError("long_prefill_token_threshold", long_prefill_token_threshold, limit)
+    if disable_chunked_mm_input:
+        limit = "must be false with model.kind hf: chunks end at fixed places, also within an item"
+        raise ConfigError("disable_chunked_mm_input", True, limit)
 
 
 def check_address(field: str, address: str) -> None:

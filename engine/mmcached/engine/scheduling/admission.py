@@ -12,7 +12,13 @@ from mmcached.wire.errors import InvalidRequest
 
 
 def check_request(request: Request, config: ServiceConfig, max_embeds_per_item: int) -> None:
-    """Raise `InvalidRequest`, with field, value and limit, if a request can never be served."""
+    """Raise `InvalidRequest`, with field, value and limit, if a request can never be served.
+
+    Args:
+        max_embeds_per_item: The encoder budget of a step.
+    """
+    if config.disable_chunked_mm_input and request.kind == "generate":
+        max_embeds_per_item = min(max_embeds_per_item, config.max_num_batched_tokens)
     sizes: dict[str, int] = {}
     for index, feature in enumerate(request.features):
         field = f"features[{index}].num_embeds"

@@ -1,4 +1,4 @@
-"""Keeps the shapes of a floating-point model's computations independent of what was cached and what else is computed.
+"""Keeps the shapes of a floating-point model's computations independent of cached prefixes and of other requests.
 
     prompt of 300 tokens, chunk_tokens 128    |-- 128 --|-- 128 --|- 44 -|  then each output token alone
     a hit of 240 tokens                       |== used =|
@@ -36,6 +36,8 @@ class Alignment:
             return end
         return max(start, self.usable(end))
 
-    def num_shareable(self, num_prompt_tokens: int) -> int | None:
-        """Return how many of a prompt's tokens other requests may use; None for all, output tokens included."""
-        return self.usable(num_prompt_tokens) if self.chunk_tokens else None
+    def limit_sharing(self, request: Request, block_size: int) -> None:
+        """Leave only the tokens of whole chunks of a new request's prompt for others to use; without chunks, all."""
+        if self.chunk_tokens:
+            request.num_shareable_tokens = self.usable(request.num_prompt_tokens)
+            del request.block_hashes[request.num_shareable_tokens // block_size :]

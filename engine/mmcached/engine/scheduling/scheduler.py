@@ -94,14 +94,8 @@ class Scheduler:
         """
         if request.request_id in self._requests:
             raise LocalProtocolError(f"request {request.request_id}: id is in use")
-        max_embeds_per_item = min(self.caches.encoder_budget)
-        if self._config.disable_chunked_mm_input and request.kind == "generate":
-            max_embeds_per_item = min(max_embeds_per_item, self._config.max_num_batched_tokens)
-        check_request(request, self._config, max_embeds_per_item)
-        num_shareable = self.caches.alignment.num_shareable(request.num_prompt_tokens)
-        if num_shareable is not None:
-            request.num_shareable_tokens = num_shareable
-            del request.block_hashes[num_shareable // self._config.block_size :]
+        check_request(request, self._config, min(self.caches.encoder_budget))
+        self.caches.alignment.limit_sharing(request, self._config.block_size)
         urgency = request.priority if self._config.scheduling_policy == "priority" else 0
         request.place = urgency, self._num_arrivals
         self._num_arrivals += 1
@@ -237,8 +231,10 @@ class Scheduler:
             self._admit_waiting(builder, alone)
         if builder.is_empty:
             self.caches.withdraw(step_id)
-            if self.num_preemptions == num_preemptions and alone is None:
-                self._end_encoder_deadlock()
+            is_stuck = alone is None and self.num_preemptions == num_preemptions
+            if is_stuck and sum(request.kind == "generate" for request in self._running) > 1:
+                # They wait for the encoder, each holding an item that a chunk has divided (`Alignment`).
+                self._preempt_last()
             return None
         self._next_step_id += 1
         step = builder.build(step_id, self._requests)
@@ -277,14 +273,6 @@ class Scheduler:
                     is_stalled = True
                 case ScheduleOutcome.NO_TOKENS | ScheduleOutcome.KV_REFUSED:
                     return
-
-    def _end_encoder_deadlock(self) -> None:
-        """Preempt the last running request if each waits for the encoder, holding an item that a chunk has divided.
-
-        Only with `Alignment`: else a request goes on to the end of the item that it holds.
-        """
-        if sum(request.kind == "generate" for request in self._running) > 1:
-            self._preempt_last()
 
     def _preempt_last(self) -> None:
         """Preempt the last running request that holds blocks; "encode" requests hold none."""
@@ -335,16 +323,10 @@ class Scheduler:
 
     def _blame(self, step: ScheduledStep, sentence: Callable[[Request], MmcachedError | None]) -> None:
         """Fail the request that was alone in the step if `sentence` returns an error; make all others suspects."""
-        goals = step.goals()
-        for request, goal in goals:
-            if self._requests.get(request.request_id) is not request:
-                continue
-            request.num_faults += 1
-            error = sentence(request) if len(goals) == 1 else None
-            if error is not None:
-                self._fail(request, error)
-            else:
-                self.suspects.add(request, goal)
+        goals = [goal for goal in step.goals() if self._requests.get(goal[0].request_id) is goal[0]]
+        error = self.suspects.blame(goals, sentence if len(step.goals()) == 1 else None)
+        if error is not None:
+            self._fail(goals[0][0], error)
 
     def _fail(self, request: Request, error: MmcachedError) -> None:
         request.status = RequestStatus.ABORTED

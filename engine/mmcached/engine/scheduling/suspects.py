@@ -10,11 +10,11 @@ computed alone for good, so that it ends. Invariant: exactly the suspects have a
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from mmcached.engine.scheduling.request_queue import RequestQueue
 from mmcached.engine.steps.request import Request
-from mmcached.wire.errors import PoisonousRequest
+from mmcached.wire.errors import MmcachedError, PoisonousRequest
 
 MAX_PROGRESS = 1 << 62
 """Value of `alone_until` for a request that is always computed alone."""
@@ -41,6 +41,25 @@ class Suspects:
         """Return the error of a request that was alone in a step that killed a worker; None if it may try again."""
         is_poisonous = request.num_faults >= self._max_deaths
         return PoisonousRequest(request.num_faults, self._max_deaths) if is_poisonous else None
+
+    def blame(
+        self, goals: Sequence[tuple[Request, int]], sentence: Callable[[Request], MmcachedError | None] | None
+    ) -> MmcachedError | None:
+        """Count a fault of each request of a failed step, and make it a suspect up to its goal.
+
+        Args:
+            sentence: Judges the request of a step that had only one; None for a step of several.
+
+        Returns:
+            The error of that request, which is no suspect then; None if all are suspects.
+        """
+        for request, goal in goals:
+            request.num_faults += 1
+            error = None if sentence is None else sentence(request)
+            if error is not None:
+                return error
+            self.add(request, goal)
+        return None
 
     def add(self, request: Request, alone_until: int) -> None:
         """Make a request a suspect up to this progress, or for good if it has had too many faults."""

@@ -170,7 +170,7 @@ def _text_of(model: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _marks(config: ServiceConfig, path: Path, architecture: str, model: Mapping[str, Any]) -> dict[Modality, int]:
-    """Return the placeholder tokens of what is encoded with the checkpoint's own towers; none without them."""
+    """Return the placeholder tokens of items that the checkpoint's own towers encode; none without towers."""
     modality = VISION_MODELS.get(architecture)
     if modality is None or config.encoder.kind != "hf":
         return {}
