@@ -15,7 +15,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 from mmcached.worker.model.kv_pool import KVPool
 
 
-class Piece:
+class SequencePiece:
     """Piece of a sequence that is being computed: positions `[start, end)`.
 
     Attributes:
@@ -35,7 +35,7 @@ class PoolLayer(CacheLayerMixin):  # type: ignore[misc]  # Transformers is not i
 
     is_sliding = False
 
-    def __init__(self, pool: KVPool, index: int, piece: Piece) -> None:
+    def __init__(self, pool: KVPool, index: int, piece: SequencePiece) -> None:
         super().__init__()
         self._pool = pool
         self._index = index
@@ -71,5 +71,5 @@ class PoolCache(Cache):  # type: ignore[misc]
     """Cache of all layers; `piece` says which one is being computed."""
 
     def __init__(self, pool: KVPool, num_layers: int) -> None:
-        self.piece = Piece()
+        self.piece = SequencePiece()
         super().__init__(layers=[PoolLayer(pool, index, self.piece) for index in range(num_layers)])

@@ -17,7 +17,7 @@ from mmcached.worker.model.kv_pool import KVPool
 from mmcached.worker.model.model import ReferenceModel
 
 
-class Decoder(Protocol):
+class LanguageModel(Protocol):
     """Tokens and embeddings -> hidden states -> next tokens; see `CausalDecoder` for shapes."""
 
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor: ...
@@ -39,7 +39,7 @@ class Model:
     """Parts of a worker's model; `encoder` is the reference model's, for a service without a checkpoint's."""
 
     encoder: ItemEncoder
-    decoder: Decoder
+    decoder: LanguageModel
     pool: KVPool
 
 
