@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 import tqdm
 
 from mmcached.client import Client
@@ -18,3 +19,13 @@ tqdm.tqdm.monitor_interval = 0  # else the first progress bar leaves a thread be
 def client(run_dir: Path) -> Iterator[Client]:
     with StoreService(run_dir), Client(run_dir, fail_open=False) as client:
         yield client
+
+
+@pytest.fixture
+def one_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Compute with as many threads as the service."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

@@ -23,19 +23,10 @@ from tests.hosts.transformers.test_clips import features_of, loaded, record_of, 
 from tests.hosts.transformers.test_encoders import config_of
 from tests.hosts.transformers.test_sounds import heard
 
-pytestmark = pytest.mark.skipif(
-    not (decoder_of("video") and decoder_of("audio")), reason="needs pip install '.[video,audio]'"
-)
-
-
-@pytest.fixture(autouse=True)
-def one_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Compute with as many threads as the service."""
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = [
+    pytest.mark.usefixtures("one_thread"),
+    pytest.mark.skipif(not (decoder_of("video") and decoder_of("audio")), reason="needs pip install '.[video,audio]'"),
+]
 
 
 def num_encoded(client: Client) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,19 +28,11 @@ from mmcached.worker.encoders.encoder import outputs_in
 from mmcached.worker.encoders.tower import load_tower
 from tests.hosts.transformers.checkpoints import OUTPUTS, PICTURES, PROCESSORS, alone, save
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 CPU = torch.device("cpu")
 SERVED = ("clip", "dinov2", "qwen3_vl", "gemma3")
 """Families with which a service is started each time: one with each form of outputs."""
-
-
-@pytest.fixture(autouse=True)
-def one_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Compute with as many threads as the service."""
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def config_of(folder: Path, **encoder: Any) -> ServiceConfig:

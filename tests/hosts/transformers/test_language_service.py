@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from io import BytesIO
 from pathlib import Path
@@ -32,18 +31,10 @@ from tests.hosts.transformers.test_language import prompt_of
 from tests.house import REPOSITORY
 from tests.integration.processes import role_pids
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 RESTART_S = 300.0
 """A worker imports Transformers before it is ready again."""
-
-
-@pytest.fixture(autouse=True)
-def one_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Compute with as many threads as the service."""
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def config_of(folder: Path, *, num_layer_outputs: int = 0, **settings: object) -> ServiceConfig:
