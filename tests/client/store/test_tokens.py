@@ -34,7 +34,7 @@ def no_leases(service: StoreService) -> None:
 @pytest.fixture
 def taker(service: StoreService, run_dir: Path) -> Iterator[Client]:
     """Connect the client that takes leases and hands them on."""
-    with Client(run_dir) as taker:
+    with Client(run_dir, fail_open=False) as taker:
         yield taker
 
 
