@@ -25,7 +25,7 @@ from mmcached.wire.vocabulary import Modality
 
 
 class UnusableFile(NamedTuple):
-    """A file that cannot be processed, with the error."""
+    """An unusable file, with its error."""
 
     data: Frame
     error: Exception

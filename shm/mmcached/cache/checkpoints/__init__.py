@@ -1,4 +1,4 @@
-"""What a checkpoint's small files say: inputs and embeddings of its encoders, vocabulary and sizes of its model.
+"""Reads a checkpoint's small files: inputs and embeddings of its encoders, vocabulary and sizes of its model.
 
 checkpoint  the folder: configuration, processors, errors    architectures  the known classes of models
 counting    ways of counting the embeddings of an image      frames         the same for frames of a video
