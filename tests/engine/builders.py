@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from mmcached.engine import Request
+from mmcached.engine.steps.request import RequestId
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.messages.parts import EncoderOutput, Feature, Inline, Tensor
 from mmcached.wire.model_config import ModelConfig
@@ -23,7 +24,7 @@ def inline_tensors(output: EncoderOutput) -> dict[str, Tensor]:
 
 
 def generate(
-    request_id: int,
+    request_id: RequestId,
     prompt: Sequence[int] | int,
     features: Sequence[Feature] = (),
     *,

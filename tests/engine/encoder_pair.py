@@ -335,4 +335,4 @@ class Pair:
 
 
 def _is(request_id: int, request: Request) -> bool:
-    return request_id == request.request_id
+    return bool(request_id == request.request_id)

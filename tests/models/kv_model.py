@@ -28,6 +28,7 @@ import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
+from typing import Literal
 
 from mmcached.engine.steps.request import Request
 from mmcached.wire.errors import LocalProtocolError
@@ -45,14 +46,27 @@ def content_of(request: Request, end: int) -> Content:
 
 @dataclass(frozen=True)
 class Group:
-    """Layers that share one block table; with a window, a token looks at that many tokens, itself among them."""
+    """Layers that share one block table.
+
+    Attributes:
+        window: a token looks at that many tokens, itself among them.
+        chunk: a token looks at those of its chunk of so many.
+        state: instead of KV, a block holds what is known after its last token: at the end of each block ("all"), or
+            where computing has stopped ("align").
+    """
 
     block_size: int
     window: int | None = None
+    chunk: int | None = None
+    state: Literal["", "align", "all"] = ""
 
     def first_needed(self, position: int) -> int:
         """Return the first position that the token here, or a later one, looks at."""
-        return 0 if self.window is None else max(0, position - self.window + 1)
+        if self.window is not None:
+            return max(0, position - self.window + 1)
+        if self.chunk is not None:
+            return position // self.chunk * self.chunk
+        return max(0, position - 1) if self.state else 0
 
 
 @dataclass(eq=False)
@@ -75,7 +89,7 @@ class Step:
 
 
 class KVModel:
-    """Any groups of layers with full attention or a sliding window.
+    """Any groups of layers.
 
     Args:
         num_blocks: the null block included.
@@ -105,13 +119,16 @@ class KVModel:
         self.step: Step | None = None
         self.out_of_epoch: set[int] = set()  # holders whose blocks stem from before the last `new_epoch`
         self.lost: set[int] = set()  # holders that can only be freed
+        # By request and group: up to which block states were overwritten, since computing went on past a block's end.
+        self.passed: dict[tuple[int, int], int] = {}
 
     # ---- requests
 
     def lookup(self, request: Request) -> tuple[list[list[int]], int]:
         """Return the blocks of the longest hit and its length. The last token is always computed, never found."""
         if self.enable_caching and not request.skip_reading_prefix_cache:
-            for num_tokens in reversed(self._hit_lengths(request.num_tokens - 1)):
+            most = request.num_tokens - max(1, self.num_hash_lookahead_tokens)
+            for num_tokens in reversed(self._hit_lengths(most)):
                 hit = [self._group_hit(request, index, num_tokens) for index in range(len(self.groups))]
                 if None not in hit:
                     return [table for table in hit if table is not None], num_tokens
@@ -137,10 +154,11 @@ class KVModel:
         return range(stride, num_tokens + 1, stride)
 
     def _needed(self, index: int, num_tokens: int) -> range:
-        """Return the positions of a group's blocks that a hit of so many tokens takes, at least one."""
+        """Return the positions of a group's blocks that a hit of so many tokens takes, at least one but for chunks."""
         group = self.groups[index]
-        stop = num_tokens // group.block_size + self.is_one_block_given_up
-        return range(min(group.first_needed(num_tokens) // group.block_size, stop - 1), stop)
+        stop = num_tokens // group.block_size + (self.is_one_block_given_up and not group.state)
+        most = stop if group.chunk else stop - 1  # before a chunk, nothing is needed
+        return range(min(group.first_needed(num_tokens) // group.block_size, most), stop)
 
     def allocate(
         self,
@@ -177,23 +195,26 @@ class KVModel:
 
         held = self.tables.get(request_id, [[] for _ in self.groups])
         tables = [[*table, *hit_table] for table, hit_table in zip(held, hit_tables, strict=True)]
-        num_missing = [
-            max(0, -(-num_slots // group.block_size) - len(table))
+        num_delivered = num_tokens - num_new_tokens if num_external_tokens and request_id not in self.tables else 0
+        growth = [
+            self._growth(group, table, num_slots, min(num_tokens, self.max_model_len), num_delivered)
             for group, table in zip(self.groups, tables, strict=True)
         ]
+        num_missing = sum(each is None for part in growth for each in part)
         hit_ids = [block_id for table in hit_tables for block_id in table]
         revived = [block_id for block_id in hit_ids if block_id in self.free_order]
-        if sum(num_missing) + len(revived) > len(self.free_order):
+        if num_missing + len(revived) > len(self.free_order) or self._is_state_reserved(hit_tables):
             return None
 
         self.free_order = [block_id for block_id in self.free_order if block_id not in revived]
-        new = [[self._take() for _ in range(number)] for number in num_missing]
+        new = [[self._take() if each is None else each for each in part] for part in growth]
         self.tables[request_id] = [table + fresh for table, fresh in zip(tables, new, strict=True)]
         if self.step is not None:
             self.step.took_part.add(request_id)
             writers = {self.step.reserved[block_id][0] for block_id in hit_ids if block_id in self.step.reserved}
             if writers:
                 self.step.writers[request_id] = writers
+        self._note_passed(request, num_tokens - num_new_tokens, num_tokens - num_draft_tokens)
         if not delay_cache_blocks:
             # Only what is known now: another token may take the place of a guess before the step is committed.
             full = self._full_blocks(request, num_tokens - num_draft_tokens, num_tokens)
@@ -202,6 +223,28 @@ class KVModel:
             else:
                 self.published |= full
         return new
+
+    def _growth(
+        self, group: Group, table: Sequence[int], num_slots: int, num_tokens: int, num_delivered: int
+    ) -> list[int | None]:
+        """Return what is put behind a table: None for a new block, null where no state will be."""
+        if group.state != "align":
+            return [None] * (-(-num_slots // group.block_size) - len(table))
+        states = {-(-num_delivered // group.block_size) - 1, -(-num_tokens // group.block_size) - 1}
+        return [None if each in states else NULL for each in range(len(table), max(states) + 1)]
+
+    def _is_state_reserved(self, hit_tables: Sequence[Sequence[int]]) -> bool:
+        """Say whether a hit takes a state that is only there when the step has ended."""
+        reserved = self.step.reserved if self.step is not None else {}
+        pairs = zip(self.groups, hit_tables, strict=True)
+        return any(block_id in reserved for group, table in pairs if group.state for block_id in table)
+
+    def _note_passed(self, request: Request, start: int, end: int) -> None:
+        for index, group in enumerate(self.groups):
+            position = start // group.block_size
+            is_past = start % group.block_size and min(end, request.num_tokens) > (position + 1) * group.block_size
+            if group.state == "align" and is_past:
+                self.passed[request.request_id, index] = position
 
     def _without_passed(self, index: int, table: Sequence[int], num_computed: int, num_slots: int) -> list[int]:
         """Return a group's part of a hit, with null blocks for what nobody looks at behind what is delivered."""
@@ -228,6 +271,8 @@ class KVModel:
                 step.took_part.discard(request_id)
                 step.reserved = {each: held for each, held in step.reserved.items() if held[0] != request_id}
         # Group after group, so that of the unpublished the last group's come first.
+        for index in range(len(self.groups)):
+            self.passed.pop((request_id, index), None)
         for table in self.tables.pop(request_id, []):
             self._give_back_of(request_id, table[::-1])
         if step is not None:
@@ -278,12 +323,15 @@ class KVModel:
     def withdraw(self, step_id: int) -> list[int]:
         """The step was not computed. Return who counted on that and can only be freed, in the order of scheduling.
 
-        The others keep their slots, with nothing in them.
+        The others keep their slots, with nothing in them. Where there are states, all of the step are lost.
         """
         step = self._opened(step_id)
-        self.lost |= step.writers.keys()
+        lost = list(step.writers)
+        if any(group.state for group in self.groups):
+            lost += [each for each in self.tables if each in step.took_part and each not in lost]
+        self.lost |= set(lost)
         self._end(step)
-        return list(step.writers)
+        return lost
 
     # ---- looking in
 
@@ -295,7 +343,9 @@ class KVModel:
     def num_common_prefix_blocks(self, request: Request, num_running: int) -> list[int]:
         """Return for each group how many leading blocks all running requests share; with a window none."""
         return [
-            0 if group.window else len(list(takewhile(lambda each: self.ref_cnt(each) == num_running, table)))
+            0
+            if group.window or group.chunk or group.state
+            else len(list(takewhile(lambda each: self.ref_cnt(each) == num_running, table)))
             for group, table in zip(self.groups, self.tables[request.request_id], strict=True)
         ]
 
@@ -333,7 +383,11 @@ class KVModel:
         full, taken = {}, {NULL, *self.published, *dict(self._reserved())}
         for index, table in enumerate(self.tables[request.request_id]):
             block_size = self.groups[index].block_size
-            needed = {each for length in self._hit_lengths(most_tokens) for each in self._needed(index, length)}
+            ranges = [self._needed(index, length) for length in self._hit_lengths(most_tokens)]
+            needed = {each for positions in ranges for each in positions}
+            if self.groups[index].chunk and ranges:
+                needed = set(range(ranges[-1].stop))  # all of them, as in full attention
+            needed -= set(range(1 + self.passed.get((request.request_id, index), -1)))
             for position in range(min(len(table), min(num_computed_tokens, request.num_tokens) // block_size)):
                 content = self._content(request, index, position + 1)
                 if content is not None and position in needed and table[position] not in taken:

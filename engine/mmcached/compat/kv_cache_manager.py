@@ -17,7 +17,7 @@ from mmcached.engine.kv.config import KVCacheConfig
 from mmcached.engine.kv.kv_cache import KVCache
 from mmcached.engine.kv.pool.block_pool import NULL_BLOCK_ID
 from mmcached.engine.kv.stats import AdmissionCounts
-from mmcached.engine.steps.request import Request, RequestStatus
+from mmcached.engine.steps.request import Request, RequestId, RequestStatus
 from mmcached.wire.errors import LocalProtocolError
 
 
@@ -124,11 +124,12 @@ class KVCacheManager(KVCache):
             self._publisher.publish(request, held, block_hashes, num_final, most_tokens=num_final, at_once=True)
         held.set_horizon()
 
-    def evict_blocks(self, block_ids: Iterable[int]) -> list[int]:
+    def evict_blocks(self, block_ids: Iterable[int]) -> list[RequestId]:
         """Remove blocks from the prefix cache, for example after a failed load; requests keep the blocks they hold.
 
         The holders' later blocks were computed from them, and are removed too. A holder of any removed block has to
-        compute it again: set `num_computed_tokens` back and go on; blocks that are final then are published anew.
+        compute it again: set `num_computed_tokens` back and go on; blocks that are final then are published anew. One
+        whose window or Mamba state has left behind what that needs can only be freed: `allocate_slots` raises.
         Blocks that requests freed since have computed from these are not known here: pass them too, or begin a
         `new_epoch`.
 
@@ -142,18 +143,38 @@ class KVCacheManager(KVCache):
         if self._steps.is_open:
             raise LocalProtocolError("blocks cannot be evicted while steps are in flight: commit or withdraw them")
         gone = self._checked_ids(block_ids)
-        concerned: dict[int, None] = {}
+        concerned: dict[RequestId, None] = {}
         num_known = -1
         while num_known < len(gone):  # a request's later blocks may be shared by another request
             num_known = len(gone)
             for held in self._held.values():
-                behind = held.cut_published(self.config.block_sizes, gone)
-                if behind:
+                start = held.first_gone(self.config.block_sizes, gone)
+                if start is not None:
                     concerned[held.request_id] = None
-                    gone.update(behind)
+                    gone.update(held.cut_published(self.config.block_sizes, start))
                     gone.discard(NULL_BLOCK_ID)
+                    self._tables.note_recomputed(held, start)
         self.block_pool.unpublish(sorted(gone))
         return list(concerned)
+
+    def pop_blocks_for_free(self, request: Request) -> list[int]:
+        """Forget a request, and return its blocks, which stay held: free them later, in reverse.
+
+        For engines that have steps in flight without `begin_step`: `block_pool.free_blocks(block_ids[::-1])` when the
+        last of them has ended. Reservations and fences are as in `free`, which raises as this does.
+
+        Returns:
+            Ids in the order of allocation, group after group, without null blocks; empty if it holds none.
+
+        Raises:
+            LocalProtocolError: Other requests share blocks that it would write in the step being built.
+        """
+        self._lookups.forget_request(request.request_id)
+        held = self._held.get(request.request_id)
+        if held is None:
+            return []
+        self._steps.check_can_leave(held)
+        return [block_id for table in self._tables.take_blocks(held) for block_id in reversed(table) if block_id]
 
     def remove_skipped_blocks(self, request: Request, num_computed_tokens: int) -> None:
         """Free the blocks behind the sliding windows at `num_computed_tokens`, before the next allocation does."""
@@ -172,24 +193,34 @@ class KVCacheManager(KVCache):
         *,
         num_lookahead_tokens: int = 0,
         num_external_computed_tokens: int = 0,
+        num_encoder_tokens: int = 0,
     ) -> int:
         """Return how many free blocks such a call of `allocate_slots` takes. Changes nothing.
 
         Free blocks of the hit are included, because no other request can take them then; blocks that windows will free
         are not deducted.
         """
-        num_computed = request.num_computed_tokens + num_new_computed_tokens + num_external_computed_tokens
+        request_id, num_local = request.request_id, request.num_computed_tokens + num_new_computed_tokens
+        num_computed = num_local + num_external_computed_tokens
         num_slots = min(num_computed + num_new_tokens + num_lookahead_tokens, self.max_model_len)
+        growth = self._tables.growth(
+            num_local,
+            num_external_computed_tokens,
+            num_new_tokens,
+            num_slots,
+            num_encoder_tokens,
+            is_new=request_id not in self._held,
+        )
         hit = self._empty if new_computed_blocks is None else new_computed_blocks
         if num_external_computed_tokens:
             hit = self._tables.behind_windows(hit, num_computed, num_slots)
-        return self._tables.num_to_take(request.request_id, hit, num_slots)
+        return self._tables.num_to_take(request_id, hit, num_slots, growth)
 
-    def get_block_ids(self, request_id: int) -> tuple[list[int], ...]:
+    def get_block_ids(self, request_id: RequestId) -> tuple[list[int], ...]:
         """Return a copy of a request's block tables, null blocks included; empty if it holds no blocks."""
         return tuple(list(self.block_table(request_id, index)) for index in range(len(self._groups)))
 
-    def get_blocks(self, request_id: int) -> KVCacheBlocks:
+    def get_blocks(self, request_id: RequestId) -> KVCacheBlocks:
         """Return a request's present blocks; empty if it holds no blocks."""
         return KVCacheBlocks(self.block_pool, self.get_block_ids(request_id))
 
@@ -205,7 +236,7 @@ class KVCacheManager(KVCache):
             self._checked_ids(ids)
         return KVCacheBlocks(self.block_pool, tuple(list(ids) for ids in block_ids))
 
-    def write_block_table(self, request_id: int, out: npt.NDArray[Any], group_index: int = 0) -> int:
+    def write_block_table(self, request_id: RequestId, out: npt.NDArray[Any], group_index: int = 0) -> int:
         """Write one block table into the caller's row, padded with null blocks, and return its length.
 
         Args:

@@ -28,7 +28,15 @@ from mmcached.engine.encoder.encoder_cache_manager import EncoderCacheManager
 from mmcached.engine.encoder.shared_encoder_cache_manager import SharedEncoderCacheManager
 from mmcached.engine.hidden_states.tensor_prefix_index import TensorPrefixIndex
 from mmcached.engine.kv.blocks import KVCacheBlock, KVCacheBlocks
-from mmcached.engine.kv.config import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, SlidingWindowSpec
+from mmcached.engine.kv.config import (
+    ChunkedLocalAttentionSpec,
+    CrossAttentionSpec,
+    FullAttentionSpec,
+    KVCacheConfig,
+    KVCacheGroupSpec,
+    MambaSpec,
+    SlidingWindowSpec,
+)
 from mmcached.engine.scheduling.scheduler import Scheduler
 from mmcached.engine.scheduling.step import ScheduledChunk, ScheduledStep
 from mmcached.engine.steps.request import Request, RequestStatus, ScheduledItem
@@ -40,6 +48,8 @@ if TYPE_CHECKING:
     from mmcached.compat.multimodal.receiver_cache import MultiModalReceiverCache, engine_receiver_cache_from_config
 
 __all__ = [
+    "ChunkedLocalAttentionSpec",
+    "CrossAttentionSpec",
     "EncoderBudget",
     "EncoderCacheManager",
     "Feature",
@@ -51,6 +61,7 @@ __all__ = [
     "KVCacheManager",
     "KVEvent",
     "LoraKey",
+    "MambaSpec",
     "MultiModalReceiverCache",
     "Request",
     "RequestStatus",

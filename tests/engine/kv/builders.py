@@ -1,8 +1,8 @@
 """Managers of any mix of groups, what is put into their cache by hand, and their books as one value to compare.
 
 A spec is written as short as its drawing: `16` is full attention with blocks of 16 tokens, `(16, 32)` a sliding window
-of 32 tokens over the same blocks. What is cached is written as a pattern for each group: `"TTFT"` says that the third
-block of that group is missing.
+of 32 tokens over the same blocks; other kinds are their own specs. What is cached is written as a pattern for each
+group: `"TTFT"` says that the third block of that group is missing.
 """
 
 from __future__ import annotations
@@ -11,7 +11,13 @@ from typing import Any
 
 from mmcached.cache.hashing.block_hash import extend_block_hashes
 from mmcached.engine import KVCacheBlocks, KVCacheManager, Request
-from mmcached.engine.kv.config import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, SlidingWindowSpec
+from mmcached.engine.kv.config import (
+    FullAttentionSpec,
+    KVCacheConfig,
+    KVCacheGroupSpec,
+    KVCacheSpec,
+    SlidingWindowSpec,
+)
 from tests.engine.builders import generate
 from tests.engine.kv.integrity import check_kv
 
@@ -19,7 +25,7 @@ BLOCK = 16
 COMMON = [i for i in range(3) for _ in range(BLOCK)]  # 48 tokens, block i filled with token i
 NULL = 0
 
-Spec = int | tuple[int, int]
+Spec = int | tuple[int, int] | KVCacheSpec
 Table = list[int]
 Tables = tuple[Table, ...]
 
@@ -29,11 +35,17 @@ def config_of(num_blocks: int, *specs: Spec) -> KVCacheConfig:
     groups = [
         KVCacheGroupSpec(
             [f"layer {number}"],
-            FullAttentionSpec(spec) if isinstance(spec, int) else SlidingWindowSpec(spec[0], sliding_window=spec[1]),
+            _spec_of(spec),
         )
         for number, spec in enumerate(specs)
     ]
     return KVCacheConfig(num_blocks, groups)
+
+
+def _spec_of(spec: Spec) -> KVCacheSpec:
+    if isinstance(spec, int):
+        return FullAttentionSpec(spec)
+    return SlidingWindowSpec(spec[0], sliding_window=spec[1]) if isinstance(spec, tuple) else spec
 
 
 def manager_of(num_blocks: int, *specs: Spec, max_model_len: int = 1 << 20, **options: Any) -> KVCacheManager:

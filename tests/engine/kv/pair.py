@@ -18,10 +18,11 @@ from typing import Any
 
 from mmcached.cache.hashing.block_keys import LoraKey
 from mmcached.engine import KVCacheBlocks, Request, RequestStatus
+from mmcached.engine.kv.config import ChunkedLocalAttentionSpec, MambaSpec
 from mmcached.wire.errors import LocalProtocolError
 from mmcached.wire.vocabulary import IMAGE_TOKEN_ID
 from tests.engine.builders import generate, image
-from tests.engine.kv.builders import manager_of
+from tests.engine.kv.builders import Spec, manager_of
 from tests.engine.kv.dice import Dice
 from tests.engine.kv.integrity import check_kv
 from tests.models.kv_model import NULL, Group, KVModel
@@ -81,6 +82,14 @@ def outcome_of(act: Callable[[], Any]) -> Any:
         return ValueError if isinstance(error, ValueError) else LocalProtocolError
 
 
+def spec_of(group: Group) -> Spec:
+    if group.state:
+        return MambaSpec(group.block_size, group.state)
+    if group.chunk is not None:
+        return ChunkedLocalAttentionSpec(group.block_size, group.chunk)
+    return group.block_size if group.window is None else (group.block_size, group.window)
+
+
 class Pair:
     """Both, and the requests that both are asked about.
 
@@ -90,9 +99,7 @@ class Pair:
     """
 
     def __init__(self, setting: Setting) -> None:
-        specs = [
-            group.block_size if group.window is None else (group.block_size, group.window) for group in setting.groups
-        ]
+        specs = [spec_of(group) for group in setting.groups]
         options: dict[str, Any] = {
             "enable_caching": setting.enable_caching,
             "use_eagle": setting.use_eagle,

@@ -29,10 +29,17 @@ EVERYWHERE = [
 WITH_WINDOWS = ["window moved on", "hit with null blocks", "moved on and lost"]
 BLOCK_SIZES = [(2, 2, 2, 2), (3, 3, 3, 3), (4, 2, 4, 2), (2, 4, 8, 4), (2, 3, 6, 1)]
 
+KINDS: list[Callable[[int, int], Group]] = [
+    lambda size, reach: Group(size),
+    lambda size, reach: Group(size, window=reach),
+    lambda size, reach: Group(size, chunk=reach),
+    lambda size, reach: Group(size, state="align"),
+    lambda size, reach: Group(size, state="all"),
+]
 GROUPS = st.tuples(
     st.sampled_from([*BLOCK_SIZES, (1, 1, 1, 1), (4, 4, 4, 4)]),
-    st.lists(st.none() | st.integers(1, 13), min_size=1, max_size=4),
-).map(lambda drawn: tuple(map(Group, drawn[0], drawn[1])))
+    st.lists(st.tuples(st.sampled_from(KINDS), st.integers(1, 13)), min_size=1, max_size=4),
+).map(lambda drawn: tuple(make(size, reach) for size, (make, reach) in zip(drawn[0], drawn[1], strict=False)))
 SETTINGS = st.builds(
     Setting,
     st.integers(1, 24),
@@ -57,7 +64,7 @@ def test_equal_after_any_history(setting: Setting, history: list[tuple[str, int]
 def random_setting(rng: random.Random, num_groups: int) -> Setting:
     """Return pools that are fuller than short histories reach, but not so full that nothing is ever admitted."""
     sizes = rng.choice(BLOCK_SIZES)[:num_groups]
-    groups = tuple(Group(size, rng.choice([None, rng.randint(1, 13)])) for size in sizes)
+    groups = tuple(rng.choice(KINDS)(size, rng.randint(1, 13)) for size in sizes)
     num_tokens = rng.randint(20, 90)
     num_blocks = 2 + sum(-(-num_tokens // group.block_size) for group in groups)
     num_lookahead = rng.choice([0, 0, 1, 2])
@@ -81,7 +88,7 @@ def lead(seed: int, num_groups: int, num_pairs: int, num_actions: int) -> Counte
 @pytest.mark.parametrize("num_groups", [1, 2, 3, 4])
 def test_long_histories_reach_everything(num_groups: int) -> None:
     """The same by plain chance, and a count of what the histories went through."""
-    seen = lead(21, num_groups, 3, 800)
+    seen = lead(21, num_groups, 10, 800)
     assert {what: seen[what] for what in {*EVERYWHERE, *WITH_WINDOWS} if seen[what] < 3} == {}
 
 

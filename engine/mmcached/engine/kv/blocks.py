@@ -10,9 +10,10 @@ from dataclasses import dataclass
 
 from mmcached.engine.kv.groups.group import DIGEST_TAG_BYTES
 from mmcached.engine.kv.pool.block_pool import NULL_BLOCK_ID, BlockPool
+from mmcached.engine.steps.request import RequestId
 from mmcached.wire.errors import LocalProtocolError
 
-Version = tuple[int, int]
+Version = tuple[RequestId, int]
 """A request's id, and the counter of forgotten content when its hit was found."""
 
 

@@ -21,7 +21,14 @@ from typing import NamedTuple
 
 from mmcached.cache.hashing.block_hash import DIGEST_BYTES, extra_keys_by_block
 from mmcached.cache.hashing.block_keys import EmbedsKey, ExtraKey, LookaheadKey, LoraKey, MultiModalKey, SaltKey
-from mmcached.engine.kv.config import FullAttentionSpec, KVCacheConfig, SlidingWindowSpec
+from mmcached.engine.kv.config import (
+    ChunkedLocalAttentionSpec,
+    FullAttentionSpec,
+    KVCacheConfig,
+    KVCacheSpec,
+    MambaSpec,
+    SlidingWindowSpec,
+)
 from mmcached.engine.kv.request_hashes import RequestHashes
 from mmcached.engine.steps.request import Request
 from mmcached.wire.errors import InvariantError
@@ -55,6 +62,7 @@ class PublishedLog:
 
     def __init__(self, config: KVCacheConfig, hashes: RequestHashes) -> None:
         self._specs = [group.kv_cache_spec for group in config.kv_cache_groups]
+        self._block_sizes = config.block_sizes
         self._hashes = hashes
         self._num_lookahead = hashes.num_lookahead_tokens
         self._is_cleared = False
@@ -93,7 +101,7 @@ class PublishedLog:
 
     def _digest_before(self, request: Request, group: int, index: int) -> bytes:
         """Return the parent hash of a block; the parent block need not be published or allocated."""
-        position = index * self._specs[group].block_size // self._hashes.block_size - 1
+        position = index * self._block_sizes[group] // self._hashes.block_size - 1
         if position >= len(request.block_hashes):  # the request has ended, and its hashes were forgotten
             self._hashes.extend(request)
         return request.block_hashes[position]
@@ -110,7 +118,7 @@ class PublishedLog:
 
     def _storage(self, run: _Run) -> BlockStored:
         request, spec = run.request, self._specs[run.group]
-        size, hash_size = spec.block_size, self._hashes.block_size
+        size, hash_size = self._block_sizes[run.group], self._hashes.block_size
         blocks = range(run.first_index, run.first_index + len(run.keys))
         start, stop = blocks.start * size, blocks.stop * size
         hashed = range(start // hash_size, stop // hash_size)
@@ -148,7 +156,12 @@ class PublishedLog:
         return [request.token_ids[end : end + self._num_lookahead] for end in ends]
 
 
-_KINDS = {FullAttentionSpec: "full_attention", SlidingWindowSpec: "sliding_window"}
+_KINDS: dict[type[KVCacheSpec], str] = {
+    FullAttentionSpec: "full_attention",
+    SlidingWindowSpec: "sliding_window",
+    ChunkedLocalAttentionSpec: "chunked_local_attention",
+    MambaSpec: "mamba",
+}
 
 
 def _net_changes(runs: list[_Run], removed: list[bytes]) -> tuple[list[_Run], list[bytes]]:

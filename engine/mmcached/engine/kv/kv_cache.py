@@ -28,6 +28,7 @@ from mmcached.cache.hashing.block_hash import block_hasher
 from mmcached.engine.kv.blocks import KVCacheBlocks
 from mmcached.engine.kv.config import KVCacheConfig
 from mmcached.engine.kv.events import PublishedLog
+from mmcached.engine.kv.groups.mamba import MambaAlign, chunk_end
 from mmcached.engine.kv.lookup.coordinator import Coordinator
 from mmcached.engine.kv.lookup.lookups import PrefixLookups
 from mmcached.engine.kv.pool.block_pool import NULL_BLOCK_ID, BlockPool
@@ -36,7 +37,7 @@ from mmcached.engine.kv.request_hashes import RequestHashes
 from mmcached.engine.kv.slot_allocator import SlotAllocator
 from mmcached.engine.kv.steps import Steps
 from mmcached.engine.kv.tables import BlockTables
-from mmcached.engine.steps.request import Request
+from mmcached.engine.steps.request import Request, RequestId
 from mmcached.wire.engine_stats import KVCacheStats
 from mmcached.wire.errors import ConfigError
 from mmcached.wire.messages.kv_events import KVEvent
@@ -60,7 +61,7 @@ class KVCache:
         epoch: number of calls of `new_epoch`.
 
     Raises:
-        ConfigError: a size or the algorithm is invalid.
+        ConfigError: a size or the algorithm is invalid, or the layers do not allow caching.
     """
 
     def __init__(  # noqa: PLR0917 (vLLM's signature)
@@ -79,6 +80,8 @@ class KVCache:
             raise ConfigError("max_model_len", max_model_len, "at least 1 token")
         if num_hash_lookahead_tokens < 0:
             raise ConfigError("num_hash_lookahead_tokens", num_hash_lookahead_tokens, "at least 0 tokens")
+        if enable_caching and not kv_cache_config.is_cacheable:
+            raise ConfigError("enable_caching", True, "False: cross-attention and states in mode none keep nothing")
         config, pool_size = kv_cache_config, kv_cache_config.num_blocks
         hasher = block_hasher(caching_hash_algo, hash_seed)
         self.config = config
@@ -94,6 +97,7 @@ class KVCache:
         steps = self._steps = Steps()
         self.coordinator = Coordinator(config, pool, steps, int(use_eagle and not num_hash_lookahead_tokens))
         self._groups = self.coordinator.groups
+        self._has_align = any(isinstance(group.kind, MambaAlign) for group in self._groups)
         self._tables = BlockTables(config, pool, steps, self._groups, max_model_len)
         self._held = self._tables.held
         self._empty = self._tables.empty
@@ -137,6 +141,7 @@ class KVCache:
         *,
         num_external_computed_tokens: int = 0,
         num_in_flight_tokens: int = 0,
+        num_encoder_tokens: int = 0,
     ) -> KVCacheBlocks | None:
         """Allocate slots for a request's next tokens, after its computed tokens and its prefix hit.
 
@@ -146,8 +151,9 @@ class KVCache:
             delay_cache_blocks: whether the content arrives later; nothing is published until `cache_blocks`.
 
         Returns:
-            The newly allocated blocks, without the hit's, possibly empty; None if too few blocks are free. Then nothing
-            has changed, except that windows have moved to the request's position.
+            The new parts of the block tables, after the hit, possibly empty; None if too few blocks are free, or if
+            the hit's Mamba state will be computed by the open step. Then nothing has changed, except that windows have
+            moved to the request's position.
 
         Raises:
             ValueError: no token is requested, a count is invalid, a prefix hit was given for a request that holds
@@ -164,7 +170,8 @@ class KVCache:
             <= held.horizon - request.num_computed_tokens - num_lookahead_tokens
             and num_new_tokens
             and new_computed_blocks is None
-            and not (num_new_computed_tokens or num_external_computed_tokens or steps.is_launched)
+            and not (num_new_computed_tokens or num_external_computed_tokens or num_encoder_tokens)
+            and not steps.is_launched
             and num_lookahead_tokens >= 0 <= num_in_flight_tokens
         ):
             held.in_step = steps.num_begun
@@ -179,6 +186,7 @@ class KVCache:
             num_draft_tokens,
             num_lookahead_tokens,
             num_in_flight_tokens,
+            num_encoder_tokens,
             delay_cache_blocks,
         )
 
@@ -257,18 +265,36 @@ class KVCache:
         """
         self._publisher.commit(step_id)
 
-    def withdraw(self, step_id: int) -> list[int]:
+    def withdraw(self, step_id: int) -> list[RequestId]:
         """End a step that was not computed: publish nothing of it.
 
         Requests keep their slots, empty, and may compute them in another step.
 
         Returns:
             The requests that rely on content of the step, such as a shared prefix: they must be freed and start over.
+            With Mamba layers, all requests of the step: their states are overwritten, or have no blocks elsewhere.
 
         Raises:
             LocalProtocolError: this step is not open.
         """
-        return [held.request_id for held in self._publisher.withdraw(step_id)]
+        return [held.request_id for held in self._publisher.withdraw(step_id, self._tables.in_step())]
+
+    def chunk_end(self, request: Request, start: int, end: int) -> int:
+        """Return where a chunk of tokens `start … end - 1` should end, `end` at the latest, so that it can be shared.
+
+        A Mamba state in mode "align" exists where a chunk ends; other layers do not mind where.
+        """
+        if not self._has_align:
+            return end
+        block_size, num_recomputed = self.config.scheduler_block_size, self.coordinator.num_recomputed
+        last = request.num_tokens - max(1, self._hashes.num_lookahead_tokens) * (not num_recomputed)
+        return chunk_end(
+            block_size,
+            start,
+            end,
+            prefill_end=max(request.num_prompt_tokens, request.num_tokens - 1),
+            last_state=(last // block_size - num_recomputed) * block_size,
+        )
 
     def new_epoch(self) -> int:
         """Drop all content while requests go on, and return the number of the new epoch.
@@ -290,12 +316,12 @@ class KVCache:
         usable = self.block_pool.num_blocks - 1
         return self.block_pool.num_held / usable if usable else 0.0
 
-    def block_table(self, request_id: int, group_index: int = 0) -> Sequence[int]:
+    def block_table(self, request_id: RequestId, group_index: int = 0) -> Sequence[int]:
         """Return a live block table, which grows at its end as the request goes on; callers must not change it."""
         held = self._held.get(request_id)
         return held.tables[group_index] if held is not None else ()
 
-    def holders(self) -> set[int]:
+    def holders(self) -> set[RequestId]:
         return set(self._held)
 
     def take_events(self) -> list[KVEvent]:

@@ -6,11 +6,11 @@ of a request is published at most once, and only at positions below `num_publish
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from mmcached.engine.kv.events import PublishedLog
 from mmcached.engine.kv.groups import Group
-from mmcached.engine.kv.pool.block_pool import BlockPool
+from mmcached.engine.kv.pool.block_pool import NULL_BLOCK_ID, BlockPool
 from mmcached.engine.kv.request_blocks import UNLIMITED, RequestBlocks
 from mmcached.engine.kv.steps import Reservation, Run, Steps
 from mmcached.engine.steps.request import Request
@@ -63,7 +63,10 @@ class Publisher:
             if start >= stop:
                 continue
             held.num_published[index] = stop
-            for first, last in group.kind.runs_for_hits(start, stop):
+            runs_for_hits = group.kind.runs_for_hits(start, stop)
+            if group.kind.has_state:
+                runs_for_hits = _without_null(held.tables[index], runs_for_hits)
+            for first, last in runs_for_hits:
                 found, names = held.tables[index][first:last], group.keys(block_hashes, first, last)
                 block_ids, keys = (block_ids + found, [*keys, *names]) if runs else (found, names)
                 runs.append((index, first, last))
@@ -83,23 +86,27 @@ class Publisher:
         for block_ids in ended.fenced:
             self._pool.free_blocks(block_ids)
 
-    def withdraw(self, step_id: int) -> list[RequestBlocks]:
+    def withdraw(self, step_id: int, overwritten: Sequence[RequestBlocks] = ()) -> list[RequestBlocks]:
         """Drop the step's reservations and free its fenced blocks; raises `LocalProtocolError` if it is not open.
 
+        Args:
+            overwritten: requests whose states the step may have overwritten.
+
         Returns:
-            The requests that rely on blocks the step would have computed; they are marked `is_lost`.
+            These, and the requests that rely on blocks the step would have computed; they are marked `is_lost`.
         """
         ended = self._steps.end(step_id)
+        lost = list(dict.fromkeys([*ended.lost, *overwritten]))
         for each in ended.reservations:
             for index, start, _ in each.runs:
                 each.held.num_published[index] = min(each.held.num_published[index], start)
             each.held.forget_horizon()
-        for held in ended.lost:
+        for held in lost:
             held.is_lost = True
             held.forget_horizon()
         for block_ids in ended.fenced:
             self._pool.free_blocks(block_ids)
-        return ended.lost
+        return lost
 
     def _publish(self, request: Request, runs: list[Run], block_ids: list[int], keys: Sequence[bytes]) -> None:
         copies = self._pool.publish(block_ids, keys)
@@ -111,6 +118,17 @@ class Publisher:
             for start, stop in _spans_between(copies, offset, offset + last - first):
                 self._log.stored(request, group_index, first + start - offset, keys[start:stop])
             offset += last - first
+
+
+def _without_null(table: Sequence[int], runs: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    """Yield the parts of runs that are not null: a state that was not written has a null block.
+
+    >>> list(_without_null([0, 5, 0, 6, 7], [(0, 3), (3, 5)]))
+    [(1, 2), (3, 5)]
+    """
+    for first, last in runs:
+        gaps = [position for position in range(first, last) if table[position] == NULL_BLOCK_ID]
+        yield from _spans_between(gaps, first, last)
 
 
 def _spans_between(gaps: Sequence[int], start: int, stop: int) -> Iterator[tuple[int, int]]:

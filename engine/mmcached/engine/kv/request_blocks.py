@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence, Set
 
 from mmcached.engine.kv.groups.group import NEVER
+from mmcached.engine.steps.request import RequestId
 
 UNLIMITED = NEVER
 
@@ -31,7 +32,8 @@ class RequestBlocks:
         horizon: number of tokens, see above; -1 forces a check.
         in_step: number of the last step in which the request was given slots, see `Steps`.
         can_publish: False if caching is off, or if an epoch began while the request held blocks.
-        is_lost: whether content that it relies on was withdrawn before it was computed; it can then only be freed.
+        is_lost: whether content that it relies on was withdrawn before it was computed, or removed; it can then only be
+            freed.
     """
 
     __slots__ = (
@@ -48,7 +50,7 @@ class RequestBlocks:
         "tables",
     )
 
-    def __init__(self, request_id: int, hit: Sequence[Sequence[int]], *, next_full: int) -> None:
+    def __init__(self, request_id: RequestId, hit: Sequence[Sequence[int]], *, next_full: int) -> None:
         self.request_id = request_id
         self.tables = [list(ids) for ids in hit]
         self.num_published = list(map(len, hit))
@@ -85,17 +87,18 @@ class RequestBlocks:
         self.next_full = 0 if self.can_publish else UNLIMITED
         self.horizon = -1
 
-    def cut_published(self, block_sizes: Sequence[int], gone: Set[int]) -> list[int]:
-        """Mark content from the first block in `gone` on as not final; return the blocks from there on."""
+    def first_gone(self, block_sizes: Sequence[int], gone: Set[int]) -> int | None:
+        """Return the first token of the first block in `gone`; None if the request holds none of them."""
         starts = (
             position * size
             for table, size in zip(self.tables, block_sizes, strict=True)
             for position, block_id in enumerate(table)
             if block_id in gone
         )
-        start = min(starts, default=None)
-        if start is None:
-            return []
+        return min(starts, default=None)
+
+    def cut_published(self, block_sizes: Sequence[int], start: int) -> list[int]:
+        """Mark content from token `start` on as not final; return the blocks from there on."""
         for index, size in enumerate(block_sizes):
             self.num_published[index] = min(self.num_published[index], start // size)
         self.forget_horizon()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mmcached.cache.hashing.block_hash import BlockHasher
-from mmcached.engine.steps.request import Request
+from mmcached.engine.steps.request import Request, RequestId
 
 
 class RequestHashes:
@@ -13,7 +13,7 @@ class RequestHashes:
         self.hasher = hasher
         self.block_size = block_size
         self.num_lookahead_tokens = num_lookahead_tokens
-        self.by_request: dict[int, list[bytes]] = {}
+        self.by_request: dict[RequestId, list[bytes]] = {}
 
     def of(self, request: Request) -> list[bytes]:
         """Return the hashes of all full blocks that may be shared.

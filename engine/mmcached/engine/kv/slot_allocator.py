@@ -1,11 +1,13 @@
 """Gives requests slots: the part of `allocate_slots` that changes block tables.
 
-Invariant: a refused allocation changes nothing, except that windows have moved to the request's position.
+Refused are allocations for which too few blocks are free, and prefix hits whose state is still to be computed by the
+open step. Invariant: a refused allocation changes nothing, except that windows have moved to the request's position.
 """
 
 from __future__ import annotations
 
 from mmcached.engine.kv.blocks import KVCacheBlocks
+from mmcached.engine.kv.groups.group import Growth
 from mmcached.engine.kv.lookup.lookups import PrefixLookups
 from mmcached.engine.kv.publisher import Publisher
 from mmcached.engine.kv.request_blocks import UNLIMITED, RequestBlocks
@@ -60,6 +62,7 @@ class SlotAllocator:
         num_draft: int,
         num_lookahead: int,
         num_in_flight: int,
+        num_encoder: int,
         is_delayed: bool,
     ) -> KVCacheBlocks | None:
         """Give a request slots, and publish or reserve the blocks that become full; see `KVCache.allocate_slots`.
@@ -71,10 +74,13 @@ class SlotAllocator:
             num_external: tokens after the hit, computed elsewhere; blocks that windows have passed by then become null.
             num_draft, num_lookahead: draft tokens at the end of the new tokens, not published; slots after all these.
             num_in_flight: computed tokens that workers may still be computing; windows stay behind them.
+            num_encoder: encoder outputs for cross-attention, in the request's first step after the encoder.
         """
-        least = num_hit | num_external | num_draft | num_lookahead | num_in_flight  # negative if one of them is
+        least = (
+            num_hit | num_external | num_draft | num_lookahead | num_in_flight | num_encoder
+        )  # negative if one of them is
         if num_new <= 0 or num_draft > num_new or least < 0:
-            _check_counts(num_new, num_hit, num_external, num_draft, num_lookahead, num_in_flight)
+            _check_counts(num_new, num_hit, num_external, num_draft, num_lookahead, num_in_flight, num_encoder)
         steps = self._steps
         steps.check_can_join(request.request_id)
         hit = self._tables.empty if hit is None else hit
@@ -94,30 +100,42 @@ class SlotAllocator:
             # may replace a draft token until then.
             num_final = min(num_final, request.num_tokens, self._max_model_len)
             block_hashes = self._hashes.of(request)  # may raise, so it comes before all changes
+        growth = self._tables.growth(num_local, num_external, num_new, num_slots, num_encoder, is_new=held is None)
         if held is None:
             start = hit
             if num_external:
                 start = self._tables.behind_windows(hit, num_local + num_external, num_slots)
-            new = self._admit(request, hit, start, num_hit, num_slots)
+            new = self._admit(request, hit, start, num_hit, num_slots, growth)
         else:
-            new = self._tables.extend_request(held, num_local - num_in_flight, num_slots)
+            new = self._tables.extend_request(held, num_local - num_in_flight, num_slots, growth)
         if new is None:
             return None
         held = self._tables.held[request.request_id]
         steps.add_request(held)
+        if growth is not None:
+            self._tables.note_chunk(held, num_local + num_external, min(num_final, request.num_tokens))
         if block_hashes is not None:
             self._publisher.publish(request, held, block_hashes, num_final, most_tokens=num_tokens)
         held.set_horizon()
         return new
 
-    def _admit(
-        self, request: Request, hit: KVCacheBlocks, start: KVCacheBlocks, num_hit_tokens: int, num_slots: int
+    def _admit(  # noqa: PLR0917 (called once a request)
+        self,
+        request: Request,
+        hit: KVCacheBlocks,
+        start: KVCacheBlocks,
+        num_hit_tokens: int,
+        num_slots: int,
+        growth: Growth | None,
     ) -> KVCacheBlocks | None:
-        missing = self._tables.num_missing(start, num_slots)
+        missing = self._tables.num_missing(start.ids, num_slots, growth)
         if not self._lookups.fits(request, start, sum(missing)):
             self._lookups.note_refused(request, hit)
             return None
-        new = self._tables.admit(request.request_id, start, num_slots, missing, self._first_full(num_hit_tokens))
+        if growth is not None and not self._lookups.is_computed(start):
+            return None  # in the next step, the hit's state can be read
+        next_full = self._first_full(num_hit_tokens)
+        new = self._tables.admit(request.request_id, start, num_slots, growth, missing, next_full)
         self._lookups.note_admitted(request, num_hit_tokens)
         if self._is_caching and not request.skip_reading_prefix_cache:
             self.counts.record(request, num_hit_tokens)
@@ -129,7 +147,13 @@ class SlotAllocator:
 
 
 def _check_counts(  # noqa: PLR0917
-    num_new: int, num_hit: int, num_external: int, num_draft: int, num_lookahead: int, num_in_flight: int
+    num_new: int,
+    num_hit: int,
+    num_external: int,
+    num_draft: int,
+    num_lookahead: int,
+    num_in_flight: int,
+    num_encoder: int,
 ) -> None:
     """Raise `ValueError`, with the argument of `allocate_slots` and its limit, if a count is invalid."""
     counts = {
@@ -139,6 +163,7 @@ def _check_counts(  # noqa: PLR0917
         "num_draft_tokens": num_draft,
         "num_lookahead_tokens": num_lookahead,
         "num_in_flight_tokens": num_in_flight,
+        "num_encoder_tokens": num_encoder,
     }
     for name, value in counts.items():
         if value < 0:

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from mmcached.engine.kv.pool.block_pool import BlockPool
 from mmcached.engine.kv.request_blocks import RequestBlocks
-from mmcached.engine.steps.request import Request
+from mmcached.engine.steps.request import Request, RequestId
 from mmcached.wire.errors import LocalProtocolError
 
 Run = tuple[int, int, int]
@@ -100,7 +100,11 @@ class Steps:
         """Note that a request is given slots; no effect on steps that begin later."""
         held.in_step = self.num_begun
 
-    def check_can_join(self, request_id: int) -> None:
+    def takes_part(self, held: RequestBlocks) -> bool:
+        """Return whether a request was given slots in the open step."""
+        return self._step_id is not None and held.in_step == self.num_begun
+
+    def check_can_join(self, request_id: RequestId) -> None:
         """Raise `LocalProtocolError` if the open step is in flight, so that no request can be added."""
         if self.is_launched:
             raise LocalProtocolError(f"request {request_id}: slots requested while step {self._step_id} is in flight")
@@ -121,7 +125,7 @@ class Steps:
     def remove_request(self, held: RequestBlocks) -> None:
         """Remove a request that is being freed from the step, unless the step is in flight."""
         self._writers.pop(held, None)
-        if self._takes_part(held) and not self.is_launched:
+        if self.takes_part(held) and not self.is_launched:
             held.in_step = 0
             kept = [each for each in self.reservations if each.held is not held]
             if len(kept) < len(self.reservations):
@@ -129,7 +133,7 @@ class Steps:
 
     def give_back(self, pool: BlockPool, held: RequestBlocks, block_ids: list[int]) -> None:
         """Free a request's blocks: now, or at the end of the step if the request takes part in it."""
-        if self._takes_part(held):
+        if self.takes_part(held):
             self.fenced.append(block_ids)
         else:
             pool.free_blocks(block_ids)
@@ -156,6 +160,9 @@ class Steps:
             for pair in zip(each.block_ids, each.keys, strict=False)
         )
 
+    def writes_block(self, block_id: int) -> bool:
+        return any(block_id in each.block_ids for each in self.reservations)
+
     def reserves_for(self, held: RequestBlocks) -> bool:
         return any(each.held is held for each in self.reservations)
 
@@ -169,7 +176,7 @@ class Steps:
 
     def note_window_moved(self, held: RequestBlocks) -> None:
         """Record that a request in the step cannot recompute its tokens: its window has returned blocks they need."""
-        if self._takes_part(held):
+        if self.takes_part(held):
             self._writers.setdefault(held, []).append(held)
 
     def forget_reservations(self) -> None:
@@ -177,9 +184,6 @@ class Steps:
         for each in self.reservations:
             each.keys = []
         self._replace_reservations(self.reservations)
-
-    def _takes_part(self, held: RequestBlocks) -> bool:
-        return self._step_id is not None and held.in_step == self.num_begun
 
     def _replace_reservations(self, reservations: list[Reservation]) -> None:
         self.reservations = reservations

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterator, Mapping, Sequence, Set
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from mmcached.cache.hashing.block_keys import LoraKey
 from mmcached.wire.messages.parts import Feature, RowsWanted, Sampling
@@ -20,6 +20,9 @@ from mmcached.wire.vocabulary import END_TOKEN_ID
 
 Kind = Literal["generate", "encode"]
 FinishReason = Literal["stop", "length"]
+RequestId: TypeAlias = Any
+"""Identity of a request while it lives: an integer in the service, any hashable value in another engine."""
+
 _ENDS = frozenset({END_TOKEN_ID})
 
 
@@ -62,7 +65,7 @@ class Request:
 
     def __init__(
         self,
-        request_id: int,
+        request_id: RequestId,
         kind: Kind,
         prompt_token_ids: Sequence[int],
         features: Sequence[Feature],

@@ -12,14 +12,15 @@ class FullAttention:
     """`GroupKind` of full attention; a hit leaves out the last `num_recomputed` cached blocks."""
 
     is_downward_closed = True
+    has_state = False
 
     def __init__(self, block_size: int, *, num_recomputed: int = 0) -> None:
         self.block_size = block_size
-        self._num_recomputed = num_recomputed
+        self.num_recomputed = num_recomputed
 
     def longest_hit(self, cached: CachedPrefix, max_blocks: int) -> list[int]:
         found = cached.leading(max_blocks)
-        return found[: -self._num_recomputed] if self._num_recomputed else found
+        return found[: -self.num_recomputed] if self.num_recomputed else found
 
     def runs_for_hits(self, start: int, stop: int) -> Iterable[Run]:
         return ((start, stop),)

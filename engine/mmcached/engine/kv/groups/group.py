@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from mmcached.engine.kv.pool.block_pool import BlockPool
 
@@ -25,13 +25,19 @@ NEVER = 1 << 62
 
 
 class GroupKind(Protocol):
-    """Hit rule and release rule of one kind of attention, next to groups that may have larger blocks. Stateless.
+    """Hit rule and release rule of one kind of layer, next to groups that may have larger blocks. Stateless.
 
-    Prefixes of a hit are hits too if it `is_downward_closed`.
+    Attributes:
+        num_recomputed: blocks after a hit that must be cached, too.
+        is_downward_closed: whether prefixes of a hit are hits, too.
+        has_state: whether a block holds a state, which is overwritten in place, and which another request of the same
+            step cannot read.
     """
 
     block_size: int
+    num_recomputed: int
     is_downward_closed: bool
+    has_state: bool
 
     def longest_hit(self, cached: CachedPrefix, max_blocks: int) -> list[int]:
         """Return the longest usable cached prefix, by position, with null blocks where no block is needed.
@@ -55,6 +61,35 @@ class GroupKind(Protocol):
         """Return the number of leading blocks that all running requests share."""
 
 
+class Growth(NamedTuple):
+    """Tokens for which a block table must have blocks.
+
+    Attributes:
+        num_slots: all tokens, slots for a drafter included.
+        num_tokens: tokens whose computation is scheduled.
+        num_delivered: tokens of a new request that are delivered from elsewhere, its prefix hit included; 0 if none.
+        num_encoder_tokens: outputs of the encoder; 0 if there are no new ones.
+        is_new: whether the table has only a hit so far.
+    """
+
+    num_slots: int
+    num_tokens: int
+    num_delivered: int
+    num_encoder_tokens: int
+    is_new: bool
+
+
+@runtime_checkable
+class SparseKind(GroupKind, Protocol):
+    """A kind whose tables do not have one block for each `block_size` slots."""
+
+    def num_new_blocks(self, table: Sequence[int], growth: Growth) -> int:
+        """Return the number of blocks that `extend_table` takes."""
+
+    def extend_table(self, table: list[int], growth: Growth, block_ids: list[int]) -> None:
+        """Give a table its new blocks, and null blocks where no state is kept."""
+
+
 @dataclass(frozen=True, slots=True)
 class Group:
     """Kind and position of a group among the groups.
@@ -62,7 +97,6 @@ class Group:
     Attributes:
         ratio: block hashes per block.
         stride: distance in blocks between positions where a hit of all groups may end.
-        num_recomputed: blocks after that position that must be cached, too.
         tag: suffix of this group's content keys; empty for the first group.
     """
 
@@ -71,13 +105,12 @@ class Group:
     block_size: int
     ratio: int
     stride: int
-    num_recomputed: int
     tag: bytes
 
     def num_for_hits_within(self, num_tokens: int) -> int:
         """Return the number of leading blocks that hits of at most `num_tokens` tokens can need."""
         num_blocks = num_tokens // (self.stride * self.block_size) * self.stride
-        return num_blocks + self.num_recomputed if num_blocks else 0
+        return num_blocks + self.kind.num_recomputed if num_blocks else 0
 
     def keys(self, block_hashes: Sequence[bytes], start: int, stop: int) -> Sequence[bytes]:
         ratio, tag = self.ratio, self.tag

@@ -1,7 +1,7 @@
 """Finds the longest prefix hit that is valid in all groups of layers.
 
 A hit of L tokens is valid if L is a multiple of all block sizes and every group has cached the blocks that a request
-continuing at L needs. With `num_recomputed` 1 each group must also have the block after L, which is recomputed
+continuing at L needs. With `num_recomputed` 1 each group with KV must also have the block after L, which is recomputed
 nevertheless: an EAGLE drafter needs the hidden state before the first new token.
 
 The search starts from the longest length that the prompt allows. Each group shortens it to what it can serve, until all
@@ -26,14 +26,14 @@ class Coordinator:
 
     def __init__(self, config: KVCacheConfig, pool: BlockPool, steps: Steps, num_recomputed: int) -> None:
         self.groups = make_groups(config, num_recomputed=num_recomputed)
+        self.num_recomputed = num_recomputed
         self._pool = pool
         self._steps = steps
-        self._num_recomputed = num_recomputed
         self._full = [group for group in self.groups if group.kind.is_downward_closed]
         self._others = [group for group in self.groups if not group.kind.is_downward_closed]
         self._hash_block_size = config.hash_block_size
         self._alignment = config.scheduler_block_size
-        self._reserve = num_recomputed * max(config.block_sizes, default=0)
+        self._reserve = max((group.kind.num_recomputed * group.block_size for group in self.groups), default=0)
         self._nothing: Hit = (tuple(() for _ in self.groups), 0)
 
     def find_longest_cache_hit(self, block_hashes: Sequence[bytes], max_cache_hit_length: int) -> Hit:
@@ -67,7 +67,7 @@ class Coordinator:
         if not length:
             return 0
         cached = CachedPrefix(self._pool, self._steps.reserved, group, block_hashes)
-        found = group.kind.longest_hit(cached, length // group.block_size + self._num_recomputed)
+        found = group.kind.longest_hit(cached, length // group.block_size + group.kind.num_recomputed)
         hits[group.index] = found
         return self._aligned(len(found) * group.block_size)
 

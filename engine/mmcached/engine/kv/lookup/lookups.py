@@ -19,7 +19,7 @@ from mmcached.engine.kv.lookup.coordinator import Coordinator
 from mmcached.engine.kv.pool.block_pool import NULL_BLOCK_ID, BlockPool
 from mmcached.engine.kv.request_hashes import RequestHashes
 from mmcached.engine.kv.steps import Steps
-from mmcached.engine.steps.request import Request
+from mmcached.engine.steps.request import Request, RequestId
 
 CAPACITY = 8
 """Lookups kept at once: a scheduler asks for the head of its queue, perhaps for a few requests after it."""
@@ -55,7 +55,7 @@ class PrefixLookups:
         self._hashes = hashes
         self._coordinator = coordinator
         self._nothing = nothing
-        self._kept: OrderedDict[int, _Kept] = OrderedDict()
+        self._kept: OrderedDict[RequestId, _Kept] = OrderedDict()
         self._num_taken = 0
         pool.on_unpublished = self._note_unpublished
 
@@ -82,6 +82,13 @@ class PrefixLookups:
         if num_hit_tokens and hit.version != self._version(request) and not self._is_there(request, hit.ids):
             raise ValueError(f"request {request.request_id}: blocks of the hit were evicted since; look it up again")
 
+    def is_computed(self, hit: KVCacheBlocks) -> bool:
+        """Return whether the states of a hit exist: a reserved one does only when its step has been committed."""
+        return not any(
+            group.kind.has_state and ids and self._steps.writes_block(ids[-1])
+            for group, ids in zip(self._coordinator.groups, hit.ids, strict=True)
+        )
+
     def fits(self, request: Request, hit: KVCacheBlocks, num_more_blocks: int) -> bool:
         """Return whether `num_more_blocks` blocks are free besides the free blocks of the hit."""
         num_free = self._pool.num_free - num_more_blocks
@@ -100,7 +107,7 @@ class PrefixLookups:
             return
         self.forget_request(request.request_id)
         groups, ids = self._coordinator.groups, hit.ids[0] if hit.ids else ()
-        if len(groups) > 1 or not ids or not groups[0].kind.is_downward_closed or groups[0].num_recomputed:
+        if len(groups) > 1 or not ids or not groups[0].kind.is_downward_closed or groups[0].kind.num_recomputed:
             return
         if hit.version != self._version(request) or not all(map(self._pool.block_key, ids)):
             return
@@ -120,7 +127,7 @@ class PrefixLookups:
         self._num_taken += num_hit_tokens > 0
         self.forget_request(request.request_id)
 
-    def forget_request(self, request_id: int) -> None:
+    def forget_request(self, request_id: RequestId) -> None:
         if self._kept:
             self._kept.pop(request_id, None)
 
