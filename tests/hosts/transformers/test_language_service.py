@@ -6,15 +6,12 @@ import os
 import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
-from io import BytesIO
 from pathlib import Path
 from random import Random
 
 import pytest
 import tokenizers
 import torch
-import transformers
-from PIL import Image
 
 from mmcached.cache.checkpoints.language import check_model
 from mmcached.cli.serve.child_service import ChildService
@@ -27,6 +24,7 @@ from tests.hosts.transformers import checkpoints
 from tests.hosts.transformers.checkpoints import PICTURES
 from tests.hosts.transformers.language_models import VOCABULARY, alone, save, write_tokenizer
 from tests.hosts.transformers.models import IMAGE
+from tests.hosts.transformers.pictures_alone import PicturesAlone
 from tests.hosts.transformers.test_language import prompt_of
 from tests.house import REPOSITORY
 from tests.integration.processes import role_pids
@@ -179,18 +177,7 @@ def test_what_cannot_be_served_ends_the_start_with_the_reason(run_dir: Path, tmp
 def test_pictures_in_prompts_are_those_of_the_models_own_tower(run_dir: Path, tmp_path: Path) -> None:
     folder = checkpoints.save("llava", tmp_path / "checkpoint")
     random = Random(4)
-    processor = transformers.AutoImageProcessor.from_pretrained(folder)
-    model = transformers.LlavaForConditionalGeneration.from_pretrained(folder).eval()
-
-    def wanted(prompt: list[int], files: list[bytes]) -> list[int]:
-        pixels = [
-            processor(images=Image.open(BytesIO(file)).convert("RGB"), return_tensors="pt")["pixel_values"]
-            for file in files
-        ]
-        expanded = [token for one in prompt for token in ([one] * 16 if one == IMAGE else [one])]
-        inputs = {"input_ids": torch.tensor([expanded]), "pixel_values": torch.cat(pixels)}
-        output = model.generate(**inputs, max_new_tokens=10, do_sample=False)
-        return [int(token) for token in output[0, len(expanded) :]]
+    alone = PicturesAlone(folder)
 
     def text(num_tokens: int) -> list[int]:
         return [random.randrange(3, IMAGE) for _ in range(num_tokens)]
@@ -209,7 +196,7 @@ def test_pictures_in_prompts_are_those_of_the_models_own_tower(run_dir: Path, tm
         answers = []
         for prompt, files in asks:
             answers.append(client.generate(prompt, files, max_tokens=10, hidden_states=True))
-            assert answers[-1].tokens == wanted(prompt, files)
+            assert answers[-1].tokens == alone.generate(prompt, files, 10)
         assert answers[1].num_cached_tokens == 32  # the begin and a part of the picture
         for (prompt, files), first in zip(asks, answers, strict=True):
             again = client.generate(prompt, files, max_tokens=10, hidden_states=True)
