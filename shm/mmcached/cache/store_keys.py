@@ -36,6 +36,8 @@ from typing import NamedTuple
 
 EMBEDDINGS = "embeddings"
 """Name of the tensor with one row for each placeholder, in the record of an encoder's output."""
+GRID = "grid"
+"""Name of the tensor `(1, 3)` with an item's patches in time, height and width, in such a record."""
 ROWS = "rows"
 """Name of the tensor in a record of rows on their way to one client."""
 ITEMS_TENANT = "mmcached/items"

@@ -53,9 +53,12 @@ OUTPUTS: Mapping[str, list[str]] = {
 """Of families whose outputs are not the embeddings alone."""
 
 
-def save(family: str, folder: Path) -> Path:
-    """Write a checkpoint with random weights; return its folder."""
-    model, _ = make(family)
+def save(family: str, folder: Path, dtype: torch.dtype = torch.float32, *, text_scale: float = 1.0) -> Path:
+    """Write a checkpoint with random weights, those of the language model `text_scale` as large; return its folder."""
+    model, _ = make(family, dtype)
+    for name, parameter in model.named_parameters():
+        if "language_model" in name and parameter.ndim > 1:
+            parameter.data.mul_(text_scale)
     model.save_pretrained(folder)
     settings: dict[str, Any] = {}
     for processor in processors_of(family):

@@ -11,9 +11,11 @@ from mmcached.engine.scheduling.scheduler import Scheduler
 from mmcached.engine.server.item_frames import ItemFrames
 from mmcached.engine.server.plan import build_plan
 from mmcached.engine.steps.request import Request
+from mmcached.gateway.processing.processor import GatewayItem
+from mmcached.gateway.processing.prompt import expand
 from mmcached.wire.config import ServiceConfig
-from mmcached.wire.messages.engine import StepOutput
-from mmcached.wire.messages.parts import Rows, RowsWanted, Sampling, TokenLogprob
+from mmcached.wire.messages.engine import AddRequest, StepOutput
+from mmcached.wire.messages.parts import Feature, Inline, Rows, RowsWanted, Sampling, TokenLogprob
 from mmcached.wire.sockets.frames import Frame
 from mmcached.worker.steps.runner import ModelRunner
 
@@ -35,14 +37,22 @@ class LocalEngine:
         self._next_id = 0
 
     def add(
-        self, prompt: Sequence[int], max_tokens: int, *, rows: Sequence[str] = (), sampling: Sampling | None = None
+        self,
+        prompt: Sequence[int],
+        max_tokens: int,
+        *,
+        rows: Sequence[str] = (),
+        sampling: Sampling | None = None,
+        pictures: Sequence[tuple[str, GatewayItem]] = (),
     ) -> Request:
+        """Queue a request; `pictures` are names and items, in the order of the prompt's placeholders."""
         self._next_id += 1
+        prompt, features = self._with_pictures(prompt, pictures)
         request = Request(
             self._next_id,
             "generate",
             prompt,
-            [],
+            features,
             max_tokens=max_tokens,
             rows=RowsWanted(list(rows)) if rows else None,
             sampling=sampling,
@@ -82,15 +92,31 @@ class LocalEngine:
         self.scheduler.reset()
         self.runner.clear()
 
-    def generate(
-        self, prompt: Sequence[int], max_tokens: int, *, rows: Sequence[str] = (), sampling: Sampling | None = None
-    ) -> Request:
-        request = self.add(prompt, max_tokens, rows=rows, sampling=sampling)
+    def generate(self, prompt: Sequence[int], max_tokens: int, **settings: Any) -> Request:
+        """Queue a request, as `add`, and run it to its end."""
+        request = self.add(prompt, max_tokens, **settings)
         self.run()
         return request
 
     def rows_of(self, request: Request) -> Mapping[str, torch.Tensor]:
         return {key: torch.cat(parts) for key, parts in self.rows[request.request_id].items()}
+
+    def _with_pictures(
+        self, prompt: Sequence[int], pictures: Sequence[tuple[str, GatewayItem]]
+    ) -> tuple[Sequence[int], list[Feature]]:
+        """Return a prompt with all placeholders and its items, whose frames are kept for the plans."""
+        numbers = [[item.num_embeds] for _, item in pictures]
+        token_ids, offsets = expand(prompt, numbers, self._language.marks)
+        frames: list[Frame] = []
+        features = []
+        for (name, item), offset in zip(pictures, offsets, strict=True):
+            where = Inline(len(frames), len(item.encoded.frames()))
+            frames += item.encoded.frames()
+            number = item.num_embeds
+            features.append(Feature(name, "image", offset, number, number, item.encoded.nbytes, where))
+        message = AddRequest(self._next_id, "generate", token_ids, features, 0, None)
+        self._items.add(message, frames)
+        return token_ids, features
 
     def _take(self, request_id: int, rows: Rows, payload: Sequence[Frame]) -> None:
         dtype: torch.dtype = getattr(torch, rows.tensor.dtype)

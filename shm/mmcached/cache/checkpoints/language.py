@@ -26,11 +26,21 @@ from mmcached.wire.vocabulary import END_TOKEN_ID, TOKEN_IDS, VOCABULARY_SIZE, M
 
 FIELD = "model.path"
 TEXT_MODELS = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "Gemma3ForCausalLM")
-VISION_MODELS: Mapping[str, Modality] = {"LlavaForConditionalGeneration": "image"}
-"""Of the classes with a language model, those that are served, and what their prompts may have beside text.
+VISION_MODELS: Mapping[str, int] = {
+    "LlavaForConditionalGeneration": 32_000,
+    "Qwen2VLForConditionalGeneration": 151_655,
+    "Qwen2_5_VLForConditionalGeneration": 151_655,
+}
+"""Of the classes with a language model, those that are served; of those that take pictures, the placeholder's default.
 
 A class is listed once it is tested.
 """
+_QWEN2_VL = {
+    "vocab_size": 152_064,
+    "hidden_size": 8192,
+    "num_hidden_layers": 80,
+    "max_position_embeddings": 32_768,
+}
 _TEXT_DEFAULTS: Mapping[str, Mapping[str, int]] = {
     "llama": {
         "vocab_size": 32_000,
@@ -44,6 +54,8 @@ _TEXT_DEFAULTS: Mapping[str, Mapping[str, int]] = {
         "num_hidden_layers": 32,
         "max_position_embeddings": 32_768,
     },
+    "qwen2_vl_text": _QWEN2_VL,
+    "qwen2_5_vl_text": _QWEN2_VL,
 }
 """Sizes that a configuration leaves out of its part for text; from the configuration classes of Transformers 5.23."""
 _DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
@@ -171,16 +183,15 @@ def _text_of(model: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _marks(config: ServiceConfig, path: Path, architecture: str, model: Mapping[str, Any]) -> dict[Modality, int]:
     """Return the placeholder tokens of items that the checkpoint's own towers encode; none without towers."""
-    modality = VISION_MODELS.get(architecture)
-    if modality is None or config.encoder.kind != "hf":
+    if architecture not in VISION_MODELS or config.encoder.kind != "hf":
         return {}
     if Path(config.encoder.path).resolve() != path.resolve():
         limit = f"must be {FIELD} ({path}): items in prompts are encoded by the model's own towers"
         raise ConfigError("encoder.path", config.encoder.path, limit)
-    token_id = model.get(f"{modality}_token_id", model.get(f"{modality}_token_index"))
+    token_id = model.get("image_token_id", model.get("image_token_index", VISION_MODELS[architecture]))
     if type(token_id) is not int:
-        raise ConfigError(FIELD, f"{path}: {modality}_token_id is {token_id!r}"[:200], "a token id in config.json")
-    return {modality: token_id}
+        raise ConfigError(FIELD, f"{path}: image_token_id is {token_id!r}"[:200], "a token id in config.json")
+    return {"image": token_id}
 
 
 def _stop_token_ids(path: Path, model: Mapping[str, Any], text: Mapping[str, Any]) -> frozenset[int]:

@@ -13,8 +13,10 @@ from typing import Any
 import torch
 
 from mmcached.cache.checkpoints.checkpoint import FIELD, Checkpoint, library_versions
+from mmcached.cache.checkpoints.counting import Grid
 from mmcached.cache.checkpoints.frames import FrameGrid, WholeClip
 from mmcached.cache.fingerprints import fingerprint
+from mmcached.cache.store_keys import GRID
 from mmcached.client.device.devices import device_of
 from mmcached.wire.errors import ConfigError, InvalidRequest
 from mmcached.wire.messages.parts import EncoderForm, TensorForm
@@ -30,14 +32,24 @@ from mmcached.worker.encoders.weights import Weights, numeric_settings
 class CheckpointEncoder:
     """Towers on one device, for records of the frontend's `checkpoint_processor` and `checkpoint_slices`.
 
-    `max_pinned_bytes` limits the pinned memory of items, for CUDA. Raises `ConfigError`, see `load_tower`.
+    Args:
+        max_pinned_bytes: Limit of the pinned memory of items, for CUDA.
+        adds_grid: Whether the grid of an item's patches is one of its outputs, if the tower takes it: a language model
+            computes positions from it.
+
+    Raises:
+        ConfigError: See `load_tower`.
     """
 
-    def __init__(self, config: EncoderConfig, device: torch.device, *, max_pinned_bytes: int = 0) -> None:
+    def __init__(
+        self, config: EncoderConfig, device: torch.device, *, max_pinned_bytes: int = 0, adds_grid: bool = False
+    ) -> None:
         self._checkpoint = Checkpoint.open(config.folder)
         self._transfers = device_of(str(device), max_pinned_bytes=max_pinned_bytes)
         self._model, self._families = load_tower(self._checkpoint, config.dtype, device)
         self._dtype = self._model.dtype
+        countings = self._checkpoint.countings.values()
+        self._adds_grid = adds_grid and all(isinstance(each, (Grid, FrameGrid)) for each in countings)
         weights = Weights(self._model, frozenset.intersection(*(each.others for each in self._families.values())))
         attention = [str(getattr(each, "_attn_implementation", None)) for each in weights.configs]
         self._fingerprint = fingerprint(
@@ -50,6 +62,7 @@ class CheckpointEncoder:
                 "settings": numeric_settings(device),
                 "threads": torch.get_num_threads() if device.type == "cpu" else 0,
                 "versions": library_versions(),
+                **({"adds": GRID} if self._adds_grid else {}),
             }
         )
 
@@ -68,7 +81,8 @@ class CheckpointEncoder:
         for name, loaded in zip(names, self._transfers.load(list(given.values())), strict=True):
             prepared = self._prepared(loaded, modality)
             tensors[name] = prepared.clone() if prepared is given[name] else prepared  # keep the record
-        return ask(self._model, self._families[modality], tensors)
+        outputs = ask(self._model, self._families[modality], tensors)
+        return {**outputs, GRID: tensors[names[-1]]} if self._adds_grid else outputs
 
     def measure(self) -> MeasuredForm:
         """Encode two small items of different shape of each modality.

@@ -4,6 +4,7 @@
     decoder     tokens and embeddings -> hidden states -> next tokens
     pool_cache  the cache that Transformers' layers write to and read from: the KV pool, by slots
     sampler     logits -> the next token
+    positions   positions of three axes, of models with pictures that have them
     pieces      cuts chunks into the pieces that are computed one by one
 
 Transformers' own class computes each sequence alone; only its cache is replaced. So every architecture keeps its own

@@ -20,6 +20,7 @@ from mmcached.wire.messages.worker import RunChunk
 from mmcached.worker.language.loading import load_language_model
 from mmcached.worker.language.pieces import pieces
 from mmcached.worker.language.pool_cache import PoolCache
+from mmcached.worker.language.positions import GridPositions
 from mmcached.worker.language.sampler import choose
 from mmcached.worker.model.batch import PackedBatch
 from mmcached.worker.model.kv_pool import KVPool
@@ -50,6 +51,7 @@ class CheckpointDecoder:
             dtype=dtype,
         )
         self._cache = PoolCache(self.pool, language.num_layers)
+        self._grid_positions = GridPositions.of(self._model, self.pool)
         self._num_layer_outputs = len(language.row_keys) - 1
         self._layer_rows: list[torch.Tensor] = []
         for layer in self._text.layers[: self._num_layer_outputs]:
@@ -76,12 +78,13 @@ class CheckpointDecoder:
         """
         hidden = torch.empty_like(embeddings)
         layers = [torch.empty_like(embeddings) for _ in range(self._num_layer_outputs)]
+        positions = batch.positions if self._grid_positions is None else self._grid_positions.place(batch)
         for chunk, first in zip(batch.chunks, batch.starts, strict=False):
             offset = first - chunk.num_computed_tokens
             for start, end in self._pieces(chunk):
                 rows = slice(start + offset, end + offset)
                 self._set_piece(chunk, start, end, batch.slots[rows])
-                hidden[rows] = self._compute(embeddings[rows], batch.positions[rows])
+                hidden[rows] = self._compute(embeddings[rows], positions[..., rows])
                 for layer, computed in zip(layers, self._layer_rows, strict=True):
                     layer[rows] = computed
         if layers_out is not None:
@@ -102,7 +105,7 @@ class CheckpointDecoder:
         self._layer_rows.clear()
         output = self._text(
             inputs_embeds=embeddings[None],
-            position_ids=positions[None],
+            position_ids=positions[..., None, :],
             past_key_values=self._cache,
             use_cache=True,
         )

@@ -11,8 +11,8 @@ A group is `batch` requests with `n` rows each: one chunk of several tokens, or 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -48,6 +48,7 @@ class PackedBatch:
         token_ids, positions, slots: `(num_tokens,)` int64 on the model's device.
         slots_cpu: the same slots on the CPU.
         chunks: the packed chunks, in order.
+        items: encoder outputs of the items in the chunks, by key, once they are made.
     """
 
     starts: list[int]
@@ -57,6 +58,7 @@ class PackedBatch:
     slots_cpu: torch.Tensor
     groups: list[AttentionGroup]
     chunks: Sequence[RunChunk]
+    items: dict[str, Mapping[str, torch.Tensor]] = field(default_factory=dict)
 
 
 def pack(chunks: Sequence[RunChunk], block_size: int, device: torch.device) -> PackedBatch:

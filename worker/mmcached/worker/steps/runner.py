@@ -194,7 +194,7 @@ class ModelRunner(Closeable):
         """Run all chunks as one batch; return by key the rows, `(num_tokens, hidden_size)` on the CPU."""
         embeddings = self._model.decoder.embed(batch.token_ids)
         for chunk, start in zip(chunks, batch.starts, strict=False):
-            self._place_spans(chunk, embeddings[start : start + len(chunk.token_ids)])
+            self._place_spans(chunk, embeddings[start : start + len(chunk.token_ids)], batch)
         self._pool.mark_computed(batch.slots_cpu)
         for chunk in chunks:
             self._pool.check_computed(context_slots(chunk, self._config.block_size))
@@ -212,9 +212,10 @@ class ModelRunner(Closeable):
             self._rows.add_rows(chunks, outputs, made)
         return outputs
 
-    def _place_spans(self, chunk: RunChunk, embeddings: torch.Tensor) -> None:
+    def _place_spans(self, chunk: RunChunk, embeddings: torch.Tensor, batch: PackedBatch) -> None:
         for span in chunk.spans:
-            encoded = self.encoder_cache.get(span.key)[EMBEDDINGS]
+            batch.items[span.key] = self.encoder_cache.get(span.key)
+            encoded = batch.items[span.key][EMBEDDINGS]
             if span.position + span.length > len(embeddings) or span.start + span.length > len(encoded):
                 raise InvariantError(
                     f"span {span} of request {chunk.request_id}: the chunk has {len(embeddings)} tokens, "

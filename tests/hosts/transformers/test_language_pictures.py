@@ -1,0 +1,164 @@
+"""Prompts with pictures: what Transformers computes of them, and the same bits whatever was cached."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from io import BytesIO
+from pathlib import Path
+from random import Random
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+import transformers
+from PIL import Image
+
+from mmcached.cache.checkpoints.checkpoint import Checkpoint
+from mmcached.gateway.processing.checkpoint_processor import CheckpointProcessor
+from mmcached.gateway.processing.decoder_process import DecodedTensors
+from mmcached.gateway.processing.processor import GatewayItem
+from mmcached.pictures.images import decode_image
+from mmcached.pictures.processor import PictureProcessor
+from mmcached.pictures.settings import PictureSettings
+from mmcached.wire.config import ServiceConfig
+from mmcached.wire.model_config import EncoderConfig, ModelConfig
+from tests.hosts.transformers.checkpoints import photograph, save
+from tests.hosts.transformers.local_engine import LocalEngine
+from tests.hosts.transformers.models import IMAGE
+from tests.hosts.transformers.test_language import DTYPES, assert_same
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+FAMILIES = ("llava", "qwen2_vl", "qwen2_5_vl")
+SIZES = ((160, 90), (70, 130), (300, 300), (60, 200))
+CHUNK = 32
+ROWS = ("hidden_states", "hidden_states.layer_0", "hidden_states.layer_1")
+Picture = tuple[str, GatewayItem]
+
+
+class Asked(NamedTuple):
+    """A prompt with one placeholder for each picture, and the numbers of its pictures."""
+
+    prompt: list[int]
+    numbers: list[int]
+
+
+class World:
+    """One checkpoint, its pictures, and what Transformers continues a prompt with."""
+
+    def __init__(self, folder: Path, family: str, dtype: torch.dtype = torch.float32) -> None:
+        self.folder = save(family, folder, dtype, text_scale=10.0)
+        self.files = [photograph(*size, "PNG", seed) for seed, size in enumerate(SIZES)]
+        processor = CheckpointProcessor(Checkpoint.open(self.folder), "")
+        settings = PictureSettings.from_config(self.config())
+        tensors = [PictureProcessor(self.folder).tensors(decode_image(file, settings)) for file in self.files]
+        self._items = [processor.item(DecodedTensors(each)) for each in tensors]
+
+    def config(self, **settings: Any) -> ServiceConfig:
+        defaults = {"world_size": 1, "num_kv_blocks": 600, "max_model_len": 1024, "max_num_batched_tokens": 96}
+        return ServiceConfig(
+            model=ModelConfig(kind="hf", path=str(self.folder), chunk_tokens=CHUNK, num_layer_outputs=2),
+            encoder=EncoderConfig(kind="hf", path=str(self.folder)),
+            **defaults | settings,
+        )
+
+    def pictures(self, numbers: Sequence[int]) -> list[Picture]:
+        return [(f"{number:064x}", self._items[number]) for number in numbers]
+
+    def expanded(self, asked: Asked) -> list[int]:
+        numbers = iter(asked.numbers)
+        return [
+            each
+            for token in asked.prompt
+            for each in ([token] * self._items[next(numbers)].num_embeds if token == IMAGE else [token])
+        ]
+
+    def alone(self, asked: Asked, max_tokens: int) -> tuple[list[int], list[torch.Tensor]]:
+        """Return tokens and logits of `generate` of Transformers."""
+        processor = transformers.AutoImageProcessor.from_pretrained(self.folder)
+        config = transformers.AutoConfig.from_pretrained(self.folder)
+        model = getattr(transformers, config.architectures[0]).from_pretrained(self.folder, dtype="auto").eval()
+        token_ids = torch.tensor([self.expanded(asked)])
+        found: Mapping[str, torch.Tensor] = {}
+        if asked.numbers:
+            opened = [Image.open(BytesIO(self.files[number])).convert("RGB") for number in asked.numbers]
+            found = processor(images=opened, return_tensors="pt")
+        inputs = {name: each for name, each in found.items() if name in ("pixel_values", "image_grid_thw")}
+        if hasattr(model.model, "get_rope_index"):
+            inputs["mm_token_type_ids"] = (token_ids == IMAGE).int()
+        output = model.generate(
+            token_ids,
+            **inputs,
+            max_new_tokens=max_tokens,
+            do_sample=False,
+            output_logits=True,
+            return_dict_in_generate=True,
+        )
+        return output.sequences[0, token_ids.shape[1] :].tolist(), [logits[0] for logits in output.logits]
+
+
+def asks(random: Random) -> list[Asked]:
+    """Return prompts that share a beginning with two pictures; pictures cross the ends of chunks."""
+
+    def text(num_tokens: int) -> list[int]:
+        return [random.randrange(3, IMAGE) for _ in range(num_tokens)]
+
+    def picture() -> list[int]:
+        return [502, IMAGE, 503]
+
+    shared = [*text(20), *picture(), *text(7), *picture()]
+    return [
+        Asked([*shared, *text(3)], [0, 1]),
+        Asked([*shared, *text(50)], [0, 1]),
+        Asked([*shared, *text(1), *picture(), *text(60), *picture(), *text(2)], [0, 1, 2, 0]),
+        Asked([*shared, *text(33)], [0, 3]),  # another picture, of another size
+        Asked(text(70), []),
+        Asked([*picture(), *picture()], [2, 3]),
+    ]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_prompt_with_pictures_is_continued_as_by_transformers_with_the_same_bits_if_cached(
+    family: str, dtype: str, tmp_path: Path
+) -> None:
+    world = World(tmp_path, family, DTYPES[dtype])
+    cached, plain = LocalEngine(world.config()), LocalEngine(world.config(enable_prefix_caching=False))
+    num_cached = []
+    for asked in asks(Random(family)):
+        pictures = world.pictures(asked.numbers)
+        first = cached.generate(asked.prompt, 8, rows=ROWS, pictures=pictures)
+        second = plain.generate(asked.prompt, 8, rows=ROWS, pictures=pictures)
+        assert_same(cached, first, plain, second)
+        assert second.num_cached_tokens == 0
+        num_cached.append(first.num_cached_tokens)
+        if dtype == "fp32":
+            tokens, logits = world.alone(asked, 8)
+            assert first.output_token_ids == tokens
+            for found, wanted in zip(cached.logits[first.request_id], logits, strict=True):
+                assert torch.allclose(found, wanted, atol=1e-4 * float(wanted.abs().max()))
+    assert all(num_cached[1:3])
+    for asked, before in zip(asks(Random(family)), num_cached, strict=True):
+        again = cached.generate(asked.prompt, 8, rows=ROWS, pictures=world.pictures(asked.numbers))
+        alike = plain.generate(asked.prompt, 8, rows=ROWS, pictures=world.pictures(asked.numbers))
+        assert_same(cached, again, plain, alike)
+        assert again.num_cached_tokens >= before
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_bits_with_pictures_are_the_same_beside_others_and_after_starting_over(family: str, tmp_path: Path) -> None:
+    world = World(tmp_path, family, torch.bfloat16)
+    crowd = LocalEngine(world.config(num_kv_blocks=26))
+    plain = LocalEngine(world.config(enable_prefix_caching=False))
+    asked = asks(Random(family))
+    requests = [crowd.add(each.prompt, 12, rows=ROWS, pictures=world.pictures(each.numbers)) for each in asked + asked]
+    for num_steps in (3, 4, 5):
+        for _ in range(num_steps):
+            crowd.step()
+        crowd.preempt()
+    crowd.run()
+    for each, request in zip(asked + asked, requests, strict=True):
+        alike = plain.generate(each.prompt, 12, rows=ROWS, pictures=world.pictures(each.numbers))
+        assert request.output_token_ids == alike.output_token_ids
+        rows, other_rows = crowd.rows_of(request), plain.rows_of(alike)
+        assert all(torch.equal(rows[key], other_rows[key]) for key in ROWS)
