@@ -29,7 +29,7 @@ from tests.hosts.transformers.test_language import DTYPES, assert_same
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-FAMILIES = ("llava", "qwen2_vl", "qwen2_5_vl")
+FAMILIES = ("llava", "qwen2_vl", "qwen2_5_vl", "qwen3_vl")
 SIZES = ((160, 90), (70, 130), (300, 300), (60, 200))
 CHUNK = 32
 ROWS = ("hidden_states", "hidden_states.layer_0", "hidden_states.layer_1")

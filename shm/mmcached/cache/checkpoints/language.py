@@ -30,6 +30,7 @@ VISION_MODELS: Mapping[str, int] = {
     "LlavaForConditionalGeneration": 32_000,
     "Qwen2VLForConditionalGeneration": 151_655,
     "Qwen2_5_VLForConditionalGeneration": 151_655,
+    "Qwen3VLForConditionalGeneration": 151_655,
 }
 """Of the classes with a language model, those that are served; of those that take pictures, the placeholder's default.
 
@@ -56,6 +57,12 @@ _TEXT_DEFAULTS: Mapping[str, Mapping[str, int]] = {
     },
     "qwen2_vl_text": _QWEN2_VL,
     "qwen2_5_vl_text": _QWEN2_VL,
+    "qwen3_vl_text": {
+        "vocab_size": 151_936,
+        "hidden_size": 4096,
+        "num_hidden_layers": 32,
+        "max_position_embeddings": 128_000,
+    },
 }
 """Sizes that a configuration leaves out of its part for text; from the configuration classes of Transformers 5.23."""
 _DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}

@@ -5,6 +5,7 @@
     pool_cache  the cache that Transformers' layers write to and read from: the KV pool, by slots
     sampler     logits -> the next token
     positions   positions of three axes, of models with pictures that have them
+    pictures    what models take of a picture besides its embeddings
     pieces      cuts chunks into the pieces that are computed one by one
 
 Transformers' own class computes each sequence alone; only its cache is replaced. So every architecture keeps its own

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -18,6 +19,7 @@ from mmcached.wire.errors import ConfigError
 from mmcached.wire.messages.engine import Sampled
 from mmcached.wire.messages.worker import RunChunk
 from mmcached.worker.language.loading import load_language_model
+from mmcached.worker.language.pictures import items_in, levels
 from mmcached.worker.language.pieces import pieces
 from mmcached.worker.language.pool_cache import PoolCache
 from mmcached.worker.language.positions import GridPositions
@@ -79,12 +81,14 @@ class CheckpointDecoder:
         hidden = torch.empty_like(embeddings)
         layers = [torch.empty_like(embeddings) for _ in range(self._num_layer_outputs)]
         positions = batch.positions if self._grid_positions is None else self._grid_positions.place(batch)
-        for chunk, first in zip(batch.chunks, batch.starts, strict=False):
+        for index, (chunk, first) in enumerate(zip(batch.chunks, batch.starts, strict=False)):
             offset = first - chunk.num_computed_tokens
             for start, end in self._pieces(chunk):
                 rows = slice(start + offset, end + offset)
                 self._set_piece(chunk, start, end, batch.slots[rows])
-                hidden[rows] = self._compute(embeddings[rows], positions[..., rows])
+                items = list(items_in(batch, index, start, end))
+                more = levels(items, end - start)
+                hidden[rows] = self._compute(embeddings[rows], positions[..., rows], **more)
                 for layer, computed in zip(layers, self._layer_rows, strict=True):
                     layer[rows] = computed
         if layers_out is not None:
@@ -101,13 +105,14 @@ class CheckpointDecoder:
         cap = getattr(self._text_config, "final_logit_softcapping", None)
         return (torch.tanh(logits / cap) * cap if cap is not None else logits).float()
 
-    def _compute(self, embeddings: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    def _compute(self, embeddings: torch.Tensor, positions: torch.Tensor, **more: Any) -> torch.Tensor:
         self._layer_rows.clear()
         output = self._text(
             inputs_embeds=embeddings[None],
             position_ids=positions[..., None, :],
             past_key_values=self._cache,
             use_cache=True,
+            **more,
         )
         rows: torch.Tensor = output.last_hidden_state[0]
         return rows
