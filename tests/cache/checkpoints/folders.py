@@ -19,6 +19,14 @@ LLAMA = {
     "eos_token_id": 2,
     "dtype": "bfloat16",
 }
+GEMMA = {
+    **LLAMA,
+    "architectures": ["Gemma3ForConditionalGeneration"],
+    "vision_config": {"image_size": 56, "patch_size": 14},
+    "mm_tokens_per_image": 100,
+    "image_token_index": 258,
+}
+"""In which no chunk divides a picture."""
 CROPPED = {"image_processor_type": "CLIPImageProcessor", "crop_size": {"height": 56, "width": 56}}
 
 

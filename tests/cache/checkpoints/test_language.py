@@ -14,7 +14,7 @@ from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import ConfigError
 from mmcached.wire.model_config import ModelConfig
 from mmcached.wire.vocabulary import END_TOKEN_ID, TOKEN_IDS, VOCABULARY_SIZE
-from tests.cache.checkpoints.folders import LLAMA, model_config_of, write
+from tests.cache.checkpoints.folders import GEMMA, LLAMA, config_of, model_config_of, write
 
 
 def refused(folder: Path, **settings: Any) -> tuple[str, str]:
@@ -115,3 +115,19 @@ def test_settings_under_which_no_chunk_is_computed_whole_are_refused(settings: d
     with pytest.raises(ConfigError) as caught:
         ServiceConfig(model=ModelConfig(kind="hf", path="x"), **settings)
     assert caught.value.details["field"] == field
+
+
+@pytest.mark.parametrize("name", ["max_num_batched_tokens", "long_prefill_token_threshold"])
+def test_a_step_has_room_for_a_chunk_with_a_whole_picture(tmp_path: Path, name: str) -> None:
+    folder = write(tmp_path, GEMMA)
+    model = ModelConfig(kind="hf", path=str(folder))
+    check_model(config_of(folder, model=model, **{name: 128 + 100}))
+    with pytest.raises(ConfigError, match="at least 228") as caught:
+        check_model(config_of(folder, model=model, **{name: 200}))
+    assert caught.value.details["field"] == name
+    assert [Language.of(config_of(folder, model=model)).num_bound(offset) for offset in (0, 127, 128, 300)] == [
+        0,
+        127,
+        0,
+        44,
+    ]

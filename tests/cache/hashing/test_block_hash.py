@@ -132,6 +132,17 @@ def test_same_image_elsewhere_or_other_image_is_other_content() -> None:
     assert len({digest for request in requests for digest in hashes(request)}) == 8
 
 
+def test_a_block_names_an_item_behind_it_on_which_it_depends() -> None:
+    bound = Feature("a", "image", 7, 2, 2, 100, None, num_bound=3)
+    requests = [request_with([258] * 12, features) for features in ([], [image("a", 7, 2)], [bound])]
+    plain, named, both = (hashes(request) for request in requests)
+    assert plain[0] == named[0] == both[0]
+    assert len({plain[1], named[1], both[1]}) == 2, "the second block has tokens of the item"
+    earlier = hashes(request_with([258] * 12, [Feature("a", "image", 8, 2, 2, 100, None, num_bound=4)]))
+    assert earlier[0] == plain[0]
+    assert earlier[1] != plain[1], "the item begins in the third block"
+
+
 # ---- growing
 
 

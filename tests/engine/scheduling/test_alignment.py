@@ -9,8 +9,9 @@ import msgspec
 import pytest
 
 from mmcached.engine import Request, ScheduledStep, Scheduler
+from mmcached.wire.messages.parts import Feature
 from mmcached.wire.model_config import ModelConfig
-from tests.cache.checkpoints.folders import LLAMA, write
+from tests.cache.checkpoints.folders import GEMMA, LLAMA, write
 from tests.engine.builders import generate, image
 from tests.engine.schedulers import schedule, scheduler_with
 
@@ -132,4 +133,79 @@ def test_requests_that_hold_divided_items_do_not_wait_for_each_other(model: Mode
     )
     finish(scheduler)
     assert scheduler.num_preemptions
+    assert all(request.is_finished for request in requests)
+
+
+# ---- pictures that no chunk may divide
+
+
+@pytest.fixture
+def whole(tmp_path: Path) -> ModelConfig:
+    folder = write(tmp_path, GEMMA)
+    return ModelConfig(kind="hf", path=str(folder), chunk_tokens=CHUNK, max_patches_per_image=150)
+
+
+def picture(mm_hash: str, offset: int, size: int) -> Feature:
+    return msgspec.structs.replace(image(mm_hash, offset, size), num_bound=offset % CHUNK)
+
+
+def test_a_chunk_goes_on_to_the_end_of_its_picture(whole: ModelConfig) -> None:
+    request = generate(0, 400, [picture("a", 50, 30), picture("b", 100, 28), picture("c", 190, 150)])
+    scheduler = scheduler_with([request], model=whole, max_num_batched_tokens=CHUNK + 150)
+    # Multiples are 64, in the first picture; 128, where the second one ends; 192, 256 and 320, in the third.
+    assert finish(scheduler) == [(0, 0, 128), (0, 128, 340), (0, 340, 400)]
+    few = generate(1, 200, [picture("d", 50, 30)])
+    scheduler.add_request(few)
+    scheduler.add_request(generate(2, 100))
+    assert run(scheduler) == [(1, 0, 200)]
+
+
+def test_a_picture_that_does_not_fit_waits_for_the_next_step(whole: ModelConfig) -> None:
+    requests = [generate(0, 140), generate(1, 400, [picture("a", 50, 30)])]
+    scheduler = scheduler_with(requests, model=whole, max_num_batched_tokens=CHUNK + 150)
+    assert run(scheduler) == [(0, 0, 140)]  # 74 tokens are left, the first chunk has 80
+    assert run(scheduler) == [(1, 0, 192)]
+
+
+def test_a_hit_is_used_up_to_a_multiple_outside_of_pictures(whole: ModelConfig) -> None:
+    features = [picture("a", 50, 30), picture("b", 190, 150)]
+    first = generate(0, list(range(400)), features)
+    scheduler = scheduler_with([first], model=whole, max_num_batched_tokens=CHUNK + 150)
+    finish(scheduler)
+    for length, start in ((400, 384), (384, 128), (350, 128), (182, 128), (90, 0)):
+        request = generate(length, first.token_ids[:length], [each for each in features if each.offset < length])
+        scheduler.add_request(request)
+        finish(scheduler)
+        assert request.num_cached_tokens == start
+
+
+def test_a_chunk_without_the_picture_of_another_one_is_other_content(whole: ModelConfig) -> None:
+    first = generate(0, 200, [picture("a", 50, 30)])
+    plain = generate(1, [*first.token_ids[:50], *range(150)])
+    scheduler = scheduler_with([first, plain], model=whole)
+    requests = {chunk.request.request_id: chunk.new_hashes.block_hashes for chunk in schedule(scheduler).chunks}
+    assert not {*requests[0]} & {*requests[1]}
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_chunks_with_whole_pictures_are_computed_in_the_end(whole: ModelConfig, seed: int) -> None:
+    random = Random(seed)
+    requests = []
+    for number in range(12):
+        features, offset = [], 0
+        for item in range(random.randrange(1, 6)):
+            offset += random.randrange(1, 40)
+            features.append(picture(f"{number}-{item}", offset, random.choice((3, 30, 150))))
+            offset += features[-1].length
+        requests.append(generate(number, offset + random.randrange(1, 50), features, max_tokens=3))
+    scheduler = scheduler_with(
+        requests,
+        model=whole,
+        encoder_cache_size=1,
+        max_num_encoder_input_tokens=1,
+        max_num_batched_tokens=CHUNK + 150,
+    )
+    by_number = {request.request_id: request for request in requests}
+    for number, _, end in finish(scheduler):
+        assert not any(each.offset < end < each.offset + each.length for each in by_number[number].features)
     assert all(request.is_finished for request in requests)

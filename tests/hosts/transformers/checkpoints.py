@@ -33,6 +33,7 @@ PROCESSORS: Mapping[str, tuple[str, str, Mapping[str, Any]]] = {
     "qwen2_5_omni": ("qwen2_vl", "Qwen2VL", {"size": {"shortest_edge": 784, "longest_edge": 28 * 28 * 20}}),
     "qwen3_vl": ("qwen2_vl", "Qwen2VL", {"patch_size": 16, "size": {"shortest_edge": 1024, "longest_edge": 20480}}),
     "gemma3": ("gemma3", "Gemma3", {"size": SIDE}),
+    "gemma3_wide": ("gemma3", "Gemma3", {"size": {"height": 112, "width": 112}}),
 }
 """By family: module, class and settings of its image processor."""
 WHOLE: Mapping[str, tuple[str, str, Mapping[str, Any]]] = {

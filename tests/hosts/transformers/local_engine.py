@@ -113,7 +113,8 @@ class LocalEngine:
             where = Inline(len(frames), len(item.encoded.frames()))
             frames += item.encoded.frames()
             number = item.num_embeds
-            features.append(Feature(name, "image", offset, number, number, item.encoded.nbytes, where))
+            bound = self._language.num_bound(offset)
+            features.append(Feature(name, "image", offset, number, number, item.encoded.nbytes, where, num_bound=bound))
         message = AddRequest(self._next_id, "generate", token_ids, features, 0, None)
         self._items.add(message, frames)
         return token_ids, features

@@ -110,16 +110,21 @@ def llava() -> tuple[Any, Inputs]:
     return model, prompt(16, 16) | {"pixel_values": pictures(2, 3, 56, 56)}
 
 
-def gemma3() -> tuple[Any, Inputs]:
+def gemma3(side: int = 56, num_tokens: int = 4, window: int = 512) -> tuple[Any, Inputs]:
     config = transformers.Gemma3Config(
-        vision_config=SMALL | {"image_size": 56, "patch_size": 14},
-        text_config=TEXT | {"sliding_window": 512, "query_pre_attn_scalar": 32},
-        mm_tokens_per_image=4,
+        vision_config=SMALL | {"image_size": side, "patch_size": 14},
+        text_config=TEXT | {"sliding_window": window, "query_pre_attn_scalar": 32},
+        mm_tokens_per_image=num_tokens,
         image_token_index=IMAGE,
         boi_token_index=502,
         eoi_token_index=503,
     )
-    return transformers.Gemma3ForConditionalGeneration(config), _typed(prompt(4, 4))
+    return transformers.Gemma3ForConditionalGeneration(config), _typed(prompt(num_tokens, num_tokens))
+
+
+def gemma3_wide() -> tuple[Any, Inputs]:
+    """Return a model whose pictures have more tokens than its window."""
+    return gemma3(112, 16, 12)
 
 
 def paligemma() -> tuple[Any, Inputs]:
@@ -241,6 +246,7 @@ OTHERS: list[Callable[[], tuple[Any, Inputs]]] = [
     qwen2_5_omni,
     qwen3_omni,
     videomae,
+    gemma3_wide,
 ]
 """Which a service encodes with, and `cached_image_features` does not take."""
 MAKERS = {maker.__name__: maker for maker in (*GENERATIVE, *TOWERS, *OTHERS)}

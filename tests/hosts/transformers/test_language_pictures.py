@@ -29,7 +29,7 @@ from tests.hosts.transformers.test_language import DTYPES, assert_same
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-FAMILIES = ("llava", "qwen2_vl", "qwen2_5_vl", "qwen3_vl")
+FAMILIES = ("llava", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "gemma3_wide")
 SIZES = ((160, 90), (70, 130), (300, 300), (60, 200))
 CHUNK = 32
 ROWS = ("hidden_states", "hidden_states.layer_0", "hidden_states.layer_1")
@@ -86,6 +86,8 @@ class World:
         inputs = {name: each for name, each in found.items() if name in ("pixel_values", "image_grid_thw")}
         if hasattr(model.model, "get_rope_index"):
             inputs["mm_token_type_ids"] = (token_ids == IMAGE).int()
+        if config.model_type == "gemma3":
+            inputs["token_type_ids"] = (token_ids == IMAGE).int()
         output = model.generate(
             token_ids,
             **inputs,
@@ -106,7 +108,7 @@ def asks(random: Random) -> list[Asked]:
     def picture() -> list[int]:
         return [502, IMAGE, 503]
 
-    shared = [*text(20), *picture(), *text(7), *picture()]
+    shared = [*text(50), *picture(), *text(7), *picture()]
     return [
         Asked([*shared, *text(3)], [0, 1]),
         Asked([*shared, *text(50)], [0, 1]),
@@ -148,7 +150,7 @@ def test_a_prompt_with_pictures_is_continued_as_by_transformers_with_the_same_bi
 @pytest.mark.parametrize("family", FAMILIES)
 def test_bits_with_pictures_are_the_same_beside_others_and_after_starting_over(family: str, tmp_path: Path) -> None:
     world = World(tmp_path, family, torch.bfloat16)
-    crowd = LocalEngine(world.config(num_kv_blocks=26))
+    crowd = LocalEngine(world.config(num_kv_blocks=26, max_model_len=384))
     plain = LocalEngine(world.config(enable_prefix_caching=False))
     asked = asks(Random(family))
     requests = [crowd.add(each.prompt, 12, rows=ROWS, pictures=world.pictures(each.numbers)) for each in asked + asked]
@@ -162,3 +164,25 @@ def test_bits_with_pictures_are_the_same_beside_others_and_after_starting_over(f
         assert request.output_token_ids == alike.output_token_ids
         rows, other_rows = crowd.rows_of(request), plain.rows_of(alike)
         assert all(torch.equal(rows[key], other_rows[key]) for key in ROWS)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_bits_do_not_depend_on_what_other_prompts_have_left(family: str, tmp_path: Path) -> None:
+    world, random = World(tmp_path, family), Random(family)
+    cached, plain = LocalEngine(world.config()), LocalEngine(world.config(enable_prefix_caching=False))
+    known = [Asked([7], [])]
+    num_cached = 0
+    for _ in range(30):
+        start = random.choice(known)
+        kept = start.prompt[: random.randrange(len(start.prompt) + 1)]
+        added: list[int] = []
+        while random.random() < 0.8:
+            added += [502, IMAGE, 503] if random.random() < 0.4 else [5 + random.randrange(3)] * random.randrange(25)
+        asked = Asked([*kept, *added, 9], start.numbers[: kept.count(IMAGE)])
+        asked.numbers.extend(random.randrange(len(SIZES)) for _ in range(added.count(IMAGE)))
+        known.append(asked)
+        pictures = world.pictures(asked.numbers)
+        first, second = (engine.generate(asked.prompt, 2, rows=ROWS, pictures=pictures) for engine in (cached, plain))
+        assert_same(cached, first, plain, second)
+        num_cached += first.num_cached_tokens
+    assert num_cached

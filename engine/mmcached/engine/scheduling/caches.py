@@ -37,7 +37,7 @@ class Caches:
         )
         self.encoder = make_encoder_cache_manager(config.encoder_cache_scope, self.encoder_budget.cache_size)
         self.language = Language.of(config)
-        self.alignment = Alignment(self.language.chunk_tokens)
+        self.alignment = Alignment(self.language.chunk_tokens, keeps_items_whole=self.language.keeps_items_whole)
         num_row_blocks = self.language.prefix_blocks(config)
         self.prefix_index = TensorPrefixIndex(config.block_size, max_blocks=max(1, num_row_blocks))
         self.kept_rows = KeptRows(self.prefix_index, self.language.row_keys if num_row_blocks else ())

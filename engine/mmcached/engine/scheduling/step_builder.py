@@ -90,7 +90,7 @@ class StepBuilder:
         if not self._token_budget:
             return ScheduleOutcome.NO_TOKENS
         hit, num_hit_tokens = self._kv.get_computed_blocks(request)
-        num_usable = self._alignment.usable(self._rows.usable_prefix(request, num_hit_tokens))
+        num_usable = self._alignment.usable(request, self._rows.usable_prefix(request, num_hit_tokens))
         if num_usable < num_hit_tokens:
             hit, num_hit_tokens = self._kv.get_computed_blocks(request, num_usable)
         if not admission.is_room_for(request, hit):

@@ -46,7 +46,7 @@ class Admission:
             raise InvalidRequest("tenant", request.message.tenant, reason)
         self.check_room(request)
         if self._language is not None and isinstance(request.message, Generate):
-            request.marks = self._language.marks
+            request.language, request.marks = self._language, self._language.marks
         request.token_ids = prompt_tokens(
             request.message, request.media, self._config, language=self._language, tokenizer=self._tokenizer
         )

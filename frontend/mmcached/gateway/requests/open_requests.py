@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from mmcached.cache.checkpoints.language import Language
 from mmcached.gateway.caches.item_cache import OutgoingItem
 from mmcached.gateway.engines.engine_connections import EngineConnection
 from mmcached.gateway.processing.media import Medium
@@ -72,6 +73,7 @@ class OpenRequest:
         came_at: Time at which it was read, on the same clock.
         token_ids: The prompt with one token per medium.
         marks: The tokens that stand for media, by modality.
+        language: The checkpoint that continues it; None for the reference model, and if it is only encoded.
         verb: The generator that serves it; None before it is accepted.
         wait: Its present wait.
         sent: Its share of its engine; None while no engine has it.
@@ -88,6 +90,7 @@ class OpenRequest:
     came_at: float = 0.0
     token_ids: list[int] = field(default_factory=list)
     marks: Mapping[Modality, int] = field(default_factory=lambda: TOKEN_IDS)
+    language: Language | None = None
     verb: Verb[Answer] | None = None
     wait: Wait = field(default_factory=Wait)
     sent: Sent | None = None

@@ -118,6 +118,7 @@ def build_prompt(request: OpenRequest, items: Sequence[OutgoingItem], config: Se
             item.nbytes,
             None,
             has_output=item.has_output,
+            num_bound=0 if request.language is None else request.language.num_bound(offset),
         )
         for item, (medium, _), offset in zip(items, request.items, offsets, strict=True)
     ]

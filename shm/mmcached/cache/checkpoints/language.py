@@ -17,6 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from mmcached.cache.checkpoints.checkpoint import max_embeds_per_item
 from mmcached.cache.checkpoints.json_files import json_of
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import ConfigError
@@ -31,6 +32,7 @@ VISION_MODELS: Mapping[str, int] = {
     "Qwen2VLForConditionalGeneration": 151_655,
     "Qwen2_5_VLForConditionalGeneration": 151_655,
     "Qwen3VLForConditionalGeneration": 151_655,
+    "Gemma3ForConditionalGeneration": 262_144,
 }
 """Of the classes with a language model, those that are served; of those that take pictures, the placeholder's default.
 
@@ -42,6 +44,8 @@ _QWEN2_VL = {
     "num_hidden_layers": 80,
     "max_position_embeddings": 32_768,
 }
+_BOTH_WAYS = frozenset({"Gemma3ForConditionalGeneration"})
+"""Classes in which the tokens of an item attend to each other both ways."""
 _TEXT_DEFAULTS: Mapping[str, Mapping[str, int]] = {
     "llama": {
         "vocab_size": 32_000,
@@ -62,6 +66,12 @@ _TEXT_DEFAULTS: Mapping[str, Mapping[str, int]] = {
         "hidden_size": 4096,
         "num_hidden_layers": 32,
         "max_position_embeddings": 128_000,
+    },
+    "gemma3_text": {
+        "vocab_size": 262_208,
+        "hidden_size": 2304,
+        "num_hidden_layers": 26,
+        "max_position_embeddings": 131_072,
     },
 }
 """Sizes that a configuration leaves out of its part for text; from the configuration classes of Transformers 5.23."""
@@ -84,6 +94,7 @@ class Language:
         row_keys: Names of the tensors of which the model returns a row per token.
         chunk_tokens: Chunks of a prompt begin at multiples of it, and only whole chunks are cached; 0: anywhere.
         max_positions: Most tokens of a sequence; None for no limit.
+        keeps_items_whole: The tokens of an item attend to each other both ways, so no chunk divides an item.
     """
 
     vocabulary_size: int
@@ -95,6 +106,7 @@ class Language:
     row_keys: tuple[str, ...]
     chunk_tokens: int = 0
     max_positions: int | None = None
+    keeps_items_whole: bool = False
 
     @classmethod
     def of(cls, config: ServiceConfig) -> Language:
@@ -116,6 +128,10 @@ class Language:
             num_layers=model.num_layers,
             row_keys=model.row_keys,
         )
+
+    def num_bound(self, offset: int) -> int:
+        """Return how many tokens before an item at `offset` are computed in chunks that end as the item demands."""
+        return offset % self.chunk_tokens if self.keeps_items_whole else 0
 
     def prefix_blocks(self, config: ServiceConfig) -> int:
         """Return how many blocks of rows, all keys together, fit into `tensor_prefix_cache_bytes`."""
@@ -139,6 +155,12 @@ def check_model(config: ServiceConfig) -> None:
     if language.max_positions is not None and config.max_model_len > language.max_positions:
         limit = f"at most {language.max_positions}, the positions of the checkpoint ({FIELD})"
         raise ConfigError("max_model_len", config.max_model_len, limit)
+    if language.keeps_items_whole and language.marks:
+        most = language.chunk_tokens + max_embeds_per_item(config)
+        for name in ("max_num_batched_tokens", "long_prefill_token_threshold"):
+            if 0 < getattr(config, name) < most:
+                limit = f"at least {most}: a step computes a chunk (model.chunk_tokens) and its last item whole"
+                raise ConfigError(name, getattr(config, name), limit)
 
 
 def architecture_of(path: Path) -> str:
@@ -166,6 +188,7 @@ def _of_checkpoint(config: ServiceConfig) -> Language:
         row_keys=config.model.row_keys,
         chunk_tokens=config.model.chunk_tokens,
         max_positions=_size(path, text, "max_position_embeddings"),
+        keeps_items_whole=architecture in _BOTH_WAYS,
     )
 
 

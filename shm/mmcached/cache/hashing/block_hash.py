@@ -4,7 +4,8 @@
     digest(block -1) = root of the hash function           all numbers little-endian, every digest 32 bytes
 
 Only full blocks have one. Placeholders of different images are the same token, so a block also names each item that it
-overlaps, with the item's offset from the block's start: the same image one token later is other content. Adapter and
+overlaps, with the item's offset from the block's start: the same image one token later is other content. If tokens
+before an item are computed in one piece with it (`num_bound`), their blocks name it, too. Adapter and
 tenant's salt are in the first block only; the chain carries them on. The first part has a fixed width, the second gives
 the length of the third, and extra keys delimit themselves (`block_keys`): no two different blocks feed the same bytes
 to the hash.
@@ -180,7 +181,7 @@ def extra_keys_by_block(
         keys[0].append(request.lora)
     for feature in request.features:
         if feature.length:
-            first = (feature.offset - num_lookahead_tokens) // block_size
+            first = (feature.offset - max(num_lookahead_tokens, feature.num_bound)) // block_size
             last = (feature.offset + feature.length - 1) // block_size
             for index in range(max(blocks.start, first), min(blocks.stop, last + 1)):
                 keys[index].append(MultiModalKey(feature.mm_hash, feature.offset - index * block_size))

@@ -292,6 +292,7 @@ class Feature(Part, frozen=True):
         nbytes: Size of the encoded item; both ends of a mirrored cache count with it.
         payload: The processed item: in the store, inline, or (None) in the engine's cache.
         has_output: The store has its encoder output, and the item was not processed.
+        num_bound: Tokens before `offset` that are computed in one piece with it: their results depend on its length.
     """
 
     mm_hash: Text
@@ -302,3 +303,4 @@ class Feature(Part, frozen=True):
     nbytes: Count
     payload: StoredItem | Inline | None
     has_output: bool = False
+    num_bound: Count = 0

@@ -19,7 +19,7 @@ from mmcached.wire.errors import ConfigError
 from mmcached.wire.messages.engine import Sampled
 from mmcached.wire.messages.worker import RunChunk
 from mmcached.worker.language.loading import load_language_model
-from mmcached.worker.language.pictures import items_in, levels
+from mmcached.worker.language.pictures import items_in, levels, masks
 from mmcached.worker.language.pieces import pieces
 from mmcached.worker.language.pool_cache import PoolCache
 from mmcached.worker.language.positions import GridPositions
@@ -43,6 +43,7 @@ class CheckpointDecoder:
         self._text_config = self._model.config.get_text_config()
         self._device = device
         self._chunk_tokens = language.chunk_tokens
+        self._keeps_items_whole = language.keeps_items_whole
         heads, head_size = self._heads()
         self.pool = KVPool(
             num_layers=language.num_layers,
@@ -88,6 +89,8 @@ class CheckpointDecoder:
                 self._set_piece(chunk, start, end, batch.slots[rows])
                 items = list(items_in(batch, index, start, end))
                 more = levels(items, end - start)
+                if self._keeps_items_whole:
+                    more = masks(items, self._text_config, embeddings[None, rows], self._cache)
                 hidden[rows] = self._compute(embeddings[rows], positions[..., rows], **more)
                 for layer, computed in zip(layers, self._layer_rows, strict=True):
                     layer[rows] = computed
@@ -119,12 +122,14 @@ class CheckpointDecoder:
 
     def _pieces(self, chunk: RunChunk) -> list[tuple[int, int]]:
         start = chunk.num_computed_tokens
+        places = [(start + span.position, start + span.position + span.length) for span in chunk.spans]
         return list(
             pieces(
                 start,
                 start + len(chunk.token_ids),
                 num_prompt_tokens=chunk.num_prompt_tokens,
                 chunk_tokens=self._chunk_tokens,
+                whole=places if self._keeps_items_whole else (),
             )
         )
 

@@ -1,6 +1,7 @@
 """What a language model of Transformers takes of the pictures in a piece, besides their embeddings.
 
 Qwen3-VL    levels: rows that are added to a picture's tokens after each of the first layers
+Gemma 3     masks: the tokens of a picture attend to each other both ways
 """
 
 from __future__ import annotations
@@ -9,7 +10,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
+from transformers.models.gemma3.modeling_gemma3 import create_masks_for_vision_model
 
+from mmcached.worker.language.pool_cache import PoolCache
 from mmcached.worker.model.batch import PackedBatch
 
 _LEVEL = "deepstack_{}"
@@ -48,3 +51,27 @@ def levels(items: Sequence[PieceItem], num_rows: int) -> dict[str, Any]:
     for each in items:
         places[0, each.begin : each.end] = True
     return {"visual_pos_masks": places, "deepstack_visual_embeds": found}
+
+
+def masks(items: Sequence[PieceItem], config: Any, embeddings: torch.Tensor, cache: PoolCache) -> dict[str, Any]:
+    """Return the masks of a piece in which each item attends to all of itself; none without items.
+
+    Args:
+        config: Of the language model.
+        embeddings: `(1, rows, hidden_size)` of the piece.
+        cache: Set to the piece.
+    """
+    if not items:
+        return {}
+    numbers = torch.full((1, cache.piece.end), -1, device=embeddings.device)
+    for number, each in enumerate(items):
+        numbers[0, cache.piece.start + each.begin : cache.piece.start + each.end] = number
+    found = create_masks_for_vision_model(
+        config,
+        embeddings,
+        attention_mask=None,
+        past_key_values=cache,
+        position_ids=None,
+        block_sequence_ids=numbers,
+    )
+    return {"attention_mask": found}
