@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from mmcached.cache.checkpoints import language
-from mmcached.cache.checkpoints.language import Language, check_model
+from mmcached.cache.checkpoints.language import VISION_MODELS, Language, check_model
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import ConfigError
 from mmcached.wire.model_config import ModelConfig
@@ -131,3 +131,24 @@ def test_a_step_has_room_for_a_chunk_with_a_whole_picture(tmp_path: Path, name: 
         0,
         44,
     ]
+
+
+@pytest.mark.parametrize("name", VISION_MODELS)
+def test_the_placeholder_of_a_picture_is_in_the_configuration_or_the_classs_own(tmp_path: Path, name: str) -> None:
+    def marks(**settings: Any) -> Any:
+        folder = write(tmp_path, {**LLAMA, "architectures": [name], **settings})
+        return Language.of(config_of(folder, model=ModelConfig(kind="hf", path=str(folder)))).marks
+
+    (tmp_path / "tokenizer.json").write_text("{}")
+    assert marks() == {"image": VISION_MODELS[name]}
+    assert marks(image_token_index=8) == {"image": 8}
+    assert marks(image_token_id=7) == {"image": 7}
+    with pytest.raises(ConfigError, match="image_token_id is None"):
+        marks(image_token_id=None)
+
+
+def test_a_model_with_text_between_tiles_needs_its_tokenizer(tmp_path: Path) -> None:
+    folder = write(tmp_path, {**LLAMA, "architectures": ["SmolVLMForConditionalGeneration"]})
+    with pytest.raises(ConfigError, match=r"no tokenizer\.json"):
+        check_model(config_of(folder, model=ModelConfig(kind="hf", path=str(folder))))
+    assert refused(folder, num_layer_outputs=9)[0] == "model.num_layer_outputs"  # without an encoder it needs none

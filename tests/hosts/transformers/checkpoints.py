@@ -18,6 +18,7 @@ from PIL import Image
 from tests.hosts.transformers.models import make
 
 SIDE = {"height": 56, "width": 56}
+TILES = {"size": {"longest_edge": 112}, "max_image_size": {"longest_edge": 56}}
 CUT = {"size": {"shortest_edge": 64}, "crop_size": SIDE}
 PROCESSORS: Mapping[str, tuple[str, str, Mapping[str, Any]]] = {
     "clip": ("clip", "CLIP", CUT),
@@ -33,6 +34,8 @@ PROCESSORS: Mapping[str, tuple[str, str, Mapping[str, Any]]] = {
     "qwen2_5_omni": ("qwen2_vl", "Qwen2VL", {"size": {"shortest_edge": 784, "longest_edge": 28 * 28 * 20}}),
     "qwen3_vl": ("qwen2_vl", "Qwen2VL", {"patch_size": 16, "size": {"shortest_edge": 1024, "longest_edge": 20480}}),
     "gemma3": ("gemma3", "Gemma3", {"size": SIDE}),
+    "smolvlm": ("smolvlm", "SmolVLM", TILES),
+    "idefics3": ("idefics3", "Idefics3", TILES),
     "gemma3_wide": ("gemma3", "Gemma3", {"size": {"height": 112, "width": 112}}),
 }
 """By family: module, class and settings of its image processor."""

@@ -57,10 +57,20 @@ def alone(folder: Path, prompt: Sequence[int], max_tokens: int, **settings: Any)
     return [int(token) for token in output[0, len(prompt) :]]
 
 
+_TILES = [f"<row_{row}_col_{column}>" for row in range(1, 4) for column in range(1, 4)]
+SPECIAL = {
+    "<image>": 500,
+    **{each: 501 + number for number, each in enumerate(["<fake_token_around_image>", "<global-img>", *_TILES])},
+}
+"""Tokens around pictures and tiles of pictures."""
+
+
 def write_tokenizer(folder: Path) -> None:
-    """Write a tokenizer of bytes, which puts the begin token in front of a text."""
+    """Write a tokenizer of bytes, which puts the begin token in front of a text; two ends of lines are one token."""
     letters = {letter: 3 + number for number, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
-    tokenizer = Tokenizer(models.BPE(vocab={"<pad>": 0, "<s>": 1, "</s>": 2, **letters}, merges=[]))
+    vocabulary = {"<pad>": 0, "<s>": 1, "</s>": 2, **letters, "ĊĊ": 260, **SPECIAL}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[("Ċ", "Ċ")]))
+    tokenizer.add_special_tokens([*SPECIAL])
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
     tokenizer.save(str(folder / "tokenizer.json"))

@@ -155,6 +155,20 @@ def internvl() -> tuple[Any, Inputs]:
     return model, prompt(4, 4) | {"pixel_values": pictures(2, 3, 56, 56)}
 
 
+def smolvlm(name: str = "SmolVLM") -> tuple[Any, Inputs]:
+    config = getattr(transformers, f"{name}Config")(
+        vision_config=SMALL | {"image_size": 56, "patch_size": 14},
+        text_config=TEXT | {"model_type": "llama"},
+        image_token_id=IMAGE,
+        scale_factor=2,
+    )
+    return getattr(transformers, f"{name}ForConditionalGeneration")(config), {}
+
+
+def idefics3() -> tuple[Any, Inputs]:
+    return smolvlm("Idefics3")
+
+
 def clip() -> tuple[Any, Inputs]:
     vision = SMALL | {"image_size": 56, "patch_size": 14}
     config = transformers.CLIPConfig(text_config=SMALL | {"vocab_size": 64}, vision_config=vision, projection_dim=WIDTH)
@@ -247,6 +261,8 @@ OTHERS: list[Callable[[], tuple[Any, Inputs]]] = [
     qwen3_omni,
     videomae,
     gemma3_wide,
+    smolvlm,
+    idefics3,
 ]
 """Which a service encodes with, and `cached_image_features` does not take."""
 MAKERS = {maker.__name__: maker for maker in (*GENERATIVE, *TOWERS, *OTHERS)}

@@ -20,16 +20,18 @@ from mmcached.gateway.processing.processor import GatewayItem
 from mmcached.pictures.images import decode_image
 from mmcached.pictures.processor import PictureProcessor
 from mmcached.pictures.settings import PictureSettings
+from mmcached.shm.store.codec import decode_record_frames
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.model_config import EncoderConfig, ModelConfig
 from tests.hosts.transformers.checkpoints import photograph, save
+from tests.hosts.transformers.language_models import write_tokenizer
 from tests.hosts.transformers.local_engine import LocalEngine
 from tests.hosts.transformers.models import IMAGE
 from tests.hosts.transformers.test_language import DTYPES, assert_same
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-FAMILIES = ("llava", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "gemma3_wide")
+FAMILIES = ("llava", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "gemma3_wide", "smolvlm", "idefics3")
 SIZES = ((160, 90), (70, 130), (300, 300), (60, 200))
 CHUNK = 32
 ROWS = ("hidden_states", "hidden_states.layer_0", "hidden_states.layer_1")
@@ -49,7 +51,8 @@ class World:
     def __init__(self, folder: Path, family: str, dtype: torch.dtype = torch.float32) -> None:
         self.folder = save(family, folder, dtype, text_scale=10.0)
         self.files = [photograph(*size, "PNG", seed) for seed, size in enumerate(SIZES)]
-        processor = CheckpointProcessor(Checkpoint.open(self.folder), "")
+        write_tokenizer(self.folder)
+        processor = CheckpointProcessor(Checkpoint.open(self.folder, is_for_prompts=True), "")
         settings = PictureSettings.from_config(self.config())
         tensors = [PictureProcessor(self.folder).tensors(decode_image(file, settings)) for file in self.files]
         self._items = [processor.item(DecodedTensors(each)) for each in tensors]
@@ -67,11 +70,13 @@ class World:
 
     def expanded(self, asked: Asked) -> list[int]:
         numbers = iter(asked.numbers)
-        return [
-            each
-            for token in asked.prompt
-            for each in ([token] * self._items[next(numbers)].num_embeds if token == IMAGE else [token])
-        ]
+        return [each for token in asked.prompt for each in (self._tokens(next(numbers)) if token == IMAGE else [token])]
+
+    def _tokens(self, number: int) -> list[int]:
+        """Return the tokens of a picture in a prompt."""
+        item = self._items[number]
+        record = decode_record_frames(item.encoded.frames(), tensors="numpy")
+        return [IMAGE if token < 0 else token for token in record.get("tokens", [-1] * item.num_embeds)]
 
     def alone(self, asked: Asked, max_tokens: int) -> tuple[list[int], list[torch.Tensor]]:
         """Return tokens and logits of `generate` of Transformers."""
@@ -83,7 +88,8 @@ class World:
         if asked.numbers:
             opened = [Image.open(BytesIO(self.files[number])).convert("RGB") for number in asked.numbers]
             found = processor(images=opened, return_tensors="pt")
-        inputs = {name: each for name, each in found.items() if name in ("pixel_values", "image_grid_thw")}
+        taken = ("pixel_values", "image_grid_thw", "pixel_attention_mask")
+        inputs = {name: each for name, each in found.items() if name in taken}
         if hasattr(model.model, "get_rope_index"):
             inputs["mm_token_type_ids"] = (token_ids == IMAGE).int()
         if config.model_type == "gemma3":
@@ -186,3 +192,18 @@ def test_bits_do_not_depend_on_what_other_prompts_have_left(family: str, tmp_pat
         assert_same(cached, first, plain, second)
         num_cached += first.num_cached_tokens
     assert num_cached
+
+
+@pytest.mark.parametrize("family", ["smolvlm", "idefics3"])
+def test_text_around_tiles_is_that_of_the_processor(family: str, tmp_path: Path) -> None:
+    world = World(tmp_path, family)
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_file=str(tmp_path / "tokenizer.json"))
+    processor = transformers.Idefics3Processor(
+        transformers.AutoImageProcessor.from_pretrained(tmp_path), tokenizer, image_seq_len=4
+    )
+    text = "a <image> b <image><image>\n"
+    opened = [Image.open(BytesIO(world.files[number])).convert("RGB") for number in (0, 1, 2)]
+    wanted = processor(images=opened, text=text)["input_ids"][0]
+    assert world.expanded(Asked(tokenizer(text)["input_ids"], [0, 1, 2])) == wanted
+    most = Checkpoint.open(tmp_path, is_for_prompts=True).max_embeds_per_item
+    assert max(item.num_embeds for _, item in world.pictures(range(len(SIZES)))) <= most

@@ -6,10 +6,14 @@ fingerprint give the same bytes.
 
 from __future__ import annotations
 
+import hashlib
+
 from mmcached.cache.checkpoints.checkpoint import Checkpoint, library_versions
 from mmcached.cache.fingerprints import fingerprint
+from mmcached.cache.store_keys import TOKENS
 from mmcached.gateway.processing.decoder_process import DecodedTensors, Pixels
 from mmcached.gateway.processing.processor import GatewayItem
+from mmcached.pictures.processor import TOKENIZER
 from mmcached.shm.store.codec import encode
 from mmcached.wire.errors import InvalidRequest, InvariantError
 
@@ -33,8 +37,11 @@ class CheckpointProcessor:
         """Hash input of the item's key beside the file: all settings of the result; "" if no tower takes pictures."""
         if "image" not in self._checkpoint.processors:
             return ""
+        names = self._checkpoint.countings["image"].inputs
+        tokenizer = self._checkpoint.path / TOKENIZER
         return fingerprint(
             {
+                **({TOKENS: hashlib.sha256(tokenizer.read_bytes()).hexdigest()} if TOKENS in names else {}),
                 "kind": "hf",
                 "version": _VERSION,
                 "processor": self._checkpoint.processors["image"],

@@ -7,9 +7,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from mmcached.cache.checkpoints.counting import PATCHES, Constant, Counting, Grid, Llava, One, Padded, Patches
+from mmcached.cache.checkpoints.counting import (
+    PATCHES,
+    Constant,
+    Counting,
+    Grid,
+    Llava,
+    One,
+    Padded,
+    Patches,
+    Tiles,
+)
 from mmcached.cache.checkpoints.frames import FrameGrid, WholeClip
 from mmcached.cache.checkpoints.sounds import Chunked, Filled
+from mmcached.cache.store_keys import TOKENS
 from mmcached.wire.vocabulary import Modality
 
 _CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
@@ -55,5 +66,13 @@ ARCHITECTURES: Mapping[str, Mapping[Modality, Counting]] = {
     "WhisperModel": {"audio": Filled()},
     "WhisperForConditionalGeneration": {"audio": Filled()},
     "Gemma3ForConditionalGeneration": {"image": Constant("mm_tokens_per_image", 256)},
+    "SmolVLMForConditionalGeneration": {"image": Tiles()},
+    "Idefics3ForConditionalGeneration": {"image": Tiles()},
 }
 """By the architecture name in a checkpoint's configuration."""
+_TILED: Mapping[Modality, Counting] = {"image": Tiles((*Tiles().inputs, TOKENS), has_text=True)}
+IN_PROMPTS: Mapping[str, Mapping[Modality, Counting]] = {
+    "SmolVLMForConditionalGeneration": _TILED,
+    "Idefics3ForConditionalGeneration": _TILED,
+}
+"""Of architectures whose items are counted differently as parts of prompts."""

@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from mmcached.cache.checkpoints.architectures import ARCHITECTURES
+from mmcached.cache.checkpoints.architectures import ARCHITECTURES, IN_PROMPTS
 from mmcached.cache.checkpoints.counting import Counting
 from mmcached.cache.checkpoints.frames import FrameGrid, WholeClip
 from mmcached.cache.checkpoints.json_files import json_of
@@ -60,15 +60,17 @@ class Checkpoint:
         architecture: Class of Transformers that wrote it.
         model: Its configuration; of a model that also speaks, that of its thinker.
         processors: Settings of the processor of each modality.
+        is_for_prompts: Whether its items are parts of prompts that the checkpoint continues.
     """
 
     path: Path
     architecture: str
     model: Mapping[str, Any]
     processors: Mapping[Modality, Mapping[str, Any]]
+    is_for_prompts: bool = False
 
     @classmethod
-    def open(cls, path: Path) -> Checkpoint:
+    def open(cls, path: Path, *, is_for_prompts: bool = False) -> Checkpoint:
         """Read a folder.
 
         Raises:
@@ -81,11 +83,12 @@ class Checkpoint:
         if not any(path.glob("*.safetensors")):
             raise ConfigError(FIELD, str(path), "has no *.safetensors: other formats of weights are not read")
         processors = {modality: _processor_of(path, modality) for modality in ARCHITECTURES[named[0]]}
-        return cls(path, named[0], model.get("thinker_config") or model, processors)
+        return cls(path, named[0], model.get("thinker_config") or model, processors, is_for_prompts)
 
     @property
     def countings(self) -> Mapping[Modality, Counting]:
-        return ARCHITECTURES[self.architecture]
+        found = IN_PROMPTS.get(self.architecture) if self.is_for_prompts else None
+        return found or ARCHITECTURES[self.architecture]
 
     @property
     def max_embeds_per_item(self) -> int:
@@ -107,7 +110,7 @@ def checkpoint_of(config: ServiceConfig) -> Checkpoint | None:
         return None
     if not config.encoder.path:
         raise ConfigError(FIELD, "", "must be the folder of a checkpoint: encoder.kind is hf")
-    return Checkpoint.open(Path(config.encoder.path))
+    return Checkpoint.open(Path(config.encoder.path), is_for_prompts=config.model.kind == "hf")
 
 
 def frame_sizes(config: ServiceConfig) -> Sizes | None:

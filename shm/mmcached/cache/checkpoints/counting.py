@@ -4,6 +4,7 @@ one            the image as a whole                          CLIP, SigLIP, SigLI
 patches        each patch of the processed image             towers of their own, DINOv2, LLaVA
 grid           each square of merged patches                 Qwen
 constant       a number in the configuration                 Gemma 3
+tiles          patches of each tile of a large image         SmolVLM, Idefics 3
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from mmcached.cache.store_keys import TOKENS
 from mmcached.wire.errors import InvalidRequest
 
 Settings = Mapping[str, Any]
@@ -133,6 +135,37 @@ class Constant:
 
     def largest(self, model: Settings, processor: Settings) -> int:
         return int(model.get(self.setting, self.default))
+
+
+@dataclass(frozen=True, slots=True)
+class Tiles:
+    """Tiles of an image, and an overview if there are several.
+
+    Attributes:
+        has_text: Whether tokens of text around the tiles, as in a prompt, are counted as embeddings.
+    """
+
+    inputs: tuple[str, ...] = (PIXELS, "pixel_attention_mask")
+    has_text: bool = False
+
+    def count(self, model: Settings, tensors: Mapping[str, Any]) -> int:
+        _check_alone(tensors)
+        return len(tensors[TOKENS]) if self.has_text else int(tensors[PIXELS].shape[1]) * self.per_tile(model)
+
+    def largest(self, model: Settings, processor: Settings) -> int:
+        """Return the number for a square image, with text: two tokens for a tile, one for a line, four at the end."""
+        longest = (processor.get("size") or {}).get("longest_edge", 4 * 364)
+        side = (processor.get("max_image_size") or {}).get("longest_edge", 364)
+        lines = -(-int(longest) // int(side)) if processor.get("do_image_splitting", True) else 1
+        num_tiles = lines**2 + (lines > 1)
+        return num_tiles * (self.per_tile(model) + 2 * self.has_text) + self.has_text * (lines + 4)
+
+    @staticmethod
+    def per_tile(model: Settings) -> int:
+        """Return the number of embeddings of a tile."""
+        vision = _vision(model)
+        rows = int(vision.get("image_size", 224)) // int(vision.get("patch_size", 32))
+        return rows**2 // int(model.get("scale_factor", 2)) ** 2
 
 
 def squares_of(grid: Any, name: str) -> int:

@@ -17,6 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from mmcached.cache.checkpoints.architectures import IN_PROMPTS
 from mmcached.cache.checkpoints.checkpoint import max_embeds_per_item
 from mmcached.cache.checkpoints.json_files import json_of
 from mmcached.wire.config import ServiceConfig
@@ -33,6 +34,8 @@ VISION_MODELS: Mapping[str, int] = {
     "Qwen2_5_VLForConditionalGeneration": 151_655,
     "Qwen3VLForConditionalGeneration": 151_655,
     "Gemma3ForConditionalGeneration": 262_144,
+    "SmolVLMForConditionalGeneration": 128_257,
+    "Idefics3ForConditionalGeneration": 128_257,
 }
 """Of the classes with a language model, those that are served; of those that take pictures, the placeholder's default.
 
@@ -218,6 +221,8 @@ def _marks(config: ServiceConfig, path: Path, architecture: str, model: Mapping[
     if Path(config.encoder.path).resolve() != path.resolve():
         limit = f"must be {FIELD} ({path}): items in prompts are encoded by the model's own towers"
         raise ConfigError("encoder.path", config.encoder.path, limit)
+    if architecture in IN_PROMPTS and not (path / "tokenizer.json").exists():
+        raise ConfigError(FIELD, str(path), "has no tokenizer.json: pictures in prompts have text between their tiles")
     token_id = model.get("image_token_id", model.get("image_token_index", VISION_MODELS[architecture]))
     if type(token_id) is not int:
         raise ConfigError(FIELD, f"{path}: image_token_id is {token_id!r}"[:200], "a token id in config.json")

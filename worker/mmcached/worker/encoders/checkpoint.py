@@ -16,7 +16,7 @@ from mmcached.cache.checkpoints.checkpoint import FIELD, Checkpoint, library_ver
 from mmcached.cache.checkpoints.counting import Grid
 from mmcached.cache.checkpoints.frames import FrameGrid, WholeClip
 from mmcached.cache.fingerprints import fingerprint
-from mmcached.cache.store_keys import GRID
+from mmcached.cache.store_keys import EMBEDDINGS, GRID, TOKENS
 from mmcached.client.device.devices import device_of
 from mmcached.wire.errors import ConfigError, InvalidRequest
 from mmcached.wire.messages.parts import EncoderForm, TensorForm
@@ -34,22 +34,22 @@ class CheckpointEncoder:
 
     Args:
         max_pinned_bytes: Limit of the pinned memory of items, for CUDA.
-        adds_grid: Whether the grid of an item's patches is one of its outputs, if the tower takes it: a language model
-            computes positions from it.
+        is_for_prompts: Whether outputs have all that a language model wants of an item: for positions the grid of its
+            patches, if the tower takes it; and tokens of text between its tiles, with -1 for embeddings.
 
     Raises:
         ConfigError: See `load_tower`.
     """
 
     def __init__(
-        self, config: EncoderConfig, device: torch.device, *, max_pinned_bytes: int = 0, adds_grid: bool = False
+        self, config: EncoderConfig, device: torch.device, *, max_pinned_bytes: int = 0, is_for_prompts: bool = False
     ) -> None:
-        self._checkpoint = Checkpoint.open(config.folder)
+        self._checkpoint = Checkpoint.open(config.folder, is_for_prompts=is_for_prompts)
         self._transfers = device_of(str(device), max_pinned_bytes=max_pinned_bytes)
         self._model, self._families = load_tower(self._checkpoint, config.dtype, device)
         self._dtype = self._model.dtype
         countings = self._checkpoint.countings.values()
-        self._adds_grid = adds_grid and all(isinstance(each, (Grid, FrameGrid)) for each in countings)
+        self._adds_grid = is_for_prompts and all(isinstance(each, (Grid, FrameGrid)) for each in countings)
         weights = Weights(self._model, frozenset.intersection(*(each.others for each in self._families.values())))
         attention = [str(getattr(each, "_attn_implementation", None)) for each in weights.configs]
         self._fingerprint = fingerprint(
@@ -81,8 +81,20 @@ class CheckpointEncoder:
         for name, loaded in zip(names, self._transfers.load(list(given.values())), strict=True):
             prepared = self._prepared(loaded, modality)
             tensors[name] = prepared.clone() if prepared is given[name] else prepared  # keep the record
+        tokens = tensors.pop(TOKENS, None)
         outputs = ask(self._model, self._families[modality], tensors)
+        if tokens is not None:
+            return self._with_text(outputs[EMBEDDINGS], tokens)
         return {**outputs, GRID: tensors[names[-1]]} if self._adds_grid else outputs
+
+    def _with_text(self, embeddings: torch.Tensor, tokens: torch.Tensor) -> Outputs:
+        """Return the outputs of an item with text: rows of zeros among its embeddings, and the tokens there."""
+        is_placeholder = tokens < 0
+        if len(embeddings) != int(is_placeholder.sum()):
+            raise InvalidRequest(TOKENS, f"{len(tokens)} tokens", f"must have {len(embeddings)} placeholders")
+        rows = embeddings.new_zeros(len(tokens), embeddings.shape[1])
+        rows[is_placeholder] = embeddings
+        return {EMBEDDINGS: rows, TOKENS: tokens}
 
     def measure(self) -> MeasuredForm:
         """Encode two small items of different shape of each modality.

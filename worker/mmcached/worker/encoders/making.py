@@ -26,7 +26,7 @@ def make_encoder(config: ServiceConfig, items: ItemEncoder, device: torch.device
         config.encoder,
         device if name == "auto" else choose_device(name),
         max_pinned_bytes=config.limits.max_pinned_mb << 20,
-        adds_grid=config.model.kind == "hf",
+        is_for_prompts=config.model.kind == "hf",
     )
 
 

@@ -24,11 +24,14 @@ from mmcached.worker.encoders.families import FAMILIES, Family, find_family
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _PLAIN = Family({"last_hidden_state": "stacked", "pooler_output": "stacked"}, others=frozenset(), method="forward")
+_TILED = Family({"pooler_output": "split"}, frozenset({"pixel_attention_mask"}), frozenset({"text_model"}))
 _FAMILIES: Mapping[str, Family] = {
     **FAMILIES,
     "Dinov2Model": _PLAIN,
     "Siglip2VisionModel": _PLAIN,
     "Qwen2_5OmniThinkerModel": FAMILIES["Qwen2_5_VLModel"],
+    "SmolVLMModel": _TILED,
+    "Idefics3Model": _TILED,
     "Siglip2Model": Family({"pooler_output": "stacked"}, others=FAMILIES["SiglipModel"].others),
 }
 """Includes models that are only used here, where their inputs are known."""

@@ -88,9 +88,10 @@ class CheckpointDecoder:
                 rows = slice(start + offset, end + offset)
                 self._set_piece(chunk, start, end, batch.slots[rows])
                 items = list(items_in(batch, index, start, end))
-                more = levels(items, end - start)
                 if self._keeps_items_whole:
                     more = masks(items, self._text_config, embeddings[None, rows], self._cache)
+                else:
+                    more = levels(items, end - start)
                 hidden[rows] = self._compute(embeddings[rows], positions[..., rows], **more)
                 for layer, computed in zip(layers, self._layer_rows, strict=True):
                     layer[rows] = computed

@@ -15,7 +15,7 @@ from mmcached.cache.checkpoints.language import FIELD, architecture_of
 from mmcached.wire.errors import ConfigError
 
 _REPORTED = 3
-_TOWERS = ("vision_tower", "multi_modal_projector", "visual")
+_TOWERS = ("vision_tower", "multi_modal_projector", "visual", "vision_model", "connector")
 """Parts of models that the encoder has loaded by itself, see `encoders.tower`."""
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 
 from mmcached.cache.checkpoints.language import Language
-from mmcached.cache.store_keys import EMBEDDINGS
+from mmcached.cache.store_keys import EMBEDDINGS, TOKENS
 from mmcached.wire.closeable import Closeable
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.engine_stats import WorkerStats
@@ -222,8 +222,12 @@ class ModelRunner(Closeable):
                     f"the item {len(encoded)} embeddings",
                     request_id=chunk.request_id,
                 )
-            rows = encoded[span.start : span.start + span.length]
-            embeddings[span.position : span.position + span.length] = rows.to(embeddings.dtype)
+            taken = slice(span.start, span.start + span.length)
+            rows = embeddings[span.position : span.position + span.length]
+            rows[:] = encoded[taken].to(embeddings.dtype)
+            if TOKENS in batch.items[span.key]:
+                tokens = batch.items[span.key][TOKENS][taken]
+                rows[tokens >= 0] = self._model.decoder.embed(tokens[tokens >= 0])
 
 
 def make_prefix_store(config: ServiceConfig, language: Language) -> TensorPrefixStore:
