@@ -139,3 +139,25 @@ def test_a_nursery_that_cannot_be_taken_over_is_in_the_log(
         assert path.exists() == (reason == "cut short"), "it has no record that is found"
         check_ring(successor)
     sweep()
+
+
+def test_what_a_reader_with_impossible_counts_may_read_in_a_nursery_stays_under_the_next_writer(
+    ring: RingWriter,
+) -> None:
+    leased, other = publish(ring, 0, 1), publish(ring, 1, 2)
+    with attached(ring) as liar:
+        take(ring, liar, leased)
+        for _ in range(3):
+            liar.give_back(leased)
+        ring.outlives_writer = True
+        ring.close()
+        layout = layout_of(ring.announcement)
+        with adopt_ring(ring.announcement, layout, max_object_bytes=NBYTES, num_nursery_slots=NUM_SLOTS) as successor:
+            assert successor.readers.leases.fenced_readers() == [liar.reader_id]
+            assert not successor.records.evict(leased)
+            assert not successor.records.evict(other), "which of them it reads is not known"
+            liar.close()
+            successor.readers.poll_deaths()
+            assert successor.records.evict(leased)
+            assert successor.records.evict(other)
+            check_ring(successor)

@@ -57,9 +57,9 @@ Flags = npt.NDArray[np.bool_]
 _logger = logging.getLogger(__name__)
 
 
-def occupied_slots(tables: Tables, num_slots: int) -> list[int]:
-    """Return the slots with a record: only these can be leased."""
-    occupied: list[int] = np.flatnonzero(read_table(tables.slots, num_slots)[:, GENERATION]).tolist()
+def occupied_slots(tables: Tables) -> list[int]:
+    """Return the slots with a record, those of nurseries included: only these can be leased."""
+    occupied: list[int] = np.flatnonzero(read_table(tables.slots)[:, GENERATION]).tolist()
     return occupied
 
 
@@ -84,7 +84,7 @@ def adopt_chunks(
     Raises:
         SegmentError: A record is invalid, or two overlap.
     """
-    slots = _read_slots(tables, chunks, placed, board.last_generation(), nursery_bytes)
+    slots = _read_slots(tables, chunks, board.last_generation(), nursery_bytes)
     current = _current(slots, board.floor())
     if index is not None:  # before any slot is retired: the new record is found before the old one is not
         rows = slots.table[current]
@@ -137,10 +137,10 @@ class _Slots(NamedTuple):
 
 
 def _read_slots(
-    tables: Tables, chunks: ChunkTable, placed: NurseryTable, last_generation: int, nursery_bytes: Callable[[int], int]
+    tables: Tables, chunks: ChunkTable, last_generation: int, nursery_bytes: Callable[[int], int]
 ) -> _Slots:
     """Copy the slot table; raise SegmentError if a record is invalid."""
-    table = read_table(tables.slots, chunks.num_slots + len(placed.slots))
+    table = read_table(tables.slots)
     nurseries = table[:, NOTE_BYTES] >> np.uint64(NURSERY_SHIFT)
     table[:, NOTE_BYTES] &= np.uint64(MAX_NOTE_BYTES)
     is_taken = table[:, GENERATION] != 0

@@ -105,8 +105,8 @@ class CurrentRecords:
             yield handle, (first_key, second_key), note_bytes
 
     def occupied_slots(self) -> list[int]:
-        """Return the slots of the ring with a record: only these can be leased."""
-        return occupied_slots(self._tables, self._chunks.num_slots)
+        """Return the slots with a record, as `adoption.occupied_slots`."""
+        return occupied_slots(self._tables)
 
     def adopt(self, index: KeyIndexWriter | None) -> None:
         """Take over the records of a former writer, from the slot table; raise SegmentError if it is inconsistent.

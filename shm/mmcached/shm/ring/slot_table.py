@@ -96,9 +96,9 @@ def read_slot(words: memoryview, slot: int) -> tuple[SlotRecord, bool]:
     )
 
 
-def read_table(words: memoryview, num_slots: int) -> npt.NDArray[np.uint64]:
+def read_table(words: memoryview) -> npt.NDArray[np.uint64]:
     """Return a copy of all words, `(num_slots, SLOT_WORDS)`; only for the table's writer."""
-    return np.frombuffer(words, np.uint64).reshape(num_slots, SLOT_WORDS).copy()
+    return np.frombuffer(words, np.uint64).reshape(-1, SLOT_WORDS).copy()
 
 
 class SlotTable:
