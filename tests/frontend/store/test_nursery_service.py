@@ -121,6 +121,15 @@ def num_files() -> int:
     return sum("nursery" in name for name in os.listdir(SHM_DIR))
 
 
+@pytest.mark.parametrize("nbytes", [0, MIN_PLACED_BYTES - 1])
+def test_space_for_less_than_a_placed_record_is_refused(layer: Layer, nbytes: int) -> None:
+    """Places of no bytes would be granted without end."""
+    layer.client.channel.send(to_frontend.OpenNursery(layer.client.client_id, 7, nbytes))
+    error = layer.client.answer(to_client.Failed).error
+    assert (error.code, error.details["field"]) == ("remote_protocol_error", "$[3]")
+    assert layer.put("k", layer.lay("k")).is_stored
+
+
 def test_a_record_is_published_where_it_lies_and_comes_as_frames_to_others(layer: Layer) -> None:
     place = layer.lay("k")
     stored = layer.put("k", place)

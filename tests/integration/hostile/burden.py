@@ -42,6 +42,8 @@ def sample(supervisor: int, burdens: dict[str, Burden]) -> None:
                 num_fds = len(list(Path(f"/proc/{pid}/fd").iterdir()))
             except (FileNotFoundError, ProcessLookupError):
                 continue
+            if "RssAnon:" not in status:  # it has ended, and its parent has not noticed
+                continue
             burden = burdens.setdefault(f"{role} {rank}", Burden())
             burden.pids.add(pid)
             burden.rss.append(int(status.partition("RssAnon:")[2].split()[0]) * 1024)

@@ -12,6 +12,7 @@ from mmcached.wire.messages.parts import (
     FetchEnd,
     Message,
     NurseryPlace,
+    PlacedBytes,
     Priority,
     RowsWanted,
     Sampling,
@@ -200,7 +201,7 @@ class OpenNursery(Message, frozen=True):
 
     client_id: ClientId
     request_id: Count
-    nbytes: Count
+    nbytes: PlacedBytes
     nursery: Count = 0
 
 

@@ -94,6 +94,7 @@ class StoredOutput(Part, frozen=True, tag="stored"):
 
 MIN_PLACED_BYTES = 64 << 10
 """The smallest record for a nursery; smaller ones cost less inline. Measured: see docs/decisions/080."""
+PlacedBytes = Annotated[int, msgspec.Meta(ge=MIN_PLACED_BYTES, le=2**46)]
 MAX_GRANTS = 64
 """Places in one answer."""
 
@@ -107,7 +108,7 @@ class NurseryPlace(Part, frozen=True):
 
     nursery: Count
     offset: Count
-    nbytes: Annotated[int, msgspec.Meta(ge=MIN_PLACED_BYTES, le=2**46)]
+    nbytes: PlacedBytes
     note_bytes: Annotated[int, msgspec.Meta(ge=0, le=2**12)]
     crc32: Annotated[int, msgspec.Meta(ge=0, lt=2**32)] | None = None
 
