@@ -190,7 +190,7 @@ def test_the_page_for_your_own_server_runs(run_dir: Path, capsys: pytest.Capture
 
 
 def test_what_the_page_quotes_is_what_is_said() -> None:
-    page = (REPOSITORY / "docs" / "faq.md").read_text().partition("## It says")[2].partition("## It happens")[0]
+    page = (REPOSITORY / "docs" / "faq.md").read_text().partition("## Messages")[2].partition("## Symptoms")[0]
     quoted = [
         part.strip() for row in re.findall(r"^\| `([^|]+)` ?[^|]*\|", page, re.MULTILINE) for part in row.split("…")
     ]
