@@ -50,7 +50,7 @@ INSTALLING = @echo "installing $(1) into $(@D), once: some minutes"
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test pytest lint test-valkey test-vllm test-sglang test-transformers test-ray test-mooncake test-packaging release docs test-docs soak test-aarch64 test-web test-deploy chaos explore bench bench-peers clean
+.PHONY: help demo verify-kv test pytest lint test-valkey test-vllm test-sglang test-transformers test-ray test-mooncake test-packaging release docs test-docs soak test-aarch64 test-web test-deploy chaos explore bench bench-peers clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z.-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -107,6 +107,7 @@ test-docs: $(INSTALLED) $(RELEASE_INSTALLED) ## build that site, and look at it;
 soak: $(INSTALLED) ## the tests that run long, and 20 times the examples of the others, from a new SEED
 	$(BIN)/python -m pytest -m "soak or hypothesis" --hypothesis-profile=soak --hypothesis-seed=$(SEED) \
 	  --timeout=0 -o faulthandler_timeout=0
+	@$(MAKE) --no-print-directory verify-kv
 	@$(MAKE) --no-print-directory test-transformers test-sglang test-vllm test-ray test-mooncake HOST_TESTS="not chaos"
 
 chaos: $(INSTALLED) ## kill the ring's processes at random for two minutes, and check every byte
@@ -125,6 +126,9 @@ test-deploy: $(INSTALLED) ## what lies in deploy/, by the programs that read it 
 
 explore: $(INSTALLED) ## look at every state of the ring's protocol, and find every rule's removal: minutes
 	$(BIN)/python -m scripts.verification.explore
+
+verify-kv: $(PEERS_INSTALLED) ## the KV cache manager beside vLLM's: a million random operations of each kind of layer
+	$(PEERS)/bin/python -m scripts.verification.kv_beside_vllm --seed $(SEED)
 
 # Status 3: what the area measures is not installed, as it has said.
 bench: $(INSTALLED) ## every area of scripts/bench, one after the other; some: `make bench AREAS="ring kv"`

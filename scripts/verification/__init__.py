@@ -1,4 +1,4 @@
-"""Verification of the ring's protocol, and what every verification by removed rules shares.
+"""Verification of the ring's protocol and of the KV cache manager, and what every verification by removed rules shares.
 
 mutants      the product with one rule removed, and what it means to notice that
 
@@ -19,6 +19,9 @@ chaos        processes killed and stopped at random: `python -m scripts.verifica
   chaos_forker   forks the players           chaos_casts    who plays in a run, as they are and without a rule
   chaos_store    a frontend, and clients that take leases   chaos_layers  clients that lay records into nurseries
   chaos_roles    what they say to each other, and the board of words that survives them
+
+kv_beside_vllm    our KV cache manager and vLLM's, led through the same histories: `make verify-kv`
+  kv_kinds       the mixes of layers, and vLLM's classes for them
 
 aarch64.sh   tests of shared memory on an emulated AArch64
 chromium.sh  brings a browser for the test of the service's page

@@ -33,6 +33,7 @@ RUN_BY = {
     "docs/faq.md": "tests/docs/test_code.py",
     "docs/from-redis.md": "tests/docs/test_from_redis.py",
     "docs/from-vllm-omni.md": "tests/compat/omni_tensor_prefix_cache/test_page.py",
+    "docs/kv-cache.md": "tests/engine/kv/test_page.py",
     "docs/start.md": "tests/integration/test_readme.py",
     "docs/tracing.md": "tests/integration/test_tracing.py",
     "docs/model.md": "tests/hosts/transformers/test_language_service.py",
