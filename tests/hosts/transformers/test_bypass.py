@@ -11,9 +11,9 @@ import pytest
 import torch
 import transformers
 
-from mmcached.cache import fingerprints
+from mmcached.cache.output_names import output_name
 from mmcached.client import Client
-from mmcached.integrations.transformers import ImageFeatures, cached_image_features
+from mmcached.integrations.transformers import ImageFeatures, cached_image_features, tower_names
 from mmcached.wire.errors import InvalidRequest
 from tests.hosts.transformers import models
 from tests.hosts.transformers.outputs import ask, assert_equal, one_by_one, tensors
@@ -212,16 +212,13 @@ def fingerprint_of(model: Any, client: Client, settings: Any = None) -> str | No
 
 
 def test_what_differs_has_another_fingerprint(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    from mmcached.integrations.transformers import features
-
     made: list[dict[str, Any]] = []
 
-    def fingerprint(parts: Any) -> str:
-        made.append(json.loads(json.dumps(parts)))
-        return original(parts)
+    def noted(rows: dict[str, Any]) -> str:
+        made.append(json.loads(json.dumps(rows)))
+        return output_name(rows)
 
-    original = fingerprints.fingerprint
-    monkeypatch.setattr(features, "fingerprint", fingerprint)
+    monkeypatch.setattr(tower_names, "output_name", noted)
     model, _ = models.make("qwen2_5_vl")
     plain = fingerprint_of(model, client)
     assert made[0]["host"] == "transformers", "outputs of other hosts have other bits, and other names"
@@ -234,6 +231,29 @@ def test_what_differs_has_another_fingerprint(client: Client, monkeypatch: pytes
     others.add(fingerprint_of(model, client))
     model.set_attn_implementation("sdpa")
     assert fingerprint_of(model, client) == plain
-    monkeypatch.setattr(features, "version", lambda package: "5.99.0")
-    others.add(fingerprint_of(model, client))
-    assert len(others | {plain}) == 7
+    with torch.nn.attention.sdpa_kernel([torch.nn.attention.SDPBackend.MATH]):
+        others.add(fingerprint_of(model, client))
+    with monkeypatch.context() as changed:
+        changed.setattr(tower_names, "library_row", lambda packages: {"packages": {"transformers": "5.99.0"}})
+        others.add(fingerprint_of(model, client))
+    with monkeypatch.context() as changed:
+        changed.setenv("ONEDNN_DEFAULT_FPMATH_MODE", "BF16")
+        others.add(fingerprint_of(model, client))
+    with monkeypatch.context() as changed:
+        changed.setattr(tower_names, "device_row", lambda device: {"type": "cuda", "name": "NVIDIA H100 80GB HBM3"})
+        others.add(fingerprint_of(model, client))
+    assert fingerprint_of(model, client) == plain
+    assert len(others | {plain}) == 10
+
+
+def test_a_sum_divided_among_other_threads_has_another_fingerprint(client: Client) -> None:
+    """A tower gives other bits then: 7 rows of 4,304 numbers times 1,152 columns do on most processors."""
+    model, number = models.make("clip")[0], torch.get_num_threads()
+    names = set()
+    try:
+        for count in (1, 2, 1):
+            torch.set_num_threads(count)
+            names.add(fingerprint_of(model, client))
+    finally:
+        torch.set_num_threads(number)
+    assert len(names) == 2

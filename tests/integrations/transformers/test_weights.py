@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from mmcached.wire.errors import InvalidRequest
-from mmcached.worker.encoders.weights import Weights, numeric_settings
+from mmcached.worker.encoders.weights import Weights
 
 NONE: frozenset[str] = frozenset()
 
@@ -168,15 +168,3 @@ def test_a_model_dies_though_its_weights_are_watched() -> None:
     gc.collect()
     assert seen() is None
     assert weights.digest
-
-
-def test_what_rounds_differently_is_a_setting() -> None:
-    plain = numeric_settings(torch.device("cpu"))
-    with torch.autocast("cpu", torch.bfloat16):
-        assert numeric_settings(torch.device("cpu")) != plain
-    torch.set_float32_matmul_precision("medium")
-    try:
-        assert numeric_settings(torch.device("cpu")) != plain
-    finally:
-        torch.set_float32_matmul_precision("highest")
-    assert numeric_settings(torch.device("cpu")) == plain

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,10 +11,21 @@ from typing import Any
 import pytest
 
 from mmcached.client import Client
-from mmcached.integrations.vllm.keys import KeyNamespace, Sharing
+from mmcached.integrations.vllm.keys import KeyNamespace, Sharing, rows_of_engine
 from mmcached.integrations.vllm.settings import ConnectorSettings
 from mmcached.wire import extras
 from tests.integrations.vllm.steps import Feature, Place, item
+
+H100 = {"type": "cuda", "name": "NVIDIA H100 80GB HBM3", "capability": "9.0"}
+A100 = {"type": "cuda", "name": "NVIDIA A100-SXM4-80GB", "capability": "8.0"}
+PROCESS: dict[str, Any] = {
+    "vllm": "0.33.0",
+    "torch": {"torch": "2.14.0"},
+    "device": H100,
+    "precision": {"deterministic": False},
+}
+
+COMPILED = {"compilation_config": SimpleNamespace(compile_mm_encoder=True)}
 
 
 @pytest.fixture
@@ -47,8 +58,8 @@ def engine(checkpoint: Path, **changes: Any) -> SimpleNamespace:
     return SimpleNamespace(model_config=SimpleNamespace(**model | changes), load_config=load, **others)
 
 
-def prefix(config: Any, client: Client, version: str = "0.33.0", resets: int = 0, **settings: Any) -> str:
-    namespace = KeyNamespace(config, ConnectorSettings(**settings), {"vllm": version}, lambda: resets)
+def prefix(config: Any, client: Client, process: Mapping[str, Any] = PROCESS, **settings: Any) -> str:
+    namespace = KeyNamespace(config, ConnectorSettings(**settings), process, lambda: 0)
     assert namespace.prefix() == ""
     namespace.prepare(client)
     return namespace.prefix()
@@ -109,6 +120,41 @@ def test_variables_that_choose_how_outputs_are_computed_are_in_the_key(
     assert prefix(engine(checkpoint), client) != usual
 
 
+@pytest.mark.parametrize(
+    "process",
+    [
+        {"device": A100},
+        {"device": H100 | {"capability": "9.0a"}},
+        {"device": {"type": "cpu"}},
+        {"torch": {"torch": "2.14.0", "cuda": "13.0"}},
+        {"precision": {"deterministic": True}},
+    ],
+    ids=str,
+)
+def test_what_the_process_computes_with_is_in_the_key(
+    checkpoint: Path, client: Client, process: dict[str, Any]
+) -> None:
+    assert prefix(engine(checkpoint), client, PROCESS | process) != prefix(engine(checkpoint), client)
+
+
+@pytest.mark.parametrize(
+    ("value", "device", "changes", "batching"),
+    [
+        ("1", H100, {}, "invariant"),
+        ("0", H100, {}, "any"),
+        ("", H100, {}, "any"),
+        ("1", {"type": "cpu"}, {}, "any"),
+        ("1", H100, COMPILED, "any"),
+    ],
+)
+def test_only_a_batch_invariant_tower_is_exact(
+    monkeypatch: pytest.MonkeyPatch, value: str, device: dict[str, Any], changes: dict[str, Any], batching: str
+) -> None:
+    monkeypatch.setenv("VLLM_BATCH_INVARIANT", value)
+    rows = rows_of_engine(engine(Path(), **changes), ConnectorSettings(), PROCESS | {"device": device}, "checkpoint")
+    assert rows["batching"] == batching
+
+
 def test_the_scales_of_an_fp8_tower_are_in_the_key_by_their_content(checkpoint: Path, client: Client) -> None:
     scales = checkpoint.parent / "scales.json"
     of_fp8 = {"mm_encoder_attn_dtype": "fp8", "mm_encoder_fp8_scale_path": str(scales)}
@@ -122,7 +168,7 @@ def test_the_scales_of_an_fp8_tower_are_in_the_key_by_their_content(checkpoint: 
 
 def test_versions_and_content_are_in_the_key(checkpoint: Path, client: Client) -> None:
     usual = prefix(engine(checkpoint), client)
-    assert prefix(engine(checkpoint), client, version="0.34.0") != usual
+    assert prefix(engine(checkpoint), client, PROCESS | {"vllm": "0.34.0"}) != usual
     assert prefix(engine(checkpoint), client, weights_version="step 7") != usual
     (checkpoint / "preprocessor_config.json").write_text("{}")
     assert prefix(engine(checkpoint), client) != usual
@@ -130,7 +176,7 @@ def test_versions_and_content_are_in_the_key(checkpoint: Path, client: Client) -
 
 def test_an_engine_with_new_weights_shares_with_nobody(checkpoint: Path, client: Client) -> None:
     count = [0]
-    engines = [KeyNamespace(engine(checkpoint), ConnectorSettings(), {}, lambda: count[0]) for _ in range(2)]
+    engines = [KeyNamespace(engine(checkpoint), ConnectorSettings(), PROCESS, lambda: count[0]) for _ in range(2)]
     for each in engines:
         each.prepare(client)
     before = {each.prefix() for each in engines}

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from mmcached.cache.output_names import PACKAGES
 from mmcached.client import Client
-from mmcached.integrations.environment import PACKAGES
 from mmcached.integrations.identity import checkpoint_folder, checkpoint_identity
 from mmcached.wire.extras import package_versions
 

@@ -5,8 +5,8 @@
     versions, variables, kind of device              ┘                ├──> key
     SGLang's hashes of the item's pixels ─────────────────────────────┘
 
-SGLang's hashes have 64 bits and cover the item alone, so everything else is in the namespace, except the batching: an
-embedding is shared as it was computed once, as in SGLang's own cache.
+SGLang's hashes have 64 bits and cover the item alone, so everything else is in the namespace, except the composition of
+batches: an embedding is shared as it was computed once, as in SGLang's own cache.
 """
 
 from __future__ import annotations
@@ -17,28 +17,23 @@ from typing import Any
 
 from blake3 import blake3
 
-from mmcached.cache.fingerprints import fingerprint
+from mmcached.cache.output_names import PACKAGES, output_name
+from mmcached.cache.store_keys import output_key
 from mmcached.client import Client
 from mmcached.integrations.embedding_width import embedding_width
-from mmcached.integrations.environment import PACKAGES, computing_variables
 from mmcached.integrations.identity import checkpoint_folder, checkpoint_identity
 from mmcached.integrations.record_form import PartForm
 from mmcached.integrations.sglang.settings import NAMESPACE, SglangSettings
 from mmcached.wire.errors import ConfigError
-from mmcached.wire.extras import package_versions
+from mmcached.worker.encoders.computing import computing_rows
 
-OF_MODEL = (
-    *("revision", "dtype", "quantization", "load_format", "model_impl"),
-    *("model_loader_extra_config", "json_model_override_args"),
-)
-OF_ITEMS = (
-    *("mm_attention_backend", "mm_process_config", "mm_enable_dp_encoder", "image_processor_backend"),
-    "disable_fast_image_processor",
-)
-OF_THE_SERVER = (
-    *("attention_backend", "prefill_attention_backend", "enable_deterministic_inference", "rl_on_policy_target"),
-    *("enable_tf32_matmul", "enable_precise_embedding_interpolation", "enable_torch_compile"),
-    *("bf16_gemm_backend", "fp8_gemm_runner_backend", "tp_size"),
+OF_WEIGHTS = ("revision", "load_format", "model_loader_extra_config")
+OF_MODEL = ("model_impl", "json_model_override_args")
+OF_PROCESSOR = ("mm_process_config", "image_processor_backend", "disable_fast_image_processor")
+OF_ATTENTION = ("attention_backend", "prefill_attention_backend")
+OF_PRECISION = (
+    *("enable_deterministic_inference", "rl_on_policy_target", "enable_tf32_matmul"),
+    *("enable_precise_embedding_interpolation", "bf16_gemm_backend", "fp8_gemm_runner_backend"),
 )
 FROM_THE_FOLDER = frozenset(
     {
@@ -50,12 +45,11 @@ FROM_THE_FOLDER = frozenset(
 
 
 def item_key(namespace: str, *hashes: int | str) -> str:
-    return f"encoder/{namespace}/{blake3(','.join(map(str, hashes)).encode()).hexdigest(16)}"
+    return output_key(namespace, blake3(",".join(map(str, hashes)).encode()).hexdigest(16))
 
 
 def namespace(room: str, settings: SglangSettings, client: Client) -> str:
-    """Return the fingerprint of all that this process's embeddings depend on; reads the checkpoint if the host has no
-    digest.
+    """Return the name of this process's embeddings; reads the checkpoint if the host has no digest.
 
     Args:
         room: The adapter part; records of encoder servers and of engines have different forms.
@@ -63,22 +57,35 @@ def namespace(room: str, settings: SglangSettings, client: Client) -> str:
     Raises:
         ConfigError: The content of the checkpoint is unknown here, and no setting names it.
     """
-    parts: dict[str, Any] = {"host": "sglang", "room": room}
-    parts |= {"packages": package_versions(PACKAGES), "variables": computing_variables()}
+    import torch
+
     published = _published()
-    if published is not None:
-        model, items, device = published
-        parts["model"] = {name: getattr(model, name) for name in OF_MODEL}
-        parts["items"] = {name: getattr(items, name) for name in OF_ITEMS}
-        parts["device"] = _device_name(device.device)
-        parts["server"] = {name: _plain(value) for name, value in _server_arguments().items()}
+    model, items, device = (None, None, None) if published is None else published
     if settings.namespace:
-        parts["named"] = settings.namespace
+        weights = {"named": settings.namespace}
     elif published is not None:
-        parts["weights"] = checkpoint_identity(_folder(published[0]), client)
+        weights = {"checkpoint": checkpoint_identity(_folder(model), client)}
     else:
         raise ConfigError(NAMESPACE, "", "must name model, revision and dtype: SGLang has no arguments in this process")
-    return fingerprint(parts)
+    server = {} if published is None else _server_arguments()
+    rows = {
+        "host": f"sglang {room}",
+        "weights": {**weights, **_named(model, OF_WEIGHTS)},
+        "model": _named(model, OF_MODEL),
+        "processor": _named(items, OF_PROCESSOR),  # the key has the hash of its pixels
+        "code": None,  # of the version of SGLang
+        "dtype": _named(model, ("dtype",)),
+        "attention": {**_named(items, ("mm_attention_backend",)), **_only(server, OF_ATTENTION)},
+        "threads": None,  # of no use where `batching` is "any"
+        **computing_rows(None if device is None else torch.device(device.device), PACKAGES),
+        "ranks": {**_only(server, ("tp_size",)), **_named(items, ("mm_enable_dp_encoder",))},
+        "compilation": _only(server, ("enable_torch_compile",)),
+        "quantization": _named(model, ("quantization",)),
+        "adapters": None,  # SGLang has none of the tower
+        "batching": "any",
+    }
+    rows["precision"] = {**rows["precision"], **_only(server, OF_PRECISION)}
+    return output_name(rows)
 
 
 def forms_of_embeddings() -> list[PartForm]:
@@ -104,7 +111,17 @@ def _has_audio(config: Mapping[str, Any]) -> bool:
 def _server_arguments() -> dict[str, Any]:
     from sglang.srt.runtime_context import get_server_args
 
-    return {name: getattr(get_server_args(), name, None) for name in OF_THE_SERVER}
+    names = (*OF_ATTENTION, *OF_PRECISION, "tp_size", "enable_torch_compile")
+    return {name: _plain(getattr(get_server_args(), name, None)) for name in names}
+
+
+def _named(arguments: Any, names: tuple[str, ...]) -> dict[str, Any]:
+    """Return some of SGLang's arguments; none if SGLang has not published them."""
+    return {} if arguments is None else {name: getattr(arguments, name) for name in names}
+
+
+def _only(values: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
+    return {name: values[name] for name in names if name in values}
 
 
 def _plain(value: Any) -> Any:
@@ -119,13 +136,6 @@ def _published() -> tuple[Any, Any, Any] | None:
         return runtime_context.get_model(), runtime_context.get_mm(), runtime_context.get_device()
     except ValueError:
         return None
-
-
-def _device_name(device: str) -> str:
-    import torch
-
-    name = getattr(torch.get_device_module(device), "get_device_name", None)
-    return f"{device} {name()}" if name is not None else device
 
 
 def _folder(model: Any) -> Path:

@@ -12,19 +12,19 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
 from time import monotonic
 from typing import Any
 
 import torch
 
-from mmcached.cache.fingerprints import fingerprint
+from mmcached.cache.output_names import computing_variables, output_name
 from mmcached.integrations.transformers.forms import dtype_of
 from mmcached.integrations.transformers.tower_code import TowerCode, is_run_unchanged
 from mmcached.wire.closeable import Closeable
 from mmcached.wire.errors import InvalidRequest
+from mmcached.worker.encoders.computing import autocast_row, device_row, library_row, precision_row, threads_row
 from mmcached.worker.encoders.families import Family
-from mmcached.worker.encoders.weights import Weights, numeric_settings
+from mmcached.worker.encoders.weights import Weights
 
 READ_AGAIN_S = 30.0
 """Time between two readings of all weights."""
@@ -70,6 +70,7 @@ class TowerNames(Closeable):
         self._family = family
         self._drop = drop
         self._warn = warn
+        self._variables = computing_variables()
         self._lock = threading.RLock()
         self._name: tuple[Any, str] | None = None
         self._made: list[tuple[Weights, str]] = []
@@ -97,17 +98,32 @@ class TowerNames(Closeable):
             modules = [self._model, *tower.weights.modules]
             if any(module.training for module in modules) or not is_run_unchanged(modules):
                 return None
-            settings = [tower.weights.digest, tower.code.digest, tower.attention, numeric_settings(device)]
-            settings.append([dict(config.__dict__) for config in tower.weights.configs])
-            if self._name is None or self._name[0] != settings:
-                parts = {
-                    "host": "transformers",
-                    "versions": [version("transformers"), torch.__version__],
-                    "config": _relevant(json.loads(self._model.config.to_json_string(use_diff=False))),
-                    "settings": settings[:-1],
-                }
-                self._name = settings, fingerprint(parts)
+            now = [autocast_row(device.type), device, precision_row(device.type), threads_row(device.type)]
+            configs = [dict(config.__dict__) for config in tower.weights.configs]
+            state = [tower.weights.digest, tower.code.digest, tower.attention, now, configs]
+            if self._name is None or self._name[0] != state:
+                self._name = state, self._named_by(tower, device)
             return self._name[1], tower
+
+    def _named_by(self, tower: ReadTower, device: torch.device) -> str:
+        rows: dict[str, Any] = {
+            "host": "transformers",
+            "weights": tower.weights.digest,
+            "model": _relevant(json.loads(self._model.config.to_json_string(use_diff=False))),
+            "processor": None,  # the key has the pixels
+            "code": tower.code.digest,
+            "dtype": autocast_row(device.type),  # that of the weights is in their digest
+            "attention": tower.attention,
+            "device": device_row(device),
+            "threads": threads_row(device.type),
+            "libraries": library_row(("transformers",)),
+            "variables": self._variables,
+            "precision": precision_row(device.type),
+            # such towers are bypassed or refused
+            **dict.fromkeys(("ranks", "compilation", "quantization", "adapters")),
+            "batching": "alone",
+        }
+        return output_name(rows)
 
     def read_weights(self) -> bool:
         """Read all weights now; return whether they are unchanged.

@@ -39,6 +39,7 @@ from mmcached.integrations.vllm.scheduler_side import SchedulerSide
 from mmcached.integrations.vllm.settings import ConnectorSettings
 from mmcached.integrations.vllm.weights import note_change, num_changes, watch
 from mmcached.integrations.vllm.worker_side import WorkerSide
+from mmcached.worker.encoders.computing import cpu_row, precision_row, torch_versions
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -199,11 +200,9 @@ class MmcachedECConnector(ECConnectorBase):
             self._scheduler.end_pass(plan, scheduler_output)
 
     def _scheduler_side(self, vllm_config: VllmConfig, settings: ConnectorSettings) -> SchedulerSide:
-        device = f"{current_platform.device_type} {current_platform.get_device_name()}"
-        versions = {"vllm": vllm_version, "torch": torch.__version__, "device": device}
         engine_id = vllm_config.ec_transfer_config.engine_id
         _watch_weights(vllm_config, engine_id)
-        namespace = KeyNamespace(vllm_config, settings, versions, functools.partial(num_changes, engine_id))
+        namespace = KeyNamespace(vllm_config, settings, _process(), functools.partial(num_changes, engine_id))
         contact = ReconnectingClient(
             functools.partial(_client, settings, fail_open=False, counts_hits=True),
             namespace.prepare,
@@ -255,6 +254,18 @@ class MmcachedECConnector(ECConnectorBase):
             return True  # vLLM has dropped the data, because it is not needed
         sizes = self._resolver.fields_for(feature.modality)
         return any(each.data is not None for name, each in feature.data.items() if name not in sizes)
+
+
+def _process() -> dict[str, Any]:
+    """Return what decides bits in this process, without a context on a GPU; see `KeyNamespace`."""
+    kind = current_platform.device_type
+    device = {"name": current_platform.get_device_name(), "capability": str(current_platform.get_device_capability())}
+    return {
+        "vllm": vllm_version,
+        "torch": torch_versions(),
+        "device": {"type": kind, **(cpu_row() if kind == "cpu" else device)},
+        "precision": precision_row(kind),
+    }
 
 
 def _watch_weights(vllm_config: VllmConfig, engine_id: str | None) -> None:

@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from mmcached.cache.fingerprints import fingerprint
+from mmcached.cache.output_names import PACKAGES, computing_variables, output_name
+from mmcached.cache.store_keys import output_key
 from mmcached.client import Client
-from mmcached.integrations.environment import PACKAGES, computing_variables
 from mmcached.integrations.identity import checkpoint_folder, checkpoint_identity
 from mmcached.integrations.vllm.settings import ConnectorSettings
 from mmcached.wire.extras import package_versions
@@ -48,20 +49,21 @@ class KeyNamespace:
     """The key prefix of one engine's items.
 
     Args:
-        versions: Versions of vLLM and torch as imported, and the name of the device.
+        process: What vLLM's process says of itself: `vllm` and `torch`, versions as imported; `device`, the kind of its
+            device; `precision`, torch's switches.
         num_changes: Returns how often the engine's weights may have changed since it started. After the first change
             the engine shares with no other: its weights are unknown.
     """
 
     def __init__(
-        self, vllm_config: Any, settings: ConnectorSettings, versions: Mapping[str, str], num_changes: Callable[[], int]
+        self, vllm_config: Any, settings: ConnectorSettings, process: Mapping[str, Any], num_changes: Callable[[], int]
     ) -> None:
         self._vllm_config = vllm_config
         self._settings = settings
-        self._versions = versions
+        self._process = process
         self._num_changes = num_changes
         self._own_name = secrets.token_hex(16)
-        self._parts: dict[str, Any] | None = None
+        self._rows: dict[str, Any] | None = None
         self._made: tuple[int, str] = (-1, "")
 
     def prepare(self, client: Client) -> None:
@@ -71,23 +73,28 @@ class KeyNamespace:
             OSError: The checkpoint cannot be read.
         """
         if self._settings.encoder:
-            self._parts = {"encoder": self._settings.encoder}
+            self._rows = {}
             return
         checkpoint = self._settings.checkpoint or checkpoint_identity(checkpoint_path(self._vllm_config), client)
-        parts = parts_of(self._vllm_config, self._settings, self._versions, checkpoint)
+        rows = rows_of_engine(self._vllm_config, self._settings, self._process, checkpoint)
         encoder = getattr(self._vllm_config.model_config, "multimodal_config", None)
         if scales := getattr(encoder, "mm_encoder_fp8_scale_path", None):
-            parts["scales"] = checkpoint_identity(scales, client)
-        self._parts = parts
+            rows["quantization"]["scales"] = checkpoint_identity(scales, client)
+        self._rows = rows
 
     def prefix(self) -> str:
         """Return the key prefix; empty before `prepare` has ended."""
-        if self._parts is None:
+        if self._rows is None:
             return ""
         if (changes := self._num_changes()) != self._made[0]:
             own = f"{self._own_name}.{changes}" if changes else ""
-            self._made = (changes, _prefix(self._parts, own))
+            self._made = (changes, self._prefix(self._rows, own))
         return self._made[1]
+
+    def _prefix(self, rows: Mapping[str, Any], own: str) -> str:
+        if self._settings.encoder:
+            return _prefix_of_encoder(self._settings.encoder, own)
+        return output_key(output_name({**rows, "weights": {**rows["weights"], "own": own}}), "")
 
 
 def key_of(encoder: str, item: str) -> str:
@@ -96,39 +103,66 @@ def key_of(encoder: str, item: str) -> str:
     Args:
         item: The name of the item in requests (`uuid`).
     """
-    return _prefix({"encoder": encoder}, "") + item
+    return _prefix_of_encoder(encoder, "") + item
 
 
-def _prefix(parts: Mapping[str, Any], own: str) -> str:
-    return f"encoder/{fingerprint({**parts, 'own': own})}/"
+def _prefix_of_encoder(encoder: str, own: str) -> str:
+    return output_key(fingerprint({"encoder": encoder, "own": own}), "")
 
 
-def parts_of(
-    vllm_config: Any, settings: ConnectorSettings, versions: Mapping[str, str], checkpoint: str
+def rows_of_engine(
+    vllm_config: Any, settings: ConnectorSettings, process: Mapping[str, Any], checkpoint: str
 ) -> dict[str, Any]:
-    """Return all that an output depends on beside its item, as JSON values."""
+    """Return all that an output depends on beside its item, by the rows of `output_names.ROWS`."""
     model = vllm_config.model_config
     parallel, compilation = (getattr(vllm_config, f"{name}_config", None) for name in ("parallel", "compilation"))
     of_compiler = ("inductor_compile_config",) if getattr(compilation, "compile_mm_encoder", False) else ()
+    encoder = _settings_of(getattr(model, "multimodal_config", None), without=_NOT_OF_OUTPUTS)
+    variables = computing_variables()
     return {
         "host": "vllm",
-        "versions": {**dict(versions), "packages": package_versions(PACKAGES)},
-        "variables": computing_variables(),
-        "checkpoint": checkpoint,
-        "weights_version": settings.weights_version,
-        "revision": _plain(model.revision),
-        "commit": _plain(getattr(model.hf_config, "_commit_hash", None)),
-        "load_format": _plain(getattr(vllm_config.load_config, "load_format", None)),
+        "weights": {
+            "checkpoint": checkpoint,
+            "weights_version": settings.weights_version,
+            "revision": _plain(model.revision),
+            "commit": _plain(getattr(model.hf_config, "_commit_hash", None)),
+            "load_format": _plain(getattr(vllm_config.load_config, "load_format", None)),
+        },
+        "model": _plain({k: v for k, v in model.hf_config.to_dict().items() if k not in _NOT_OF_THE_ENCODER}),
+        "processor": _without(encoder, "attn", "tp_mode"),  # its files are in `checkpoint`
+        "code": {"vllm": process["vllm"], "model_impl": _plain(getattr(model, "model_impl", None))},
         "dtype": str(model.dtype),
-        "quantization": _plain(model.quantization),
-        "model_impl": _plain(getattr(model, "model_impl", None)),
-        "vision": _plain({k: v for k, v in model.hf_config.to_dict().items() if k not in _NOT_OF_THE_ENCODER}),
-        "settings": _settings_of(getattr(model, "multimodal_config", None), without=_NOT_OF_OUTPUTS),
-        "attention": _settings_of(getattr(vllm_config, "attention_config", None)),
-        "compilation": _named(compilation, (*_OF_COMPILATION, *of_compiler)),
-        "kernels": _named(getattr(vllm_config, "kernel_config", None), _OF_KERNELS),
-        "num_ranks": _plain(getattr(parallel, "tensor_parallel_size", None)),
+        "attention": {
+            "encoder": _only(encoder, "attn"),
+            "engine": _settings_of(getattr(vllm_config, "attention_config", None)),
+        },
+        "device": process["device"],
+        "threads": None,  # of no use where `batching` is "any"; an exact name is one of a GPU
+        "libraries": {"torch": process["torch"], "packages": package_versions(PACKAGES)},
+        "variables": variables,
+        "precision": process["precision"],
+        "ranks": {
+            "tensor_parallel_size": _plain(getattr(parallel, "tensor_parallel_size", None)),
+            "encoder": _only(encoder, "tp_mode"),
+        },
+        "compilation": {
+            "compiler": _named(compilation, (*_OF_COMPILATION, *of_compiler)),
+            "kernels": _named(getattr(vllm_config, "kernel_config", None), _OF_KERNELS),
+        },
+        "quantization": {"method": _plain(model.quantization)},
+        "adapters": None,  # an engine with adapters on the tower does not share
+        "batching": "invariant" if _is_batch_invariant(variables, process["device"], compilation) else "any",
     }
+
+
+def _is_batch_invariant(variables: Mapping[str, str], device: Mapping[str, Any], compilation: Any) -> bool:
+    """Return whether vLLM's tower computes the same for an item in every batch.
+
+    vLLM has such kernels for CUDA only; compiled code does not go through them.
+    """
+    value = variables.get("VLLM_BATCH_INVARIANT", "")
+    is_asked = value.isdecimal() and int(value) > 0
+    return is_asked and device.get("type") == "cuda" and not getattr(compilation, "compile_mm_encoder", False)
 
 
 def checkpoint_path(vllm_config: Any) -> Path:
@@ -179,6 +213,14 @@ class Sharing:
 
 def _settings_of(config: Any, without: Set[str] = frozenset()) -> dict[str, Any]:
     return {} if config is None else _named(config, [name for name in sorted(vars(config)) if name not in without])
+
+
+def _only(settings: Mapping[str, Any], *parts: str) -> dict[str, Any]:
+    return {name: value for name, value in settings.items() if any(part in name for part in parts)}
+
+
+def _without(settings: Mapping[str, Any], *parts: str) -> dict[str, Any]:
+    return {name: value for name, value in settings.items() if name not in _only(settings, *parts)}
 
 
 def _named(config: Any, names: Iterable[str]) -> dict[str, Any]:

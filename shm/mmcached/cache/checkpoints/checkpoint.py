@@ -26,7 +26,8 @@ from mmcached.wire.vocabulary import Modality
 FIELD = "encoder.path"
 EXTRA = ("transformers", "safetensors")
 """Packages of the extra `hf`, which a service with a checkpoint needs."""
-_PACKAGES = ("transformers", "torch", "torchvision", "numpy", "pillow")
+PACKAGES = ("transformers", "torch", "torchvision", "numpy", "pillow")
+"""Packages that compute a processed image or its encoding."""
 _WHOLE = "processor_config.json"
 _FILES: Mapping[Modality, tuple[str, ...]] = {
     "image": ("preprocessor_config.json",),
@@ -177,7 +178,7 @@ def check_packages() -> None:
 
 def library_versions() -> dict[str, str]:
     """Return the version of each package that computes a processed image or its encoding; "" if it is not installed."""
-    return {name: found or "" for name, found in package_versions(_PACKAGES).items()}
+    return {name: found or "" for name, found in package_versions(PACKAGES).items()}
 
 
 def _processor_of(path: Path, modality: Modality) -> Mapping[str, Any]:

@@ -12,21 +12,22 @@ from typing import Any
 
 import torch
 
-from mmcached.cache.checkpoints.checkpoint import FIELD, Checkpoint, library_versions
+from mmcached.cache.checkpoints.checkpoint import FIELD, PACKAGES, Checkpoint
 from mmcached.cache.checkpoints.counting import Grid
 from mmcached.cache.checkpoints.frames import FrameGrid, WholeClip
-from mmcached.cache.fingerprints import fingerprint
+from mmcached.cache.output_names import output_name
 from mmcached.cache.store_keys import EMBEDDINGS, GRID, TOKENS
 from mmcached.client.device.devices import device_of
 from mmcached.wire.errors import ConfigError, InvalidRequest
 from mmcached.wire.messages.parts import EncoderForm, TensorForm
 from mmcached.wire.model_config import EncoderConfig
 from mmcached.wire.vocabulary import Modality
+from mmcached.worker.encoders.computing import autocast_row, computing_rows, threads_row
 from mmcached.worker.encoders.encoder import MeasuredForm, Outputs, tensor_of
 from mmcached.worker.encoders.examples import Record, examples
 from mmcached.worker.encoders.pixels import normalised
 from mmcached.worker.encoders.tower import ask, load_tower
-from mmcached.worker.encoders.weights import Weights, numeric_settings
+from mmcached.worker.encoders.weights import Weights
 
 
 class CheckpointEncoder:
@@ -51,20 +52,20 @@ class CheckpointEncoder:
         countings = self._checkpoint.countings.values()
         self._adds_grid = is_for_prompts and all(isinstance(each, (Grid, FrameGrid)) for each in countings)
         weights = Weights(self._model, frozenset.intersection(*(each.others for each in self._families.values())))
-        attention = [str(getattr(each, "_attn_implementation", None)) for each in weights.configs]
-        self._fingerprint = fingerprint(
-            {
-                "kind": "hf",
-                "weights": weights.digest,
-                "config": {name: value for name, value in self._checkpoint.model.items() if name != "text_config"},
-                "dtype": str(self._dtype),
-                "attention": attention,
-                "settings": numeric_settings(device),
-                "threads": torch.get_num_threads() if device.type == "cpu" else 0,
-                "versions": library_versions(),
-                **({"adds": GRID} if self._adds_grid else {}),
-            }
-        )
+        self.rows: Mapping[str, Any] = {
+            "host": "service",
+            "weights": weights.digest,
+            "model": {name: value for name, value in self._checkpoint.model.items() if name != "text_config"},
+            "processor": None,  # the key of an item has its processor
+            "code": GRID if self._adds_grid else None,  # else of the version of Transformers: a service runs no other
+            "dtype": [str(self._dtype), autocast_row(device.type)],
+            "attention": [str(getattr(each, "_attn_implementation", None)) for each in weights.configs],
+            **computing_rows(device, PACKAGES),
+            "threads": threads_row(device.type),
+            **dict.fromkeys(("ranks", "compilation", "quantization", "adapters")),  # a service has none of them
+            "batching": "alone",
+        }
+        self._fingerprint = output_name(self.rows)
 
     @property
     def fingerprint(self) -> str:

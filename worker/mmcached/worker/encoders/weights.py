@@ -11,9 +11,7 @@ Buffers count even if no checkpoint has them: `model.to(torch.bfloat16)` rounds 
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Hashable, Iterator
-from typing import Any
 
 import torch
 
@@ -23,12 +21,6 @@ from mmcached.worker.encoders.content import Content
 
 NUM_SAMPLED = 32
 """Elements of each tensor that change detection reads."""
-_PRECISIONS = [
-    (torch.backends.cuda, "matmul"),
-    (torch.backends.cudnn, "conv"),
-    (torch.backends.mkldnn, "matmul"),
-    (torch.backends.mkldnn, "conv"),
-]
 _PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 
 
@@ -121,13 +113,3 @@ def _samples(tensors: Iterator[torch.Tensor]) -> list[list[torch.Tensor]]:
             start = max(0, (len(flat) - NUM_SAMPLED) // 2)
             by_device.setdefault(value.device, []).append(flat[start : start + NUM_SAMPLED].view(torch.uint8))
     return list(by_device.values())
-
-
-def numeric_settings(device: torch.device) -> list[Any]:
-    """Return other settings of this process that affect rounding: device, matmul precision, autocast."""
-    kind = device.type
-    name = torch.cuda.get_device_name(device) if kind == "cuda" else kind
-    autocast = str(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else None
-    precisions = [operator.attrgetter(f"{operation}.fp32_precision")(backend) for backend, operation in _PRECISIONS]
-    # An unset precision ("none") equals "ieee".
-    return [name, autocast, *("ieee" if each == "none" else each for each in precisions)]
