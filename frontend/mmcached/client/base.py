@@ -13,6 +13,7 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from mmcached.client.arguments import Options, invalid, run_dir_of
@@ -58,6 +59,11 @@ class BaseClient(ABC):
         state = "closed" if self._is_closed else "not in contact" if contact.welcome is None else "in contact"
         path, name = str(contact.directory.path), contact.options.name
         return f"{type(self).__name__}({path!r}, name={name!r}: {state})"
+
+    @property
+    def run_dir(self) -> Path:
+        """Run directory of the service."""
+        return self._calls.contact.directory.path
 
     def store_counters(self) -> StoreCounters:
         """Return this client's counters of store calls."""

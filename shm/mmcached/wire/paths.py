@@ -11,6 +11,7 @@
       <name>.ring              notes of the frontend's rings, for the next frontend
       http.sock                health and metrics, from the supervisor
       clients/<id>.lock        held by a client for its life; free = the client is dead
+      names/<name>.json        what an encoder output's name is made of; written by who computes it
 
 A unix socket path may have 107 bytes, so a run directory must be short.
 

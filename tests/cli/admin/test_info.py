@@ -101,4 +101,4 @@ def test_a_process_that_has_gone_takes_nothing(run_dir: Path) -> None:
         "ring_bytes": 1,
         "anonymous_bytes": 0,
     }
-    assert set(service_facts(a_status(run_dir))) == set(Section) - {Section.SERVER}
+    assert set(service_facts(a_status(run_dir))) == set(Section) - {Section.SERVER, Section.NAMES}

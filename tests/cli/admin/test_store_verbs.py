@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -17,6 +18,9 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
+from mmcached.cache.name_files import note_name
+from mmcached.cache.output_names import ROWS
+from mmcached.cache.store_keys import output_key
 from mmcached.cli.admin import store_verbs
 from mmcached.cli.admin.records import Reader
 from mmcached.cli.watch.store_readers import store_readers
@@ -50,6 +54,26 @@ def call(lone: LoneFrontend, *arguments: str) -> Result:
 
 def found(lone: LoneFrontend, *arguments: str) -> Any:
     return json.loads(call(lone, *arguments, "--json").stdout)
+
+
+def test_inspect_shows_what_a_name_is_made_of_and_compares_two(lone: LoneFrontend) -> None:
+    rows = dict.fromkeys(ROWS) | {"host": "vllm", "libraries": {"torch": "2.13", "cuda": "13.0"}}
+    others = rows | {"libraries": {"torch": "2.14", "cuda": "13.0"}}
+    one, other = (output_key(note_name(lone.directory.path, each), "1" * 64) for each in (rows, others))
+    with Client(lone.directory.path) as client:
+        assert client.put(one, RECORD)
+    shown = call(lone, "inspect", one)
+    assert "there" in shown.stdout
+    assert re.search(r"host +│ vllm", shown.stdout)
+    assert found(lone, "inspect", one)["rows"] == rows
+    compared = call(lone, "inspect", one, other)
+    assert re.search(r"libraries\.torch +│ 2\.13 +│ 2\.14", compared.stdout)
+    assert "cuda" not in compared.stdout
+    assert [each["state"] for each in found(lone, "inspect", one, other)] == ["valid", "absent"]
+    assert "both have the same name" in call(lone, "inspect", one, one + "2").stdout
+    assert "no encoder output" in call(lone, "inspect", one, "image/1").stdout
+    with Client(lone.directory.path) as client:
+        client.drop(one)
 
 
 def test_keys_and_inspect_say_what_is_there_and_who_leases_it(lone: LoneFrontend) -> None:

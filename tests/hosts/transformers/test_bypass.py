@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import transformers
 
-from mmcached.cache.output_names import output_name
+from mmcached.cache.name_files import note_name
 from mmcached.client import Client
 from mmcached.integrations.transformers import ImageFeatures, cached_image_features, tower_names
 from mmcached.wire.errors import InvalidRequest
@@ -214,11 +215,11 @@ def fingerprint_of(model: Any, client: Client, settings: Any = None) -> str | No
 def test_what_differs_has_another_fingerprint(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[dict[str, Any]] = []
 
-    def noted(rows: dict[str, Any]) -> str:
+    def noted(run_dir: Path, rows: dict[str, Any]) -> str:
         made.append(json.loads(json.dumps(rows)))
-        return output_name(rows)
+        return note_name(run_dir, rows)
 
-    monkeypatch.setattr(tower_names, "output_name", noted)
+    monkeypatch.setattr(tower_names, "note_name", noted)
     model, _ = models.make("qwen2_5_vl")
     plain = fingerprint_of(model, client)
     assert made[0]["host"] == "transformers", "outputs of other hosts have other bits, and other names"

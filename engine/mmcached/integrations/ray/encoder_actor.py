@@ -49,7 +49,14 @@ class EncoderActor:
     async def describe(self) -> bytes:
         """Return a `Report`, as MessagePack."""
         measured = self._measured
-        report = Report(self._encoder.fingerprint, measured.form, measured.embedding_bytes, self._num_open)
+        rows = self._encoder.rows
+        report = Report(
+            self._encoder.fingerprint,
+            measured.form,
+            measured.embedding_bytes,
+            self._num_open,
+            None if rows is None else dict(rows),
+        )
         return msgspec.msgpack.encode(report)
 
     async def node_id(self) -> str:

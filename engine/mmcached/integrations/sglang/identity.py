@@ -17,7 +17,8 @@ from typing import Any
 
 from blake3 import blake3
 
-from mmcached.cache.output_names import PACKAGES, output_name
+from mmcached.cache.name_files import note_name
+from mmcached.cache.output_names import PACKAGES
 from mmcached.cache.store_keys import output_key
 from mmcached.client import Client
 from mmcached.integrations.embedding_width import embedding_width
@@ -85,7 +86,7 @@ def namespace(room: str, settings: SglangSettings, client: Client) -> str:
         "batching": "any",
     }
     rows["precision"] = {**rows["precision"], **_only(server, OF_PRECISION)}
-    return output_name(rows)
+    return note_name(client.run_dir, rows)
 
 
 def forms_of_embeddings() -> list[PartForm]:

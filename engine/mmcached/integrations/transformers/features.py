@@ -113,6 +113,7 @@ class ImageFeatures(Closeable):
         self._names = TowerNames(
             model,
             family,
+            client.run_dir,
             drop=self._drop,
             warn=partial(self._say, "image features are not shared, because they depend on other code: %s"),
         )

@@ -12,12 +12,14 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from time import monotonic
 from typing import Any
 
 import torch
 
-from mmcached.cache.output_names import computing_variables, output_name
+from mmcached.cache.name_files import note_name
+from mmcached.cache.output_names import computing_variables
 from mmcached.integrations.transformers.forms import dtype_of
 from mmcached.integrations.transformers.tower_code import TowerCode, is_run_unchanged
 from mmcached.wire.closeable import Closeable
@@ -59,15 +61,23 @@ class TowerNames(Closeable):
     """Names of one model's tower; threads may share it.
 
     Args:
+        run_dir: Run directory of the service, which keeps the rows of names.
         drop: Drops the records with these keys.
         warn: Called with the reason why features are not shared.
     """
 
     def __init__(
-        self, model: Any, family: Family, *, drop: Callable[[Sequence[str]], None], warn: Callable[[str], None]
+        self,
+        model: Any,
+        family: Family,
+        run_dir: Path,
+        *,
+        drop: Callable[[Sequence[str]], None],
+        warn: Callable[[str], None],
     ) -> None:
         self._model = model
         self._family = family
+        self._run_dir = run_dir
         self._drop = drop
         self._warn = warn
         self._variables = computing_variables()
@@ -123,7 +133,7 @@ class TowerNames(Closeable):
             **dict.fromkeys(("ranks", "compilation", "quantization", "adapters")),
             "batching": "alone",
         }
-        return output_name(rows)
+        return note_name(self._run_dir, rows)
 
     def read_weights(self) -> bool:
         """Read all weights now; return whether they are unchanged.

@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from mmcached.cache.fingerprints import fingerprint
-from mmcached.cache.output_names import PACKAGES, computing_variables, output_name
+from mmcached.cache.name_files import note_name
+from mmcached.cache.output_names import PACKAGES, computing_variables
 from mmcached.cache.store_keys import output_key
 from mmcached.client import Client
 from mmcached.integrations.identity import checkpoint_folder, checkpoint_identity
@@ -63,6 +64,7 @@ class KeyNamespace:
         self._process = process
         self._num_changes = num_changes
         self._own_name = secrets.token_hex(16)
+        self._run_dir = Path()
         self._rows: dict[str, Any] | None = None
         self._made: tuple[int, str] = (-1, "")
 
@@ -72,6 +74,7 @@ class KeyNamespace:
         Raises:
             OSError: The checkpoint cannot be read.
         """
+        self._run_dir = client.run_dir
         if self._settings.encoder:
             self._rows = {}
             return
@@ -94,7 +97,8 @@ class KeyNamespace:
     def _prefix(self, rows: Mapping[str, Any], own: str) -> str:
         if self._settings.encoder:
             return _prefix_of_encoder(self._settings.encoder, own)
-        return output_key(output_name({**rows, "weights": {**rows["weights"], "own": own}}), "")
+        named = {**rows, "weights": {**rows["weights"], "own": own}}
+        return output_key(note_name(self._run_dir, named), "")
 
 
 def key_of(encoder: str, item: str) -> str:

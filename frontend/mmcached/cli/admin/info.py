@@ -54,6 +54,7 @@ class Section(StrEnum):
     ENCODER = "encoder"
     KV = "kv"
     ENGINES = "engines"
+    NAMES = "names"
 
 
 _OF_CLIENTS = ("client", "connection", "protocol")
@@ -76,11 +77,13 @@ def info(
 
     path = directory_of(run_dir)
     status = look_at(path)
-    if status is None and section not in (None, Section.SERVER):
+    if status is None and section not in (None, Section.SERVER, Section.NAMES):
         raise no_service(path)
     facts = {Section.SERVER: server_facts(path, saved_config(path), status)}
     if status is not None:
         facts |= service_facts(status)
+    if status is not None or section is Section.NAMES:
+        facts[Section.NAMES] = name_facts(path)
     wanted = facts if section is None else {section: facts[section]}
     if as_json:
         print_json(wanted)
@@ -117,6 +120,13 @@ def server_facts(path: Path, config: ServiceConfig, status: ServiceStatus | None
         for role in status.roles:
             facts[_named(role.name)] = f"pid={role.pid or ''},state={role.state},restarts={role.restarts}"
     return facts
+
+
+def name_facts(path: Path) -> Facts:
+    """Return the names of encoder outputs that are known here, the newest first, by what they come from."""
+    from mmcached.cache.name_files import known_names
+
+    return {name: f"host={rows['host']},batching={rows['batching']}" for name, rows in known_names(path).items()}
 
 
 def service_facts(status: ServiceStatus) -> dict[Section, Facts]:

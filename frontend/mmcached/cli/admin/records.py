@@ -11,11 +11,12 @@ import os
 from collections import Counter, defaultdict
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
 
+from mmcached.cache.name_files import name_in, read_name
 from mmcached.cache.store_keys import store_key
 from mmcached.cache.stored_names import FIRST_LOOK, newest_first, stored_names
 from mmcached.cli.admin.client_locks import living_clients
@@ -92,6 +93,8 @@ class FoundRecord(msgspec.Struct, frozen=True, kw_only=True):
             stays for its readers.
         ttl_s: Seconds until it expires; None: it does not.
         num_values: Number of values that are not tensors.
+        rows: What decides the bits of an encoder output besides its item, see `output_names.ROWS`; None if the key is
+            another one, or its rows are not known in this run directory.
     """
 
     key: str
@@ -104,6 +107,7 @@ class FoundRecord(msgspec.Struct, frozen=True, kw_only=True):
     tensors: list[StoredTensor] = []
     num_values: int = 0
     readers: list[Reader] = []
+    rows: dict[str, Any] | None = None
 
 
 class StoreOnlooker(Closeable):
@@ -122,6 +126,7 @@ class StoreOnlooker(Closeable):
         if note is None:
             raise FileNotFoundError(run_dir)
         LayoutMismatch.unless_equal("version", note.version, PROTOCOL_VERSION)
+        self._run_dir = run_dir
         self._pid_to_names = _names(directory)
         self._ring = RingOnlooker(note.ring)
         self._readers = self._ring.attached()
@@ -150,6 +155,8 @@ class StoreOnlooker(Closeable):
 
     def inspect(self, key: str, tenant: str) -> FoundRecord:
         """Return the record of a key; if several match, the valid record that `get` finds."""
+        name = name_in(key)
+        known = None if name is None else read_name(self._run_dir, name)
         rows, digest = self._ring.rows(), key_digest(store_key(tenant, key))
         is_its = (rows[:, FIRST_KEY] == np.uint64(digest[0])) & (rows[:, SECOND_KEY] == np.uint64(digest[1]))
         slots = np.flatnonzero(is_its & (rows[:, GENERATION] != 0)).tolist()
@@ -171,8 +178,9 @@ class StoreOnlooker(Closeable):
                 tensors=[StoredTensor(path, t.dtype, t.shape, t.nbytes) for path, t in types.items()],
                 num_values=len(tree) - len(types),
                 readers=self._holders(slot),
+                rows=known,
             )
-        return FoundRecord(key=key, tenant=tenant, state="absent")
+        return FoundRecord(key=key, tenant=tenant, state="absent", rows=known)
 
     def readers(self) -> list[Reader]:
         """Return the processes with leases, and the numbers of their leases on all records."""

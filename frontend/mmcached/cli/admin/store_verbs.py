@@ -5,10 +5,11 @@ Exit status of `inspect`: 0 found, 1 not found, 3 no store in that directory.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -61,18 +62,25 @@ def keys(
 
 def inspect(
     key: Annotated[str, typer.Argument(help="The record's key.")],
+    other: Annotated[
+        str | None, typer.Argument(help="Another key: show in which parts the names of both differ.")
+    ] = None,
     tenant: Annotated[str, typer.Option("--tenant", help="The record's tenant.")] = "",
     run_dir: RunDirOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show one record. Prints its tensors, its expiry, and its readers. Exit status 0: there, 1: not."""
-    _require_text(key=key, tenant=tenant)
+    """Show one record. Prints its tensors, its expiry, its readers, and what an encoder output's name is made of.
+    Exit status 0: there, 1: not.
+    """
+    _require_text(key=key, tenant=tenant, other=other or "")
     with _look(run_dir) as store:
         found = store.inspect(key, tenant)
+        compared = None if other is None else store.inspect(other, tenant)
     if as_json:
-        print_json(found)
+        print_json(found if compared is None else [found, compared])
     else:
         _show(found)
+        _show_name(found, compared)
     raise typer.Exit(OK if found.state == "valid" else NEGATIVE)
 
 
@@ -93,6 +101,35 @@ def _show(found: FoundRecord) -> None:
     say(f"leased by {_readers(found.readers) or 'nobody'}")
 
 
+def _show_name(found: FoundRecord, compared: FoundRecord | None) -> None:
+    """Print the rows of a name, or the parts in which two names differ."""
+    from mmcached.cache.name_files import differences
+
+    if compared is None:
+        if found.rows is not None:
+            print_table([[row, _value(value)] for row, value in found.rows.items()], "what decides its bits", "")
+        return
+    for each in (found, compared):
+        if each.rows is None:
+            say(f"{shown(each.key)}: no encoder output whose name is known in this run directory")
+    if found.rows is not None and compared.rows is not None:
+        rows = [[part, _value(one), _value(its)] for part, one, its in differences(found.rows, compared.rows)]
+        if rows:
+            print_table(rows, "differs in", shown(found.key), shown(compared.key))
+        else:
+            say("both have the same name: other items, or items processed in another way")
+
+
+def _value(value: Any) -> str:
+    """Return a JSON value in one line, cut to what a terminal shows.
+
+    >>> _value({"torch": "2.13"}), _value(None)
+    ('{"torch": "2.13"}', 'cannot differ')
+    """
+    text = "cannot differ" if value is None else value if isinstance(value, str) else json.dumps(value)
+    return shown(text if len(text) <= _MAX_VALUE else f"{text[:_MAX_VALUE]} … (--json shows all)")
+
+
 def _time(seconds: float | None) -> str:
     """Return seconds in the largest unit that fits; "" for None.
 
@@ -105,6 +142,7 @@ def _time(seconds: float | None) -> str:
     return f"{int(seconds // size)} {unit}"
 
 
+_MAX_VALUE = 160
 _UNITS = (("d", 86_400), ("h", 3600), ("min", 60))
 
 

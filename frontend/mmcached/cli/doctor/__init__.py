@@ -7,6 +7,7 @@ nurseries  whether clients get one, and why not
 resources  descriptors, locked memory, cores, torch and CUDA
 service    the run directory, versions, a real round trip, a real request
 second_level  the server behind several hosts, if there is one
+names      what encoder outputs are named by
 checkup    the table of all checks, and their run
 start_checks  the checks that a start runs first
 command    the `doctor` command

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 
-from mmcached.cli.doctor import kernel, memory, nurseries, resources, second_level, service
+from mmcached.cli.doctor import kernel, memory, names, nurseries, resources, second_level, service
 from mmcached.cli.doctor.finding import CheckedHost, Finding
 from mmcached.wire.errors import MmcachedError
 
@@ -28,6 +28,7 @@ CHECKS: Mapping[str, Callable[[CheckedHost], Finding]] = {
     "round trip": service.round_trip,
     "engine": service.engine,
     "second level": second_level.second_level,
+    "names": names.names,
 }
 """Checks by name."""
 

@@ -41,12 +41,13 @@ class Actor(Protocol):
 
 
 class Report(msgspec.Struct, frozen=True):
-    """Self-description of an actor; `num_open` counts unanswered calls of all callers."""
+    """Self-description of an actor; `num_open` counts unanswered calls of all callers; `rows`: see `Encoder.rows`."""
 
     fingerprint: str
     form: EncoderForm
     embedding_bytes: int
     num_open: int
+    rows: dict[str, Any] | None = None
 
 
 Answer = tuple[str, int, bytes, Bytes1D]

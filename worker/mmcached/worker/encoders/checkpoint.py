@@ -52,7 +52,7 @@ class CheckpointEncoder:
         countings = self._checkpoint.countings.values()
         self._adds_grid = is_for_prompts and all(isinstance(each, (Grid, FrameGrid)) for each in countings)
         weights = Weights(self._model, frozenset.intersection(*(each.others for each in self._families.values())))
-        self.rows: Mapping[str, Any] = {
+        self._rows: Mapping[str, Any] = {
             "host": "service",
             "weights": weights.digest,
             "model": {name: value for name, value in self._checkpoint.model.items() if name != "text_config"},
@@ -65,11 +65,15 @@ class CheckpointEncoder:
             **dict.fromkeys(("ranks", "compilation", "quantization", "adapters")),  # a service has none of them
             "batching": "alone",
         }
-        self._fingerprint = output_name(self.rows)
+        self._fingerprint = output_name(self._rows)
 
     @property
     def fingerprint(self) -> str:
         return self._fingerprint
+
+    @property
+    def rows(self) -> Mapping[str, Any]:
+        return self._rows
 
     def encode(self, record: Mapping[str, Any], num_embeds: int) -> Outputs:
         modality = self._checkpoint.modality_of(record)

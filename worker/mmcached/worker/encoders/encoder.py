@@ -31,6 +31,10 @@ class Encoder(Protocol):
     def fingerprint(self) -> str:
         """32 hex digits over all that outputs depend on, except the item."""
 
+    @property
+    def rows(self) -> Mapping[str, Any] | None:
+        """What the fingerprint is made of, see `output_names.ROWS`; None if it is not a name of that table."""
+
     def encode(self, record: Mapping[str, Any], num_embeds: int) -> Outputs:
         """Return the outputs of one item, on the encoder's device; reads the record only during the call.
 

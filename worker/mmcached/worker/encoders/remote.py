@@ -88,11 +88,16 @@ class RemoteEncoder(Closeable):
             raise ServiceUnavailable(f"no encoder actor of this model within {start_timeout_s} s: `mmcached ray up`")
         self._fingerprint = fingerprint or most_common(reports)
         report = next(report for report in reports.values() if report.fingerprint == self._fingerprint)
+        self._rows = report.rows
         self._measured = MeasuredForm(report.form, report.embedding_bytes)
 
     @property
     def fingerprint(self) -> str:
         return self._fingerprint
+
+    @property
+    def rows(self) -> Mapping[str, Any] | None:
+        return self._rows
 
     def measure(self) -> MeasuredForm:
         return self._measured

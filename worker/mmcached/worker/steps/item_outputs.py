@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from mmcached.cache.name_files import note_name
 from mmcached.cache.store_keys import output_key
 from mmcached.client.device.devices import device_of
 from mmcached.client.saver import SaverCounters
@@ -67,6 +68,8 @@ class ItemOutputs(Closeable):
         self._outputs: StoredOutputs | None = None
         if run_dir is not None and config.shares_encoder_outputs:
             self._outputs = StoredOutputs(config, self.store, self.fingerprint, self._transfers)
+            if encoder.rows is not None:
+                note_name(run_dir, encoder.rows)
         self._begun: dict[str, Callable[[], Outputs]] = {}  # remote encodings of the step, by key
         self._unsaved: list[EncodeItem] = []
         self._watches: deque[tuple[Stopwatch, Callable[[float], None]]] = deque()  # of encodings, in order
