@@ -23,9 +23,9 @@ MAX_FUNCTION_LINES = 60
 PACKAGES = {
     "shm/mmcached/wire": (3_500, 1_100),
     "shm/mmcached/shm": (4_900, 1_600),
-    "shm/mmcached/cache": (1_100, 400),
+    "shm/mmcached/cache": (1_300, 440),
     "frontend/mmcached/frontend": (3_300, 900),
-    "frontend/mmcached/gateway": (4_200, 1_300),
+    "frontend/mmcached/gateway": (4_500, 1_350),
     "frontend/mmcached/client": (4_700, 1_500),
     "frontend/mmcached/second_level": (2_500, 600),
     "frontend/mmcached/pictures": (500, 200),

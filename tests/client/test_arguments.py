@@ -101,7 +101,24 @@ WRONG_OF_SAMPLING: dict[str, tuple[Any, ...]] = {
     "seed": (-1, 1.0, "1", True, 1 << 63),
     "num_logprobs": (-2, 21, None, True),
     "stop_token_ids": (5, "12", None, [1] * 65),
+    "stop": (5, "end", None, ["x"] * 17),
 }
+
+NO_MESSAGES: tuple[Any, ...] = ("Hi", [], {"role": "user"}, 5, [{}] * 4097)
+WRONG_MESSAGES: list[tuple[str, Any]] = [
+    (".name", {"role": "user", "content": "Hi", "name": "me"}),
+    *((".role", {"role": wrong, "content": "Hi"}) for wrong in (None, "", 5, "x" * 65)),
+    (".role", {"content": "Hi"}),
+    *((".content", {"role": "user", "content": wrong}) for wrong in (None, 5, b"Hi", "\ud800")),
+    (".content", {"role": "user"}),
+    (".content[1]", {"role": "user", "content": [{"type": "text", "text": "Hi"}, "Hi"]}),
+    *((".content[0].type", {"role": "user", "content": [{"type": wrong}]}) for wrong in ("video", None, 5)),
+    *((".content[0].text", {"role": "user", "content": [{"type": "text", "text": wrong}]}) for wrong in (None, 5)),
+    (".content[0]", {"role": "user", "content": [{"type": "text"}]}),
+    (".content[0]", {"role": "user", "content": [{"type": "image"}]}),
+    (".content[0]", {"role": "user", "content": [{"type": "image", "image": b"x", "url": "x"}]}),
+    (".content[0].image", {"role": "user", "content": [{"type": "image", "image": None}]}),
+]
 
 WRONG: list[tuple[str, str, tuple[Any, ...], dict[str, Any]]] = [
     *(("generate", "max_tokens", ("x", (), wrong), {}) for wrong in (0, -1, "3", True, 2.0, HUGE, None, 1 << 21)),
@@ -125,7 +142,24 @@ WRONG: list[tuple[str, str, tuple[Any, ...], dict[str, Any]]] = [
         for wrong in wrongs
     ),
     ("generate", "sampling.stop_token_ids[1]", ("x",), {"sampling": Sampling(stop_token_ids=[1, -1])}),
+    *(
+        ("generate", "sampling.stop[1]", ("x",), {"sampling": Sampling(stop=["a", wrong])})  # type: ignore[list-item]
+        for wrong in ("", 5, None, b"x", "x" * 257, "\ud800")
+    ),
     ("generate", "sampling", ("x",), {"sampling": {"temperature": 1.0}}),
+    *(("generate", "n", ("x",), {"n": wrong, "sampling": Sampling()}) for wrong in (0, 65, "2", None, True, 1.0)),
+    *(("generate", "n", ("x",), {"n": 2, "sampling": wrong}) for wrong in (None, Sampling(temperature=0.0))),
+    *(("generate", "messages", (), {"messages": wrong}) for wrong in NO_MESSAGES),
+    ("generate", "messages[0]", (), {"messages": ["Hi"]}),
+    *(
+        ("generate_stream", f"messages[1]{field}", (), {"messages": [{"role": "user", "content": "Hi"}, message]})
+        for field, message in WRONG_MESSAGES
+    ),
+    ("generate", "prompt", ("x",), {"messages": [{"role": "user", "content": "Hi"}]}),
+    *(
+        ("generate", name, (), {"messages": [{"role": "user", "content": "Hi"}], name: [b"x"]})
+        for name in ("images", "image_ids", "videos", "audios")
+    ),
     *(("encode", "images", (wrong,), {}) for wrong in ("cat.png", b"file", Path("cat.png"), None, 5)),
     *(("encode", "images[0]", ([wrong],), {}) for wrong in ("cat.png", 5, np.zeros(3, np.uint8), Unprintable())),
     *(("encode", "image_ids", ([b"x"],), {"image_ids": wrong}) for wrong in ("a", {"a"}, 5, ["a", "b"])),

@@ -57,7 +57,7 @@ def echo(message: FromClient) -> list[ToClient]:
         return []
     tokens = list(message.prompt.encode()) if isinstance(message.prompt, str) else message.prompt
     late = Generated(message.request_id + 1000, [1], "stop", 1, 0)
-    return [late, Generated(message.request_id, tokens, "length", len(tokens), 0)]
+    return [late, Generated(message.request_id, tokens, "length", len(tokens), 0, text=str(message.prompt))]
 
 
 def test_answer_to_another_request_is_not_taken(run_dir: Path, make: Make) -> None:

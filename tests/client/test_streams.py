@@ -44,7 +44,11 @@ def spell(message: FromClient) -> list[ToClient]:
     letters = list(message.prompt.encode())
     streamed = letters[:-1] if message.stream_window else []
     parts = [tokens(message.request_id, first, letter) for first, letter in enumerate(streamed)]
-    return [tokens(message.request_id + 99, 0, 1), *parts, Generated(message.request_id, letters, "length", 3, 0)]
+    return [
+        tokens(message.request_id + 99, 0, 1),
+        *parts,
+        Generated(message.request_id, letters, "length", 3, 0, text=message.prompt),
+    ]
 
 
 def num_waiters() -> int:

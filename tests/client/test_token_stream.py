@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from mmcached.client.results import Generation, Piece, RowRange
+from mmcached.client.results import Generation, NewTokens, Piece, RowRange
 from mmcached.client.token_stream import TokenStream
 from mmcached.wire.errors import DeadlineExceeded, PeerGone, RemoteProtocolError, error_to_wire
 from mmcached.wire.messages.client import Encoded, Failed, Generated
@@ -44,6 +44,31 @@ def test_tokens_come_once_and_the_answer_brings_the_rest_and_then_itself() -> No
     generation = stream.take()
     assert isinstance(generation, Generation)
     assert generation.tokens == [1, 2, 3, 4, 5]
+
+
+def test_texts_of_pieces_joined_are_the_text_of_the_answer() -> None:
+    stream = open_stream()
+    stream.put(StreamedTokens(7, 0, [1, 2], "a"))
+    stream.put(StreamedTokens(7, 2, [3], "bc"))
+    piece = stream.take()
+    assert isinstance(piece, NewTokens)
+    assert (piece, piece.text) == ([1, 2, 3], "abc")
+    stream.answer(Generated(7, [1, 2, 3], "stop", 3, 0, text="abcd"), [])
+    piece = stream.take()
+    assert isinstance(piece, NewTokens)
+    assert (piece, piece.text) == ([], "d"), "held back until the end"
+    generation = stream.take()
+    assert isinstance(generation, Generation)
+    assert generation.text == "abcd"
+
+
+def test_an_answer_with_another_text_is_an_error() -> None:
+    stream = open_stream()
+    stream.put(StreamedTokens(7, 0, [1], "a"))
+    stream.answer(Generated(7, [1], "stop", 3, 0, text="b"), [])
+    stream.take()
+    with pytest.raises(RemoteProtocolError, match="another text"):
+        stream.take()
 
 
 def test_an_answer_alone_is_a_stream_too() -> None:

@@ -182,7 +182,7 @@ def test_answer_goes_to_the_client_that_asked_with_its_own_number(bench: Bench, 
     for _ in range(2):  # the second is for nobody
         engine.channel.send(from_engine.RequestGenerated(add.request_id, [5, 6], "length", 3))
     answer = bench.answer(to_client.Generated)
-    assert answer == to_client.Generated(41, [5, 6], "length", len(add.prompt_token_ids), 3)
+    assert answer == to_client.Generated(41, [5, 6], "length", len(add.prompt_token_ids), 3, text="\5\6")
     stats = bench.stats()
     assert (stats.requests_open, stats.requests_done) == (0, 1)
 

@@ -22,6 +22,7 @@ class Joined:
     first: int = 0
     keys: list[str] = field(default_factory=lambda: ["hidden_states"])
     tokens: list[int] = field(default_factory=list)
+    text: str = ""
     came: list[tuple[int, int]] = field(default_factory=list)
     generation: Generation | None = None
 
@@ -41,12 +42,13 @@ class Joined:
                 self._take_rows(piece)
             case Generation():
                 self.generation = piece
-                assert self.tokens == piece.tokens
+                assert (self.tokens, self.text) == (piece.tokens, piece.text)
                 assert list(piece.rows) == self.keys
                 for rows in piece.rows.values():
                     self._take_rows(rows)
             case _:
                 self.tokens += piece
+                self.text += piece.text
 
     def _take_rows(self, rows: RowRange) -> None:
         parts = self.parts[rows.key]

@@ -50,7 +50,8 @@ def values_of(kind: inspect.Type) -> list[Any]:
         case inspect.IntType() | inspect.FloatType():
             return _numbers(kind, 1 if isinstance(kind, inspect.IntType) else 1.5)
         case inspect.StrType():
-            return [text for text in TEXTS if kind.pattern is None or re.search(kind.pattern, text)]
+            texts = [text for text in TEXTS if len(text) >= (kind.min_length or 0)]
+            return [text for text in texts if kind.pattern is None or re.search(kind.pattern, text)]
         case inspect.BytesType():
             return [b"\xff" * (kind.min_length or 5)]
         case inspect.LiteralType():

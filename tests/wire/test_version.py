@@ -20,7 +20,7 @@ from mmcached.wire.version import PROTOCOL_VERSION, VERSION_FIELD
 from tests.house import REPOSITORY
 from tests.wire.examples import UNIONS
 
-SCHEMA = "17:b5d5dc0a57ace36d"
+SCHEMA = "18:457a2c09e5dc68d5"
 """Of `PROTOCOL_VERSION`: after a change raise the version, then put here what the test found."""
 
 

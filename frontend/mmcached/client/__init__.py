@@ -10,6 +10,8 @@
     contact                     one client id: greets the service, sends requests and returns their answers
     piece_stream, token_stream  one streamed generation: its verb, and its received pieces
     arguments, media_files      checks of a caller's arguments
+    chat, sampling              checks of chat messages, and of how tokens are chosen
+    request_files               files of a request: beside a prompt, or in messages
     clips                       options of videos and sounds, and the encoder outputs of their slices
     results                     results of calls
     known_outputs               keys of the encoder's outputs for images and clips
@@ -27,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 
 from mmcached.client.clips import Audio, AudioLike, Clip, Video, VideoLike
 from mmcached.client.media_files import ImageLike
-from mmcached.client.results import Generation, RowRange
+from mmcached.client.results import Generation, NewTokens, RowRange, TokenUsage
 from mmcached.client.store.claims import Claim, Pending
 from mmcached.client.store.fail_open import StoreCounters
 from mmcached.client.store.hits import Hit
@@ -78,6 +80,7 @@ __all__ = [
     "ImageTooLarge",
     "InvalidRequest",
     "MmcachedError",
+    "NewTokens",
     "PeerGone",
     "Pending",
     "PutResult",
@@ -88,6 +91,7 @@ __all__ = [
     "Sampling",
     "ServiceUnavailable",
     "StoreCounters",
+    "TokenUsage",
     "Video",
     "VideoLike",
 ]

@@ -12,7 +12,6 @@ import numbers
 import os
 import re
 import reprlib
-import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,13 +20,9 @@ from typing import Any
 from mmcached.wire.errors import ConfigError, Detail, InvalidRequest
 from mmcached.wire.messages.frontend import ANY_CLIENT, CLIENT_NAME, MAX_TTL_S
 from mmcached.wire.messages.parts import (
-    MAX_LOGPROBS,
     MAX_ROW_KEYS,
-    MAX_SEED,
-    MAX_STOP_TOKENS,
     MessageLimits,
     RowsWanted,
-    Sampling,
 )
 from mmcached.wire.paths import RunDir, default_run_dir
 from mmcached.wire.sockets.frames import Frame
@@ -130,7 +125,7 @@ def checked_real(field: str, value: Any, is_possible: Callable[[float], bool], l
 
 def check_sequence(field: str, values: Any) -> None:
     """Raise InvalidRequest unless it is a sequence."""
-    if not _is_sequence(values):
+    if not is_sequence(values):
         raise invalid(field, values, f"a sequence of {field}, also for a single one: [{field[:-1]}]")
 
 
@@ -158,7 +153,7 @@ def checked_prompt(prompt: Any) -> str | list[int]:
     """Return text, or token ids as a list; a one-dimensional integer array or tensor is taken as a list."""
     text = text_of(prompt)
     if text is not None:
-        if not _is_unicode(text):
+        if not is_unicode(text):
             raise invalid("prompt", text, "Unicode text; this one has a lone surrogate")
         return text
     try:
@@ -166,7 +161,7 @@ def checked_prompt(prompt: Any) -> str | list[int]:
             prompt = prompt.tolist()
     except Exception as error:  # raised by a quantized tensor, for example
         raise invalid("prompt", prompt, f"text or a sequence of token ids; of this one: {_shown(error)}") from None
-    if not _is_sequence(prompt):
+    if not is_sequence(prompt):
         raise invalid("prompt", prompt, "text or a sequence of token ids")
     if set(map(type, prompt)) <= {int} and (not prompt or (min(prompt) >= 0 and max(prompt) <= MAX_TOKEN_ID)):
         return list(prompt)
@@ -180,7 +175,7 @@ def checked_rows(hidden_states: Any) -> RowsWanted | None:
     if not isinstance(hidden_states, RowsWanted):
         raise invalid("hidden_states", hidden_states, "True, False or RowsWanted(...)")
     rows = hidden_states
-    if not _is_sequence(rows.keys) or not 1 <= len(rows.keys) <= MAX_ROW_KEYS:
+    if not is_sequence(rows.keys) or not 1 <= len(rows.keys) <= MAX_ROW_KEYS:
         raise invalid("rows.keys", rows.keys, f"a list of 1 to {MAX_ROW_KEYS} keys")
     keys = checked_keys(rows.keys, "rows.keys")
     delivery = text_of(rows.delivery)
@@ -192,37 +187,9 @@ def checked_rows(hidden_states: Any) -> RowsWanted | None:
     return RowsWanted(keys, first, "full" if delivery == "full" else "delta")
 
 
-def checked_sampling(sampling: Any) -> Sampling | None:
-    """Return how tokens are chosen, with a seed."""
-    if sampling is None:
-        return None
-    if not isinstance(sampling, Sampling):
-        raise invalid("sampling", sampling, "None or Sampling(...)")
-
-    def real(name: str, is_possible: Callable[[float], bool], limit: str) -> float:
-        return checked_real(f"sampling.{name}", getattr(sampling, name), is_possible, limit)
-
-    stops = sampling.stop_token_ids
-    if not _is_sequence(stops) or len(stops) > MAX_STOP_TOKENS:
-        raise invalid("sampling.stop_token_ids", stops, f"a list of at most {MAX_STOP_TOKENS} token ids")
-    seed = secrets.randbelow(MAX_SEED) if sampling.seed is None else sampling.seed
-    return Sampling(
-        temperature=real("temperature", lambda value: 0 <= value <= 100, "a number from 0 to 100"),
-        top_k=checked_int("sampling.top_k", sampling.top_k, 0, MAX_TOKEN_ID),
-        top_p=real("top_p", lambda value: 0 < value <= 1, "a number above 0 and at most 1"),
-        min_p=real("min_p", lambda value: 0 <= value <= 1, "a number from 0 to 1"),
-        repetition_penalty=real("repetition_penalty", lambda value: 0 < value <= 100, "a number above 0, at most 100"),
-        seed=checked_int("sampling.seed", seed, 0, MAX_SEED),
-        stop_token_ids=[
-            checked_int(f"sampling.stop_token_ids[{index}]", stop, 0, MAX_TOKEN_ID) for index, stop in enumerate(stops)
-        ],
-        num_logprobs=checked_int("sampling.num_logprobs", sampling.num_logprobs, -1, MAX_LOGPROBS),
-    )
-
-
 def checked_keys(keys: Any, field: str = "keys") -> list[str]:
     """Return the keys as plain strings."""
-    if not _is_sequence(keys):
+    if not is_sequence(keys):
         raise invalid(field, keys, f"a sequence of at most {MAX_KEYS} keys")
     if len(keys) > MAX_KEYS:
         raise InvalidRequest(field, len(keys), f"a sequence of at most {MAX_KEYS} keys")
@@ -260,7 +227,7 @@ def checked_image_ids(image_ids: Any, images: Any) -> list[str | None]:
     check_sequence("images", images)
     num_images = len(images)
     limit = f"a sequence of {num_images}: an id or None for each image"
-    if not _is_sequence(image_ids):
+    if not is_sequence(image_ids):
         raise invalid("image_ids", image_ids, limit)
     if not image_ids:
         return []
@@ -270,7 +237,7 @@ def checked_image_ids(image_ids: Any, images: Any) -> list[str | None]:
     for index, image_id in enumerate(image_ids):
         name = text_of(image_id)
         if image_id is not None and (
-            name is None or not _is_unicode(name) or not 1 <= len(name.encode()) <= MAX_IMAGE_ID_BYTES
+            name is None or not is_unicode(name) or not 1 <= len(name.encode()) <= MAX_IMAGE_ID_BYTES
         ):
             limit = f"an id is text of 1 to {MAX_IMAGE_ID_BYTES} bytes of UTF-8; hash what is longer"
             raise invalid(f"image_ids[{index}]", image_id, limit)
@@ -303,16 +270,17 @@ def _no_key(field: str, key: Any) -> InvalidRequest:
 
 
 def _is_name(text: str) -> bool:
-    return len(text) <= MAX_NAME_CHARACTERS and _is_unicode(text)
+    return len(text) <= MAX_NAME_CHARACTERS and is_unicode(text)
 
 
-def _is_sequence(value: Any) -> bool:
+def is_sequence(value: Any) -> bool:
+    """Return whether a value is a list, or another sequence that is neither text nor bytes."""
     if isinstance(value, list | tuple):  # fast path: the check below takes longer
         return True
     return isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray | memoryview)
 
 
-def _is_unicode(text: str) -> bool:
+def is_unicode(text: str) -> bool:
     """Return whether text can be encoded: it has no lone surrogate."""
     return text.isascii() or not any("\ud800" <= character <= "\udfff" for character in text)
 

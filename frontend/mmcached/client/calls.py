@@ -8,22 +8,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from mmcached.client.arguments import (
-    MAX_TOKENS,
-    Options,
-    checked_image_ids,
-    checked_int,
-    checked_prompt,
-    checked_rows,
-    checked_sampling,
-)
-from mmcached.client.clips import AudioLike, VideoLike, checked_clips, read_clips
+from mmcached.client.arguments import MAX_TOKENS, Options, checked_int, checked_rows
+from mmcached.client.chat import Messages
+from mmcached.client.clips import AudioLike, VideoLike
 from mmcached.client.contact import Contact, MakeLink
 from mmcached.client.links.shared_socket import Received
-from mmcached.client.media_files import ImageLike, read_images
+from mmcached.client.media_files import ImageLike
 from mmcached.client.model_verbs import ModelVerbs
 from mmcached.client.piece_stream import PieceStream
+from mmcached.client.request_files import RequestFiles
 from mmcached.client.results import Generation, expect, stats_from
+from mmcached.client.sampling import checked_num_answers, checked_sampling
 from mmcached.client.store.fail_open import FailOpen
 from mmcached.client.store.hits import reading_of
 from mmcached.client.store.sessions import StoreSessions
@@ -41,7 +36,7 @@ from mmcached.wire.messages.frontend import (
     Probe,
     Request,
 )
-from mmcached.wire.messages.parts import ClipOptions, EncoderForm, RowsWanted, Sampling
+from mmcached.wire.messages.parts import EncoderForm, RowsWanted, Sampling
 from mmcached.wire.paths import RunDir
 from mmcached.wire.sockets.frames import Frame
 from mmcached.wire.stats import ServiceStats
@@ -63,30 +58,34 @@ class Calls(StoreVerbs):
 
     def generate(
         self,
-        prompt: str | Sequence[int],
+        prompt: str | Sequence[int] | None = None,
         images: Sequence[ImageLike | None] = (),
         max_tokens: int = 16,
         *,
+        messages: Messages | None = None,
         image_ids: Sequence[str | None] = (),
         videos: Sequence[VideoLike] = (),
         audios: Sequence[AudioLike] = (),
         sampling: Sampling | None = None,
+        n: int = 1,
         hidden_states: bool | RowsWanted = False,
         priority: int = 0,
         timeout_s: float | None = None,
     ) -> Verb[Generation]:
-        """Continue a prompt.
+        """Continue a prompt, or answer the messages of a chat.
 
         Args:
             prompt: Text with one `<image>` per image, `<video>` per video and `<audio>` per sound, or token ids with a
                 token of that kind for each.
             images: Encoded image files, in the order of their markers; None for an image that is named by its id only.
             max_tokens: Maximum number of tokens to generate.
+            messages: A chat instead of prompt and images, for a checkpoint with a chat template: see `Messages`.
             image_ids: Names of the images, or None; 1 to 256 bytes. A named image is cached under its name, and found
                 there without its file. A name stands for one content: a file that comes with a cached name is not read.
                 For other content use another name, or `flush` first.
             videos, audios: Encoded files, each in the order of their markers; a `Video` or an `Audio` adds options.
             sampling: How tokens are chosen, with a checkpoint behind `generate`; None for the most likely ones.
+            n: Number of answers, with the seeds `sampling.seed`, `seed + 1` …; `others` has the further ones.
             hidden_states: Also return hidden states, one row per computed token: True for all of the last layer, or
                 `RowsWanted` for other keys, and a first position.
             priority: Requests with a lower value are served earlier, in a service with `--scheduling-policy priority`.
@@ -97,26 +96,26 @@ class Calls(StoreVerbs):
             CacheMiss: An image came without its file and is not cached; `mm_hashes` has the ids. Send the files.
             DeadlineExceeded, ServiceUnavailable, RequestAborted, PeerGone: Retryable.
         """
-        ids, clips = checked_image_ids(image_ids, images), checked_clips(videos, audios)
+        files = RequestFiles.of(images, image_ids, videos, audios, messages)
         request = self._generate(
             prompt,
-            ids,
-            clips,
+            files,
             max_tokens=max_tokens,
             sampling=sampling,
             hidden_states=hidden_states,
             priority=priority,
             timeout_s=timeout_s,
         )
-        files = _files(images, ids, videos, audios)
-        return self._model.generate(request, files, self.contact.deadline(timeout_s))
+        num_answers = checked_num_answers(n, request.sampling)
+        return self._model.generate(request, files.read(), self.contact.deadline(timeout_s), num_answers)
 
     def generate_stream(
         self,
-        prompt: str | Sequence[int],
+        prompt: str | Sequence[int] | None = None,
         images: Sequence[ImageLike | None] = (),
         max_tokens: int = 16,
         *,
+        messages: Messages | None = None,
         image_ids: Sequence[str | None] = (),
         videos: Sequence[VideoLike] = (),
         audios: Sequence[AudioLike] = (),
@@ -141,11 +140,10 @@ class Calls(StoreVerbs):
         ...     if isinstance(piece, list):
         ...         print(piece)
         """
-        ids, clips = checked_image_ids(image_ids, images), checked_clips(videos, audios)
+        files = RequestFiles.of(images, image_ids, videos, audios, messages)
         request = self._generate(
             prompt,
-            ids,
-            clips,
+            files,
             max_tokens=max_tokens,
             sampling=sampling,
             hidden_states=hidden_states,
@@ -153,7 +151,7 @@ class Calls(StoreVerbs):
             timeout_s=timeout_s,
             stream_window=STREAM_WINDOW,
         )
-        return self._stream(request, _files(images, ids, videos, audios))
+        return self._stream(request, files.read())
 
     def encode(
         self,
@@ -184,22 +182,17 @@ class Calls(StoreVerbs):
         Raises:
             MmcachedError: As `generate`.
         """
-        ids, clips, reading = (
-            checked_image_ids(image_ids, images),
-            checked_clips(videos, audios),
-            reading_of(tensors, view),
-        )
+        files, reading = RequestFiles.of(images, image_ids, videos, audios), reading_of(tensors, view)
         request = Encode(
             self.contact.client_id,
             self.contact.next_id(),
             self.contact.limit_s(timeout_s),
             self.contact.options.tenant,
-            ids,
-            clips=clips,
+            files.image_ids,
+            clips=files.clips,
             traceparent=self._traceparent(),
         )
-        files = _files(images, ids, videos, audios)
-        return self._model.encode(request, files, reading, self.contact.deadline(timeout_s))
+        return self._model.encode(request, files.read(), reading, self.contact.deadline(timeout_s))
 
     # ---- the service
 
@@ -271,9 +264,8 @@ class Calls(StoreVerbs):
 
     def _generate(
         self,
-        prompt: str | Sequence[int],
-        image_ids: list[str | None],
-        clips: list[ClipOptions],
+        prompt: str | Sequence[int] | None,
+        files: RequestFiles,
         *,
         max_tokens: int,
         sampling: Sampling | None,
@@ -285,17 +277,18 @@ class Calls(StoreVerbs):
         return Generate(
             client_id=self.contact.client_id,
             request_id=self.contact.next_id(),
-            prompt=checked_prompt(prompt),
+            prompt=files.checked_prompt(prompt),
             max_tokens=checked_int("max_tokens", max_tokens, 1, MAX_TOKENS),
             timeout_s=self.contact.limit_s(timeout_s),
             rows=checked_rows(hidden_states),
             tenant=self.contact.options.tenant,
-            image_ids=image_ids,
+            image_ids=files.image_ids,
             stream_window=stream_window,
             priority=checked_int("priority", priority, -MAX_PRIORITY - 1, MAX_PRIORITY),
-            clips=clips,
+            clips=files.clips,
             traceparent=self._traceparent(),
             sampling=checked_sampling(sampling),
+            messages=files.messages,
         )
 
     def _traceparent(self) -> str:
@@ -313,14 +306,3 @@ class Calls(StoreVerbs):
         deadline = self.contact.deadline(timeout_s)
         yield from self.contact.connect(deadline)
         return (yield from self.contact.exchange(request, deadline, payload))
-
-
-def _files(
-    images: Sequence[ImageLike | None],
-    image_ids: Sequence[str | None],
-    videos: Sequence[VideoLike],
-    audios: Sequence[AudioLike],
-) -> list[bytes]:
-    """Return the files of a request in the order of its message frames."""
-    files = read_images(images, image_ids)
-    return files + read_clips(videos, audios) if videos or audios else files

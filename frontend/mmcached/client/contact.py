@@ -27,8 +27,8 @@ from mmcached.client.links.link import Link
 from mmcached.client.links.shared_socket import CLOSED, PARENTS, Received
 from mmcached.client.store.sessions import StoreSessions
 from mmcached.client.verb import Verb
-from mmcached.wire.errors import DeadlineExceeded, MmcachedError, ServiceUnavailable, copy_of
-from mmcached.wire.messages.client import ToClient, Welcome
+from mmcached.wire.errors import DeadlineExceeded, MmcachedError, ServiceUnavailable, copy_of, error_from_wire
+from mmcached.wire.messages.client import Failed, ToClient, Welcome
 from mmcached.wire.messages.frontend import Cancel, Request
 from mmcached.wire.paths import RunDir
 from mmcached.wire.sockets.frames import Frame
@@ -145,6 +145,35 @@ class Contact:
         except BaseException:
             link.tell(Cancel(self.client_id, request.request_id))
             raise
+        return found
+
+    def exchange_all(
+        self, requests: Sequence[Request], deadline: Deadline, payload: Sequence[Frame] = ()
+    ) -> Verb[list[Received]]:
+        """Send requests, each with the payload, and return their answers in order; the first error cancels all."""
+        link, found = self.link(), list[Received]()
+        waiters = [link.open(request.request_id) for request in requests]
+        try:
+            for request in requests:
+                link.send(request, payload)
+            for waiter in waiters:
+                if not waiter.news:
+                    yield partial(link.wait, waiter, deadline.at)
+                if not waiter.news:
+                    raise DeadlineExceeded(type(requests[0]).__name__.lower(), deadline.timeout_s)
+                news = waiter.news.popleft()
+                if isinstance(news, MmcachedError):
+                    raise news
+                if isinstance(news[0], Failed):
+                    raise error_from_wire(news[0].error)
+                found.append(news)
+        except BaseException:
+            for request in requests:
+                link.tell(Cancel(self.client_id, request.request_id))
+            raise
+        finally:
+            for request in requests:
+                link.leave(request.request_id)
         return found
 
     # ---- without waiting

@@ -6,6 +6,7 @@ generate      ──the answer names rows──> found there   evicted meanwhile
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from typing import Any
@@ -17,6 +18,7 @@ from mmcached.client.clips import together
 from mmcached.client.contact import Contact, Deadline
 from mmcached.client.known_outputs import KnownSlice, clip_records, output_keys, slices_in
 from mmcached.client.results import Generation, embeddings_from, expect, generation_from, plain
+from mmcached.client.sampling import with_next_seed
 from mmcached.client.store.hits import Reading
 from mmcached.client.store.verbs import StoreVerbs
 from mmcached.client.verb import Verb
@@ -41,12 +43,26 @@ class ModelVerbs:
         self._store = store
         self._welcome: Welcome | None = None  # the last greeting, also of a frontend that has died since
 
-    def generate(self, request: Generate, files: list[bytes], deadline: Deadline) -> Verb[Generation]:
-        """Continue a prompt.
+    def generate(self, request: Generate, files: list[bytes], deadline: Deadline, n: int = 1) -> Verb[Generation]:
+        """Continue a prompt `n` times, with consecutive seeds.
+
+        The first answer comes alone: the others, which are computed together, find its prompt in the prefix cache.
 
         Raises:
             RemoteProtocolError: The answer names rows that were requested inline.
         """
+        first = yield from self._generate(request, files, deadline)
+        if n == 1:
+            return first
+        others = [
+            replace(request, request_id=self._contact.next_id(), sampling=with_next_seed(request.sampling, index))
+            for index in range(1, n)
+        ]
+        found = yield from self._contact.exchange_all(others, deadline, files)
+        answers = [generation_from(expect(message, Generated), payload) for message, payload in found]
+        return dataclasses.replace(first, others=answers)
+
+    def _generate(self, request: Generate, files: list[bytes], deadline: Deadline) -> Verb[Generation]:
         yield from self._contact.connect(deadline)
         if request.rows is not None:
             yield from self._store.look([], _BYTES, deadline)  # makes it a reader: answers then name rows by key

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -10,7 +10,7 @@ import msgspec
 
 from mmcached.shm.store.codec import DEFAULT_LIBRARY, MAKERS, Library
 from mmcached.shm.store.tensor_bytes import TensorType
-from mmcached.wire.errors import RemoteProtocolError, error_from_wire
+from mmcached.wire.errors import InvalidRequest, RemoteProtocolError, error_from_wire
 from mmcached.wire.messages.client import Encoded, Failed, Generated, Stats, ToClient
 from mmcached.wire.messages.parts import Message, Rows, Tensor, TokenLogprob
 from mmcached.wire.sockets.frames import Frame
@@ -39,18 +39,53 @@ class RowRange:
         return self.first + len(self.tensor)
 
 
+class NewTokens(list[int]):
+    """New tokens of a stream.
+
+    Attributes:
+        text: The text that has become certain with them. The begin of a character or of a stop string is held back, so
+            it may be empty; the pieces' texts, joined, are the text of the answer.
+    """
+
+    __slots__ = ("text",)
+
+    def __init__(self, token_ids: Iterable[int], text: str = "") -> None:
+        super().__init__(token_ids)
+        self.text = text
+
+
+@dataclass(frozen=True, slots=True)
+class TokenUsage:
+    """What a generation has used.
+
+    Attributes:
+        num_prompt_tokens: Prompt tokens after each image was replaced by its placeholders.
+        num_cached_tokens: Those that came from the prefix cache.
+        num_generated_tokens: Of all answers together.
+        num_items: Images and slices of clips in the prompt.
+    """
+
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    num_generated_tokens: int
+    num_items: int
+
+
 @dataclass(frozen=True, slots=True)
 class Generation:
     """A finished generation.
 
     Attributes:
         tokens: Generated token ids; the reference model's bytes are 0 … 255.
-        finish_reason: "stop" (the end token came) or "length".
+        finish_reason: "stop" (an end token or a stop string came) or "length".
         num_prompt_tokens: Prompt tokens after each image was replaced by its placeholders.
         num_cached_tokens: Prompt tokens that came from the prefix cache.
         logprobs: For each token its logprob, then those of the most likely tokens, if `Sampling.num_logprobs` says so.
         rows: Requested rows, by key. For a stream with delivery "delta" only rows that no `RowRange` has brought: at
             least the row that gave the last token.
+        decoded: The tokens' text; None if the checkpoint has no tokenizer.
+        num_items: Images and slices of clips in the prompt.
+        others: The further answers, if `n` were wanted.
     """
 
     tokens: list[int]
@@ -59,6 +94,9 @@ class Generation:
     num_cached_tokens: int
     rows: Mapping[str, RowRange] = field(default_factory=dict)
     logprobs: list[list[TokenLogprob]] = field(default_factory=list)
+    decoded: str | None = None
+    num_items: int = 0
+    others: list[Generation] = field(default_factory=list)
 
     @property
     def hidden_states(self) -> torch.Tensor | None:
@@ -72,11 +110,22 @@ class Generation:
 
     @property
     def text(self) -> str:
-        """The reference model's byte tokens as text; bytes that are not UTF-8 become U+FFFD."""
-        return bytes(token for token in self.tokens if token < 256).decode("utf-8", errors="replace")
+        """The tokens as text, without special tokens, up to a stop string; bytes that are not UTF-8 become U+FFFD.
+
+        Raises:
+            InvalidRequest: The checkpoint has no tokenizer.
+        """
+        if self.decoded is None:
+            raise InvalidRequest("text", "read", "tokens: the checkpoint has no tokenizer.json")
+        return self.decoded
+
+    @property
+    def usage(self) -> TokenUsage:
+        num_generated = len(self.tokens) + sum(len(each.tokens) for each in self.others)
+        return TokenUsage(self.num_prompt_tokens, self.num_cached_tokens, num_generated, self.num_items)
 
 
-Piece = list[int] | RowRange | Generation
+Piece = NewTokens | RowRange | Generation
 """A piece of a stream: tokens, rows of one key, and at last the generation."""
 
 
@@ -115,6 +164,8 @@ def generation_from(message: Generated, payload: Sequence[Frame], saved: Sequenc
         num_cached_tokens=message.num_cached_tokens,
         rows=_rows_of(message, payload, saved),
         logprobs=message.logprobs,
+        decoded=message.text,
+        num_items=message.num_items,
     )
 
 

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from mmcached.client.results import Piece, RowRange, expect, generation_from, row_range_from
+from mmcached.client.results import NewTokens, Piece, RowRange, expect, generation_from, row_range_from
 from mmcached.wire.errors import LocalProtocolError, MissingRows, MmcachedError, PeerGone, RemoteProtocolError
 from mmcached.wire.messages.client import Generated, ToClient
 from mmcached.wire.messages.frontend import ROW_WINDOW_BYTES, Generate, TokensTaken
@@ -44,6 +44,8 @@ class TokenStream:
         self._request = request
         self._row_window_bytes = row_window_bytes
         self._tokens: list[int] = []
+        self._text = ""
+        self._num_characters_taken = 0
         self._num_taken = 0
         self._num_told = 0
         wanted = request.rows if request.rows is not None and request.rows.delivery == "delta" else None
@@ -55,7 +57,7 @@ class TokenStream:
     @property
     def has_news(self) -> bool:
         """Whether `take` can return a piece or raise the final error."""
-        return self._num_taken < len(self._tokens) or self.is_over or any(map(len, self._rows.values()))
+        return self._has_tokens or self.is_over or any(map(len, self._rows.values()))
 
     @property
     def is_over(self) -> bool:
@@ -83,8 +85,9 @@ class TokenStream:
             return
         if piece.first > len(self._tokens):
             self._end = RemoteProtocolError(f"tokens from {piece.first} on, but only {len(self._tokens)} have come")
-        else:
+        elif piece.first + len(piece.token_ids) > len(self._tokens):
             self._tokens += piece.token_ids[len(self._tokens) - piece.first :]
+            self._text += piece.text
 
     def put_rows(self, piece: RequestRows, payload: Sequence[Frame]) -> None:
         """Add rows as `put` adds tokens; call it before `put` for the pieces of one message."""
@@ -104,8 +107,11 @@ class TokenStream:
             generated = expect(message, Generated)
             if generated.token_ids[: len(self._tokens)] != self._tokens:
                 raise RemoteProtocolError("the answer has other tokens than those that came before it", "token_ids")
+            text = generated.text or ""
+            if not text.startswith(self._text):
+                raise RemoteProtocolError("the answer has another text than that which came before it", "text")
             self._end = self._without_what_came(generated, payload)
-            self._tokens = list(generated.token_ids)
+            self._tokens, self._text = list(generated.token_ids), text
         except MmcachedError as error:
             self._end = error
 
@@ -127,13 +133,17 @@ class TokenStream:
         for pieces in self._rows.values():
             if len(pieces):
                 return self._take_rows(pieces)
-        tokens = self._tokens[self._num_taken :]
-        self._num_taken = len(self._tokens)
-        if tokens:
+        if self._has_tokens:
+            tokens = NewTokens(self._tokens[self._num_taken :], self._text[self._num_characters_taken :])
+            self._num_taken, self._num_characters_taken = len(self._tokens), len(self._text)
             return tokens
         if isinstance(self._end, tuple):
             return generation_from(*self._end)
         raise self._end or LocalProtocolError("nothing has come yet")
+
+    @property
+    def _has_tokens(self) -> bool:
+        return self._num_taken < len(self._tokens) or self._num_characters_taken < len(self._text)
 
     def take_receipt(self) -> TokensTaken | None:
         """Return the acknowledgement of taken tokens and rows, once half of a window was taken; else None."""

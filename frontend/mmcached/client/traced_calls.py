@@ -167,6 +167,6 @@ def _of_list(items: list[Any]) -> Attributes:
 def _of_generation(generation: Generation) -> Attributes:
     return {
         "gen_ai.usage.input_tokens": generation.num_prompt_tokens,
-        "gen_ai.usage.output_tokens": len(generation.tokens),
+        "gen_ai.usage.output_tokens": generation.usage.num_generated_tokens,
         "gen_ai.usage.cache_read.input_tokens": generation.num_cached_tokens,
     }

@@ -6,7 +6,7 @@
 
 It is mounted on the frontend through `mmcached.frontend.mount.Gateway`. A request is answered exactly once; a cache
 miss of an engine is sent again and never reaches the client, unless it concerns an image that the client sent only by
-its id. Only hashing large files and processing images uses threads (see `item_making`).
+its id. Only hashing large files, processing images and tokenizing text use threads (see `item_making`, `prompts`).
 """
 
 from __future__ import annotations

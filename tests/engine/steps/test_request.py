@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from mmcached.cache.checkpoints.answer_text import AnswerText
+from mmcached.engine.steps.request import Request
 from mmcached.wire.vocabulary import END_TOKEN_ID
 from tests.engine.builders import generate, image
 
@@ -46,3 +48,13 @@ def test_features_in_a_range_are_those_that_overlap_it() -> None:
     assert found(5, 20) == [1, 2]
     assert found(10, 15) == []
     assert found(17, 20) == []
+
+
+def test_a_stop_string_ends_a_generation_with_the_token_that_completes_it() -> None:
+    text = AnswerText(lambda ids: bytes(ids).decode(errors="replace"), ["é!"])
+    request = Request(1, "generate", [33], [], max_tokens=9, text=text)
+    reasons = []
+    for token_id in "xé!".encode():
+        request.append_output_token(token_id)
+        reasons.append(request.reason_to_finish())
+    assert reasons == [None, None, None, "stop"]

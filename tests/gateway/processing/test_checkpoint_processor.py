@@ -12,10 +12,8 @@ from mmcached.gateway.processing.checkpoint_processor import CheckpointProcessor
 from mmcached.gateway.processing.decoder_process import DecodedTensors, Pixels
 from mmcached.gateway.processing.item_processor import Processing
 from mmcached.gateway.processing.media import Medium
-from mmcached.gateway.requests.request_builder import prompt_tokens
 from mmcached.shm.store.codec import decode_record_frames
 from mmcached.wire.errors import InvalidRequest, InvariantError
-from mmcached.wire.messages.frontend import Encode, Generate
 from tests.cache.checkpoints.folders import CLIP, CROPPED, config_of, write
 
 IMAGE = Medium("image", b"file", "images[0]")
@@ -49,13 +47,3 @@ def test_an_items_key_follows_what_decides_its_tensors(tmp_path: Path) -> None:
     keys = [Processing(config_of(folder)).keys(IMAGE, "") for folder in others]
     assert len(set(keys)) == 3
     assert Processing(config_of(write(tmp_path / "d"))).keys(IMAGE, "") == keys[0], "where it lies does not matter"
-
-
-def test_the_reference_decoder_takes_no_embeddings_of_a_checkpoint(tmp_path: Path) -> None:
-    config = config_of(write(tmp_path))
-    client = "0" * 32
-    with pytest.raises(InvalidRequest) as caught:
-        prompt_tokens(Generate(client, 1, "see <image>", 4, None, 1.0), [IMAGE], config)
-    assert caught.value.details["field"] == "images"
-    assert prompt_tokens(Generate(client, 1, "see", 4, None, 1.0), [], config)
-    assert len(prompt_tokens(Encode(client, 1, 1.0), [IMAGE, IMAGE], config)) == 2

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +11,6 @@ from hypothesis import strategies as st
 
 from mmcached.gateway.processing import prompt as prompt_module
 from mmcached.gateway.processing.prompt import check_length, checked_ids, expand, tokenise
-from mmcached.gateway.processing.tokenizer import CheckpointTokenizer
 from mmcached.wire.errors import InvalidRequest
 from mmcached.wire.vocabulary import (
     AUDIO_TOKEN_ID,
@@ -175,7 +173,6 @@ def test_a_checkpoints_prompt_has_its_own_markers() -> None:
         ([1] * 17, {}, "prompt", "at most 20 together"),
         ([1, 7], {}, "prompt", "0 image"),
         ([1], {"pictures": 1}, "prompt", "1 image"),
-        ([1], {"videos": 1}, "videos", "none: the checkpoint takes text"),
     ],
 )
 def test_a_checkpoints_prompt_that_does_not_fit_is_refused(
@@ -185,8 +182,3 @@ def test_a_checkpoints_prompt_that_does_not_fit_is_refused(
         checked(token_ids, **files)
     assert caught.value.details["field"] == field
     assert reason in str(caught.value)
-
-
-def test_text_needs_a_tokenizer(tmp_path: Path) -> None:
-    with pytest.raises(InvalidRequest, match=r"the checkpoint has no tokenizer\.json"):
-        CheckpointTokenizer(tmp_path).ids_of("text", max_model_len=20)

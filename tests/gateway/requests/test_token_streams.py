@@ -323,8 +323,8 @@ def test_tokens_go_to_the_client_that_asked_and_only_to_it(bench: Bench, engine:
     second = bench.from_frontend(engine, to_engine.AddRequest).request_id
     third = ask(bench, engine, 2, window=0)
     commit(engine, (first, 0, [5]), (second, 0, [6]), (third, 0, [7]))
-    assert bench.answer(Tokens).streams == [StreamedTokens(1, 0, [5])]
-    assert other.answer(Tokens).streams == [StreamedTokens(1, 0, [6])]
+    assert bench.answer(Tokens).streams == [StreamedTokens(1, 0, [5], "\x05")]
+    assert other.answer(Tokens).streams == [StreamedTokens(1, 0, [6], "\x06")]
     for number in (first, second, third):
         engine.channel.send(from_engine.RequestGenerated(number, [number], "length", 0))
     assert other.answer(to_client.Generated).token_ids == [second]
@@ -335,10 +335,23 @@ def test_tokens_go_to_the_client_that_asked_and_only_to_it(bench: Bench, engine:
 def test_the_answer_has_all_tokens_and_those_that_wait_are_not_sent_before_it(bench: Bench, engine: WireEngine) -> None:
     number = ask(bench, engine, 1, window=1)
     commit(engine, (number, 0, [5]))
-    assert bench.answer(Tokens).streams == [StreamedTokens(1, 0, [5])]
+    assert bench.answer(Tokens).streams == [StreamedTokens(1, 0, [5], "\x05")]
     commit(engine, (number, 1, [6]))
     engine.channel.send(from_engine.RequestGenerated(number, [5, 6, 7], "length", 0))
-    assert bench.answer(to_client.Generated).token_ids == [5, 6, 7]
+    answer = bench.answer(to_client.Generated)
+    assert (answer.token_ids, answer.text) == ([5, 6, 7], "\5\6\7")
+
+
+def test_text_of_tokens_waits_with_them_and_for_the_rest_of_a_character(bench: Bench, engine: WireEngine) -> None:
+    number = ask(bench, engine, 1, window=2)
+    euro = list("€".encode())
+    commit(engine, (number, 0, [65, *euro[:2]]))
+    assert bench.answer(Tokens).streams == [StreamedTokens(1, 0, [65, *euro[:2]], "A")]
+    commit(engine, (number, 3, euro[2:]))
+    commit(engine, (number, 4, [66]))
+    assert bench.stats(after=Tokens).requests_open == 1
+    bench.client.send(TokensTaken(bench.client_id, 1, 3))
+    assert bench.answer(Tokens).streams == [StreamedTokens(1, 3, [*euro[2:], 66], "€B")]
 
 
 def commit_rows(engine: WireEngine, number: int, first: int, *values: int) -> None:
@@ -426,7 +439,7 @@ def test_a_client_that_takes_nothing_keeps_nobody_waiting(bench: Bench, engine: 
         commit(engine, (slow, first, [first]))
         assert bench.stats(after=Tokens).requests_open == 1
     bench.client.send(TokensTaken(bench.client_id, 1, 4))
-    assert bench.answer(Tokens).streams == [StreamedTokens(1, 4, list(range(4, 30)))]
+    assert bench.answer(Tokens).streams == [StreamedTokens(1, 4, list(range(4, 30)), bytes(range(4, 30)).decode())]
 
 
 def test_refusals_for_want_of_room_are_typed_and_retryable_wherever_they_come_from(

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 import transformers
-from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 VOCABULARY = 512
 _SIZES = {
@@ -33,6 +33,14 @@ FAMILIES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "gemma3": ("Gemma3Text", {"sliding_window": 32, "layer_types": ["sliding_attention"] * 2 + ["full_attention"]}),
 }
 """By family: the prefix of its configuration class, and settings; windows are shorter than the tests' prompts."""
+CHAT_TEMPLATE = """{{ bos_token }}{% for message in messages %}<|im_start|>{{ message.role }}
+{{ message.content | trim }}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+_CORPUS = [
+    "The quick brown fox jumps over the lazy dog. “Größe”, said the fox, “naïve café”, and 你好世界 it jumped again.",
+    "What is in the picture? A dog, a fox, and the brown fence over which they jump, jump and jump again.",
+]
 
 
 def save(family: str, folder: Path, dtype: torch.dtype = torch.float32, *, seed: int = 0) -> Path:
@@ -74,3 +82,24 @@ def write_tokenizer(folder: Path) -> None:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
     tokenizer.save(str(folder / "tokenizer.json"))
+
+
+def write_chat_tokenizer(folder: Path, chat_template: str | None = CHAT_TEMPLATE) -> Any:
+    """Write a tokenizer with tokens of several letters, and of parts of letters, and a chat template; return it."""
+    raw = Tokenizer(models.BPE())
+    raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    raw.decoder = decoders.ByteLevel()
+    special = ["<pad>", "<s>", "</s>", "<|im_start|>", "<|im_end|>"]
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    raw.train_from_iterator(
+        _CORPUS,
+        trainers.BpeTrainer(
+            vocab_size=400, special_tokens=special, initial_alphabet=alphabet, min_frequency=1, show_progress=False
+        ),
+    )
+    raw.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=raw, bos_token="<s>", eos_token="</s>", pad_token="<pad>", chat_template=chat_template
+    )
+    tokenizer.save_pretrained(folder)
+    return tokenizer

@@ -95,7 +95,7 @@ def test_prompts_of_text_and_ids_are_continued_as_by_transformers(run_dir: Path,
 
 
 def test_the_page_model_md_runs(run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (block,) = code(REPOSITORY / "docs" / "model.md", "py")
+    block, *_ = code(REPOSITORY / "docs" / "model.md", "py")  # the others: test_chat_service, test_openai_server
     folder = save("gemma3", tmp_path / "checkpoint")
     write_tokenizer(folder)
     with ChildService(run_dir, config_of(folder), tmp_path / "config.json"):
@@ -103,7 +103,7 @@ def test_the_page_model_md_runs(run_dir: Path, tmp_path: Path, capsys: pytest.Ca
         exec(compile(program, "model.md", "exec"), {"run_dir": run_dir})
     num_bytes, lines = len("The sky is"), capsys.readouterr().out.splitlines()
     assert lines[0].endswith(" length 0")
-    assert lines[1] == f"torch.Size([{1 + num_bytes + 7}, 64])"
+    assert lines[2] == f"torch.Size([{1 + num_bytes + 7}, 64])"
     assert lines[-1].startswith("Generation(")
 
 

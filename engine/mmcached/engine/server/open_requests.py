@@ -8,9 +8,13 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
+from pathlib import Path
 
 import structlog
 
+from mmcached.cache.checkpoints.answer_text import AnswerText
+from mmcached.cache.checkpoints.tokenizer import CheckpointTokenizer
 from mmcached.engine.results.results import Results
 from mmcached.engine.scheduling.scheduler import Scheduler
 from mmcached.engine.scheduling.step import ScheduledStep
@@ -58,6 +62,7 @@ class EngineRequests:
         self.num_finished = 0
         self.num_poisonous = 0
         self._max_num = config.max_num_requests
+        self._model = config.model
         self._scheduler = scheduler
         self._frontend = frontend
         self._group = group
@@ -180,8 +185,18 @@ class EngineRequests:
             stop_token_ids=self._scheduler.caches.language.stop_token_ids.union(
                 () if message.sampling is None else message.sampling.stop_token_ids
             ),
+            text=self._text_of(message),
             rows_name=f"rows/{secrets.token_hex(16)}" if message.takes_keys and message.store_epoch else "",
         )
+
+    def _text_of(self, message: received.AddRequest) -> AnswerText | None:
+        stop = () if message.sampling is None else message.sampling.stop
+        return AnswerText(self._tokenizer.text_of, stop) if stop else None
+
+    @cached_property
+    def _tokenizer(self) -> CheckpointTokenizer:
+        # Only stop strings need it, and the first request with some waits for it: half a second for a large vocabulary.
+        return CheckpointTokenizer(Path(self._model.path))
 
     def _forget(self, request_id: int, error: str = "") -> None:
         """Release a request's resources outside the scheduler; a step in flight keeps the records that it reads."""

@@ -14,6 +14,7 @@ import enum
 from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Any, Literal, NamedTuple, TypeAlias
 
+from mmcached.cache.checkpoints.answer_text import AnswerText
 from mmcached.cache.hashing.block_keys import LoraKey
 from mmcached.wire.messages.parts import Feature, RowsWanted, Sampling
 from mmcached.wire.vocabulary import END_TOKEN_ID
@@ -60,6 +61,7 @@ class Request:
         features_end: position after the last item's placeholders; 0 without items.
         sampling: how the next tokens are chosen; None: the most likely ones.
         stop_token_ids: tokens that end the generation.
+        text: of the output, if it has stop strings, the first of which ends the generation.
         num_shareable_tokens: leading tokens whose results other requests may use; None: all.
     """
 
@@ -84,6 +86,7 @@ class Request:
         block_hashes: Sequence[bytes] = (),
         sampling: Sampling | None = None,
         stop_token_ids: Set[int] = _ENDS,
+        text: AnswerText | None = None,
         num_shareable_tokens: int | None = None,
     ) -> None:
         self.request_id = request_id
@@ -116,6 +119,7 @@ class Request:
         self.block_hashes = list(block_hashes)
         self.sampling = sampling
         self.stop_token_ids = stop_token_ids
+        self.text = text
         self.num_shareable_tokens = num_shareable_tokens
         self.status = RequestStatus.WAITING
         self.finish_reason: FinishReason | None = None
@@ -147,12 +151,16 @@ class Request:
 
     def append_output_token(self, token_id: int) -> None:
         self.token_ids.append(token_id)
+        if self.text is not None:
+            self.text.add([token_id])
 
     def reason_to_finish(self) -> FinishReason | None:
         """Return the finish reason if a generation is complete, else None. Changes nothing."""
         token_ids = self.token_ids
         num_output_tokens = len(token_ids) - self.num_prompt_tokens
         if token_ids[-1] in self.stop_token_ids and num_output_tokens > 0:
+            return "stop"
+        if self.text is not None and self.text.is_stopped:
             return "stop"
         return "length" if num_output_tokens >= self.max_tokens else None
 

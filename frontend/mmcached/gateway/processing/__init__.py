@@ -10,6 +10,7 @@ checkpoint_processor  output of a checkpoint's image processor to items
 slice_processor   decoded slices of clips to items
 checkpoint_slices     slices in the form of a checkpoint's towers
 mel               samples to the log-mel spectrogram
+chat_template     messages to text
 prompt            text to tokens, markers to placeholders
 single_flight     does equal work once at a time
 pool              worker threads for an event loop

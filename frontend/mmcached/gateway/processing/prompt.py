@@ -2,8 +2,8 @@
 
     "see <image>!"   -> tokenise ->   BEGIN s e e _ IMG !   -> expand ->   BEGIN s e e _ IMG IMG IMG !
 
-The reference model's tokens of text are its UTF-8 bytes, see `mmcached.wire.vocabulary`; `tokenizer` has those of a
-checkpoint, whose prompts have the tokens of `marks` for files.
+The reference model's tokens of text are its UTF-8 bytes, see `mmcached.wire.vocabulary`. The tokenizer of a checkpoint
+makes others, and its prompts have the tokens of `marks` for files.
 """
 
 from __future__ import annotations
@@ -63,12 +63,13 @@ def checked_ids(
     if max(token_ids) >= vocabulary_size:
         index = next(index for index, token_id in enumerate(token_ids) if token_id >= vocabulary_size)
         raise InvalidRequest(f"{FIELD}[{index}]", token_ids[index], f"must be a token id below {vocabulary_size}")
-    for modality, number in numbers.items():
-        if number and modality not in marks:
-            limit = "none: the checkpoint takes text, or the service was started without --encoder.kind hf"
-            raise InvalidRequest(f"{modality}s", number, limit)
     _check_markers(token_ids, numbers, marks)
     return list(token_ids)
+
+
+def text_of(token_ids: Sequence[int]) -> str:
+    """Return the text of the reference model's tokens; bytes that are not UTF-8 become U+FFFD."""
+    return bytes(token_id for token_id in token_ids if token_id < BEGIN_TOKEN_ID).decode(errors="replace")
 
 
 def expand(

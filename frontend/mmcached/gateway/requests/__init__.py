@@ -4,6 +4,7 @@ request_service    accepts a request, runs its verb, answers it once
 request_verbs      serves one request, as a generator
 waits              the events that requests wait for
 admission          refuses requests before any work is spent on them
+prompts            tokens of prompts, texts of answers
 open_requests      the requests without an answer
 item_making        processes the items that a request lacks
 item_keys          the content keys of a request's files and slices

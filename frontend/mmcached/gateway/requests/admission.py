@@ -3,34 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
-from mmcached.cache.checkpoints.language import Language
 from mmcached.cache.store_keys import ITEMS_TENANT
 from mmcached.gateway.processing.fair_queue import fair_share
-from mmcached.gateway.processing.media import in_prompt_order
-from mmcached.gateway.processing.tokenizer import CheckpointTokenizer
 from mmcached.gateway.requests.open_requests import OpenRequest, RequestTable
-from mmcached.gateway.requests.request_builder import prompt_tokens
+from mmcached.gateway.requests.prompts import Prompts
 from mmcached.wire.config import MIB, ServiceConfig
 from mmcached.wire.errors import InvalidRequest, RemoteProtocolError, ServiceUnavailable
-from mmcached.wire.messages.frontend import Generate
 
 
 class Admission:
-    """The limits of one frontend, and the vocabulary of a checkpoint; raises `ConfigError` as `Language.of`."""
+    """The limits of one frontend."""
 
-    def __init__(self, config: ServiceConfig, requests: RequestTable) -> None:
+    def __init__(self, config: ServiceConfig, requests: RequestTable, prompts: Prompts) -> None:
         self._config = config
         self._requests = requests
-        self._language, self._tokenizer = None, None
-        if config.model.kind == "hf":
-            self._language = Language.of(config)
-            self._tokenizer = CheckpointTokenizer(Path(config.model.path))
+        self._prompts = prompts
         self.is_draining = False
 
     def check(self, request: OpenRequest, check_files: Callable[[OpenRequest], None]) -> None:
-        """Set the tokens of a request, and check that it may be opened.
+        """Check that a request may be opened; set its tokens, if they are known.
 
         Args:
             check_files: Checks its files without decoding them.
@@ -45,12 +37,7 @@ class Admission:
             reason = "another name: the service keeps its processed items under this one"
             raise InvalidRequest("tenant", request.message.tenant, reason)
         self.check_room(request)
-        if self._language is not None and isinstance(request.message, Generate):
-            request.language, request.marks = self._language, self._language.marks
-        request.token_ids = prompt_tokens(
-            request.message, request.media, self._config, language=self._language, tokenizer=self._tokenizer
-        )
-        request.media = in_prompt_order(request.media, request.token_ids, request.marks)
+        self._prompts.check(request)
         check_files(request)
         self._check_file_bytes(request)
 

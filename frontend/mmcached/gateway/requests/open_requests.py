@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from mmcached.cache.checkpoints.answer_text import AnswerText
 from mmcached.cache.checkpoints.language import Language
 from mmcached.gateway.caches.item_cache import OutgoingItem
 from mmcached.gateway.engines.engine_connections import EngineConnection
@@ -71,7 +72,7 @@ class OpenRequest:
             known.
         deadline: In seconds on the frontend's clock.
         came_at: Time at which it was read, on the same clock.
-        token_ids: The prompt with one token per medium.
+        token_ids: The prompt with one token per medium; empty until known.
         marks: The tokens that stand for media, by modality.
         language: The checkpoint that continues it; None for the reference model, and if it is only encoded.
         verb: The generator that serves it; None before it is accepted.
@@ -79,6 +80,7 @@ class OpenRequest:
         sent: Its share of its engine; None while no engine has it.
         stream: Its tokens on their way to a client that takes them as they are computed.
         has_to_be_inline: Whether its answer must not name records: some that were named are missing from the store.
+        text: Text of its tokens, if there is a tokenizer.
         span: Span of this process's part, if spans are made.
     """
 
@@ -97,6 +99,7 @@ class OpenRequest:
     stream: OpenStream | None = None
     num_resends: int = 0
     has_to_be_inline: bool = False
+    text: AnswerText | None = None
     span: RequestSpan | None = None
 
     @property

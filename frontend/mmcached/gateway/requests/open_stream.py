@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from mmcached.cache.checkpoints.answer_text import AnswerText
 from mmcached.wire.row_pieces import RowPieces
 
 
@@ -15,8 +16,9 @@ class OpenStream:
         window: Maximum number of tokens that are sent and not confirmed.
         row_window_bytes: The same for rows, in bytes.
         rows: Waiting rows by key; empty if all rows come with the answer.
+        text: Text of the committed tokens, if there is a tokenizer.
         num_sent, num_taken: Number of tokens sent, and confirmed by the client.
-        waiting: Tokens that are not sent yet.
+        waiting, waiting_text: Tokens that are not sent yet, and the text that has become certain with them.
         num_row_bytes_sent, num_row_bytes_taken: Bytes of rows of all keys.
     """
 
@@ -25,9 +27,11 @@ class OpenStream:
     window: int
     row_window_bytes: int
     rows: dict[str, RowPieces]
+    text: AnswerText | None = None
     num_sent: int = 0
     num_taken: int = 0
     waiting: list[int] = field(default_factory=list)
+    waiting_text: str = ""
     num_row_bytes_sent: int = 0
     num_row_bytes_taken: int = 0
 
@@ -43,9 +47,15 @@ class OpenStream:
             and bool(self.waiting or any(map(len, self.rows.values())))
         )
 
+    def add(self, token_ids: list[int]) -> None:
+        """Add committed tokens to the waiting ones."""
+        self.waiting += token_ids
+        if self.text is not None:
+            self.waiting_text += self.text.add(token_ids)
+
     def sent(self) -> None:
         self.num_sent += len(self.waiting)
-        self.waiting = []
+        self.waiting, self.waiting_text = [], ""
         for pieces in self.rows.values():
             self.num_row_bytes_sent += pieces.num_bytes
             pieces.hand_on()

@@ -1,77 +1,26 @@
 """Builds the message to an engine: tokens with placeholders, and the place of each item in the prompt and in memory.
 
-prompt_tokens   when the request comes: one token for each file
 build_prompt    when its items are known: all placeholders; the engine is chosen by it
 build_request   when its engine is known: with the place of each item
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
 
-from mmcached.cache.checkpoints.language import Language
 from mmcached.cache.hashing.block_keys import LoraKey
 from mmcached.gateway.caches.item_cache import OutgoingItem
-from mmcached.gateway.processing.media import Medium
-from mmcached.gateway.processing.prompt import check_length, checked_ids, expand, tokenise
-from mmcached.gateway.processing.tokenizer import CheckpointTokenizer
+from mmcached.gateway.processing.prompt import check_length, expand
 from mmcached.gateway.requests.open_requests import OpenRequest
 from mmcached.wire.config import ServiceConfig
-from mmcached.wire.errors import InvalidRequest
 from mmcached.wire.handle import Handle
 from mmcached.wire.messages.engine import AddRequest
-from mmcached.wire.messages.frontend import Encode, Generate
+from mmcached.wire.messages.frontend import Generate
 from mmcached.wire.messages.parts import Feature, Inline, StoredItem
 from mmcached.wire.sockets.frames import Frame
-from mmcached.wire.vocabulary import TOKEN_IDS
-
-
-def prompt_tokens(
-    message: Generate | Encode,
-    media: Sequence[Medium],
-    config: ServiceConfig,
-    *,
-    language: Language | None = None,
-    tokenizer: CheckpointTokenizer | None = None,
-) -> list[int]:
-    """Return the prompt's tokens with one token per medium.
-
-    Args:
-        language, tokenizer: Of the checkpoint behind `generate`; None for the reference model.
-    Raises:
-        InvalidRequest: Too many images or clips, none to encode, or a prompt that is too long.
-    """
-    numbers = Counter(medium.modality for medium in media)
-    limit = config.max_images_per_request
-    if numbers["image"] > limit:
-        raise InvalidRequest("images", numbers["image"], f"at most {limit} images per request")
-    limit = config.limits.max_clips_per_request
-    if len(message.clips) > limit:
-        raise InvalidRequest("clips", len(message.clips), f"at most {limit} (limits.max_clips_per_request)")
-    if isinstance(message, Generate) and language is not None and tokenizer is not None:
-        prompt, max_model_len = message.prompt, config.max_model_len
-        return checked_ids(
-            tokenizer.ids_of(prompt, max_model_len=max_model_len) if isinstance(prompt, str) else prompt,
-            numbers,
-            language.marks,
-            vocabulary_size=language.vocabulary_size,
-            max_model_len=max_model_len,
-            max_tokens=message.max_tokens,
-        )
-    if isinstance(message, Generate):
-        if message.sampling is not None:
-            raise InvalidRequest("sampling", "given", "none: the reference model takes the most likely token")
-        if media and config.encoder.kind != "reference":
-            field, value = media[0].field.partition("[")[0], len(media)
-            raise InvalidRequest(field, value, "none: the service's checkpoint only encodes; ask it to encode")
-        return tokenise(message.prompt, numbers, max_model_len=config.max_model_len, max_tokens=message.max_tokens)
-    if not media:
-        raise InvalidRequest("images", 0, "at least one image, video or sound is needed to encode")
-    return [TOKEN_IDS[medium.modality] for medium in media]
 
 
 @dataclass(slots=True)

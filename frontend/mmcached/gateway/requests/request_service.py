@@ -19,12 +19,13 @@ from mmcached.frontend.mount import FrontendParts
 from mmcached.gateway.caches.item_cache import ItemCache
 from mmcached.gateway.engines.engine_connections import EngineConnection, EngineConnections
 from mmcached.gateway.processing.media import media_of
-from mmcached.gateway.processing.pool import Mailbox
+from mmcached.gateway.processing.pool import Mailbox, WorkDone
 from mmcached.gateway.requests.admission import Admission
 from mmcached.gateway.requests.clip_records import ClipRecords
 from mmcached.gateway.requests.encoder_outputs import EncoderOutputs
 from mmcached.gateway.requests.item_making import ItemMaking
 from mmcached.gateway.requests.open_requests import OpenRequest, RequestTable
+from mmcached.gateway.requests.prompts import Prompts, TextWork
 from mmcached.gateway.requests.request_verbs import RequestVerbs, Word
 from mmcached.gateway.requests.token_streams import TokenStreams
 from mmcached.gateway.requests.waits import Waits
@@ -77,9 +78,10 @@ class RequestService:
         self._clock = clock
         self._start_span = parts.start_span
         self._requests = RequestTable()
-        self._admission = Admission(config, self._requests)
         self._waits = waits
         self._mailbox = Mailbox()
+        self._prompts = Prompts(config, self._mailbox)
+        self._admission = Admission(config, self._requests, self._prompts)
         self.items = items
         self.outputs = EncoderOutputs(config, records, connections, second_level, waits, clock=clock)
         self.streams = TokenStreams(parts.send)
@@ -92,6 +94,7 @@ class RequestService:
             config,
             connections,
             self._requests,
+            prompts=self._prompts,
             making=self.making,
             items=items,
             outputs=self.outputs,
@@ -143,7 +146,7 @@ class RequestService:
         """End a turn: resume the verbs whose wait is over, and send streamed tokens and rows."""
         # Requests woken in this turn go first: they have waited for room, which others would take.
         for done in self._mailbox.take_all():
-            guard.call("what a thread has made", self.making.take, done)
+            guard.call("what a thread has made", self._take, done)
         self.making.let_in()
         if self._connections.ready():
             self._waits.wake(self._connections)
@@ -160,6 +163,7 @@ class RequestService:
         for request in self._requests:
             self.fail(request.number, RequestAborted("the service stops; try again"))
         self.making.close()
+        self._prompts.close()
         self._mailbox.close()
 
     # ---- from clients
@@ -272,6 +276,14 @@ class RequestService:
             self._send(request.peer, to_client.Failed(request.message.request_id, error_to_wire(error)), ())
 
     # ---- verbs
+
+    def _take(self, done: WorkDone) -> None:
+        """Take the result of a thread, and wake the requests that wait for it."""
+        if isinstance(done.token, TextWork):
+            done.token.outcome = done.outcome
+            self._waits.wake(done.token)
+        else:
+            self.making.take(done)
 
     def _run(self, request: OpenRequest, word: tuple[Word, Sequence[Frame]] | None = None) -> None:
         """Run a request's verb until it waits again, or has its answer.

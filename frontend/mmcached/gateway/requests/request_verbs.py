@@ -4,9 +4,9 @@
       └──────────── answer           ^                         │                └── no: sent again, for inline results ┐
                                      └────────── missed: sent again with the items that the engine lacks ──────────────┘
 
-A lookup is valid until the next wait, so the store and the caches are looked up again after each wait. The keys of a
-request do not change. Closing the generator ends the request at any point: its `finally` blocks give back everything
-that it has joined, leased or counted, and tell the engine that has it.
+The tokens of a text or of messages are found first. A lookup is valid until the next wait, so the store and caches are
+looked up again after each wait. The keys of a request do not change. Closing the generator ends the request at any
+point: its `finally` blocks give back everything that it has joined, leased or counted, and tell the engine that has it.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from mmcached.gateway.engines.engine_connections import EngineConnections
 from mmcached.gateway.requests.encoder_outputs import EncoderOutputs, Owner, Patience
 from mmcached.gateway.requests.item_making import ItemMaking
 from mmcached.gateway.requests.open_requests import Answer, OpenRequest, RequestTable, Sent
+from mmcached.gateway.requests.prompts import Prompts
 from mmcached.gateway.requests.submission import Submission
 from mmcached.gateway.requests.token_streams import TokenStreams
 from mmcached.gateway.requests.waits import Verb, Wait, Waits
@@ -50,6 +51,7 @@ class RequestVerbs:
         connections: EngineConnections,
         requests: RequestTable,
         *,
+        prompts: Prompts,
         making: ItemMaking,
         items: ItemCache,
         outputs: EncoderOutputs,
@@ -58,6 +60,7 @@ class RequestVerbs:
     ) -> None:
         self._connections = connections
         self._outputs = outputs
+        self._prompts = prompts
         self.making = making
         self.submission = Submission(
             config, connections, requests, outputs, items=items, counts=making.counts, waits=waits
@@ -71,6 +74,7 @@ class RequestVerbs:
         Raises:
             MmcachedError: The request fails with this error.
         """
+        yield from self._prompts.find(request)
         while True:
             owned: list[Owner] = []
             has_ended = True
@@ -86,7 +90,7 @@ class RequestVerbs:
                 if isinstance(word, received.RequestMissed):
                     self._missed(request)
                 else:
-                    answer, payload, keys = self._result(request, word, payload, sent.num_prompt_tokens)
+                    answer, payload, keys = yield from self._result(request, word, payload, sent.num_prompt_tokens)
                     if isinstance(word, received.RequestGenerated):
                         owned += self._outputs.expect(request, keys)
                     if (yield from self._outputs.come(request, keys)):
@@ -160,7 +164,7 @@ class RequestVerbs:
         word: received.RequestGenerated | received.RequestEncoded,
         payload: Sequence[Frame],
         num_prompt_tokens: int,
-    ) -> tuple[to_client.Generated | to_client.Encoded, Sequence[Frame], list[str]]:
+    ) -> Verb[tuple[to_client.Generated | to_client.Encoded, Sequence[Frame], list[str]]]:
         """Return the answer to a client, its frames, and the keys of the records that it names.
 
         Raises:
@@ -181,6 +185,8 @@ class RequestVerbs:
                 rows=rows,
                 saved_rows=word.saved_rows,
                 logprobs=word.logprobs,
+                text=(yield from self._prompts.answer_text(request, word.token_ids)),
+                num_items=len(request.keys),
             )
             keys = [rows.name for rows in word.saved_rows]
         if keys and not request.takes_keys:

@@ -48,7 +48,7 @@ class TokenStreams:
             wanted = message.rows if message.rows is not None and message.rows.delivery == "delta" else None
             rows = {} if wanted is None else {key: RowPieces(key, wanted.first) for key in wanted.keys}
             request.stream = OpenStream(
-                request.peer, message.request_id, message.stream_window, self.row_window_bytes, rows
+                request.peer, message.request_id, message.stream_window, self.row_window_bytes, rows, request.text
             )
 
     def close(self, request: OpenRequest) -> None:
@@ -70,7 +70,7 @@ class TokenStreams:
         num_known = stream.num_committed - tokens.first
         if num_known < 0:
             return  # a message was lost with a connection: the answer brings all missing tokens
-        stream.waiting += tokens.token_ids[num_known:]
+        stream.add(tokens.token_ids[num_known:])
         self._may_be_due(stream)
 
     def committed_rows(self, request: OpenRequest, rows: Rows, payload: Sequence[Frame]) -> None:
@@ -124,7 +124,11 @@ class TokenStreams:
             by_peer.setdefault(stream.peer, []).append(stream)
         self._due.clear()
         for peer, streams in by_peer.items():
-            tokens = [StreamedTokens(each.request_id, each.num_sent, each.waiting) for each in streams if each.waiting]
+            tokens = [
+                StreamedTokens(each.request_id, each.num_sent, each.waiting, each.waiting_text)
+                for each in streams
+                if each.waiting
+            ]
             pieces = [(each.request_id, part) for each in streams for part in each.rows.values() if len(part)]
             rows = [RequestRows(request_id, part.rows(frame)) for frame, (request_id, part) in enumerate(pieces)]
             if self._send(peer, Tokens(tokens, rows), [part.data() for _, part in pieces]):

@@ -86,6 +86,8 @@ class Generated(Message, frozen=True):
             already streamed.
         saved_rows: Parts of them that are in the store, if the request takes keys. If one is gone since, ask again.
         logprobs: For each token, if they are wanted: its own, then those of the most likely tokens.
+        text: Text of the tokens, up to a stop string; None if the checkpoint has no tokenizer.
+        num_items: Images and slices of clips in the prompt.
     """
 
     request_id: Count
@@ -96,6 +98,8 @@ class Generated(Message, frozen=True):
     rows: list[Rows] = msgspec.field(default_factory=list)
     saved_rows: list[SavedRows] = msgspec.field(default_factory=list)
     logprobs: list[list[TokenLogprob]] = msgspec.field(default_factory=list)
+    text: str | None = None
+    num_items: Count = 0
 
 
 class Encoded(Message, frozen=True):

@@ -8,6 +8,7 @@ import msgspec
 
 from mmcached.wire.handle import Count
 from mmcached.wire.messages.parts import (
+    ChatMessage,
     ClipOptions,
     FetchEnd,
     Message,
@@ -33,6 +34,7 @@ MAX_KEYS = 256
 Keys = Annotated[list[Text], msgspec.Meta(max_length=MAX_KEYS)]
 MAX_CLIPS = 1024
 Clips = Annotated[list[ClipOptions], msgspec.Meta(max_length=MAX_CLIPS)]
+MAX_MESSAGES = 4096
 
 ROW_WINDOW_BYTES = 1 << 20
 """The most bytes of a stream's rows on their way to its client before it confirms them. The client confirms every half
@@ -70,6 +72,7 @@ class Generate(Message, frozen=True):
         clips: Options of each clip; those of one modality in the order of their markers.
         traceparent: Trace context of the client's span.
         sampling: How tokens are chosen; None: the most likely ones.
+        messages: A conversation instead of a prompt, which is empty then; its images are the first frames, in order.
     """
 
     client_id: ClientId
@@ -86,6 +89,7 @@ class Generate(Message, frozen=True):
     clips: Clips = msgspec.field(default_factory=list)
     traceparent: Traceparent = ""
     sampling: Sampling | None = None
+    messages: Annotated[list[ChatMessage], msgspec.Meta(max_length=MAX_MESSAGES)] = msgspec.field(default_factory=list)
 
 
 class Encode(Message, frozen=True):

@@ -192,6 +192,9 @@ class RowsWanted(Part, frozen=True):
 
 
 MAX_STOP_TOKENS = 64
+MAX_STOP_STRINGS = 16
+MAX_STOP_CHARACTERS = 256
+StopString = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_STOP_CHARACTERS)]
 MAX_LOGPROBS = 20
 MAX_SEED = (1 << 63) - 1
 
@@ -207,6 +210,7 @@ class Sampling(Part, frozen=True):
         repetition_penalty: Divides positive logits of tokens that the request has already, multiplies negative ones.
         seed: The same seed gives the same tokens; None (only at the client) for a random one.
         stop_token_ids: Tokens that end the generation, beside the checkpoint's own.
+        stop: Strings that end the generation; the text of the answer ends before the first one.
         num_logprobs: Also return the logprob of each chosen token and of so many of the most likely ones; -1 for none.
     """
 
@@ -220,6 +224,21 @@ class Sampling(Part, frozen=True):
         default_factory=list
     )
     num_logprobs: Annotated[int, msgspec.Meta(ge=-1, le=MAX_LOGPROBS)] = -1
+    stop: Annotated[list[StopString], msgspec.Meta(max_length=MAX_STOP_STRINGS)] = msgspec.field(default_factory=list)
+
+
+class ContentPart(Part, frozen=True):
+    """A part of a chat message: a text, or an image, whose file is the next frame of the request."""
+
+    kind: Literal["text", "image"]
+    text: str = ""
+
+
+class ChatMessage(Part, frozen=True):
+    """A message of a conversation; a checkpoint's chat template makes the prompt of all."""
+
+    role: Text
+    content: str | list[ContentPart]
 
 
 class TokenLogprob(Part, frozen=True):
@@ -258,11 +277,16 @@ class RequestRows(Part, frozen=True):
 
 
 class StreamedTokens(Part, frozen=True):
-    """Tokens of one generation from output position `first` on."""
+    """Tokens of one generation from output position `first` on.
+
+    Attributes:
+        text: To a client: the text that has become certain with them, which may end before their own.
+    """
 
     request_id: Count
     first: Count
     token_ids: list[TokenId]
+    text: str = ""
 
 
 class ClipOptions(Part, frozen=True):
