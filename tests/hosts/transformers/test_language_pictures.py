@@ -17,11 +17,13 @@ from mmcached.cache.checkpoints.checkpoint import Checkpoint
 from mmcached.gateway.processing.checkpoint_processor import CheckpointProcessor
 from mmcached.gateway.processing.decoder_process import DecodedTensors
 from mmcached.gateway.processing.processor import GatewayItem
+from mmcached.gateway.requests.prompts import CheckpointPrompts
 from mmcached.pictures.images import decode_image
 from mmcached.pictures.processor import PictureProcessor
 from mmcached.pictures.settings import PictureSettings
 from mmcached.shm.store.codec import decode_record_frames
 from mmcached.wire.config import ServiceConfig
+from mmcached.wire.messages.frontend import Generate
 from mmcached.wire.model_config import EncoderConfig, ModelConfig
 from tests.hosts.transformers.checkpoints import photograph, save
 from tests.hosts.transformers.language_models import write_tokenizer
@@ -207,3 +209,22 @@ def test_text_around_tiles_is_that_of_the_processor(family: str, tmp_path: Path)
     assert world.expanded(Asked(tokenizer(text)["input_ids"], [0, 1, 2])) == wanted
     most = Checkpoint.open(tmp_path, is_for_prompts=True).max_embeds_per_item
     assert max(item.num_embeds for _, item in world.pictures(range(len(SIZES)))) <= most
+
+
+def test_a_text_gets_the_tokens_that_gemmas_processor_puts_around_a_picture(tmp_path: Path) -> None:
+    world = World(tmp_path, "gemma3_wide")
+    begin, end = "<global-img>", "<row_1_col_1>"  # 502 and 503
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_file=str(tmp_path / "tokenizer.json"),
+        extra_special_tokens={"image_token": "<image>", "boi_token": begin, "eoi_token": end},
+    )
+    processor = transformers.Gemma3Processor(
+        transformers.AutoImageProcessor.from_pretrained(tmp_path), tokenizer, image_seq_length=16
+    )
+    text = f"user\n{begin}what is it? {begin}"
+    opened = [Image.open(BytesIO(world.files[number])).convert("RGB") for number in (0, 1)]
+    wanted = processor(images=[opened], text=[text])["input_ids"][0]
+    prompts = CheckpointPrompts(world.config())
+    for given in (text, text.replace(begin, f"\n\n{begin}<image>{end}\n\n")):
+        token_ids = prompts.tokens_of(Generate("0" * 32, 1, given, 4, None, 9.0))
+        assert world.expanded(Asked(token_ids, [0, 1])) == wanted

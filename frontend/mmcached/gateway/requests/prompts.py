@@ -195,12 +195,16 @@ class CheckpointPrompts:
             InvalidRequest: The text is invalid, or the checkpoint takes no such messages.
         """
         if not message.messages:
-            return self._tokenizer.ids_of(str(message.prompt))
-        text = self._template.render(message.messages)
+            return self._tokenizer.ids_of(self._framed(str(message.prompt)))
+        text = self._framed(self._template.render(message.messages))
         # A processor of a vision model adds special tokens to the text of a template, unless it begins with one.
         begin = self._template.begin_token
         adds = self._adds_begin and not (begin and text.startswith(begin))
         return self._tokenizer.ids_of(text, adds_special_tokens=adds)
+
+    def _framed(self, text: str) -> str:
+        frame, mark = self._language.frame, self._language.marks.get("image")
+        return text if frame is None or mark is None else self._tokenizer.with_frames(text, frame, mark)
 
     def checked(self, request: OpenRequest, message: Generate, token_ids: Sequence[int]) -> list[int]:
         """Return the tokens of a prompt; raises `InvalidRequest` as `checked_ids`."""

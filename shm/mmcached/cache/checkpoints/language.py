@@ -49,6 +49,8 @@ _QWEN2_VL = {
 }
 _BOTH_WAYS = frozenset({"Gemma3ForConditionalGeneration"})
 """Classes in which the tokens of an item attend to each other both ways."""
+_FRAMES = {"Gemma3ForConditionalGeneration": {"boi_token_index": 255_999, "eoi_token_index": 256_000}}
+"""Classes whose processor puts tokens around a picture: their names in the configuration, and their defaults."""
 _TEXT_DEFAULTS: Mapping[str, Mapping[str, int]] = {
     "llama": {
         "vocab_size": 32_000,
@@ -97,6 +99,7 @@ class Language:
         row_keys: Names of the tensors of which the model returns a row per token.
         chunk_tokens: Chunks of a prompt begin at multiples of it, and only whole chunks are cached; 0: anywhere.
         max_positions: Most tokens of a sequence; None for no limit.
+        frame: Tokens before and after a picture. In a text the first alone stands for a picture; None: its mark does.
         keeps_items_whole: The tokens of an item attend to each other both ways, so no chunk divides an item.
     """
 
@@ -110,6 +113,7 @@ class Language:
     chunk_tokens: int = 0
     max_positions: int | None = None
     keeps_items_whole: bool = False
+    frame: tuple[int, int] | None = None
 
     @classmethod
     def of(cls, config: ServiceConfig) -> Language:
@@ -192,6 +196,7 @@ def _of_checkpoint(config: ServiceConfig) -> Language:
         chunk_tokens=config.model.chunk_tokens,
         max_positions=_size(path, text, "max_position_embeddings"),
         keeps_items_whole=architecture in _BOTH_WAYS,
+        frame=_frame(architecture, model),
     )
 
 
@@ -227,6 +232,14 @@ def _marks(config: ServiceConfig, path: Path, architecture: str, model: Mapping[
     if type(token_id) is not int:
         raise ConfigError(FIELD, f"{path}: image_token_id is {token_id!r}"[:200], "a token id in config.json")
     return {"image": token_id}
+
+
+def _frame(architecture: str, model: Mapping[str, Any]) -> tuple[int, int] | None:
+    names = _FRAMES.get(architecture)
+    if names is None:
+        return None
+    begin, end = (model.get(name, default) for name, default in names.items())
+    return begin, end
 
 
 def _stop_token_ids(path: Path, model: Mapping[str, Any], text: Mapping[str, Any]) -> frozenset[int]:

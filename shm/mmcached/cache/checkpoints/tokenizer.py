@@ -67,6 +67,16 @@ class CheckpointTokenizer:
         except (UnicodeEncodeError, TypeError) as error:
             raise InvalidRequest(FIELD, "text", "half of a surrogate pair is no text") from error
 
+    def with_frames(self, text: str, frame: tuple[int, int], mark: int) -> str:
+        """Return a text with a mark and both tokens of the frame for each first token of it, as Gemma's processor does.
+
+        A text that has marks is not changed; nor is any, if the tokenizer lacks one of these tokens.
+        """
+        begin, inside, end = (self._tokenizer.id_to_token(each) for each in (frame[0], mark, frame[1]))
+        if None in (begin, inside, end) or inside in text:
+            return text
+        return text.replace(begin, f"\n\n{begin}{inside}{end}\n\n")
+
     def text_of(self, token_ids: Sequence[int]) -> str:
         """Return the text of tokens, without special ones; bytes that are not UTF-8 become U+FFFD."""
         return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=True))
