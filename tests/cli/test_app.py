@@ -187,6 +187,7 @@ def test_a_wrong_setting_is_one_line_and_status_2(verb: str, error: str, tmp_pat
     [
         (2, ["demo", "--images", "{folder}"], "holds no file that ends in one of .png"),
         (2, ["demo", "--encoder", "{folder}"], "config.json': cannot be read"),
+        (2, ["demo", "--model", "{folder}"], "config.json': cannot be read"),
         (2, ["serve", "--run-dir", "{folder}/s", "--encoder.kind", "hf"], "must be the folder of a checkpoint"),
         (3, ["serve", "--run-dir", "{file}"], "must be a directory"),
         (3, ["serve", "--run-dir", "/proc/mmcached"], "cannot be made"),

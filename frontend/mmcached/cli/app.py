@@ -119,6 +119,9 @@ def demo(
     encoder: Annotated[
         Path | None, typer.Option("--encoder", help="Only encode, twice, with your own checkpoint: a directory.")
     ] = None,
+    model: Annotated[
+        Path | None, typer.Option("--model", help="The same with your own vision-language checkpoint: a directory.")
+    ] = None,
     turns: Annotated[int, typer.Option("--turns", min=1, max=32, help="Turns of each conversation.")] = 4,
     vllm: Annotated[
         bool,
@@ -160,9 +163,11 @@ def demo(
         from mmcached.cli.demo.towers import run_tower_demo
 
         raise typer.Exit(run_tower_demo(loaded.config, encoder, images=images))
+    from mmcached.cli.demo.checkpoint import with_checkpoint
     from mmcached.cli.demo.run import as_shown, run_demo
 
-    raise typer.Exit(run_demo(as_shown(loaded), images=images, num_users=users, num_turns=turns))
+    chosen = as_shown(loaded) if model is None else with_checkpoint(loaded, model)
+    raise typer.Exit(run_demo(chosen, images=images, num_users=users, num_turns=turns))
 
 
 @app.command()

@@ -4,7 +4,8 @@ run         runs the stages                           cost        the time of on
 workload    the conversations                         photos      the photographs
 clips       the film and the sound                    killing     kills the frontend and the engines
 report      the final lines                           stages      a bar or a line for each stage
-towers      a user's checkpoint: `mmcached demo --encoder DIR`
+prompts     their token ids                           checkpoint   a user's: `mmcached demo --model DIR`
+towers      a user's tower: `mmcached demo --encoder DIR`
 vllm_run    two vLLM servers beside a store: `mmcached demo --vllm`
 vllm_server, random_checkpoint    a vLLM server, and its model unless the user names one
 """

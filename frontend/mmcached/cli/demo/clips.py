@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import tempfile
 import wave
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -27,19 +27,21 @@ SOUND_S, SOUND_RATE = 5, 22_050
 MODALITIES: Sequence[Modality] = ("video", "audio")
 
 
-def missing_extras() -> list[str]:
-    return [EXTRAS[modality] for modality in MODALITIES if not decoder_of(modality)]
+def missing_extras(known: Collection[Modality]) -> list[str]:
+    return [EXTRAS[modality] for modality in MODALITIES if modality in known and not decoder_of(modality)]
 
 
-def clip_turns(photo: Photo) -> list[Turn]:
-    """Return the turns of a user with a film, the same film a little later, and a sound, if decoders are installed."""
+def clip_turns(photo: Photo, known: Collection[Modality]) -> list[Turn]:
+    """Return the turns of a user with a film, the same film a little later, and a sound: of those that the model knows
+    and a decoder is installed for.
+    """
     turns = []
-    if decoder_of("video"):
+    if "video" in known and decoder_of("video"):
         film = _film(photo)
         first, then = (Video(film, start_s=start_s, end_s=start_s + WINDOW_S) for start_s in (0.0, SHIFT_S))
         turns.append(Turn("A user with a film: What happens in it?", Files(videos=[first])))
         turns.append(Turn("A user with a film: And a little later?", Files(videos=[then])))
-    if decoder_of("audio"):
+    if "audio" in known and decoder_of("audio"):
         turns.append(Turn("A user with a sound: What do you hear?", Files(audios=[Audio(_sound())])))
     return turns
 

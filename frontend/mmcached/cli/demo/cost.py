@@ -21,6 +21,7 @@ from PIL import Image
 from rich.table import Table
 
 from mmcached.cli.demo.photos import Photo
+from mmcached.cli.demo.prompts import PromptWriter
 from mmcached.client import Client
 
 NEW = "new: decode, process, encode"
@@ -38,15 +39,17 @@ class Cost:
         return statistics.median(self.seconds)
 
 
-def warm_up(client: Client, num_engines: int) -> None:
+def warm_up(client: Client, writer: PromptWriter, num_engines: int) -> None:
     """Send each engine an image of its own, so that measured requests do not include first-use costs."""
     for engine in range(num_engines):
         picture = io.BytesIO()
         Image.new("RGB", (256, 256), (40 * engine, 0, 0)).save(picture, "PNG")
-        _request(client, "warm up", picture.getvalue())
+        _request(client, writer, "warm up", picture.getvalue())
 
 
-def measure_costs(client: Client, photos: Sequence[Photo], num_engines: int, advance: Callable[[], None]) -> list[Cost]:
+def measure_costs(
+    client: Client, writer: PromptWriter, photos: Sequence[Photo], num_engines: int, advance: Callable[[], None]
+) -> list[Cost]:
     """Return the costs of photographs that are new to the service, and then of the same photographs.
 
     Args:
@@ -55,9 +58,9 @@ def measure_costs(client: Client, photos: Sequence[Photo], num_engines: int, adv
     """
     new, others, again, in_place = [], [], [], []
     for photo in photos:
-        new.append(_request(client, "first", photo.data))
-        others += [_request(client, f"engine {engine}", photo.data) for engine in range(1, num_engines)]
-        again.append(_request(client, "again", photo.data))
+        new.append(_request(client, writer, "first", photo.data))
+        others += [_request(client, writer, f"engine {engine}", photo.data) for engine in range(1, num_engines)]
+        again.append(_request(client, writer, "again", photo.data))
         started = time.perf_counter()
         client.encode([photo.data], view=True)
         in_place.append(time.perf_counter() - started)
@@ -68,8 +71,8 @@ def measure_costs(client: Client, photos: Sequence[Photo], num_engines: int, adv
     return [*costs, Cost("in a client, in place", in_place)]
 
 
-def measure_again(client: Client, photos: Sequence[Photo], situation: str) -> Cost:
-    return Cost(situation, [_request(client, situation, photo.data) for photo in photos])
+def measure_again(client: Client, writer: PromptWriter, photos: Sequence[Photo], situation: str) -> Cost:
+    return Cost(situation, [_request(client, writer, situation, photo.data) for photo in photos])
 
 
 def make_cost_table(costs: Sequence[Cost]) -> Table:
@@ -89,7 +92,8 @@ def shown_factor(new: Cost, known: Cost) -> str:
     return f"{factor:,.0f} x" if factor >= 10 else f"{factor:.1f} x"
 
 
-def _request(client: Client, words: str, photo: bytes) -> float:
+def _request(client: Client, writer: PromptWriter, words: str, photo: bytes) -> float:
+    prompt = writer.prompt(f"{words}: ", "image")
     started = time.perf_counter()
-    client.generate(f"{words}: <image>", [photo], max_tokens=1)
+    client.generate(prompt, [photo], max_tokens=1)
     return time.perf_counter() - started

@@ -19,6 +19,7 @@ from mmcached.cli.demo.clips import clip_turns, missing_extras
 from mmcached.cli.demo.cost import make_cost_table, measure_again, measure_costs, warm_up
 from mmcached.cli.demo.killing import kill_engines, kill_frontend
 from mmcached.cli.demo.photos import Photo, load_photos
+from mmcached.cli.demo.prompts import PromptWriter
 from mmcached.cli.demo.report import (
     StageFigures,
     differences,
@@ -62,6 +63,7 @@ TOWER = {"encoder_width": 512, "encoder_layers": 16}
 class Workload:
     photos: list[Photo]
     users: list[User]
+    writer: PromptWriter
 
     @property
     def num_requests(self) -> int:
@@ -94,18 +96,20 @@ def run_demo(config: ServiceConfig, *, images: Path | None, num_users: int, num_
         The exit status: 0 if all plays are bit-identical and no record was lost with the frontend, else 1.
 
     Raises:
-        ConfigError: The service has no workers.
+        ConfigError: The service has no workers, or the checkpoint no tokenizer.
     """
     if not config.has_workers:
         raise ConfigError("world_size", 0, "must be at least 1: the demo generates")
     console = Console()
+    writer = PromptWriter.of(config)
     photos = load_photos(images)
     users = users_with_photos(photos, num_users, num_turns)
-    if turns := clip_turns(photos[0]):
+    turns = clip_turns(photos[0], writer.marks)
+    if turns:
         users.append(user_with_clips(turns))
-    for extra in missing_extras():
+    for extra in missing_extras(writer.marks):
         console.print(f"no {extra} in this play: {how_to_install(extra)}", highlight=False, markup=False)
-    workload = Workload(photos, users)
+    workload = Workload(photos, users, writer)
     console.print(
         f"{len(photos)} photographs{_clips_in(turns)}; {len(users)} users, {workload.num_requests} requests; "
         f"{_count(config.num_engines, 'engine')}, {_count(config.world_size, 'worker')} each",
@@ -116,24 +120,24 @@ def run_demo(config: ServiceConfig, *, images: Path | None, num_users: int, num_
 
 
 def _run(config: ServiceConfig, workload: Workload, console: Console, stages: Stages) -> int:
-    photos = workload.photos
+    photos, writer = workload.photos, workload.writer
     with (
         _service(config, stages, "start a service with all caches on") as run_dir,
         Client(run_dir, timeout_s=REQUEST_S) as client,
     ):
-        warm_up(client, config.num_engines)
+        warm_up(client, writer, config.num_engines)
         before = client.stats()
         with stages.stage("send each photograph to each engine, new and known", len(photos)) as advance:
-            costs = measure_costs(client, photos, config.num_engines, advance)
+            costs = measure_costs(client, writer, photos, config.num_engines, advance)
         on = _play(run_dir, workload, stages, "play the conversations, all caches on")
         first = StageFigures(before, client.stats())
         with stages.stage("kill the frontend, look into its store, wait for the next one"):
             survival = kill_frontend(run_dir, on.embeddings[: len(photos)])
-        costs.append(measure_again(client, photos, "after kill -9 of the frontend"))
+        costs.append(measure_again(client, writer, photos, "after kill -9 of the frontend"))
         with stages.stage("kill all engines, wait for the next ones"):
             kill_engines(run_dir, config.num_engines)
         before = client.stats()
-        costs.append(measure_again(client, photos, "after kill -9 of all engines"))
+        costs.append(measure_again(client, writer, photos, "after kill -9 of all engines"))
         again = _play(run_dir, workload, stages, "play the conversations again")
         killed = StageFigures(before, client.stats())
     with _service(all_caches_off(config), stages, "start a service without caches") as run_dir:
@@ -179,4 +183,4 @@ def _service(config: ServiceConfig, stages: Stages, title: str) -> Iterator[Path
 
 def _play(run_dir: Path, workload: Workload, stages: Stages, title: str) -> Outcome:
     with stages.stage(title, workload.num_requests) as advance:
-        return asyncio.run(play(run_dir, workload.users, advance))
+        return asyncio.run(play(run_dir, workload.users, workload.writer, advance))

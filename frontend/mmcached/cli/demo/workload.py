@@ -8,14 +8,15 @@ random: two plays differ only in the interleaving of requests.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mmcached.cli.demo.photos import Photo
+from mmcached.cli.demo.prompts import PromptWriter
 from mmcached.client import AsyncClient, Audio, Clip, Generation, Video
-from mmcached.wire.vocabulary import AUDIO_TOKEN_ID, BEGIN_TOKEN_ID, IMAGE_TOKEN_ID, VIDEO_TOKEN_ID
+from mmcached.wire.vocabulary import Modality
 
 if TYPE_CHECKING:
     import torch
@@ -47,12 +48,9 @@ class Files:
         return Files([*self.images, *more.images], [*self.videos, *more.videos], [*self.audios, *more.audios])
 
     @property
-    def markers(self) -> list[int]:
-        return (
-            [IMAGE_TOKEN_ID] * len(self.images)
-            + [VIDEO_TOKEN_ID] * len(self.videos)
-            + [AUDIO_TOKEN_ID] * len(self.audios)
-        )
+    def modalities(self) -> list[Modality]:
+        files: dict[Modality, Sequence[object]] = {"image": self.images, "video": self.videos, "audio": self.audios}
+        return [modality for modality, those in files.items() for _ in those]
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,10 +115,10 @@ def num_requests(users: Sequence[User]) -> int:
     return sum(len(user.turns) + len(user.pages) for user in users)
 
 
-async def play(run_dir: Path, users: Sequence[User], advance: Callable[[], None]) -> Outcome:
+async def play(run_dir: Path, users: Sequence[User], writer: PromptWriter, advance: Callable[[], None]) -> Outcome:
     """Play all conversations at once; `advance` is called after each answer."""
     async with AsyncClient(run_dir, timeout_s=REQUEST_S) as client:
-        parts = await asyncio.gather(*(_converse(client, user, advance) for user in users))
+        parts = await asyncio.gather(*(_converse(client, user, writer, advance) for user in users))
     return Outcome(
         generations=[generation for generations, _ in parts for generation in generations],
         embeddings=[embedding for _, embeddings in parts for embedding in embeddings],
@@ -128,22 +126,31 @@ async def play(run_dir: Path, users: Sequence[User], advance: Callable[[], None]
 
 
 async def _converse(
-    client: AsyncClient, user: User, advance: Callable[[], None]
+    client: AsyncClient, user: User, writer: PromptWriter, advance: Callable[[], None]
 ) -> tuple[list[Generation], list[torch.Tensor]]:
-    tokens, files = [BEGIN_TOKEN_ID, *SYSTEM.encode()], Files()
+    tokens, files = [*writer.begin, *writer.encode(SYSTEM)], Files()
     generations = []
     for turn in user.turns:
         files += turn.files
-        tokens += [*turn.text.encode(), *turn.files.markers, *b"\nGuide: "]
+        marks = [writer.marks[modality] for modality in turn.files.modalities]
+        tokens += [*writer.encode(turn.text), *marks, *writer.encode("\nGuide: ")]
         generation = await client.generate(
             tokens, files.images, REPLY_TOKENS, videos=files.videos, audios=files.audios, hidden_states=True
         )
         generations.append(generation)
-        tokens = [*tokens, *(token for token in generation.tokens if token < BEGIN_TOKEN_ID), *b"\n"]
+        said = [token for token in generation.tokens if not writer.not_text(token)]
+        tokens = [*tokens, *said, *writer.encode("\n")]
         advance()
     embeddings: list[torch.Tensor] = []
     for page in user.pages:
         for output in await client.encode(page.images, videos=page.videos, audios=page.audios):
-            embeddings += output.outputs if isinstance(output, Clip) else [output]
+            embeddings += tensors_of(output)
         advance()
     return generations, embeddings
+
+
+def tensors_of(output: Any) -> list[torch.Tensor]:
+    """Return the tensors of what `encode` returns for a file: of all slices of a clip, of all levels of a tower."""
+    if isinstance(output, Clip):
+        return [tensor for slice_output in output.outputs for tensor in tensors_of(slice_output)]
+    return list(output.values()) if isinstance(output, Mapping) else [output]
