@@ -51,6 +51,8 @@ def check_model(
         return
     if not has_workers:
         raise ConfigError("model.kind", model.kind, "must be reference: with world_size = 0 there is no model")
+    if model.mode == "packed":
+        return
     chunk_tokens = model.chunk_tokens
     if chunk_tokens % block_size:
         limit = f"must be a multiple of block_size = {block_size}: cached prefixes are whole blocks"
@@ -62,7 +64,7 @@ def check_model(
         limit = f"must be 0 or at least model.chunk_tokens = {chunk_tokens}: a step computes whole chunks"
         raise ConfigError("long_prefill_token_threshold", long_prefill_token_threshold, limit)
     if disable_chunked_mm_input:
-        limit = "must be false with model.kind hf: chunks end at fixed places, also within an item"
+        limit = "must be false with model.mode aligned: chunks end at fixed places, also within an item"
         raise ConfigError("disable_chunked_mm_input", True, limit)
 
 

@@ -16,13 +16,16 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     Attributes:
         path: Folder of the checkpoint.
         dtype: Dtype of a checkpoint's computation; "auto" for the checkpoint's.
-        chunk_tokens: A checkpoint's prompts are computed in chunks that begin at multiples of it.
+        mode: "aligned": a checkpoint computes each sequence alone, in fixed chunks, so that results do not depend on
+            caches and on other requests; "packed": it computes all tokens of a step at once.
+        chunk_tokens: In the mode "aligned" chunks of a checkpoint's prompts begin at multiples of it.
         seed: The reference model's, from which all its weights are generated.
     """
 
     kind: Literal["reference", "hf"] = "reference"
     path: str = ""
     dtype: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
+    mode: Literal["aligned", "packed"] = "aligned"
     chunk_tokens: int = 128
     seed: int = 0
     hidden_size: int = 64

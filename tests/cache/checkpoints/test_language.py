@@ -152,3 +152,16 @@ def test_a_model_with_text_between_tiles_needs_its_tokenizer(tmp_path: Path) -> 
     with pytest.raises(ConfigError, match=r"no tokenizer\.json"):
         check_model(config_of(folder, model=ModelConfig(kind="hf", path=str(folder))))
     assert refused(folder, num_layer_outputs=9)[0] == "model.num_layer_outputs"  # without an encoder it needs none
+
+
+def test_in_the_mode_packed_chunks_begin_anywhere(tmp_path: Path) -> None:
+    model = ModelConfig(kind="hf", path=str(write(tmp_path, LLAMA)), mode="packed")
+    config = ServiceConfig(model=model, max_num_batched_tokens=64, disable_chunked_mm_input=True, max_model_len=2048)
+    assert Language.of(config).chunk_tokens == 0
+
+
+def test_a_model_whose_pictures_attend_both_ways_is_aligned(tmp_path: Path) -> None:
+    folder = write(tmp_path, GEMMA)
+    with pytest.raises(ConfigError, match="must be aligned") as caught:
+        check_model(config_of(folder, model=ModelConfig(kind="hf", path=str(folder), mode="packed")))
+    assert caught.value.details["field"] == "model.mode"

@@ -135,9 +135,10 @@ class _Recorded:
     def __enter__(self) -> list[torch.Tensor]:
         logits = self._decoder.logits
 
-        def note(hidden_state: torch.Tensor) -> torch.Tensor:
-            self._found.append(logits(hidden_state))
-            return self._found[-1]
+        def note(hidden_states: torch.Tensor) -> torch.Tensor:
+            found: torch.Tensor = logits(hidden_states)
+            self._found += list(found)
+            return found
 
         self._decoder.logits = note
         return self._found

@@ -53,7 +53,7 @@ def service_encoder_budget(config: ServiceConfig) -> EncoderBudget:
     if not config.is_multimodal_model:
         return EncoderBudget(0, 0)
     largest = max_embeds_per_item(config)
-    if config.model.kind == "hf":
+    if config.model.kind == "hf" and config.model.mode == "aligned":
         # A chunk is computed whole, with all items in it, of which the first and the last may reach beyond it.
         largest = config.model.chunk_tokens + 2 * largest
     return _budget(config, largest)

@@ -163,6 +163,9 @@ def check_model(config: ServiceConfig) -> None:
         limit = f"at most {language.max_positions}, the positions of the checkpoint ({FIELD})"
         raise ConfigError("max_model_len", config.max_model_len, limit)
     if language.keeps_items_whole and language.marks:
+        if config.model.mode == "packed":
+            limit = "must be aligned: tokens of a picture attend to each other both ways"
+            raise ConfigError("model.mode", "packed", limit)
         most = language.chunk_tokens + max_embeds_per_item(config)
         for name in ("max_num_batched_tokens", "long_prefill_token_threshold"):
             if 0 < getattr(config, name) < most:
@@ -193,7 +196,7 @@ def _of_checkpoint(config: ServiceConfig) -> Language:
         dtype=_DTYPES.get(config.model.dtype) or _dtype_of(path, model, text),
         num_layers=num_layers,
         row_keys=config.model.row_keys,
-        chunk_tokens=config.model.chunk_tokens,
+        chunk_tokens=config.model.chunk_tokens if config.model.mode == "aligned" else 0,
         max_positions=_size(path, text, "max_position_embeddings"),
         keeps_items_whole=architecture in _BOTH_WAYS,
         frame=_frame(architecture, model),
