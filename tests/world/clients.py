@@ -17,13 +17,12 @@ from mmcached.engine import Request
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.messages.engine import AddRequest
 from mmcached.wire.messages.parts import Feature, Inline, Rows, RowsWanted, Tensor
+from mmcached.wire.model_config import ModelConfig
 from mmcached.wire.row_pieces import RowPieces
 from mmcached.wire.sockets.frames import Frame
 from mmcached.wire.vocabulary import END_TOKEN_ID, TOKEN_IDS
 from tests.worker.oracle import (
-    IntArray,
     Item,
-    Oracle,
     modality_of,
     num_embeds_of,
     random_image,
@@ -32,7 +31,7 @@ from tests.worker.oracle import (
 )
 from tests.worker.rings import inline_frames
 from tests.world.knobs import MAX_MODEL_LEN, Knobs
-from tests.world.plainly import embeddings_of
+from tests.world.plainly import embeddings_of, plain_model
 
 _RNG = np.random.default_rng(5)
 _PATCH, _FRAME = 2, 3
@@ -70,7 +69,7 @@ class Client:
     epochs: set[int] = field(default_factory=set)
     streamed: dict[str, RowPieces] = field(default_factory=dict)
     names: list[bytes] = field(default_factory=list)
-    truth: dict[str, IntArray] = field(default_factory=dict)
+    truth: Mapping[str, np.ndarray] = field(default_factory=dict)
     kills_at: int | None = None
 
     def most_steps(self, most_tokens: int) -> int:
@@ -111,15 +110,16 @@ class Client:
         pieces = [self.streamed[part.key] for part in rows]
         return [each.rows(index) for index, each in enumerate(pieces)], [each.data() for each in pieces]
 
-    def check_generation(self, model: Oracle, rows: Sequence[Rows], frames: Sequence[Frame]) -> None:
+    def check_generation(self, config: ServiceConfig, rows: Sequence[Rows], frames: Sequence[Frame]) -> None:
         """Compare tokens and rows with the truth, bit for bit, and the rows' range with what was asked for."""
-        request, wanted = self.request, self.message.rows
+        request, wanted, (epoch,) = self.request, self.message.rows, self.epochs
+        model = plain_model(config, epoch)
         tokens, first_output = request.token_ids, request.num_prompt_tokens
         replaced = {}
         for feature, item in zip(self.message.features, self.items, strict=True):
-            for index, row in enumerate(embeddings_of(model, item)):
+            for index, row in enumerate(embeddings_of(config.model, epoch, item)):
                 replaced[feature.offset + index] = row
-        truth = self.truth = model.rows(tokens[:-1], replaced)
+        truth = self.truth = model.rows(tokens[:-1], replaced, num_prompt_tokens=first_output)
         assert tokens[first_output:] == model.next_tokens(truth["hidden_states"][first_output - 1 :])
         num_outputs = len(tokens) - first_output
         assert num_outputs == self.message.max_tokens or tokens[-1] == END_TOKEN_ID
@@ -130,9 +130,10 @@ class Client:
             assert part.first == first
             assert np.array_equal(array_of(part.tensor, frames), truth[part.key][first:]), part.key
 
-    def check_embeddings(self, model: Oracle, tensors: Sequence[Tensor], frames: Sequence[Frame]) -> None:
+    def check_embeddings(self, model: ModelConfig, tensors: Sequence[Tensor], frames: Sequence[Frame]) -> None:
+        (epoch,) = self.epochs
         for item, tensor in zip(self.items, tensors, strict=True):
-            assert np.array_equal(array_of(tensor, frames), embeddings_of(model, item))
+            assert np.array_equal(array_of(tensor, frames), embeddings_of(model, epoch, item))
 
     def check_shape(self, rows: Sequence[Rows]) -> None:
         """Of an answer that belongs to no single epoch: it has what was asked for, of the range that was asked for."""
@@ -144,9 +145,8 @@ class Client:
             assert part.first + part.tensor.shape[0] == self.request.num_tokens - 1
 
 
-def array_of(tensor: Tensor, frames: Sequence[Frame]) -> IntArray:
-    assert tensor.dtype == "int32"
-    return np.frombuffer(frames[tensor.frame], "<i4").reshape(tensor.shape).astype(np.int64)
+def array_of(tensor: Tensor, frames: Sequence[Frame]) -> np.ndarray:
+    return np.frombuffer(frames[tensor.frame], tensor.dtype).reshape(tensor.shape)
 
 
 class Arrivals:

@@ -19,6 +19,7 @@ from unittest import mock
 import msgspec
 import torch
 
+from mmcached.cache.checkpoints.language import Language
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import InvalidRequest
 from mmcached.wire.messages.engine import FromWorker, StepFailed, StepOutput
@@ -36,8 +37,8 @@ from tests.world.knobs import Knobs
 from tests.world.plainly import model_in
 from tests.world.shelf import Shelf
 
-Point = Literal["encode", "embed", "forward", "sample", "write", "written"]
-POINTS: Sequence[Point] = ("encode", "embed", "forward", "sample", "write", "written")
+Point = Literal["encode", "embed", "forward", "pick", "write", "written"]
+POINTS: Sequence[Point] = ("encode", "embed", "forward", "pick", "write", "written")
 
 _CPU = torch.device("cpu")
 _SHELF = Path("/shelf")
@@ -108,9 +109,14 @@ class Rank:
     def _use_weights(self, epoch: int) -> None:
         model = model_in(self._config.model, epoch)
         self._weights = epoch
-        self._model = ReferenceModel(model, max_model_len=self._config.max_model_len, device=_CPU)
-        self._items = ReferenceEncoder(model, self._model.encoder)
-        self.runner._model.decoder, self.runner._items.encoder = self._model.decoder, self._items
+        reference = ReferenceModel(model, max_model_len=self._config.max_model_len, device=_CPU)
+        self._items = self.runner._items.encoder = ReferenceEncoder(model, reference.encoder)
+        if model.kind == "hf":
+            from tests.hosts.transformers.plain_checkpoint import use_weights
+
+            use_weights(self.runner._model.decoder, epoch)
+        else:
+            self.runner._model.decoder = reference.decoder
 
     def encoder_keys(self) -> list[str]:
         return self.runner.encoder_cache.keys()
@@ -122,7 +128,7 @@ class Rank:
             yield
             self._accident = None
             return
-        part: Any = self._items if accident.point == "encode" else self._model.decoder
+        part: Any = self._items if accident.point == "encode" else self.runner._model.decoder
         real = getattr(part, accident.point)
 
         def broken(*args: Any, **named: Any) -> None:
@@ -164,11 +170,12 @@ class _Torn(dict[str, torch.Tensor]):
 
 
 def _make_store(knobs: Knobs, config: ServiceConfig, worker_epoch: int) -> TensorPrefixStore:
-    shape = (config.model.hidden_size,)
+    language = Language.of(config)
+    shape, dtype = (language.hidden_size,), getattr(torch, language.dtype)
     rng = random.Random(f"{knobs.seed} copies {worker_epoch}")
     return TensorPrefixStore(
         config.block_size,
-        [KeySpec(key, shape, torch.int32) for key in config.model.row_keys],
+        [KeySpec(key, shape, dtype) for key in config.model.row_keys],
         byte_budget=config.tensor_prefix_cache_bytes,
         staged_byte_limit=4096,
         transfer_for=delayed(lambda: rng.randint(0, knobs.delay)) if knobs.delay else transfer_for,

@@ -22,7 +22,7 @@ import torch
 from mmcached.cache.store_keys import EMBEDDINGS, output_key, store_key
 from mmcached.wire.config import ServiceConfig
 from tests.world.clients import ITEMS
-from tests.world.plainly import embeddings_of, plain_model
+from tests.world.plainly import embeddings_of
 
 
 class _Record:
@@ -94,8 +94,8 @@ class Shelf:
             self._evict(self._rng.choice(list(self._records)))
         if self._may("outputs of another engine", 0.5):
             mm_hash = self._rng.choice(sorted(ITEMS))
-            model = plain_model(self._model, self.epoch - 1)
-            rows = torch.from_numpy(embeddings_of(model, ITEMS[mm_hash])).to(torch.int32)
+            embeddings = embeddings_of(self._model, self.epoch - 1, ITEMS[mm_hash])
+            rows = torch.from_numpy(embeddings).to(torch.int32)
             self._put(store_key("", output_key(self.fingerprint, mm_hash)), rows)
 
     # ---- as a client

@@ -25,6 +25,7 @@ from mmcached.engine.server.held_records import HeldRecords
 from mmcached.engine.server.item_frames import ItemFrames
 from mmcached.engine.server.plan import build_plan
 from mmcached.engine.server.step_results import StepResults
+from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import (
     CacheMiss,
     ComputationFailed,
@@ -42,7 +43,6 @@ from tests.engine.builders import inline_tensors
 from tests.world.audit import Audit
 from tests.world.clients import Arrivals, Client, last_client, request_of
 from tests.world.knobs import Knobs
-from tests.world.plainly import plain_model
 from tests.world.rank import POINTS, Accident, Killed, Rank
 from tests.world.shelf import Shelf
 from tests.world.tally import Tally
@@ -68,9 +68,13 @@ HARMLESS = ("epoch", "")
 Plans = Sequence[tuple[StepPlan, list[Frame]]]
 
 
-def play(knobs: Knobs) -> Counter[str]:
-    """Let a world run to its end; return how often what happened. A failure names the world."""
-    world = World(knobs)
+def play(knobs: Knobs, config: ServiceConfig | None = None) -> Counter[str]:
+    """Let a world run to its end; return how often what happened. A failure names the world.
+
+    Args:
+        config: of the service, where it is not that of the knobs: it has a checkpoint.
+    """
+    world = World(knobs, config or knobs.config())
     try:
         world.run()
     except Exception as error:
@@ -86,10 +90,10 @@ class World:
         seen: how often what happened.
     """
 
-    def __init__(self, knobs: Knobs) -> None:
+    def __init__(self, knobs: Knobs, config: ServiceConfig) -> None:
         self.num_steps = 0
         self._knobs = knobs
-        self._config = knobs.config()
+        self._config = config
         self._tally = Tally(self._config.block_size)
         self.seen = self._tally.seen
         self._rng = random.Random(f"{knobs.seed} events")
@@ -311,18 +315,16 @@ class World:
 
     def _answer(self, client: Client) -> None:
         request = client.request
-        rightly = plain_model(self._config.model, min(client.epochs))
         answer, frames = self._results.take_answer(request)
         if isinstance(answer, RequestEncoded):
             if len(client.epochs) == 1:
-                client.check_embeddings(
-                    rightly, [inline_tensors(outputs)["embeddings"] for outputs in answer.outputs], frames
-                )
+                embeddings = [inline_tensors(outputs)["embeddings"] for outputs in answer.outputs]
+                client.check_embeddings(self._config.model, embeddings, frames)
         else:
             rows, pieces = client.all_rows(answer.rows, frames)
             client.check_shape(rows)
             if len(client.epochs) == 1:
-                client.check_generation(rightly, rows, pieces)
+                client.check_generation(self._config, rows, pieces)
         self.seen["finished"] += 1
         self.seen["of two epochs"] += len(client.epochs) > 1
         self.seen["answers with rows"] += request.rows is not None
@@ -333,11 +335,18 @@ class World:
 
     def _add(self, client: Client) -> None:
         self._num_arrived += 1
-        work = client.most_steps(min(self._knobs.token_budget, self._knobs.long_prefill or self._knobs.token_budget))
+        work = client.most_steps(self._most_tokens())
         self._work += work
         self._most_work = max(self._most_work, work)
         self._clients[client.request.request_id] = client
         self._send(client, self._with_outputs(client.message))
+
+    def _most_tokens(self) -> int:
+        """Return the least number of tokens that a step has for the request that is the first in order."""
+        config = self._config
+        budget = config.max_num_batched_tokens
+        aligned = self._scheduler.caches.language.chunk_tokens
+        return aligned or min(budget, config.long_prefill_token_threshold or budget)
 
     def _with_outputs(self, message: AddRequest) -> AddRequest:
         """Return a request as the frontend sends it: without the pixels of what is in the store."""
