@@ -16,7 +16,7 @@ from mmcached.wire.stats import ServiceStats
 
 T = TypeVar("T")
 
-DEADLINE_S = 60.0
+DEADLINE_S = 120.0
 POLL_S = 0.02
 
 
