@@ -111,6 +111,8 @@ class Peer:
         coordinator.partial_hash_hits_enabled = _no
         managers.FullAttentionManager._cache_partial_tail_block = _no
         managers.MambaManager._cache_partial_tail_block = _no
+        # After rejected draft tokens it is negative, which lessens the need of other groups: an error in a full pool.
+        managers.MambaManager.get_num_blocks_to_allocate = _at_least_0(managers.MambaManager.get_num_blocks_to_allocate)
         scheduler = importlib.import_module("vllm.v1.core.sched.scheduler").Scheduler
         self.split = scheduler._mamba_block_aligned_split
 
@@ -144,6 +146,10 @@ class Peer:
                     mamba_cache_mode=spec.mamba_cache_mode,
                     num_speculative_blocks=spec.num_speculative_blocks,
                 )
+
+
+def _at_least_0(method: Callable[..., int]) -> Callable[..., int]:
+    return lambda *args, **options: max(0, method(*args, **options))
 
 
 def _no(*args: object, **options: object) -> None:

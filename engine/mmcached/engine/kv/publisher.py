@@ -127,8 +127,11 @@ def _without_null(table: Sequence[int], runs: Iterable[tuple[int, int]]) -> Iter
     [(1, 2), (3, 5)]
     """
     for first, last in runs:
-        gaps = [position for position in range(first, last) if table[position] == NULL_BLOCK_ID]
-        yield from _spans_between(gaps, first, last)
+        part = table[first:last]
+        if NULL_BLOCK_ID not in part:
+            yield first, last
+        else:
+            yield from ((position, position + 1) for position, block_id in enumerate(part, first) if block_id)
 
 
 def _spans_between(gaps: Sequence[int], start: int, stop: int) -> Iterator[tuple[int, int]]:

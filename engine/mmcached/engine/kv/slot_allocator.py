@@ -76,9 +76,7 @@ class SlotAllocator:
             num_in_flight: computed tokens that workers may still be computing; windows stay behind them.
             num_encoder: encoder outputs for cross-attention, in the request's first step after the encoder.
         """
-        least = (
-            num_hit | num_external | num_draft | num_lookahead | num_in_flight | num_encoder
-        )  # negative if one of them is
+        least = num_hit | num_external | num_draft | num_lookahead | num_in_flight | num_encoder  # negative if one is
         if num_new <= 0 or num_draft > num_new or least < 0:
             _check_counts(num_new, num_hit, num_external, num_draft, num_lookahead, num_in_flight, num_encoder)
         steps = self._steps
@@ -102,10 +100,8 @@ class SlotAllocator:
             block_hashes = self._hashes.of(request)  # may raise, so it comes before all changes
         growth = self._tables.growth(num_local, num_external, num_new, num_slots, num_encoder, is_new=held is None)
         if held is None:
-            start = hit
-            if num_external:
-                start = self._tables.behind_windows(hit, num_local + num_external, num_slots)
-            new = self._admit(request, hit, start, num_hit, num_slots, growth)
+            num_delivered = num_local + num_external if num_external else 0
+            new = self._admit(request, hit, num_hit, num_delivered, num_slots, growth)
         else:
             new = self._tables.extend_request(held, num_local - num_in_flight, num_slots, growth)
         if new is None:
@@ -123,11 +119,13 @@ class SlotAllocator:
         self,
         request: Request,
         hit: KVCacheBlocks,
-        start: KVCacheBlocks,
         num_hit_tokens: int,
+        num_delivered: int,
         num_slots: int,
         growth: Growth | None,
     ) -> KVCacheBlocks | None:
+        """Admit a new request after its hit and, if there are any, the tokens delivered after it."""
+        start = self._tables.behind_windows(hit, num_delivered, num_slots) if num_delivered else hit
         missing = self._tables.num_missing(start.ids, num_slots, growth)
         if not self._lookups.fits(request, start, sum(missing)):
             self._lookups.note_refused(request, hit)

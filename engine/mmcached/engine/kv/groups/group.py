@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import NamedTuple, Protocol, runtime_checkable
 
-from mmcached.engine.kv.pool.block_pool import BlockPool
+from mmcached.engine.kv.pool.block_pool import NULL_BLOCK_ID, BlockPool
 
 Run = tuple[int, int]
 """Positions in a block table: (first, end)."""
@@ -145,8 +145,21 @@ class CachedPrefix:
                 found.append(block_id)
         return found
 
+    def last(self, num_blocks: int, stride: int) -> list[int]:
+        """Return the last cached block that ends at a multiple of `stride` blocks, after null blocks; [] if none is."""
+        group, step = self._group, stride * self._group.ratio
+        keys = self._block_hashes[step - 1 : num_blocks * group.ratio : step]
+        if group.tag:
+            keys = [key + group.tag for key in keys]
+        find = self._find if self._reserved else self._pool.find
+        for key in filter(find, reversed(keys)):  # no block has the id 0
+            return [NULL_BLOCK_ID] * ((keys.index(key) + 1) * stride - 1) + [find(key) or NULL_BLOCK_ID]
+        return []
+
     def at(self, position: int) -> int | None:
-        key = self._group.key_at(self._block_hashes, position)
+        return self._find(self._group.key_at(self._block_hashes, position))
+
+    def _find(self, key: bytes) -> int | None:
         block_id = self._pool.find(key)
         return self._reserved.get(key) if block_id is None else block_id
 

@@ -31,7 +31,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mmcached.engine.kv.groups.group import Growth
+from mmcached.engine.kv.groups.group import CachedPrefix, Growth
 from mmcached.engine.kv.groups.windowed import WindowedKind
 from mmcached.engine.kv.pool.block_pool import NULL_BLOCK_ID
 
@@ -44,6 +44,9 @@ class Mamba(WindowedKind):
     def __init__(self, block_size: int, *, num_scratch: int = 0, stride: int = 1) -> None:
         super().__init__(block_size, 1, stride=stride, num_recomputed=0)  # a drafter has no such layers
         self.num_scratch = num_scratch
+
+    def longest_hit(self, cached: CachedPrefix, max_blocks: int) -> list[int]:
+        return cached.last(max_blocks, self._stride)
 
     def num_left_behind(self, num_computed_tokens: int) -> int:
         return max(0, num_computed_tokens - 1) // self.block_size
