@@ -21,6 +21,8 @@ from mmcached.client import Client
 
 SUFFIXES = frozenset({".safetensors", ".bin", ".pt", ".pth", ".gguf", ".npz", ".json", ".py"})
 """Suffixes of checkpoint files that outputs may depend on: weights, configurations, and code."""
+OF_PROCESSORS = frozenset({".json", ".py", ".txt", ".jinja", ".model", ".tiktoken"})
+"""Suffixes of checkpoint files that a processor or its tokenizer may read; it reads no weights."""
 SETTLED_S = 2.0
 """Age of a file's last change from which its times identify its content: a coarse clock may hide a later change."""
 _CHUNK_BYTES = 4 << 20

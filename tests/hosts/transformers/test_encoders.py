@@ -12,6 +12,8 @@ import pytest
 import torch
 
 from mmcached.cache.checkpoints.checkpoint import Checkpoint
+from mmcached.cache.name_files import differences
+from mmcached.cache.output_names import ROWS
 from mmcached.cli.serve.child_service import ChildService
 from mmcached.client import Client
 from mmcached.gateway.processing.checkpoint_processor import CheckpointProcessor
@@ -88,6 +90,16 @@ def test_what_outputs_depend_on_has_another_fingerprint(tmp_path: Path) -> None:
     other = CheckpointEncoder(config_of(folder).encoder, CPU)
     assert plain.fingerprint == again.fingerprint
     assert len({encoder.fingerprint for encoder in (plain, rounded, other)}) == 3
+    assert other.rows.keys() == ROWS.keys()
+    torch.set_float32_matmul_precision("medium")
+    torch.set_num_threads(2)
+    try:
+        elsewhere = CheckpointEncoder(config_of(folder).encoder, CPU)
+    finally:
+        torch.set_float32_matmul_precision("highest")
+        torch.set_num_threads(1)
+    assert {part for part, _, _ in differences(other.rows, elsewhere.rows)} == {"precision.fp32", "threads"}
+    assert elsewhere.fingerprint != other.fingerprint
     record, num_embeds = record_of(folder, PICTURES[0])
     assert {output.dtype for output in rounded.encode(record, num_embeds).values()} == {torch.bfloat16}
 

@@ -37,9 +37,14 @@ from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 from vllm.v1.worker.ec_connector_model_runner_mixin import ECConnectorModelRunnerMixin
 
+from mmcached.integrations.vllm.weights import tower_of
+from mmcached.worker.encoders.computing import computing_rows
+
 HAS_FIGURES = hasattr(ECConnectorBase, "build_prom_metrics")
 """Whether this vLLM shows a connector's figures; 0.30 does not."""
 WIDTH = 64
+TOWER = {"tower": "0", "words": None, "is_image_wordless": True} | computing_rows(torch.device("cpu"), ())
+"""What the workers would say of the tower."""
 ROWS = 100
 ENCODER_CACHE_ROWS = 1024
 DEADLINE_S = 30.0
@@ -231,6 +236,7 @@ class Engine:
             structured_output_manager=StructuredOutputManager(config),
             block_size=16,
         )
+        tower_of(config.ec_transfer_config.engine_id).set_rows(TOWER)  # there is no executor that would read it
         # A model of text has no room for items; what else is of the model does not matter here.
         self.scheduler.max_num_encoder_input_tokens = cache_rows
         self.config, self._cache_rows, self._depth = config, cache_rows, 2 if is_async else 1

@@ -16,7 +16,7 @@ import torch
 
 from mmcached.client import Client
 from mmcached.integrations.vllm.keys import key_of
-from mmcached.integrations.vllm.weights import note_change
+from mmcached.integrations.vllm.weights import tower_of
 from tests.client.services import StoreService
 
 with warnings.catch_warnings():
@@ -24,6 +24,7 @@ with warnings.catch_warnings():
     from tests.hosts.vllm.engine_parts import (
         HAS_FIGURES,
         ROWS,
+        TOWER,
         WIDTH,
         Engine,
         encoded,
@@ -84,6 +85,10 @@ def settled(engine: Engine, client: Client, *names: str) -> None:
     give_up = time.monotonic() + DEADLINE_S
     while not all(client.contains_many(keys)):
         assert time.monotonic() < give_up, "nothing is saved"
+
+
+def change_weights(engine: Engine, tower: str) -> None:
+    tower_of(engine.config.ec_transfer_config.engine_id).set_rows(TOWER | {"tower": tower})
 
 
 def ask_until_saved(engine: Engine, client: Client, name: str) -> None:
@@ -213,7 +218,7 @@ def test_at_random(store: StoreService, client: Client, new_engine: NewEngine, r
                 client.flush()
             case 2 if not is_async:
                 engine.finish()
-                note_change(engine.config.ec_transfer_config.engine_id, "a test")
+                change_weights(engine, f"{number}")
                 engine.scheduler.reset_encoder_cache()
                 engine.worker.cache.clear()
     for engine in engines:
@@ -249,11 +254,16 @@ def test_new_weights_hide_what_was_encoded_with_the_old(client: Client, new_engi
     one, two = joined(new_engine()), joined(new_engine())
     one.answer(request("r1", A))
     settled(one, client, A)
-    note_change(two.config.ec_transfer_config.engine_id, "a test")
+    change_weights(two, "other")
     two.scheduler.reset_encoder_cache()
     two.worker.cache.clear()
     assert two.answer(request("r2", A)) == [A]
-    assert joined(new_engine()).answer(request("r3", A)) == [], "another engine's weights have not changed"
+    settled(two, client, A)
+    three = joined(new_engine())
+    assert three.answer(request("r3", A)) == [], "another engine's weights have not changed"
+    change_weights(three, "other")
+    three.forget()
+    assert three.answer(request("r4", A)) == [], "it has the weights of the second engine now"
 
 
 def test_another_checkpoint_shares_nothing(

@@ -24,7 +24,6 @@ MESSAGES = list(messages(200, seed=1, images=range(60)))
 CALM = list(messages(20, seed=2, images=range(60)))
 FRONTEND_DIES, SERVER_DIES, BOTH_DIE = (list(messages(150, seed=seed, images=range(200))) for seed in (3, 4, 5))
 NEW = [[image(number), text("What?")] for number in range(1000, 1200)]
-WITH_OTHER_WEIGHTS = [[image(number), text("What?")] for number in range(1200, 1208)]
 AFTER = 30
 """So many are answered when something dies."""
 
@@ -32,7 +31,7 @@ AFTER = 30
 @pytest.fixture(scope="module")
 def alone(checkpoint: MakeCheckpoint, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Answer]:
     """What a server says that has nothing of ours, by message."""
-    asked = [*MESSAGES, *CALM, *FRONTEND_DIES, *SERVER_DIES, *BOTH_DIE, *NEW, *WITH_OTHER_WEIGHTS]
+    asked = [*MESSAGES, *CALM, *FRONTEND_DIES, *SERVER_DIES, *BOTH_DIE, *NEW]
     with VllmServer(checkpoint("qwen2_5_vl"), tmp_path_factory.mktemp("logs") / "alone.log", SMALL_STEPS) as server:
         return {str(message): answer for message, answer in zip(asked, ask_all(server, asked), strict=True)}
 
@@ -123,25 +122,6 @@ def test_frontend_and_first_server_are_killed_at_once(
     assert_those_of_the_dead_are_right_or_failed(outcomes[::2], BOTH_DIE[::2], alone)
     assert_right(ask_all(second, CALM), CALM, alone)
     eventually(lambda: frontend_of(store), bool, "another frontend")
-
-
-def test_after_a_call_that_changes_weights_nothing_is_handed_on_or_found(
-    pair: Pair, store: ChildService, alone: dict[str, Answer]
-) -> None:
-    """Comes last: the first server's weights are others from now on."""
-    first, second = pair.first, pair.second
-    by_first, by_second = WITH_OTHER_WEIGHTS[:4], WITH_OTHER_WEIGHTS[4:]
-    before = puts(store)
-    assert_right(ask_all(second, by_second), by_second, alone)
-    eventually(lambda: puts(store), lambda now: now >= before + len(by_second), "saves by the second server")
-    first.call("POST", "/collective_rpc", {"method": "scale_tower"})
-    changed = ask_all(first, [*by_first, *by_second])
-    own = [alone[str(message)].logprobs for message in WITH_OTHER_WEIGHTS]
-    assert not {answer.logprobs for answer in changed} & set(own), "other weights say the same, or were not used"
-    before = len(second.items_encoded())
-    assert_right(ask_all(second, by_first), by_first, alone)
-    assert len(second.items_encoded()) == before + len(by_first)
-    assert ask_all(first, [*by_first, *by_second]) == changed
 
 
 def kill_frontend(store: ChildService) -> None:

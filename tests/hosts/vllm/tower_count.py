@@ -32,7 +32,7 @@ setattr(GPUModelRunner, STEP_ITEMS, _note_step_items)
 
 
 class TowerCount:
-    """A method more of the worker."""
+    """More methods of the worker."""
 
     model_runner: Any
 
@@ -41,3 +41,9 @@ class TowerCount:
         """Change the weights of the tower, as a user's own method does."""
         for parameter in self.model_runner.model.visual.parameters():
             parameter.mul_(1.5)
+
+    @torch.inference_mode()
+    def scale_decoder(self) -> None:
+        """Change the weights of the language model, words included, as a step of training does."""
+        for parameter in self.model_runner.model.language_model.parameters():
+            parameter.mul_(1.25)

@@ -26,6 +26,7 @@ def main(rank: str, meeting: str, run_dir: str, *tokens: str) -> None:
         torch.float32,
         max_waiting_bytes=0,
         agree=partial(failed_in_any, group=torch.distributed.group.WORLD),
+        is_written=lambda: False,
         is_encode_only=False,
         call_timeout_s=5.0,
     )

@@ -84,6 +84,8 @@ class Steps:
 
     Attributes:
         caches: of the ranks.
+        is_written: whether weights were loaded in a rank's process without a word to the scheduler.
+        num_forgotten: how often the scheduler had the tower read again.
         encoded: what rank 0 was told to encode, in order.
     """
 
@@ -94,7 +96,7 @@ class Steps:
         num_ranks: int = 1,
         role: str = "ec_both",
         single_flight: bool = True,
-        prefix: Callable[[], str] = lambda: PREFIX,
+        prefix: Callable[[str], str] = lambda modality: PREFIX,
         has_named: bool = False,
         claim_wait_s: float = DEADLINE_S,
         max_waiting_bytes: int = 1 << 20,
@@ -103,6 +105,8 @@ class Steps:
         dtype: torch.dtype = torch.float32,
     ) -> None:
         self.prefix = prefix
+        self.is_written = False
+        self.num_forgotten = 0
         self.contact = ReconnectingClient(
             lambda: Client(run_dir, fail_open=False, connect_timeout_s=0.2),
             lambda client: None,
@@ -118,6 +122,8 @@ class Steps:
             Sharing(is_possible=True, has_named=has_named),
             self.leases,
             self.claims,
+            is_exact=lambda: True,
+            forget_tower=self._forget_tower,
             can_save=can_save,
             is_encode_only=role == "ec_producer",
             window=window,
@@ -135,6 +141,7 @@ class Steps:
                 dtype,
                 max_waiting_bytes=max_waiting_bytes if can_save and rank == 0 else 0,
                 agree=list,
+                is_written=lambda: self.is_written,
                 is_encode_only=role == "ec_producer",
                 call_timeout_s=5.0,
             )
@@ -143,6 +150,9 @@ class Steps:
         self.caches: list[dict[str, Any]] = [{} for _ in range(num_ranks)]
         self.encoded: list[str] = []
         self._requests: dict[str, Request] = {}
+
+    def _forget_tower(self) -> None:
+        self.num_forgotten += 1
 
     def is_available(self, *requests: Request, num_computed_tokens: int = 0) -> bool:
         """Say whether requests can be scheduled, in the first pass in which it is known who encodes what."""

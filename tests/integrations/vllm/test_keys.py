@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from importlib import metadata
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from mmcached.cache.output_names import ROWS
 from mmcached.client import Client
 from mmcached.integrations.vllm.keys import KeyNamespace, Sharing, rows_of_engine
 from mmcached.integrations.vllm.settings import ConnectorSettings
-from mmcached.wire import extras
 from tests.integrations.vllm.steps import Feature, Place, item
 
 H100 = {"type": "cuda", "name": "NVIDIA H100 80GB HBM3", "capability": "9.0"}
 A100 = {"type": "cuda", "name": "NVIDIA A100-SXM4-80GB", "capability": "8.0"}
-PROCESS: dict[str, Any] = {
-    "vllm": "0.33.0",
-    "torch": {"torch": "2.14.0"},
+TOWER: dict[str, Any] = {
+    "tower": "a digest",
+    "words": "another digest",
+    "is_image_wordless": True,
     "device": H100,
+    "libraries": {"torch": {"torch": "2.14.0"}, "packages": {"transformers": "5.23.0"}},
+    "variables": {},
     "precision": {"deterministic": False},
 }
 
@@ -53,16 +56,20 @@ def engine(checkpoint: Path, **changes: Any) -> SimpleNamespace:
         "multimodal_config": SimpleNamespace(**{"mm_processor_kwargs": None, **changes.pop("encoder", {})}),
         "is_encoder_decoder": changes.pop("is_encoder_decoder", False),
     }
-    load = SimpleNamespace(load_format=changes.pop("load_format", "auto"), download_dir=None)
+    load = SimpleNamespace(download_dir=None)
     others = {name: changes.pop(name, None) for name in ("lora_config", "compilation_config", "parallel_config")}
     return SimpleNamespace(model_config=SimpleNamespace(**model | changes), load_config=load, **others)
 
 
-def prefix(config: Any, client: Client, process: Mapping[str, Any] = PROCESS, **settings: Any) -> str:
-    namespace = KeyNamespace(config, ConnectorSettings(**settings), process, lambda: 0)
-    assert namespace.prefix() == ""
+def namespace_of(config: Any, client: Client, tower: Callable[[], Any], **settings: Any) -> KeyNamespace:
+    namespace = KeyNamespace(config, ConnectorSettings(**settings), "0.33.0", tower)
+    assert not namespace.prefix("image")
     namespace.prepare(client)
-    return namespace.prefix()
+    return namespace
+
+
+def prefix(config: Any, client: Client, tower: Mapping[str, Any] = TOWER, **settings: Any) -> str:
+    return namespace_of(config, client, lambda: tower, **settings).prefix("image")
 
 
 def test_equal_engines_share(checkpoint: Path, client: Client, tmp_path: Path) -> None:
@@ -80,7 +87,6 @@ def test_equal_engines_share(checkpoint: Path, client: Client, tmp_path: Path) -
         {"revision": "v2"},
         {"dtype": "torch.float16"},
         {"quantization": "fp8"},
-        {"load_format": "dummy"},
         {"vision": {"depth": 3}},
         {"encoder": {"mm_processor_kwargs": {"max_pixels": 1}}},
         {"encoder": {"mm_encoder_attn_dtype": "fp8"}},
@@ -102,57 +108,72 @@ def test_what_differs_between_an_encoder_server_and_its_consumers_is_not(checkpo
     assert prefix(engine(checkpoint, encoder=encoder), client) == prefix(engine(checkpoint), client)
 
 
-@pytest.mark.parametrize("package", ["transformers", "pillow", "torchvision", "numpy"])
-def test_packages_that_compute_beside_vllm_are_in_the_key(
-    checkpoint: Path, client: Client, monkeypatch: pytest.MonkeyPatch, package: str
-) -> None:
-    usual, found = prefix(engine(checkpoint), client), metadata.version
-    monkeypatch.setattr(extras, "version", lambda name: "0.0.1" if name == package else found(name))
-    assert prefix(engine(checkpoint), client) != usual
-
-
-@pytest.mark.parametrize("variable", ["VLLM_BATCH_INVARIANT", "NVIDIA_TF32_OVERRIDE"])
-def test_variables_that_choose_how_outputs_are_computed_are_in_the_key(
-    checkpoint: Path, client: Client, monkeypatch: pytest.MonkeyPatch, variable: str
-) -> None:
-    usual = prefix(engine(checkpoint), client)
-    monkeypatch.setenv(variable, "1")
-    assert prefix(engine(checkpoint), client) != usual
-
-
 @pytest.mark.parametrize(
-    "process",
+    "changed",
     [
+        {"tower": "other weights"},
+        {"tower": ["of rank 0", "of rank 1"]},
         {"device": A100},
-        {"device": H100 | {"capability": "9.0a"}},
-        {"device": {"type": "cpu"}},
-        {"torch": {"torch": "2.14.0", "cuda": "13.0"}},
+        {"device": H100 | {"multi_processor_count": 16}},
+        {"libraries": {"torch": {"torch": "2.14.0"}, "packages": {"transformers": "5.24.0"}}},
+        {"variables": {"VLLM_BATCH_INVARIANT": "1"}},
         {"precision": {"deterministic": True}},
     ],
     ids=str,
 )
-def test_what_the_process_computes_with_is_in_the_key(
-    checkpoint: Path, client: Client, process: dict[str, Any]
+def test_what_the_workers_say_of_the_tower_is_in_the_key(
+    checkpoint: Path, client: Client, changed: dict[str, Any]
 ) -> None:
-    assert prefix(engine(checkpoint), client, PROCESS | process) != prefix(engine(checkpoint), client)
+    assert prefix(engine(checkpoint), client, TOWER | changed) != prefix(engine(checkpoint), client)
+
+
+@pytest.mark.parametrize("encoder", ["", "named"])
+def test_word_embeddings_count_where_an_item_has_some(checkpoint: Path, client: Client, encoder: str) -> None:
+    other = TOWER | {"words": "other words"}
+    towers = [TOWER, other, TOWER | {"is_image_wordless": False}, other | {"is_image_wordless": False}]
+    seen = [TOWER]
+    namespace = namespace_of(engine(checkpoint), client, lambda: seen[-1], encoder=encoder)
+    found = []
+    for tower in towers:
+        seen.append(tower)
+        found.append([namespace.prefix(modality) for modality in ("image", "video", "")])
+    assert all(video == each for _, video, each in found)
+    assert found[0][1] != found[1][1]
+    assert found[2][0] != found[3][0]
+    if not encoder:
+        assert found[0][0] == found[1][0] != found[0][1]
 
 
 @pytest.mark.parametrize(
     ("value", "device", "changes", "batching"),
     [
         ("1", H100, {}, "invariant"),
+        ("1", [H100, A100], {}, "invariant"),
         ("0", H100, {}, "any"),
         ("", H100, {}, "any"),
         ("1", {"type": "cpu"}, {}, "any"),
+        ("1", [H100, {"type": "cpu"}], {}, "any"),
         ("1", H100, COMPILED, "any"),
     ],
 )
-def test_only_a_batch_invariant_tower_is_exact(
-    monkeypatch: pytest.MonkeyPatch, value: str, device: dict[str, Any], changes: dict[str, Any], batching: str
-) -> None:
-    monkeypatch.setenv("VLLM_BATCH_INVARIANT", value)
-    rows = rows_of_engine(engine(Path(), **changes), ConnectorSettings(), PROCESS | {"device": device}, "checkpoint")
+def test_only_a_batch_invariant_tower_is_exact(value: str, device: Any, changes: dict[str, Any], batching: str) -> None:
+    tower = TOWER | {"device": device, "variables": {"VLLM_BATCH_INVARIANT": value}}
+    files = {"checkpoint": "", "scales": ""}
+    rows = rows_of_engine(engine(Path(), **changes), ConnectorSettings(), "0.33.0", tower, files)
     assert rows["batching"] == batching
+    assert rows.keys() == ROWS.keys()
+
+
+def test_who_wants_exact_hits_shares_nothing_else(
+    checkpoint: Path, client: Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    invariant = TOWER | {"variables": {"VLLM_BATCH_INVARIANT": "1"}}
+    for tower, is_exact in ((TOWER, False), (invariant, True)):
+        usual = namespace_of(engine(checkpoint), client, partial(dict, tower))
+        exact = namespace_of(engine(checkpoint), client, partial(dict, tower), only_exact=True)
+        assert exact.prefix("image") == (usual.prefix("image") if is_exact else "")
+        assert usual.is_exact is is_exact
+    assert "not batch-invariant" in caplog.text
 
 
 def test_the_scales_of_an_fp8_tower_are_in_the_key_by_their_content(checkpoint: Path, client: Client) -> None:
@@ -166,23 +187,38 @@ def test_the_scales_of_an_fp8_tower_are_in_the_key_by_their_content(checkpoint: 
     assert prefix(engine(checkpoint, encoder=of_fp8), client) != usual
 
 
-def test_versions_and_content_are_in_the_key(checkpoint: Path, client: Client) -> None:
+def test_versions_and_files_are_in_the_key(checkpoint: Path, client: Client) -> None:
     usual = prefix(engine(checkpoint), client)
-    assert prefix(engine(checkpoint), client, PROCESS | {"vllm": "0.34.0"}) != usual
+    other = KeyNamespace(engine(checkpoint), ConnectorSettings(), "0.34.0", lambda: TOWER)
+    other.prepare(client)
+    assert other.prefix("image") != usual
     assert prefix(engine(checkpoint), client, weights_version="step 7") != usual
+    (checkpoint / "model.safetensors").write_text("the workers say what the weights are")
+    assert prefix(engine(checkpoint), client) == usual
     (checkpoint / "preprocessor_config.json").write_text("{}")
     assert prefix(engine(checkpoint), client) != usual
 
 
-def test_an_engine_with_new_weights_shares_with_nobody(checkpoint: Path, client: Client) -> None:
-    count = [0]
-    engines = [KeyNamespace(engine(checkpoint), ConnectorSettings(), PROCESS, lambda: count[0]) for _ in range(2)]
-    for each in engines:
-        each.prepare(client)
-    before = {each.prefix() for each in engines}
-    count[0] = 1
-    after = {each.prefix() for each in engines}
-    assert (len(before), len(after), len(before | after)) == (1, 2, 3)
+@pytest.mark.parametrize("encoder", ["", "named"])
+def test_engines_share_by_the_weights_that_they_have(checkpoint: Path, client: Client, encoder: str) -> None:
+    towers: list[Any] = [TOWER, TOWER]
+    engines = [
+        namespace_of(engine(checkpoint), client, partial(towers.__getitem__, at), encoder=encoder) for at in (0, 1)
+    ]
+
+    def found() -> list[str]:
+        return [each.prefix("image") for each in engines]
+
+    first, same = found()
+    assert first == same
+    towers[0] = TOWER | {"tower": "trained"}
+    trained, other = found()
+    assert (trained == first, other) == (False, first)
+    towers[1] = TOWER | {"tower": "trained"}
+    # A name that an operator has given says nothing of trained weights: only the engine itself knows them.
+    assert (found()[1] == trained) is not bool(encoder)
+    towers[:] = [None, dict(TOWER)]
+    assert found() == ["", first]
 
 
 def test_a_checkpoint_elsewhere_needs_a_name(client: Client, tmp_path: Path) -> None:

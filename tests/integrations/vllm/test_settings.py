@@ -28,6 +28,7 @@ def test_settings_are_read() -> None:
         ({"claim_wait_s": True}, "claim_wait_s is True, and must be float"),
         ({"tenant": None}, "tenant is None, and must be str"),
         ({"max_pinned_mb": -1}, "max_pinned_mb is -1.0, and must be 0 or more"),
+        ({"only_exact": True, "encoder": "cats"}, "only_exact needs names by content, and encoder replaces them"),
         ({"lease_steps": 0}, "lease_steps is 0, and must be above 0"),
         ({"claim_wait_s": float("nan")}, "claim_wait_s is nan, and must be above 0"),
     ],

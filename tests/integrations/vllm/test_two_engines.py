@@ -33,7 +33,7 @@ def test_what_one_has_encoded_the_other_loads(store: StoreService, new_engine: N
     one.settle(A, B)
     assert two.step(Request("r2", [A, C, A])) == [C]
     assert at_rest(store, one, two)
-    assert two.scheduler.counts["hits/image"] == 1
+    assert (two.scheduler.counts["hits/image"], two.scheduler.counts["exact_hits"]) == (1, 1)
     assert (two.scheduler.counts["loads"], two.scheduler.counts["encodes/image"]) == (1, 1)
 
 
@@ -321,12 +321,41 @@ def test_what_an_engine_has_forgotten_comes_back_from_the_store(new_engine: NewE
 
 def test_new_weights_hide_what_was_there(new_engine: NewEngine) -> None:
     prefixes = [PREFIX]
-    engine = new_engine(prefix=lambda: prefixes[-1])
+    engine = new_engine(prefix=lambda modality: prefixes[-1])
     engine.step(Request("r1", [A]))
     engine.settle(A)
     prefixes.append("encoder/later/")
     engine.caches[0].clear()
     assert engine.step(Request("r2", [A])) == [A]
+
+
+def test_while_the_weights_are_unknown_nothing_is_found_or_saved(new_engine: NewEngine) -> None:
+    prefixes = [PREFIX]
+    engine, other = new_engine(prefix=lambda modality: prefixes[-1]), new_engine()
+    engine.step(Request("r1", [A]))
+    engine.settle(A)
+    prefixes.append("")
+    engine.caches[0].clear()
+    assert engine.step(Request("r2", [A, B])) == [A, B]
+    prefixes.append(PREFIX)
+    engine.caches[0].clear()
+    assert engine.step(Request("r3", [A])) == [], "the weights are again those of the record"
+    assert other.step(Request("r4", [B])) == [B], "what was encoded meanwhile is not there"
+
+
+def test_weights_that_a_worker_loads_by_itself_hide_what_is_planned(store: StoreService, new_engine: NewEngine) -> None:
+    engine, other = new_engine(), new_engine()
+    other.step(Request("r1", [A]))
+    other.settle(A)
+    engine.is_written = True
+    assert engine.step(Request("r2", [A, B])) == [B, A], "B was missing, A was found under the key of former weights"
+    assert engine.num_forgotten > 0
+    assert other.step_when_free(Request("r3", [B])) == [B], "what it encoded was not saved under that key"
+    engine.settle(B)
+    engine.is_written = False
+    engine.caches[0].clear()
+    assert engine.step(Request("r4", [A, B])) == []
+    assert at_rest(store, engine, other)
 
 
 def test_a_consumer_saves_and_claims_nothing(store: StoreService, new_engine: NewEngine) -> None:

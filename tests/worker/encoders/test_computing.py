@@ -79,8 +79,9 @@ def test_sums_are_divided_among_threads() -> None:
         torch.set_num_threads(number)
     assert set(seen) == {1, 2}
     assert threads_row("cuda") is None
-    # On some processors the division makes no difference; where it does, the name must tell them apart, as it does.
     assert name(threads=1) != name(threads=2)
+    if torch.equal(seen[1], seen[2]):
+        pytest.skip("this processor's library divides these sums alike: the name need not tell them apart here")
 
 
 @contextmanager

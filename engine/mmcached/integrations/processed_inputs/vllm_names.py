@@ -10,11 +10,9 @@ from typing import Any
 
 from mmcached.cache.output_names import PACKAGES
 from mmcached.client import Client
-from mmcached.integrations.identity import checkpoint_folder, checkpoint_identity
+from mmcached.integrations.identity import OF_PROCESSORS, checkpoint_folder, checkpoint_identity
 from mmcached.wire.extras import package_versions
 
-SUFFIXES = frozenset({".json", ".py", ".txt", ".jinja", ".model", ".tiktoken"})
-"""Suffixes of checkpoint files that a processor may read; it reads no weights."""
 _ARGUMENTS = ("limit_per_prompt", "mm_processor_kwargs", "media_io_kwargs", "video_pruning_rate")
 
 
@@ -33,8 +31,8 @@ def processor_parts(model_config: Any, client: Client) -> dict[str, Any]:
     return {
         "host": "vllm",
         "versions": package_versions(PACKAGES),
-        "files": checkpoint_identity(files, client, suffixes=SUFFIXES),
-        "tokenizer": checkpoint_identity(tokenizer, client, suffixes=SUFFIXES),
+        "files": checkpoint_identity(files, client, suffixes=OF_PROCESSORS),
+        "tokenizer": checkpoint_identity(tokenizer, client, suffixes=OF_PROCESSORS),
         "config": str(model_config.hf_config.to_dict()),
         "dtype": str(model_config.dtype),
         "arguments": {name: str(getattr(encoder, name, None)) for name in _ARGUMENTS},

@@ -37,9 +37,9 @@ from mmcached.integrations.vllm.messages import StepOrders, StepReport
 from mmcached.integrations.vllm.ranks import failed_in_any
 from mmcached.integrations.vllm.scheduler_side import SchedulerSide
 from mmcached.integrations.vllm.settings import ConnectorSettings
-from mmcached.integrations.vllm.weights import note_change, num_changes, watch
+from mmcached.integrations.vllm.tower import is_written
+from mmcached.integrations.vllm.weights import tower_of, watch
 from mmcached.integrations.vllm.worker_side import WorkerSide
-from mmcached.worker.encoders.computing import cpu_row, precision_row, torch_versions
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -201,8 +201,8 @@ class MmcachedECConnector(ECConnectorBase):
 
     def _scheduler_side(self, vllm_config: VllmConfig, settings: ConnectorSettings) -> SchedulerSide:
         engine_id = vllm_config.ec_transfer_config.engine_id
-        _watch_weights(vllm_config, engine_id)
-        namespace = KeyNamespace(vllm_config, settings, _process(), functools.partial(num_changes, engine_id))
+        _watch_weights(vllm_config)
+        namespace = KeyNamespace(vllm_config, settings, vllm_version, tower_of(engine_id).rows)
         contact = ReconnectingClient(
             functools.partial(_client, settings, fail_open=False, counts_hits=True),
             namespace.prepare,
@@ -218,6 +218,8 @@ class MmcachedECConnector(ECConnectorBase):
             Sharing.of(vllm_config, settings),
             Leases(num_ranks, settings.lease_steps),
             EngineClaims(contact, settings.claim_wait_s) if is_claiming else None,
+            is_exact=lambda: namespace.is_exact,
+            forget_tower=tower_of(engine_id).forget,
             can_save=self.is_producer,
             is_encode_only=self._is_encode_only,
             window=vllm_config.scheduler_config.max_num_batched_tokens + num_drafted,
@@ -239,6 +241,7 @@ class MmcachedECConnector(ECConnectorBase):
             vllm_config.model_config.dtype,
             max_waiting_bytes=settings.max_waiting_bytes if saves else 0,
             agree=_agree if num_ranks > 1 else list,
+            is_written=is_written,
             is_encode_only=self._is_encode_only,
             call_timeout_s=settings.call_timeout_s,
         )
@@ -256,25 +259,13 @@ class MmcachedECConnector(ECConnectorBase):
         return any(each.data is not None for name, each in feature.data.items() if name not in sizes)
 
 
-def _process() -> dict[str, Any]:
-    """Return what decides bits in this process, without a context on a GPU; see `KeyNamespace`."""
-    kind = current_platform.device_type
-    device = {"name": current_platform.get_device_name(), "capability": str(current_platform.get_device_capability())}
-    return {
-        "vllm": vllm_version,
-        "torch": torch_versions(),
-        "device": {"type": kind, **(cpu_row() if kind == "cpu" else device)},
-        "precision": precision_row(kind),
-    }
-
-
-def _watch_weights(vllm_config: VllmConfig, engine_id: str | None) -> None:
+def _watch_weights(vllm_config: VllmConfig) -> None:
     try:
         from vllm.v1.executor.abstract import Executor
 
         watch(Executor.get_class(vllm_config))
     except (ImportError, AttributeError) as error:
-        note_change(engine_id, f"calls that cannot be watched in this vLLM ({error})")
+        logger.warning("mmcached: nothing is shared, because calls cannot be watched in this vLLM: %s", error)
 
 
 def _width(vllm_config: VllmConfig, modality: str) -> int:

@@ -3,13 +3,15 @@
     encoder/<fingerprint>/<item>      item: vLLM's hash of the content and of how it is processed
 
 vLLM's hash names a model by its path only. The fingerprint covers everything else that an output depends on: the bytes
-of weights and configurations, how the encoder is run, on which device, and the versions of vLLM and of the packages
-that compute beside it. Only the names of vLLM's settings are used here, not its classes. An unknown setting is part of
-the key: two engines that differ in an irrelevant one encode for themselves, which is better than a wrong output.
+of the tower's weights as the workers have them, those of configurations, how the encoder is run, on which device, and
+the versions of vLLM and of the packages that compute beside it. Only the names of vLLM's settings are used here, not
+its classes. An unknown setting is part of the key: two engines that differ in an irrelevant one encode for themselves,
+which is better than a wrong output.
 """
 
 from __future__ import annotations
 
+import logging
 import re
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Set
@@ -18,13 +20,13 @@ from typing import Any
 
 from mmcached.cache.fingerprints import fingerprint
 from mmcached.cache.name_files import note_name
-from mmcached.cache.output_names import PACKAGES, computing_variables
+from mmcached.cache.output_names import is_exact
 from mmcached.cache.store_keys import output_key
 from mmcached.client import Client
-from mmcached.integrations.identity import checkpoint_folder, checkpoint_identity
+from mmcached.integrations.identity import OF_PROCESSORS, checkpoint_folder, checkpoint_identity
 from mmcached.integrations.vllm.settings import ConnectorSettings
-from mmcached.wire.extras import package_versions
 
+_LOG = logging.getLogger("vllm.mmcached")
 _HASH = re.compile("[0-9a-f]{64}|[0-9a-f]{128}")
 _NUMBERED = re.compile(r".*-(image|video|audio|vision_chunk|prompt_embeds)-\d+", re.DOTALL)
 """vLLM's names for items that it does not hash: the same in every engine, whatever their content."""
@@ -47,58 +49,81 @@ _OF_KERNELS = ("ir_op_priority", "enable_flashinfer_autotune")
 
 
 class KeyNamespace:
-    """The key prefix of one engine's items.
+    """The key prefixes of one engine's items.
 
     Args:
-        process: What vLLM's process says of itself: `vllm` and `torch`, versions as imported; `device`, the kind of its
-            device; `precision`, torch's switches.
-        num_changes: Returns how often the engine's weights may have changed since it started. After the first change
-            the engine shares with no other: its weights are unknown.
+        vllm: The version of vLLM as imported.
+        tower: Returns what all ranks have read of the tower, see `tower.read_tower`; None while it is unknown.
     """
 
     def __init__(
-        self, vllm_config: Any, settings: ConnectorSettings, process: Mapping[str, Any], num_changes: Callable[[], int]
+        self,
+        vllm_config: Any,
+        settings: ConnectorSettings,
+        vllm: str,
+        tower: Callable[[], Mapping[str, Any] | None],
     ) -> None:
         self._vllm_config = vllm_config
         self._settings = settings
-        self._process = process
-        self._num_changes = num_changes
+        self._vllm = vllm
+        self._tower = tower
         self._own_name = secrets.token_hex(16)
         self._run_dir = Path()
-        self._rows: dict[str, Any] | None = None
-        self._made: tuple[int, str] = (-1, "")
+        self._files: dict[str, str] | None = None
+        self._first: Mapping[str, Any] | None = None
+        self._seen: Mapping[str, Any] | None = None
+        self._made: dict[bool, str] = {}
+        self.is_exact = False
+        """Whether a found output equals what this engine would compute, bit for bit."""
 
     def prepare(self, client: Client) -> None:
-        """Read the checkpoint (seconds to minutes) unless another process of this host has done so.
+        """Read the checkpoint's small files, unless another process of this host has done so.
 
         Raises:
             OSError: The checkpoint cannot be read.
         """
-        self._run_dir = client.run_dir
-        if self._settings.encoder:
-            self._rows = {}
-            return
-        checkpoint = self._settings.checkpoint or checkpoint_identity(checkpoint_path(self._vllm_config), client)
-        rows = rows_of_engine(self._vllm_config, self._settings, self._process, checkpoint)
-        encoder = getattr(self._vllm_config.model_config, "multimodal_config", None)
-        if scales := getattr(encoder, "mm_encoder_fp8_scale_path", None):
-            rows["quantization"]["scales"] = checkpoint_identity(scales, client)
-        self._rows = rows
+        files = {}
+        if not self._settings.encoder:
+            scales = getattr(self._vllm_config.model_config.multimodal_config, "mm_encoder_fp8_scale_path", None)
+            files["scales"] = checkpoint_identity(scales, client) if scales else ""
+            files["checkpoint"] = self._settings.checkpoint
+            if not self._settings.checkpoint:
+                path = checkpoint_path(self._vllm_config)
+                files["checkpoint"] = checkpoint_identity(path, client, suffixes=OF_PROCESSORS)
+        self._run_dir, self._files = client.run_dir, files
 
-    def prefix(self) -> str:
-        """Return the key prefix; empty before `prepare` has ended."""
-        if self._rows is None:
+    def prefix(self, modality: str) -> str:
+        """Return the key prefix of a modality's items; empty where nothing is shared.
+
+        That is before `prepare` has ended, while the tower is unknown, and with `only_exact` for one that is not exact.
+
+        Args:
+            modality: "" for a prefix that changes with each of the others.
+        """
+        tower = None if self._files is None else self._tower()
+        if tower is None:
             return ""
-        if (changes := self._num_changes()) != self._made[0]:
-            own = f"{self._own_name}.{changes}" if changes else ""
-            self._made = (changes, self._prefix(self._rows, own))
-        return self._made[1]
+        if tower is not self._seen:
+            self._seen, self._made = tower, {}
+            self._first = self._first or tower
+        has_words = not (modality == "image" and tower["is_image_wordless"])
+        if has_words not in self._made:
+            self._made[has_words] = self._prefix(tower, has_words=has_words)
+        return self._made[has_words]
 
-    def _prefix(self, rows: Mapping[str, Any], own: str) -> str:
+    def _prefix(self, tower: Mapping[str, Any], *, has_words: bool) -> str:
+        weights = {"tower": tower["tower"], "words": tower["words"] if has_words else None}
         if self._settings.encoder:
-            return _prefix_of_encoder(self._settings.encoder, own)
-        named = {**rows, "weights": {**rows["weights"], "own": own}}
-        return output_key(note_name(self._run_dir, named), "")
+            first = self._first or tower
+            is_first = all(first[name] == tower[name] for name in ("tower", "words"))
+            return _prefix_of_encoder(self._settings.encoder, "" if is_first else f"{self._own_name} {weights}")
+        files = self._files or {}
+        rows = rows_of_engine(self._vllm_config, self._settings, self._vllm, tower, files)
+        self.is_exact = is_exact(rows)
+        if self._settings.only_exact and not self.is_exact:
+            _LOG.warning("mmcached: nothing is shared: only_exact is set, and this vLLM is not batch-invariant")
+            return ""
+        return output_key(note_name(self._run_dir, {**rows, "weights": {**rows["weights"], **weights}}), "")
 
 
 def key_of(encoder: str, item: str) -> str:
@@ -115,36 +140,40 @@ def _prefix_of_encoder(encoder: str, own: str) -> str:
 
 
 def rows_of_engine(
-    vllm_config: Any, settings: ConnectorSettings, process: Mapping[str, Any], checkpoint: str
+    vllm_config: Any,
+    settings: ConnectorSettings,
+    vllm: str,
+    tower: Mapping[str, Any],
+    files: Mapping[str, str],
 ) -> dict[str, Any]:
-    """Return all that an output depends on beside its item, by the rows of `output_names.ROWS`."""
+    """Return all that an output depends on beside its item, by the rows of `output_names.ROWS`.
+
+    Args:
+        vllm: The version of vLLM.
+        tower: What all ranks have read of the tower.
+        files: Digests of the processor's files (`checkpoint`) and of the scales of an fp8 tower (`scales`).
+    """
     model = vllm_config.model_config
     parallel, compilation = (getattr(vllm_config, f"{name}_config", None) for name in ("parallel", "compilation"))
     of_compiler = ("inductor_compile_config",) if getattr(compilation, "compile_mm_encoder", False) else ()
     encoder = _settings_of(getattr(model, "multimodal_config", None), without=_NOT_OF_OUTPUTS)
-    variables = computing_variables()
     return {
         "host": "vllm",
-        "weights": {
-            "checkpoint": checkpoint,
-            "weights_version": settings.weights_version,
-            "revision": _plain(model.revision),
-            "commit": _plain(getattr(model.hf_config, "_commit_hash", None)),
-            "load_format": _plain(getattr(vllm_config.load_config, "load_format", None)),
-        },
+        "weights": {"weights_version": settings.weights_version},
         "model": _plain({k: v for k, v in model.hf_config.to_dict().items() if k not in _NOT_OF_THE_ENCODER}),
-        "processor": _without(encoder, "attn", "tp_mode"),  # its files are in `checkpoint`
-        "code": {"vllm": process["vllm"], "model_impl": _plain(getattr(model, "model_impl", None))},
+        "processor": {
+            "files": files["checkpoint"],
+            "revision": _plain(model.revision),
+            "settings": _without(encoder, "attn", "tp_mode"),
+        },
+        "code": {"vllm": vllm, "model_impl": _plain(getattr(model, "model_impl", None))},
         "dtype": str(model.dtype),
         "attention": {
             "encoder": _only(encoder, "attn"),
             "engine": _settings_of(getattr(vllm_config, "attention_config", None)),
         },
-        "device": process["device"],
         "threads": None,  # of no use where `batching` is "any"; an exact name is one of a GPU
-        "libraries": {"torch": process["torch"], "packages": package_versions(PACKAGES)},
-        "variables": variables,
-        "precision": process["precision"],
+        **{row: tower[row] for row in ("device", "libraries", "variables", "precision")},
         "ranks": {
             "tensor_parallel_size": _plain(getattr(parallel, "tensor_parallel_size", None)),
             "encoder": _only(encoder, "tp_mode"),
@@ -153,20 +182,26 @@ def rows_of_engine(
             "compiler": _named(compilation, (*_OF_COMPILATION, *of_compiler)),
             "kernels": _named(getattr(vllm_config, "kernel_config", None), _OF_KERNELS),
         },
-        "quantization": {"method": _plain(model.quantization)},
+        "quantization": {"method": _plain(model.quantization), "scales": files["scales"]},
         "adapters": None,  # an engine with adapters on the tower does not share
-        "batching": "invariant" if _is_batch_invariant(variables, process["device"], compilation) else "any",
+        "batching": "invariant" if _is_batch_invariant(tower, compilation) else "any",
     }
 
 
-def _is_batch_invariant(variables: Mapping[str, str], device: Mapping[str, Any], compilation: Any) -> bool:
+def _is_batch_invariant(tower: Mapping[str, Any], compilation: Any) -> bool:
     """Return whether vLLM's tower computes the same for an item in every batch.
 
     vLLM has such kernels for CUDA only; compiled code does not go through them.
     """
-    value = variables.get("VLLM_BATCH_INVARIANT", "")
-    is_asked = value.isdecimal() and int(value) > 0
-    return is_asked and device.get("type") == "cuda" and not getattr(compilation, "compile_mm_encoder", False)
+    devices = tower["device"] if isinstance(tower["device"], list) else [tower["device"]]
+    variables = tower["variables"] if isinstance(tower["variables"], list) else [tower["variables"]]
+    values = [each.get("VLLM_BATCH_INVARIANT", "") for each in variables]
+    is_asked = all(value.isdecimal() and int(value) > 0 for value in values)
+    return (
+        is_asked
+        and all(device["type"] == "cuda" for device in devices)
+        and not getattr(compilation, "compile_mm_encoder", False)
+    )
 
 
 def checkpoint_path(vllm_config: Any) -> Path:

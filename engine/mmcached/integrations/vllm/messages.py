@@ -64,6 +64,7 @@ class StepReport:
         ended: Keys of saves that have ended since the last report, with the outcome: see `Saver`.
         lost: Requests that got rows of zeros, because there was neither a record nor data to encode.
         counts: Figures since the last report, see `metrics`.
+        is_written: Weights were loaded in a rank's process, without a call that the scheduler sees.
     """
 
     step: int
@@ -71,6 +72,7 @@ class StepReport:
     ended: list[tuple[str, str]] = field(default_factory=list)
     lost: list[str] = field(default_factory=list)
     counts: Mapping[str, float] = field(default_factory=dict)
+    is_written: bool = False
 
     def aggregate(self, other: StepReport) -> StepReport:
         """Return the merged report of two groups of ranks."""
@@ -80,4 +82,5 @@ class StepReport:
             self.ended + other.ended,
             self.lost + [each for each in other.lost if each not in self.lost],
             Counter(self.counts) + Counter(other.counts),
+            self.is_written or other.is_written,
         )

@@ -18,6 +18,7 @@ BY_MODALITY = {
     "encodes": "Items that this engine has encoded",
 }
 FIGURES = {
+    "exact_hits": "Those of the hits that equal what this engine would have computed, bit for bit",
     "unusable": "Records found there that do not fit the model: other rows, width or dtype, or not finite",
     "waits": "Steps in which a request waited for another engine's encoder, or for the service's answer about it",
     "loads": "Items scheduled to be loaded from the store",

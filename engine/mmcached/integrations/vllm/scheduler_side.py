@@ -42,7 +42,10 @@ class SchedulerSide:
     """The scheduler's half of one engine.
 
     Args:
-        prefix: Returns the key prefix, which differs after each change of weights.
+        prefix: Returns the key prefix of a modality's items, by the content of the weights; "" while it is unknown.
+            That of modality "" changes with each other one.
+        forget_tower: Has the weights read again before the next prefix is returned.
+        is_exact: Returns whether records under these prefixes equal what the engine would compute.
         claims: None to encode missing items without asking which engine encodes them.
         can_save: Whether this engine's workers save what they encode.
         is_encode_only: Whether the engine only encodes for others; it then saves its items again when the store has
@@ -58,11 +61,13 @@ class SchedulerSide:
     def __init__(
         self,
         contact: ReconnectingClient,
-        prefix: Callable[[], str],
+        prefix: Callable[[str], str],
         sharing: Sharing,
         leases: Leases,
         claims: EngineClaims | None,
         *,
+        is_exact: Callable[[], bool],
+        forget_tower: Callable[[], None],
         can_save: bool,
         is_encode_only: bool,
         window: int,
@@ -74,6 +79,8 @@ class SchedulerSide:
     ) -> None:
         self._contact = contact
         self._prefix = prefix
+        self._is_exact = is_exact
+        self._forget_tower = forget_tower
         self._sharing = sharing
         self._leases = leases
         self._claims = claims
@@ -88,6 +95,7 @@ class SchedulerSide:
         self._former_prefix = ""
         self._local: set[str] = set()
         self._forms: dict[str, PartForm] = {}
+        self._keys: dict[str, str] = {}
         self._judged: dict[tuple[str, PartForm], str | None] = {}
         self._has_warned = False
         self._plan = StepOrders(0)
@@ -97,26 +105,27 @@ class SchedulerSide:
 
     @property
     def is_sharing(self) -> bool:
-        return self._contact.is_there
+        """Whether the service is connected, and the weights are known."""
+        return self._contact.is_there and bool(self._prefix(""))
 
     # ---- calls of the scheduler, in their order
 
     def ensure_available(self, request: Any, num_computed_tokens: int) -> bool:
         """Look up the items that a request needs next; return False if it must not be scheduled in this step."""
-        prefix = self._current_prefix()
+        self._note_prefix()
         wanted = self._wanted(request, num_computed_tokens)
         if not wanted:
             return True
-        shared = {name: prefix + name for name in wanted if name in self._forms}
-        if shared and self._contact.is_there:
+        shared = {name: self._keys[name] for name in wanted if name in self._keys}
+        if shared and self.is_sharing:
             self._look_up(shared)
         return all(name in self._leases for name in wanted) or self._can_do_without(request, wanted, shared)
 
     def has_item(self, name: str) -> bool:
         """Return whether an item that is not in the engine's cache can be loaded in this step."""
-        if name in self._local and name not in self._leases and name in self._forms:
+        if name in self._local and name not in self._leases and name in self._keys and self.is_sharing:
             self._local.discard(name)  # the engine has dropped the item without telling the connector
-            self._look_up({name: self._prefix() + name})
+            self._look_up({name: self._keys[name]})
         return name in self._leases
 
     def allocated(self, request: Any, index: int) -> None:
@@ -125,11 +134,12 @@ class SchedulerSide:
         name = feature.identifier
         self._local.add(name)
         hit = self._leases.use(name, self._plan.step)
-        is_looked_for = self._sharing.may_share(feature) and self._contact.is_there
+        is_looked_for = self._sharing.may_share(feature) and self.is_sharing
+        key = self._prefix(feature.modality) + name
         self.counts[f"queries/{feature.modality}"] += is_looked_for
         if hit is not None and hit.token is not None:
-            key = self._prefix() + name
             self.counts[f"hits/{feature.modality}"] += 1
+            self.counts["exact_hits"] += self._is_exact()
             self._contact.count([key])
             self._plan.loads.append(
                 Load(
@@ -146,9 +156,8 @@ class SchedulerSide:
             return
         self.counts[f"encodes/{feature.modality}"] += 1
         if is_looked_for and self._claims is None:  # else the service counted it when it granted the claim
-            self._contact.count([self._prefix() + name])
+            self._contact.count([key])
         if is_looked_for and self._can_save:
-            key = self._prefix() + name
             self._plan.saves[name] = key
             self._encoded.append((name, request.request_id, index))
             if self._claims is not None:
@@ -175,6 +184,7 @@ class SchedulerSide:
                     self._claims.not_saved(key)
         self._encoded.clear()
         self._forms.clear()
+        self._keys.clear()
         for name in output.free_encoder_mm_hashes:
             self._local.discard(name)
             self._leases.give_back(name, plan.step)
@@ -190,6 +200,8 @@ class SchedulerSide:
     def reported(self, report: StepReport) -> None:
         """Take the workers' report: give back leases, end claims, add up figures."""
         self._leases.end_step(report.step, report.num_ranks)
+        if report.is_written:
+            self._forget_tower()
         self._unavailable.update(report.lost)
         self.counts.update(report.counts)
         if self._claims is not None:
@@ -207,14 +219,13 @@ class SchedulerSide:
 
     # ---- how
 
-    def _current_prefix(self) -> str:
-        """Return the key prefix; after a change of weights forget the items of the engine."""
-        prefix = self._prefix()
+    def _note_prefix(self) -> None:
+        """After a change of weights forget the items of the engine."""
+        prefix = self._prefix("")
         if prefix != self._former_prefix:
             self._former_prefix = prefix
             self._local.clear()
             self._leases.end_pass(self._plan.step)
-        return prefix
 
     def _wanted(self, request: Any, num_computed_tokens: int) -> dict[str, int]:
         """Return the items, as index by name, that the next step may need and the engine lacks."""
@@ -229,6 +240,7 @@ class SchedulerSide:
                 if self._sharing.may_share(feature):
                     rows, width = request.get_num_encoder_embeds(index), self._width_of(feature.modality)
                     self._forms[name] = PartForm((width,), self._dtype, rows)
+                    self._keys[name] = self._prefix(feature.modality) + name
                 if name not in self._local or self._is_encode_only:
                     wanted[name] = index
         return wanted
@@ -264,7 +276,7 @@ class SchedulerSide:
 
     def _can_do_without(self, request: Any, wanted: dict[str, int], shared: dict[str, str]) -> bool:
         """Claim the missing items; return False if the request must not be scheduled in this step."""
-        if self._contact.is_there:
+        if self.is_sharing:
             lost = [name for name in shared if name in self._local and name not in self._leases]
             self._plan.saves.update((name, shared[name]) for name in lost)
         missing = [name for name in wanted if name not in self._leases and name not in self._local]
@@ -274,15 +286,15 @@ class SchedulerSide:
                 if not (name in shared and self._contact.is_starting and self._clock() < self._give_up_at):
                     self._unavailable.add(request.request_id)
                 return False
-        is_waiting = self._must_wait([shared[name] for name in missing if name in shared])
+        is_waiting = self._must_wait({shared[name]: name for name in missing if name in shared})
         self.counts["waits"] += is_waiting
         return not is_waiting
 
-    def _must_wait(self, keys: list[str]) -> bool:
-        if self._claims is None or not keys or not self._contact.is_there:
+    def _must_wait(self, names: dict[str, str]) -> bool:
+        """Claim the keys of `names`; return whether the request must wait."""
+        if self._claims is None or not names or not self.is_sharing:
             return False
-        is_waiting, hits = self._claims.must_wait(keys)
-        prefix = self._prefix()
+        is_waiting, hits = self._claims.must_wait(list(names))
         for key, hit in hits.items():
-            self._add(key.removeprefix(prefix), hit)
+            self._add(names[key], hit)
         return is_waiting

@@ -21,6 +21,8 @@ class ConnectorSettings:
         encoder: A name that stands for all that an output depends on, for engines whose images another program encodes.
             The user vouches for it: all engines that share it must compute the same output for an item.
         weights_version: Any text; engines share with engines of the same text. For weights that come from elsewhere.
+        only_exact: Share only where a found output equals what this engine would compute, bit for bit: vLLM must be
+            batch-invariant (`VLLM_BATCH_INVARIANT=1`, CUDA, no compiled encoder). Otherwise the engine shares nothing.
         share_named_items: Also share items that clients have named (`uuid`); the client vouches for the content.
         single_flight: Have one engine of the host encode a new item while the others wait for it.
         claim_wait_s: How long an engine waits for another engine's encoder.
@@ -36,6 +38,7 @@ class ConnectorSettings:
     checkpoint: str = ""
     encoder: str = ""
     weights_version: str = ""
+    only_exact: bool = False
     share_named_items: bool = False
     single_flight: bool = True
     claim_wait_s: float = 10.0
@@ -59,6 +62,9 @@ class ConnectorSettings:
             if not (value is None and "None" in wanted) and type(values[name]).__name__ != wanted[0]:
                 raise ValueError(f"ec_connector_extra_config: {name} is {value!r}, and must be {kinds[name]}")
         settings = cls(**values)
+        if settings.only_exact and settings.encoder:
+            text = "only_exact needs names by content, and encoder replaces them: set one of the two"
+            raise ValueError(f"ec_connector_extra_config: {text}")
         for name in ("claim_wait_s", "max_waiting_saves_mb", "call_timeout_s", "lease_steps"):
             if not getattr(settings, name) > 0:
                 raise ValueError(f"ec_connector_extra_config: {name} is {getattr(settings, name)}, and must be above 0")

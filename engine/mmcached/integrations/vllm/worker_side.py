@@ -49,6 +49,8 @@ class WorkerSide:
         dtype: The dtype that the model computes in.
         max_waiting_bytes: Bytes of waiting saves; 0 for a rank that saves nothing, because another rank has the same.
         agree: See `Agree`.
+        is_written: Returns whether weights were loaded in this process since the tower was last read, so that the keys
+            of a plan may be those of other weights.
         is_encode_only: Whether the engine only encodes for others.
         call_timeout_s: Timeout of a load that must ask the service.
     """
@@ -61,6 +63,7 @@ class WorkerSide:
         *,
         max_waiting_bytes: int,
         agree: Agree,
+        is_written: Callable[[], bool],
         is_encode_only: bool,
         call_timeout_s: float,
     ) -> None:
@@ -68,6 +71,7 @@ class WorkerSide:
         self._device = device
         self._dtype = dtype
         self._agree = agree
+        self._is_written = is_written
         self._is_encode_only = is_encode_only
         self._call_timeout_s = call_timeout_s
         self._ended: deque[tuple[str, str]] = deque()
@@ -87,7 +91,10 @@ class WorkerSide:
         if not loads:
             return
         started = time.perf_counter()
-        outputs = [self._output(load) for load in loads]
+        is_written = self._is_written()
+        if is_written:
+            self._warn("weights were loaded in this process: nothing is found or saved until they are read again")
+        outputs = [None if is_written else self._output(load) for load in loads]
         failures = self._agree([output is None for output in outputs])
         for load, output, has_failed in zip(loads, outputs, failures, strict=True):
             if has_failed or output is None:
@@ -110,7 +117,7 @@ class WorkerSide:
             return
         started = time.perf_counter()
         output = cache[name]
-        if not isinstance(output, torch.Tensor):
+        if not isinstance(output, torch.Tensor) or self._is_written():
             self._ended.append((key, "failed"))
             return
         wait = self._device.begin_copy([output])
@@ -125,9 +132,10 @@ class WorkerSide:
         ended = [self._ended.popleft() for _ in range(len(self._ended))]
         for _, outcome in ended:
             self._counts[outcome] += 1
-        if self._report_step is None and not ended and not self._counts:
+        is_written = self._is_written()
+        if self._report_step is None and not ended and not self._counts and not is_written:
             return None
-        report = StepReport(plan.step, 1, ended, self._lost, dict(self._counts))
+        report = StepReport(plan.step, 1, ended, self._lost, dict(self._counts), is_written)
         self._report_step, self._lost = None, []
         self._counts.clear()
         return report

@@ -1,0 +1,168 @@
+"""Reads a worker's tower: the content of its weights, and what computes them. Runs in the worker, called by `weights`.
+
+    parameters outside the language model ──all bytes, blake3──> `tower`
+    the language model's word embeddings ──all bytes, blake3──> `words`, for models whose items have some of them
+
+Which modules are the language model's, vLLM's models say themselves (`_mark_language_model`, for `--mm-encoder-only`).
+Some put word embeddings into an item, such as the time stamps of a video: their `embed_multimodal` names the language
+model. Of a model that marks nothing every parameter counts.
+
+Buffers that no checkpoint has follow from the configuration, and are not read: some grow with use.
+
+Trainers that share a worker's process call the model's `load_weights` themselves. `is_written` says so to the worker's
+half of the connector, which loads and saves nothing until the scheduler's half has had the tower read again.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Iterator
+from types import CodeType, FunctionType
+from typing import Any
+
+import torch
+from blake3 import blake3
+
+from mmcached.cache.output_names import PACKAGES
+from mmcached.worker.encoders.computing import computing_rows
+
+_WATCHED = "_mmcached_watches"
+_HEADS = frozenset({"lm_head", "logits_processor"})
+_WORDS_IN_VIDEOS_ONLY = frozenset({"Qwen3VLForConditionalGeneration", "NemotronH_Nano_VL_V2"})
+"""Classes, with their subclasses, whose images have no word embeddings although their videos do."""
+
+
+_writes = {"seen": 0, "read": 0}
+"""Calls of `load_weights` in this process since the tower was first read: all, and those before it was last read."""
+
+
+def is_written() -> bool:
+    """Return whether weights were loaded in this process since its tower was last read."""
+    return _writes["seen"] != _writes["read"]
+
+
+def read_tower(worker: Any) -> dict[str, Any]:
+    """Return what one rank knows of the tower, as JSON values.
+
+    `tower`, `words`: digests of weights; None if this rank has none, or if items have no words
+    `is_image_wordless`: images have no words, whatever other items have
+    `device`, `libraries`, `variables`, `precision`: rows of `output_names.ROWS`
+    """
+    model = worker.get_model()
+    _watch_writes(model)
+    _writes["read"] = _writes["seen"]
+    tensors = dict(model.state_dict(keep_vars=True))
+    marked = list(getattr(model, "_language_model_names", ()))
+    of_text = {name for name in tensors if _is_below(name, marked) or not _HEADS.isdisjoint(name.split("."))}
+    words = _words(model, of_text) if marked and _names_one_of(type(model), marked) else set()
+    device = next((value.device for value in tensors.values()), torch.device("cpu"))
+    classes = {kind.__name__ for kind in type(model).__mro__}
+    return {
+        "tower": _digest(tensors, tensors.keys() - of_text),
+        "words": _digest(tensors, words),
+        "is_image_wordless": not words or not _WORDS_IN_VIDEOS_ONLY.isdisjoint(classes),
+        **computing_rows(device, PACKAGES),
+    }
+
+
+def of_all_ranks(found: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    """Return what all ranks of an engine have read, as one; lists by rank where ranks differ, as their weights may.
+
+    Ranks without a tower, as with pipeline parallelism, do not count for its digests.
+    """
+    ranks = list(found)
+    merged = {name: _one(rank[name] for rank in ranks) for name in ranks[0]}
+    merged |= {name: _one(rank[name] for rank in ranks if rank[name] is not None) for name in ("tower", "words")}
+    return merged
+
+
+def _watch_writes(model: Any) -> None:
+    load = getattr(model, "load_weights", None)
+    if load is None or hasattr(load, _WATCHED):
+        return
+
+    @functools.wraps(load)
+    def load_weights(*values: Any, **named: Any) -> Any:
+        try:
+            return load(*values, **named)
+        finally:
+            _writes["seen"] += 1
+
+    setattr(load_weights, _WATCHED, True)
+    model.load_weights = load_weights
+
+
+def _one(values: Iterable[Any]) -> Any:
+    """Return the value of all ranks; a list if they differ, None if there is none."""
+    found = list(values)
+    if not found:
+        return None
+    return found[0] if all(value == found[0] for value in found) else found
+
+
+def _digest(tensors: dict[str, torch.Tensor], names: Iterable[str]) -> str | None:
+    chosen = sorted(names)
+    if not chosen:
+        return None
+    digest = blake3(max_threads=blake3.AUTO)
+    for name in chosen:
+        for part in _plain(tensors[name].data):
+            flat = part.contiguous().reshape(-1).view(torch.uint8).cpu().numpy()
+            digest.update(f"{name} {part.dtype} {list(part.shape)} {len(flat)}\n".encode())
+            digest.update(flat.data)
+    return digest.hexdigest()
+
+
+def _plain(value: torch.Tensor) -> Iterator[torch.Tensor]:
+    """Yield the plain tensors that a tensor consists of: several where a quantiser packs it."""
+    if type(value) is torch.Tensor or not hasattr(value, "__tensor_flatten__"):
+        yield value
+    else:
+        names, _ = value.__tensor_flatten__()
+        for name in names:
+            yield from _plain(getattr(value, name))
+
+
+def _is_below(name: str, parents: Iterable[str]) -> bool:
+    return any(name == parent or name.startswith(f"{parent}.") for parent in parents)
+
+
+def _words(model: torch.nn.Module, of_text: set[str]) -> set[str]:
+    """Return the names of the language model's embeddings; of all its tensors if none looks like one."""
+    found = {
+        name
+        for path, module in model.named_modules()
+        if type(module).__name__.endswith("Embedding")
+        for name in of_text
+        if _is_below(name, [path])
+    }
+    return found or of_text
+
+
+def _names_one_of(kind: type, marked: Iterable[str]) -> bool:
+    """Return whether code behind `embed_multimodal` names the language model."""
+    wanted = {"get_language_model", *(name.rpartition(".")[2] for name in marked)}
+    seen: set[str] = set()
+    ahead = ["embed_multimodal"]
+    while ahead:
+        name = ahead.pop()
+        if name in seen:
+            continue
+        seen.add(name)
+        for owner in kind.__mro__:
+            method = vars(owner).get(name)
+            method = getattr(method, "__func__", method)
+            method = getattr(method, "__wrapped__", method)
+            if isinstance(method, FunctionType):
+                names = set(_names_in(method.__code__))
+                if names & wanted:
+                    return True
+                ahead += names
+    return False
+
+
+def _names_in(code: CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for value in code.co_consts:
+        if isinstance(value, CodeType):
+            yield from _names_in(value)
