@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
 from unittest import mock
@@ -320,7 +321,7 @@ class Map:
         return Lookup(self.tables(), self.announcement())
 
 
-def read_table(words: ModelWords, num_slots: int) -> npt.NDArray[np.uint64]:
+def read_table(words: ModelWords, *, num_slots: int) -> npt.NDArray[np.uint64]:
     """Load word by word what the product copies at once; of a free slot the first alone."""
     table = np.zeros((num_slots, SLOT_WORDS), np.uint64)
     for slot in range(num_slots):
@@ -341,7 +342,7 @@ def modelled_words(the_map: Map) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for module in (adoption, board, reader_entry, current_records, slot_table):
             stack.enter_context(mock.patch.object(module, "require_word_store", ModelStore))
-        stack.enter_context(mock.patch.object(adoption, "read_table", read_table))
+        stack.enter_context(mock.patch.object(adoption, "read_table", partial(read_table, num_slots=the_map.num_slots)))
         stack.enter_context(mock.patch.object(reader_watch, "locks", ByteLocks))
         stack.enter_context(mock.patch.object(lookup, "slots_of", any_slot))
         stack.enter_context(mock.patch.object(lookup, "MAX_LOOKS", 1))  # a look more is one more round
