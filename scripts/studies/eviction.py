@@ -30,12 +30,12 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from mmcached.cli.traces.simulated_store import NUM_SLOTS, StoreCache
 from mmcached.shm.ring.allocator import RingAllocator
 from scripts.bench import harness
 from scripts.bench.harness import Row, Section, row
 from scripts.studies.eviction_clips import NUM_CLIPS, SLICE_BYTES, hit_rate
 from scripts.studies.eviction_costs import adoptions, places, sizes
-from scripts.studies.nurseries import NUM_SLOTS, STORES, StoreCache
 from scripts.studies.policies import PEERS, Policy, furthest
 from scripts.studies.simulate_fleet.levels import RECORD_BYTES
 from scripts.studies.simulate_fleet.requests import Load
@@ -51,6 +51,11 @@ from scripts.studies.traces import (
     zipf,
 )
 
+STORES: dict[str, Callable[[int], StoreCache]] = {
+    "1 writer": StoreCache,
+    "4 writers": partial(StoreCache, num_writers=4),
+    "no nurseries": partial(StoreCache, num_writers=0),
+}
 NUM_SEEDS = 8
 QUICK_SEEDS = 2
 NUM_INSERTS = 6000

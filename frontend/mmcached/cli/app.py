@@ -23,6 +23,7 @@ from mmcached.cli.exit_status import NEGATIVE, OK, status_of
 from mmcached.cli.installed import check_packages, installed_version
 from mmcached.cli.ray import command as ray_command
 from mmcached.cli.terminal_text import shown
+from mmcached.cli.traces import command as traces_command
 from mmcached.wire.errors import InvalidRequest, MmcachedError, ServiceUnavailable
 from mmcached.wire.paths import default_run_dir
 from mmcached.wire.process.descriptors import raise_descriptor_limit
@@ -206,6 +207,7 @@ info.register(app)
 store_verbs.register(app)
 app.command()(doctor)
 app.command()(bench)
+traces_command.register(app)
 config_show.register(app)
 ray_command.register(app)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from scripts.studies.nurseries import StoreCache
+from mmcached.cli.traces.simulated_store import StoreCache
 from scripts.studies.policies import Lru
 from scripts.studies.simulate_fleet.levels import Outcome, play
 from scripts.studies.simulate_fleet.requests import Load, Requests, draw

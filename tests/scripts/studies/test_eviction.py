@@ -7,11 +7,11 @@ from functools import partial
 
 import pytest
 
+from mmcached.cli.traces.simulated_store import StoreCache
 from scripts.studies import policies, traces
-from scripts.studies.eviction import mean_rates, sessions
+from scripts.studies.eviction import STORES, mean_rates, sessions
 from scripts.studies.eviction import replay as replay_trace
 from scripts.studies.eviction_clips import SLICE_BYTES, hit_rate
-from scripts.studies.nurseries import STORES, StoreCache
 from scripts.studies.policies import Fifo, Lru, Policy, S3Fifo, Sieve
 
 

@@ -64,6 +64,9 @@ class RingWriter(Closeable):
         board: The writer's present state, for readers.
     """
 
+    _make_records = CurrentRecords
+    """A simulation replaces it."""
+
     def __init__(
         self,
         segment: WriterSegment,
@@ -96,7 +99,7 @@ class RingWriter(Closeable):
         )
         self.placed = NurseryTable(range(num_slots, layout.num_slots), is_leased=leases.is_pinned)
         self.nurseries = NurseryFiles(segment.announcement)
-        self.records = CurrentRecords(
+        self.records = self._make_records(
             segment,
             self._tables,
             self.board,

@@ -16,10 +16,8 @@ import mmap
 import os
 import random
 import weakref
-from collections.abc import Callable, Hashable
-from functools import partial
-from typing import cast
-from unittest import mock
+from collections.abc import Hashable
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -29,7 +27,6 @@ from mmcached.frontend.connections.channel import Channel
 from mmcached.frontend.store.nursery_service import NurseryService
 from mmcached.frontend.store.record_store import RecordStore
 from mmcached.shm import EncodedRecord
-from mmcached.shm.ring import ring as ring_module
 from mmcached.shm.ring.chunks import RingClaim
 from mmcached.shm.ring.current_records import CurrentRecords
 from mmcached.shm.ring.extents import Extents
@@ -49,7 +46,7 @@ from mmcached.wire.messages.parts import MIN_PLACED_BYTES, Grants
 NUM_SLOTS = 1 << 15
 NURSERY_SHARE = ServiceConfig().store_nursery_share
 NO_BYTES = np.empty(0, np.uint8)
-NAME = "bench"
+NAME = "simulation"
 
 
 class StoreCache:
@@ -166,7 +163,9 @@ class _Encoded:
 class _Records(CurrentRecords):
     """Records whose payloads are never read."""
 
-    place_to_note: dict[tuple[int, int], bytes]
+    def __init__(self, *args: Any, **named: Any) -> None:
+        super().__init__(*args, **named)
+        self.place_to_note: dict[tuple[int, int], bytes] = {}
 
     def note(self, handle: Handle) -> bytes:
         return self.place_to_note[handle.nursery, handle.offset]
@@ -178,13 +177,10 @@ class _Records(CurrentRecords):
 class _Ring(RingWriter):
     """A ring whose tables are real, and whose payloads and notes are never written or read."""
 
+    _make_records = _Records
+
     def claim(self, nbytes: int, note: bytes = b"") -> RingClaim:
         return super().claim(nbytes, note)._replace(buffer=NO_BYTES, note=b"")
-
-    def __init__(self, segment: _Segment, *, max_object_bytes: int, num_nursery_slots: int) -> None:
-        with mock.patch.object(ring_module, "CurrentRecords", _Records):
-            super().__init__(segment, max_object_bytes=max_object_bytes, num_nursery_slots=num_nursery_slots)
-        cast(_Records, self.records).place_to_note = {}
 
 
 class _Files(NurseryFiles):
@@ -204,7 +200,7 @@ class _Files(NurseryFiles):
 
 
 class _Segment(WriterSegment):
-    """The two objects of a ring without names, and without memory for what is never touched."""
+    """The two objects of a ring without names; pages that are never touched take no memory."""
 
     def __init__(self, layout: Layout) -> None:
         sizes = (layout.data_bytes, layout.num_slots, layout.max_readers, layout.index_words)
@@ -226,10 +222,3 @@ def _memory(nbytes: int) -> int:
     fd = os.memfd_create(NAME)
     os.ftruncate(fd, nbytes)
     return fd
-
-
-STORES: dict[str, Callable[[int], StoreCache]] = {
-    "1 writer": StoreCache,
-    "4 writers": partial(StoreCache, num_writers=4),
-    "no nurseries": partial(StoreCache, num_writers=0),
-}
