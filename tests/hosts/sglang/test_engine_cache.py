@@ -15,6 +15,7 @@ from sglang.srt.managers.schedule_batch import Modality, MultimodalDataItem
 from sglang.srt.mem_cache.multimodal_cache import EmbeddingResult
 from sglang.srt.runtime_context import get_context
 
+from mmcached.cache.name_files import differences, known_names
 from mmcached.client import Client
 from mmcached.integrations.sglang.engine_cache import (
     EngineCache,
@@ -256,6 +257,27 @@ def test_other_arguments_share_nothing(
     other = new_engine()
     other.step(1)
     assert other.encoded == [1]
+
+
+def test_another_way_of_computing_shares_nothing(
+    new_engine: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = new_engine()
+    first.step(1)
+    with monkeypatch.context() as changed:
+        changed.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
+        by_variable = new_engine()
+    torch.set_float32_matmul_precision("medium")
+    try:
+        by_switch = new_engine()
+    finally:
+        torch.set_float32_matmul_precision("highest")
+    for other in (by_variable, by_switch):
+        other.step(1)
+        assert other.encoded == [1]
+    rows = list(known_names(Path(os.environ["MMCACHED_RUN_DIR"])).values())
+    parts = [{part for part, _, _ in differences(each, rows[-1])} for each in rows]
+    assert parts == [{"precision.fp32"}, {"variables.ONEDNN_MAX_CPU_ISA"}, set()]
 
 
 @pytest.mark.parametrize(

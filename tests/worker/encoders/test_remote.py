@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from mmcached.cache.output_names import ROWS
 from mmcached.cache.store_keys import EMBEDDINGS
 from mmcached.wire.errors import InvalidRequest, ServiceUnavailable
 from mmcached.worker.encoders import remote
@@ -66,6 +67,13 @@ def test_it_says_of_itself_and_of_an_image_what_an_encoder_here_says(make: Make)
     encoder.close()
     encoder.close()
     assert cluster.num_closed == 1
+
+
+def test_it_has_the_rows_of_its_actors_name(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert make(FakeCluster(FakeActor("a"))).rows is None
+    rows = dict.fromkeys(ROWS) | {"host": "service", "device": {"type": "cuda", "major": 9}}
+    monkeypatch.setattr(ReferenceEncoder, "rows", rows)
+    assert make(FakeCluster(FakeActor("a"))).rows == rows
 
 
 @pytest.mark.parametrize("item", [random_video(_RNG, (2, 1), 2), random_sound(_RNG, 3, MODEL.audio_frame)])
