@@ -31,7 +31,7 @@ PACKAGES = {
     "frontend/mmcached/pictures": (500, 200),
     "frontend/mmcached/clips": (900, 300),
     "frontend/mmcached/cli": (7_000, 1_300),
-    "engine/mmcached/engine": (5_000, 1_200),
+    "engine/mmcached/engine": (5_400, 1_400),
     "engine/mmcached/compat": (2_000, 700),
     "engine/mmcached/integrations": (3_400, 900),
     "worker/mmcached/worker": (3_700, 1_000),
