@@ -1,16 +1,20 @@
-"""Chat templates as checkpoints have them: the text is what Transformers makes of the same messages."""
+"""Chat templates as checkpoints have them, and tokenizers: text and tokens are what Transformers makes of the same."""
 
 from __future__ import annotations
 
 import json
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
+from mmcached.cache.checkpoints.tokenizer import CheckpointTokenizer
 from mmcached.gateway.processing.chat_template import ChatTemplate
 from mmcached.wire.messages.parts import ChatMessage, ContentPart
+from tests.hosts.transformers.language_models import write_chat_tokenizer
 
 CHATML = """{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}
 {{- '<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n' }}{% endif %}
@@ -120,3 +124,19 @@ def test_a_chat_becomes_the_text_that_transformers_makes(
     (tmp_path / "chat_template.jinja").write_text(source)
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(TOKENS))
     assert ChatTemplate(tmp_path).render(messages) == theirs(source, messages, as_parts=as_parts)
+
+
+def test_other_threads_go_on_while_a_text_is_tokenized(tmp_path: Path) -> None:
+    tokenizer = write_chat_tokenizer(tmp_path)
+    service_tokenizer = CheckpointTokenizer(tmp_path)
+    text = "the quick brown fox, 你好, " * 10_000
+    found: list[list[int]] = []
+    worker = threading.Thread(target=lambda: found.append(service_tokenizer.ids_of(text)))
+    worker.start()
+    num_turns = 0
+    while worker.is_alive():
+        time.sleep(0)
+        num_turns += 1
+    assert num_turns > 50
+    assert found == [tokenizer.encode(text)]
+    assert service_tokenizer.ids_of("a", adds_special_tokens=False) == tokenizer.encode("a", add_special_tokens=False)
