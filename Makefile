@@ -50,7 +50,7 @@ INSTALLING = @echo "installing $(1) into $(@D), once: some minutes"
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo verify-kv test pytest lint test-valkey test-vllm test-sglang test-transformers test-ray test-mooncake test-packaging release docs test-docs soak test-aarch64 test-web test-deploy chaos explore bench bench-peers clean
+.PHONY: help demo verify-kv test pytest lint test-c test-valkey test-vllm test-sglang test-transformers test-ray test-mooncake test-packaging release docs test-docs soak test-aarch64 test-web test-deploy chaos explore bench bench-peers clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z.-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -71,6 +71,10 @@ lint: $(INSTALLED) ## style, types and layers
 	$(BIN)/mypy
 	$(BIN)/python scripts/lint_imports.py
 	$(BIN)/python scripts/lint_prose.py
+
+test-c: $(INSTALLED) ## the reader in C: its protocol explored, and a live store (a C compiler)
+	@command -v cc >/dev/null || echo "no cc on the path: the tests of the reader in C are skipped"
+	$(BIN)/python -m pytest tests/shm/include
 
 test-valkey: $(INSTALLED) ## the second level with Valkey as well as Redis (Debian; 40 MB)
 	tests/second_level/valkey.sh
