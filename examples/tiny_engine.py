@@ -232,12 +232,12 @@ if __name__ == "__main__":
     model, chance = random_llava(), random.Random(0)
     picture = torch.rand(3, 56, 56)
     begin = [chance.randrange(3, 511) for _ in range(600)]  # what all questions have in common, before the picture
-    questions = [[*begin, 511, *(chance.randrange(3, 511) for _ in range(20))] for _ in range(20)]
+    questions = [[*begin, 511, *(chance.randrange(3, 511) for _ in range(20))] for _ in range(10)]
     found = {}
     for is_caching in (True, False):
         engine = TinyEngine(model, ServiceConfig(world_size=1, enable_prefix_caching=is_caching))
         start = time.perf_counter()
-        answers = [engine.add(question, [picture]) for question in questions]
+        answers = [engine.add(question, [picture], max_tokens=8) for question in questions]
         engine.run()
         found[is_caching] = [answer.token_ids for answer in answers]
         print(f"prefix hits {is_caching}: {engine.num_computed} tokens, {time.perf_counter() - start:.2f} s")

@@ -15,12 +15,12 @@ import torch
 
 from mmcached.wire.config import ServiceConfig
 from tests.house import REPOSITORY
-from tests.shm.processes import DEADLINE_S
 
 FILE = REPOSITORY / "examples" / "tiny_engine.py"
 IMAGE = 511
 NUM_REQUESTS = 50
 MAX_TOKENS = 12
+DEADLINE_S = 300.0
 
 
 @pytest.fixture(scope="module")
