@@ -1,6 +1,7 @@
 """Two hundred random requests with pictures: the tokens of `generate` alone, and bits that do not depend on caches.
 
 Eight ask at once, prompts are prefixes of each other, the KV pool is too small for all, and the worker is killed once.
+In the mode `packed` tokens are the same.
 """
 
 from __future__ import annotations
@@ -15,11 +16,13 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
 from mmcached.cli.serve.child_service import ChildService
 from mmcached.client import Client, Generation
+from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import MmcachedError
 from tests.hosts.transformers import checkpoints
 from tests.hosts.transformers.checkpoints import photograph
@@ -115,10 +118,15 @@ def test_two_hundred_requests_beside_each_other_are_those_of_generate_alone(run_
         assert role_pids(service.process.pid)["worker"] != [worker]
         with Client(directory) as client:
             (engine,) = client.stats().engines
+    packed: ServiceConfig = msgspec.structs.replace(config, model=msgspec.structs.replace(config.model, mode="packed"))
+    with ChildService(directory, packed, tmp_path / "config.json") as service:
+        (worker,) = role_pids(service.process.pid)["worker"]
+        batched = ask_all(directory, asks, lambda: os.kill(worker, signal.SIGKILL))
     alone = PicturesAlone(folder)
     wanted = [alone.generate(request.prompt, request.files, request.max_tokens) for request in asks]
     assert [answer.tokens for answer in plain] == wanted
     assert [answer.tokens for answer in cached] == wanted
+    assert [answer.tokens for answer in batched] == wanted
     for one, other in zip(cached, plain, strict=True):
         assert one.hidden_states is not None
         assert other.hidden_states is not None
