@@ -14,6 +14,7 @@ second_level    Redis as a second level, beside redis-py and a bare socket; Moon
 second_level_hosts      two services with a Redis between them, beside one without
 adapters        vLLM's servers with and without the adapter, and its connector     adapters_steps
 adapters_transformers   a model of Transformers, and an image processor, with and without the adapter
+language        first tokens and tokens per second of checkpoints behind `generate`, beside Transformers' own batching
 ray             an image encoded by an actor on another node
 flood           a client's cheapest call beside a flood
 idle            what a service at rest costs, and its start
