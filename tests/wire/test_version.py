@@ -20,7 +20,7 @@ from mmcached.wire.version import PROTOCOL_VERSION, VERSION_FIELD
 from tests.house import REPOSITORY
 from tests.wire.examples import UNIONS
 
-SCHEMA = "18:457a2c09e5dc68d5"
+SCHEMA = "19:c222cfa3e9e02778"
 """Of `PROTOCOL_VERSION`: after a change raise the version, then put here what the test found."""
 
 

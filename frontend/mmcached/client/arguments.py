@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from mmcached.wire.errors import ConfigError, Detail, InvalidRequest
-from mmcached.wire.messages.frontend import ANY_CLIENT, CLIENT_NAME, MAX_TTL_S
+from mmcached.wire.messages.frontend import ANY_CLIENT, CLIENT_NAME, MAX_COST_S, MAX_TTL_S
 from mmcached.wire.messages.parts import (
     MAX_ROW_KEYS,
     MessageLimits,
@@ -108,6 +108,14 @@ def checked_ttl(ttl_s: Any) -> float:
         return 0.0
     limit = f"a number of seconds above 0 and at most {MAX_TTL_S:.0f}; None for a record that does not expire"
     return checked_real("ttl_s", ttl_s, lambda seconds: 0 < seconds <= MAX_TTL_S, limit)
+
+
+def checked_cost(cost_s: Any) -> float | None:
+    """Return the cost of a record in seconds, at most `MAX_COST_S`; None for None."""
+    if cost_s is None:
+        return None
+    limit = "a number of seconds from 0 on; None for a cost that is not known"
+    return min(checked_real("cost_s", cost_s, lambda seconds: 0 <= seconds < math.inf, limit), MAX_COST_S)
 
 
 def checked_real(field: str, value: Any, is_possible: Callable[[float], bool], limit: str) -> float:

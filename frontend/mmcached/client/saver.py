@@ -51,6 +51,7 @@ class _Save(NamedTuple):
     asked_at: float
     tenant: str | None
     store_epoch: int | None
+    cost_s: Callable[[], float] | None
 
 
 class Saver(Closeable):
@@ -105,6 +106,7 @@ class Saver(Closeable):
         *,
         tenant: str | None = None,
         store_epoch: int | None = None,
+        cost_s: Callable[[], float] | None = None,
     ) -> bool:
         """Queue a record to be saved, without waiting; return False if it was dropped for lack of space.
 
@@ -113,6 +115,7 @@ class Saver(Closeable):
             make: Returns the record; runs in the saver's thread, at most once. Objects that it refers to must not
                 change.
             tenant, store_epoch: As for `Client.put`.
+            cost_s: Returns the argument `cost_s` of `Client.put`; runs in the saver's thread, after `make`.
         """
         with self._news:
             if key in self._keys:
@@ -123,7 +126,7 @@ class Saver(Closeable):
                 is_taken = True
                 self._keys.add(key)
                 self._num_bytes += nbytes
-                self._waiting.append(_Save(key, nbytes, make, self._clock(), tenant, store_epoch))
+                self._waiting.append(_Save(key, nbytes, make, self._clock(), tenant, store_epoch, cost_s))
                 self._have_thread()
                 self._news.notify_all()
         if not is_taken:
@@ -173,7 +176,12 @@ class Saver(Closeable):
             if self._client.contains_many([save.key], timeout_s=self._timeout_s, tenant=save.tenant)[0]:
                 return "saved"
             is_stored = self._client.put(
-                save.key, save.make(), timeout_s=self._timeout_s, tenant=save.tenant, store_epoch=save.store_epoch
+                save.key,
+                save.make(),  # before the cost, which is known once the device has done the work
+                timeout_s=self._timeout_s,
+                tenant=save.tenant,
+                store_epoch=save.store_epoch,
+                cost_s=None if save.cost_s is None else save.cost_s(),
             )
             return "saved" if is_stored else "refused"
         except MmcachedError as error:

@@ -185,6 +185,7 @@ class Frontend(Closeable):
             store=self.store.stats(),
             slow_log=SlowLog.of(self.store.puts.slow.last),
             by_client=self.store.client_figures.stats(),
+            by_tenant=self.store.records.saved.by_tenant(),
         )
         return self.gateway.stats(own)
 

@@ -8,11 +8,11 @@ framing keeps pairs distinct; the size is fixed, however long the names are.
 >>> store_key("a", "bc") == store_key("ab", "c"), len(store_key("", ""))
 (False, 64)
 
-A digest cannot be inverted, so the note behind a record has both names, too, with the time of the put: for a writer
-that adopts the store, and for people.
+A digest cannot be inverted, so the note behind a record has both names, too, with the time of the put and the seconds
+that computing the record took: for a writer that adopts the store, and for people.
 
 >>> parse_about(about_record("a", "bc", 7)), parse_about(b"a")
-(About(tenant='a', key='bc', put_at=7), None)
+(About(tenant='a', key='bc', put_at=7, cost_s=0.0), None)
 
 Processed items are records of the service's own tenant, under their keys; the note of an item has the number of its
 embeddings, too.
@@ -45,7 +45,9 @@ ROWS = "rows"
 ITEMS_TENANT = "mmcached/items"
 """Tenant of the processed items, whose records no client can put or drop."""
 _LENGTH = struct.Struct("<Q")
-_ABOUT = struct.Struct("<QQ")
+_ABOUT = struct.Struct("<QII")
+_COST_UNIT_S = 1e-5
+_MAX_COST = (1 << 32) - 1
 _ROWS_KEY = re.compile(r"rows/[0-9a-f]{32}/\d+/\d+-\d+")
 
 
@@ -60,29 +62,36 @@ def store_key(tenant: str, key: str) -> str:
 
 
 class About(NamedTuple):
-    """The content of the note behind a record; `put_at` is in nanoseconds since boot."""
+    """The content of the note behind a record.
+
+    Attributes:
+        put_at: Nanoseconds since boot.
+        cost_s: Seconds that computing the record took, in steps of 10 µs; 0.0: unknown.
+    """
 
     tenant: str
     key: str
     put_at: int
+    cost_s: float = 0.0
 
 
-def about_record(tenant: str, key: str, put_at: int) -> bytes:
-    """Return the note of a record: time of the put (u64) │ length of the tenant (u64) │ tenant │ key."""
+def about_record(tenant: str, key: str, put_at: int, cost_s: float = 0.0) -> bytes:
+    """Return the note of a record: time of the put (u64) │ length of the tenant (u32) │ cost (u32) │ tenant │ key."""
     tenant_bytes = tenant.encode("utf-8", "surrogatepass")
-    return _ABOUT.pack(put_at, len(tenant_bytes)) + tenant_bytes + key.encode("utf-8", "surrogatepass")
+    cost = min(round(cost_s / _COST_UNIT_S), _MAX_COST)
+    return _ABOUT.pack(put_at, len(tenant_bytes), cost) + tenant_bytes + key.encode("utf-8", "surrogatepass")
 
 
 def parse_about(about: bytes) -> About | None:
     if len(about) < _ABOUT.size:
         return None
-    put_at, tenant_bytes = _ABOUT.unpack_from(about)
+    put_at, tenant_bytes, cost = _ABOUT.unpack_from(about)
     end = _ABOUT.size + tenant_bytes
     if end > len(about):
         return None
     try:
         tenant = about[_ABOUT.size : end].decode("utf-8", "surrogatepass")
-        return About(tenant, about[end:].decode("utf-8", "surrogatepass"), put_at)
+        return About(tenant, about[end:].decode("utf-8", "surrogatepass"), put_at, cost * _COST_UNIT_S)
     except UnicodeDecodeError:
         return None
 

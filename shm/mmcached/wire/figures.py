@@ -45,11 +45,13 @@ class Metric:
     Args:
         name: A key of `METRICS`. `{modality}` in a label is replaced by the record's `Of`.
         needs: Another figure of the record; the metric is left out while both are 0.
+        scale: Value of the metric for 1 of the figure.
         labels: Labels beside `role`, which every figure has.
     """
 
-    def __init__(self, name: str, *, needs: str = "", **labels: str) -> None:
+    def __init__(self, name: str, *, needs: str = "", scale: float = 1, **labels: str) -> None:
         self.name = name
+        self.scale = scale
         self.needs = needs
         self.labels = labels
 
@@ -128,7 +130,7 @@ def _figures(record: type[msgspec.Struct], prefix: str, words: Mapping[str, str]
 def _resolved(metric: Metric, prefix: str, words: Mapping[str, str]) -> Metric:
     labels = {label: value.format(**words) for label, value in metric.labels.items()}
     needs = metric.needs and prefix + metric.needs
-    return Metric(metric.name, needs=needs, **labels)
+    return Metric(metric.name, needs=needs, scale=metric.scale, **labels)
 
 
 def histograms(stats: msgspec.Struct) -> Iterator[tuple[Metric, Histogram]]:
@@ -150,7 +152,8 @@ def samples(stats: msgspec.Struct) -> Iterator[tuple[Metric, bool, int]]:
     for table in tables(type(stats)):
         for key, record in getattr(stats, table.field).items():
             for metric, is_gauge, value in samples(record):
-                yield Metric(metric.name, **{table.by.label: key}, **metric.labels), is_gauge, value
+                labels = {table.by.label: key, **metric.labels}
+                yield Metric(metric.name, needs="", scale=metric.scale, **labels), is_gauge, value
 
 
 @cache

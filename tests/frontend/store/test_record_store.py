@@ -78,6 +78,21 @@ def test_a_record_without_its_names_is_not_adopted() -> None:
         assert (tier.has("a", "k"), tier.has("b", "k")) == (True, False)
 
 
+def test_a_successor_knows_what_records_cost() -> None:
+    ring = make_ring(ROOM, has_index=True)
+    former = ObjectStoreWriter(ring)
+    former.put_encoded(store_key("a", "k"), encoded(1), about_record("a", "k", 1, 0.25))
+    with RecordStore(first_epoch=EPOCH) as tier:
+        tier.adopt(ring)
+        for counts in (True, False, True):
+            tier.get("a", "k", counts=counts)
+        assert tier.saved.other_us == 500_000
+        tier.put("a", "k", encoded(2), epoch=EPOCH, overwrites=True, cost_s=2.0)
+        assert tier.saved.cost_s(store_key("a", "k")) == 2.0
+        tier.drop("a", "k")
+        assert tier.saved.cost_s(store_key("a", "k")) == 0.0
+
+
 def test_put_then_get(tier: RecordStore) -> None:
     assert tier.put("", "a", encoded(3), epoch=EPOCH) is None
     assert value_of(tier, "a") == 3

@@ -82,15 +82,20 @@ class StoredOutputs(Closeable):
     def counters(self) -> SaverCounters:
         return SaverCounters() if self._saver is None else self._saver.counters
 
-    def save_large(self, item: EmitEmbedding, output: Mapping[str, torch.Tensor]) -> bool:
+    def save_large(self, item: EmitEmbedding, output: Mapping[str, torch.Tensor], cost_s: Callable[[], float]) -> bool:
         """Save an output as `save`, unless it is small enough to be sent inline; return whether it is being saved."""
         nbytes = sum(tensor.nbytes for tensor in output.values())
-        return nbytes > self._max_inline_bytes and self.save(item, output)
+        return nbytes > self._max_inline_bytes and self.save(item, output, cost_s)
 
-    def save(self, item: EncodeItem | EmitEmbedding, output: Mapping[str, torch.Tensor]) -> bool:
+    def save(
+        self, item: EncodeItem | EmitEmbedding, output: Mapping[str, torch.Tensor], cost_s: Callable[[], float]
+    ) -> bool:
         """Save an output in the background, unless too many bytes wait; return whether it is being saved.
 
         Its tensors must not change any more; the thread copies them from their device.
+
+        Args:
+            cost_s: Returns the seconds that encoding it took, once the tensors are copied; 0.0: unknown.
         """
         self._saver = self._saver or self._make_saver()
         return self._saver.save(
@@ -99,6 +104,7 @@ class StoredOutputs(Closeable):
             lambda: self._on_host(output),
             tenant=item.tenant,
             store_epoch=item.store_epoch,
+            cost_s=cost_s,
         )
 
     def encoded(self, item: EncodeItem, seconds: float) -> None:

@@ -52,7 +52,7 @@ def play_on(client: Client, trace: UseTrace, advance: Callable[[], None] = lambd
     is_found, is_kept = np.zeros(num_uses, np.bool_), np.zeros(num_uses, np.bool_)
     took_s, late_s = np.zeros(num_uses), np.zeros(num_uses)
     due = None if trace.times_s is None else trace.times_s.tolist()
-    sizes, prefix = trace.sizes.tolist(), f"replay/{uuid.uuid4().hex}"
+    sizes, costs, prefix = trace.sizes.tolist(), trace.costs_s.tolist(), f"replay/{uuid.uuid4().hex}"
     payload = np.zeros(max(sizes), np.uint8)
     put: set[str] = set()
     started = time.perf_counter()
@@ -68,7 +68,7 @@ def play_on(client: Client, trace: UseTrace, advance: Callable[[], None] = lambd
             key = f"{prefix}/{item}"
             hit = client.get(key, view=True, tensors="numpy")
             if hit is None:
-                is_kept[index] = bool(client.put(key, {"x": payload[: sizes[item]]}))
+                is_kept[index] = bool(client.put(key, {"x": payload[: sizes[item]]}, cost_s=costs[item]))
                 put.add(key)
             else:
                 is_found[index] = True

@@ -95,7 +95,7 @@ def figures_of(snapshots: Snapshots) -> Iterator[Family]:
                 kind = GaugeMetricFamily if is_gauge else CounterMetricFamily
                 labels = ["role", *metric.labels]
                 families[metric.name] = kind(PREFIX + metric.name, METRICS[metric.name], labels=labels)
-            families[metric.name].add_metric([str(role), *metric.labels.values()], value)
+            families[metric.name].add_metric([str(role), *metric.labels.values()], round(value * metric.scale, 6))
     found: dict[str, Family] = {**families, **of_histograms}
     yield from (found[name] for name in METRICS if name in found)
 

@@ -28,6 +28,7 @@ from mmcached.cli.watch.shown_figures import (
     note_of,
     other_clients,
     queries_and_hits,
+    saved_in_words,
 )
 from mmcached.wire.figures import samples
 from mmcached.wire.slow_log import SlowCall, SlowLog
@@ -146,6 +147,7 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
         clients: Clients without `own_clients`, the service's engines and workers.
         history: The store's hits per second, the oldest first.
         nurseries: None for a store without nurseries.
+        saved: The seconds that hits of the store have saved, as text; "" if no cost is known.
     """
 
     run_dir: str
@@ -171,6 +173,7 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
     engines: list[EngineLine]
     slow: list[SlowCall]
     history: list[float] = []
+    saved: str = ""
 
 
 def look_closely(status: ServiceStatus, *, clock: Callable[[], float] = time.monotonic) -> Look:
@@ -228,6 +231,7 @@ def overview_of(
         latencies=_latencies(stats, None if before is None else former),
         engines=_engines(stats, former, rate),
         history=list(history),
+        saved=saved_in_words(stats),
         slow=list(SlowLog.of([*stats.slow_log.last, *(call for e in stats.engines for call in e.slow_log.last)]).last),
     )
 

@@ -129,7 +129,19 @@ def summary_of(status: ServiceStatus) -> str:
     puts = f"{stats.store.puts:,} record{'' if stats.store.puts == 1 else 's'} put"
     requests = f"{stats.requests_done:,} generations and embeddings, {stats.requests_failed:,} failed; {puts}"
     found = f"; found in the caches: {', '.join(rates)}" if rates else ""
-    return f"{time_in_words(status.uptime_s or 0.0)}; {requests}{found}"
+    return f"{time_in_words(status.uptime_s or 0.0)}; {requests}{found}{saved_in_words(stats, '; ')}"
+
+
+def saved_in_words(stats: ServiceStats, before: str = "") -> str:
+    """Return the seconds that hits of the store have saved, as text behind `before`; empty if none are known.
+
+    >>> from mmcached.wire.stats import StoreStats
+    >>> saved_in_words(ServiceStats(store=StoreStats(saved_encoder_us=42_300_000, saved_other_us=500_000)))
+    '42.3 s of encoder time and 0.5 s of other work saved'
+    """
+    parts = [(stats.store.saved_encoder_us, "of encoder time"), (stats.store.saved_other_us, "of other work")]
+    texts = [f"{us / 1e6:,.1f} s {words}" for us, words in parts if us]
+    return f"{before}{' and '.join(texts)} saved" if texts else ""
 
 
 def queries_and_hits(stats: ServiceStats) -> tuple[Counter[str], Counter[str]]:

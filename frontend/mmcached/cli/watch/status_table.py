@@ -20,6 +20,7 @@ from mmcached.cli.watch.shown_figures import (
     note_of,
     other_clients,
     queries_and_hits,
+    saved_in_words,
     time_in_words,
 )
 from mmcached.wire.figures import tables
@@ -48,6 +49,8 @@ def show_status(status: ServiceStatus, console: Console) -> None:
         f"clients: {clients}; resends: {stats.resends}; desyncs: {stats.desyncs}",
         highlight=False,
     )
+    if saved := saved_in_words(stats):
+        console.print(saved, highlight=False)
     for table in tables(type(stats)):
         by_key: dict[str, msgspec.Struct] = getattr(stats, table.field)
         for key, record in sorted(by_key.items()) if len(by_key) > 1 else ():

@@ -100,6 +100,7 @@ def _head(overview: Overview) -> Text:
         f"\n{shown(overview.reason)}",
         note,
         f"\n{figures}",
+        f"\n{overview.saved}" if overview.saved else "",
     )
 
 

@@ -13,12 +13,14 @@ Does not use sockets.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from mmcached.wire.errors import InvalidRequest
 from mmcached.wire.handle import RingAnnouncement
+from mmcached.wire.messages.frontend import MAX_COST_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +32,16 @@ class Grant:
         token: Id of the claim at the frontend; 0 if the claim is not exclusive.
         store_epoch: Store epoch at the time of the grant.
         ring: Ring of the store when the claim was granted.
+        at: Time of the grant, of `time.monotonic`.
+        num_together: Claims that were granted in one call; each takes an equal share of the time.
     """
 
     client_id: str
     token: int
     store_epoch: int
     ring: RingAnnouncement | None
+    at: float = field(default_factory=time.monotonic)
+    num_together: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +75,11 @@ class Claim:
     def is_exclusive(self) -> bool:
         """Whether other callers that ask for the key wait for this claim to end, as far as this client knows."""
         return self._grant is not None and self._grant.token != 0
+
+    def cost_s(self) -> float:
+        """Return the seconds that this claim has taken so far; 0.0 once it has ended."""
+        grant = self._grant
+        return 0.0 if grant is None else min((time.monotonic() - grant.at) / grant.num_together, MAX_COST_S)
 
     def drop(self) -> None:
         """Give the claim up, so that another caller can compute the record.

@@ -38,7 +38,7 @@ class Offers:
         """Send a put of `MIN_PLACED_BYTES` or more and return its answer; raise as `Contact.exchange`."""
         nurseries, welcome = self._nurseries, self._contact.welcome
         if welcome is not None:
-            note = pack_note(store_key(ask.tenant, ask.key), about_record(ask.tenant, ask.key, boot_ns()))
+            note = pack_note(store_key(ask.tenant, ask.key), about_record(ask.tenant, ask.key, boot_ns(), ask.cost_s))
             nbytes = encoded.nbytes + len(note)
             if nbytes <= welcome.max_placed_bytes:
                 yield from self._open(nbytes, deadline, welcome)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mmcached.client.arguments import check_bool, checked_int, checked_key, checked_keys, checked_ttl
+from mmcached.client.arguments import check_bool, checked_cost, checked_int, checked_key, checked_keys, checked_ttl
 from mmcached.client.contact import Contact, Deadline
 from mmcached.client.results import expect
 from mmcached.client.store.bare import TensorLike, as_record
@@ -47,6 +47,7 @@ class StorePuts(StoreReads):
         timeout_s: float | None = None,
         tenant: str | None = None,
         store_epoch: int | None = None,
+        cost_s: float | None = None,
     ) -> Verb[PutResult]:
         """Offer a record to the store; the result is true if the key has a record afterwards.
 
@@ -75,6 +76,8 @@ class StorePuts(StoreReads):
             tenant: As for `get`.
             store_epoch: Store epoch in which another process computed the record: a record of an older epoch is
                 certainly not kept then, either.
+            cost_s: Seconds that computing the record took: each later hit counts them as saved. None: with a claim,
+                the time since the claim, shared by the claims of the same `claim_many`; without one, unknown.
 
         Raises:
             InvalidRequest: An argument is invalid, or the record contains another type; names its path.
@@ -82,10 +85,12 @@ class StorePuts(StoreReads):
         """
         check_bool("overwrite", overwrite)
         key, claim, ttl, tenant = checked_key(key), checked_claim(claim, key), checked_ttl(ttl_s), self._tenant(tenant)
-        epoch = checked_epoch(store_epoch)
+        epoch, cost = checked_epoch(store_epoch), checked_cost(cost_s)
+        if cost is None:
+            cost = 0.0 if claim is None else claim.cost_s()
         encoded, deadline = encode(as_record(record)), self.contact.deadline(timeout_s)
         return self._put_and_end_claim(
-            key, encoded, deadline, tenant, claim, overwrites=overwrite, ttl_s=ttl, store_epoch=epoch
+            key, encoded, deadline, tenant, claim, overwrites=overwrite, ttl_s=ttl, store_epoch=epoch, cost_s=cost
         )
 
     def drop(self, key: str, *, timeout_s: float | None = None, tenant: str | None = None) -> Verb[bool]:
@@ -156,6 +161,7 @@ class StorePuts(StoreReads):
         overwrites: bool = False,
         ttl_s: float = 0.0,
         store_epoch: int | None = None,
+        cost_s: float = 0.0,
     ) -> Verb[PutResult]:
         self._guard.count(puts=1)
         session = self._session_at_hand()
@@ -170,7 +176,9 @@ class StorePuts(StoreReads):
             store_epoch, token = claim.store_epoch, claim.token
         elif store_epoch is None:
             store_epoch = self._sessions.store_epoch
-        ask = PutRecord(*self._ids(), key, store_epoch, tenant, token, overwrites=overwrites, ttl_s=ttl_s)
+        ask = PutRecord(
+            *self._ids(), key, store_epoch, tenant, token, overwrites=overwrites, ttl_s=ttl_s, cost_s=cost_s
+        )
         try:
             if encoded.nbytes < MIN_PLACED_BYTES:
                 # One frame takes less time to read and write than several, which makes up for the copy.

@@ -7,6 +7,7 @@ A claim is dropped when its call ends in any way other than with a put.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
@@ -22,7 +23,7 @@ from mmcached.client.verb import Verb
 from mmcached.shm.store.codec import DEFAULT_LIBRARY, Library, Record, encode
 from mmcached.wire.errors import RemoteProtocolError
 from mmcached.wire.messages.client import Claimed, Claims, Records
-from mmcached.wire.messages.frontend import ClaimRecord, ClaimRecords
+from mmcached.wire.messages.frontend import MAX_COST_S, ClaimRecord, ClaimRecords
 
 ValueT = TypeVar("ValueT", bound=Record | TensorLike)
 """Value of a function that computes a key's record: a record, or one tensor."""
@@ -110,12 +111,14 @@ class StoreVerbs(StorePuts):
         is_stored = False
         try:
             self._guard.count(computed=1)
+            began = time.monotonic()
             record: ValueT = yield fn
+            cost_s = min(time.monotonic() - began, MAX_COST_S)
             encoded = encode(as_record(record))  # raises for an invalid record even if it will not be stored
             # In a child that `fn` has forked, the contact is the parent's.
             if grant is not None and is_of_epoch and not self.contact.is_over:
                 put_deadline = self.contact.deadline(timeout_s)
-                verb = self._put(key, encoded, put_deadline, tenant, grant, ttl_s=ttl)
+                verb = self._put(key, encoded, put_deadline, tenant, grant, ttl_s=ttl, cost_s=cost_s)
                 is_stored = bool((yield from self._guarded("put", verb, None)))
             return record
         finally:
@@ -161,9 +164,11 @@ class StoreVerbs(StorePuts):
                 answer = expect(message, Claims)
                 if len(answer.found) != len(batch):
                     raise RemoteProtocolError(f"{len(answer.found)} answers for {len(batch)} keys", "found")
+                num_claims = sum(isinstance(place, int) for place in answer.found)
                 for index, place in zip(batch, answer.found, strict=True):
                     if isinstance(place, int):
-                        grant = Grant(ask.client_id, place, answer.store_epoch, session.ring)
+                        named = ask.client_id, place, answer.store_epoch, session.ring
+                        grant = Grant(*named, num_together=num_claims)
                         found[index] = Claim(keys[index], grant, self._drop_claim)
                 places = [None if isinstance(place, int) else place for place in answer.found]
                 records = Records(answer.request_id, answer.store_epoch, places)

@@ -113,6 +113,7 @@ class PutService:
             is_fetched=is_fetched,
             overwrites=message.overwrites,
             ttl_s=message.ttl_s,
+            cost_s=message.cost_s,
         )
         if refusal is None:
             took_s = self._clock() - started

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from mmcached.cache.store_keys import ITEMS_TENANT
+from mmcached.frontend.store.saved_seconds import SavedSeconds
 from mmcached.frontend.store.tenant_books import TenantBooks
 
 
@@ -34,6 +35,7 @@ class RecordBooks:
         self.clients = TenantBooks()
         """All clients' records in the ring, if they have a share."""
         self.by_tenant: dict[str, TenantBooks] = {}
+        self.saved = SavedSeconds()
         self._name_to_tenant: dict[str, str] = {}
 
     @property
@@ -69,6 +71,7 @@ class RecordBooks:
     def forget(self, name: str) -> str:
         """Remove a record that was dropped; return its tenant."""
         tenant = self._name_to_tenant.pop(name)
+        self.saved.forget(name)
         self.discharge(tenant, name)
         if not self.by_tenant[tenant].num_bytes:
             del self.by_tenant[tenant]
@@ -84,6 +87,7 @@ class RecordBooks:
         self.by_tenant.clear()
         self.clients = TenantBooks()
         self._name_to_tenant.clear()
+        self.saved.clear()
 
     # ---- what is evicted
 

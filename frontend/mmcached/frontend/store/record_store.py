@@ -29,6 +29,7 @@ from mmcached.cache.store_keys import (
 from mmcached.frontend.connections.rings import NoRing
 from mmcached.frontend.store.record_books import RecordBooks
 from mmcached.frontend.store.ring_records import NoObjects, RingRecords
+from mmcached.frontend.store.saved_seconds import SavedSeconds
 from mmcached.shm import EncodedRecord, RingWriter
 from mmcached.shm.crash_points import crash_point
 from mmcached.shm.ring.nursery_table import PlacedRecord
@@ -144,6 +145,10 @@ class RecordStore(Closeable):
         return self._touch_logs.latency.histogram() if self._touch_logs else Histogram()
 
     @property
+    def saved(self) -> SavedSeconds:
+        return self._books.saved
+
+    @property
     def num_epochs(self) -> int:
         return self.epoch - self._first_epoch
 
@@ -162,6 +167,8 @@ class RecordStore(Closeable):
             self._num_hits += counts
             self.ring.records.touch(handle)
             self._books.touch(name)
+            if counts:
+                self._books.saved.hit(name)
         return handle
 
     def count_misses(self, number: int) -> None:
@@ -193,6 +200,7 @@ class RecordStore(Closeable):
         is_fetched: bool = False,
         overwrites: bool = False,
         ttl_s: float = 0.0,
+        cost_s: float = 0.0,
     ) -> PutRefusal | None:
         """Keep a record under a key, unless the key has one already.
 
@@ -203,6 +211,7 @@ class RecordStore(Closeable):
             is_fetched: Whether another host has computed it.
             overwrites: Replace the key's record; if refused, the key keeps the earlier one.
             ttl_s: Seconds until it expires; 0.0: never.
+            cost_s: Seconds that computing it took; 0.0: unknown. The note of a record in a nursery has it, too.
 
         Returns:
             None if the key has a record now, or this record if it overwrites; else the reason. A put that is refused
@@ -210,7 +219,14 @@ class RecordStore(Closeable):
         """
         is_old = is_stale or epoch != self.epoch
         refusal = self._put(
-            tenant, key, encoded, is_old=is_old, is_fetched=is_fetched, overwrites=overwrites, ttl_s=ttl_s
+            tenant,
+            key,
+            encoded,
+            is_old=is_old,
+            is_fetched=is_fetched,
+            overwrites=overwrites,
+            ttl_s=ttl_s,
+            cost_s=cost_s,
         )
         if refusal is None:
             self.num_puts += 1
@@ -280,6 +296,7 @@ class RecordStore(Closeable):
         is_fetched: bool,
         overwrites: bool,
         ttl_s: float,
+        cost_s: float,
     ) -> PutRefusal | None:
         objects = self.in_ring.objects
         if isinstance(objects, NoObjects) or not self.takes_records:
@@ -294,7 +311,7 @@ class RecordStore(Closeable):
             return PutRefusal.TOO_LARGE
         in_ring = not isinstance(encoded, PlacedRecord)
         # A frontend that adopts the ring rebuilds the tenant's books from this. In a nursery its writer has noted it.
-        about = about_record(tenant, key, boot_ns()) if in_ring else b""
+        about = about_record(tenant, key, boot_ns(), cost_s) if in_ring else b""
         num_bytes = objects.chunk_bytes(name, encoded, about)
         books = self._books
         if books.quota_bytes is not None and num_bytes > books.quota_bytes:
@@ -316,6 +333,7 @@ class RecordStore(Closeable):
         if has_one:
             self.in_ring.forget(name)
         books.charge(tenant, name, num_bytes, in_ring=in_ring)
+        books.saved.learn(name, tenant, key, cost_s)
         if is_fetched:
             self.in_ring.fetched.add(name)
         return None

@@ -76,7 +76,7 @@ class RingRecords(Closeable):
         if isinstance(self.objects, ObjectStoreWriter):
             raise LocalProtocolError("this store has a ring")
         self.objects = ObjectStoreWriter(
-            ring, on_evict=self._evicted, on_hit=self.books.touch, nursery_bytes=self._nursery_bytes
+            ring, on_evict=self._evicted, on_hit=self._hit, nursery_bytes=self._nursery_bytes
         )
         for name, (num_bytes, about) in self.objects.adopted.items():
             known = parse_about(about)
@@ -85,6 +85,7 @@ class RingRecords(Closeable):
                 self.objects.discard(name)
             else:
                 self.books.charge(known.tenant, name, num_bytes, in_ring=in_ring)
+                self.books.saved.learn(name, known.tenant, known.key, known.cost_s)
                 if self._is_shared and known.tenant != ITEMS_TENANT:
                     self.fetched.add(name)
         self.objects.adopted.clear()
@@ -180,6 +181,10 @@ class RingRecords(Closeable):
         if isinstance(self.objects, ObjectStoreWriter) and self.objects.ring.records.is_current(handle):
             name = self.objects.key_of(handle)
             self.discard(name)
+
+    def _hit(self, name: str) -> None:
+        self.books.touch(name)
+        self.books.saved.hit(name)
 
     def lies_in_nursery(self, name: str) -> bool:
         handle = self.objects.find(name)

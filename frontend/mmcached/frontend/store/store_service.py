@@ -327,6 +327,8 @@ class StoreService(Closeable):
             put_latency=self.puts.latency.histogram(),
             ring=_of_all(records, self.nurseries),
             fetches=self.second_level.stats(),
+            saved_encoder_us=records.saved.encoder_us,
+            saved_other_us=records.saved.other_us,
         )
 
     def close(self) -> None:

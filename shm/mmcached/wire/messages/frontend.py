@@ -28,7 +28,7 @@ ANY_CLIENT: ClientName = "client"
 """The name of clients without a name of their own."""
 ClientId = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{32}\Z")]
 Timeout = Annotated[float, msgspec.Meta(gt=0, le=86_400)]
-MAX_TTL_S = 1e9
+MAX_TTL_S, MAX_COST_S = 1e9, 42_000.0
 MAX_KEYS = 256
 """Keys in one message: more are sent in several messages, between which other clients have their turn."""
 Keys = Annotated[list[Text], msgspec.Meta(max_length=MAX_KEYS)]
@@ -221,6 +221,7 @@ class PutRecord(Message, frozen=True):
             again.
         overwrites: Replace the key's record; if the new one is not kept, the old one stays.
         ttl_s: Seconds from the put until the record expires; 0.0: no limit.
+        cost_s: Seconds that computing it took; 0.0: unknown.
     """
 
     client_id: ClientId
@@ -232,6 +233,7 @@ class PutRecord(Message, frozen=True):
     place: NurseryPlace | None = None
     overwrites: bool = False
     ttl_s: Annotated[float, msgspec.Meta(ge=0, le=MAX_TTL_S)] = 0.0
+    cost_s: Annotated[float, msgspec.Meta(ge=0, le=MAX_COST_S)] = 0.0
 
 
 class ClaimRecord(Message, frozen=True):

@@ -72,6 +72,7 @@ class ItemOutputs(Closeable):
                 note_name(run_dir, encoder.rows)
         self._begun: dict[str, Callable[[], Outputs]] = {}  # remote encodings of the step, by key
         self._unsaved: list[EncodeItem] = []
+        self._encodings: dict[str, Stopwatch] = {}  # of this step, by key
         self._watches: deque[tuple[Stopwatch, Callable[[float], None]]] = deque()  # of encodings, in order
 
     @cached_property
@@ -91,6 +92,7 @@ class ItemOutputs(Closeable):
         """Drop the freed keys, and the unfinished work of an earlier step."""
         self.cache.drop(plan.freed_keys)
         self._unsaved.clear()
+        self._encodings.clear()
         self._begun.clear()
 
     def make_all(self, plan: StepPlan, frames: Sequence[Frame], made: StepResult) -> None:
@@ -120,7 +122,7 @@ class ItemOutputs(Closeable):
         unsaved, self._unsaved = self._unsaved, []
         for item in unsaved:
             if self._outputs is not None and item.key in self.cache:
-                self._outputs.save(item, self.cache.get(item.key))
+                self._outputs.save(item, self.cache.get(item.key), self._cost_of(item.key))
 
     def report_times(self) -> None:
         """Report the durations of finished encodings; the others follow in a later step."""
@@ -139,7 +141,11 @@ class ItemOutputs(Closeable):
     def emit(self, emit: EmitEmbedding, made: StepResult) -> None:
         """Add an output to the result; or its key, if it is saved in the store, which begins now."""
         output = self.cache.get(emit.key)
-        if emit.store_epoch and self._outputs is not None and self._outputs.save_large(emit, output):
+        if (
+            emit.store_epoch
+            and self._outputs is not None
+            and self._outputs.save_large(emit, output, self._cost_of(emit.key))
+        ):
             self._unsaved = [item for item in self._unsaved if item.key != emit.key]
             key = output_key(self.fingerprint, emit.mm_hash)
             made.saved.append(ItemSaved(emit.request_id, emit.index, key))
@@ -183,11 +189,17 @@ class ItemOutputs(Closeable):
         watch = Stopwatch(self._device)
         outputs = finish()
         watch.stop()
+        self._encodings[item.key] = watch
         self.cache.put(item.key, outputs)
         if self._outputs is not None and self._world_size > 1:
             self._watches.append((watch, partial(self._outputs.encoded, item)))
         self.counts.encoded(item)
         return outputs
+
+    def _cost_of(self, key: str) -> Callable[[], float]:
+        """Return a function that returns the seconds of an encoding of this step; 0.0 while the device is not done."""
+        watch = self._encodings.get(key)
+        return lambda: watch.seconds() if watch is not None and watch.is_over() else 0.0
 
     def _make(self, item: EncodeItem, frames: Sequence[Frame], *, is_own: bool) -> None:
         """Put the output of one item into the encoder cache: loaded, encoded, or shared by another rank.
