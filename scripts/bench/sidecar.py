@@ -13,6 +13,7 @@ empty loop the same crowd, in turns with the hits: a loop that takes as long as 
 puts, put cpu   see `sidecar_puts`
 looks, cold, stores   see `sidecar_looks`
 restart         the frontend is killed: see `sidecar_restart`
+native          the reader in C: see `sidecar_native`
 
 Every kind takes its turn in each of several rounds, in the same client processes, so that all meet the same machine.
 Times are of single hits, over all clients and rounds; rates are hits per second of all clients together, the median of
@@ -30,7 +31,7 @@ from pathlib import Path
 
 from mmcached.cli.bench.processes import answer
 from mmcached.client import Client
-from scripts.bench import harness, sidecar_looks, sidecar_puts, sidecar_restart
+from scripts.bench import harness, sidecar_looks, sidecar_native, sidecar_puts, sidecar_restart
 from scripts.bench.harness import Bound, Row, Section, row, wall_us
 from scripts.bench.sidecar_processes import (
     CROWD,
@@ -52,7 +53,8 @@ from scripts.bench.sidecar_processes import (
 CLIENTS = {f"{number} client{'s' * (number > 1)}": number for number in (1, 4, 16)}
 NUM_ROUNDS = 5
 QUICK_ROUNDS = 2
-PUTS, PUT_CPU, LOOKS, COLD, STORES, RESTART = "puts", "put cpu", "looks", "cold", "stores", "restart"
+PUTS, PUT_CPU, LOOKS, COLD, STORES = "puts", "put cpu", "looks", "cold", "stores"
+RESTART, NATIVE = "restart", "native"
 NUM_LOOPS = 2000
 CROWD_SIZE = 8
 BOUNDS = [
@@ -68,6 +70,7 @@ BOUNDS = [
     *sidecar_looks.BOUNDS,
     *sidecar_puts.BOUNDS,
     *sidecar_restart.BOUNDS,
+    *sidecar_native.BOUNDS,
 ]
 """How many times Redis' rate each kind of hit shall reach, and so on."""
 
@@ -153,13 +156,14 @@ def open_sections(undo: ExitStack) -> Mapping[str, Section]:
         STORES: partial(sidecar_looks.compare_stores, run_dir),
         CROWD: partial(compare_in_crowd, run_dir),
         RESTART: sidecar_restart.compare_restarts,
+        NATIVE: partial(sidecar_native.compare_native, run_dir),
     }
 
 
 if __name__ == "__main__":
     harness.main(
         "the sidecar beside Redis: a hit of 4.7 MiB, and puts",
-        [*CLIENTS, PUTS, PUT_CPU, LOOKS, COLD, STORES, CROWD, RESTART],
+        [*CLIENTS, PUTS, PUT_CPU, LOOKS, COLD, STORES, CROWD, RESTART, NATIVE],
         open_sections,
         rounds=(NUM_ROUNDS, QUICK_ROUNDS),
         bounds=BOUNDS,

@@ -141,13 +141,19 @@ enum { MMC_GENERATION, MMC_OFFSET, MMC_NBYTES, MMC_NOTE, MMC_FIRST_KEY, MMC_SECO
 static const uint64_t mmc__iv[8] = {
     0x6a09e667f3bcc908, 0xbb67ae8584caa73b, 0x3c6ef372fe94f82b, 0xa54ff53a5f1d36f1,
     0x510e527fade682d1, 0x9b05688c2b3e6c1f, 0x1f83d9abfb41bd6b, 0x5be0cd19137e2179};
-static const char *const mmc__sigma[10] = {
-    "0123456789abcdef", "ea489fd61c02b753", "b8c052fdae367194", "7931dcbe265a40f8", "905724afe1bc683d",
-    "2c6a0b834d75fe19", "c51fed4a0763928b", "db7ec13950f4862a", "6fe9b308c2d714a5", "a2847615fb9e3cd0"};
+static const uint8_t mmc__sigma[10][16] = {
+    {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15},
+    {14, 10, 4, 8, 9, 15, 13, 6, 1, 12, 0, 2, 11, 7, 5, 3},
+    {11, 8, 12, 0, 5, 2, 15, 13, 10, 14, 3, 6, 7, 1, 9, 4},
+    {7, 9, 3, 1, 13, 12, 11, 14, 2, 6, 5, 10, 4, 0, 15, 8},
+    {9, 0, 5, 7, 2, 4, 10, 15, 14, 1, 11, 12, 6, 8, 3, 13},
+    {2, 12, 6, 10, 0, 11, 8, 3, 4, 13, 7, 5, 15, 14, 1, 9},
+    {12, 5, 1, 15, 14, 13, 4, 10, 0, 7, 6, 3, 9, 2, 8, 11},
+    {13, 11, 7, 14, 12, 1, 3, 9, 5, 0, 15, 4, 8, 6, 2, 10},
+    {6, 15, 14, 9, 11, 3, 0, 8, 12, 2, 13, 7, 1, 4, 10, 5},
+    {10, 2, 8, 4, 7, 6, 1, 5, 15, 11, 9, 14, 3, 12, 13, 0}};
 
 typedef struct { uint64_t h[8], num_bytes; uint8_t block[128]; size_t num_held; } mmc__blake2b;
-
-static int mmc__hex(char digit) { return digit <= '9' ? digit - '0' : digit - 'a' + 10; }
 
 static void mmc__compress(mmc__blake2b *b, int is_last)
 {
@@ -157,17 +163,16 @@ static void mmc__compress(mmc__blake2b *b, int is_last)
     memcpy(m, b->block, 128);
     v[12] ^= b->num_bytes;
     if (is_last) v[14] = ~v[14];
-    for (int round = 0; round < 12; round++)
-        for (int i = 0; i < 8; i++) {
-            const char *s = mmc__sigma[round % 10] + 2 * i;
-            const uint64_t x = m[mmc__hex(s[0])], y = m[mmc__hex(s[1])];
-            const int is_diagonal = i >= 4, c0 = i % 4;
-            uint64_t *a = v + c0, *p = v + 4 + (c0 + is_diagonal) % 4, *c = v + 8 + (c0 + 2 * is_diagonal) % 4,
-                     *d = v + 12 + (c0 + 3 * is_diagonal) % 4;
 #define MMC__ROTATE(x, n) ((x) >> (n) | (x) << (64 - (n)))
-            *a += *p + x; *d = MMC__ROTATE(*d ^ *a, 32); *c += *d; *p = MMC__ROTATE(*p ^ *c, 24);
-            *a += *p + y; *d = MMC__ROTATE(*d ^ *a, 16); *c += *d; *p = MMC__ROTATE(*p ^ *c, 63);
-        }
+#define MMC__HALF(a, b, c, d, x, first, second) \
+    v[a] += v[b] + x; v[d] = MMC__ROTATE(v[d] ^ v[a], first); v[c] += v[d]; v[b] = MMC__ROTATE(v[b] ^ v[c], second)
+#define MMC__MIX(a, b, c, d, i) \
+    MMC__HALF(a, b, c, d, m[s[2 * i]], 32, 24); MMC__HALF(a, b, c, d, m[s[2 * i + 1]], 16, 63)
+    for (int round = 0; round < 12; round++) {
+        const uint8_t *s = mmc__sigma[round % 10];
+        MMC__MIX(0, 4, 8, 12, 0); MMC__MIX(1, 5, 9, 13, 1); MMC__MIX(2, 6, 10, 14, 2); MMC__MIX(3, 7, 11, 15, 3);
+        MMC__MIX(0, 5, 10, 15, 4); MMC__MIX(1, 6, 11, 12, 5); MMC__MIX(2, 7, 8, 13, 6); MMC__MIX(3, 4, 9, 14, 7);
+    }
     for (int i = 0; i < 8; i++) b->h[i] ^= v[i] ^ v[i + 8];
 }
 
@@ -204,7 +209,7 @@ void mmc_key_digest(const char *tenant, const char *key, uint64_t digest[2])
 {
     mmc__blake2b b;
     const char *const names[2] = {tenant, key};
-    char hex[65];
+    char hex[64];
     mmc__begin(&b, 32);
     for (int i = 0; i < 2; i++) {
         const uint64_t num_bytes = strlen(names[i]);
@@ -212,7 +217,7 @@ void mmc_key_digest(const char *tenant, const char *key, uint64_t digest[2])
         mmc__update(&b, names[i], num_bytes);
     }
     mmc__end(&b);
-    for (int i = 0; i < 32; i++) snprintf(hex + 2 * i, 3, "%02x", ((const uint8_t *)b.h)[i]);
+    for (int i = 0; i < 64; i++) hex[i] = "0123456789abcdef"[((const uint8_t *)b.h)[i / 2] >> (i % 2 ? 0 : 4) & 15];
     mmc__begin(&b, 16);
     mmc__update(&b, hex, 64);
     mmc__end(&b);

@@ -7,7 +7,6 @@
  *     register | attach    attach: anew, over a new connection
  *     fork LEASE           pid of a child that, once this process is dead, reads the bytes for each byte of stdin
  *     soak SECONDS NUM     looks at keys s0 … at random; every byte of a tensor must be the same: hits and misses
- *     bench KEY ROUNDS     ns of a look, lease and give back: the median of 100 parts
  */
 #define MMCACHED_READER_IMPLEMENTATION
 #include "mmcached_connection.h"
@@ -86,31 +85,6 @@ static void soak(int seconds, int num_keys)
     printf("hits %llu misses %llu\n", (unsigned long long)hits, (unsigned long long)misses);
 }
 
-static int by_size(const void *a, const void *b)
-{
-    const double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
-static void bench(const char *key, int rounds)
-{
-    double parts[100];
-    uint64_t digest[2], sum = 0;
-    mmc_lease lease;
-    mmc_key_digest("", key, digest);
-    for (int part = 0; part < 100; part++) {
-        const uint64_t begin = now_ns();
-        for (int i = 0; i < rounds; i++) {
-            if (mmc_get(&reader, digest, &lease) != MMC_OK) exit(3);
-            sum += lease.data[HEAD_BYTES];
-            mmc_give_back(&reader, &lease);
-        }
-        parts[part] = (double)(now_ns() - begin) / rounds;
-    }
-    qsort(parts, 100, sizeof *parts, by_size);
-    printf("ns %.1f %llu\n", parts[50], (unsigned long long)sum);
-}
-
 /* The child outlives this process, and reads on under the lease that both hold. */
 static void fork_with(const mmc_lease *lease)
 {
@@ -176,8 +150,6 @@ int main(int argc, char **argv)
             fork_with(lease);
         } else if (!strcmp(word, "soak")) {
             soak(atoi(key), number);
-        } else if (!strcmp(word, "bench")) {
-            bench(key, number);
         } else if (!strcmp(word, "ring")) {
             printf("/dev/shm/mmc.%llu.%s.data\n", (unsigned long long)reader.ring.uid, reader.ring.id);
         } else if (!strcmp(word, "digest")) {
