@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from tests.shm.processes import DEADLINE_S
 
-OK, MISSING, DETACHED, DAMAGED, NO_SERVICE = 1, 0, -1, -2, -8
+OK, MISSING, DETACHED, DAMAGED, UNREADABLE, OTHER_VERSION, NO_SERVICE = 1, 0, -1, -2, -3, -5, -8
 
 
 class Found(NamedTuple):
@@ -68,6 +68,11 @@ class NativeReader:
         found = self.get(key)
         assert isinstance(found, Found), found
         return found
+
+    def data_path(self) -> Path:
+        """Return the path of the data object of its ring."""
+        self.send(b"ring\n")
+        return Path(self.line())
 
     def kill(self) -> None:
         self._popen.kill()

@@ -6,6 +6,7 @@
  *     digest KEY | ring    the digest of tenant t's key; the path of the ring's data object
  *     register | attach    attach: anew, over a new connection
  *     fork LEASE           pid of a child that, once this process is dead, reads the bytes for each byte of stdin
+ *     threads KEY ROUNDS   4 threads hit; hits and leases that the entry then counts
  *     soak SECONDS NUM     looks at keys s0 … at random; every byte of a tensor must be the same: hits and misses
  */
 #define MMCACHED_READER_IMPLEMENTATION
@@ -85,6 +86,33 @@ static void soak(int seconds, int num_keys)
     printf("hits %llu misses %llu\n", (unsigned long long)hits, (unsigned long long)misses);
 }
 
+static const char *shared_key;
+static int num_rounds;
+
+static void *hit_often(void *unused)
+{
+    mmc_lease lease;
+    for (int i = 0; i < num_rounds; i++)
+        if (get(shared_key, &lease) == MMC_OK) mmc_give_back(&reader, &lease);
+    return unused;
+}
+
+static void in_threads(const char *key, int rounds)
+{
+    pthread_t threads[4];
+    const uint64_t before = reader.entry[MMC_HITS];
+    shared_key = key, num_rounds = rounds;
+    for (int i = 0; i < 4; i++)
+        if (pthread_create(threads + i, NULL, hit_often, NULL)) exit(7);
+    for (int i = 0; i < 4; i++) pthread_join(threads[i], NULL);
+    uint64_t num_out = 0;
+    for (uint64_t slot = 0; slot < reader.ring.num_slots; slot++) {
+        const uint64_t *counts = reader.entry + MMC_FIRST_COUNT + 2 * slot;
+        num_out += counts[1] - counts[0];
+    }
+    printf("hits %llu leases %llu\n", (unsigned long long)(reader.entry[MMC_HITS] - before), (unsigned long long)num_out);
+}
+
 /* The child outlives this process, and reads on under the lease that both hold. */
 static void fork_with(const mmc_lease *lease)
 {
@@ -150,6 +178,8 @@ int main(int argc, char **argv)
             fork_with(lease);
         } else if (!strcmp(word, "soak")) {
             soak(atoi(key), number);
+        } else if (!strcmp(word, "threads")) {
+            in_threads(key, number);
         } else if (!strcmp(word, "ring")) {
             printf("/dev/shm/mmc.%llu.%s.data\n", (unsigned long long)reader.ring.uid, reader.ring.id);
         } else if (!strcmp(word, "digest")) {

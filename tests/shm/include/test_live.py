@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import zlib
 from collections.abc import Iterator
@@ -20,7 +21,17 @@ from tests.client.store.at_once import AtOnce
 from tests.integration.lone_frontend import LoneFrontend
 from tests.integration.processes import eventually, small_config
 from tests.shm.include.compiling import HERE, SANITIZERS, WARNINGS, compile_c
-from tests.shm.include.native_child import DAMAGED, DETACHED, MISSING, NO_SERVICE, OK, Found, NativeReader
+from tests.shm.include.native_child import (
+    DAMAGED,
+    DETACHED,
+    MISSING,
+    NO_SERVICE,
+    OK,
+    OTHER_VERSION,
+    UNREADABLE,
+    Found,
+    NativeReader,
+)
 
 SMALL, LARGE = 4 << 10, 1 << 20
 SOAK_KEYS = 64
@@ -123,12 +134,31 @@ def test_damaged_bytes_are_not_given_out(reader: NativeReader, client: Client, f
     client.put("k", record(1, SMALL))
     found = reader.found("k")
     reader.ask("back", found.lease)
-    reader.send(b"ring\n")
-    with open(reader.line(), "r+b") as file:
+    with reader.data_path().open("r+b") as file:
         file.seek(found.offset + 100)
         file.write(b"\x55")
     assert reader.get("k") == DAMAGED
     assert frontend.at_rest()
+
+
+def test_a_truncated_nursery_is_not_read(reader: NativeReader, client: Client, frontend: LoneFrontend) -> None:
+    found = put_in_nursery(client, reader, "large", 3)
+    reader.ask("back", found.lease)
+    os.truncate(reader.data_path().with_suffix(f".nursery{found.nursery}"), found.offset + 4096)
+    assert reader.get("large") == UNREADABLE
+    assert frontend.at_rest()
+
+
+def test_a_ring_of_another_layout_is_refused(reader: NativeReader) -> None:
+    with reader.data_path().with_suffix(".ctl").open("r+b") as file:
+        file.seek(8)
+        file.write((99).to_bytes(4, "little"))
+    assert reader.ask("attach")["outcome"] == OTHER_VERSION
+
+
+def test_threads_of_one_reader_lose_no_count(reader: NativeReader, client: Client) -> None:
+    client.put("k", record(1, SMALL))
+    assert reader.ask("threads", "k", 20_000) == {"hits": 80_000, "leases": 0}
 
 
 def test_what_is_read_while_records_are_put_evicted_and_overwritten_is_whole(
