@@ -17,7 +17,7 @@ tqdm.tqdm.monitor_interval = 0  # else the first progress bar leaves a thread be
 
 @pytest.fixture
 def client(run_dir: Path) -> Iterator[Client]:
-    with StoreService(run_dir), Client(run_dir, fail_open=False) as client:
+    with StoreService(run_dir, store_gb=1 / 16), Client(run_dir, fail_open=False) as client:
         yield client
 
 
