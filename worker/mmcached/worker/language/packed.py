@@ -24,7 +24,7 @@ from mmcached.worker.model.kv_pool import KVPool
 NAME = "mmcached_packed"
 
 
-class PackedRows:
+class PackedAttention:
     """Attention of one step's rows, layer by layer."""
 
     def __init__(self, batch: PackedBatch, pool: KVPool) -> None:
@@ -107,7 +107,7 @@ class PackedPasses:
             found = items_in(batch, index, start, start + len(chunk.token_ids))
             items += [item._replace(begin=first + item.begin, end=first + item.end) for item in found]
         more = levels(items, len(embeddings))
-        yield slice(0, len(embeddings)), {"cache": PackedRows(batch, self._pool), "use_cache": False, **more}
+        yield slice(0, len(embeddings)), {"cache": PackedAttention(batch, self._pool), "use_cache": False, **more}
 
 
 def _attention(
@@ -117,7 +117,7 @@ def _attention(
     value: torch.Tensor,
     attention_mask: torch.Tensor | None,
     *,
-    cache: PackedRows,
+    cache: PackedAttention,
     scaling: float | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
