@@ -3,6 +3,7 @@
 eviction         what the store keeps, refuses and spends on a place, beside other policies: decisions 042, 074, 078.
                  `policies`, `traces`, `eviction_clips`, `eviction_costs` are its parts
 compose_trace    a multimodal trace from a stated law and recorded arrivals: docs/traces.md
+seconds          what eviction policies save in seconds: docs/benchmarks.md
 replay           the hit rate of a recorded service by pool size: `python -m scripts.studies.replay TRACE`
 fleet            the same for several engines, by routing policy: `python -m scripts.studies.fleet TRACE`
 simulate_fleet   what a second level is worth to a fleet: docs/fleet.md

@@ -93,9 +93,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--arrivals", type=Path, metavar="FILE", help="arrival times of a recorded service")
     parser.add_argument("--pictures", type=int, default=100_000, help="items in the catalogue")
+    parser.add_argument("--own", type=float, default=0.5, help="share of the sessions with an item of their own")
     given = parser.parse_args(arguments)
     times_s = None if given.arrivals is None else arrivals(given.arrivals)
-    for line in compose(given.uses, times_s, given.seed, Load(hosts=1, pictures=given.pictures)):
+    for line in compose(given.uses, times_s, given.seed, Load(hosts=1, pictures=given.pictures, own=given.own)):
         sys.stdout.write(json.dumps(line) + "\n")
 
 

@@ -152,13 +152,20 @@ class _Queue:
         self.used -= self.sizes.pop(key)
 
 
-def furthest(keys: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64], capacity: int) -> npt.NDArray[np.bool_]:
+def furthest(
+    keys: npt.NDArray[np.int64],
+    sizes: npt.NDArray[np.int64],
+    capacity: int,
+    weights: npt.NDArray[np.float64] | None = None,
+) -> npt.NDArray[np.bool_]:
     """Return which requests hit. A new object may be the one that goes at once.
 
     Args:
         keys: `(num_requests,)`, each an index into `sizes`.
         sizes: `(num_objects,)` bytes.
+        weights: `(num_objects,)`, in place of the sizes for the choice.
     """
+    weights = sizes.astype(np.float64) if weights is None else weights
     num_requests, never = len(keys), 1 << 40
     next_uses = np.full(num_requests, never)
     key_to_next: dict[int, int] = {}
@@ -176,7 +183,7 @@ def furthest(keys: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64], capacity
             held_sizes[key] = sizes[key]
             used += int(sizes[key])
         while used > capacity:
-            victim = np.argmax((key_to_use - now).astype(np.float64) * held_sizes)
+            victim = np.argmax((key_to_use - now) * np.where(held_sizes > 0, weights, 0.0))
             used -= int(held_sizes[victim])
             held_sizes[victim] = 0
     return hits

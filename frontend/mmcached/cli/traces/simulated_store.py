@@ -84,11 +84,11 @@ class StoreCache:
         ]
         self._rng = random.Random(0)
 
-    def request(self, key: Hashable, size: int) -> bool:
+    def request(self, key: Hashable, size: int, cost_s: float = 0.0) -> bool:
         name = str(key)
         if self.records.get("", name, counts=False) is not None:
             return True
-        self._rng.choice(self._writers).put(name, size)
+        self._rng.choice(self._writers).put(name, size, cost_s)
         while self.service.has_work:
             self.service.work()
         return False
@@ -103,7 +103,7 @@ class Writer:
         self._peer = peer
         self._leave()
 
-    def put(self, key: str, nbytes: int) -> bool:
+    def put(self, key: str, nbytes: int, cost_s: float = 0.0) -> bool:
         """Put a record; return whether the store keeps it."""
         if nbytes >= MIN_PLACED_BYTES and nbytes <= self._service.max_record_bytes:
             offset = self._place(nbytes)
@@ -112,27 +112,27 @@ class Writer:
                 offset = self._place(nbytes)
             if offset is not None:
                 try:
-                    return self._put_placed(key, PlacedRecord(self._nursery, offset, nbytes, 0))
+                    return self._put_placed(key, PlacedRecord(self._nursery, offset, nbytes, 0), cost_s)
                 except StaleHandle:  # the store has drained the nursery
                     self._leave()
         self._service.came_inline(self._peer, nbytes)
-        return self._keep(key, _Encoded(nbytes))
+        return self._keep(key, _Encoded(nbytes), cost_s)
 
-    def _put_placed(self, key: str, record: PlacedRecord) -> bool:
+    def _put_placed(self, key: str, record: PlacedRecord, cost_s: float) -> bool:
         size = record.size
         self._room.remove(record.offset, record.offset + size)
         self._hand = record.offset + size
         self._service.books.take(self._peer, record.nursery, record.offset, size)
-        note = pack_note(store_key("", key), about_record("", key, 0))
+        note = pack_note(store_key("", key), about_record("", key, 0, cost_s))
         cast(_Records, self._records.ring.records).place_to_note[record.nursery, record.offset] = note
-        is_kept = self._keep(key, record if self._service.has_slot else _Encoded(record.nbytes))
+        is_kept = self._keep(key, record if self._service.has_slot else _Encoded(record.nbytes), cost_s)
         self._service.settle(self._peer, record)
         self._granted(self._service.grants(self._peer))
         return is_kept
 
-    def _keep(self, key: str, record: _Encoded | PlacedRecord) -> bool:
+    def _keep(self, key: str, record: _Encoded | PlacedRecord, cost_s: float) -> bool:
         encoded = record if isinstance(record, PlacedRecord) else cast(EncodedRecord, record)
-        return self._records.put("", key, encoded, epoch=self._records.epoch) is None
+        return self._records.put("", key, encoded, epoch=self._records.epoch, cost_s=cost_s) is None
 
     def _leave(self) -> None:
         self._nursery, self._room, self._hand = 0, Extents(), 0

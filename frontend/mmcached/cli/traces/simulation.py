@@ -45,10 +45,11 @@ def play(trace: UseTrace, store_bytes: int, advance: Callable[[], None] = lambda
     Args:
         advance: Called after each use.
     """
-    cache, sizes = StoreCache(max(store_bytes, MIN_STORE_BYTES)), trace.sizes.tolist()
+    cache = StoreCache(max(store_bytes, MIN_STORE_BYTES))
+    sizes, costs = trace.sizes.tolist(), trace.costs_s.tolist()
     is_found = np.zeros(len(trace.keys), np.bool_)
     for index, key in enumerate(trace.keys.tolist()):
-        is_found[index] = cache.request(key, sizes[key])
+        is_found[index] = cache.request(key, sizes[key], costs[key])
         advance()
     return is_found
 

@@ -333,7 +333,7 @@ class RecordStore(Closeable):
         if has_one:
             self.in_ring.forget(name)
         books.charge(tenant, name, num_bytes, in_ring=in_ring)
-        books.saved.learn(name, tenant, key, cost_s)
+        self.in_ring.learn(name, tenant, key, cost_s)
         if is_fetched:
             self.in_ring.fetched.add(name)
         return None

@@ -9,6 +9,7 @@ from __future__ import annotations
 from mmcached.cache.store_keys import ITEMS_TENANT, About, num_embeds_of, parse_about, store_key
 from mmcached.frontend.connections.rings import NoRing
 from mmcached.frontend.store.record_books import RecordBooks
+from mmcached.frontend.store.worth import Worth
 from mmcached.shm import ObjectStoreWriter, RingWriter
 from mmcached.shm.ring.chunks import RingClaim
 from mmcached.shm.ring.slot_table import has_expired
@@ -62,6 +63,7 @@ class RingRecords(Closeable):
     def __init__(self, books: RecordBooks, *, is_shared: bool = False, nursery_bytes: int = 0) -> None:
         self.objects: ObjectStoreWriter | NoObjects = NoObjects()
         self.books = books
+        self._worth = Worth()
         self.fetched: set[str] = set()
         self._is_shared = is_shared
         self._nursery_bytes = nursery_bytes
@@ -85,7 +87,7 @@ class RingRecords(Closeable):
                 self.objects.discard(name)
             else:
                 self.books.charge(known.tenant, name, num_bytes, in_ring=in_ring)
-                self.books.saved.learn(name, known.tenant, known.key, known.cost_s)
+                self.learn(name, known.tenant, known.key, known.cost_s)
                 if self._is_shared and known.tenant != ITEMS_TENANT:
                     self.fetched.add(name)
         self.objects.adopted.clear()
@@ -174,13 +176,23 @@ class RingRecords(Closeable):
         """
         if isinstance(self.objects, NoObjects):
             return False
-        return self.objects.end_copy(handle, claim, is_proven=is_proven) is not None
+        name = self.objects.key_of(handle) if self.objects.ring.records.is_current(handle) else ""
+        copy = self.objects.end_copy(handle, claim, is_proven=is_proven)
+        if copy is not None and (cost_s := self.books.saved.cost_s(name)):
+            self.objects.ring.records.value(copy, self._worth.of(cost_s, copy.nbytes))
+        return copy is not None
 
     def drop_spoiled(self, handle: Handle) -> None:
         """Drop a record that its client has overwritten in its nursery; a missing one changes nothing."""
         if isinstance(self.objects, ObjectStoreWriter) and self.objects.ring.records.is_current(handle):
             name = self.objects.key_of(handle)
             self.discard(name)
+
+    def learn(self, name: str, tenant: str, key: str, cost_s: float) -> None:
+        """Remember the cost of a record, by which hits are summed and records are evicted."""
+        self.books.saved.learn(name, tenant, key, cost_s)
+        if isinstance(self.objects, ObjectStoreWriter) and cost_s and (handle := self.objects.find(name)) is not None:
+            self.objects.ring.records.value(handle, self._worth.of(cost_s, handle.nbytes))
 
     def _hit(self, name: str) -> None:
         self.books.touch(name)

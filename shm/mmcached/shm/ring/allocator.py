@@ -20,6 +20,9 @@ without a hit. A chunk that was hit leaves probation when a hand passes it.
 **Hits.** Otherwise the main hand places the chunk. It spares chunks that were hit since it last passed: a chunk counts
 three hits at most, and loses one at each pass.
 
+**Worth.** A chunk that cost much for its bytes is worth more: each of its hits counts for `1 + worth` hits, up to
+`3 + worth`, and it begins with `worth` hits, so that it leaves probation without one.
+
 **Holes.** Free bytes behind a hand, or where a chunk was freed last, are used before any chunk is evicted.
 
 **Choice.** The first of the next 128 places that evicts no chunk which the hand would spare; otherwise the place with
@@ -166,6 +169,13 @@ class RingAllocator:
         self._leave_probation(chunk)
         chunk.is_untested = True
 
+    def value(self, slot: int, worth: int) -> None:
+        """Set the worth of a chunk that was just placed; 0: as any other."""
+        chunk = self._slot_to_chunk[slot]
+        chunk.worth = worth
+        if worth > chunk.hits:
+            chunk.set_hits(worth)
+
     def admits_return(self) -> bool:
         """Return whether content that returns after its eviction is to be proven; see "Returns" above."""
         self._credit += self._rate
@@ -177,8 +187,9 @@ class RingAllocator:
     def hit(self, slot: int) -> None:
         """Count a hit of a chunk, so that a hand spares it."""
         chunk = self._slot_to_chunk[slot]
-        if chunk.hits < MAX_HITS:
-            chunk.set_hits(chunk.hits + 1)
+        most = MAX_HITS + chunk.worth
+        if chunk.hits < most:
+            chunk.set_hits(min(chunk.hits + 1 + chunk.worth, most))
         if chunk.is_untested:
             chunk.is_untested = False
             self._rate = min(self._rate + RATE_UP, FULL_RATE)

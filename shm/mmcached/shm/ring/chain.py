@@ -38,11 +38,12 @@ class Chunk:
         hits: Hits that still count; see `allocator`.
         price: Cost of its eviction for a chunk on probation.
         is_on_probation: Its content has not been requested yet.
+        worth: How many more hits each hit counts for; see `allocator`.
         is_untested: It was placed as proven, and has not been hit since.
         prev, next: Its neighbours; out of date in a chunk that is not linked.
     """
 
-    __slots__ = ("end", "extent", "hits", "is_on_probation", "is_untested", "next", "offset", "prev", "price")
+    __slots__ = ("end", "extent", "hits", "is_on_probation", "is_untested", "next", "offset", "prev", "price", "worth")
 
     def __init__(self, extent: Extent) -> None:
         self.extent = extent
@@ -51,7 +52,7 @@ class Chunk:
         self.is_on_probation = True
         self.is_untested = False
         self.prev = self.next = self
-        self.hits = self.price = 0
+        self.hits = self.price = self.worth = 0
 
     @classmethod
     def edge(cls, capacity: int) -> Chunk:

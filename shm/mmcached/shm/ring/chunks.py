@@ -163,6 +163,9 @@ class ChunkTable:
     def touch(self, handle: Handle) -> None:
         self._allocator.hit(handle.slot)
 
+    def value(self, handle: Handle, worth: int) -> None:
+        self._allocator.value(handle.slot, worth)
+
     def pin(self, handle: Handle) -> None:
         self._pins[handle.slot] += 1
 

@@ -209,6 +209,18 @@ class CurrentRecords:
         if books.is_current(handle):
             books.touch(handle)
 
+    def value(self, handle: Handle, worth: int) -> None:
+        """Set how much more than its size a chunk is worth, from 0; above 0 one in a nursery counts as hit.
+
+        Ignores chunks that are not current.
+        """
+        if not self.is_current(handle):
+            return
+        if handle.slot < self._chunks.num_slots:
+            self._chunks.value(handle, worth)
+        elif worth:
+            self._placed.touch(handle)
+
     def pin(self, handle: Handle) -> None:
         """Protect a chunk from eviction until `unpin`; pins are counted. Raises StaleHandle if it is not current."""
         books = self._books(handle)

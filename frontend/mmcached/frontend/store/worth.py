@@ -1,0 +1,28 @@
+"""Says how much more than its size a record is worth: by the seconds that it cost for each byte, beside other records.
+
+A record whose cost per byte is twice, four times, … the usual one is worth 1, 2, … more; all others, and those whose
+cost is unknown, 0. So equal costs per byte change nothing, as those of pictures of one encoder nearly are.
+"""
+
+from __future__ import annotations
+
+import math
+
+MAX_WORTH = 6
+STEP = 0.002
+"""Weight of a new record in the running mean of the logarithm of the cost per byte."""
+
+
+class Worth:
+    """The usual cost per byte of one store's puts."""
+
+    def __init__(self) -> None:
+        self._usual: float | None = None  # log2 of seconds per byte
+
+    def of(self, cost_s: float, nbytes: int) -> int:
+        """Return the worth of a record that is put now, 0 … `MAX_WORTH`; cost 0.0: unknown."""
+        if cost_s <= 0 or nbytes <= 0:
+            return 0
+        own = math.log2(cost_s / nbytes)
+        self._usual = own if self._usual is None else self._usual + STEP * (own - self._usual)
+        return min(MAX_WORTH, max(0, round(own - self._usual)))
