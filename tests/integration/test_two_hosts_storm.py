@@ -14,10 +14,11 @@ from pathlib import Path
 import pytest
 
 from mmcached.cli.serve.child_service import ChildService
+from mmcached.client import Client
 from mmcached.wire.errors import SecondLevelNotFlushed
 from mmcached.wire.limits import LimitsConfig
 from tests.integration.json_child import crowd
-from tests.integration.processes import descendants
+from tests.integration.processes import descendants, eventually
 from tests.integration.test_sidecar import child_of
 from tests.integration.test_two_hosts import FAULTS, Hosts
 from tests.second_level.servers import Server, find_program, short_folder
@@ -63,7 +64,17 @@ def test_a_storm(run_dir: Path, draw_seeds: Callable[[int], range]) -> None:
             assert clients.are_alive()
         assert clients.end()["failures"] == 0
         assert num_faults > 10
+        for client in hosts.clients:  # a host that was not flushed since the other one was does not use the server
+            eventually(lambda: _is_flushed(client), bool, "a flush")  # noqa: B023
         hosts.check()
+
+
+def _is_flushed(client: Client) -> bool:
+    try:
+        client.flush()
+    except SecondLevelNotFlushed:
+        return False
+    return True
 
 
 def strike(hosts: Hosts, server: Server, rng: random.Random) -> None:
