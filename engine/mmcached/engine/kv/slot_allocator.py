@@ -83,9 +83,7 @@ class SlotAllocator:
         steps.check_can_join(request.request_id)
         hit = self._tables.empty if hit is None else hit
         if hit is not self._tables.empty or num_hit:
-            if held is not None and num_hit:
-                raise ValueError(f"request {request.request_id} holds blocks: it cannot take a prefix hit")
-            self._lookups.check(request, hit, num_hit)
+            self._check_hit(request, held, hit, num_hit)
         num_local = request.num_computed_tokens + num_hit
         num_tokens = num_local + num_external + num_new
         num_slots = num_tokens + num_lookahead
@@ -94,8 +92,7 @@ class SlotAllocator:
         next_full = held.next_full if held is not None else self._first_full(num_hit)
         num_final, block_hashes = num_tokens - num_draft, None
         if num_tokens >= next_full and not is_delayed:
-            # Decided before the commit: slots beyond the request's tokens are for draft tokens, and another token
-            # may replace a draft token until then.
+            # Slots beyond the request's tokens are for draft tokens: until the commit another token may replace one.
             num_final = min(num_final, request.num_tokens, self._max_model_len)
             block_hashes = self._hashes.of(request)  # may raise, so it comes before all changes
         growth = self._tables.growth(num_local, num_external, num_new, num_slots, num_encoder, is_new=held is None)
@@ -114,6 +111,11 @@ class SlotAllocator:
             self._publisher.publish(request, held, block_hashes, num_final, most_tokens=num_tokens)
         held.set_horizon()
         return new
+
+    def _check_hit(self, request: Request, held: RequestBlocks | None, hit: KVCacheBlocks, num_hit: int) -> None:
+        if held is not None and num_hit:
+            raise ValueError(f"request {request.request_id} holds blocks: it cannot take a prefix hit")
+        self._lookups.check(request, hit, num_hit)
 
     def _admit(  # noqa: PLR0917 (called once a request)
         self,

@@ -16,7 +16,7 @@ from mmcached.cli.terminal_text import shown
 from mmcached.wire.errors import ConfigError, InvalidRequest
 
 if TYPE_CHECKING:
-    from mmcached.cli.traces.report import Latencies, Part, Report
+    from mmcached.cli.traces.report import FoundPart, Latencies, UseReport
     from mmcached.cli.traces.simulation import Point
     from mmcached.cli.traces.use_trace import UseTrace
 
@@ -159,7 +159,7 @@ def _progress(total: int, words: str) -> Iterator[Callable[[], None]]:
         yield lambda: progress.advance(task)
 
 
-def _print_report(report: Report) -> None:
+def _print_report(report: UseReport) -> None:
     parts = [report.total, *(report.by_modality if len(report.by_modality) > 1 else [])]
     print_table(
         [_row(part) for part in parts], "", "uses", "found", "bytes found", "cost, s", "saved, s", "seconds saved"
@@ -168,7 +168,7 @@ def _print_report(report: Report) -> None:
         say(_latency_text(report.latencies))
 
 
-def _row(part: Part) -> list[str]:
+def _row(part: FoundPart) -> list[str]:
     share = part.saved_s / part.cost_s if part.cost_s else 0.0
     return [
         shown(part.name),
@@ -193,7 +193,7 @@ def _latency_text(of: Latencies) -> str:
     return "\n".join(lines)
 
 
-def _draw_report(path: Path, trace: UseTrace, report: Report) -> None:
+def _draw_report(path: Path, trace: UseTrace, report: UseReport) -> None:
     from mmcached.cli.traces.picture import chart
 
     lines = {

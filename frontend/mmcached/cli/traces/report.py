@@ -15,7 +15,7 @@ NUM_WINDOWS = 40
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class FoundPart:
     """The found part of all uses, or of one modality.
 
     Attributes:
@@ -71,26 +71,26 @@ class Window:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class UseReport:
     """All figures of played uses; `latencies` is None for a simulation."""
 
-    total: Part
-    by_modality: list[Part]
+    total: FoundPart
+    by_modality: list[FoundPart]
     latencies: Latencies | None
     windows: list[Window]
 
 
-def report_of(trace: UseTrace, is_found: npt.NDArray[np.bool_], played: Played | None = None) -> Report:
+def report_of(trace: UseTrace, is_found: npt.NDArray[np.bool_], played: Played | None = None) -> UseReport:
     every = np.ones(len(trace.keys), np.bool_)
     names = np.array(trace.modalities)[trace.keys]
     parts = [_part(name, trace, names == name, is_found) for name in sorted(set(names.tolist()))]
     latencies = None if played is None else _latencies(played)
-    return Report(_part("all", trace, every, is_found), parts, latencies, _windows(trace, is_found, played))
+    return UseReport(_part("all", trace, every, is_found), parts, latencies, _windows(trace, is_found, played))
 
 
-def _part(name: str, trace: UseTrace, is_in: npt.NDArray[np.bool_], is_found: npt.NDArray[np.bool_]) -> Part:
+def _part(name: str, trace: UseTrace, is_in: npt.NDArray[np.bool_], is_found: npt.NDArray[np.bool_]) -> FoundPart:
     nbytes, seconds, hits = trace.sizes[trace.keys], trace.costs_s[trace.keys], is_in & is_found
-    return Part(
+    return FoundPart(
         name,
         int(is_in.sum()),
         int(hits.sum()),
