@@ -23,6 +23,8 @@ VLLM_HOST := .venv-vllm
 VLLM_HOST_INSTALLED := $(VLLM_HOST)/.installed
 TRANSFORMERS_HOST := .venv-transformers
 TRANSFORMERS_HOST_INSTALLED := $(TRANSFORMERS_HOST)/.installed
+DIFFUSERS_HOST := .venv-diffusers
+DIFFUSERS_HOST_INSTALLED := $(DIFFUSERS_HOST)/.installed
 RAY_HOST := .venv-ray
 RAY_HOST_INSTALLED := $(RAY_HOST)/.installed
 MOONCAKE_HOST := .venv-mooncake
@@ -37,6 +39,7 @@ SGLANG := sglang==0.5.23
 RAY := ray==2.60.0
 MOONCAKE := mooncake-transfer-engine-non-cuda==0.3.13.post1
 TRANSFORMERS := transformers==5.23.0 peft==0.21.2 openai==3.57.0
+DIFFUSERS := diffusers==0.42.1 transformers==5.23.0
 TORCHVISION := torchvision==0.28.0
 # What the tests with a whole host run: by default what a machine with two cores does in some minutes.
 HOST_TESTS ?= not soak
@@ -50,7 +53,7 @@ INSTALLING = @echo "installing $(1) into $(@D), once: some minutes"
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo verify-kv test pytest lint test-c test-valkey test-vllm test-sglang test-transformers test-ray test-mooncake test-packaging release docs test-docs soak test-aarch64 test-web test-deploy chaos explore bench bench-peers clean
+.PHONY: help demo verify-kv test pytest lint test-c test-valkey test-vllm test-sglang test-transformers test-diffusers test-ray test-mooncake test-packaging release docs test-docs soak test-aarch64 test-web test-deploy chaos explore bench bench-peers clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z.-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -89,6 +92,9 @@ test-sglang: $(VLLM_HOST_INSTALLED) ## the adapter for SGLang, in the environmen
 test-transformers: $(TRANSFORMERS_HOST_INSTALLED) ## the adapter for Transformers (1 GB)
 	$(TRANSFORMERS_HOST)/$(HOST_PYTEST) tests/hosts/transformers
 
+test-diffusers: $(DIFFUSERS_HOST_INSTALLED) ## the adapter for diffusers (1 GB)
+	$(DIFFUSERS_HOST)/$(HOST_PYTEST) tests/hosts/diffusers
+
 test-ray: $(RAY_HOST_INSTALLED) ## services and encoders on a Ray cluster of three nodes on this machine (2 GB)
 	$(RAY_HOST)/$(HOST_PYTEST) tests/hosts/ray
 
@@ -112,7 +118,7 @@ soak: $(INSTALLED) ## the tests that run long, and 20 times the examples of the 
 	$(BIN)/python -m pytest -m "soak or hypothesis" --hypothesis-profile=soak --hypothesis-seed=$(SEED) \
 	  --timeout=0 -o faulthandler_timeout=0
 	@$(MAKE) --no-print-directory verify-kv
-	@$(MAKE) --no-print-directory test-transformers test-sglang test-vllm test-ray test-mooncake HOST_TESTS="not chaos"
+	@$(MAKE) --no-print-directory test-transformers test-diffusers test-sglang test-vllm test-ray test-mooncake HOST_TESTS="not chaos"
 
 chaos: $(INSTALLED) ## kill the ring's processes at random for two minutes, and check every byte
 	$(BIN)/python -m scripts.verification.chaos --seconds 60
@@ -142,7 +148,7 @@ bench-peers: $(PEERS_INSTALLED) ## all that has a peer beside it: vLLM, vllm-omn
 	@set -e; for area in $(PEER_AREAS); do echo "== $$area"; $(PEERS)/bin/python -m scripts.bench.$$area || [ $$? = 3 ]; done
 
 clean: ## remove the environment, builds and caches
-	rm -rf $(VENV) .aarch64 .deploy-tools .mooncake .valkey $(PEERS) $(VLLM_HOST) $(TRANSFORMERS_HOST) $(RAY_HOST) $(MOONCAKE_HOST) $(RELEASE) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) .aarch64 .deploy-tools .mooncake .valkey $(PEERS) $(VLLM_HOST) $(TRANSFORMERS_HOST) $(DIFFUSERS_HOST) $(RAY_HOST) $(MOONCAKE_HOST) $(RELEASE) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -type d -name __pycache__ -prune -exec rm -rf {} +
 
 # Dependency groups and build constraints need pip 25.3; a fresh venv starts with whatever came with the interpreter.
@@ -195,6 +201,14 @@ $(TRANSFORMERS_HOST_INSTALLED): pyproject.toml $(CONSTRAINTS) tests/hosts/torchv
 	$(TRANSFORMERS_HOST)/bin/python -m pip install --quiet --no-deps $(TORCHVISION)
 	$(TRANSFORMERS_HOST)/bin/python -c 'import torchvision' 2>/dev/null || \
 	  $(TRANSFORMERS_HOST)/bin/python tests/hosts/torchvision_on_cpu.py
+	touch $@
+
+$(DIFFUSERS_HOST_INSTALLED): pyproject.toml $(CONSTRAINTS)
+	$(call INSTALLING,diffusers and PyTorch (1.6 GB))
+	$(PYTHON) -m venv $(DIFFUSERS_HOST)
+	$(DIFFUSERS_HOST)/bin/python -m pip install --quiet --upgrade $(PINNED) 'pip>=25.3'
+	$(DIFFUSERS_HOST)/bin/python -m pip install --quiet $(PINNED) $(BUILD_PINNED) --group host --editable '.[diffusers]' \
+	  $(DIFFUSERS)
 	touch $@
 
 $(RAY_HOST_INSTALLED): pyproject.toml $(CONSTRAINTS)
