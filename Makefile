@@ -62,7 +62,7 @@ demo: $(INSTALLED) ## start the service on this host and show what it saves
 	$(BIN)/mmcached demo
 
 test: $(INSTALLED) ## lint and the tests, side by side
-	@echo "lint and the tests: about 6 minutes on two cores"
+	@echo "lint and the tests: about 5 minutes on two cores"
 	@$(MAKE) --no-print-directory --jobs=2 lint pytest
 
 pytest: $(INSTALLED)
