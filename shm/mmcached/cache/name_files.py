@@ -2,8 +2,8 @@
 
     <run dir>/names/<name>.json      the rows of one name, see `output_names.ROWS`
 
-Written by whoever names outputs; no process depends on these files. Unlike records they survive a flush, and a full
-store. The oldest are deleted beyond `MAX_NAMES`: a server whose weights change has many names.
+Each process that names outputs writes them; no process depends on these files. Unlike records they survive a flush, and
+a full store. The oldest are deleted beyond `MAX_NAMES`: a server whose weights change has many names.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _NAMED = re.compile(r"encoder/([0-9a-f]{32})/")
 
 
 def note_name(run_dir: Path, rows: Mapping[str, Any]) -> str:
-    """Return the name that rows give, and keep the rows; a run directory that cannot be written is no error.
+    """Return the name of rows, and write the rows to the run directory if it is writable.
 
     Raises:
         KeyError, TypeError, ValueError: As `output_name`.

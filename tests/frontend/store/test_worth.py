@@ -18,11 +18,18 @@ TRACE = read_uses(REPOSITORY / "examples" / "composed_trace.jsonl")
 
 def test_worth_is_the_logarithm_beside_the_usual_cost_per_byte() -> None:
     worth = Worth()
-    assert [worth.of(1.0, 1000) for _ in range(3)] == [0, 0, 0]
-    found = [worth.of(cost, 1000) for cost in (0.001, 0.0, 1.0, 2.0, 4.0, 1e9)]
+    assert [worth.count_put(1.0, 1000) for _ in range(3)] == [0, 0, 0]
+    found = [worth.count_put(cost, 1000) for cost in (0.001, 0.0, 1.0, 2.0, 4.0, 1e9)]
     assert found == [0, 0, 0, 1, 2, MAX_WORTH]
     assert worth.of(1.0, 0) == 0
     assert worth.of(4.0, 4000) == 0, "per byte"
+
+
+def test_a_copy_of_a_record_does_not_change_the_usual_cost() -> None:
+    worth = Worth()
+    assert worth.of(64.0, 1000) == 0, "nothing is usual yet"
+    worth.count_put(1.0, 1000)
+    assert [worth.of(64.0, 1000) for _ in range(10_000)] == [6] * 10_000
 
 
 def test_a_worthy_chunk_outlives_chunks_with_as_many_hits() -> None:

@@ -1,4 +1,4 @@
-"""What a store finds of recorded uses: the store's own rules, played without payloads; and the curve over sizes.
+"""Simulates a store on recorded uses by the store's own rules, without payloads; computes the curve over sizes.
 
 Every use counts, the first one of each item too, which no store finds.
 """

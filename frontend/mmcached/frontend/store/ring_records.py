@@ -192,7 +192,7 @@ class RingRecords(Closeable):
         """Remember the cost of a record, by which hits are summed and records are evicted."""
         self.books.saved.learn(name, tenant, key, cost_s)
         if isinstance(self.objects, ObjectStoreWriter) and cost_s and (handle := self.objects.find(name)) is not None:
-            self.objects.ring.records.value(handle, self._worth.of(cost_s, handle.nbytes))
+            self.objects.ring.records.value(handle, self._worth.count_put(cost_s, handle.nbytes))
 
     def _hit(self, name: str) -> None:
         self.books.touch(name)

@@ -1,4 +1,4 @@
-"""Says how much more than its size a record is worth: by the seconds that it cost for each byte, beside other records.
+"""Computes how much more than its size a record is worth: its cost per byte relative to that of other records.
 
 A record whose cost per byte is twice, four times, … the usual one is worth 1, 2, … more; all others, and those whose
 cost is unknown, 0. So equal costs per byte change nothing, as those of pictures of one encoder nearly are.
@@ -19,10 +19,15 @@ class Worth:
     def __init__(self) -> None:
         self._usual: float | None = None  # log2 of seconds per byte
 
+    def count_put(self, cost_s: float, nbytes: int) -> int:
+        """Add a put record to the usual cost, and return the record's worth, as `of`."""
+        if cost_s > 0 and nbytes > 0:
+            own = math.log2(cost_s / nbytes)
+            self._usual = own if self._usual is None else self._usual + STEP * (own - self._usual)
+        return self.of(cost_s, nbytes)
+
     def of(self, cost_s: float, nbytes: int) -> int:
-        """Return the worth of a record that is put now, 0 … `MAX_WORTH`; cost 0.0: unknown."""
-        if cost_s <= 0 or nbytes <= 0:
+        """Return the worth of a record now, 0 … `MAX_WORTH`; cost 0.0: unknown."""
+        if cost_s <= 0 or nbytes <= 0 or self._usual is None:
             return 0
-        own = math.log2(cost_s / nbytes)
-        self._usual = own if self._usual is None else self._usual + STEP * (own - self._usual)
-        return min(MAX_WORTH, max(0, round(own - self._usual)))
+        return min(MAX_WORTH, max(0, round(math.log2(cost_s / nbytes) - self._usual)))

@@ -1,4 +1,4 @@
-"""What a language model of Transformers takes of the pictures in a piece, besides their embeddings.
+"""Arguments of Transformers' language models for the pictures in a piece, besides their embeddings.
 
 Qwen3-VL    levels: rows that are added to a picture's tokens after each of the first layers
 Gemma 3     masks: the tokens of a picture attend to each other both ways

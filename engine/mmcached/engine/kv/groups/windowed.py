@@ -1,4 +1,4 @@
-"""What sliding windows, chunks and states have in common: later tokens need only the blocks from some position on.
+"""Base of sliding windows, chunks and states: later tokens need only the blocks from some position on.
 
 A hit of L tokens needs the blocks that a request which has computed L tokens still holds; null blocks stand before
 them. Next to groups with larger blocks, a hit ends only at every `stride`-th block. Blocks that no such hit needs are
