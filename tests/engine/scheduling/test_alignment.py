@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from random import Random
 
@@ -42,6 +43,21 @@ def finish(scheduler: Scheduler) -> Spans:
     while scheduler.has_work():
         found += run(scheduler)
     return found
+
+
+def random_requests(seed: int, make: Callable[[str, int, int], Feature]) -> list[Request]:
+    """Return 12 prompts with up to five items each; `make` gets an item's hash, offset and size."""
+    random = Random(seed)
+    requests = []
+    for number in range(12):
+        features, offset = [], 0
+        for item in range(random.randrange(1, 6)):
+            offset += random.randrange(1, 40)
+            size = random.choice((3, 30, 150))
+            features.append(make(f"{number}-{item}", offset, size))
+            offset += size
+        requests.append(generate(number, offset + random.randrange(1, 50), features, max_tokens=3))
+    return requests
 
 
 def test_a_chunk_ends_at_a_multiple_or_with_the_prompt(model: ModelConfig) -> None:
@@ -99,16 +115,7 @@ def test_hashes_that_came_with_a_request_are_cut(model: ModelConfig) -> None:
 
 @pytest.mark.parametrize("seed", range(8))
 def test_a_chunk_waits_for_all_its_items_and_gets_them_in_the_end(model: ModelConfig, seed: int) -> None:
-    random = Random(seed)
-    requests = []
-    for number in range(12):
-        features, offset = [], 0
-        for item in range(random.randrange(1, 6)):
-            offset += random.randrange(1, 40)
-            size = random.choice((3, 30, 150))
-            features.append(image(f"{number}-{item}", offset, size))
-            offset += size
-        requests.append(generate(number, offset + random.randrange(1, 50), features, max_tokens=3))
+    requests = random_requests(seed, image)
     model = msgspec.structs.replace(model, max_patches_per_image=150)
     scheduler = scheduler_with(requests, model=model, encoder_cache_size=1, max_num_encoder_input_tokens=1)
     ends = {request.request_id: request.num_prompt_tokens for request in requests}
@@ -189,15 +196,7 @@ def test_a_chunk_without_the_picture_of_another_one_is_other_content(whole: Mode
 
 @pytest.mark.parametrize("seed", range(8))
 def test_chunks_with_whole_pictures_are_computed_in_the_end(whole: ModelConfig, seed: int) -> None:
-    random = Random(seed)
-    requests = []
-    for number in range(12):
-        features, offset = [], 0
-        for item in range(random.randrange(1, 6)):
-            offset += random.randrange(1, 40)
-            features.append(picture(f"{number}-{item}", offset, random.choice((3, 30, 150))))
-            offset += features[-1].length
-        requests.append(generate(number, offset + random.randrange(1, 50), features, max_tokens=3))
+    requests = random_requests(seed, picture)
     scheduler = scheduler_with(
         requests,
         model=whole,
