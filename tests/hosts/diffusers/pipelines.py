@@ -44,6 +44,11 @@ def clip(dtype: torch.dtype = torch.float32) -> Any:
     return transformers.CLIPTextModel(transformers.CLIPTextConfig(**SIZES)).to(dtype).eval()
 
 
+def projected() -> Any:
+    """Return the second text encoder of a pipeline like Stable Diffusion XL."""
+    return transformers.CLIPTextModelWithProjection(transformers.CLIPTextConfig(**SIZES)).eval()
+
+
 def stable_diffusion(dtype: torch.dtype = torch.float32) -> Any:
     torch.manual_seed(0)
     unet = diffusers.UNet2DConditionModel(

@@ -16,7 +16,7 @@ import torch
 from mmcached.client import Client
 from mmcached.integrations.diffusers import Conditioning, cached_conditioning
 from tests.client.services import StoreService
-from tests.hosts.diffusers.pipelines import PIPELINES, flux, picture, stable_diffusion
+from tests.hosts.diffusers.pipelines import PIPELINES, flux, picture, projected, stable_diffusion
 
 CHILD = """
 import json, sys
@@ -57,10 +57,12 @@ def test_of_two_processes_one_encodes(client: Client) -> None:
     assert runs[0][2] == runs[1][2] == picture(flux()).flatten().tolist()
 
 
-@pytest.mark.parametrize("name", ["text_encoder", "text_encoder_2"])
+@pytest.mark.parametrize("kind", ["CLIPTextModel", "CLIPTextModelWithProjection", "T5EncoderModel"])
 @torch.no_grad()
-def test_layers_are_found_as_they_were_computed(client: Client, name: str) -> None:
-    encoder = getattr(flux(), name)
+def test_layers_are_found_as_they_were_computed(client: Client, kind: str) -> None:
+    pipeline = flux()
+    encoders = {type(each).__name__: each for each in (pipeline.text_encoder, pipeline.text_encoder_2, projected())}
+    encoder = encoders[kind]
     ids = torch.arange(16)[None]
     wanted = encoder(ids, output_hidden_states=True)
     for num_encoded in (1, 0):
