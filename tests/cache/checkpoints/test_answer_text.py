@@ -106,3 +106,18 @@ def test_the_end_token_has_no_text_but_others_of_its_kind_before_it_do() -> None
 )
 def test_the_longest_begin_of_a_stop_string_is_held(text: str, stop: list[str], held: int) -> None:
     assert num_held(text, stop) == held
+
+
+def test_tokens_without_text_are_not_decoded_again_and_again() -> None:
+    """A generation of thousands of special tokens would take the square of their number."""
+    longest = 0
+
+    def decode(token_ids: Sequence[int]) -> str:
+        nonlocal longest
+        longest = max(longest, len(token_ids))
+        return bytes(each for each in token_ids if each < 256).decode(errors="replace")
+
+    text = AnswerText(decode)
+    assert text.add([*b"a", *[300] * 1000, *b"b"]) == "ab"
+    assert text.finish([*b"a", *[300] * 1000, *b"b"]) == "ab"
+    assert longest < 10

@@ -1,4 +1,4 @@
-"""Makes the text of a generation out of its tokens, one by one, and ends it before its first stop string.
+"""Decodes the tokens of a generation one by one, and ends its text before the first stop string.
 
     tokens ──decoded with a few before them──> whole characters ──> certain text ──> given
                                                 └── the begin of a character, or of a stop string: held back
@@ -76,6 +76,10 @@ class AnswerText:
         whole = decoded.rstrip(_NOT_WHOLE)
         new = whole[self._num_shown :]
         if not new:
+            # A special token has no text, and would be decoded with each later one. Without a token before it, a token
+            # may have none because a tokenizer strips the first space.
+            if whole == decoded and self._num_before:
+                self._window.pop()
             return
         begin = max(0, len(self._text) - self._longest + 1)
         self._text += new
