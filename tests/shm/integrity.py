@@ -20,7 +20,7 @@ def check_allocator(allocator: RingAllocator) -> None:
         assert extent.size > 0
         assert chunk.prev is before
         assert allocator._slot_to_chunk.get(extent.slot) is chunk
-        assert 0 <= chunk.hits <= MAX_HITS
+        assert 0 <= chunk.hits <= MAX_HITS + chunk.worth
         assert not (chunk.is_on_probation and chunk.is_untested)
         used_bytes += extent.size
         probation_bytes += extent.size * chunk.is_on_probation
