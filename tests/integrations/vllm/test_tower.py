@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from mmcached.integrations.vllm.tower import is_written, read_tower
+from mmcached.integrations.vllm.tower import read_tower
 
 
 class WordEmbedding(nn.Embedding):
@@ -38,9 +39,6 @@ class Model(nn.Module):
 
     def get_language_model(self) -> nn.Module:
         return self.language_model
-
-    def load_weights(self, weights: Any) -> None:
-        self.visual.weight.data.copy_(weights)
 
     def embed_multimodal(self, **named: Any) -> Any:
         return self._process_image_input(named)
@@ -72,6 +70,8 @@ class Unmarked(Model):
 
 
 class Worker:
+    vllm_config = SimpleNamespace(ec_transfer_config=SimpleNamespace(engine_id="an engine"))
+
     def __init__(self, model: nn.Module) -> None:
         self.model = model
 
@@ -144,18 +144,3 @@ def test_packed_weights_are_read(dtype: torch.dtype) -> None:
     one = read(model)["tower"]
     model.visual.weight.view(torch.uint8)[0, 0] = 1
     assert read(model)["tower"] != one
-
-
-def test_weights_that_are_loaded_in_the_process_are_noticed_until_they_are_read() -> None:
-    model = Model()
-    before = read(model)["tower"]
-    assert not is_written()
-    for number in range(2):
-        model.load_weights(torch.full((4, 4), float(number)))
-        assert is_written()
-    assert read(model)["tower"] != before
-    assert not is_written()
-    with pytest.raises(RuntimeError):
-        model.load_weights(torch.zeros(3))
-    assert is_written(), "a part may have been written"
-    read(model)

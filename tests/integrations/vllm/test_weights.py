@@ -10,9 +10,6 @@ import pytest
 
 from mmcached.integrations.vllm.tower import read_tower
 from mmcached.integrations.vllm.weights import tower_of, watch
-from tests.house import REPOSITORY
-
-PAGE = (REPOSITORY / "docs" / "hosts" / "vllm.md").read_text()
 
 
 class Executor:
@@ -114,6 +111,17 @@ def test_weights_that_sleep_are_not_read(watched: type[Executor]) -> None:
     assert executor.tower() == "second"
 
 
+@pytest.mark.parametrize(
+    ("tags", "known"), [(("kv_cache",), "first"), (("weights",), None), (("kv_cache", "weights"), None)]
+)
+def test_only_weights_that_are_discarded_are_gone(watched: type[Executor], tags: tuple[str, ...], known: Any) -> None:
+    executor = started(watched, f"discarded {tags}")
+    executor.collective_rpc("discard", args=(tags,))
+    assert executor.tower() == known
+    executor.collective_rpc("wake_up", kwargs={"tags": list(tags)})
+    assert executor.tower() == "first"
+
+
 def test_a_tower_that_cannot_be_read_is_tried_again_after_the_next_change(
     watched: type[Executor], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -161,12 +169,3 @@ def test_an_engine_without_a_connector_is_not_read(watched: type[Executor]) -> N
     executor = watched(None)
     assert executor.collective_rpc("reload_weights") == ["reload_weights"]
     assert executor.num_read == 0
-
-
-def test_a_change_without_such_a_call_is_not_noticed(watched: type[Executor]) -> None:
-    """The page says so: a thread of the worker, or a program that has the model in its own process."""
-    executor = started(watched, "in process")
-    executor.towers = ["second"]
-    scale_weights(executor)
-    assert executor.tower() == "first"
-    assert "are not noticed" in PAGE

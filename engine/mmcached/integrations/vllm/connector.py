@@ -37,9 +37,9 @@ from mmcached.integrations.vllm.messages import StepOrders, StepReport
 from mmcached.integrations.vllm.ranks import failed_in_any
 from mmcached.integrations.vllm.scheduler_side import SchedulerSide
 from mmcached.integrations.vllm.settings import ConnectorSettings
-from mmcached.integrations.vllm.tower import is_written
 from mmcached.integrations.vllm.weights import tower_of, watch
 from mmcached.integrations.vllm.worker_side import WorkerSide
+from mmcached.integrations.vllm.writes import is_written
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -241,7 +241,7 @@ class MmcachedECConnector(ECConnectorBase):
             vllm_config.model_config.dtype,
             max_waiting_bytes=settings.max_waiting_bytes if saves else 0,
             agree=_agree if num_ranks > 1 else list,
-            is_written=is_written,
+            is_written=functools.partial(is_written, vllm_config.ec_transfer_config.engine_id),
             is_encode_only=self._is_encode_only,
             call_timeout_s=settings.call_timeout_s,
         )

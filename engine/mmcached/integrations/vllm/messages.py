@@ -64,7 +64,7 @@ class StepReport:
         ended: Keys of saves that have ended since the last report, with the outcome: see `Saver`.
         lost: Requests that got rows of zeros, because there was neither a record nor data to encode.
         counts: Figures since the last report, see `metrics`.
-        is_written: Weights were loaded in a rank's process, without a call that the scheduler sees.
+        is_written: A rank's tower was written to without a call that the scheduler sees.
     """
 
     step: int

@@ -7,15 +7,12 @@ Which modules are the language model's, vLLM's models say themselves (`_mark_lan
 Some put word embeddings into an item, such as the time stamps of a video: their `embed_multimodal` names the language
 model. Of a model that marks nothing every parameter counts.
 
-Buffers that no checkpoint has follow from the configuration, and are not read: some grow with use.
-
-Trainers that share a worker's process call the model's `load_weights` themselves. `is_written` says so to the worker's
-half of the connector, which loads and saves nothing until the scheduler's half has had the tower read again.
+Buffers that no checkpoint has follow from the configuration, and are not read: some grow with use. Later writes to what
+was read are noticed by `writes`.
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterable, Iterator
 from types import CodeType, FunctionType
 from typing import Any
@@ -24,21 +21,12 @@ import torch
 from blake3 import blake3
 
 from mmcached.cache.output_names import PACKAGES
+from mmcached.integrations.vllm.writes import watch_writes
 from mmcached.worker.encoders.computing import computing_rows
 
-_WATCHED = "_mmcached_watches"
 _HEADS = frozenset({"lm_head", "logits_processor"})
 _WORDS_IN_VIDEOS_ONLY = frozenset({"Qwen3VLForConditionalGeneration", "NemotronH_Nano_VL_V2"})
 """Classes, with their subclasses, whose images have no word embeddings although their videos do."""
-
-
-_writes = {"seen": 0, "read": 0}
-"""Calls of `load_weights` in this process since the tower was first read: all, and those before it was last read."""
-
-
-def is_written() -> bool:
-    """Return whether weights were loaded in this process since its tower was last read."""
-    return _writes["seen"] != _writes["read"]
 
 
 def read_tower(worker: Any) -> dict[str, Any]:
@@ -49,12 +37,11 @@ def read_tower(worker: Any) -> dict[str, Any]:
     `device`, `libraries`, `variables`, `precision`: rows of `output_names.ROWS`
     """
     model = worker.get_model()
-    _watch_writes(model)
-    _writes["read"] = _writes["seen"]
     tensors = dict(model.state_dict(keep_vars=True))
     marked = list(getattr(model, "_language_model_names", ()))
     of_text = {name for name in tensors if _is_below(name, marked) or not _HEADS.isdisjoint(name.split("."))}
     words = _words(model, of_text) if marked and _names_one_of(type(model), marked) else set()
+    watch_writes(worker.vllm_config.ec_transfer_config.engine_id, model, (tensors.keys() - of_text) | words)
     device = next((value.device for value in tensors.values()), torch.device("cpu"))
     classes = {kind.__name__ for kind in type(model).__mro__}
     return {
@@ -74,22 +61,6 @@ def of_all_ranks(found: Iterable[dict[str, Any]]) -> dict[str, Any]:
     merged = {name: _one(rank[name] for rank in ranks) for name in ranks[0]}
     merged |= {name: _one(rank[name] for rank in ranks if rank[name] is not None) for name in ("tower", "words")}
     return merged
-
-
-def _watch_writes(model: Any) -> None:
-    load = getattr(model, "load_weights", None)
-    if load is None or hasattr(load, _WATCHED):
-        return
-
-    @functools.wraps(load)
-    def load_weights(*values: Any, **named: Any) -> Any:
-        try:
-            return load(*values, **named)
-        finally:
-            _writes["seen"] += 1
-
-    setattr(load_weights, _WATCHED, True)
-    model.load_weights = load_weights
 
 
 def _one(values: Iterable[Any]) -> Any:

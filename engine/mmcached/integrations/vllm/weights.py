@@ -82,10 +82,16 @@ class WatchedTower:
         self._rows, self._is_tried = None, False
 
     def called(self, method: Any, named: Mapping[str, Any]) -> None:
-        """Note that a call which may change weights has ended."""
+        """Note that a call which may change weights has ended.
+
+        Args:
+            named: Arguments of the executor's `collective_rpc`, among them `args` and `kwargs` of the method.
+        """
         self.forget()
-        if method in ("sleep", "discard"):
+        if method == "sleep":
             self._is_away = True
+        elif method == "discard":
+            self._is_away = self._is_away or "weights" in (named.get("args") or (["weights"],))[0]
         elif method == "wake_up":
             tags = (named.get("kwargs") or {}).get("tags") or ["weights"]
             self._is_away = self._is_away and "weights" not in tags

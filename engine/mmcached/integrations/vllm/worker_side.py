@@ -49,8 +49,8 @@ class WorkerSide:
         dtype: The dtype that the model computes in.
         max_waiting_bytes: Bytes of waiting saves; 0 for a rank that saves nothing, because another rank has the same.
         agree: See `Agree`.
-        is_written: Returns whether weights were loaded in this process since the tower was last read, so that the keys
-            of a plan may be those of other weights.
+        is_written: Returns whether the tower was written to in this process since it was last read, so that the keys of
+            a plan may be those of other weights. Asked only in steps that load or save.
         is_encode_only: Whether the engine only encodes for others.
         call_timeout_s: Timeout of a load that must ask the service.
     """
@@ -93,7 +93,7 @@ class WorkerSide:
         started = time.perf_counter()
         is_written = self._is_written()
         if is_written:
-            self._warn("weights were loaded in this process: nothing is found or saved until they are read again")
+            self._warn("weights were written in this process: nothing is found or saved until they are read again")
         outputs = [None if is_written else self._output(load) for load in loads]
         failures = self._agree([output is None for output in outputs])
         for load, output, has_failed in zip(loads, outputs, failures, strict=True):
@@ -132,7 +132,7 @@ class WorkerSide:
         ended = [self._ended.popleft() for _ in range(len(self._ended))]
         for _, outcome in ended:
             self._counts[outcome] += 1
-        is_written = self._is_written()
+        is_written = bool(plan.loads or plan.saves) and self._is_written()
         if self._report_step is None and not ended and not self._counts and not is_written:
             return None
         report = StepReport(plan.step, 1, ended, self._lost, dict(self._counts), is_written)
