@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 
 from mmcached.client import Client, Generation
-from mmcached.client.known_outputs import output_keys
+from mmcached.client.known_outputs import contents_of, output_keys
 from mmcached.wire.model_config import ModelConfig
 from scripts.bench.harness import Bound, Row, compare, row
 
@@ -81,7 +81,7 @@ def travel(shared: Path, inline: Path, picture: bytes, num_rounds: int) -> Itera
             (other.encode([picture])[0] == embedding).all()
         ):
             raise AssertionError("the services differ")
-        (key,) = output_keys(client.service, [picture], [], "").values()
+        (key,) = output_keys(client.service, contents_of(client.service, [picture]), [], "").values()
         samplers = {
             "from engine": partial(_time, partial(client.encode, [picture]), partial(client.drop, key)),
             "owned": partial(_time, partial(client.encode, [picture])),

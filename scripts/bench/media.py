@@ -242,7 +242,8 @@ def hashes(num_rounds: int) -> Iterator[Row]:
         data = (whole * (nbytes // len(whole) + 1))[:nbytes]
 
         def name(data: bytes = data) -> str:
-            return clip_key(hasher, file_key(hasher, data, options, fingerprint="0" * 64, tenant=""), options)
+            content = hasher.content_digest(data)
+            return clip_key(hasher, file_key(hasher, content, options, fingerprint="0" * 64, tenant=""), options)
 
         digest = partial(_digest, data)
         yield calls_row(

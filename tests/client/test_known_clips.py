@@ -14,8 +14,8 @@ from msgspec.structs import replace
 from mmcached.cache.clip_keys import clip_key, clip_record, file_key
 from mmcached.cache.hasher import MultiModalHasher
 from mmcached.cache.store_keys import output_key
-from mmcached.client import Audio, Client, Clip, Video, known_outputs
-from mmcached.client.known_outputs import clip_records
+from mmcached.client import Audio, Client, Clip, Video
+from mmcached.client.known_outputs import clip_records, contents_of
 from mmcached.gateway.processing.item_processor import Processing
 from mmcached.gateway.processing.media import Medium
 from mmcached.wire.config import ServiceConfig
@@ -32,7 +32,8 @@ HASHER = MultiModalHasher()
 
 def record_key(file: bytes, options: ClipOptions, tenant: str = "") -> str:
     """Return where the store has the slices of a clip."""
-    key = file_key(HASHER, file, options, fingerprint=FINGERPRINTS[options.modality], tenant=tenant)
+    content = HASHER.content_digest(file)
+    key = file_key(HASHER, content, options, fingerprint=FINGERPRINTS[options.modality], tenant=tenant)
     return clip_record(clip_key(HASHER, key, options))
 
 
@@ -82,7 +83,9 @@ def test_names_are_those_of_the_service(algorithm: Literal["blake3", "sha256"], 
         hasher_algorithm=algorithm,
     )
     medium = Medium(options.modality, FILM, "videos[0]", options=options)
-    assert clip_records(said, [options], [FILM], "tenant") == {0: clip_record(processing.keys(medium, "tenant")[1])}
+    assert clip_records(said, [options], contents_of(said, [FILM]), "tenant") == {
+        0: clip_record(processing.keys(medium, "tenant")[1])
+    }
 
 
 @pytest.mark.parametrize("view", [False, True])
@@ -196,14 +199,15 @@ def test_a_clip_of_which_an_output_is_named_and_gone_is_asked_for_once_more(know
 
 def test_a_file_is_hashed_once(known: StoreService, client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     hashed: list[bytes] = []
+    of_content = MultiModalHasher.content_digest
 
-    def counting(hasher: MultiModalHasher, data: bytes, *values: Any, **named: Any) -> str:
+    def counting(hasher: MultiModalHasher, data: bytes) -> str:
         hashed.append(data)
-        return file_key(hasher, data, *values, **named)
+        return of_content(hasher, data)
 
-    monkeypatch.setattr(known_outputs, "file_key", counting)
+    monkeypatch.setattr(MultiModalHasher, "content_digest", counting)
     client.encode(videos=[FILM, Video(FILM, fps=1), Video(FILM, start_s=1), SONG], audios=[FILM])
-    assert hashed == [FILM, SONG, FILM], "once for each modality"
+    assert hashed == [FILM, SONG]
 
 
 def test_what_was_found_is_let_go_of_when_the_rest_does_not_come(
@@ -224,6 +228,6 @@ def test_a_clip_that_the_service_does_not_take_has_no_name() -> None:
         *("fake", 258, 257, 64, 8192), encoder_fingerprint="f", item_fingerprints={"video": "v", "audio": ""}
     )
     clips = [ClipOptions("audio"), WHOLE]
-    assert list(clip_records(said, clips, [FILM, FILM], "")) == [1]
-    assert clip_records(replace(said, encoder_fingerprint="", item_fingerprints={}), clips, [FILM, FILM], "") == {}
-    assert clip_records(replace(said, encoder_fingerprint=""), clips, [FILM, FILM], "") == {}
+    assert list(clip_records(said, clips, ["0" * 64] * 2, "")) == [1]
+    assert clip_records(replace(said, encoder_fingerprint="", item_fingerprints={}), clips, ["0" * 64] * 2, "") == {}
+    assert clip_records(replace(said, encoder_fingerprint=""), clips, ["0" * 64] * 2, "") == {}

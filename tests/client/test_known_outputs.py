@@ -12,7 +12,7 @@ import torch
 from mmcached.cache.store_keys import output_key
 from mmcached.client import Client
 from mmcached.client.contact import Contact, Deadline
-from mmcached.client.known_outputs import output_keys
+from mmcached.client.known_outputs import contents_of, output_keys
 from mmcached.gateway.processing.item_processor import Processing
 from mmcached.gateway.processing.media import Medium
 from mmcached.wire.config import ServiceConfig
@@ -33,7 +33,7 @@ def put(run_dir: Path, *files: bytes, tenant: str = "") -> torch.Tensor:
     """Put an output for each file, as a worker does that has encoded it; return the last."""
     with Client(run_dir, tenant=tenant) as worker:
         output = torch.empty(0)
-        for key in output_keys(welcome(), files, [], tenant).values():
+        for key in output_keys(welcome(), contents_of(welcome(), files), [], tenant).values():
             output = torch.arange(6, dtype=torch.int32).reshape(2, 3) + len(key)
             assert worker.put(key, {"embeddings": output})
     return output
@@ -49,9 +49,10 @@ def test_names_are_those_of_the_service(algorithm: Literal["blake3", "sha256"]) 
         hasher_algorithm=algorithm,
     )
     key = output_key("f", processing.keys(Medium("image", FILES[0], "images[0]"), "tenant")[1])
-    assert output_keys(said, [FILES[0], b""], [None, "cat"], "tenant") == {0: key}, "the service saves none of a name"
-    assert list(output_keys(said, FILES, [], "tenant")) == [0, 1]
-    assert output_keys(welcome(""), FILES, [], "tenant") == {}
+    contents = contents_of(said, [FILES[0], b""])
+    assert output_keys(said, contents, [None, "cat"], "tenant") == {0: key}, "the service saves none of a name"
+    assert list(output_keys(said, contents_of(said, FILES), [], "tenant")) == [0, 1]
+    assert output_keys(welcome(""), contents_of(welcome(""), FILES), [], "tenant") == {}
 
 
 def test_what_was_encoded_before_is_found_without_asking(known: StoreService, client: Any, run_dir: Path) -> None:
@@ -121,7 +122,7 @@ def test_what_has_just_been_encoded_comes_through_the_store(
     known: StoreService, client: Any, run_dir: Path, view: bool
 ) -> None:
     output = put(run_dir, FILES[0])
-    known.keys[FILES[1]] = next(iter(output_keys(welcome(), [FILES[0]], [], "").values()))
+    known.keys[FILES[1]] = next(iter(output_keys(welcome(), contents_of(welcome(), FILES[:1]), [], "").values()))
     made = client.encode([b"8 bytes.", FILES[1]], view=view)
     assert made[0].numpy().tobytes() == b"8 bytes."
     assert torch.equal(made[1], output)

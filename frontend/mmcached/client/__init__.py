@@ -10,6 +10,7 @@
     contact                     one client id: greets the service, sends requests and returns their answers
     piece_stream, token_stream  one streamed generation: its verb, and its received pieces
     arguments, media_files      checks of a caller's arguments
+    media_names                 names of media, and the files behind them
     chat, sampling              checks of chat messages, and of how tokens are chosen
     request_files               files of a request: beside a prompt, or in messages
     clips                       options of videos and sounds, and the encoder outputs of their slices
@@ -27,8 +28,10 @@ installed.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from mmcached.cache.aliases import media_key
 from mmcached.client.clips import Audio, AudioLike, Clip, Video, VideoLike
 from mmcached.client.media_files import ImageLike
+from mmcached.client.media_names import MediaName, Resolved, Url
 from mmcached.client.results import Generation, NewTokens, RowRange, TokenUsage
 from mmcached.client.store.claims import Claim, Pending
 from mmcached.client.store.fail_open import StoreCounters
@@ -79,6 +82,7 @@ __all__ = [
     "ImageLike",
     "ImageTooLarge",
     "InvalidRequest",
+    "MediaName",
     "MmcachedError",
     "NewTokens",
     "PeerGone",
@@ -86,14 +90,17 @@ __all__ = [
     "PutResult",
     "RemoteProtocolError",
     "RequestAborted",
+    "Resolved",
     "RowRange",
     "RowsWanted",
     "Sampling",
     "ServiceUnavailable",
     "StoreCounters",
     "TokenUsage",
+    "Url",
     "Video",
     "VideoLike",
+    "media_key",
 ]
 
 

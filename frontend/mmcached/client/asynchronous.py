@@ -88,6 +88,10 @@ class AsyncClient(BaseClient):
     drop = _awaitable(Calls.drop)
     delete = _awaitable(Calls.delete)
 
+    resolve = _awaitable(Calls.resolve)
+    bind = _awaitable(Calls.bind)
+    forget = _awaitable(Calls.forget)
+
     invalidate = _awaitable(Calls.invalidate)
     flush = _awaitable(Calls.flush)
     ping = _awaitable(Calls.ping)

@@ -19,10 +19,10 @@ from mmcached.client.piece_stream import PieceStream
 from mmcached.client.request_files import RequestFiles
 from mmcached.client.results import Generation, expect, stats_from
 from mmcached.client.sampling import checked_num_answers, checked_sampling
+from mmcached.client.store.aliases import NameVerbs
 from mmcached.client.store.fail_open import FailOpen
 from mmcached.client.store.hits import reading_of
 from mmcached.client.store.sessions import StoreSessions
-from mmcached.client.store.verbs import StoreVerbs
 from mmcached.client.verb import Verb
 from mmcached.shm.store.codec import DEFAULT_LIBRARY, Library
 from mmcached.wire.messages.client import Flushed, Present, Probed, ProcessorInfo, Stats, Welcome
@@ -46,7 +46,7 @@ STREAM_WINDOW = 32
 MAX_PRIORITY = (1 << 31) - 1
 
 
-class Calls(StoreVerbs):
+class Calls(NameVerbs):
     """The calls of one client id on the store, the model and the service; any thread may make any call."""
 
     def __init__(self, directory: RunDir, options: Options, guard: FailOpen, make_link: MakeLink) -> None:

@@ -30,42 +30,53 @@ class KnownSlice(NamedTuple):
     time: tuple[float, float]
 
 
+def contents_of(welcome: Welcome, files: Sequence[bytes]) -> list[str]:
+    """Return the digests of files; empty if the service keeps no outputs. A file that occurs several times is hashed
+    once.
+    """
+    if not welcome.encoder_fingerprint:
+        return []
+    hasher = _hasher(welcome.hasher_algorithm)
+    by_id = {id(file): file for file in files}
+    digests = {number: hasher.content_digest(file) for number, file in by_id.items()}
+    return [digests[id(file)] for file in files]
+
+
 def output_keys(
-    welcome: Welcome, files: Sequence[bytes], image_ids: Sequence[str | None], tenant: str
+    welcome: Welcome, contents: Sequence[str], image_ids: Sequence[str | None], tenant: str
 ) -> dict[int, str]:
     """Return the keys of encoder outputs that may be in the store, by the index of the image.
 
     Args:
         welcome: Greeting of the service.
-        files: Encoded image files.
+        contents: Digests of the image files.
         image_ids: One per image, or empty.
     """
-    if not (welcome.encoder_fingerprint and welcome.item_fingerprints.get("image")):
+    fingerprint = welcome.item_fingerprints.get("image")
+    if not (welcome.encoder_fingerprint and fingerprint):
         return {}
     hasher, keys = _hasher(welcome.hasher_algorithm), {}
-    for index, file in enumerate(files):
+    for index, content in enumerate(contents):
         if not image_ids or image_ids[index] is None:
-            key = hasher.item_key(file, modality="image", fingerprint=welcome.item_fingerprints["image"], tenant=tenant)
+            key = hasher.item_key(content, modality="image", fingerprint=fingerprint, tenant=tenant)
             keys[index] = output_key(welcome.encoder_fingerprint, key)
     return keys
 
 
-def clip_records(welcome: Welcome, clips: Sequence[ClipOptions], files: Sequence[bytes], tenant: str) -> dict[int, str]:
+def clip_records(
+    welcome: Welcome, clips: Sequence[ClipOptions], contents: Sequence[str], tenant: str
+) -> dict[int, str]:
     """Return the keys of clips' lists of slices that may be in the store, by the index of the clip.
 
     Args:
-        files: Files of the clips; a file that occurs several times is hashed once.
+        contents: Digests of the clips' files.
     """
     hasher, keys = _hasher(welcome.hasher_algorithm), {}
-    of_files: dict[tuple[int, str], str] = {}
-    for index, (options, file) in enumerate(zip(clips, files, strict=True)):
+    for index, (options, content) in enumerate(zip(clips, contents, strict=True)):
         fingerprint = welcome.item_fingerprints.get(options.modality)
-        if not (welcome.encoder_fingerprint and fingerprint):
-            continue
-        which = id(file), options.modality
-        if which not in of_files:
-            of_files[which] = file_key(hasher, file, options, fingerprint=fingerprint, tenant=tenant)
-        keys[index] = clip_record(clip_key(hasher, of_files[which], options))
+        if welcome.encoder_fingerprint and fingerprint:
+            of_file = file_key(hasher, content, options, fingerprint=fingerprint, tenant=tenant)
+            keys[index] = clip_record(clip_key(hasher, of_file, options))
     return keys
 
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from mmcached.wire.errors import EmptyImage, InvalidRequest
 
@@ -58,24 +59,62 @@ def read_file(file: ImageLike, field: str) -> bytes:
     raise InvalidRequest(field, shown.encode(errors="backslashreplace").decode(), limit)
 
 
-def _read(path: os.PathLike[str], field: str) -> bytes:
-    name = os.fsdecode(path).encode(errors="backslashreplace").decode()
+def stat_regular(path: os.PathLike[str], field: str) -> os.stat_result:
+    """Return the status of a regular file, without opening it.
+
+    Raises:
+        InvalidRequest: There is no regular file at the path.
+    """
+    try:
+        status = os.stat(path)
+    except (OSError, ValueError) as error:
+        raise InvalidRequest(field, _shown(path), f"cannot be read: {_reason(error)}") from error
+    _check_regular(path, status, field)
+    return status
+
+
+@contextmanager
+def open_regular(path: os.PathLike[str], field: str) -> Iterator[tuple[int, os.stat_result]]:
+    """Return a context with the descriptor of a regular file, and its status.
+
+    Raises:
+        InvalidRequest: The file cannot be opened, is not regular, or is too large.
+    """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     except (OSError, ValueError) as error:
-        raise InvalidRequest(field, name, f"cannot be read: {_reason(error)}") from error
+        raise InvalidRequest(field, _shown(path), f"cannot be read: {_reason(error)}") from error
     try:
         status = os.fstat(fd)
-        if not stat.S_ISREG(status.st_mode):
-            raise InvalidRequest(field, name, "not a regular file")
-        if status.st_size > MAX_FILE_BYTES:
-            raise InvalidRequest(field, status.st_size, f"a file has at most {MAX_FILE_BYTES} bytes")
-        with open(fd, "rb", closefd=False) as file:
-            return file.read(status.st_size)  # a file that grows meanwhile is cut, not followed
-    except OSError as error:
-        raise InvalidRequest(field, name, f"cannot be read: {_reason(error)}") from error
+        _check_regular(path, status, field)
+        yield fd, status
     finally:
         os.close(fd)
+
+
+def read_open(fd: int, status: os.stat_result, path: os.PathLike[str], field: str) -> bytes:
+    """Return the bytes of a file of `open_regular`; a file that grows meanwhile is cut, not followed."""
+    try:
+        with open(fd, "rb", closefd=False) as file:
+            return file.read(status.st_size)
+    except OSError as error:
+        raise InvalidRequest(field, _shown(path), f"cannot be read: {_reason(error)}") from error
+
+
+def _read(path: os.PathLike[str], field: str) -> bytes:
+    with open_regular(path, field) as (fd, status):
+        return read_open(fd, status, path, field)
+
+
+def _check_regular(path: os.PathLike[str], status: os.stat_result, field: str) -> None:
+    if not stat.S_ISREG(status.st_mode):
+        raise InvalidRequest(field, _shown(path), "not a regular file")
+    if status.st_size > MAX_FILE_BYTES:
+        raise InvalidRequest(field, status.st_size, f"a file has at most {MAX_FILE_BYTES} bytes")
+
+
+def _shown(path: os.PathLike[str]) -> str:
+    return os.fsdecode(path).encode(errors="backslashreplace").decode()
 
 
 def _reason(error: OSError | ValueError) -> str:

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from mmcached.cache.store_keys import ROWS
 from mmcached.client.clips import together
 from mmcached.client.contact import Contact, Deadline
-from mmcached.client.known_outputs import KnownSlice, clip_records, output_keys, slices_in
+from mmcached.client.known_outputs import KnownSlice, clip_records, contents_of, output_keys, slices_in
 from mmcached.client.results import Generation, embeddings_from, expect, generation_from, plain
 from mmcached.client.sampling import with_next_seed
 from mmcached.client.store.hits import Reading
@@ -138,22 +138,22 @@ class ModelVerbs:
         except MmcachedError:
             if self._welcome is None or self._contact.is_over:
                 raise
-        num_images = len(files) - len(request.clips)
-        keys = output_keys(self._welcome, files[:num_images], request.image_ids, request.tenant)
-        clips: list[list[KnownSlice]] = []
-        if request.clips:
-            clips = yield from self._known_slices(self._welcome, request, files[num_images:], deadline)
+        num_images, contents = len(files) - len(request.clips), contents_of(self._welcome, files)
+        keys = output_keys(self._welcome, contents[:num_images], request.image_ids, request.tenant)
+        clips: list[list[KnownSlice]] = [[] for _ in request.clips]
+        if contents and request.clips:
+            clips = yield from self._known_slices(self._welcome, request, contents[num_images:], deadline)
             keys |= {index: each.key for index, each in enumerate(chain.from_iterable(clips), num_images)}
         found = yield from self._outputs(keys, reading, deadline)
         outputs = [found.get(index) for index in range(num_images + sum(map(len, clips)))]
         return together(outputs, [[each.time for each in slices] for slices in clips])
 
     def _known_slices(
-        self, welcome: Welcome, request: Encode, files: Sequence[bytes], deadline: Deadline
+        self, welcome: Welcome, request: Encode, contents: Sequence[str], deadline: Deadline
     ) -> Verb[list[list[KnownSlice]]]:
         """Return the slices of each clip whose outputs are all in the store; empty for other clips."""
-        clips: list[list[KnownSlice]] = [[] for _ in files]
-        records = clip_records(welcome, request.clips, files, request.tenant)
+        clips: list[list[KnownSlice]] = [[] for _ in contents]
+        records = clip_records(welcome, request.clips, contents, request.tenant)
         hits = (yield from self._store.look(list(records.values()), _BYTES, deadline)) if records else []
         for index, hit in zip(records, hits, strict=True):
             slices = [] if hit is None else slices_in(hit.record, welcome)

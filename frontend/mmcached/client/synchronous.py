@@ -113,6 +113,10 @@ class Client(BaseClient, Closeable):
     drop = _blocking(Calls.drop)
     delete = _blocking(Calls.delete)
 
+    resolve = _blocking(Calls.resolve)
+    bind = _blocking(Calls.bind)
+    forget = _blocking(Calls.forget)
+
     invalidate = _blocking(Calls.invalidate)
     flush = _blocking(Calls.flush)
     ping = _blocking(Calls.ping)

@@ -3,6 +3,7 @@
 hasher       content keys of files                    hashing/      content keys of KV blocks
 kinds        the kind of cache of a configuration     request_lru   the LRU update that P0 and P1 both make
 clip_keys    keys of a clip and its slices            store_keys    names of records, keys of encoder outputs
+aliases      names of media: keys and records of bindings
 stored_names tenants and keys in a ring               fingerprints  all besides the item that an output depends on
 checkpoints/ embeddings of an item, by a checkpoint
 

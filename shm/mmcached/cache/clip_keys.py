@@ -16,7 +16,7 @@ import msgspec
 from mmcached.wire.messages.parts import ClipOptions, Seconds
 
 if TYPE_CHECKING:  # a store does not use hashes
-    from mmcached.cache.hasher import MultiModalHasher, Piece
+    from mmcached.cache.hasher import MultiModalHasher
 
 ListedSlice = tuple[
     Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}\Z")], Annotated[int, msgspec.Meta(ge=1)], Seconds, Seconds
@@ -30,13 +30,14 @@ class ListedSlices(msgspec.Struct):
     slices: Annotated[list[ListedSlice], msgspec.Meta(min_length=1)]
 
 
-def file_key(hasher: MultiModalHasher, data: Piece, options: ClipOptions, *, fingerprint: str, tenant: str) -> str:
+def file_key(hasher: MultiModalHasher, content: str, options: ClipOptions, *, fingerprint: str, tenant: str) -> str:
     """Return the key of a clip's file, 64 hex digits.
 
     Args:
+        content: `content_digest` of the file.
         fingerprint: Fingerprint of the processing of this modality, its decoder included.
     """
-    return hasher.item_key(data, modality=f"{options.modality} file", fingerprint=fingerprint, tenant=tenant)
+    return hasher.item_key(content, modality=f"{options.modality} file", fingerprint=fingerprint, tenant=tenant)
 
 
 def clip_key(hasher: MultiModalHasher, key_of_file: str, options: ClipOptions) -> str:

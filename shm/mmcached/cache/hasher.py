@@ -33,7 +33,7 @@ MAX_DEPTH = 32
 
 MAX_CALLER_ID_BYTES = 256
 
-_ITEM_DOMAIN = b"mmcached item 1"
+_ITEM_DOMAIN = b"mmcached item 2"
 _CALLER_DOMAIN = b"mmcached caller id 1"
 _KWARGS_DOMAIN = b"mmcached kwargs 1"
 _NUMERIC_KINDS = "biufc"
@@ -73,13 +73,22 @@ class MultiModalHasher:
         """Return the key of a set of named values; InvalidRequest names the path to one without an encoding."""
         return self._hexdigest(_KWARGS_DOMAIN, kwargs)
 
-    def item_key(self, content: Piece, *, modality: str, fingerprint: str, tenant: str) -> str:
-        """Return the key of a tenant's processed item, from its *encoded* bytes, so that a hit needs no decoding."""
-        before, after = _around_content(modality, fingerprint, tenant)
+    def content_digest(self, content: Piece) -> str:
+        """Return the digest of a file, 64 hex digits; without frame or domain, as `b3sum` and `sha256sum` print it."""
         digest = self._new_digest()
-        digest.update(before + _u64(len(content)))
         digest.update(content)
-        digest.update(after)
+        return digest.hexdigest()
+
+    def item_key(self, content: str, *, modality: str, fingerprint: str, tenant: str) -> str:
+        """Return the key of a tenant's processed item.
+
+        Args:
+            content: `content_digest` of the *encoded* file: a hit needs no decoding, and by name not even the file.
+        """
+        before, after = _around_content(modality, fingerprint, tenant)
+        content_bytes = content.encode()
+        digest = self._new_digest()
+        digest.update(before + _u64(len(content_bytes)) + content_bytes + after)
         return digest.hexdigest()
 
     def caller_key(self, caller_id: str, *, modality: str, fingerprint: str, tenant: str) -> str:

@@ -23,7 +23,7 @@ import torch
 from mmcached.cli.ray.placed_config import read
 from mmcached.cli.serve.child_service import ChildService
 from mmcached.client import Client
-from mmcached.client.known_outputs import output_keys
+from mmcached.client.known_outputs import contents_of, output_keys
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import MmcachedError
 from tests.hosts.ray.clusters import (
@@ -151,7 +151,7 @@ def test_what_actors_encode_has_the_bits_of_a_local_encoder_and_is_in_the_own_st
         files = new_pictures(4)
         with Client(run_dir, fail_open=False) as client:
             assert_right(client.encode(files), files, local)
-            keys = list(output_keys(client.service, files, [], "").values())
+            keys = list(output_keys(client.service, contents_of(client.service, files), [], "").values())
             wait_until(partial(_has_all, client, keys), "outputs are in the store")
 
 

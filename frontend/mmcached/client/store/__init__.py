@@ -4,6 +4,7 @@ access          contact, session and errors of all calls
 reads           calls that read: get, contains, keys
 puts            calls that put and drop records
 verbs           calls that claim keys; the calls of all four modules
+aliases         calls that bind names of media to content
 sessions        the session of the current ring, and messages that concern it
 session         the client as a reader of one ring    reader_session: its entry there
 hits            a found record

@@ -97,8 +97,29 @@ class StoreVerbs(StorePuts):
                 is found or stored.
         """
         check_function(fn)
-        key, reading = checked_key(key), reading_of(tensors, view)
-        ttl, tenant, store_epoch = checked_ttl(ttl_s), self._tenant(tenant), checked_epoch(store_epoch)
+        key, reading, epoch = checked_key(key), reading_of(tensors, view), checked_epoch(store_epoch)
+        ttl, tenant = checked_ttl(ttl_s), self._tenant(tenant)
+
+        def make() -> Verb[ValueT]:
+            value: ValueT = yield fn
+            return value
+
+        return self._get_or_make(key, make, reading, timeout_s, ttl_s=ttl, tenant=tenant, store_epoch=epoch)
+
+    # ---- the calls, without error handling
+
+    def _get_or_make(
+        self,
+        key: str,
+        make: Callable[[], Verb[ValueT]],
+        reading: Reading,
+        timeout_s: float | None,
+        *,
+        ttl_s: float,
+        tenant: str,
+        store_epoch: int | None = None,
+    ) -> Verb[ValueT]:
+        """Return the record of a key as `get_or_compute`; `make` computes it as a verb."""
         deadline = self.contact.deadline(timeout_s)
         self._guard.count_queries(1, 0)
         found = yield from self._guarded("get_or_compute", self._claim(key, reading, deadline, tenant), None)
@@ -112,20 +133,18 @@ class StoreVerbs(StorePuts):
         try:
             self._guard.count(computed=1)
             began = time.monotonic()
-            record: ValueT = yield fn
+            record = yield from make()
             cost_s = min(time.monotonic() - began, MAX_COST_S)
             encoded = encode(as_record(record))  # raises for an invalid record even if it will not be stored
-            # In a child that `fn` has forked, the contact is the parent's.
+            # In a child that `make` has forked, the contact is the parent's.
             if grant is not None and is_of_epoch and not self.contact.is_over:
                 put_deadline = self.contact.deadline(timeout_s)
-                verb = self._put(key, encoded, put_deadline, tenant, grant, ttl_s=ttl, cost_s=cost_s)
+                verb = self._put(key, encoded, put_deadline, tenant, grant, ttl_s=ttl_s, cost_s=cost_s)
                 is_stored = bool((yield from self._guarded("put", verb, None)))
             return record
         finally:
             if grant is not None and not is_stored:
                 self._drop_claim(grant)
-
-    # ---- the calls, without error handling
 
     def _claim(self, key: str, reading: Reading, deadline: Deadline, tenant: str) -> Verb[Hit | Grant | None]:
         """Return a record or the right to compute it; None: compute it without storing."""

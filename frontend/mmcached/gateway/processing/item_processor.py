@@ -60,10 +60,11 @@ class Processing:
     def keys(self, medium: Medium, tenant: str) -> tuple[str, str]:
         """Return the key of a file, and the key of the file with its options, without decoding it."""
         fingerprint = self.fingerprints[medium.modality]
+        content = self._hasher.content_digest(medium.data)
         if medium.options is None:
-            key = self._hasher.item_key(medium.data, modality="image", fingerprint=fingerprint, tenant=tenant)
+            key = self._hasher.item_key(content, modality="image", fingerprint=fingerprint, tenant=tenant)
             return key, key
-        key = file_key(self._hasher, medium.data, medium.options, fingerprint=fingerprint, tenant=tenant)
+        key = file_key(self._hasher, content, medium.options, fingerprint=fingerprint, tenant=tenant)
         return key, clip_key(self._hasher, key, medium.options)
 
     def key_of_name(self, medium: Medium, tenant: str) -> str:
