@@ -12,7 +12,7 @@ import sys
 import time
 import uuid
 from collections.abc import Generator
-from contextlib import closing
+from contextlib import closing, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import chain
 from typing import Any
@@ -192,6 +192,6 @@ def make_server(client: Client, port: int, model: str = "mmcached") -> Threading
 
 if __name__ == "__main__":
     port = int(sys.argv[2]) if len(sys.argv) > 2 else 8000
-    with Client(sys.argv[1]) as client, make_server(client, port) as server:
-        print(f"http://127.0.0.1:{server.server_port}/v1")
+    with suppress(KeyboardInterrupt), Client(sys.argv[1]) as client, make_server(client, port) as server:
+        print(f"http://127.0.0.1:{server.server_port}/v1", flush=True)
         server.serve_forever()

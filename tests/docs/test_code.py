@@ -36,7 +36,7 @@ RUN_BY = {
     "docs/kv-cache.md": "tests/engine/kv/test_page.py",
     "docs/start.md": "tests/integration/test_readme.py",
     "docs/tracing.md": "tests/integration/test_tracing.py",
-    "docs/model.md": "tests/hosts/transformers/test_language_service.py",
+    "docs/model.md": "tests/hosts/transformers/test_model_page.py",
     "docs/hosts/gateway.md": "tests/hosts/vllm/test_pages.py",
     "docs/hosts/processed-inputs.md": "tests/docs/test_code.py",
     "docs/hosts/your-own.md": "tests/docs/test_code.py",

@@ -25,7 +25,7 @@ from mmcached.wire.messages import client as to_client
 from mmcached.wire.messages import engine as to_engine
 from mmcached.wire.messages import frontend as to_frontend
 from mmcached.wire.messages import frontend_from_engines as from_engine
-from mmcached.wire.messages.parts import Inline, StoredItem, StreamedTokens
+from mmcached.wire.messages.parts import Inline, StoredItem, StreamedTokens, TensorForm
 from mmcached.wire.paths import RunDir
 from mmcached.wire.process.turns import REST_S
 from mmcached.wire.stats import RoleName
@@ -431,7 +431,9 @@ def test_processor_info_is_what_an_engine_has_said_when_it_was_ready(bench: Benc
     assert bench.answer(to_client.Failed).error.code == ServiceUnavailable.code
     bench.connect_engine(encoder=ENCODER)
     bench.client.send(to_frontend.GetProcessorInfo(6))
-    assert bench.answer(to_client.ProcessorInfo) == to_client.ProcessorInfo(6, ENCODER)
+    forms = bench.answer(to_client.ProcessorInfo).forms
+    assert (forms.kind, forms.inputs, forms.outputs) == (ENCODER.kind, ENCODER.inputs, ENCODER.outputs)
+    assert forms.rows == [TensorForm("hidden_states", "int32", (-1, CONFIG.model.hidden_size))]
 
 
 def test_clients_are_told_which_encoder_it_is_and_what_another_has_made_is_forgotten(

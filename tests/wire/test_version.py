@@ -20,7 +20,7 @@ from mmcached.wire.version import PROTOCOL_VERSION, VERSION_FIELD
 from tests.house import REPOSITORY
 from tests.wire.examples import UNIONS
 
-SCHEMA = "19:c222cfa3e9e02778"
+SCHEMA = "20:2096c7c5f6e96d47"
 """Of `PROTOCOL_VERSION`: after a change raise the version, then put here what the test found."""
 
 

@@ -36,7 +36,7 @@ from mmcached.wire.messages.frontend import (
     Probe,
     Request,
 )
-from mmcached.wire.messages.parts import EncoderForm, RowsWanted, Sampling
+from mmcached.wire.messages.parts import RowsWanted, Sampling, ServiceForms
 from mmcached.wire.paths import RunDir
 from mmcached.wire.sockets.frames import Frame
 from mmcached.wire.stats import ServiceStats
@@ -235,14 +235,14 @@ class Calls(NameVerbs):
         message, _ = yield from self._ask(GetStats(self.contact.next_id()), timeout_s)
         return stats_from(expect(message, Stats))
 
-    def processor_info(self, *, timeout_s: float = 10.0) -> Verb[EncoderForm]:
-        """Return the form of an item: the tensors that the encoder takes, and its output tensors.
+    def processor_info(self, *, timeout_s: float = 10.0) -> Verb[ServiceForms]:
+        """Return names, dtypes and shapes of tensors: those the encoder takes and returns, and the rows of `generate`.
 
         Raises:
             ServiceUnavailable: No engine is ready; the service may be a store alone.
         """
         message, _ = yield from self._ask(GetProcessorInfo(self.contact.next_id()), timeout_s)
-        return expect(message, ProcessorInfo).encoder
+        return expect(message, ProcessorInfo).forms
 
     def probe(self, *, timeout_s: float = 1.0) -> Verb[Probed]:
         """Return how many engines and workers the data path reaches: a small item goes through all of them.

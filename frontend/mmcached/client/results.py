@@ -27,7 +27,8 @@ class RowRange:
     """Rows of one key of a generation: positions `first` to `end - 1`, prompt first.
 
     Attributes:
-        tensor: `(end - first, hidden_size)`, int32, CPU, owned; a numpy array where torch is not installed.
+        tensor: `(end - first, width)`, CPU, owned; a numpy array where torch is not installed. `processor_info` names
+            widths and dtypes.
     """
 
     key: str

@@ -19,6 +19,7 @@ from typing import assert_never
 import msgspec
 import structlog
 
+from mmcached.cache.checkpoints.language import Language
 from mmcached.frontend.mount import FrontendParts
 from mmcached.gateway.caches.from_config import item_cache_from_config
 from mmcached.gateway.caches.item_records import ItemRecords
@@ -32,6 +33,7 @@ from mmcached.wire.errors import MmcachedError, RemoteProtocolError, ServiceUnav
 from mmcached.wire.messages import client as to_client
 from mmcached.wire.messages import frontend as received
 from mmcached.wire.messages import frontend_from_engines as from_engine
+from mmcached.wire.messages.parts import ServiceForms
 from mmcached.wire.process.turns import Guard, TurnShare
 from mmcached.wire.slow_log import SlowLog
 from mmcached.wire.sockets.frames import Frame
@@ -57,6 +59,7 @@ class ModelGateway(Closeable):
     def __init__(self, parts: FrontendParts) -> None:
         self._parts = parts
         self._config = parts.config
+        self._row_forms = Language.of(parts.config).row_forms
         self._items = ItemRecords(parts.store.records.in_ring)
         self._share = TurnShare()
         self._is_draining = False
@@ -155,7 +158,9 @@ class ModelGateway(Closeable):
 
     def _tell_or_probe(self, peer: bytes, message: received.GetProcessorInfo | received.Probe) -> None:
         if isinstance(message, received.GetProcessorInfo):
-            self._parts.send(peer, to_client.ProcessorInfo(message.request_id, self.connections.encoder()), ())
+            encoder = self.connections.encoder()
+            forms = ServiceForms(encoder.kind, encoder.inputs, encoder.outputs, self._row_forms)
+            self._parts.send(peer, to_client.ProcessorInfo(message.request_id, forms), ())
         elif self._is_draining:
             raise ServiceUnavailable("the service is draining")
         else:

@@ -41,12 +41,19 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Audio frames (`audio_frame` samples each) in one slice of a sound."""
     num_layer_outputs: int = 0
     """Number of first layers whose rows are returned beside those of the last layer."""
+    row_modules: str = ""
+    """Modules of a checkpoint's layers whose rows are returned too: `layers.3.mlp`, with commas between names."""
+
+    @property
+    def modules_by_key(self) -> dict[str, str]:
+        """Modules whose rows are returned beside those of the last layer, by the name of their tensor."""
+        layers = {f"hidden_states.layer_{layer}": f"layers.{layer}" for layer in range(self.num_layer_outputs)}
+        return layers | {name: name for each in self.row_modules.split(",") if (name := each.strip())}
 
     @property
     def row_keys(self) -> tuple[str, ...]:
-        """Names of the tensors of which the model returns a row per token, `(hidden_size,)` each."""
-        layers = (f"hidden_states.layer_{layer}" for layer in range(self.num_layer_outputs))
-        return ("hidden_states", *layers)
+        """Names of the tensors of which the model returns a row per token."""
+        return ("hidden_states", *self.modules_by_key)
 
 
 class EncoderConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

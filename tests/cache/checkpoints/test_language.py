@@ -165,3 +165,60 @@ def test_a_model_whose_pictures_attend_both_ways_is_aligned(tmp_path: Path) -> N
     with pytest.raises(ConfigError, match="must be aligned") as caught:
         check_model(config_of(folder, model=ModelConfig(kind="hf", path=str(folder), mode="packed")))
     assert caught.value.details["field"] == "model.mode"
+
+
+def with_weights(folder: Path, *files: dict[str, list[int]]) -> Path:
+    """Write heads of safetensors files, by name and shape of each tensor, without the weights."""
+    for index, shapes in enumerate(files):
+        head = {name: {"dtype": "BF16", "shape": shape, "data_offsets": [0, 0]} for name, shape in shapes.items()}
+        data = json.dumps({"__metadata__": {"format": "pt"}, **head}).encode()
+        (folder / f"model-{index}.safetensors").write_bytes(len(data).to_bytes(8, "little") + data)
+    (folder / "model.safetensors").unlink()
+    return folder
+
+
+@pytest.mark.parametrize("prefix", ["model.", "language_model.model.", "model.language_model.", "model.text_model."])
+def test_named_modules_have_the_widths_of_their_weights(tmp_path: Path, prefix: str) -> None:
+    layer = {
+        "self_attn.q_proj.weight": [128, 64],
+        "self_attn.q_norm.weight": [16],
+        "mlp.up_proj.weight": [96, 64],
+        "mlp.up_proj.bias": [96],
+        "input_layernorm.weight": [64],
+    }
+    folder = with_weights(
+        write(tmp_path, LLAMA),
+        {f"{prefix}layers.0.{name}": shape for name, shape in layer.items()},
+        {f"{prefix}layers.1.mlp.up_proj.weight": [96, 64], "model.vision_tower.layers.2.mlp.up_proj.weight": [32, 32]},
+    )
+    names = "layers.0.mlp.up_proj, layers.1,layers.0.self_attn,layers.0.input_layernorm,layers.0.self_attn.q_proj"
+    config = model_config_of(folder, num_layer_outputs=1, row_modules=names)
+    check_model(config)
+    assert Language.of(config).row_widths == {
+        "hidden_states": 64,
+        "hidden_states.layer_0": 64,
+        "layers.0.mlp.up_proj": 96,
+        "layers.1": 64,
+        "layers.0.self_attn": 64,
+        "layers.0.input_layernorm": 64,
+        "layers.0.self_attn.q_proj": 128,
+    }
+    assert Language.of(config).row_keys == config.model.row_keys
+    assert Language.of(config).prefix_blocks(config) == (1 << 28) // (16 * (5 * 64 + 96 + 128) * 2)
+    for unknown in ("layers.2.mlp.up_proj", "layers.0.self_attn.q_norm", "embed_tokens", "model.layers.0"):
+        field, text = refused(folder, row_modules=f"layers.0,{unknown}")
+        assert field == "model.row_modules"
+        assert unknown in text
+        assert ".mlp.up_proj" in text
+
+
+def test_named_modules_need_a_checkpoint_and_have_a_limit(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="reference") as caught:
+        check_model(ServiceConfig(model=ModelConfig(row_modules="layers.0.mlp")))
+    assert caught.value.details["field"] == "model.row_modules"
+    folder = write(tmp_path, {**LLAMA, "num_hidden_layers": 64})
+    assert "not a file of safetensors" in refused(folder, row_modules="layers.0")[1]
+    with_weights(folder, {f"model.layers.{layer}.mlp.up_proj.weight": [96, 64] for layer in range(64)})
+    most = ",".join(f"layers.{layer}" for layer in range(63))
+    check_model(model_config_of(folder, row_modules=most))
+    assert refused(folder, row_modules=most, num_layer_outputs=1)[0] == "model.row_modules"

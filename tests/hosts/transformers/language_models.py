@@ -43,10 +43,10 @@ _CORPUS = [
 ]
 
 
-def save(family: str, folder: Path, dtype: torch.dtype = torch.float32, *, seed: int = 0) -> Path:
+def save(family: str, folder: Path, dtype: torch.dtype = torch.float32, *, seed: int = 0, **sizes: int) -> Path:
     """Write a checkpoint with random weights; return its folder."""
     name, settings = FAMILIES[family]
-    config = getattr(transformers, f"{name}Config")(**{**_SIZES, **settings})
+    config = getattr(transformers, f"{name}Config")(**{**_SIZES, **settings, **sizes})
     torch.manual_seed(seed)
     model = getattr(transformers, f"{name.removesuffix('Text')}ForCausalLM")(config)
     model.to(dtype).save_pretrained(folder)

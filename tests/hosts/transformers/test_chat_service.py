@@ -19,12 +19,10 @@ from PIL import Image
 from mmcached.cache.checkpoints.answer_text import first_stop
 from mmcached.cli.serve.child_service import ChildService
 from mmcached.client import Client, Generation, InvalidRequest, NewTokens, Sampling
-from tests.docs.pages import code
 from tests.hosts.transformers.checkpoints import PICTURES
 from tests.hosts.transformers.language_models import alone, save, write_chat_tokenizer, write_tokenizer
 from tests.hosts.transformers.models import save_llava
 from tests.hosts.transformers.test_language_service import RESTART_S, config_of
-from tests.house import REPOSITORY
 from tests.integration.processes import role_pids
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -85,15 +83,6 @@ def test_a_chat_is_answered_as_by_transformers(run_dir: Path, tmp_path: Path) ->
         usage = several.usage
         assert usage.num_generated_tokens == sum(len(each.tokens) for each in answers)
         assert (usage.num_prompt_tokens, usage.num_items) == (len(prompt), 0)
-
-
-def test_the_chat_of_the_page_model_md_runs(run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    _, block, _ = code(REPOSITORY / "docs" / "model.md", "py")
-    folder = save("gemma3", tmp_path / "checkpoint")
-    write_chat_tokenizer(folder)
-    with served(run_dir, tmp_path, folder):
-        exec(compile(block.replace('"/tmp/my-model"', "run_dir"), "model.md", "exec"), {"run_dir": run_dir})
-    assert "TokenUsage(num_prompt_tokens=" in capsys.readouterr().out
 
 
 def test_a_generation_ends_at_the_first_stop_string_whatever_dies(run_dir: Path, tmp_path: Path) -> None:

@@ -11,16 +11,18 @@ import msgspec
 import pytest
 import torch
 
+from mmcached.cache.checkpoints.language import Language
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.messages.parts import Sampling
 from mmcached.wire.messages.worker import RunChunk
 from mmcached.wire.model_config import ModelConfig
 from mmcached.worker.language.sampler import choose, processed
-from tests.hosts.transformers.language_models import FAMILIES, VOCABULARY, alone, save
+from tests.hosts.transformers.language_models import FAMILIES, VOCABULARY, alone, loaded, save
 from tests.hosts.transformers.local_engine import LocalEngine
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
-ROWS = ("hidden_states", "hidden_states.layer_0", "hidden_states.layer_2")
+MODULES = ("layers.1.mlp", "layers.0.self_attn.k_proj", "layers.2.mlp.up_proj")
+ROWS = ("hidden_states", "hidden_states.layer_0", "hidden_states.layer_2", *MODULES)
 
 
 @pytest.fixture(autouse=True)
@@ -32,7 +34,9 @@ def one_thread() -> Iterator[None]:
 
 
 def config_of(folder: Path, **settings: Any) -> ServiceConfig:
-    model = ModelConfig(kind="hf", path=str(folder), chunk_tokens=32, num_layer_outputs=3)
+    model = ModelConfig(
+        kind="hf", path=str(folder), chunk_tokens=32, num_layer_outputs=3, row_modules=",".join(MODULES)
+    )
     defaults = {"world_size": 1, "num_kv_blocks": 600, "max_model_len": 512, "max_num_batched_tokens": 96}
     return ServiceConfig(model=model, **defaults | settings)
 
@@ -111,6 +115,26 @@ def test_a_prefix_that_is_found_is_not_computed(tmp_path: Path) -> None:
     before = engine.num_computed
     assert engine.generate(prompt, 1).num_cached_tokens == 128
     assert engine.num_computed - before == 32
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_rows_of_modules_are_their_outputs_in_transformers(family: str, tmp_path: Path) -> None:
+    folder = save(family, tmp_path)
+    engine, prompt = LocalEngine(config_of(folder)), prompt_of(Random(13), 70)
+    found = engine.rows_of(engine.generate(prompt, 1, rows=ROWS))
+    decoder, wanted = loaded(folder).model, {}
+    for name in MODULES:
+        decoder.get_submodule(name).register_forward_hook(
+            lambda _module, _inputs, output, name=name: wanted.update({name: output[0]})
+        )
+    with torch.no_grad():
+        decoder(torch.tensor([prompt]))
+    forms = Language.of(config_of(folder)).row_forms
+    assert [(form.name, form.dtype, form.shape) for form in forms if form.name in ROWS] == [
+        (key, "float32", (-1, found[key].shape[1])) for key in ROWS
+    ]
+    for name, rows in wanted.items():
+        assert torch.allclose(found[name], rows, atol=1e-4 * float(rows.abs().max()))
 
 
 def test_a_seed_gives_the_same_tokens_whatever_is_cached_and_dies(tmp_path: Path) -> None:

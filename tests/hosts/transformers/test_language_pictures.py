@@ -36,7 +36,8 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 FAMILIES = ("llava", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "gemma3_wide", "smolvlm", "idefics3")
 SIZES = ((160, 90), (70, 130), (300, 300), (60, 200))
 CHUNK = 32
-ROWS = ("hidden_states", "hidden_states.layer_0", "hidden_states.layer_1")
+MODULE = "layers.1.mlp.up_proj"
+ROWS = ("hidden_states", "hidden_states.layer_0", "hidden_states.layer_1", MODULE)
 Picture = tuple[str, GatewayItem]
 
 
@@ -62,7 +63,9 @@ class World:
     def config(self, **settings: Any) -> ServiceConfig:
         defaults = {"world_size": 1, "num_kv_blocks": 600, "max_model_len": 1024, "max_num_batched_tokens": 96}
         return ServiceConfig(
-            model=ModelConfig(kind="hf", path=str(self.folder), chunk_tokens=CHUNK, num_layer_outputs=2),
+            model=ModelConfig(
+                kind="hf", path=str(self.folder), chunk_tokens=CHUNK, num_layer_outputs=2, row_modules=MODULE
+            ),
             encoder=EncoderConfig(kind="hf", path=str(self.folder)),
             **defaults | settings,
         )

@@ -19,14 +19,12 @@ from mmcached.client import Client, Generation, RowsWanted, Sampling
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import ConfigError, InvalidRequest, MmcachedError, ServiceUnavailable
 from mmcached.wire.model_config import ModelConfig
-from tests.docs.pages import code
 from tests.hosts.transformers import checkpoints
 from tests.hosts.transformers.checkpoints import PICTURES
 from tests.hosts.transformers.language_models import VOCABULARY, alone, save, write_tokenizer
 from tests.hosts.transformers.models import IMAGE
 from tests.hosts.transformers.pictures_alone import PicturesAlone
 from tests.hosts.transformers.test_language import prompt_of
-from tests.house import REPOSITORY
 from tests.integration.processes import role_pids
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -35,8 +33,10 @@ RESTART_S = 300.0
 """A worker imports Transformers before it is ready again."""
 
 
-def config_of(folder: Path, *, num_layer_outputs: int = 0, **settings: object) -> ServiceConfig:
-    model = ModelConfig(kind="hf", path=str(folder), chunk_tokens=32, num_layer_outputs=num_layer_outputs)
+def config_of(folder: Path, *, num_layer_outputs: int = 0, row_modules: str = "", **settings: object) -> ServiceConfig:
+    model = ModelConfig(
+        kind="hf", path=str(folder), chunk_tokens=32, num_layer_outputs=num_layer_outputs, row_modules=row_modules
+    )
     fields: dict[str, object] = {
         "model": model,
         "world_size": 1,
@@ -57,7 +57,7 @@ def test_prompts_of_text_and_ids_are_continued_as_by_transformers(run_dir: Path,
     write_tokenizer(folder)
     text = "the quick brown fox jumps over the lazy dog " * 6
     token_ids = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json")).encode(text).ids
-    config = config_of(folder, num_layer_outputs=1)
+    config = config_of(folder, num_layer_outputs=1, row_modules="layers.2.mlp.up_proj")
     with ChildService(run_dir, config, tmp_path / "config.json"), Client(run_dir, timeout_s=RESTART_S) as client:
         wanted = alone(folder, token_ids, 12)
         first = client.generate(text, max_tokens=12, hidden_states=True)
@@ -76,6 +76,19 @@ def test_prompts_of_text_and_ids_are_continued_as_by_transformers(run_dir: Path,
         assert [token for piece in pieces if isinstance(piece, list) for token in piece] == wanted
         assert isinstance(end, Generation)
         assert end.tokens == wanted
+        assert [(form.name, form.dtype, form.shape) for form in client.processor_info().rows] == [
+            ("hidden_states", "float32", (-1, 64)),
+            ("hidden_states.layer_0", "float32", (-1, 64)),
+            ("layers.2.mlp.up_proj", "float32", (-1, 96)),
+        ]
+        of_modules = [
+            client.generate(prompt, max_tokens=12, hidden_states=RowsWanted(["layers.2.mlp.up_proj"])).rows
+            for prompt in (token_ids, [*token_ids[:64], 7], token_ids)
+        ]
+        whole, begin, again_whole = (rows["layers.2.mlp.up_proj"].tensor for rows in of_modules)
+        assert whole.shape == (len(token_ids) + 11, 96)
+        assert torch.equal(whole, again_whole)
+        assert torch.equal(whole[:64], begin[:64])
         sampled = [
             client.generate(token_ids, max_tokens=12, sampling=Sampling(temperature=2.0, seed=seed, num_logprobs=1))
             for seed in (1, 1, 2)
@@ -92,19 +105,6 @@ def test_prompts_of_text_and_ids_are_continued_as_by_transformers(run_dir: Path,
             client.generate(token_ids, [b"a picture"])
         with pytest.raises(InvalidRequest, match=r"hidden_states.layer_0"):
             client.generate(token_ids, hidden_states=RowsWanted(["hidden_states.layer_1"]))
-
-
-def test_the_page_model_md_runs(run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    block, *_ = code(REPOSITORY / "docs" / "model.md", "py")  # the others: test_chat_service, test_openai_server
-    folder = save("gemma3", tmp_path / "checkpoint")
-    write_tokenizer(folder)
-    with ChildService(run_dir, config_of(folder), tmp_path / "config.json"):
-        program = block.replace('"/tmp/my-model"', "run_dir").replace("415, 7212", "15, 72")
-        exec(compile(program, "model.md", "exec"), {"run_dir": run_dir})
-    num_bytes, lines = len("The sky is"), capsys.readouterr().out.splitlines()
-    assert lines[0].endswith(" length 0")
-    assert lines[2] == f"torch.Size([{1 + num_bytes + 7}, 64])"
-    assert lines[-1].startswith("Generation(")
 
 
 def test_a_generation_ends_with_the_models_last_token(run_dir: Path, tmp_path: Path) -> None:

@@ -14,12 +14,10 @@ import pytest
 from examples.openai_server import make_server
 from mmcached.cli.serve.child_service import ChildService
 from mmcached.client import Client, Sampling
-from tests.docs.pages import code
 from tests.hosts.transformers.checkpoints import PICTURES
 from tests.hosts.transformers.language_models import save, write_chat_tokenizer
 from tests.hosts.transformers.models import save_llava
 from tests.hosts.transformers.test_language_service import RESTART_S, config_of
-from tests.house import REPOSITORY
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -53,9 +51,7 @@ def asked(run_dir: Path, tmp_path: Path, request: pytest.FixtureRequest) -> Iter
 
 
 @pytest.mark.parametrize("asked", ["llama"], indirect=True)
-def test_chats_are_answered_at_once_and_in_streams(
-    asked: tuple[Any, Client], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_chats_are_answered_at_once_and_in_streams(asked: tuple[Any, Client]) -> None:
     api, client = asked
     assert [model.id for model in api.models.list()] == ["my-model"]
     wanted = client.generate(messages=MESSAGES, max_tokens=24)
@@ -82,10 +78,6 @@ def test_chats_are_answered_at_once_and_in_streams(
         several.others[0].finish_reason,
     ]
     assert last.usage.completion_tokens == several.usage.num_generated_tokens
-    capsys.readouterr()
-    *_, block = code(REPOSITORY / "docs" / "model.md", "py")
-    exec(compile(block.replace("http://127.0.0.1:8000/v1", str(api.base_url)), "model.md", "exec"), {})
-    assert capsys.readouterr().out
 
 
 @pytest.mark.parametrize("asked", ["llama"], indirect=True)

@@ -83,6 +83,7 @@ TEXTS = {
     "model.audio_frame": "samples of a sound per embedding, at 16,000 a second",
     "model.audio_window": "audio frames (model.audio_frame samples each) per slice of a sound",
     "model.num_layer_outputs": "number of first layers whose rows are returned too",
+    "model.row_modules": "modules of a checkpoint whose rows are returned too, like layers.3.mlp,layers.5.self_attn",
     "request_timeout_s": "deadline of a request without one of its own",
     "step_timeout_s": "a longer step ends its group of engine and workers",
     "start_timeout_s": "a service or role that takes longer to start has failed",

@@ -20,13 +20,16 @@ from typing import Any
 from mmcached.cache.checkpoints.architectures import IN_PROMPTS
 from mmcached.cache.checkpoints.checkpoint import max_embeds_per_item
 from mmcached.cache.checkpoints.json_files import json_of
+from mmcached.cache.checkpoints.row_modules import row_widths
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import ConfigError
 from mmcached.wire.extras import how_to_install
 from mmcached.wire.limits import check_range
+from mmcached.wire.messages.parts import MAX_ROW_KEYS, TensorForm
 from mmcached.wire.vocabulary import END_TOKEN_ID, TOKEN_IDS, VOCABULARY_SIZE, Modality
 
 FIELD = "model.path"
+ROW_MODULES = "model.row_modules"
 TEXT_MODELS = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "Gemma3ForCausalLM")
 VISION_MODELS: Mapping[str, int] = {
     "LlavaForConditionalGeneration": 32_000,
@@ -82,7 +85,6 @@ _TEXT_DEFAULTS: Mapping[str, Mapping[str, int]] = {
 """Sizes that a configuration leaves out of its part for text; from the configuration classes of Transformers 5.23."""
 _DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 _ITEMSIZES = {"float32": 4, "bfloat16": 2, "float16": 2, "int32": 4}
-_MAX_LAYER_OUTPUTS = 63
 _PACKAGES = ("transformers", "safetensors")
 
 
@@ -96,7 +98,7 @@ class Language:
         marks: Placeholder token of the items of each modality that a prompt may have.
         hidden_size, dtype: Width and dtype of a row of hidden states.
         num_layers: Decoder layers.
-        row_keys: Names of the tensors of which the model returns a row per token.
+        row_widths: Width of the rows of each tensor that has one per token, by name; the last layer's first.
         chunk_tokens: Chunks of a prompt begin at multiples of it, and only whole chunks are cached; 0: anywhere.
         max_positions: Most tokens of a sequence; None for no limit.
         frame: Tokens before and after a picture. In a text the first alone stands for a picture; None: its mark does.
@@ -109,7 +111,7 @@ class Language:
     hidden_size: int
     dtype: str
     num_layers: int
-    row_keys: tuple[str, ...]
+    row_widths: Mapping[str, int]
     chunk_tokens: int = 0
     max_positions: int | None = None
     keeps_items_whole: bool = False
@@ -121,11 +123,13 @@ class Language:
 
         Raises:
             ConfigError: The folder is not a checkpoint of a known architecture in safetensors, or needs code of its
-                own, or has another number of layers than are wanted.
+                own, or lacks layers or modules whose rows are wanted.
         """
         if config.model.kind == "hf":
             return _of_checkpoint(config)
         model = config.model
+        if model.row_modules:
+            raise ConfigError(ROW_MODULES, model.row_modules, "must be empty: model.kind is reference")
         return cls(
             vocabulary_size=VOCABULARY_SIZE,
             stop_token_ids=frozenset({END_TOKEN_ID}),
@@ -133,8 +137,17 @@ class Language:
             hidden_size=model.hidden_size,
             dtype="int32",
             num_layers=model.num_layers,
-            row_keys=model.row_keys,
+            row_widths=dict.fromkeys(model.row_keys, model.hidden_size),
         )
+
+    @property
+    def row_keys(self) -> tuple[str, ...]:
+        return tuple(self.row_widths)
+
+    @property
+    def row_forms(self) -> list[TensorForm]:
+        """Names, dtypes and shapes of the tensors that have a row per token."""
+        return [TensorForm(key, self.dtype, (-1, width)) for key, width in self.row_widths.items()]
 
     def num_bound(self, offset: int) -> int:
         """Return how many tokens before an item at `offset` are computed in chunks that end as the item demands."""
@@ -142,8 +155,8 @@ class Language:
 
     def prefix_blocks(self, config: ServiceConfig) -> int:
         """Return how many blocks of rows, all keys together, fit into `tensor_prefix_cache_bytes`."""
-        row_bytes = self.hidden_size * _ITEMSIZES[self.dtype]
-        return config.tensor_prefix_cache_bytes // (config.block_size * len(self.row_keys) * row_bytes)
+        token_bytes = sum(self.row_widths.values()) * _ITEMSIZES[self.dtype]
+        return config.tensor_prefix_cache_bytes // (config.block_size * token_bytes)
 
 
 def check_model(config: ServiceConfig) -> None:
@@ -153,6 +166,7 @@ def check_model(config: ServiceConfig) -> None:
         ConfigError: As `Language.of`; a package is not installed, or `max_model_len` exceeds the model's positions.
     """
     if config.model.kind == "reference":
+        Language.of(config)
         return
     missing = [name for name in _PACKAGES if find_spec(name) is None]
     if missing:
@@ -185,22 +199,38 @@ def _of_checkpoint(config: ServiceConfig) -> Language:
     model = json_of(path / "config.json", FIELD)
     architecture = _architecture(path, model)
     text = _text_of(model)
-    num_layers = _size(path, text, "num_hidden_layers")
+    hidden_size, num_layers = _size(path, text, "hidden_size"), _size(path, text, "num_hidden_layers")
     num_wanted = config.model.num_layer_outputs
-    check_range("model.num_layer_outputs", num_wanted, 0, min(num_layers, _MAX_LAYER_OUTPUTS))
+    check_range("model.num_layer_outputs", num_wanted, 0, min(num_layers, MAX_ROW_KEYS - 1))
     return Language(
         vocabulary_size=_size(path, text, "vocab_size"),
         stop_token_ids=_stop_token_ids(path, model, text),
         marks=_marks(config, path, architecture, model),
-        hidden_size=_size(path, text, "hidden_size"),
+        hidden_size=hidden_size,
         dtype=_DTYPES.get(config.model.dtype) or _dtype_of(path, model, text),
         num_layers=num_layers,
-        row_keys=config.model.row_keys,
+        row_widths={"hidden_states": hidden_size} | _module_widths(config, path, hidden_size, num_layers),
         chunk_tokens=config.model.chunk_tokens if config.model.mode == "aligned" else 0,
         max_positions=_size(path, text, "max_position_embeddings"),
         keeps_items_whole=architecture in _BOTH_WAYS,
         frame=_frame(architecture, model),
     )
+
+
+def _module_widths(config: ServiceConfig, path: Path, hidden_size: int, num_layers: int) -> dict[str, int]:
+    """Return the widths of the rows that are returned beside the last layer's, by name."""
+    modules = config.model.modules_by_key
+    if not config.model.row_modules:
+        return dict.fromkeys(modules, hidden_size)
+    widths = row_widths(path, hidden_size, field=FIELD)
+    for name in modules.values():
+        if name not in widths:
+            parts = sorted({known.partition(".")[2].partition(".")[2] for known in widths} - {""})
+            limit = f"names of modules with a row per token: layers.0 to layers.{num_layers - 1}, or after that one of "
+            limit += ", ".join(f".{part}" for part in parts)
+            raise ConfigError(ROW_MODULES, name[:80], limit)
+    check_range(ROW_MODULES, len(modules), 0, MAX_ROW_KEYS - 1)
+    return {key: widths[name] for key, name in modules.items()}
 
 
 def _architecture(path: Path, model: Mapping[str, Any]) -> str:

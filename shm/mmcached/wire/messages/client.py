@@ -10,7 +10,6 @@ from mmcached.wire.errors import ErrorInfo
 from mmcached.wire.handle import Count, Handle, RingAnnouncement
 from mmcached.wire.messages.parts import (
     ClaimState,
-    EncoderForm,
     EncoderOutput,
     Fetch,
     Grants,
@@ -22,6 +21,7 @@ from mmcached.wire.messages.parts import (
     Save,
     SavedRows,
     Seconds,
+    ServiceForms,
     StreamedTokens,
     Text,
     TokenId,
@@ -130,10 +130,10 @@ class Stats(Message, frozen=True):
 
 
 class ProcessorInfo(Message, frozen=True):
-    """The form of the service's items and encoder outputs."""
+    """The forms of the service's items, encoder outputs and rows."""
 
     request_id: Count
-    encoder: EncoderForm
+    forms: ServiceForms
 
 
 class Probed(Message, frozen=True):

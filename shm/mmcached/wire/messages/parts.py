@@ -73,6 +73,16 @@ class EncoderForm(Part, frozen=True):
     outputs: list[TensorForm]
 
 
+class ServiceForms(EncoderForm, frozen=True):
+    """Tensors that a service takes and returns.
+
+    Attributes:
+        rows: Those of `generate` that have a row per token, `hidden_states` first; the size -1 is the number of rows.
+    """
+
+    rows: list[TensorForm] = []
+
+
 class Inline(Part, frozen=True, tag="inline"):
     """An encoded record (see `mmcached.shm.store.codec`) in frames `first_frame … first_frame + num_frames - 1`."""
 

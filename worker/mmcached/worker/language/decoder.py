@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
 
-from mmcached.cache.checkpoints.language import FIELD, Language
+from mmcached.cache.checkpoints.language import FIELD, ROW_MODULES, Language
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import ConfigError
 from mmcached.wire.messages.engine import Sampled
@@ -25,7 +26,7 @@ class CheckpointDecoder:
     """Language model of the configured checkpoint on `device`, and its KV pool.
 
     Raises:
-        ConfigError: As `load_language_model`; or the model cannot compute over the pool.
+        ConfigError: As `load_language_model`; or the model cannot compute over the pool, or lacks a module.
     """
 
     def __init__(self, config: ServiceConfig, device: torch.device) -> None:
@@ -51,10 +52,10 @@ class CheckpointDecoder:
             self._passes = PackedPasses(self.pool)
             self._text.set_attn_implementation(NAME)
         self._grid_positions = GridPositions.of(self._model, self.pool)
-        self._num_layer_outputs = len(language.row_keys) - 1
-        self._layer_rows: list[torch.Tensor] = []
-        for layer in self._text.layers[: self._num_layer_outputs]:
-            layer.register_forward_hook(self._note_layer)
+        self._module_rows: dict[str, torch.Tensor] = {}  # of the last call, by key
+        self._module_widths = {key: language.row_widths[key] for key in config.model.modules_by_key}
+        for key, name in config.model.modules_by_key.items():
+            self._module(name).register_forward_hook(partial(self._note_rows, key))
         self._try(path)
 
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
@@ -76,18 +77,17 @@ class CheckpointDecoder:
         layer's, normalized.
         """
         hidden = torch.empty_like(embeddings)
-        layers = [torch.empty_like(embeddings) for _ in range(self._num_layer_outputs)]
+        more = {key: embeddings.new_empty(len(embeddings), width) for key, width in self._module_widths.items()}
         positions = batch.positions if self._grid_positions is None else self._grid_positions.place(batch)
         for rows, arguments in self._passes.of(batch, embeddings):
-            self._layer_rows.clear()
             output = self._text(
                 inputs_embeds=embeddings[None, rows], position_ids=positions[..., None, rows], **arguments
             )
             hidden[rows] = output.last_hidden_state[0]
-            for layer, computed in zip(layers, self._layer_rows, strict=True):
-                layer[rows] = computed
+            for key, all_rows in more.items():
+                all_rows[rows] = self._module_rows.pop(key)
         if layers_out is not None:
-            layers_out += layers
+            layers_out += more.values()
         return hidden
 
     def pick(self, hidden_states: torch.Tensor, chunks: Sequence[RunChunk]) -> list[Sampled]:
@@ -102,8 +102,17 @@ class CheckpointDecoder:
         cap = getattr(self._text_config, "final_logit_softcapping", None)
         return (torch.tanh(logits / cap) * cap if cap is not None else logits).float()
 
-    def _note_layer(self, layer: torch.nn.Module, inputs: object, output: torch.Tensor | tuple[torch.Tensor]) -> None:
-        self._layer_rows.append((output if isinstance(output, torch.Tensor) else output[0])[0])
+    def _module(self, name: str) -> torch.nn.Module:
+        try:
+            found: torch.nn.Module = self._text.get_submodule(name)
+        except AttributeError as error:
+            raise ConfigError(ROW_MODULES, name, f"a module of {type(self._text).__name__}") from error
+        return found
+
+    def _note_rows(
+        self, key: str, module: torch.nn.Module, inputs: object, output: torch.Tensor | tuple[torch.Tensor]
+    ) -> None:
+        self._module_rows[key] = (output if isinstance(output, torch.Tensor) else output[0])[0]
 
     def _heads(self) -> tuple[int, int]:
         """Return the number of key heads of a layer and their size."""

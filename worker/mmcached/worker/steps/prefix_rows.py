@@ -43,7 +43,7 @@ class PrefixRows:
         """Store a step's rows, and add the wanted rows, of the step and before it, to the result.
 
         Args:
-            outputs: by key, `(num_tokens, hidden_size)` int32, chunk after chunk.
+            outputs: by key, `(num_tokens, width)`, chunk after chunk.
 
         Raises:
             InvariantError: a row was refused, or is neither in the store nor in this chunk.

@@ -191,7 +191,7 @@ class ModelRunner(Closeable):
         return pack(chunks, config.block_size, self._device)
 
     def _run(self, chunks: Sequence[RunChunk], batch: PackedBatch, made: StepResult) -> Mapping[str, torch.Tensor]:
-        """Run all chunks as one batch; return by key the rows, `(num_tokens, hidden_size)` on the CPU."""
+        """Run all chunks as one batch; return by key the rows, `(num_tokens, width)` on the CPU."""
         embeddings = self._model.decoder.embed(batch.token_ids)
         for chunk, start in zip(chunks, batch.starts, strict=False):
             self._place_spans(chunk, embeddings[start : start + len(chunk.token_ids)], batch)
@@ -231,8 +231,8 @@ class ModelRunner(Closeable):
 
 
 def make_prefix_store(config: ServiceConfig, language: Language) -> TensorPrefixStore:
-    shape, dtype = (language.hidden_size,), getattr(torch, language.dtype)
-    schema = [KeySpec(key, shape, dtype) for key in language.row_keys]
+    dtype = getattr(torch, language.dtype)
+    schema = [KeySpec(key, (width,), dtype) for key, width in language.row_widths.items()]
     return TensorPrefixStore(
         config.block_size, schema, byte_budget=config.tensor_prefix_cache_bytes, max_positions=config.max_model_len
     )

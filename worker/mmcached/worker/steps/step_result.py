@@ -47,7 +47,7 @@ class StepResult:
     def digest(self, outputs: Iterable[torch.Tensor]) -> bytes:
         """Return 16 bytes that cover all results of the step; equal on every rank.
 
-        `outputs` are `(num_tokens, hidden_size)` int32, the rows of all chunks for each key, whether returned or not.
+        `outputs` are `(num_tokens, width)`, the rows of all chunks for each key, whether returned or not.
         """
         digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
         for sampled in self.sampled:
