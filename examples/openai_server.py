@@ -17,8 +17,6 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import chain
 from typing import Any
 
-from msgspec.structs import replace
-
 from mmcached.client import Client, DeadlineExceeded, Generation, InvalidRequest, MmcachedError, NewTokens, Sampling
 
 MAX_BODY_BYTES = 64 << 20
@@ -56,6 +54,7 @@ def call_of(body: dict[str, Any]) -> dict[str, Any]:
         "messages": messages,
         "max_tokens": given.get("max_completion_tokens", given.get("max_tokens", MAX_TOKENS)),
         "sampling": sampling,
+        "n": given.get("n", 1),
     }
 
 
@@ -125,7 +124,7 @@ class Handler(BaseHTTPRequestHandler):
             if body.get("stream"):
                 self._stream(call, body)
             else:
-                answer = self.client.generate(**call, n=body.get("n") or 1)
+                answer = self.client.generate(**call)
                 choices = [choice_of(index, each) for index, each in enumerate([answer, *answer.others])]
                 usage = usage_of(answer, answer.usage.num_generated_tokens)
                 self._send(200, self._head("chat.completion") | {"choices": choices, "usage": usage})
@@ -151,20 +150,19 @@ class Handler(BaseHTTPRequestHandler):
             self.wfile.write(b"data: [DONE]\n\n")
 
     def _chunks(self, call: dict[str, Any], body: dict[str, Any]) -> Generator[dict[str, Any]]:
-        """Yield the chunks of each answer, one after the other."""
+        """Yield the chunks of all answers as they come."""
         head, num_generated = self._head("chat.completion.chunk"), 0
-        for index in range(body.get("n") or 1):
-            delta: dict[str, Any] = {"role": "assistant", "content": ""}
-            seed = None if body.get("seed") is None else body["seed"] + index
-            for piece in self.client.generate_stream(**call | {"sampling": replace(call["sampling"], seed=seed)}):
-                reason = None
-                if isinstance(piece, NewTokens):
-                    delta["content"] = piece.text
-                elif isinstance(piece, Generation):
-                    reason, answer = piece.finish_reason, piece
-                    num_generated += len(piece.tokens)
-                yield head | {"choices": [{"index": index, "delta": delta, "finish_reason": reason}]}
-                delta = {}
+        begun: set[int] = set()
+        for piece in self.client.generate_stream(**call):
+            delta = {} if piece.answer_index in begun else {"role": "assistant", "content": ""}
+            begun.add(piece.answer_index)
+            reason = None
+            if isinstance(piece, NewTokens):
+                delta["content"] = piece.text
+            elif isinstance(piece, Generation):
+                reason, answer = piece.finish_reason, piece
+                num_generated += len(piece.tokens)
+            yield head | {"choices": [{"index": piece.answer_index, "delta": delta, "finish_reason": reason}]}
         if (body.get("stream_options") or {}).get("include_usage"):
             yield head | {"choices": [], "usage": usage_of(answer, num_generated)}
 

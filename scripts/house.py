@@ -23,10 +23,10 @@ MAX_FUNCTION_LINES = 60
 PACKAGES = {
     "shm/mmcached/wire": (3_500, 1_100),
     "shm/mmcached/shm": (4_900, 1_600),
-    "shm/mmcached/cache": (1_550, 520),
+    "shm/mmcached/cache": (1_650, 550),
     "frontend/mmcached/frontend": (3_300, 900),
     "frontend/mmcached/gateway": (4_500, 1_350),
-    "frontend/mmcached/client": (4_700, 1_500),
+    "frontend/mmcached/client": (5_000, 1_550),
     "frontend/mmcached/second_level": (2_500, 600),
     "frontend/mmcached/pictures": (500, 200),
     "frontend/mmcached/clips": (900, 300),

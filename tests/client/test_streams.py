@@ -17,6 +17,7 @@ from mmcached.wire.errors import (
     ClientClosed,
     CorruptImage,
     DeadlineExceeded,
+    InvalidRequest,
     PeerGone,
     RemoteProtocolError,
     RequestAborted,
@@ -24,7 +25,7 @@ from mmcached.wire.errors import (
 )
 from mmcached.wire.messages.client import Failed, Generated, ToClient, Tokens
 from mmcached.wire.messages.frontend import Cancel, FromClient, Generate, TokensTaken
-from mmcached.wire.messages.parts import StreamedTokens
+from mmcached.wire.messages.parts import MAX_SEED, Sampling, StreamedTokens
 from tests.client.blocking import Make
 from tests.client.fork_child import in_child
 from tests.client.services import fake_service, hesitate, send_half_of_the_next_message, tokens
@@ -283,3 +284,58 @@ def test_forked_child_has_no_part_in_its_parents_stream(run_dir: Path) -> None:
         assert not [message for message in received if isinstance(message, Cancel)]
         pieces.close()
         eventually(lambda: received[-1], lambda last: isinstance(last, Cancel), "the last word")
+
+
+SAMPLING = Sampling(temperature=1.0, seed=MAX_SEED - 1)
+
+
+def test_several_answers_come_together_once_the_first_has_begun(run_dir: Path, make: Make) -> None:
+    asked: list[Generate] = []
+
+    def answer(message: FromClient) -> Iterator[ToClient]:
+        """Say a token of the first answer, then, when all are asked for, one of each; the last ends first."""
+        if not isinstance(message, Generate):
+            return
+        asked.append(message)
+        ids = [each.request_id for each in asked]
+        if len(asked) == 1:
+            yield tokens(ids[0], 0, 10)
+        elif len(asked) == 3:
+            yield Tokens([StreamedTokens(number, 0, [10 * index]) for index, number in enumerate(ids[1:], 2)])
+            yield tokens(ids[0], 1, 11)
+            for index, number in reversed(list(enumerate(ids, 1))):
+                yield Generated(number, [10 * index, 10 * index + 1], "length", 3, 0)
+
+    with fake_service(run_dir, answer) as received, make(run_dir) as client:
+        pieces = client.generate_stream("x", n=3, sampling=SAMPLING)
+        rest = list(pieces)
+        seeds = [each.sampling.seed for each in asked if each.sampling is not None]
+        assert seeds == [MAX_SEED - 1, MAX_SEED, 0]
+        assert not [message for message in received if isinstance(message, Cancel)]
+    for index in range(3):
+        *own, end = [piece for piece in rest if piece.answer_index == index]
+        assert tokens_in(own) == [10 * index + 10, 10 * index + 11]
+        assert isinstance(end, Generation)
+        assert (end.tokens, end.others) == ([10 * index + 10, 10 * index + 11], [])
+
+
+def test_an_answer_that_fails_ends_the_others_in_the_service(run_dir: Path, make: Make) -> None:
+    before, asked = num_waiters(), list[Generate]()
+
+    def fail_the_second(message: FromClient) -> list[ToClient]:
+        if not isinstance(message, Generate):
+            return []
+        asked.append(message)
+        if len(asked) == 2:
+            return [Failed(message.request_id, error_to_wire(RequestAborted("lost")))]
+        return [tokens(message.request_id, 0, 1)]
+
+    with fake_service(run_dir, fail_the_second) as received, make(run_dir) as client:
+        with pytest.raises(RequestAborted):
+            list(client.generate_stream("x", n=3, sampling=SAMPLING))
+        wanted = [Cancel(asked[0].client_id, asked[index].request_id) for index in (0, 2)]
+        eventually(lambda: received, lambda messages: all(each in messages for each in wanted), "the cancels")
+        gc.collect()  # the error refers to its stream
+        assert num_waiters() <= before
+        with pytest.raises(InvalidRequest, match="temperature"):
+            client.generate_stream("x", n=2)

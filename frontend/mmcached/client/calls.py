@@ -18,7 +18,7 @@ from mmcached.client.model_verbs import ModelVerbs
 from mmcached.client.piece_stream import PieceStream
 from mmcached.client.request_files import RequestFiles
 from mmcached.client.results import Generation, expect, stats_from
-from mmcached.client.sampling import checked_num_answers, checked_sampling
+from mmcached.client.sampling import checked_num_answers, checked_sampling, further_requests
 from mmcached.client.store.aliases import NameVerbs
 from mmcached.client.store.fail_open import FailOpen
 from mmcached.client.store.hits import reading_of
@@ -120,6 +120,7 @@ class Calls(NameVerbs):
         videos: Sequence[VideoLike] = (),
         audios: Sequence[AudioLike] = (),
         sampling: Sampling | None = None,
+        n: int = 1,
         hidden_states: bool | RowsWanted = False,
         priority: int = 0,
         timeout_s: float | None = None,
@@ -136,6 +137,9 @@ class Calls(NameVerbs):
         answer. With delivery "full" it has all rows, and no range is yielded. If the service loses rows on the way, the
         stream ends with a retryable error.
 
+        With `n` each piece has the number of its answer, `answer_index`. The first answer begins alone, the others with
+        its first token; each ends with its `Generation`.
+
         >>> for piece in client.generate_stream("Tell me", max_tokens=64):       # doctest: +SKIP
         ...     if isinstance(piece, list):
         ...         print(piece)
@@ -151,7 +155,9 @@ class Calls(NameVerbs):
             timeout_s=timeout_s,
             stream_window=STREAM_WINDOW,
         )
-        return self._stream(request, files.read())
+        num_answers = checked_num_answers(n, request.sampling)
+        requests = [request, *further_requests(request, num_answers, self.contact.next_id)]
+        return self._stream(requests, files.read())
 
     def encode(
         self,
@@ -298,8 +304,8 @@ class Calls(NameVerbs):
     def _note_known(self, num_known: int, num_items: int) -> None:
         """Record how many items of an `encode` were found without a message; overridden by `TracedCalls`."""
 
-    def _stream(self, request: Generate, files: Sequence[Frame]) -> PieceStream:
-        return PieceStream(self.contact, request, files)
+    def _stream(self, requests: Sequence[Generate], files: Sequence[Frame]) -> PieceStream:
+        return PieceStream(self.contact, requests, files)
 
     def _ask(self, request: Request, timeout_s: float | None, payload: Sequence[Frame] = ()) -> Verb[Received]:
         """Exchange a request that does not fail open."""

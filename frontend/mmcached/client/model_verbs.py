@@ -18,7 +18,7 @@ from mmcached.client.clips import together
 from mmcached.client.contact import Contact, Deadline
 from mmcached.client.known_outputs import KnownSlice, clip_records, contents_of, output_keys, slices_in
 from mmcached.client.results import Generation, embeddings_from, expect, generation_from, plain
-from mmcached.client.sampling import with_next_seed
+from mmcached.client.sampling import further_requests
 from mmcached.client.store.hits import Reading
 from mmcached.client.store.verbs import StoreVerbs
 from mmcached.client.verb import Verb
@@ -54,10 +54,7 @@ class ModelVerbs:
         first = yield from self._generate(request, files, deadline)
         if n == 1:
             return first
-        others = [
-            replace(request, request_id=self._contact.next_id(), sampling=with_next_seed(request.sampling, index))
-            for index in range(1, n)
-        ]
+        others = further_requests(request, n, self._contact.next_id)
         found = yield from self._contact.exchange_all(others, deadline, files)
         answers = [generation_from(expect(message, Generated), payload) for message, payload in found]
         return dataclasses.replace(first, others=answers)

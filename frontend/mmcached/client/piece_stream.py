@@ -1,12 +1,13 @@
-"""One streamed generation: sends the request, waits for pieces, and acknowledges those that were taken.
+"""One streamed generation, or several of one prompt: sends requests, waits for pieces, acknowledges those taken.
 
-The request is sent with the first piece. Invariant: a stream that has ended, in any way, is open neither here nor in
-the service.
+The first request is sent with the first piece, the others once it has tokens: they find its prompt in the prefix cache.
+Invariant: a stream that has ended, in any way, is open neither here nor in the service.
 """
 
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -14,47 +15,54 @@ from typing import Any
 from mmcached.client.contact import Contact
 from mmcached.client.links.link import Link
 from mmcached.client.results import Generation, Piece
-from mmcached.client.token_stream import TokenStream
+from mmcached.client.token_stream import News, TokenStream
 from mmcached.client.verb import Verb
-from mmcached.wire.errors import DeadlineExceeded
+from mmcached.wire.errors import DeadlineExceeded, MmcachedError
 from mmcached.wire.messages.frontend import Cancel, Generate
 from mmcached.wire.sockets.frames import Frame
 
 
 class PieceStream:
-    """One streamed generation; `end` must follow.
+    """The pieces of all answers; `end` must follow.
+
+    Args:
+        requests: One for each answer.
 
     Attributes:
-        is_over: Whether the generation was returned.
+        is_over: Whether all generations were returned.
     """
 
-    def __init__(self, contact: Contact, request: Generate, payload: Sequence[Frame]) -> None:
+    def __init__(self, contact: Contact, requests: Sequence[Generate], payload: Sequence[Frame]) -> None:
         self.is_over = False
         self._contact = contact
-        self._request = request
         self._payload = payload
-        self._stream = TokenStream(request)
+        self._timeout_s = requests[0].timeout_s
+        self._unsent = deque(TokenStream(request, answer_index=index) for index, request in enumerate(requests))
+        self._sent: dict[int, TokenStream] = {}  # by request id; that whose turn is next first
         self._link: Link[Any] | None = None
 
     def next_piece(self) -> Verb[Piece]:
-        """Return the next piece, waiting for one if none was received.
+        """Return the next piece of an answer, waiting for one if none was received; answers take turns.
 
         Raises:
             MmcachedError: As `Contact.exchange`, or the error that the service reports.
         """
-        link, stream = self._link, self._stream
+        link = self._link
         if link is None:
-            self._deadline = self._contact.deadline(self._request.timeout_s)
+            self._deadline = self._contact.deadline(self._timeout_s)
             yield from self._contact.connect(self._deadline)
             link = self._link = self._contact.link()
-            self._waiter = link.open(self._request.request_id)
-            link.send(self._request, self._payload)
-        elif not (self._waiter.news or stream.is_over):
+            self._waiter = link.new_waiter()
+            self._send(link, 1)
+        elif not (self._waiter.news or any(stream.is_over for stream in self._sent.values())):
             link.catch_up()
         while True:
             while self._waiter.news:
-                stream.feed(self._waiter.news.popleft())
-            if stream.has_news:
+                self._feed(self._waiter.news.popleft())
+            if self._unsent and any(stream.has_begun for stream in self._sent.values()):
+                self._send(link, len(self._unsent))
+            stream = next((stream for stream in self._sent.values() if stream.has_news), None)
+            if stream is not None:
                 break
             if time.monotonic() >= self._deadline.at:
                 raise DeadlineExceeded("generate", self._deadline.timeout_s)
@@ -62,12 +70,33 @@ class PieceStream:
         piece = stream.take()
         if (receipt := stream.take_receipt()) is not None:
             link.tell(receipt)
-        self.is_over = isinstance(piece, Generation)
+        del self._sent[stream.request_id]
+        if isinstance(piece, Generation):
+            link.leave(stream.request_id)
+        else:
+            self._sent[stream.request_id] = stream
+        self.is_over = not self._sent
         return piece
 
     def end(self) -> None:
-        """End the stream, and cancel the request if it is still open. A finalizer may call it."""
-        if self._link is not None:
-            self._link.leave(self._request.request_id)
-            if self._stream.is_open:
-                self._link.tell(Cancel(self._request.client_id, self._request.request_id))
+        """End the stream, and cancel the requests that are still open. A finalizer may call it."""
+        if self._link is None:
+            return
+        for request_id, stream in self._sent.items():
+            self._link.leave(request_id)
+            if stream.is_open:
+                self._link.tell(Cancel(self._contact.client_id, request_id))
+
+    def _send(self, link: Link[Any], num_requests: int) -> None:
+        for _ in range(num_requests):
+            stream = self._unsent.popleft()
+            self._sent[stream.request_id] = stream
+            link.open(stream.request_id, self._waiter)
+            link.send(stream.request, self._payload)
+
+    def _feed(self, news: News | MmcachedError) -> None:
+        if isinstance(news, MmcachedError):  # the connection is lost, or the client closed
+            for stream in self._sent.values():
+                stream.feed(news)
+            return
+        self._sent[getattr(news[0], "request_id")].feed(news)  # noqa: B009 (of each message that has one)

@@ -29,11 +29,13 @@ class RowRange:
     Attributes:
         tensor: `(end - first, width)`, CPU, owned; a numpy array where torch is not installed. `processor_info` names
             widths and dtypes.
+        answer_index: Number of the answer, if a stream has several.
     """
 
     key: str
     first: int
     tensor: torch.Tensor
+    answer_index: int = 0
 
     @property
     def end(self) -> int:
@@ -46,13 +48,15 @@ class NewTokens(list[int]):
     Attributes:
         text: The text that has become certain with them. The begin of a character or of a stop string is held back, so
             it may be empty; the pieces' texts, joined, are the text of the answer.
+        answer_index: Number of the answer, if a stream has several.
     """
 
-    __slots__ = ("text",)
+    __slots__ = ("answer_index", "text")
 
-    def __init__(self, token_ids: Iterable[int], text: str = "") -> None:
+    def __init__(self, token_ids: Iterable[int], text: str = "", answer_index: int = 0) -> None:
         super().__init__(token_ids)
         self.text = text
+        self.answer_index = answer_index
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +90,8 @@ class Generation:
             least the row that gave the last token.
         decoded: The tokens' text; None if the checkpoint has no tokenizer.
         num_items: Images and slices of clips in the prompt.
-        others: The further answers, if `n` were wanted.
+        others: The further answers, if `n` were wanted; in a stream they come by themselves.
+        answer_index: Number of the answer in a stream with several.
     """
 
     tokens: list[int]
@@ -98,6 +103,7 @@ class Generation:
     decoded: str | None = None
     num_items: int = 0
     others: list[Generation] = field(default_factory=list)
+    answer_index: int = 0
 
     @property
     def hidden_states(self) -> torch.Tensor | None:

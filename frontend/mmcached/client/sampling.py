@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from mmcached.client.arguments import MAX_TOKEN_ID, checked_int, checked_real, invalid, is_sequence, is_unicode, text_of
 from mmcached.wire.errors import InvalidRequest
+from mmcached.wire.messages.frontend import Generate
 from mmcached.wire.messages.parts import (
     MAX_LOGPROBS,
     MAX_SEED,
@@ -69,8 +70,10 @@ def checked_num_answers(n: Any, sampling: Sampling | None) -> int:
     return number
 
 
-def with_next_seed(sampling: Sampling | None, index: int) -> Sampling | None:
-    """Return the sampling of the answer with this index; seeds above the largest begin again at 0."""
+def further_requests(request: Generate, n: int, next_id: Callable[[], int]) -> list[Generate]:
+    """Return the requests of `n` answers without the first, with the next seeds; above the largest they begin at 0."""
+    sampling = request.sampling
     if sampling is None or sampling.seed is None:
-        return sampling
-    return replace(sampling, seed=(sampling.seed + index) % (MAX_SEED + 1))
+        return []
+    seeds = [(sampling.seed + index) % (MAX_SEED + 1) for index in range(1, n)]
+    return [replace(request, request_id=next_id(), sampling=replace(sampling, seed=seed)) for seed in seeds]

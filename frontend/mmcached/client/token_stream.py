@@ -13,6 +13,7 @@ earlier pieces is an error, and so is a gap.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import msgspec
 
@@ -32,16 +33,19 @@ class TokenStream:
     """The pieces of one generation.
 
     Args:
-        request: The sent request; the service enforces its window.
+        request: The request to send; the service enforces its window.
+        answer_index: Number of the answer, which its pieces get.
         row_window_bytes: Maximum bytes of unacknowledged rows.
 
     Attributes:
+        request: As given.
         is_open: Whether the service may still compute it.
     """
 
-    def __init__(self, request: Generate, *, row_window_bytes: int = ROW_WINDOW_BYTES) -> None:
+    def __init__(self, request: Generate, *, answer_index: int = 0, row_window_bytes: int = ROW_WINDOW_BYTES) -> None:
+        self.request = request
         self.is_open = True
-        self._request = request
+        self._answer_index = answer_index
         self._row_window_bytes = row_window_bytes
         self._tokens: list[int] = []
         self._text = ""
@@ -53,6 +57,15 @@ class TokenStream:
         self._num_row_bytes_taken = 0
         self._num_row_bytes_told = 0
         self._end: tuple[Generated, Sequence[Frame]] | MmcachedError | None = None
+
+    @property
+    def request_id(self) -> int:
+        return self.request.request_id
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether a token was received."""
+        return bool(self._tokens)
 
     @property
     def has_news(self) -> bool:
@@ -134,11 +147,13 @@ class TokenStream:
             if len(pieces):
                 return self._take_rows(pieces)
         if self._has_tokens:
-            tokens = NewTokens(self._tokens[self._num_taken :], self._text[self._num_characters_taken :])
+            tokens = NewTokens(
+                self._tokens[self._num_taken :], self._text[self._num_characters_taken :], self._answer_index
+            )
             self._num_taken, self._num_characters_taken = len(self._tokens), len(self._text)
             return tokens
         if isinstance(self._end, tuple):
-            return generation_from(*self._end)
+            return replace(generation_from(*self._end), answer_index=self._answer_index)
         raise self._end or LocalProtocolError("nothing has come yet")
 
     @property
@@ -149,16 +164,14 @@ class TokenStream:
         """Return the acknowledgement of taken tokens and rows, once half of a window was taken; else None."""
         num_tokens = self._num_taken - self._num_told
         num_row_bytes = self._num_row_bytes_taken - self._num_row_bytes_told
-        is_time = num_tokens >= max(1, self._request.stream_window // 2)
+        is_time = num_tokens >= max(1, self.request.stream_window // 2)
         if self.is_over or not (is_time or num_row_bytes >= max(1, self._row_window_bytes // 2)):
             return None
         self._num_told, self._num_row_bytes_told = self._num_taken, self._num_row_bytes_taken
-        return TokensTaken(
-            self._request.client_id, self._request.request_id, self._num_taken, self._num_row_bytes_taken
-        )
+        return TokensTaken(self.request.client_id, self.request_id, self._num_taken, self._num_row_bytes_taken)
 
     def _take_rows(self, pieces: RowPieces) -> RowRange:
-        found = row_range_from(pieces.rows(0), [pieces.data()])
+        found = replace(row_range_from(pieces.rows(0), [pieces.data()]), answer_index=self._answer_index)
         self._num_row_bytes_taken += pieces.num_bytes
         pieces.hand_on()
         return found

@@ -29,6 +29,8 @@ from mmcached.wire.paths import RunDir
 from mmcached.wire.sockets.frames import Frame
 from mmcached.wire.tracing import Attributes, set_error, traceparent_of
 
+OUTPUT_TOKENS = "gen_ai.usage.output_tokens"
+
 T = TypeVar("T")
 
 
@@ -91,8 +93,8 @@ class TracedCalls(Calls):
     def _note_known(self, num_known: int, num_items: int) -> None:
         get_current_span().set_attributes({"mmcached.hit": num_known == num_items, "mmcached.num_hits": num_known})
 
-    def _stream(self, request: Generate, files: Sequence[Frame]) -> PieceStream:
-        return _TracedStream(get_current_span(), self.contact, request, files)
+    def _stream(self, requests: Sequence[Generate], files: Sequence[Frame]) -> PieceStream:
+        return _TracedStream(get_current_span(), self.contact, requests, files)
 
     def _traced(self, span: Span, begin: Callable[[], Call[T]], describe: Callable[[T], Attributes]) -> Verb[T]:
         try:
@@ -125,9 +127,10 @@ class TracedCalls(Calls):
 class _TracedStream(PieceStream):
     """A `PieceStream` whose span ends with it. A stream that was never read has no span."""
 
-    def __init__(self, span: Span, contact: Contact, request: Generate, payload: Sequence[Frame]) -> None:
-        super().__init__(contact, request, payload)
+    def __init__(self, span: Span, contact: Contact, requests: Sequence[Generate], payload: Sequence[Frame]) -> None:
+        super().__init__(contact, requests, payload)
         self._span = span
+        self._num_generated = 0
 
     def next_piece(self) -> Verb[Piece]:
         try:
@@ -136,7 +139,8 @@ class _TracedStream(PieceStream):
             set_error(self._span, _code_of(error))
             raise
         if isinstance(piece, Generation):
-            self._span.set_attributes(_of_generation(piece))
+            self._num_generated += len(piece.tokens)
+            self._span.set_attributes({**_of_generation(piece), OUTPUT_TOKENS: self._num_generated})
         return piece
 
     def end(self) -> None:
@@ -167,6 +171,6 @@ def _of_list(items: list[Any]) -> Attributes:
 def _of_generation(generation: Generation) -> Attributes:
     return {
         "gen_ai.usage.input_tokens": generation.num_prompt_tokens,
-        "gen_ai.usage.output_tokens": generation.usage.num_generated_tokens,
+        OUTPUT_TOKENS: generation.usage.num_generated_tokens,
         "gen_ai.usage.cache_read.input_tokens": generation.num_cached_tokens,
     }

@@ -80,6 +80,17 @@ def test_a_chat_is_answered_as_by_transformers(run_dir: Path, tmp_path: Path) ->
             assert len(each.logprobs) == len(each.tokens)
             assert each.num_cached_tokens == (len(prompt) - 1) // 32 * 32 > 0
         assert len({each.text for each in answers}) == 3
+        pieces = list(client.generate_stream(messages=CHAT, max_tokens=8, n=3, sampling=sampling))
+        ends = sorted((each for each in pieces if isinstance(each, Generation)), key=lambda each: each.answer_index)
+        assert [each.tokens for each in ends] == [each.tokens for each in answers]
+        for each in ends:
+            assert each.num_cached_tokens == (len(prompt) - 1) // 32 * 32
+            texts = [
+                piece.text
+                for piece in pieces
+                if isinstance(piece, NewTokens) and piece.answer_index == each.answer_index
+            ]
+            assert "".join(texts) == each.text
         usage = several.usage
         assert usage.num_generated_tokens == sum(len(each.tokens) for each in answers)
         assert (usage.num_prompt_tokens, usage.num_items) == (len(prompt), 0)

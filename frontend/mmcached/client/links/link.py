@@ -175,9 +175,9 @@ class Link(ABC, Generic[WaiterT]):
             raise found
         return found  # type: ignore[return-value]
 
-    def open(self, request_id: int) -> WaiterT:
-        """Register a call that waits more than once; `leave` must follow."""
-        waiter = self._open[request_id] = self.new_waiter()
+    def open(self, request_id: int, waiter: WaiterT | None = None) -> WaiterT:
+        """Register a call that waits more than once, with its own waiter or that of others; `leave` must follow."""
+        waiter = self._open[request_id] = waiter or self.new_waiter()
         return waiter
 
     def leave(self, request_id: int) -> None:
