@@ -174,7 +174,7 @@ WRONG: list[tuple[str, str, tuple[Any, ...], dict[str, Any]]] = [
     *(("encode", "audios", (), {"audios": wrong}) for wrong in (b"file", Audio(b"x"))),
     ("encode", "videos", (), {"videos": [b"x"] * 1000, "audios": [b"x"] * 25}),
     *(("encode", "videos[0]", (), {"videos": [wrong]}) for wrong in ("a.mp4", 5, None, Audio(b"x"), Video("a.mp4"))),  # type: ignore[arg-type]
-    *(("encode", "audios[1]", (), {"audios": [b"x", wrong]}) for wrong in ("a.wav", None, Video(b"x"), Audio(None))),  # type: ignore[arg-type]
+    *(("encode", "audios[1]", (), {"audios": [b"x", wrong]}) for wrong in ("a.wav", None, Video(b"x"), Audio(None))),
     *(
         ("encode", f"videos[1].{name}", (), {"videos": [b"x", replace(Video(b"x"), **{name: wrong})]})
         for name, wrongs in WRONG_OF_VIDEOS.items()

@@ -12,7 +12,7 @@ from mmcached.client import AsyncClient, Client, Hit
 from mmcached.client.calls import Calls
 from mmcached.client.results import Piece
 
-NOT_OFFERED = {"connect", "lend", "look", "put_encoded", "sees"}
+NOT_OFFERED = {"connect", "contents_of_names", "kept_file", "lend", "look", "put_encoded", "sees"}
 
 
 def methods(kind: type) -> dict[str, Callable[..., Any]]:

@@ -15,7 +15,7 @@ import pytest
 import torch
 from PIL import Image
 
-from mmcached.client import CacheMiss, Client, Generation, RowRange, RowsWanted, Video
+from mmcached.client import CacheMiss, Client, Generation, RowRange, RowsWanted, Url, Video
 from tests.cli.test_app import mmcached
 from tests.client.services import StoreService
 from tests.clips.files import sound, video
@@ -80,11 +80,12 @@ def test_five_lines_of_a_client_run(run_dir: Path, page: Path) -> None:
 def run_other_examples(client: Client) -> None:
     """Run each `py` block by itself, with the names that the text around it uses."""
     codes = [block for block in blocks("py", CLIENTS) if "RowRange" not in block]
-    assert len(codes) == 6
+    assert len(codes) == 7
     buffer = io.BytesIO()
     Image.fromarray(np.full((50, 70, 3), 99, np.uint8)).save(buffer, "PNG")
-    names: dict[str, Any] = {kind.__name__: kind for kind in (CacheMiss, Path, Video)}
+    names: dict[str, Any] = {kind.__name__: kind for kind in (CacheMiss, Path, Url, Video)}
     names |= {"client": client, "cat": buffer.getvalue(), "pixels": torch.ones(2)}
+    names |= {"etag": '"1"', "download": lambda url: buffer.getvalue()}
     for code in codes:
         exec(compile(code, CLIENTS.name, "exec"), {**names, "key": "of a page", "tower": torch.Tensor.double})
 

@@ -14,6 +14,7 @@ from mmcached.client.clips import AudioLike, VideoLike
 from mmcached.client.contact import Contact, MakeLink
 from mmcached.client.links.shared_socket import Received
 from mmcached.client.media_files import ImageLike
+from mmcached.client.media_names import MediaName
 from mmcached.client.model_verbs import ModelVerbs
 from mmcached.client.piece_stream import PieceStream
 from mmcached.client.request_files import RequestFiles
@@ -64,8 +65,9 @@ class Calls(NameVerbs):
         *,
         messages: Messages | None = None,
         image_ids: Sequence[str | None] = (),
-        videos: Sequence[VideoLike] = (),
-        audios: Sequence[AudioLike] = (),
+        videos: Sequence[VideoLike | None] = (),
+        audios: Sequence[AudioLike | None] = (),
+        names: Sequence[MediaName | None] = (),
         sampling: Sampling | None = None,
         n: int = 1,
         hidden_states: bool | RowsWanted = False,
@@ -84,6 +86,9 @@ class Calls(NameVerbs):
                 there without its file. A name stands for one content: a file that comes with a cached name is not read.
                 For other content use another name, or `flush` first.
             videos, audios: Encoded files, each in the order of their markers; a `Video` or an `Audio` adds options.
+            names: A name or None for each image, then each video, then each sound; not beside `image_ids`. The file of
+                a name that is bound (see `bind`) may be None, and is read only if the service needs it. A name that
+                comes with a file is not bound by that.
             sampling: How tokens are chosen, with a checkpoint behind `generate`; None for the most likely ones.
             n: Number of answers, with the seeds `sampling.seed`, `seed + 1` …; `others` has the further ones.
             hidden_states: Also return hidden states, one row per computed token: True for all of the last layer, or
@@ -93,10 +98,11 @@ class Calls(NameVerbs):
 
         Raises:
             InvalidRequest: (and subclasses) the input is not acceptable; names field, value and limit.
-            CacheMiss: An image came without its file and is not cached; `mm_hashes` has the ids. Send the files.
+            CacheMiss: A file that came by id or by name only is needed; `mm_hashes` has the ids, or the texts of the
+                names. Send the files.
             DeadlineExceeded, ServiceUnavailable, RequestAborted, PeerGone: Retryable.
         """
-        files = RequestFiles.of(images, image_ids, videos, audios, messages)
+        files = RequestFiles.of(images, image_ids, videos, audios, messages, names=names)
         request = self._generate(
             prompt,
             files,
@@ -107,7 +113,7 @@ class Calls(NameVerbs):
             timeout_s=timeout_s,
         )
         num_answers = checked_num_answers(n, request.sampling)
-        return self._model.generate(request, files.read(), self.contact.deadline(timeout_s), num_answers)
+        return self._model.generate(request, files, self.contact.deadline(timeout_s), num_answers)
 
     def generate_stream(
         self,
@@ -164,8 +170,9 @@ class Calls(NameVerbs):
         images: Sequence[ImageLike | None] = (),
         *,
         image_ids: Sequence[str | None] = (),
-        videos: Sequence[VideoLike] = (),
-        audios: Sequence[AudioLike] = (),
+        videos: Sequence[VideoLike | None] = (),
+        audios: Sequence[AudioLike | None] = (),
+        names: Sequence[MediaName | None] = (),
         view: bool = False,
         tensors: Library = DEFAULT_LIBRARY,
         timeout_s: float | None = None,
@@ -180,7 +187,7 @@ class Calls(NameVerbs):
         the service; large outputs are returned through shared memory.
 
         Args:
-            images, image_ids, videos, audios: As for `generate`.
+            images, image_ids, videos, audios, names: As for `generate`.
             view: Return tensors in shared memory in place, without a copy: see `get`. **Read them, never write.**
             tensors: As for `get`.
             timeout_s: Deadline of this call.
@@ -188,7 +195,8 @@ class Calls(NameVerbs):
         Raises:
             MmcachedError: As `generate`.
         """
-        files, reading = RequestFiles.of(images, image_ids, videos, audios), reading_of(tensors, view)
+        files = RequestFiles.of(images, image_ids, videos, audios, names=names)
+        reading = reading_of(tensors, view)
         request = Encode(
             self.contact.client_id,
             self.contact.next_id(),
@@ -198,7 +206,7 @@ class Calls(NameVerbs):
             clips=files.clips,
             traceparent=self._traceparent(),
         )
-        return self._model.encode(request, files.read(), reading, self.contact.deadline(timeout_s))
+        return self._model.encode(request, files, reading, self.contact.deadline(timeout_s))
 
     # ---- the service
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from mmcached.client.arguments import check_sequence, checked_int, checked_real
-from mmcached.client.media_files import ImageLike, read_file
+from mmcached.client.media_files import ImageLike, read_required
 from mmcached.wire.errors import InvalidRequest
 from mmcached.wire.messages.frontend import MAX_CLIPS
 from mmcached.wire.messages.parts import MAX_CLIP_FRAMES, MAX_FPS, MAX_SECONDS, ClipOptions
@@ -33,14 +33,14 @@ class Video:
     decoded and encoded once. With `num_frames` the frames move with the window.
 
     Attributes:
-        data: Encoded file, like an image: bytes, or a `Path`.
+        data: Encoded file, like an image: bytes, or a `Path`; None for a file that is known by name.
         fps: Frames per second, above 0 and at most 1000; None: 2.0, if `num_frames` is None.
         num_frames: Instead, 1 to 65,536 frames at equal distances.
         start_s: Begin of the window, in seconds from the beginning of the file.
         end_s: End of the window, exclusive; None: the end of the file.
     """
 
-    data: ImageLike = field(repr=False)
+    data: ImageLike | None = field(repr=False)
     fps: float | None = None
     num_frames: int | None = None
     start_s: float = 0.0
@@ -58,7 +58,7 @@ class Audio:
         data, start_s, end_s: As for a `Video`.
     """
 
-    data: ImageLike = field(repr=False)
+    data: ImageLike | None = field(repr=False)
     start_s: float = 0.0
     end_s: float | None = None
 
@@ -101,7 +101,7 @@ class Clip:
         return torch.cat(self.outputs)
 
 
-def checked_clips(videos: Sequence[VideoLike], audios: Sequence[AudioLike]) -> list[ClipOptions]:
+def checked_clips(videos: Sequence[VideoLike | None], audios: Sequence[AudioLike | None]) -> list[ClipOptions]:
     check_sequence("videos", videos)
     check_sequence("audios", audios)
     if not (videos or audios):
@@ -112,16 +112,23 @@ def checked_clips(videos: Sequence[VideoLike], audios: Sequence[AudioLike]) -> l
     return of_videos + [_of_audio(audio, f"audios[{index}]") for index, audio in enumerate(audios)]
 
 
-def read_clips(videos: Sequence[VideoLike], audios: Sequence[AudioLike]) -> list[bytes]:
+def read_clips(videos: Sequence[VideoLike | None], audios: Sequence[AudioLike | None]) -> list[bytes]:
     """Return the file of each clip, videos first; clips that share a bytes object share the result.
 
     Raises:
         InvalidRequest: A file is neither bytes nor a path, or cannot be read; names its index.
     """
-    files = [each.data if isinstance(each, Video) else each for each in videos]
-    files += [each.data if isinstance(each, Audio) else each for each in audios]
+    return [read_required(file, field) for file, field in files_of_clips(videos, audios)]
+
+
+def files_of_clips(
+    videos: Sequence[VideoLike | None], audios: Sequence[AudioLike | None]
+) -> list[tuple[ImageLike | None, str]]:
+    """Return the file of each clip, not read, and its name in errors; videos first."""
+    files = [(each.data if isinstance(each, Video) else each) for each in videos]
+    files += [(each.data if isinstance(each, Audio) else each) for each in audios]
     fields = chain((f"videos[{index}]" for index in range(len(videos))), (f"audios[{index}]" for index in count()))
-    return list(map(read_file, files, fields))
+    return list(zip(files, fields, strict=False))
 
 
 def together(outputs: Sequence[Any], clips: Sequence[Sequence[tuple[float, float]]]) -> list[Any]:
@@ -143,7 +150,7 @@ def _clip_or_none(outputs: list[Any], times: Sequence[tuple[float, float]]) -> C
     return Clip(outputs, list(times)) if is_whole else None
 
 
-def _of_video(video: VideoLike, field: str) -> ClipOptions:
+def _of_video(video: VideoLike | None, field: str) -> ClipOptions:
     if not isinstance(video, Video):
         return ClipOptions("video", fps=DEFAULT_FPS)
     start_s, end_s = _window(video, field)
@@ -158,7 +165,7 @@ def _of_video(video: VideoLike, field: str) -> ClipOptions:
     return ClipOptions("video", start_s, end_s, fps, num_frames)
 
 
-def _of_audio(audio: AudioLike, field: str) -> ClipOptions:
+def _of_audio(audio: AudioLike | None, field: str) -> ClipOptions:
     return ClipOptions("audio", *_window(audio, field)) if isinstance(audio, Audio) else ClipOptions("audio")
 
 

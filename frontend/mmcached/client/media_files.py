@@ -33,13 +33,18 @@ def read_images(images: Sequence[ImageLike | None], image_ids: Sequence[str | No
     data = []
     for index, image in enumerate(images):
         has_id = bool(image_ids) and image_ids[index] is not None
-        content = b"" if image is None else read_file(image, f"images[{index}]")
-        if image is None and not has_id:
-            raise InvalidRequest(f"images[{index}]", "None", "an image without an id needs its file")
+        content = b"" if image is None and has_id else read_required(image, f"images[{index}]")
         if image is not None and has_id and not content:
             raise EmptyImage(f"images[{index}]", 0, "an image has bytes; None asks for what is cached under the id")
         data.append(content)
     return data
+
+
+def read_required(file: ImageLike | None, field: str) -> bytes:
+    """Return the bytes of a file that has no other name; as `read_file`, which gets no None."""
+    if file is None:
+        raise InvalidRequest(field, "None", "a file, or a name under which it is known")
+    return read_file(file, field)
 
 
 def read_file(file: ImageLike, field: str) -> bytes:

@@ -78,6 +78,11 @@ def checked_name(name: Any, field: str = "name") -> str:
     return alias_key("name", _checked_text(field, name))
 
 
+def shown_name(name: MediaName) -> str:
+    """Return the text of a valid name, for errors."""
+    return name.url if isinstance(name, Url) else os.fsdecode(name)
+
+
 def read_named_file(path: os.PathLike[str], key: str) -> tuple[bytes, bool]:
     """Return the bytes of a file, and whether they certainly are the content of its name with this key."""
     with open_regular(path, "name") as (fd, before):

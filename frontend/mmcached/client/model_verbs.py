@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
-from typing import Any
+from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
@@ -17,16 +17,18 @@ from mmcached.cache.store_keys import ROWS
 from mmcached.client.clips import together
 from mmcached.client.contact import Contact, Deadline
 from mmcached.client.known_outputs import KnownSlice, clip_records, contents_of, output_keys, slices_in
+from mmcached.client.request_files import RequestFiles
 from mmcached.client.results import Generation, embeddings_from, expect, generation_from, plain
 from mmcached.client.sampling import further_requests
+from mmcached.client.store.aliases import NameVerbs
 from mmcached.client.store.hits import Reading
-from mmcached.client.store.verbs import StoreVerbs
 from mmcached.client.verb import Verb
-from mmcached.wire.errors import MmcachedError, RemoteProtocolError
+from mmcached.wire.errors import CacheMiss, MmcachedError, RemoteProtocolError
 from mmcached.wire.messages.client import Encoded, Generated, Welcome
 from mmcached.wire.messages.frontend import DropRecord, Encode, Generate
 from mmcached.wire.sockets.frames import Frame
 
+T = TypeVar("T")
 _BYTES = Reading("bytes", view=True)
 
 
@@ -37,20 +39,26 @@ class ModelVerbs:
         note_known: Called for each `encode` with the number of items found in the store, and of all items.
     """
 
-    def __init__(self, contact: Contact, store: StoreVerbs, note_known: Callable[[int, int], object]) -> None:
+    def __init__(self, contact: Contact, store: NameVerbs, note_known: Callable[[int, int], object]) -> None:
         self._note_known = note_known
         self._contact = contact
         self._store = store
         self._welcome: Welcome | None = None  # the last greeting, also of a frontend that has died since
 
-    def generate(self, request: Generate, files: list[bytes], deadline: Deadline, n: int = 1) -> Verb[Generation]:
+    def generate(self, request: Generate, files: RequestFiles, deadline: Deadline, n: int = 1) -> Verb[Generation]:
         """Continue a prompt `n` times, with consecutive seeds.
 
         The first answer comes alone: the others, which are computed together, find its prompt in the prefix cache.
 
         Raises:
             RemoteProtocolError: The answer names rows that were requested inline.
+            CacheMiss: Files that came by name only are needed; names them.
         """
+        return self._by_name(
+            files, lambda contents, data: self._answers(replace(request, contents=contents), data, deadline, n)
+        )
+
+    def _answers(self, request: Generate, files: list[bytes], deadline: Deadline, n: int) -> Verb[Generation]:
         first = yield from self._generate(request, files, deadline)
         if n == 1:
             return first
@@ -72,8 +80,49 @@ class ModelVerbs:
                 return generation
         raise RemoteProtocolError("rows are named that were to come inline", "saved_rows")
 
-    def encode(self, request: Encode, files: list[bytes], reading: Reading, deadline: Deadline) -> Verb[list[Any]]:
-        """Return the encoder's output of each image and clip; outputs found in the store are not requested."""
+    def encode(self, request: Encode, files: RequestFiles, reading: Reading, deadline: Deadline) -> Verb[list[Any]]:
+        """Return the encoder's output of each image and clip; outputs found in the store are not requested.
+
+        Raises:
+            CacheMiss: Files that came by name only are needed; names them.
+        """
+        return self._by_name(
+            files,
+            lambda contents, data: self._all_encoded(replace(request, contents=contents), data, reading, deadline),
+        )
+
+    def _by_name(self, files: RequestFiles, ask: Callable[[list[str | None], list[bytes]], Verb[T]]) -> Verb[T]:
+        """Make a request with the digests of known names in place of their files, and again with the files that the
+        service then needs: the caller's, or those that the store keeps.
+
+        Args:
+            ask: Makes the request with the digests, one per file or none at all, and with the files.
+        """
+        if not files.names:
+            return (yield from ask([], files.read()))
+        contents = yield from self._store.contents_of_names([name and name[0] for name in files.names])
+        data = files.read({index for index, content in enumerate(contents) if content is not None})
+        while True:
+            try:
+                return (yield from ask(contents if any(contents) else [], data))
+            except CacheMiss as miss:
+                needed = [index for index, content in enumerate(contents) if content in miss.mm_hashes]
+                if not needed:
+                    raise
+            missing = []
+            for index in needed:  # fewer digests remain each time
+                file = files.read_one(index)
+                if file is None:
+                    file = yield from self._store.kept_file(contents[index] or "")
+                if file is None:
+                    missing.append((files.names[index] or ("", ""))[1])
+                data[index], contents[index] = file or b"", None
+            if missing:
+                raise CacheMiss(list(dict.fromkeys(missing)))
+
+    def _all_encoded(
+        self, request: Encode, files: list[bytes], reading: Reading, deadline: Deadline
+    ) -> Verb[list[Any]]:
         results = yield from self._known_outputs(request, files, reading, deadline)
         self._note_known(sum(result is not None for result in results), len(results))
         try:
@@ -135,7 +184,7 @@ class ModelVerbs:
         except MmcachedError:
             if self._welcome is None or self._contact.is_over:
                 raise
-        num_images, contents = len(files) - len(request.clips), contents_of(self._welcome, files)
+        num_images, contents = len(files) - len(request.clips), contents_of(self._welcome, files, request.contents)
         keys = output_keys(self._welcome, contents[:num_images], request.image_ids, request.tenant)
         clips: list[list[KnownSlice]] = [[] for _ in request.clips]
         if contents and request.clips:
@@ -175,4 +224,5 @@ def _part_of(request: Encode, indices: Sequence[int], num_files: int) -> Encode:
     num_images = num_files - len(request.clips)
     image_ids = [request.image_ids[index] for index in indices if index < num_images] if request.image_ids else []
     clips = [request.clips[index - num_images] for index in indices if index >= num_images]
-    return replace(request, image_ids=image_ids, clips=clips)
+    contents = [request.contents[index] for index in indices] if request.contents else []
+    return replace(request, image_ids=image_ids, clips=clips, contents=contents if any(contents) else [])

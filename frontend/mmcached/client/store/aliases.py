@@ -133,7 +133,31 @@ class NameVerbs(StoreVerbs):
         """Drop the binding of a name on this host, as `drop`; records of the content stay."""
         return self.drop(checked_name(name), timeout_s=timeout_s, tenant=tenant)
 
+    # ---- for requests to the model
+
+    def contents_of_names(self, aliases: list[str | None]) -> Verb[list[str | None]]:
+        """Return the digests that bindings with these keys name; None without a key, or a binding."""
+        known = [alias for alias in aliases if alias is not None]
+        call = self.get_many(known, tensors="bytes")
+        hits = call.result if isinstance(call, ReadyResult) else (yield from call)
+        found = iter([None if hit is None else content_in(hit.record) for hit in hits])
+        return [None if alias is None else next(found) for alias in aliases]
+
+    def kept_file(self, content: str) -> Verb[bytes | None]:
+        """Return the kept file with a digest; None if there is none, or the record has other bytes."""
+        tenant = self.contact.options.tenant
+        hit = yield from self._got(media_key(content), Reading("bytes", view=True), tenant, timeout_s=None, local=False)
+        kept = None if hit is None else hit.record.get(FILE)
+        if not isinstance(kept, np.ndarray):
+            return None
+        data = kept.tobytes()
+        return data if self._digest(data) == content else None
+
     # ---- the calls, without error handling
+
+    def _digest(self, data: bytes) -> str:
+        welcome = self.contact.welcome
+        return MultiModalHasher("blake3" if welcome is None else welcome.hasher_algorithm).content_digest(data)
 
     def _bound(
         self, alias: str, tenant: str, *, timeout_s: float | None = None, local: bool = False
@@ -158,9 +182,7 @@ class NameVerbs(StoreVerbs):
                 raise invalid("content", content, limit)
             return content
         data = read_file(content, "content")
-        welcome = self.contact.welcome
-        hasher = MultiModalHasher("blake3" if welcome is None else welcome.hasher_algorithm)
-        digest = hasher.content_digest(data)
+        digest = self._digest(data)
         if keeps_file:
             record = {FILE: np.frombuffer(data, np.uint8)}
             yield from self.put(media_key(digest), record, ttl_s=ttl_s or None, tenant=tenant)

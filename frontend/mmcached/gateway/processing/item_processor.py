@@ -43,7 +43,7 @@ class Processing:
         self._hasher = MultiModalHasher(config.mm_hasher_algorithm)
 
     def check(self, medium: Medium) -> None:
-        """Raise the errors that can be found without reading the file; a named image may be empty.
+        """Raise the errors that can be found without reading the file; it may be empty if its name or digest came.
 
         Raises:
             InvalidRequest: The modality is not taken, or an option is invalid.
@@ -51,16 +51,17 @@ class Processing:
         """
         if medium.options is not None:
             self._slices.check(medium.options, medium.field)
-            _check_clip(medium.data, self._max_clip_bytes, medium.field)
+            if not medium.content:
+                _check_clip(medium.data, self._max_clip_bytes, medium.field)
         elif not self.fingerprints["image"]:
             raise InvalidRequest(medium.field, "image", "none: the service's checkpoint does not encode it")
-        elif medium.data or medium.name is None:
+        elif medium.data or (medium.name is None and not medium.content):
             _check_image(medium.data, self._max_bytes, medium.field)
 
     def keys(self, medium: Medium, tenant: str) -> tuple[str, str]:
         """Return the key of a file, and the key of the file with its options, without decoding it."""
         fingerprint = self.fingerprints[medium.modality]
-        content = self._hasher.content_digest(medium.data)
+        content = medium.content or self._hasher.content_digest(medium.data)
         if medium.options is None:
             key = self._hasher.item_key(content, modality="image", fingerprint=fingerprint, tenant=tenant)
             return key, key

@@ -34,9 +34,10 @@ class Medium:
     """One file of a request.
 
     Attributes:
-        data: The file; empty for an image given only by its id.
+        data: The file; empty for an image given only by its id, and for a file given only by its digest.
         field: Name of the file in errors.
         name: The client's id of an image, if it gave one.
+        content: Digest of a file that was not sent; "" for a file that was.
         options: Of a clip.
         file_key: Of a clip: key of its file.
         key: Of an image's item, or of the clip; "" until known.
@@ -47,6 +48,7 @@ class Medium:
     data: Frame
     field: str
     name: str | None = None
+    content: str = ""
     options: ClipOptions | None = None
     file_key: str = ""
     key: str = ""
@@ -64,7 +66,8 @@ def media_of(message: Generate | Encode, files: Sequence[Frame]) -> list[Medium]
     """Return the files of a request in the order in which they came: images, then clips.
 
     Raises:
-        InvalidRequest: Fewer files than clips, or another number of ids than of images.
+        InvalidRequest: Fewer files than clips, or another number of ids than of images, or of digests than of files; or
+            a file came with its digest.
     """
     num_images = len(files) - len(message.clips)
     if num_images < 0:
@@ -76,11 +79,18 @@ def media_of(message: Generate | Encode, files: Sequence[Frame]) -> list[Medium]
         Medium("image", data, f"images[{index}]", name)
         for index, (data, name) in enumerate(zip(files, names, strict=False))
     ]
+    contents = message.contents or [None] * len(files)
+    if len(contents) != len(files):
+        raise InvalidRequest("contents", len(contents), f"{len(files)} file(s) came: a digest, or none, for each")
     counts: Counter[Modality] = Counter()
     for options, data in zip(message.clips, files[num_images:], strict=True):
         place = f"{_FIELDS[options.modality]}[{counts[options.modality]}]"
         media.append(Medium(options.modality, data, place, options=options))
         counts[options.modality] += 1
+    for medium, content in zip(media, contents, strict=True):
+        if content is not None and (medium.data or medium.name is not None):
+            raise InvalidRequest("contents", medium.field, "none for a file that is sent or has an id")
+        medium.content = content or ""
     return media
 
 

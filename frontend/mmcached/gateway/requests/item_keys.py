@@ -20,7 +20,7 @@ from mmcached.gateway.requests.clip_work import Cut
 from mmcached.gateway.requests.item_work import ItemWork, Joined, Work, named
 from mmcached.gateway.requests.open_requests import OpenRequest
 from mmcached.gateway.requests.waits import Verb, Wait
-from mmcached.wire.errors import InvariantError
+from mmcached.wire.errors import CacheMiss, InvariantError
 
 HASH_HERE_BYTES = 128 << 10
 """Files up to this size are hashed by the loop itself: that takes less time than to wake a thread and be woken."""
@@ -52,6 +52,7 @@ class ItemKeys:
 
         Raises:
             InvalidRequest: Often a subclass: an invalid id or clip; names its index.
+            CacheMiss: The slices of clips that came as digests only are not known; names the digests.
             ServiceUnavailable: Too many items would wait.
         """
         yield from self._hash(request)
@@ -94,6 +95,8 @@ class ItemKeys:
         if to_fetch:
             yield from self._records.fetch(request, to_fetch)
             unknown = self._unknown(unknown, request.message.tenant)
+        if without := [medium.content for medium in unknown if not medium.data]:
+            raise CacheMiss(list(dict.fromkeys(without)))
         self._work.join(joined, [Work(medium) for medium in unknown])
         yield from joined.landed()
         outcomes = joined.outcomes()

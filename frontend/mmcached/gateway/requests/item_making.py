@@ -8,8 +8,8 @@
 A request calls `make` again after each wait, so it is sent according to the present content of the cache. A request
 without missing items waits for no other: requests overtake each other, also those of one client.
 
-An image that came as an id only is a hit, or its request ends with a `CacheMiss`. It joins no work, because after a
-flush work is begun again with the file of a waiting request.
+A file that came as an id or a digest only is a hit, or its request ends with a `CacheMiss`. It joins no work, because
+after a flush work is begun again with the file of a waiting request.
 
 Belongs to the loop's thread.
 """
@@ -100,7 +100,7 @@ class ItemMaking:
 
         Raises:
             InvalidRequest: Often a subclass: the request's first invalid file; names its index.
-            CacheMiss: Images that came as ids only are not cached; names the ids.
+            CacheMiss: Files that came as ids or digests only are not cached; names these.
             ServiceUnavailable: Too many items would wait; this request has begun no work.
             RequestAborted: Another file with the same id, of another request, could not be processed; or the store's
                 list of a

@@ -127,9 +127,10 @@ class OpenRequest:
         return sum(len(medium.data) for medium in self.media)
 
     def ids_of(self, keys: Iterable[str]) -> list[str]:
-        """Return the client's ids of the items with these keys, each id once, in prompt order."""
+        """Return the client's ids, or digests, of the items with these keys, each once, in prompt order."""
         wanted = set(keys)
-        return list(dict.fromkeys(each.name for each, key in self.items if key in wanted and each.name is not None))
+        ids = [each.content or each.name for each, key in self.items if key in wanted]
+        return list(dict.fromkeys(each for each in ids if each is not None))
 
 
 class RequestTable:

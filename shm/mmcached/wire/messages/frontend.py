@@ -34,6 +34,7 @@ MAX_KEYS = 256
 Keys = Annotated[list[Text], msgspec.Meta(max_length=MAX_KEYS)]
 MAX_CLIPS = 1024
 Clips = Annotated[list[ClipOptions], msgspec.Meta(max_length=MAX_CLIPS)]
+ContentDigest = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{32,128}\Z")]
 MAX_MESSAGES = 4096
 
 ROW_WINDOW_BYTES = 1 << 20
@@ -73,6 +74,8 @@ class Generate(Message, frozen=True):
         traceparent: Trace context of the client's span.
         sampling: How tokens are chosen; None: the most likely ones.
         messages: A conversation instead of a prompt, which is empty then; its images are the first frames, in order.
+        contents: One per frame, or empty: the digest of a file whose frame is empty, None for a file that is sent. If
+            the frontend needs such a file, the answer is a `CacheMiss` that names the digests.
     """
 
     client_id: ClientId
@@ -90,6 +93,7 @@ class Generate(Message, frozen=True):
     traceparent: Traceparent = ""
     sampling: Sampling | None = None
     messages: Annotated[list[ChatMessage], msgspec.Meta(max_length=MAX_MESSAGES)] = msgspec.field(default_factory=list)
+    contents: list[ContentDigest | None] = msgspec.field(default_factory=list)
 
 
 class Encode(Message, frozen=True):
@@ -107,6 +111,7 @@ class Encode(Message, frozen=True):
     takes_keys: bool = False
     clips: Clips = msgspec.field(default_factory=list)
     traceparent: Traceparent = ""
+    contents: list[ContentDigest | None] = msgspec.field(default_factory=list)
 
 
 class TokensTaken(Message, frozen=True):
