@@ -13,6 +13,7 @@ media           a film or a sound that came before, whole or in part; new ones  
 second_level    Redis as a second level, beside redis-py and a bare socket; Mooncake Store, beside its own client
 second_level_hosts      two services with a Redis between them, beside one without
 adapters        vLLM's servers with and without the adapter, and its connector     adapters_steps
+identity        a tower known by its weights, in vLLM
 adapters_transformers   a model of Transformers, and an image processor, with and without the adapter
 language        first tokens and tokens per second of checkpoints behind `generate`, beside Transformers' own batching
 ray             an image encoded by an actor on another node

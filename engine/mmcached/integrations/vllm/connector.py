@@ -24,6 +24,7 @@ from vllm.distributed.ec_transfer.ec_connector.base import (
 )
 from vllm.distributed.ec_transfer.ec_connector.utils import PlaceholderMetadataResolver, collect_ec_item_metadata
 from vllm.logger import init_logger
+from vllm.model_executor.layers import utils as layer_utils
 from vllm.platforms import current_platform
 
 from mmcached.client import Client
@@ -34,6 +35,7 @@ from mmcached.integrations.vllm.contact import ReconnectingClient
 from mmcached.integrations.vllm.keys import KeyNamespace, Sharing
 from mmcached.integrations.vllm.leases import Leases
 from mmcached.integrations.vllm.messages import StepOrders, StepReport
+from mmcached.integrations.vllm.packed import watch_packing
 from mmcached.integrations.vllm.ranks import failed_in_any
 from mmcached.integrations.vllm.scheduler_side import SchedulerSide
 from mmcached.integrations.vllm.settings import ConnectorSettings
@@ -230,6 +232,7 @@ class MmcachedECConnector(ECConnectorBase):
         )
 
     def _worker_side(self, vllm_config: VllmConfig, settings: ConnectorSettings) -> WorkerSide:
+        watch_packing(layer_utils)  # this connector is made before the model is loaded
         device = current_platform.device_type
         if device == "cuda":
             device = f"cuda:{torch.cuda.current_device()}"

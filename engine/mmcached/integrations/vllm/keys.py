@@ -45,7 +45,13 @@ _OF_COMPILATION = (
     *("mode", "backend", "custom_ops", "compile_mm_encoder", "cudagraph_mm_encoder"),
     *("encoder_cudagraph_token_budgets", "encoder_cudagraph_max_vision_items_per_batch"),
 )
-_OF_KERNELS = ("ir_op_priority", "enable_flashinfer_autotune")
+_NOT_OF_KERNELS = frozenset(
+    {
+        *("moe_backend", "sparse_indexer_topk_backend", "enable_cutedsl_warmup", "enable_jit_warmup"),
+        *("enable_rocm_segmented_attn_autotune",),
+    }
+)
+"""vLLM's settings of kernels that are the language model's, or of their preparation."""
 
 
 class KeyNamespace:
@@ -180,9 +186,14 @@ def rows_of_engine(
         },
         "compilation": {
             "compiler": _named(compilation, (*_OF_COMPILATION, *of_compiler)),
-            "kernels": _named(getattr(vllm_config, "kernel_config", None), _OF_KERNELS),
+            "kernels": _settings_of(getattr(vllm_config, "kernel_config", None), without=_NOT_OF_KERNELS),
+            "platform": _plain(getattr(vllm_config, "additional_config", None)),
         },
-        "quantization": {"method": _plain(model.quantization), "scales": files["scales"]},
+        "quantization": {
+            "method": _plain(model.quantization),
+            "options": _plain(getattr(model, "quantization_config", None)),
+            "scales": files["scales"],
+        },
         "adapters": None,  # an engine with adapters on the tower does not share
         "batching": "invariant" if _is_batch_invariant(tower, compilation) else "any",
     }

@@ -3,6 +3,8 @@
     parameters outside the language model ──all bytes, blake3──> `tower`
     the language model's word embeddings ──all bytes, blake3──> `words`, for models whose items have some of them
 
+Of a weight that vLLM has packed for a CPU the digest is kept by `packed`.
+
 Which modules are the language model's, vLLM's models say themselves (`_mark_language_model`, for `--mm-encoder-only`).
 Some put word embeddings into an item, such as the time stamps of a video: their `embed_multimodal` names the language
 model. Of a model that marks nothing every parameter counts.
@@ -21,6 +23,7 @@ import torch
 from blake3 import blake3
 
 from mmcached.cache.output_names import PACKAGES
+from mmcached.integrations.vllm.packed import packed_digest
 from mmcached.integrations.vllm.writes import watch_writes
 from mmcached.worker.encoders.computing import computing_rows
 
@@ -45,8 +48,8 @@ def read_tower(worker: Any) -> dict[str, Any]:
     device = next((value.device for value in tensors.values()), torch.device("cpu"))
     classes = {kind.__name__ for kind in type(model).__mro__}
     return {
-        "tower": _digest(tensors, tensors.keys() - of_text),
-        "words": _digest(tensors, words),
+        "tower": _digest(model, tensors, tensors.keys() - of_text),
+        "words": _digest(model, tensors, words),
         "is_image_wordless": not words or not _WORDS_IN_VIDEOS_ONLY.isdisjoint(classes),
         **computing_rows(device, PACKAGES),
     }
@@ -71,13 +74,20 @@ def _one(values: Iterable[Any]) -> Any:
     return found[0] if all(value == found[0] for value in found) else found
 
 
-def _digest(tensors: dict[str, torch.Tensor], names: Iterable[str]) -> str | None:
+def _digest(model: torch.nn.Module, tensors: dict[str, torch.Tensor], names: Iterable[str]) -> str | None:
     chosen = sorted(names)
     if not chosen:
         return None
     digest = blake3(max_threads=blake3.AUTO)
     for name in chosen:
-        for part in _plain(tensors[name].data):
+        value = tensors[name]
+        if value.numel() == 0 and isinstance(value, torch.nn.Parameter):
+            packed = packed_digest(model.get_submodule(name.rpartition(".")[0]))
+            if packed is None:
+                raise ValueError(f"{name} has no bytes: it was packed where it cannot be read")
+            digest.update(f"{name} packed {packed}\n".encode())
+            continue
+        for part in _plain(value.data):
             flat = part.contiguous().reshape(-1).view(torch.uint8).cpu().numpy()
             digest.update(f"{name} {part.dtype} {list(part.shape)} {len(flat)}\n".encode())
             digest.update(flat.data)
