@@ -10,6 +10,7 @@ servers     the time to the first token of vLLM's OpenAI server on the CPU, over
             what is more than that is ours. Every prompt begins otherwise, so that none has a prefix in the KV cache.
 new         the same for images that nobody has encoded, with a tower that takes next to nothing: pairs of requests, one
             to each server, in turns; the ratio of each pair.
+processing  what vLLM's API process does for an image before it is scheduled, with shared processed items and without.
 
 Runs in the environment of `make test-vllm`: `.venv-vllm/bin/python -m scripts.bench.adapters`.
 """
@@ -38,7 +39,7 @@ from scripts.bench.sidecar_processes import frontend
 from tests.hosts.prompts import Content, image, text
 from tests.hosts.vllm.servers import VllmServer, mmcached
 
-CONNECTOR, SERVERS, NEW = "connector", "servers", "new"
+CONNECTOR, SERVERS, NEW, PROCESSING = "connector", "servers", "new", "processing"
 LOOK_UP = "look up"
 EXAMPLE = "ECExampleConnector in /dev/shm"
 OFF, TEXT_ONLY, WANTED = "without mmcached", "text only, as many tokens", "reach"
@@ -69,6 +70,8 @@ BOUNDS = [
     Bound("reach", KNOWN, IMAGE, OWN, 1.15),
     Bound("reach", f"{UNKNOWN}, median of pairs", IMAGE, OFF, 1.03),
     Bound("reach", f"{UNKNOWN}, median of pairs", SMALL_IMAGE, OFF, 1.03),
+    Bound("reach", "picture that the host has processed", "1792 px", OFF, 0.05),
+    Bound("reach", "new picture, median of pairs", "1792 px", OFF, 1.03),
     Bound("reach", "tower runs of 2 servers", f"the same {NUM_REPLICA_IMAGES} images", "images", 1.0),
 ]
 
@@ -135,6 +138,17 @@ def compare_new_images(num_rounds: int) -> Iterator[Row]:
         off, ours = _servers(stack, _store(stack), ("off", "ours"), SMALL_DEPTH, SMALL_WIDTH)
         pairs = [_pair(off, ours, number) for number in range(num_rounds * PAIRS_PER_ROUND)]
         yield from _ratios(SMALL_IMAGE, pairs)
+
+
+def compare_processing(num_rounds: int) -> Iterator[Row]:
+    try:
+        from scripts.bench import adapters_processing
+    except ImportError as error:
+        raise Unavailable(f"vLLM is not installed here: {error}") from error
+    with ExitStack() as stack:
+        side = max(adapters_processing.SIDES)
+        checkpoint = _checkpoint(stack, max_pixels=side * side)
+        yield from adapters_processing.rows(checkpoint, _store(stack), num_rounds)
 
 
 def _servers(stack: ExitStack, run_dir: Path, names: Sequence[str], depth: int, width: int) -> list[VllmServer]:
@@ -240,9 +254,9 @@ def _store(stack: ExitStack) -> Path:
     return run_dir
 
 
-def _checkpoint(stack: ExitStack, *tower: str) -> Path:
+def _checkpoint(stack: ExitStack, *tower: str, max_pixels: int = SIDE * SIDE) -> Path:
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mmc-")))
-    words = ["-m", "tests.hosts.checkpoints", "qwen2_5_vl", str(folder), "--max-pixels", str(SIDE * SIDE), *tower]
+    words = ["-m", "tests.hosts.checkpoints", "qwen2_5_vl", str(folder), "--max-pixels", str(max_pixels), *tower]
     subprocess.run([sys.executable, *words], check=True, capture_output=True)
     return folder
 
@@ -251,8 +265,13 @@ if __name__ == "__main__":
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # servers beside each other on few cores
     harness.main(
         "the adapter for vLLM: its connector and whole servers",
-        [CONNECTOR, SERVERS, NEW],
-        lambda undo: {CONNECTOR: compare_connectors, SERVERS: compare_servers, NEW: compare_new_images},
+        [CONNECTOR, SERVERS, NEW, PROCESSING],
+        lambda undo: {
+            CONNECTOR: compare_connectors,
+            SERVERS: compare_servers,
+            NEW: compare_new_images,
+            PROCESSING: compare_processing,
+        },
         rounds=(ROUNDS, QUICK_ROUNDS),
         bounds=BOUNDS,
     )

@@ -29,12 +29,16 @@ POLL_S = 0.25
 COUNTER = "tests.hosts.vllm.tower_count.TowerCount"
 TOWER_FILE = "TOWER_COUNT_FILE"
 """Names the file into which the counter writes."""
+API_COUNTER = "tests.hosts.vllm.api_count.ApiCount"
+API_FILE = "API_COUNT_FILE"
+"""The same of the API process."""
 SMALL = {
     "dtype": "float32",
     "max-model-len": 2048,
     "max-num-seqs": 8,
     "limit-mm-per-prompt": {"image": 4},
 }
+_COUNTERS = {"worker-extension-cls": COUNTER, "middleware": API_COUNTER}
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,22 +81,29 @@ class VllmServer:
 
     Args:
         options: of the command line, without dashes; True stands for a switch, a mapping is given as JSON.
+        environment: further variables.
     """
 
-    def __init__(self, model: Path, log: Path, options: Mapping[str, Any]) -> None:
+    def __init__(
+        self, model: Path, log: Path, options: Mapping[str, Any], environment: Mapping[str, str] | None = None
+    ) -> None:
         self.log = log
+        self._api_file = log.with_suffix(".api")
+        self._api_file.write_text("")
         self._tower_file = log.with_suffix(".tower")
         self._tower_file.write_text("")
         self.port = free_port()
         words = ["--model", str(model), "--served-model-name", "tiny", "--host", "127.0.0.1", "--port", str(self.port)]
-        for name, value in {**SMALL, "enforce-eager": True, "worker-extension-cls": COUNTER, **options}.items():
+        for name, value in {**SMALL, **_COUNTERS, "enforce-eager": True, **options}.items():
             words.append(f"--{name}")
             if value is not True:
                 words.append(value if isinstance(value, str) else json.dumps(value))
         with log.open("wb") as file:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *words],
-                env=_environment() | {TOWER_FILE: str(self._tower_file)},
+                env=_environment()
+                | {TOWER_FILE: str(self._tower_file), API_FILE: str(self._api_file)}
+                | dict(environment or {}),
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=subprocess.STDOUT,
@@ -171,6 +182,13 @@ class VllmServer:
     def items_encoded(self) -> list[str]:
         """Return the identifiers of the items that its vision tower has encoded, one for each time."""
         return self._tower_file.read_text().split()
+
+    def api_work(self) -> list[str]:
+        """Return what its API process has done with media: `processor`, `image` or `video` (a decoded file), each time.
+
+        Of its warm-up the processor's run counts, too.
+        """
+        return self._api_file.read_text().split()
 
     def kill(self) -> None:
         """End all its processes at once, as a crash does."""

@@ -3,6 +3,8 @@
     items        finds or processes an item, or only its counts; for any program
     vllm_items   converts vLLM's items and prompt updates to such items, and back
     vllm_cache   a processor cache of vLLM on top of that
+    vllm_handles  sends pixels to vLLM's engine process as handles, and opens them there
+    vllm_films   shares decoded films between vLLM's API processes
     vllm_plugin  installs the cache in vLLM's servers
     vllm_names   the fingerprint of vLLM's processor
 

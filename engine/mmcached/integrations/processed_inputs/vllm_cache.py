@@ -3,11 +3,12 @@
     is_cached ──claim_many──> hit: cached │ claim: vLLM processes it here │ pending: wait for the other process
     get_and_update_item ─────> hit: counts at once, pixels when they are read │ processed: put, the claim ends
 
-`MmcachedProcessorCache` replaces vLLM's `MultiModalProcessorOnlyCache`, whose items stay in the process: the cache of
-`vllm launch render`, of tokenize requests, and of servers with several API processes.
+`MmcachedProcessorCache` stands before vLLM's own cache in the API process, and takes the items that can be shared. With
+`MultiModalProcessorOnlyCache` (`vllm launch render`, tokenize requests, servers with several API processes) it returns
+whole items; with a sender cache (servers with one API process) it returns handles, which the engine opens.
 
 Waits cannot deadlock: a process that holds a claim does not wait. Items that cannot be shared (named by a client, or no
-service) are kept as vLLM keeps them.
+service) are left to vLLM's cache.
 """
 
 from __future__ import annotations
@@ -17,13 +18,14 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from vllm.multimodal.cache import MultiModalProcessorOnlyCache
+from vllm.multimodal.cache import BaseMultiModalProcessorCache, MultiModalProcessorOnlyCache
 from vllm.multimodal.inputs import MultiModalKwargsItem
 from vllm.utils.cache import CacheInfo
 
 from mmcached.cache.fingerprints import fingerprint
 from mmcached.client import Claim, Client, Hit, InvalidRequest
-from mmcached.integrations.processed_inputs.items import keys_of
+from mmcached.integrations.processed_inputs.items import ProcessedItem, keys_of
+from mmcached.integrations.processed_inputs.vllm_handles import HANDLE, LentPixels
 from mmcached.integrations.processed_inputs.vllm_items import (
     Elements,
     LazyItem,
@@ -50,11 +52,12 @@ class PixelsNotKept(Exception):
     """A server that keeps only counts was asked for pixels."""
 
 
-class MmcachedProcessorCache(MultiModalProcessorOnlyCache):
+class MmcachedProcessorCache(BaseMultiModalProcessorCache):
     """vLLM's cache of processed items, shared with all processes of the host. Used by one thread, as vLLM's own.
 
     Args:
         client: A client that fails open: without a service everything is a miss.
+        own: vLLM's cache, for items that are not shared; default a cache of whole items.
         counts_only: Keep and read no pixels: for servers that return only counts (`mm_payload="none"`).
         clock: Monotonic seconds.
 
@@ -69,12 +72,15 @@ class MmcachedProcessorCache(MultiModalProcessorOnlyCache):
         model_config: Any,
         client: Client,
         *,
+        own: BaseMultiModalProcessorCache | None = None,
         counts_only: bool = False,
         clock: Callable[[], float] = time.monotonic,
         wait: Callable[[float], None] = time.sleep,
     ) -> None:
-        super().__init__(model_config)
+        super().__init__()
         self.num_hits = self.num_processed = self.num_not_shared = 0
+        self._own = MultiModalProcessorOnlyCache(model_config) if own is None else own
+        self._lent = None if isinstance(self._own, MultiModalProcessorOnlyCache) else LentPixels(clock)
         self._client = client
         self._counts_only = counts_only
         self._clock = clock
@@ -85,38 +91,61 @@ class MmcachedProcessorCache(MultiModalProcessorOnlyCache):
         self._reported = CacheInfo(0, 0)
 
     def is_cached_item(self, mm_hash: str) -> bool:
-        return self.is_cached([mm_hash])[0]
+        """Return whether an item was found or sent recently; vLLM asks this in other threads, and `is_cached` first."""
+        is_lent = self._lent is not None and mm_hash in self._lent
+        return is_lent or mm_hash in self._hits or self._own.is_cached_item(mm_hash)
 
     def is_cached(self, mm_hashes: list[str]) -> list[bool]:
         self._drop_old_claims()
         shared = [each for each in dict.fromkeys(mm_hashes) if says_what_it_is(each) and each not in self._hits]
         self._look(shared)
-        return [each in self._hits or super(MmcachedProcessorCache, self).is_cached_item(each) for each in mm_hashes]
+        return [each in self._hits or self._own.is_cached_item(each) for each in mm_hashes]
 
     def touch_sender_cache_item(self, mm_hash: str) -> None:
         if mm_hash not in self._hits:
-            super().touch_sender_cache_item(mm_hash)
+            self._own.touch_sender_cache_item(mm_hash)
 
     def get_and_update_item(
         self, mm_item: tuple[MultiModalKwargsItem, Updates] | None, mm_hash: str
     ) -> tuple[MultiModalKwargsItem | None, Updates]:
-        if mm_item is None and mm_hash in self._hits:
-            self.num_hits += 1
-            return self._found(*self._hits[mm_hash])
         if mm_item is None:
             self.num_hits += 1
-            return super().get_and_update_item(None, mm_hash)  # type: ignore[no-any-return]
+            if mm_hash in self._hits:
+                return self._found(mm_hash, *self._hits[mm_hash])
+            return self._own.get_and_update_item(None, mm_hash)  # type: ignore[no-any-return]
         self.num_processed += 1
-        if self._share(mm_hash, mm_item):
+        processed = self._share(mm_hash, mm_item)
+        if processed is None:
+            self.num_not_shared += 1
+        elif self._lent is None:
             return mm_item
-        self.num_not_shared += 1
-        return super().get_and_update_item(mm_item, mm_hash)  # type: ignore[no-any-return]
+        elif (sent := self._lend_new(self._lent, mm_hash, mm_item[0], processed)) is not None:
+            return sent, mm_item[1]
+        return self._own.get_and_update_item(mm_item, mm_hash)  # type: ignore[no-any-return]
+
+    def invalidate(self, mm_hash: str) -> None:
+        """Called when the engine lacks an item that was sent without its data."""
+        if self._lent is not None and self._lent.pause(mm_hash):
+            _LOG.warning("the engine could not open %s in shared memory; items are sent to it for a while", mm_hash)
+        self._own.invalidate(mm_hash)
+
+    def validate_input_item(self, mm_item: MultiModalKwargsItem, mm_hash: str) -> None:
+        """Refuse a handle in an item that a client has sent: it would name another tenant's memory."""
+        if HANDLE in mm_item:
+            raise ValueError(f"an item of a request has the field {HANDLE}")
+        self._own.validate_input_item(mm_item, mm_hash)
 
     def release_sender_touches(self) -> None:
         self._hits.clear()
         for claim, _ in self._claims.values():
             claim.drop()
         self._claims.clear()
+        if self._lent is not None:
+            self._lent.end_old()
+        self._own.release_sender_touches()
+
+    def clear_cache(self) -> None:
+        self._own.clear_cache()
 
     def make_stats(self, *, delta: bool = False) -> CacheInfo:
         now = CacheInfo(self.num_hits, self.num_hits + self.num_processed)
@@ -127,6 +156,9 @@ class MmcachedProcessorCache(MultiModalProcessorOnlyCache):
 
     def close(self) -> None:
         self.release_sender_touches()
+        if self._lent is not None:
+            self._lent.end_all()
+        self._own.close()
         self._client.close()
 
     # ---- how
@@ -165,31 +197,48 @@ class MmcachedProcessorCache(MultiModalProcessorOnlyCache):
         if pixels is not None or self._counts_only:
             self._hits[mm_hash] = counts, pixels
 
-    def _found(self, counts: Hit, pixels: Hit | None) -> tuple[MultiModalKwargsItem, Updates]:
+    def _found(self, mm_hash: str, counts: Hit, pixels: Hit | None) -> tuple[MultiModalKwargsItem | None, Updates]:
         def load() -> Elements:
             if pixels is None:
                 raise PixelsNotKept("this server keeps counts only, and was asked for pixels")
             return elements_of(pixels.record)
 
-        return LazyItem(elements_of(counts.record["fields"]), load), updates_of(counts.record)
+        fields, updates = elements_of(counts.record["fields"]), updates_of(counts.record)
+        if self._lent is None or pixels is None:
+            return LazyItem(fields, load), updates
+        sent = self._lent.lend(mm_hash, fields, pixels)
+        return (
+            (sent, updates)
+            if sent is not None
+            else self._own.get_and_update_item((LazyItem(fields, load), updates), mm_hash)
+        )
 
-    def _share(self, mm_hash: str, mm_item: tuple[MultiModalKwargsItem, Updates]) -> bool:
-        """Put an item; return whether other processes can find it."""
+    def _lend_new(
+        self, lent: LentPixels, mm_hash: str, item: MultiModalKwargsItem, processed: ProcessedItem
+    ) -> MultiModalKwargsItem | None:
+        """Return an item that was just put, with a handle; None if its record has no lease."""
+        (pixels,) = self._client.get_many([keys_of(self._processor, mm_hash)[1]], view=True, counts=False)
+        counts = {name: element for name, element in item.items() if name not in processed.pixels}
+        return None if pixels is None else lent.lend(mm_hash, counts, pixels)
+
+    def _share(self, mm_hash: str, mm_item: tuple[MultiModalKwargsItem, Updates]) -> ProcessedItem | None:
+        """Put an item; return its records if other processes can find it."""
         if not says_what_it_is(mm_hash):
-            return False
+            return None
         of_counts, of_pixels = keys_of(self._processor, mm_hash)
         claim, _ = self._claims.pop(mm_hash, (None, 0.0))
         try:
             processed = to_processed(*mm_item)
             if self._counts_only or self._client.put(of_pixels, processed.pixels, timeout_s=_CALL_S):
                 taken, claim = claim, None
-                return bool(self._client.put(of_counts, processed.counts, claim=taken, timeout_s=_CALL_S))
+                if self._client.put(of_counts, processed.counts, claim=taken, timeout_s=_CALL_S):
+                    return processed
         except (NotPlain, InvalidRequest) as error:
             _LOG.debug("%s is not shared: %s", mm_hash, error)
         finally:
             if claim is not None:
                 claim.drop()
-        return False
+        return None
 
     def _drop_old_claims(self) -> None:
         for mm_hash, (claim, made_at) in list(self._claims.items()):

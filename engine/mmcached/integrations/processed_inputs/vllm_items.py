@@ -44,11 +44,18 @@ class NotPlain(Exception):
 
 
 class LazyItem(MultiModalKwargsItem):
-    """An item whose pixels are loaded on first access; its counts are loaded."""
+    """An item whose pixels are loaded on first access; its counts are loaded.
 
-    def __init__(self, counts: Elements, load: Callable[[], Elements]) -> None:
+    Args:
+        counts: The loaded fields.
+        load: Returns the other fields; called once.
+        names: Names of the other fields, if they are known: to ask for a name then loads nothing.
+    """
+
+    def __init__(self, counts: Elements, load: Callable[[], Elements], names: Iterable[str] | None = None) -> None:
         # Do not call the base's: it would fill `data`.
         self._counts = counts
+        self._names = None if names is None else frozenset(names)
         self._load: Callable[[], Elements] | None = load
         self._whole: Elements | None = None
 
@@ -69,6 +76,15 @@ class LazyItem(MultiModalKwargsItem):
 
     def __getitem__(self, key: str) -> MultiModalFieldElem:
         return self._counts[key] if key in self._counts else self.data[key]
+
+    def __contains__(self, key: object) -> bool:
+        if key in self._counts:
+            return True
+        return key in (self.data if self._names is None else self._names)
+
+    def __reduce__(self) -> tuple[type[MultiModalKwargsItem], tuple[Elements]]:
+        """Pickle a plain item with all its fields: for a worker process, which has no lease."""
+        return MultiModalKwargsItem, (dict(self.data),)
 
 
 def to_processed(item: MultiModalKwargsItem, updates: Updates) -> ProcessedItem:

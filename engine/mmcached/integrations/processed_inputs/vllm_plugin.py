@@ -1,5 +1,9 @@
 """Installs the shared processor cache in vLLM's servers, as a plug-in that vLLM calls in each process.
 
+    API process   `processor_cache_from_config`         `MmcachedProcessorCache` before vLLM's own cache
+    API process   `VIDEO_LOADER_REGISTRY`               loaders that look for a film's frames in the store
+    engine        `engine_receiver_cache_from_config`   `MmcachedReceiverCache` before vLLM's own cache
+
 MMCACHED_PROCESSED_INPUTS=RUN_DIR           share items through this service; without it nothing happens
 MMCACHED_PROCESSED_INPUTS_COUNTS_ONLY=1     keep no pixels
 """
@@ -9,7 +13,8 @@ from __future__ import annotations
 import functools
 import logging
 import os
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,31 +25,57 @@ _LOG = logging.getLogger("vllm.mmcached")
 
 
 def register() -> None:
-    """Replace vLLM's in-process processor cache by the shared one; vLLM calls this at its start."""
+    """Put the shared cache before vLLM's own in this process; vLLM calls this at the start of each."""
     run_dir = os.environ.get(RUN_DIR)
     if not run_dir:
         return
+    from vllm.multimodal import cache
+    from vllm.multimodal.video import VIDEO_LOADER_REGISTRY
     from vllm.renderers import base
 
+    from mmcached.integrations.processed_inputs.vllm_films import share_films
+
     for name in ("processor_cache_from_config", "processor_only_cache_from_config"):
-        make = getattr(base, name)
+        _replace([base], name, functools.partial(_sender, Path(run_dir)))
+    # The engine's module is imported after this in the API process, and before it in the engine's.
+    engine = [sys.modules[name] for name in ("vllm.v1.engine.core",) if name in sys.modules]
+    _replace([cache, *engine], "engine_receiver_cache_from_config", functools.partial(_receiver, Path(run_dir)))
+    share_films(VIDEO_LOADER_REGISTRY.name2class, functools.cache(functools.partial(_client, Path(run_dir))))
+
+
+def _replace(modules: Sequence[Any], name: str, shared: Callable[[Any, Any], Any]) -> None:
+    """Replace a factory of vLLM by one that gets the configuration and what the factory made of it."""
+    for module in modules:
+        make = getattr(module, name)
         if not hasattr(make, "__wrapped__"):
-            setattr(base, name, _shared(make, Path(run_dir)))
+            setattr(module, name, functools.wraps(make)(functools.partial(_made, make, shared)))
 
 
-def _shared(make: Callable[[Any], Any], run_dir: Path) -> Callable[[Any], Any]:
-    @functools.wraps(make)
-    def shared(vllm_config: Any) -> Any:
-        from vllm.multimodal.cache import MultiModalProcessorOnlyCache
+def _made(make: Callable[[Any], Any], shared: Callable[[Any, Any], Any], vllm_config: Any) -> Any:
+    return shared(vllm_config, make(vllm_config))
 
-        from mmcached.client import Client
-        from mmcached.integrations.processed_inputs.vllm_cache import MmcachedProcessorCache
 
-        cache = make(vllm_config)
-        if type(cache) is not MultiModalProcessorOnlyCache:
-            return cache
-        _LOG.info("processed items are shared through %s", run_dir)
-        counts_only = os.environ.get(COUNTS_ONLY, "") not in ("", "0")
-        return MmcachedProcessorCache(vllm_config.model_config, Client(run_dir, name="render"), counts_only=counts_only)
+def _client(run_dir: Path, name: str = "render") -> Any:
+    from mmcached.client import Client
 
-    return shared
+    return Client(run_dir, name=name)
+
+
+def _sender(run_dir: Path, vllm_config: Any, own: Any) -> Any:
+    """Return the cache of the API process; None where vLLM has none."""
+    from vllm.multimodal.cache import MultiModalProcessorOnlyCache
+
+    from mmcached.integrations.processed_inputs.vllm_cache import MmcachedProcessorCache
+
+    if own is None:
+        return None
+    _LOG.info("processed items are shared through %s", run_dir)
+    counts_only = type(own) is MultiModalProcessorOnlyCache and os.environ.get(COUNTS_ONLY, "") not in ("", "0")
+    return MmcachedProcessorCache(vllm_config.model_config, _client(run_dir), own=own, counts_only=counts_only)
+
+
+def _receiver(run_dir: Path, vllm_config: Any, own: Any) -> Any:
+    """Return the cache of the engine process. Where vLLM has none, its client connects when the first handle comes."""
+    from mmcached.integrations.processed_inputs.vllm_handles import MmcachedReceiverCache
+
+    return MmcachedReceiverCache(_client(run_dir, "vllm"), own)

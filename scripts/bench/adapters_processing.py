@@ -1,0 +1,57 @@
+"""Measures what vLLM's API and engine processes do for a picture before it is scheduled, with shared items and without.
+
+From the decoded file to the engine's item, in one process and without a socket: hash, look-up, the model's processor,
+message, and the engine's cache. A tiny Qwen2.5-VL with the real processor. The file is decoded before, in both alike.
+"""
+
+from __future__ import annotations
+
+import io
+import statistics
+from collections.abc import Iterator
+from pathlib import Path
+
+from PIL import Image
+from vllm.multimodal.media import MediaWithBytes
+
+from scripts.bench.harness import Row, row, wall_us
+from scripts.bench.processing import photograph
+from tests.hosts.vllm.engine_ends import Engine
+
+OFF = "without mmcached"
+KNOWN, NEW = "picture that the host has processed", "new picture"
+SIDES = (448, 1792)
+
+
+def rows(checkpoint: Path, run_dir: Path, num_rounds: int) -> Iterator[Row]:
+    with Engine(checkpoint, None) as off, Engine(checkpoint, run_dir) as first, Engine(checkpoint, run_dir) as second:
+        for side in SIDES:
+            for engine in (off, first, second):
+                _prepare_ms(engine, _picture(side, -1))
+            yield from _of_one_size(off, first, second, side, num_rounds)
+
+
+def _of_one_size(off: Engine, first: Engine, second: Engine, side: int, num_rounds: int) -> Iterator[Row]:
+    without: list[float] = []
+    new: list[float] = []
+    known: list[float] = []
+    for number in range(num_rounds):
+        picture = _picture(side, number)
+        for engine, times in ((off, without), (first, new))[:: 1 if number % 2 else -1]:
+            times.append(_prepare_ms(engine, picture))
+        known.append(_prepare_ms(second, picture))
+    params, base = f"{side} px", statistics.median(without)
+    yield row(KNOWN, params, statistics.median(known), "ms", peer=OFF, peer_value=base)
+    ratio = statistics.median(ours / theirs for ours, theirs in zip(new, without, strict=True))
+    yield row(f"{NEW}, median of pairs", params, ratio, "×", peer=OFF, peer_value=1.0)
+
+
+def _prepare_ms(engine: Engine, picture: MediaWithBytes[Image.Image]) -> float:
+    return wall_us(lambda: engine.receive(engine.send([picture]))) / 1000
+
+
+def _picture(side: int, number: int) -> MediaWithBytes[Image.Image]:
+    """Return a photograph as vLLM's media loader does; files of other numbers differ after the picture's end."""
+    file = photograph(side * side / 1e6)
+    image = Image.open(io.BytesIO(file)).convert("RGB").resize((side, side))
+    return MediaWithBytes(image, file + b"%d" % number)

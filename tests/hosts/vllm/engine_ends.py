@@ -1,0 +1,59 @@
+"""The two ends of vLLM's processor cache in a server with one API process, and the message between them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from vllm.multimodal.cache.lru import LruKeyReplicatedReceiverCache, LruKeyReplicatedSenderCache
+from vllm.multimodal.inputs import MultiModalFeatureSpec, MultiModalKwargsItem, PlaceholderRange
+from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
+
+from mmcached.client import Client
+from mmcached.integrations.processed_inputs.vllm_cache import MmcachedProcessorCache
+from mmcached.integrations.processed_inputs.vllm_handles import MmcachedReceiverCache
+from mmcached.wire.closeable import Closeable
+from tests.hosts.vllm.processing import Server, picture
+
+
+class Engine(Closeable):
+    """One server's API process and engine process, as far as they touch pictures.
+
+    Args:
+        run_dir: of the service; None for a server that has vLLM's own cache alone.
+    """
+
+    def __init__(self, model: Path, run_dir: Path | None) -> None:
+        self.server = Server(model, None)
+        config = self.server.config
+        self.client = Client(run_dir)
+        self.num_sent_bytes = 0
+        self.sender: Any = LruKeyReplicatedSenderCache(config)
+        self._receiver: Any = LruKeyReplicatedReceiverCache(config)
+        if run_dir is not None:
+            self.sender = MmcachedProcessorCache(config, Client(run_dir), own=self.sender)
+            self._receiver = MmcachedReceiverCache(self.client, self._receiver)
+        self.server.cache = self.sender
+
+    def send(self, pictures: Sequence[Any]) -> list[Any]:
+        """Return the frames that vLLM sends for the items of a prompt with these pictures."""
+        rendered = self.server.render(list(pictures))
+        features = [
+            MultiModalFeatureSpec(item, "image", mm_hash, PlaceholderRange(0, 1), mm_hash)
+            for item, mm_hash in zip(rendered["mm_kwargs"]["image"], rendered["mm_hashes"]["image"], strict=True)
+        ]
+        frames = list(MsgpackEncoder().encode(features))
+        self.num_sent_bytes = sum(memoryview(frame).nbytes for frame in frames)
+        return frames
+
+    def receive(self, frames: Sequence[Any]) -> list[MultiModalKwargsItem]:
+        features = MsgpackDecoder(list[MultiModalFeatureSpec]).decode([bytes(frame) for frame in frames])
+        return [feature.data for feature in self._receiver.get_and_update_features(features)]
+
+    def run(self, *seeds: int) -> list[MultiModalKwargsItem]:
+        return self.receive(self.send([picture(seed) for seed in seeds]))
+
+    def close(self) -> None:
+        self.server.close()
+        self.client.close()
