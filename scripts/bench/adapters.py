@@ -58,6 +58,8 @@ IMAGE_TOKENS = (SIDE // 28) ** 2 + 2
 NUM_REPLICA_IMAGES = 64
 REPLICA_SIDE = 112
 LOOK_UP_US = 25.0
+LARGE_STORE_GB = 4.0
+"""Processed items have up to 19 MB."""
 SAVED_S = 60.0
 _numbers = count()
 BOUNDS = [
@@ -148,7 +150,7 @@ def compare_processing(num_rounds: int) -> Iterator[Row]:
     with ExitStack() as stack:
         side = max(adapters_processing.SIDES)
         checkpoint = _checkpoint(stack, max_pixels=side * side)
-        yield from adapters_processing.rows(checkpoint, _store(stack), num_rounds)
+        yield from adapters_processing.rows(checkpoint, _store(stack, LARGE_STORE_GB), num_rounds)
 
 
 def _servers(stack: ExitStack, run_dir: Path, names: Sequence[str], depth: int, width: int) -> list[VllmServer]:
@@ -248,9 +250,9 @@ def _tower_runs(servers: list[VllmServer]) -> Row:
 # ---- both
 
 
-def _store(stack: ExitStack) -> Path:
+def _store(stack: ExitStack, store_gb: float = 0.25) -> Path:
     run_dir = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mmc-")))
-    stack.enter_context(frontend(run_dir))
+    stack.enter_context(frontend(run_dir, store_gb=store_gb))
     return run_dir
 
 

@@ -1,7 +1,8 @@
 """Measures what vLLM's API and engine processes do for a picture before it is scheduled, with shared items and without.
 
-From the decoded file to the engine's item, in one process and without a socket: hash, look-up, the model's processor,
-message, and the engine's cache. A tiny Qwen2.5-VL with the real processor. The file is decoded before, in both alike.
+From the decoded file to the engine's item, in one process: hash, look-up, the model's processor, the message over
+ZeroMQ, and the engine's cache. An item that is found is not loaded: that is the encoder's part. A tiny Qwen2.5-VL with
+the real processor. The file is decoded before, in both alike.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import io
 import statistics
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 from PIL import Image
@@ -24,7 +26,9 @@ SIDES = (448, 1792)
 
 
 def rows(checkpoint: Path, run_dir: Path, num_rounds: int) -> Iterator[Row]:
-    with Engine(checkpoint, None) as off, Engine(checkpoint, run_dir) as first, Engine(checkpoint, run_dir) as second:
+    with ExitStack() as stack:
+        directories = (None, run_dir, run_dir)
+        off, first, second = (stack.enter_context(Engine(checkpoint, each, copies=False)) for each in directories)
         for side in SIDES:
             for engine in (off, first, second):
                 _prepare_ms(engine, _picture(side, -1))
@@ -47,7 +51,11 @@ def _of_one_size(off: Engine, first: Engine, second: Engine, side: int, num_roun
 
 
 def _prepare_ms(engine: Engine, picture: MediaWithBytes[Image.Image]) -> float:
-    return wall_us(lambda: engine.receive(engine.send([picture]))) / 1000
+    def prepare() -> None:
+        engine.send([picture])
+        engine.receive()
+
+    return wall_us(prepare) / 1000
 
 
 def _picture(side: int, number: int) -> MediaWithBytes[Image.Image]:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
+import zmq
 from vllm.multimodal.cache.lru import LruKeyReplicatedReceiverCache, LruKeyReplicatedSenderCache
 from vllm.multimodal.inputs import MultiModalFeatureSpec, MultiModalKwargsItem, PlaceholderRange
 from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
@@ -16,15 +18,19 @@ from mmcached.integrations.processed_inputs.vllm_handles import MmcachedReceiver
 from mmcached.wire.closeable import Closeable
 from tests.hosts.vllm.processing import Server, picture
 
+DEADLINE_S = 30
+
 
 class Engine(Closeable):
     """One server's API process and engine process, as far as they touch pictures.
 
     Args:
         run_dir: of the service; None for a server that has vLLM's own cache alone.
+        copies: Copy messages once more than vLLM does; otherwise pyzmq starts a thread that outlives the engine.
     """
 
-    def __init__(self, model: Path, run_dir: Path | None) -> None:
+    def __init__(self, model: Path, run_dir: Path | None, *, copies: bool = True) -> None:
+        self._copies = copies
         self.server = Server(model, None)
         config = self.server.config
         self.client = Client(run_dir)
@@ -35,25 +41,36 @@ class Engine(Closeable):
             self.sender = MmcachedProcessorCache(config, Client(run_dir), own=self.sender)
             self._receiver = MmcachedReceiverCache(self.client, self._receiver)
         self.server.cache = self.sender
+        self._context = zmq.Context()
+        self._folder = TemporaryDirectory(prefix="mmc-")
+        self._output, self._input = self._context.socket(zmq.PAIR), self._context.socket(zmq.PAIR)
+        self._input.bind(f"ipc://{self._folder.name}/s")
+        self._output.connect(f"ipc://{self._folder.name}/s")
 
-    def send(self, pictures: Sequence[Any]) -> list[Any]:
-        """Return the frames that vLLM sends for the items of a prompt with these pictures."""
+    def send(self, pictures: Sequence[Any]) -> None:
+        """Send what vLLM sends for the items of a prompt with these pictures."""
         rendered = self.server.render(list(pictures))
         features = [
             MultiModalFeatureSpec(item, "image", mm_hash, PlaceholderRange(0, 1), mm_hash)
             for item, mm_hash in zip(rendered["mm_kwargs"]["image"], rendered["mm_hashes"]["image"], strict=True)
         ]
-        frames = list(MsgpackEncoder().encode(features))
+        frames = MsgpackEncoder().encode(features)
         self.num_sent_bytes = sum(memoryview(frame).nbytes for frame in frames)
-        return frames
+        self._output.send_multipart(frames, copy=self._copies)
 
-    def receive(self, frames: Sequence[Any]) -> list[MultiModalKwargsItem]:
-        features = MsgpackDecoder(list[MultiModalFeatureSpec]).decode([bytes(frame) for frame in frames])
+    def receive(self) -> list[MultiModalKwargsItem]:
+        """Return what the engine makes of the next message."""
+        if not self._input.poll(DEADLINE_S * 1000):
+            raise TimeoutError("no message came")
+        features = MsgpackDecoder(list[MultiModalFeatureSpec]).decode(self._input.recv_multipart(copy=False))
         return [feature.data for feature in self._receiver.get_and_update_features(features)]
 
     def run(self, *seeds: int) -> list[MultiModalKwargsItem]:
-        return self.receive(self.send([picture(seed) for seed in seeds]))
+        self.send([picture(seed) for seed in seeds])
+        return self.receive()
 
     def close(self) -> None:
         self.server.close()
         self.client.close()
+        self._context.destroy(linger=0)
+        self._folder.cleanup()

@@ -83,10 +83,10 @@ def test_the_store_dies_between_look_up_and_use(model: Path, tmp_path: Path, ser
         service = stack.enter_context(ChildService(run_dir, store_config(), tmp_path / "config.json"))
         first, second, third = (stack.enter_context(Engine(model, run_dir)) for _ in range(3))
         first.run(41, 42)
-        frames = second.send([picture(41), picture(42)])
+        second.send([picture(41), picture(42)])
         os.killpg(service.process.pid, signal.SIGKILL)
         service.process.wait()
-        assert [digest(item) for item in second.receive(frames)] == wanted(model, [41, 42])
+        assert [digest(item) for item in second.receive()] == wanted(model, [41, 42])
         assert [digest(item) for item in second.run(43)] == wanted(model, [43])
         stack.enter_context(ChildService(run_dir, store_config(), tmp_path / "again.json"))
         assert [digest(item) for item in third.run(41, 42)] == wanted(model, [41, 42])
@@ -99,11 +99,11 @@ def test_a_handle_that_cannot_be_opened_is_sent_as_a_whole(
     """The engine asks for the item again, as vLLM's own does, and has it as a whole."""
     first, _ = engines
     first.run(51)
-    frames = first.send([picture(51)])
+    first.send([picture(51)])
     with monkeypatch.context() as patch:
         patch.setattr(first.client, "open", lambda *_, **__: None)
         with pytest.raises(MultiModalCacheMissError) as caught:
-            first.receive(frames)
+            first.receive()
         for mm_hash in caught.value.mm_hashes:
             assert first.sender.is_cached_item(mm_hash)
             first.sender.invalidate(mm_hash)
