@@ -31,7 +31,7 @@ class _NotShared(Exception):
 
 
 def share_films(loaders: dict[str, type], client: Callable[[], Client]) -> None:
-    """Replace each loader of vLLM's registry by one that looks into the store first.
+    """Replace each loader of vLLM's registry by a loader that looks into the store first.
 
     Args:
         loaders: `VIDEO_LOADER_REGISTRY.name2class`.

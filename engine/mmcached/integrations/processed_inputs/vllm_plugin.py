@@ -44,7 +44,7 @@ def register() -> None:
 
 
 def _replace(modules: Sequence[Any], name: str, shared: Callable[[Any, Any], Any]) -> None:
-    """Replace a factory of vLLM by one that gets the configuration and what the factory made of it."""
+    """Replace a factory of vLLM by a factory that gets the configuration and what the factory made of it."""
     for module in modules:
         make = getattr(module, name)
         if not hasattr(make, "__wrapped__"):
