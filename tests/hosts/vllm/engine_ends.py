@@ -29,7 +29,7 @@ class Engine(Closeable):
         copies: Copy messages once more than vLLM does; otherwise pyzmq starts a thread that outlives the engine.
     """
 
-    def __init__(self, model: Path, run_dir: Path | None, *, copies: bool = True) -> None:
+    def __init__(self, model: Path, run_dir: Path | None, *, copies: bool = True, has_named: bool = False) -> None:
         self._copies = copies
         self.server = Server(model, None)
         config = self.server.config
@@ -38,7 +38,7 @@ class Engine(Closeable):
         self.sender: Any = LruKeyReplicatedSenderCache(config)
         self._receiver: Any = LruKeyReplicatedReceiverCache(config)
         if run_dir is not None:
-            self.sender = MmcachedProcessorCache(config, Client(run_dir), own=self.sender)
+            self.sender = MmcachedProcessorCache(config, Client(run_dir), own=self.sender, has_named=has_named)
             self._receiver = MmcachedReceiverCache(self.client, self._receiver)
         self.server.cache = self.sender
         self._context = zmq.Context()
@@ -47,9 +47,9 @@ class Engine(Closeable):
         self._input.bind(f"ipc://{self._folder.name}/s")
         self._output.connect(f"ipc://{self._folder.name}/s")
 
-    def send(self, pictures: Sequence[Any]) -> None:
-        """Send what vLLM sends for the items of a prompt with these pictures."""
-        rendered = self.server.render(list(pictures))
+    def send(self, pictures: Sequence[Any], names: Sequence[str | None] | None = None) -> None:
+        """Send what vLLM sends for the items of a prompt with these pictures; None: one that has only a name."""
+        rendered = self.server.render(list(pictures), names)
         features = [
             MultiModalFeatureSpec(item, "image", mm_hash, PlaceholderRange(0, 1), mm_hash)
             for item, mm_hash in zip(rendered["mm_kwargs"]["image"], rendered["mm_hashes"]["image"], strict=True)

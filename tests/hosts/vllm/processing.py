@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -57,13 +57,14 @@ class Server(Closeable):
         images = self.processor.info.get_hf_processor().image_processor
         self._count_calls(type(images))
 
-    def render(self, pictures: list[Image.Image]) -> dict[str, Any]:
+    def render(self, pictures: list[Image.Image], names: Sequence[str | None] | None = None) -> dict[str, Any]:
         """Return what `MultiModalProcessor.apply` gives for a prompt with these pictures."""
         info = self.processor.info
         prompt = info.get_tokenizer().encode(PROMPT * len(pictures), add_special_tokens=False)
         items = info.parse_mm_data({"image": pictures})
         found: dict[str, Any] = self.processor.apply(
-            ProcessorInputs(prompt, items, None, cache=self.cache), TimingContext(enabled=False)
+            ProcessorInputs(prompt, items, None if names is None else {"image": names}, cache=self.cache),
+            TimingContext(enabled=False),
         )
         return found
 

@@ -12,11 +12,13 @@ import pytest
 import torch
 from vllm.multimodal.cache.base import MultiModalCacheMissError
 from vllm.multimodal.inputs import MultiModalKwargsItem
+from vllm.multimodal.processing import ProcessorInputs
 
 from mmcached.cli.serve.child_service import ChildService
 from mmcached.integrations.processed_inputs import vllm_handles
 from mmcached.integrations.processed_inputs.vllm_handles import HANDLE, LentPixels
 from mmcached.integrations.processed_inputs.vllm_items import LazyItem
+from mmcached.integrations.processed_inputs.vllm_named import note_named_items
 from tests.hosts.vllm.engine_ends import Engine
 from tests.hosts.vllm.processing import Server, digest, picture
 from tests.hosts.vllm.sharing import store_config
@@ -125,6 +127,39 @@ def test_without_a_service_items_take_vllms_own_way(model: Path, tmp_path: Path)
         for _ in range(2):
             assert [digest(item) for item in engine.run(71)] == wanted(model, [71])
         assert (engine.sender.num_processed, engine.num_sent_bytes < 4096) == (1, True)
+
+
+def test_a_name_alone_finds_the_item(model: Path, run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bound by the first server that processes it; another server, and a server without names, have the same record."""
+    monkeypatch.setattr(ProcessorInputs, "get_mm_hashes", ProcessorInputs.get_mm_hashes)
+    note_named_items(ProcessorInputs)
+    with (
+        Engine(model, run_dir, has_named=True) as first,
+        Engine(model, run_dir, has_named=True) as second,
+        Engine(model, run_dir) as other,
+    ):
+        with pytest.raises(ValueError, match="data is not provided"):
+            second.send([None], ["cat"])
+        first.send([picture(91), picture(92)], ["cat", None])
+        made = [digest(item) for item in first.receive()]
+        assert made == wanted(model, [91, 92])
+        second.send([None, picture(92)], ["cat", None])
+        assert [digest(item) for item in second.receive()] == made
+        assert second.sender.num_processed == 0
+        assert [digest(item) for item in other.run(91, 92)] == made
+        assert other.sender.num_processed == 0
+        other.send([picture(93)], ["dog"])
+        assert other.sender.num_not_shared == 1, "names are not shared unless that is asked for"
+        other.send([picture(93)], ["7" * 64])
+        assert other.sender.num_not_shared == 2, "whatever they look like"
+        second.send([picture(91)], ["the same cat"])
+        second.send([None], ["the same cat"])
+        assert second.sender.num_processed == 0
+        name = f"vllm/{model}/cat"
+        assert first.client.resolve(name) is not None
+        first.client.forget(name)
+        with pytest.raises(ValueError, match="data is not provided"):
+            second.send([None], ["cat"])
 
 
 def test_leases_end(engines: list[Engine], monkeypatch: pytest.MonkeyPatch) -> None:

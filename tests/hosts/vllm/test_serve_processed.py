@@ -17,7 +17,7 @@ import pytest
 
 from mmcached.cli.demo.random_checkpoint import CHAT, QWEN_IMAGE
 from mmcached.cli.serve.child_service import ChildService
-from mmcached.integrations.processed_inputs.vllm_plugin import RUN_DIR
+from mmcached.integrations.processed_inputs.vllm_plugin import NAMED, RUN_DIR
 from tests.hosts.prompts import Content, image, text
 from tests.hosts.vllm.servers import VllmServer, mmcached
 from tests.hosts.vllm.sharing import ask_through
@@ -40,8 +40,8 @@ def new_server(
     with ExitStack() as stack:
 
         def start(name: str, *, shares: bool = True, options: dict[str, Any] | None = None) -> VllmServer:
-            environment = {RUN_DIR: str(service_dir / "s")} if shares else {}
-            given = OPTIONS | {"chat-template": template} | (options or {})
+            environment = {RUN_DIR: str(service_dir / "s"), NAMED: "1"} if shares else {}
+            given = OPTIONS | {"chat-template": template, "allowed-local-media-path": str(tmp_path)} | (options or {})
             server = VllmServer(checkpoint("qwen2_5_vl"), tmp_path / f"{name}.log", given, environment)
             stack.callback(server.stop)
             return server
@@ -71,8 +71,15 @@ def work_of(server: VllmServer, messages: Sequence[Content]) -> tuple[list[Any],
     return answers, {what: done.count(what) for what in ("processor", "video")}
 
 
-def test_the_second_server_runs_no_processor(new_server: Callable[..., VllmServer], store: ChildService) -> None:
-    """Nor does a restarted one; and a film is decoded once."""
+def named(url: str | None) -> Content:
+    """Return a message with a picture that has a name, and perhaps the address of its file."""
+    return [text("What?"), {"type": "image_url", "image_url": {} if url is None else {"url": url}, "uuid": "my-cat"}]
+
+
+def test_the_second_server_runs_no_processor(
+    new_server: Callable[..., VllmServer], store: ChildService, tmp_path: Path
+) -> None:
+    """Nor does a restarted one; a film is decoded once; and a picture that has a name is read once."""
     messages = [*PICTURES, [film(1), text("What happens?")]]
     alone, first = new_server("alone", shares=False), new_server("first")
     for server in (alone, first):
@@ -81,14 +88,21 @@ def test_the_second_server_runs_no_processor(new_server: Callable[..., VllmServe
     assert done == {"processor": 4, "video": 1}
     assert work_of(first, messages) == (wanted, {"processor": 4, "video": 1})
     assert work_of(first, messages) == (wanted, {"processor": 0, "video": 0})
+    file = tmp_path / "cat.png"
+    file.write_bytes(base64.b64decode(image(107)["image_url"]["url"].partition(",")[2]))
+    ((cat,), _), (cats, _) = work_of(alone, [named(file.as_uri())]), work_of(first, [named(file.as_uri())])
+    assert cats == [cat]
+    file.unlink()
     alone.stop()
     second = new_server("second", options=mmcached(store.run_dir))
     second.wait_until_ready()
     assert work_of(second, messages) == (wanted, {"processor": 0, "video": 0})
+    assert work_of(second, [named(None)]) == ([cat], {"processor": 0, "video": 0})
     first.kill()
     again = new_server("again", options={"mm-processor-cache-type": "shm"})
     again.wait_until_ready()
     assert work_of(again, messages) == (wanted, {"processor": 0, "video": 0})
+    assert work_of(again, [named(None)]) == ([cat], {"processor": 0, "video": 0})
     _kill_the_store_under_load(store, [second, again], wanted)
 
 

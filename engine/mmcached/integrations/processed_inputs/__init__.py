@@ -4,6 +4,7 @@
     vllm_items   converts vLLM's items and prompt updates to such items, and back
     vllm_cache   a processor cache of vLLM on top of that
     vllm_handles  sends pixels to vLLM's engine process as handles, and opens them there
+    vllm_named   finds the content of items that clients have named
     vllm_films   shares decoded films between vLLM's API processes
     vllm_plugin  installs the cache in vLLM's servers
     vllm_names   the fingerprint of vLLM's processor

@@ -35,6 +35,7 @@ from mmcached.integrations.processed_inputs.vllm_items import (
     to_processed,
     updates_of,
 )
+from mmcached.integrations.processed_inputs.vllm_named import NamedItems
 from mmcached.integrations.processed_inputs.vllm_names import processor_parts
 from mmcached.integrations.vllm.keys import says_what_it_is
 
@@ -59,12 +60,14 @@ class MmcachedProcessorCache(BaseMultiModalProcessorCache):
         client: A client that fails open: without a service everything is a miss.
         own: vLLM's cache, for items that are not shared; default a cache of whole items.
         counts_only: Keep and read no pixels: for servers that return only counts (`mm_payload="none"`).
+        has_named: Also share items that clients have named (`uuid`): the name decides the content.
         clock: Monotonic seconds.
 
     Attributes:
         num_hits: Items that were found.
         num_processed: Items that vLLM has processed here.
         num_not_shared: Processed items that are kept only in this process.
+        named: The named items of a request.
     """
 
     def __init__(
@@ -74,6 +77,7 @@ class MmcachedProcessorCache(BaseMultiModalProcessorCache):
         *,
         own: BaseMultiModalProcessorCache | None = None,
         counts_only: bool = False,
+        has_named: bool = False,
         clock: Callable[[], float] = time.monotonic,
         wait: Callable[[float], None] = time.sleep,
     ) -> None:
@@ -81,28 +85,34 @@ class MmcachedProcessorCache(BaseMultiModalProcessorCache):
         self.num_hits = self.num_processed = self.num_not_shared = 0
         self._own = MultiModalProcessorOnlyCache(model_config) if own is None else own
         self._lent = None if isinstance(self._own, MultiModalProcessorOnlyCache) else LentPixels(clock)
+        self.named = NamedItems(client)
+        self._has_named = has_named
+        self._contents: dict[str, str] = {}  # by vLLM's hash, which is a uuid for named items
         self._client = client
         self._counts_only = counts_only
         self._clock = clock
         self._wait = wait
         self._processor = fingerprint(processor_parts(model_config, client))
-        self._hits: dict[str, tuple[Hit, Hit | None]] = {}
+        self._hits: dict[str, tuple[Hit, Hit | None]] = {}  # by content, as are claims
         self._claims: dict[str, tuple[Claim, float]] = {}
         self._reported = CacheInfo(0, 0)
 
     def is_cached_item(self, mm_hash: str) -> bool:
         """Return whether an item was found or sent recently; vLLM asks this in other threads, and `is_cached` first."""
         is_lent = self._lent is not None and mm_hash in self._lent
-        return is_lent or mm_hash in self._hits or self._own.is_cached_item(mm_hash)
+        return is_lent or self._is_hit(mm_hash) or self._own.is_cached_item(mm_hash)
 
     def is_cached(self, mm_hashes: list[str]) -> list[bool]:
         self._drop_old_claims()
-        shared = [each for each in dict.fromkeys(mm_hashes) if says_what_it_is(each) and each not in self._hits]
-        self._look(shared)
-        return [each in self._hits or self._own.is_cached_item(each) for each in mm_hashes]
+        names = dict.fromkeys(mm_hashes)
+        self._contents |= {each: each for each in names if says_what_it_is(each) and each not in self.named}
+        if self._has_named:
+            self._find_named([each for each in names if each in self.named])
+        self._look([each for each in map(self._contents.get, names) if each is not None and each not in self._hits])
+        return [self._is_hit(each) or self._own.is_cached_item(each) for each in mm_hashes]
 
     def touch_sender_cache_item(self, mm_hash: str) -> None:
-        if mm_hash not in self._hits:
+        if not self._is_hit(mm_hash):
             self._own.touch_sender_cache_item(mm_hash)
 
     def get_and_update_item(
@@ -110,16 +120,20 @@ class MmcachedProcessorCache(BaseMultiModalProcessorCache):
     ) -> tuple[MultiModalKwargsItem | None, Updates]:
         if mm_item is None:
             self.num_hits += 1
-            if mm_hash in self._hits:
-                return self._found(mm_hash, *self._hits[mm_hash])
+            if self._is_hit(mm_hash):
+                self.named.bind(mm_hash)
+                return self._found(mm_hash, *self._hits[self._contents[mm_hash]])
             return self._own.get_and_update_item(None, mm_hash)  # type: ignore[no-any-return]
         self.num_processed += 1
-        processed = self._share(mm_hash, mm_item)
-        if processed is None:
+        content = self._contents.get(mm_hash)
+        processed = None if content is None else self._share(content, mm_item)
+        if processed is not None:
+            self.named.bind(mm_hash)
+        if processed is None or content is None:
             self.num_not_shared += 1
         elif self._lent is None:
             return mm_item
-        elif (sent := self._lend_new(self._lent, mm_hash, mm_item[0], processed)) is not None:
+        elif (sent := self._lend_new(self._lent, mm_hash, content, mm_item[0], processed)) is not None:
             return sent, mm_item[1]
         return self._own.get_and_update_item(mm_item, mm_hash)  # type: ignore[no-any-return]
 
@@ -137,6 +151,8 @@ class MmcachedProcessorCache(BaseMultiModalProcessorCache):
 
     def release_sender_touches(self) -> None:
         self._hits.clear()
+        self._contents.clear()
+        self.named.forget()
         for claim, _ in self._claims.values():
             claim.drop()
         self._claims.clear()
@@ -162,6 +178,22 @@ class MmcachedProcessorCache(BaseMultiModalProcessorCache):
         self._client.close()
 
     # ---- how
+
+    def _is_hit(self, mm_hash: str) -> bool:
+        return self._contents.get(mm_hash) in self._hits
+
+    def _find_named(self, names: list[str]) -> None:
+        """Note the contents of named items. An item without data is not claimed: it cannot be processed here."""
+        for name in names:
+            content, has_data = self.named.content_of(name)
+            self._contents.pop(name, None)
+            counts = None
+            if content is not None and not has_data and content not in self._hits:
+                counts = self._client.get(keys_of(self._processor, content)[0], view=True)
+            if counts is not None and content is not None:
+                self._note(content, counts)
+            if content is not None and (has_data or content in self._hits):
+                self._contents[name] = content
 
     def _look(self, mm_hashes: list[str]) -> None:
         """Note found items, and claim the rest; wait for other processes if nothing was claimed here."""
@@ -214,17 +246,15 @@ class MmcachedProcessorCache(BaseMultiModalProcessorCache):
         )
 
     def _lend_new(
-        self, lent: LentPixels, mm_hash: str, item: MultiModalKwargsItem, processed: ProcessedItem
+        self, lent: LentPixels, mm_hash: str, content: str, item: MultiModalKwargsItem, processed: ProcessedItem
     ) -> MultiModalKwargsItem | None:
         """Return an item that was just put, with a handle; None if its record has no lease."""
-        (pixels,) = self._client.get_many([keys_of(self._processor, mm_hash)[1]], view=True, counts=False)
+        (pixels,) = self._client.get_many([keys_of(self._processor, content)[1]], view=True, counts=False)
         counts = {name: element for name, element in item.items() if name not in processed.pixels}
         return None if pixels is None else lent.lend(mm_hash, counts, pixels)
 
     def _share(self, mm_hash: str, mm_item: tuple[MultiModalKwargsItem, Updates]) -> ProcessedItem | None:
         """Put an item; return its records if other processes can find it."""
-        if not says_what_it_is(mm_hash):
-            return None
         of_counts, of_pixels = keys_of(self._processor, mm_hash)
         claim, _ = self._claims.pop(mm_hash, (None, 0.0))
         try:

@@ -6,6 +6,7 @@
 
 MMCACHED_PROCESSED_INPUTS=RUN_DIR           share items through this service; without it nothing happens
 MMCACHED_PROCESSED_INPUTS_COUNTS_ONLY=1     keep no pixels
+MMCACHED_PROCESSED_INPUTS_NAMED=1           also share items that clients have named
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Any
 
 RUN_DIR = "MMCACHED_PROCESSED_INPUTS"
 COUNTS_ONLY = "MMCACHED_PROCESSED_INPUTS_COUNTS_ONLY"
+NAMED = "MMCACHED_PROCESSED_INPUTS_NAMED"
 
 _LOG = logging.getLogger("vllm.mmcached")
 
@@ -30,16 +32,19 @@ def register() -> None:
     if not run_dir:
         return
     from vllm.multimodal import cache
+    from vllm.multimodal.processing import ProcessorInputs
     from vllm.multimodal.video import VIDEO_LOADER_REGISTRY
     from vllm.renderers import base
 
     from mmcached.integrations.processed_inputs.vllm_films import share_films
+    from mmcached.integrations.processed_inputs.vllm_named import note_named_items
 
     for name in ("processor_cache_from_config", "processor_only_cache_from_config"):
         _replace([base], name, functools.partial(_sender, Path(run_dir)))
     # The engine's module is imported after this in the API process, and before it in the engine's.
     engine = [sys.modules[name] for name in ("vllm.v1.engine.core",) if name in sys.modules]
     _replace([cache, *engine], "engine_receiver_cache_from_config", functools.partial(_receiver, Path(run_dir)))
+    note_named_items(ProcessorInputs)
     share_films(VIDEO_LOADER_REGISTRY.name2class, functools.cache(functools.partial(_client, Path(run_dir))))
 
 
@@ -53,6 +58,10 @@ def _replace(modules: Sequence[Any], name: str, shared: Callable[[Any, Any], Any
 
 def _made(make: Callable[[Any], Any], shared: Callable[[Any, Any], Any], vllm_config: Any) -> Any:
     return shared(vllm_config, make(vllm_config))
+
+
+def _is_on(variable: str) -> bool:
+    return os.environ.get(variable, "") not in ("", "0")
 
 
 def _client(run_dir: Path, name: str = "render") -> Any:
@@ -70,8 +79,13 @@ def _sender(run_dir: Path, vllm_config: Any, own: Any) -> Any:
     if own is None:
         return None
     _LOG.info("processed items are shared through %s", run_dir)
-    counts_only = type(own) is MultiModalProcessorOnlyCache and os.environ.get(COUNTS_ONLY, "") not in ("", "0")
-    return MmcachedProcessorCache(vllm_config.model_config, _client(run_dir), own=own, counts_only=counts_only)
+    return MmcachedProcessorCache(
+        vllm_config.model_config,
+        _client(run_dir),
+        own=own,
+        counts_only=type(own) is MultiModalProcessorOnlyCache and _is_on(COUNTS_ONLY),
+        has_named=_is_on(NAMED),
+    )
 
 
 def _receiver(run_dir: Path, vllm_config: Any, own: Any) -> Any:

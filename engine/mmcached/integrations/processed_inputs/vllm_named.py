@@ -1,0 +1,120 @@
+"""Finds the content of items that clients have named (`uuid`): vLLM's hash of the content, in place of the name.
+
+    request with uuid and data   uuid ──known──> hash of the content │ unknown: hashed here, and bound to the uuid
+    request with uuid alone      uuid ──known──> hash of the content │ unknown: vLLM refuses the request
+
+vLLM takes a uuid for the hash of an item, or hashes it with the request's arguments, and does not hash the content. So
+a hash alone does not tell whether it was made of content. A binding is one of the store's names of media:
+`vllm/MODEL/UUID`.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from mmcached.client import Client, InvalidRequest
+
+_CALL_S = 1.0
+_LOG = logging.getLogger("vllm.mmcached")
+
+
+class NamedItems:
+    """The named items of one request at a time. Used by one thread."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._model = ""
+        self._names: dict[str, Callable[[], str] | None] = {}
+        self._unbound: dict[str, str] = {}
+
+    def __contains__(self, mm_hash: str) -> bool:
+        return mm_hash in self._names
+
+    def note(
+        self,
+        model: str,
+        hashes: Mapping[str, Sequence[str]],
+        uuids: Mapping[str, Sequence[str | None]],
+        has_data: Callable[[str, int], bool],
+        contents: Callable[[], Mapping[str, Sequence[str]]],
+    ) -> None:
+        """Note the named items of a request before the cache is asked for them. All mappings are by modality.
+
+        Args:
+            hashes: As vLLM computes them.
+            uuids: What the client gave.
+            has_data: Returns whether the request has the data of an item, by modality and index.
+            contents: Computes the hashes of the same items without their uuids.
+        """
+        self.forget()  # of a request that has failed
+        self._model = model
+        all_contents = functools.cache(contents)
+        for modality, of_modality in hashes.items():
+            given = uuids.get(modality) or [None] * len(of_modality)
+            for index, (mm_hash, uuid) in enumerate(zip(of_modality, given, strict=True)):
+                if uuid is not None and has_data(modality, index):
+                    self._names[mm_hash] = functools.partial(_at, all_contents, modality, index)
+                elif uuid is not None:
+                    self._names.setdefault(mm_hash, None)
+
+    def content_of(self, name: str) -> tuple[str | None, bool]:
+        """Return the hash of a named item's content, None if it is unknown; and whether the request has its data."""
+        hash_content = self._names[name]
+        try:
+            found = self._client.resolve(self._alias(name), timeout_s=_CALL_S)
+        except InvalidRequest:  # such as a name that is too long
+            return None, hash_content is not None
+        if found is not None or hash_content is None:
+            return None if found is None else found.content, hash_content is not None
+        self._unbound[name] = hash_content()
+        return self._unbound[name], True
+
+    def bind(self, name: str) -> None:
+        """Bind a name to the content that was hashed here, if it was not bound; its item is in the store now."""
+        content = self._unbound.pop(name, None)
+        if content is None:
+            return
+        try:
+            self._client.bind(self._alias(name), content, timeout_s=_CALL_S)
+        except InvalidRequest as error:
+            _LOG.debug("%s is not bound: %s", name, error)
+
+    def forget(self) -> None:
+        """Forget the request's items."""
+        self._names.clear()
+        self._unbound.clear()
+
+    def _alias(self, name: str) -> str:
+        return f"vllm/{self._model}/{name}"
+
+
+def note_named_items(inputs: type[Any]) -> None:
+    """Have vLLM's `ProcessorInputs` note named items in the shared cache whenever it computes hashes."""
+    compute = inputs.get_mm_hashes
+    if hasattr(compute, "__wrapped__"):
+        return
+
+    @functools.wraps(compute)
+    def computing(self: Any, model_id: str, *values: Any, **options: Any) -> Any:
+        hashes = compute(self, model_id, *values, **options)
+        named = getattr(self.cache, "named", None)
+        if named is not None:
+            bare = replace(self, mm_uuid_items=None)
+            named.note(
+                model_id,
+                hashes,
+                self.mm_uuid_items or {},
+                lambda modality, index: self.mm_data_items[modality].get(index) is not None,
+                lambda: compute(bare, model_id, *values, **options),
+            )
+        return hashes
+
+    inputs.get_mm_hashes = computing
+
+
+def _at(contents: Callable[[], Mapping[str, Sequence[str]]], modality: str, index: int) -> str:
+    return contents()[modality][index]
