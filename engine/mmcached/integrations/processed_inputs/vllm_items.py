@@ -9,6 +9,7 @@ where a token does not determine the selection, and where a target is a function
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -108,7 +109,7 @@ def updates_of(counts: Record) -> list[ResolvedPromptUpdate]:
             item_idx=each["item"],
             mode=UpdateMode(each["mode"]),
             target=each["target"],
-            content=PromptUpdateDetails(torch.repeat_interleave(*each["runs"]).tolist(), _chooser(each["chosen"])),
+            content=PromptUpdateDetails(_of_runs(*each["runs"]), _chooser(each["chosen"])),
         )
         for each in counts["updates"]
     ]
@@ -188,23 +189,30 @@ def _update_to_plain(update: ResolvedPromptUpdate) -> dict[str, Any]:
 
 
 def _tokens(tokens: Any, what: str) -> list[int]:
-    if isinstance(tokens, list) and all(type(each) is int for each in tokens):
+    if isinstance(tokens, list) and {*map(type, tokens)} <= {int}:
         return tokens
     raise NotPlain(f"a prompt update whose {what} is of class {type(tokens).__name__}")
 
 
 def _runs(tokens: list[int]) -> list[torch.Tensor]:
     """Return distinct runs of tokens with their lengths: nearly all tokens of an update are equal."""
-    runs, counts = torch.unique_consecutive(torch.tensor(tokens, dtype=torch.int64), return_counts=True)
-    return [runs, counts]
+    runs = [(token, len([*run])) for token, run in itertools.groupby(tokens)]
+    return [torch.tensor([run[part] for run in runs], dtype=torch.int64) for part in (0, 1)]
+
+
+def _of_runs(runs: torch.Tensor, counts: torch.Tensor) -> list[int]:
+    tokens: list[int] = []
+    for token, count in zip(runs.tolist(), counts.tolist(), strict=True):
+        tokens += [token] * count
+    return tokens
 
 
 def _chosen(content: PromptUpdateDetails) -> list[int] | None:
     if content.is_embed is None:
         return None
-    mask: list[bool] = content.is_embed(content.full).tolist()
-    chosen = {token for token, is_chosen in zip(content.full, mask, strict=True) if is_chosen}
-    if chosen & {token for token, is_chosen in zip(content.full, mask, strict=True) if not is_chosen}:
+    pairs = {*zip(content.full, content.is_embed(content.full).tolist(), strict=True)}
+    chosen = {token for token, is_chosen in pairs if is_chosen}
+    if len(pairs) > len({token for token, _ in pairs}):
         raise NotPlain("a prompt update in which a token is a placeholder at one place and none at another")
     return sorted(chosen)
 
