@@ -142,6 +142,7 @@ def test_without_a_service_items_stay_in_the_process(model: Path, tmp_path: Path
 def test_counts_alone_are_never_taken_for_an_item(model: Path, run_dir: Path) -> None:
     with Client(run_dir) as client:
         cache = MmcachedProcessorCache(Server(model, None).config, client, counts_only=True)
+        assert cache.is_cached(["6" * 64]) == [False]
         cache.get_and_update_item((item(), []), "6" * 64)
         assert cache.is_cached(["6" * 64]) == [True]
         found, _ = cache.get_and_update_item(None, "6" * 64)
