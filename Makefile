@@ -8,7 +8,7 @@
 PYTHON ?= python3
 CONSTRAINTS ?= constraints.txt
 PEER_AREAS := ring caches kv scheduler prefix sidecar ray second_level second_level_hosts
-AREAS ?= $(PEER_AREAS) encode media flood idle identity
+AREAS ?= $(PEER_AREAS) encode names media flood idle identity
 SEED ?= $(shell od -An -N3 -tu4 /dev/urandom | tr -d ' ')
 
 # The tests start hundreds of processes, and one that may keep no bytecode compiles each module anew.

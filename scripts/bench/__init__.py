@@ -9,6 +9,7 @@ scheduler       the scheduler and its encoder books        scheduler_steps, side
 prefix          hidden states of prefixes                  prefix_sides
 sidecar         a client's hits beside Redis, its puts, other stores      processes, looks, restart: `sidecar_*`, stores
 encode          how often an image is encoded, how its embedding travels, what one-use images cost     encode_travel
+names           pictures by name: to the engine's input, an answer, many at once for a new URL
 media           a film or a sound that came before, whole or in part; new ones        media_files
 second_level    Redis as a second level, beside redis-py and a bare socket; Mooncake Store, beside its own client
 second_level_hosts      two services with a Redis between them, beside one without

@@ -99,9 +99,10 @@ class Loop:
         """Numbers of the requests that cannot be sent yet."""
         return {*self._verbs}
 
-    def start(self, data: bytes) -> int:
+    def start(self, file: bytes | Medium) -> int:
         """Begin a request of one image; return its number, which is in `waiting` unless it could be sent."""
-        request = OpenRequest(next(self._numbers), b"", Encode(_CLIENT, 1, WAIT_S), [_medium(data)], 0.0)
+        medium = file if isinstance(file, Medium) else _medium(file)
+        request = OpenRequest(next(self._numbers), b"", Encode(_CLIENT, 1, WAIT_S), [medium], 0.0)
         self._verbs[request.number] = self._prepare(request)
         self._run(request)
         return request.number

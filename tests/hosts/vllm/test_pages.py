@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import fields
 from pathlib import Path
@@ -137,7 +137,30 @@ def test_the_gateway_encodes_and_vllm_does_not(desk: dict[str, str], tmp_path: P
         assert first.endswith("encoded here: 2 of 2 pictures\n")
         assert second.endswith("encoded here: 0 of 2 pictures\n")
         assert first.splitlines()[:-1] == second.splitlines()[:-1]
+        (serve,), (named,) = blocks("gateway.md", "sh gateway"), blocks("gateway.md", "sh named")
+        gateway = str(free_port())
+        serve = serve.replace(port, str(server.port)).replace("8002", gateway).removesuffix("&\n")
+        put, chat = named.replace("8002", gateway).splitlines()
+        with running(f"exec {serve}", tmp_path, desk):
+            assert re.fullmatch('{"content": "[0-9a-f]{64}"}', run(put, tmp_path, desk))
+            answer = json.loads(run(chat, tmp_path, desk))
+            assert answer["choices"][0]["message"]["content"]
+            unknown = run(chat.replace("my-cat", "my-dog").replace("-sf", "-s"), tmp_path, desk)
+            assert json.loads(unknown)["error"]["missing"] == ["my-dog"]
         assert server.items_encoded() == []
+
+
+@contextlib.contextmanager
+def running(command: str, folder: Path, desk: dict[str, str]) -> Iterator[None]:
+    """Run a server that prints a line when it is ready."""
+    process = subprocess.Popen(["bash", "-c", command], cwd=folder, env=desk, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline()
+        yield
+    finally:
+        process.kill()
+        process.communicate(timeout=DEADLINE_S)
 
 
 def test_render_servers_share(desk: dict[str, str], tmp_path: Path) -> None:
