@@ -6,7 +6,10 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Iterator
+import signal
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,12 +18,14 @@ import numpy as np
 import pytest
 import torch
 
+from mmcached.cli.serve.child_service import ChildService
 from mmcached.client import AsyncClient, CacheMiss, Client, Clip, MediaName, Url, Video, media_key
+from mmcached.wire.errors import MmcachedError
 from tests.integration import names_child
 from tests.integration.json_child import JsonChild
 from tests.integration.local_service import LocalService
 from tests.integration.lone_frontend import LoneFrontend
-from tests.integration.processes import DEADLINE_S, eventually, small_config
+from tests.integration.processes import DEADLINE_S, eventually, role_pids, small_config
 from tests.integration.test_bit_identical import MODES, base, quiet_stats
 from tests.integration.workloads import film, photo
 from tests.present import present
@@ -204,3 +209,55 @@ def fetching(run_dir: Path) -> Iterator[JsonChild]:
         yield child
     finally:
         child.kill()
+
+
+def test_roles_are_killed_in_traffic_by_name(run_dir: Path, tmp_path: Path) -> None:
+    """Each answer is right, or may be asked again; soon after each kill all are right again, without any file."""
+    settings = small_config(world_size=1, restart_backoff_s=0.01, max_restarts=100)
+    with ChildService(run_dir / "s", settings, tmp_path / "config.json") as service:
+        with Client(service.run_dir) as client:
+            wanted = client.generate(PROMPT, [photo(0), photo(1)]).tokens
+            for name, index in (("cat", 0), ("dog", 1)):
+                client.bind(name, photo(index), keeps_file=True)
+        counts = asyncio.run(Traffic(service, wanted).run(("frontend", "engine")))
+    assert counts["wrong"] == 0, counts
+    assert counts["right"] > 0
+
+
+class Traffic:
+    """Clients that ask for two named pictures without a pause, while roles of their service are killed."""
+
+    def __init__(self, service: ChildService, wanted: list[int]) -> None:
+        self._service = service
+        self._wanted = wanted
+        self._counts: Counter[str] = Counter()
+        self._is_over = False
+
+    async def run(self, roles: Sequence[str]) -> Counter[str]:
+        tasks = [asyncio.create_task(self._ask()) for _ in range(4)]
+        for role in roles:
+            await self._are_right()
+            (pid,) = role_pids(self._service.process.pid)[role]
+            os.kill(pid, signal.SIGKILL)
+        await self._are_right()
+        self._is_over = True
+        await asyncio.wait_for(asyncio.gather(*tasks), DEADLINE_S)
+        return self._counts
+
+    async def _are_right(self) -> None:
+        """Return when some answers more are right."""
+        goal, give_up = self._counts["right"] + 8, time.monotonic() + DEADLINE_S
+        while self._counts["right"] < goal:
+            assert time.monotonic() < give_up, self._counts
+            await asyncio.sleep(0.01)  # between two looks: only politeness
+
+    async def _ask(self) -> None:
+        async with AsyncClient(self._service.run_dir) as client:
+            while not self._is_over:
+                try:
+                    answer = await client.generate(PROMPT, [None, None], names=["cat", "dog"], timeout_s=DEADLINE_S)
+                except MmcachedError as error:
+                    self._counts[error.code if error.retryable else "wrong"] += 1
+                    await asyncio.sleep(0.01)
+                else:
+                    self._counts["right" if answer.tokens == self._wanted else "wrong"] += 1
