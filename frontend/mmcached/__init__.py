@@ -69,5 +69,15 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
+def get_include() -> str:
+    """Return the folder of the headers in C, `mmcached_reader.h` and `mmcached_connection.h`.
+
+    In a shell: `cc -I"$(python -c 'import mmcached; print(mmcached.get_include())')" …`.
+    """
+    from os.path import isdir
+
+    return next(folder for portion in __path__ if isdir(folder := f"{portion}/include"))
+
+
 def __dir__() -> list[str]:
     return sorted([*globals(), *__all__, "__version__"])

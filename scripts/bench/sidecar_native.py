@@ -22,7 +22,7 @@ from scripts.bench.harness import Bound, Row, Unavailable, row, wall_us
 from scripts.bench.sidecar_processes import KEY, Hit, forget_others, read_through
 
 HERE = Path(__file__).resolve().parent
-INCLUDE = HERE.parents[1] / "shm" / "include"
+INCLUDE = HERE.parents[1] / "shm" / "mmcached" / "include"
 NUM_KEYS = 4096
 NUM_HITS = 2000
 KINDS = ("known digest", "one key", "many keys")

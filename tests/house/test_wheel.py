@@ -88,6 +88,7 @@ def test_wheel_holds_the_four_portions_and_nothing_generic(wheel: Path) -> None:
     }
     assert {name for name in names if name.startswith("mmcached/")} == expected
     assert "mmcached-0.1.0.dist-info/licenses/LICENSE" in names
+    assert "mmcached/include/mmcached_reader.h" in names
 
 
 @pytest.mark.soak
@@ -128,12 +129,12 @@ def test_installed_modules_are_the_wheel_s(environment: Path) -> None:
         *(
             environment / "bin" / "python",
             "-c",
-            "import mmcached, mmcached.wire as w; print(*mmcached.__path__, w.__file__)",
+            "import mmcached, mmcached.wire as w; print(*mmcached.__path__, w.__file__, mmcached.get_include())",
         ),
         cwd=environment,
     )
     portion = site_packages(environment) / "mmcached"
-    assert found.split() == [str(portion), str(portion / "wire" / "__init__.py")]
+    assert found.split() == [str(portion), str(portion / "wire" / "__init__.py"), str(portion / "include")]
 
 
 @pytest.mark.parametrize("command", [["bin/mmcached"], ["bin/python", "-m", "mmcached"]], ids=["script", "module"])

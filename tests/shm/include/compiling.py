@@ -11,7 +11,7 @@ import pytest
 
 from tests.house import REPOSITORY
 
-INCLUDE = REPOSITORY / "shm" / "include"
+INCLUDE = REPOSITORY / "shm" / "mmcached" / "include"
 HERE = Path(__file__).parent
 WARNINGS = ("-Wall", "-Wextra", "-Wpedantic", "-Werror")
 SANITIZERS = ("-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")

@@ -37,12 +37,18 @@ int model_find(const uint64_t bases[4], uint64_t num_slots, const uint64_t diges
     return mmc_find(&r, digest, found);
 }
 
+int model_find_held(const uint64_t bases[4], uint64_t num_slots, uint64_t slot, uint64_t generation, mmc_record *found)
+{
+    const mmc_reader r = model_reader(bases, num_slots, 0, 0);
+    return mmc_find_held(&r, slot, generation, found);
+}
+
 int model_take(const uint64_t bases[4], uint64_t num_slots, uint64_t reader_id, uint64_t incarnation,
-               const mmc_record *record)
+               const mmc_record *record, int is_held)
 {
     mmc_reader r = model_reader(bases, num_slots, reader_id, incarnation);
     mmc_lease lease = {*record, NULL, -1, 0};
-    return mmc__take(&r, &lease);
+    return mmc__take(&r, &lease, is_held);
 }
 
 void model_end(const uint64_t bases[4], uint64_t num_slots, const mmc_record *record)

@@ -74,10 +74,15 @@ class ModelledReader:
         found, digest = _Record(), (_U64 * 2)(*key)
         return found if self._call("model_find", {_SLOTS: look._slots}, num_slots, digest, found) == _OK else None
 
-    def take(self, look: Lookup, entry: ReaderEntry, words: Any, handle: Handle) -> bool:
+    def take(self, look: Lookup, entry: ReaderEntry, words: Any, handle: Handle, *, is_held: bool = False) -> bool:
         spaces = {_BOARD: look._board, _SLOTS: look._slots, _ENTRY: words}
         reader = _U64(entry.reader_id), _U64(entry.incarnation)
-        return self._call("model_take", spaces, entry.announcement.num_slots, *reader, _record(handle)) == _OK
+        passed = *reader, _record(handle), int(is_held)
+        return self._call("model_take", spaces, entry.announcement.num_slots, *passed) == _OK
+
+    def find_held(self, look: Lookup, slot: int, generation: int, num_slots: int) -> _Record | None:
+        found, wanted = _Record(), (_U64(slot), _U64(generation))
+        return found if self._call("model_find_held", {_SLOTS: look._slots}, num_slots, *wanted, found) == _OK else None
 
     def end(self, words: Any, handle: Handle, num_slots: int) -> None:
         self._call("model_end", {_ENTRY: words}, num_slots, _record(handle))
@@ -97,11 +102,23 @@ class ModelledReader:
                     return None
                 return Handle(names.ring_id, names.epoch, found.slot, found.generation, found.offset, found.nbytes)
 
+            def find_generation(self, slot: int, generation: int) -> Handle | None:
+                names = self._names
+                found = modelled.find_held(self, slot, generation, names.num_slots)
+                if found is None:
+                    return None
+                return Handle(names.ring_id, names.epoch, found.slot, found.generation, found.offset, found.nbytes)
+
         class NativeEntry(ReaderEntry):
             def take_leases(self, leases: Sequence[Any], look: Lookup) -> list[bool]:
                 for lease in leases:
                     lease.is_counted = modelled.take(look, self, self._open_control().words, lease.handle)
                 return [lease.is_counted for lease in leases]
+
+            def take_beside(self, lease: Any, look: Lookup) -> bool:
+                words = self._open_control().words
+                lease.is_counted = modelled.take(look, self, words, lease.handle, is_held=True)
+                return bool(lease.is_counted)
 
             def end(self, lease: Any) -> None:
                 if lease.is_counted:  # a lease that does not hold was given back where it was taken

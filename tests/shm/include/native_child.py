@@ -64,6 +64,12 @@ class NativeReader:
         outcome = found.pop("outcome")
         return Found(**found) if outcome == OK else outcome
 
+    def hold(self, token: str) -> Found | int:
+        """Take a lease of the record of a token of this ring; return as `get`."""
+        found = self.ask("hold", *token.split(".")[2:])
+        outcome = found.pop("outcome")
+        return Found(**found) if outcome == OK else outcome
+
     def found(self, key: str) -> Found:
         found = self.get(key)
         assert isinstance(found, Found), found

@@ -1,6 +1,7 @@
 /* A reader of the store for tests: one command on each line of stdin, one answer on each line of stdout.
  *
  *     get KEY              outcome, number of the lease, the record's place, crc32 of its bytes
+ *     hold SLOT GENERATION the same for a record that another process holds
  *     read LEASE           crc32 of the bytes, read again
  *     back LEASE | may     may: whether it may hold more
  *     digest KEY | ring    the digest of tenant t's key; the path of the ring's data object
@@ -151,9 +152,10 @@ int main(int argc, char **argv)
         number = 0;
         sscanf(line, "%31s %299s %d", word, key, &number);
         mmc_lease *lease = leases + atoi(key) % MAX_LEASES;
-        if (!strcmp(word, "get")) {
+        if (!strcmp(word, "get") || !strcmp(word, "hold")) {
             lease = leases + num_leases % MAX_LEASES;
-            const int outcome = get(key, lease);
+            const int is_key = !strcmp(word, "get");
+            const int outcome = is_key ? get(key, lease) : mmc_get_held(&reader, strtoull(key, NULL, 10), number, lease);
             if (outcome == MMC_OK)
                 printf("outcome 1 lease %d slot %llu offset %llu nbytes %llu nursery %llu crc %u\n", num_leases++,
                        (unsigned long long)lease->record.slot, (unsigned long long)lease->record.offset,

@@ -10,13 +10,14 @@ import pytest
 
 from scripts.verification.explorer import Violation
 from scripts.verification.mutants import Mutant, notice
-from scripts.verification.self_lease_scenarios import FencedReader
+from scripts.verification.self_lease_scenarios import FencedReader, HandedOn
+from scripts.verification.self_lease_words import Map
 from scripts.verification.self_lease_world import Attach, Discard, Poll, Put, Scenario, Setting
 from scripts.verification.weak_memory import Order
 from tests.shm.include.compiling import HERE, Edit, compile_c
 from tests.shm.include.modelled import ModelledReader
 
-_HOLDS = "const int holds = MMC_LOAD(r->slots + MMC_SLOT_WORDS * record->slot) == (record->generation << 1 | 1);"
+_HOLDS = "const uint64_t mark = MMC_LOAD(r->slots + MMC_SLOT_WORDS * record->slot);"
 _COUNT = "mmc__add(r->entry + MMC_FIRST_COUNT + 2 * record->slot + 1, 1);"
 _MARK = "MMC_LOAD_WORDS(copy, words, 1);"
 _REST = "MMC_LOAD_WORDS(copy + 1, words + 1, MMC_SLOT_WORDS - 1);"
@@ -25,6 +26,7 @@ _KEY = "if (copy[MMC_FIRST_KEY] != digest[0] || copy[MMC_SECOND_KEY] != digest[1
 ONE = Setting()
 TWO_KEYS = Setting(num_keys=2, script=(Put(1),))
 FENCED = Setting(script=(Poll(), Put(0)), is_scribbled=True, reader=FencedReader)
+HANDED_ON = Setting(Map(2, 1), script=(Discard(), Put(1)), reader=HandedOn)
 KILLED = Setting(script=(Poll(), Attach(), Put(1)), num_lives=2, num_kills=1, mortal=(1,))
 SETTINGS = {
     "a slot is reused twice": ONE,
@@ -52,6 +54,10 @@ MUTANTS: Sequence[Mutant[Removed]] = (
         (("!mmc__is_attached(r) ? MMC_DETACHED : holds", "holds"),), FENCED, Order.TSO), "I1"),
     Mutant("a lease that does not hold is not given back", (
         (("if (outcome != MMC_OK) mmc__end_lease(r, lease);", ""),), ONE, Order.TSO), "I3"),
+    Mutant("a lease of a retired record is not handed on", (
+        (("(mark | (is_held ? 1 : 0))", "mark"),), HANDED_ON, Order.TSO), "I8"),
+    Mutant("a lease of a sealed record is handed on", (
+        (("(mark | (is_held ? 1 : 0))", "((mark & ~MMC_IS_SEALED) | 1)"),), HANDED_ON, Order.TSO), "I1"),
     Mutant("a former life's leases are not given back", (
         (("if (returned < taken) MMC_STORE(entry + word, taken);", ""),), KILLED, Order.TSO), "I3"),
 )  # fmt: skip
@@ -76,6 +82,10 @@ def modelled(library: Path, edits: Sequence[Edit] = ()) -> ModelledReader:
 @pytest.mark.parametrize("name", SETTINGS)
 def test_every_state_keeps_the_invariants(reader: ModelledReader, name: str, order: Order) -> None:
     explore(reader, SETTINGS[name], order)
+
+
+def test_a_lease_is_handed_on_while_its_record_is_discarded(reader: ModelledReader) -> None:
+    explore(reader, HANDED_ON, Order.TSO)
 
 
 def test_a_reader_is_killed_at_any_step_and_its_successor_reads(reader: ModelledReader) -> None:

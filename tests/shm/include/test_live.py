@@ -20,6 +20,7 @@ from mmcached.shm.store.codec import encode
 from tests.client.store.at_once import AtOnce
 from tests.integration.lone_frontend import LoneFrontend
 from tests.integration.processes import eventually, small_config
+from tests.present import present
 from tests.shm.include.compiling import HERE, SANITIZERS, WARNINGS, compile_c
 from tests.shm.include.native_child import (
     DAMAGED,
@@ -115,6 +116,23 @@ def test_an_overwritten_record_stays_under_its_lease(reader: NativeReader, clien
         client.put(f"other {number}", record(number % 250, LARGE // 2))
     assert reader.ask("read", former.lease)["crc"] == former.crc == crc_of(1, SMALL)
     reader.ask("back", former.lease)
+
+
+def test_a_record_that_another_process_holds_is_read_after_it_was_dropped(
+    reader: NativeReader, client: Client, frontend: LoneFrontend
+) -> None:
+    client.put("k", record(1, SMALL))
+    hit = present(client.get("k", view=True, tensors="numpy"))
+    token = present(hit.token)
+    client.delete("k")
+    assert reader.get("k") == MISSING
+    held = reader.hold(token)
+    assert isinstance(held, Found)
+    assert held.crc == crc_of(1, SMALL)
+    del hit
+    assert reader.ask("read", held.lease)["crc"] == held.crc
+    reader.ask("back", held.lease)
+    frontend.at_rest()
 
 
 def test_a_record_that_has_expired_is_missing(reader: NativeReader, client: Client) -> None:

@@ -88,8 +88,12 @@ void mmc_detach(mmc_reader *reader); /* all leases end */
 void mmc_abandon(mmc_reader *reader); /* after a fork: the lock lasts until all processes have called it, or ended */
 
 void mmc_key_digest(const char *tenant, const char *key, uint64_t digest[2]);
+void mmc_digest(const char *tenant, uint64_t tenant_bytes, const char *key, uint64_t key_bytes, uint64_t digest[2]);
 int mmc_find(const mmc_reader *reader, const uint64_t digest[2], mmc_record *found);
 int mmc_get(mmc_reader *reader, const uint64_t digest[2], mmc_lease *lease);
+/* The record of a token, `ring id.epoch.slot.generation`, of this ring: another process holds it under a lease. */
+int mmc_find_held(const mmc_reader *reader, uint64_t slot, uint64_t generation, mmc_record *found);
+int mmc_get_held(mmc_reader *reader, uint64_t slot, uint64_t generation, mmc_lease *lease);
 void mmc_give_back(mmc_reader *reader, mmc_lease *lease);
 int mmc_may_hold(const mmc_reader *reader); /* 0: too much is under lease; copy the bytes and give the lease back */
 
@@ -135,6 +139,7 @@ enum { MMC_GENERATION, MMC_OFFSET, MMC_NBYTES, MMC_NOTE, MMC_FIRST_KEY, MMC_SECO
 #define MMC_MAX_READERS 512
 #define MMC_MAX_INDEX (1 << 22)
 #define MMC_HAS_CRC32 ((uint64_t)1 << 32)
+#define MMC_IS_SEALED ((uint64_t)1 << 63)
 
 /* ---- digests */
 
@@ -142,16 +147,11 @@ static const uint64_t mmc__iv[8] = {
     0x6a09e667f3bcc908, 0xbb67ae8584caa73b, 0x3c6ef372fe94f82b, 0xa54ff53a5f1d36f1,
     0x510e527fade682d1, 0x9b05688c2b3e6c1f, 0x1f83d9abfb41bd6b, 0x5be0cd19137e2179};
 static const uint8_t mmc__sigma[10][16] = {
-    {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15},
-    {14, 10, 4, 8, 9, 15, 13, 6, 1, 12, 0, 2, 11, 7, 5, 3},
-    {11, 8, 12, 0, 5, 2, 15, 13, 10, 14, 3, 6, 7, 1, 9, 4},
-    {7, 9, 3, 1, 13, 12, 11, 14, 2, 6, 5, 10, 4, 0, 15, 8},
-    {9, 0, 5, 7, 2, 4, 10, 15, 14, 1, 11, 12, 6, 8, 3, 13},
-    {2, 12, 6, 10, 0, 11, 8, 3, 4, 13, 7, 5, 15, 14, 1, 9},
-    {12, 5, 1, 15, 14, 13, 4, 10, 0, 7, 6, 3, 9, 2, 8, 11},
-    {13, 11, 7, 14, 12, 1, 3, 9, 5, 0, 15, 4, 8, 6, 2, 10},
-    {6, 15, 14, 9, 11, 3, 0, 8, 12, 2, 13, 7, 1, 4, 10, 5},
-    {10, 2, 8, 4, 7, 6, 1, 5, 15, 11, 9, 14, 3, 12, 13, 0}};
+    {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}, {14, 10, 4, 8, 9, 15, 13, 6, 1, 12, 0, 2, 11, 7, 5, 3},
+    {11, 8, 12, 0, 5, 2, 15, 13, 10, 14, 3, 6, 7, 1, 9, 4}, {7, 9, 3, 1, 13, 12, 11, 14, 2, 6, 5, 10, 4, 0, 15, 8},
+    {9, 0, 5, 7, 2, 4, 10, 15, 14, 1, 11, 12, 6, 8, 3, 13}, {2, 12, 6, 10, 0, 11, 8, 3, 4, 13, 7, 5, 15, 14, 1, 9},
+    {12, 5, 1, 15, 14, 13, 4, 10, 0, 7, 6, 3, 9, 2, 8, 11}, {13, 11, 7, 14, 12, 1, 3, 9, 5, 0, 15, 4, 8, 6, 2, 10},
+    {6, 15, 14, 9, 11, 3, 0, 8, 12, 2, 13, 7, 1, 4, 10, 5}, {10, 2, 8, 4, 7, 6, 1, 5, 15, 11, 9, 14, 3, 12, 13, 0}};
 
 typedef struct { uint64_t h[8], num_bytes; uint8_t block[128]; size_t num_held; } mmc__blake2b;
 
@@ -205,17 +205,15 @@ static void mmc__end(mmc__blake2b *b)
     mmc__compress(b, 1);
 }
 
-void mmc_key_digest(const char *tenant, const char *key, uint64_t digest[2])
+void mmc_digest(const char *tenant, uint64_t tenant_bytes, const char *key, uint64_t key_bytes, uint64_t digest[2])
 {
     mmc__blake2b b;
-    const char *const names[2] = {tenant, key};
     char hex[64];
     mmc__begin(&b, 32);
-    for (int i = 0; i < 2; i++) {
-        const uint64_t num_bytes = strlen(names[i]);
-        mmc__update(&b, &num_bytes, 8);
-        mmc__update(&b, names[i], num_bytes);
-    }
+    mmc__update(&b, &tenant_bytes, 8);
+    mmc__update(&b, tenant, tenant_bytes);
+    mmc__update(&b, &key_bytes, 8);
+    mmc__update(&b, key, key_bytes);
     mmc__end(&b);
     for (int i = 0; i < 64; i++) hex[i] = "0123456789abcdef"[((const uint8_t *)b.h)[i / 2] >> (i % 2 ? 0 : 4) & 15];
     mmc__begin(&b, 16);
@@ -224,6 +222,9 @@ void mmc_key_digest(const char *tenant, const char *key, uint64_t digest[2])
     digest[0] = b.h[0] | (uint64_t)1 << 63;
     digest[1] = b.h[1];
 }
+
+void mmc_key_digest(const char *tenant, const char *key, uint64_t digest[2])
+{ mmc_digest(tenant, strlen(tenant), key, strlen(key), digest); }
 
 static uint32_t mmc__crc32(const uint8_t *bytes, uint64_t num_bytes)
 {
@@ -402,23 +403,36 @@ static int mmc__has_expired(uint64_t expires_at)
     return expires_at <= (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
 }
 
-/* Look into one slot: MMC_OK, MMC_MISSING (expired), or MMC_DETACHED: it does not hold the key now. */
-static int mmc__look(const mmc_reader *r, uint64_t slot, const uint64_t digest[2], mmc_record *found)
+/* Load a slot's words, and fill in the place that they name; 0: it is no place in the ring. */
+static int mmc__read_slot(const mmc_reader *r, uint64_t slot, uint64_t copy[MMC_SLOT_WORDS], mmc_record *found)
 {
     const uint64_t *words = r->slots + MMC_SLOT_WORDS * slot;
-    uint64_t copy[MMC_SLOT_WORDS];
     MMC_LOAD_WORDS(copy, words, 1);
     MMC_LOAD_FENCE(); /* against `publish`: words 1 to 7 are not older than word 0 */
     MMC_LOAD_WORDS(copy + 1, words + 1, MMC_SLOT_WORDS - 1);
+    const uint64_t nursery = copy[MMC_NOTE] >> 32, end = nursery ? MMC_MAX_BYTES : r->ring.data_bytes;
+    const uint64_t offset = copy[MMC_OFFSET], nbytes = copy[MMC_NBYTES];
+    found->slot = slot, found->generation = (copy[MMC_GENERATION] & ~MMC_IS_SEALED) >> 1, found->nursery = nursery;
+    found->offset = offset, found->nbytes = nbytes;
+    return !(offset % MMC_ALIGNMENT || offset > end || !nbytes || nbytes > end - offset);
+}
+
+/* Look into one slot: MMC_OK, MMC_MISSING (expired), or MMC_DETACHED: it does not hold the key now. */
+static int mmc__look(const mmc_reader *r, uint64_t slot, const uint64_t digest[2], mmc_record *found)
+{
+    uint64_t copy[MMC_SLOT_WORDS];
+    const int is_inside = mmc__read_slot(r, slot, copy, found);
     if (!(copy[MMC_GENERATION] & 1)) return MMC_DETACHED;
     if (copy[MMC_FIRST_KEY] != digest[0] || copy[MMC_SECOND_KEY] != digest[1]) return MMC_DETACHED;
     if (mmc__has_expired(copy[MMC_EXPIRY])) return MMC_MISSING;
-    const uint64_t nursery = copy[MMC_NOTE] >> 32, end = nursery ? MMC_MAX_BYTES : r->ring.data_bytes;
-    const uint64_t offset = copy[MMC_OFFSET], nbytes = copy[MMC_NBYTES];
-    if (offset % MMC_ALIGNMENT || offset > end || !nbytes || nbytes > end - offset) return MMC_DETACHED;
-    found->slot = slot, found->generation = copy[MMC_GENERATION] >> 1, found->nursery = nursery;
-    found->offset = offset, found->nbytes = nbytes;
-    return MMC_OK;
+    return is_inside ? MMC_OK : MMC_DETACHED;
+}
+
+int mmc_find_held(const mmc_reader *r, uint64_t slot, uint64_t generation, mmc_record *found)
+{
+    uint64_t copy[MMC_SLOT_WORDS];
+    if (slot >= r->ring.num_slots || !mmc__read_slot(r, slot, copy, found)) return MMC_MISSING;
+    return found->generation == generation ? MMC_OK : MMC_MISSING;
 }
 
 int mmc_find(const mmc_reader *r, const uint64_t digest[2], mmc_record *found)
@@ -441,9 +455,7 @@ int mmc_find(const mmc_reader *r, const uint64_t digest[2], mmc_record *found)
 }
 
 static int mmc__is_attached(const mmc_reader *r)
-{
-    return MMC_LOAD(r->board + MMC_ATTACHED + r->reader_id) == r->incarnation;
-}
+{ return MMC_LOAD(r->board + MMC_ATTACHED + r->reader_id) == r->incarnation; }
 
 static void mmc__add(uint64_t *word, uint64_t more) { MMC_STORE(word, MMC_LOAD(word) + more); }
 
@@ -455,26 +467,24 @@ static void mmc__end_lease(mmc_reader *r, mmc_lease *lease)
     lease->is_counted = 0;
 }
 
-/* Count a lease, then check that the record is still there; a lease that does not hold is given back. */
-static int mmc__take(mmc_reader *r, mmc_lease *lease)
+/* Count a lease, then check that the record is still there; a lease that does not hold is given back. With `is_held`,
+ * for a record under another process's lease, it also holds if the record is retired. */
+static int mmc__take(mmc_reader *r, mmc_lease *lease, int is_held)
 {
     const mmc_record *record = &lease->record;
     mmc__add(r->entry + MMC_FIRST_COUNT + 2 * record->slot + 1, 1);
     mmc__add(r->entry + MMC_TAKEN_BYTES, record->nbytes);
     lease->is_counted = 1;
     MMC_FULL_FENCE(); /* against the writer: it retires the slot, fences, and reads the counts */
-    const int holds = MMC_LOAD(r->slots + MMC_SLOT_WORDS * record->slot) == (record->generation << 1 | 1);
+    const uint64_t mark = MMC_LOAD(r->slots + MMC_SLOT_WORDS * record->slot);
+    const int holds = (mark | (is_held ? 1 : 0)) == (record->generation << 1 | 1);
     const int outcome = !mmc__is_attached(r) ? MMC_DETACHED : holds ? MMC_OK : MMC_MISSING;
     if (outcome != MMC_OK) mmc__end_lease(r, lease);
     return outcome;
 }
 
 static void mmc__unmap_nursery(mmc_nursery *known)
-{
-    munmap(known->base, known->nbytes);
-    close(known->fd);
-    memset(known, 0, sizeof *known);
-}
+{ munmap(known->base, known->nbytes), close(known->fd), memset(known, 0, sizeof *known); }
 
 static int mmc__nursery_place(mmc_reader *r, uint64_t id)
 {
@@ -518,14 +528,23 @@ static int mmc__locate(mmc_reader *r, mmc_lease *lease)
     return 1;
 }
 
-static int mmc__get(mmc_reader *r, const uint64_t digest[2], mmc_lease *lease)
+static void mmc__touch(mmc_reader *r, const mmc_record *record) /* keeps the record longer */
+{
+    const uint64_t num_touches = MMC_LOAD(r->entry + MMC_TOUCHES);
+    MMC_STORE(r->entry + mmc__first_touch(r) + num_touches % MMC_TOUCH_LOG,
+              record->generation << MMC_SLOT_BITS | record->slot);
+    MMC_STORE_RELEASE(r->entry + MMC_TOUCHES, num_touches + 1);
+}
+
+/* Look a key up, or, without a digest, use the place in the lease, which another process holds. */
+static int mmc__get(mmc_reader *r, const uint64_t *digest, mmc_lease *lease)
 {
     int outcome = mmc__is_attached(r) ? MMC_UNREADABLE : MMC_DETACHED;
     for (int num_looks = 0; outcome == MMC_UNREADABLE && num_looks < MMC_MAX_LOOKS; num_looks++) {
-        if (mmc_find(r, digest, &lease->record) != MMC_OK) return MMC_MISSING;
+        if (digest && mmc_find(r, digest, &lease->record) != MMC_OK) return MMC_MISSING;
         if (!mmc__locate(r, lease)) continue;
-        outcome = mmc__take(r, lease);
-        if (outcome == MMC_MISSING) outcome = MMC_UNREADABLE; /* replaced meanwhile: look again */
+        outcome = mmc__take(r, lease, !digest);
+        if (digest && outcome == MMC_MISSING) outcome = MMC_UNREADABLE; /* replaced meanwhile: look again */
     }
     if (outcome != MMC_OK) return outcome;
     const uint64_t check = MMC_LOAD(r->slots + MMC_SLOT_WORDS * lease->record.slot + MMC_CHECK);
@@ -534,16 +553,12 @@ static int mmc__get(mmc_reader *r, const uint64_t digest[2], mmc_lease *lease)
         return MMC_DAMAGED;
     }
     if (lease->nursery_place >= 0) r->nurseries[lease->nursery_place].num_leases++;
-    const uint64_t num_touches = MMC_LOAD(r->entry + MMC_TOUCHES); /* keeps the record longer */
-    MMC_STORE(r->entry + mmc__first_touch(r) + num_touches % MMC_TOUCH_LOG,
-              lease->record.generation << MMC_SLOT_BITS | lease->record.slot);
-    MMC_STORE_RELEASE(r->entry + MMC_TOUCHES, num_touches + 1);
+    mmc__touch(r, &lease->record);
     return MMC_OK;
 }
 
-int mmc_get(mmc_reader *r, const uint64_t digest[2], mmc_lease *lease)
+static int mmc__get_and_count(mmc_reader *r, const uint64_t *digest, mmc_lease *lease)
 {
-    memset(lease, 0, sizeof *lease);
     if (!r->entry) return MMC_DETACHED;
     pthread_mutex_lock(&r->turn);
     const int outcome = mmc__get(r, digest, lease);
@@ -552,6 +567,19 @@ int mmc_get(mmc_reader *r, const uint64_t digest[2], mmc_lease *lease)
     pthread_mutex_unlock(&r->turn);
     if (outcome != MMC_OK) lease->data = NULL;
     return outcome;
+}
+
+int mmc_get(mmc_reader *r, const uint64_t digest[2], mmc_lease *lease)
+{
+    memset(lease, 0, sizeof *lease);
+    return mmc__get_and_count(r, digest, lease);
+}
+
+int mmc_get_held(mmc_reader *r, uint64_t slot, uint64_t generation, mmc_lease *lease)
+{
+    memset(lease, 0, sizeof *lease);
+    if (r->entry && mmc_find_held(r, slot, generation, &lease->record) != MMC_OK) return MMC_MISSING;
+    return mmc__get_and_count(r, NULL, lease);
 }
 
 void mmc_give_back(mmc_reader *r, mmc_lease *lease)
