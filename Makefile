@@ -47,6 +47,9 @@ HOST_PYTEST = bin/python -m pytest -m "$(HOST_TESTS)" --timeout=3600 -o faulthan
 PINNED := $(if $(CONSTRAINTS),--constraint $(CONSTRAINTS))
 BUILD_PINNED := $(if $(CONSTRAINTS),--build-constraint $(CONSTRAINTS))
 
+# What `make test-c` runs with the client's read path in C.
+NATIVE_TESTS := tests/client tests/integration/test_sidecar.py tests/integration/test_store_alone.py tests/integration/test_nurseries.py
+
 comma := ,
 # pip says nothing for minutes.
 INSTALLING = @echo "installing $(1) into $(@D), once: some minutes"
@@ -75,9 +78,12 @@ lint: $(INSTALLED) ## style, types and layers
 	$(BIN)/python scripts/lint_imports.py
 	$(BIN)/python scripts/lint_prose.py
 
-test-c: $(INSTALLED) ## the reader in C: its protocol explored, and a live store (a C compiler)
-	@command -v cc >/dev/null || echo "no cc on the path: the tests of the reader in C are skipped"
-	$(BIN)/python -m pytest tests/shm/include
+test-c: $(INSTALLED) ## the reader in C: its protocol explored, a live store, and the client's tests with it (a C compiler)
+	@command -v cc >/dev/null || { echo "no cc on the path: install a C compiler" >&2; exit 1; }
+	$(BIN)/python -m pytest tests/shm/include tests/client/store/test_native.py
+	rm -rf build/native
+	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --target build/native ./shm
+	MMCACHED_NATIVE=1 PYTHONPATH=build/native $(BIN)/python -m pytest $(NATIVE_TESTS)
 
 test-valkey: $(INSTALLED) ## the second level with Valkey as well as Redis (Debian; 40 MB)
 	tests/second_level/valkey.sh

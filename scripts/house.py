@@ -26,7 +26,7 @@ PACKAGES = {
     "shm/mmcached/cache": (1_650, 550),
     "frontend/mmcached/frontend": (3_300, 900),
     "frontend/mmcached/gateway": (4_500, 1_350),
-    "frontend/mmcached/client": (5_000, 1_550),
+    "frontend/mmcached/client": (5_300, 1_600),
     "frontend/mmcached/second_level": (2_500, 600),
     "frontend/mmcached/pictures": (500, 200),
     "frontend/mmcached/clips": (900, 300),

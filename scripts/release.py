@@ -1,12 +1,13 @@
 """Builds a release into one folder, and checks it without a network: `make release`.
 
     mmcached-VERSION.tar.gz, .whl      sdist and wheel
+    mmcached_native-VERSION.tar.gz     sdist of the extension module
     mmcached-chart-VERSION.tgz         the Helm chart
     mmcached-VERSION.cdx.json          software bill of materials, CycloneDX 1.6: what the service installs
     mmcached-VERSION-ARCH.tar          image for amd64 and arm64, where a container engine runs
     SHA256SUMS                         of all of these
 
-The same commit gives the same chart and bill; hatchling does so for sdist and wheel.
+The same commit gives the same chart and bill; hatchling does so for sdist and wheel, setuptools not for the module's.
 """
 
 from __future__ import annotations
@@ -172,6 +173,8 @@ def check(out: Path, version: str) -> None:
         if _digest(out / name) != digest:
             raise SystemExit(f"{name}: its bytes are not those of {SUMS}")
     wheel, sdist = (out / f"mmcached-{version}{end}" for end in ("-py3-none-any.whl", ".tar.gz"))
+    native = out / f"mmcached_native-{version}.tar.gz"
+    _run(str(TOOLS), "-m", "twine", "check", str(native), cwd=out)
     _run(str(TOOLS), "-m", "twine", "check", "--strict", str(wheel), str(sdist), cwd=out)
     with tarfile.open(out / f"mmcached-chart-{version}.tgz") as tar:
         chart = tar.extractfile("mmcached/Chart.yaml")
@@ -214,7 +217,9 @@ def main() -> None:
     seconds = commit_time()
     os.environ["SOURCE_DATE_EPOCH"] = str(seconds)
     print("sdist and wheel")
-    _run(sys.executable, "-m", "build", "--no-isolation", "--outdir", str(out), str(REPOSITORY), cwd=REPOSITORY)
+    build = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(out)]
+    _run(*build, str(REPOSITORY), cwd=REPOSITORY)
+    _run(*build, "--sdist", str(REPOSITORY / "shm"), cwd=REPOSITORY)
     print("chart, bill of materials")
     pack_chart(out / f"mmcached-chart-{version}.tgz", seconds)
     bill = json.dumps(bill_of_materials(seconds), indent=2)

@@ -7,6 +7,8 @@ import os
 # Before anything imports numpy or torch: threads that fight for few cores make small products a thousand times slower.
 for _library in ("OMP", "MKL", "OPENBLAS"):
     os.environ.setdefault(f"{_library}_NUM_THREADS", "1")
+# The reader in Python is the reference, also where the one in C is installed; `make test-c` sets 1.
+os.environ.setdefault("MMCACHED_NATIVE", "0")
 
 import contextlib
 import gc

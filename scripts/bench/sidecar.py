@@ -13,7 +13,7 @@ empty loop the same crowd, in turns with the hits: a loop that takes as long as 
 puts, put cpu   see `sidecar_puts`
 looks, cold, stores   see `sidecar_looks`
 restart         the frontend is killed: see `sidecar_restart`
-native          the reader in C: see `sidecar_native`
+native, module  the reader in C, and the client with it: see `sidecar_native`
 
 Every kind takes its turn in each of several rounds, in the same client processes, so that all meet the same machine.
 Times are of single hits, over all clients and rounds; rates are hits per second of all clients together, the median of
@@ -54,7 +54,7 @@ CLIENTS = {f"{number} client{'s' * (number > 1)}": number for number in (1, 4, 1
 NUM_ROUNDS = 5
 QUICK_ROUNDS = 2
 PUTS, PUT_CPU, LOOKS, COLD, STORES = "puts", "put cpu", "looks", "cold", "stores"
-RESTART, NATIVE = "restart", "native"
+RESTART, NATIVE, MODULE = "restart", "native", "module"
 NUM_LOOPS = 2000
 CROWD_SIZE = 8
 BOUNDS = [
@@ -157,13 +157,14 @@ def open_sections(undo: ExitStack) -> Mapping[str, Section]:
         CROWD: partial(compare_in_crowd, run_dir),
         RESTART: sidecar_restart.compare_restarts,
         NATIVE: partial(sidecar_native.compare_native, run_dir),
+        MODULE: partial(sidecar_native.compare_module, run_dir),
     }
 
 
 if __name__ == "__main__":
     harness.main(
         "the sidecar beside Redis: a hit of 4.7 MiB, and puts",
-        [*CLIENTS, PUTS, PUT_CPU, LOOKS, COLD, STORES, CROWD, RESTART, NATIVE],
+        [*CLIENTS, PUTS, PUT_CPU, LOOKS, COLD, STORES, CROWD, RESTART, NATIVE, MODULE],
         open_sections,
         rounds=(NUM_ROUNDS, QUICK_ROUNDS),
         bounds=BOUNDS,

@@ -19,6 +19,12 @@ def make(request: pytest.FixtureRequest) -> Make:
 
 
 @pytest.fixture
+def reader_in_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have clients read in Python, for a test that changes what the reader in Python does."""
+    monkeypatch.setenv("MMCACHED_NATIVE", "0")
+
+
+@pytest.fixture
 def service(run_dir: Path) -> Iterator[StoreService]:
     """Serve the test's run directory."""
     with StoreService(run_dir) as running:

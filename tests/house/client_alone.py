@@ -32,6 +32,7 @@ def main(run_dir: str, *options: str) -> None:
         assert raw is not None
         (encoded,) = [np.empty(0)] if options else client.encode([b"\1\0\0\0\2\0\0\0"])
         report = {
+            "session": type(client._calls.contact._sessions.present).__name__,
             "python": f"{sys.version_info.major}.{sys.version_info.minor}",
             "torch": importlib.util.find_spec("torch") is not None,
             "types": [type(tensor).__module__ for tensor in (found.record["x"], view.record["x"], encoded)],

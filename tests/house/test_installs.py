@@ -55,7 +55,8 @@ def test_a_python_serves_and_asks(dist: Path, tmp_path: Path, run_dir: Path, ver
     run(inside / "python", "-m", "pip", "install", "--quiet", wheel, cwd=tmp_path)
     refused = subprocess.run([inside / "mmcached"], capture_output=True, text=True, check=False)
     assert "pip install '.[store]'" in refused.stderr
-    run(inside / "python", "-m", "pip", "install", "--quiet", f"{wheel}[store]", cwd=tmp_path)
+    (native,) = dist.glob("mmcached_native-*.tar.gz")
+    run(inside / "python", "-m", "pip", "install", "--quiet", f"{wheel}[store,native]", native, cwd=tmp_path)
     serve = [str(inside / "mmcached"), "serve", "--workers", "0", "--store-gb", "0.05", "--run-dir", str(run_dir)]
     with subprocess.Popen(serve, stdout=subprocess.PIPE, text=True, cwd=tmp_path) as service:
         try:
@@ -69,5 +70,6 @@ def test_a_python_serves_and_asks(dist: Path, tmp_path: Path, run_dir: Path, ver
             service.terminate()
     assert service.returncode == 0
     assert found["torch"] is False
+    assert found["session"] == "NativeSession"
     assert found["python"] == version
     assert found["values"][:2] == [[0.0, 1.0, 2.0]] * 2

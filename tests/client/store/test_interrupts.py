@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from mmcached.client import Client, Hit
+from mmcached.client.store import native_session
 from mmcached.client.store.session import StoreSession
 from tests.client.records import is_equal, numbers
 from tests.client.services import StoreService
@@ -115,6 +116,9 @@ def test_an_error_that_is_kept_keeps_no_lease(
         raise Interrupt
 
     monkeypatch.setattr("mmcached.shm.store.object_reader.decode", interrupted)
+    monkeypatch.setattr(native_session, "read_head", interrupted)  # in C
+    for plans in native_session._plans.values():
+        plans.clear()
     with pytest.raises(Interrupt) as kept:
         filled.get_many(KEYS, view=True, tensors="numpy")
     assert service.leases == 0

@@ -430,7 +430,7 @@ def test_nurseries_that_are_gone_are_unmapped(
         targets = [os.readlink(f"/proc/self/map_files/{name}") for name in os.listdir("/proc/self/map_files")]
         assert all(holds(reader, f"k{index}", index) for index in range(4))
         session = present(reader._calls._sessions.present)
-        assert len(session._store.reader._nurseries) == 2
+        assert len(session._store.reader.nurseries) == 2
     assert targets
 
 

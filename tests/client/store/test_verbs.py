@@ -194,6 +194,7 @@ def test_one_look_up_of_many_is_measured_if_it_finds_something(service: StoreSer
     assert num_measured in (3, 4), "the first may have been"
 
 
+@pytest.mark.usefixtures("reader_in_python")
 def test_of_many_the_one_that_goes_while_leases_are_taken_is_a_miss(
     service: StoreService, client: Any, run_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -242,6 +243,7 @@ def test_a_put_that_overwrites_replaces_the_record(service: StoreService, client
     assert service.count(PutRecord) == num_puts
 
 
+@pytest.mark.usefixtures("reader_in_python")
 def test_a_record_expires_for_every_call(service: StoreService, client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = boot_clock(monkeypatch)
     assert client.put("k", numbers(1), ttl_s=60)
@@ -268,6 +270,7 @@ def test_a_record_expires_for_every_call(service: StoreService, client: Any, mon
     eventually(lambda: service.desk.stats().expired, lambda number: number == 2, "what has expired")
 
 
+@pytest.mark.usefixtures("reader_in_python")
 def test_what_expires_does_so_without_a_service(run_dir: Path, make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = boot_clock(monkeypatch)
     with ExitStack() as stack:
@@ -302,6 +305,7 @@ def test_a_large_record_is_replaced_too(client: Any) -> None:
         assert client.get("k", tensors="numpy").record["x"][-1] == seed
 
 
+@pytest.mark.usefixtures("reader_in_python")
 @pytest.mark.parametrize("asks", ["looks up", "claims many", "claims"])
 def test_a_record_that_is_replaced_while_it_is_found_is_a_hit(
     service: StoreService, client: Any, run_dir: Path, monkeypatch: pytest.MonkeyPatch, asks: str

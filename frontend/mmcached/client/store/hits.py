@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from mmcached.client.arguments import check_bool, invalid, text_of
 from mmcached.shm.store.codec import DEFAULT_LIBRARY, Library, Record, decode_record_frames, leaves_of
 from mmcached.shm.store.tensor_bytes import dense_bytes, is_tensor
 from mmcached.wire.closeable import Closeable
 from mmcached.wire.errors import InvalidRequest, LocalProtocolError, RemoteProtocolError
-from mmcached.wire.handle import Handle
 from mmcached.wire.messages.parts import Inline
 from mmcached.wire.sockets.frames import Frame
 
@@ -53,6 +52,13 @@ _READINGS: dict[tuple[Library, bool], Reading] = {
 }
 
 
+class Place(Protocol):
+    """Where a record lies: a handle, or what the reader in C has in its place."""
+
+    @property
+    def token(self) -> str: ...
+
+
 class Hit(Closeable):
     """A found record. As a context manager it releases the record at the end.
 
@@ -71,7 +77,7 @@ class Hit(Closeable):
 
     __slots__ = ("__weakref__", "_place", "_record")
 
-    def __init__(self, record: Record, place: Handle | None = None) -> None:
+    def __init__(self, record: Record, place: Place | None = None) -> None:
         self._record: Record | None = record
         self._place = place
 

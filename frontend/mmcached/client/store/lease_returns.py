@@ -114,7 +114,7 @@ class LeaseReturns:
         if self._reader is not None:
             self._reader.stop()
         self.work_off()
-        if not self._out:
+        if not len(self):
             self._end_reader()
 
     def _before_fork(self) -> None:
@@ -122,7 +122,7 @@ class LeaseReturns:
         self._is_forking = True  # a view that dies between the fork and `_after_fork` may live in the child
 
     def _after_fork(self) -> None:
-        self.is_shared = self.is_shared or bool(self._out)
+        self.is_shared = self.is_shared or len(self) > 0
         self._is_forking = False
         self.work_off()
 

@@ -106,6 +106,8 @@ class ReaderSession:
 
     # ---- for calls on records
 
+    _new_returns: Callable[[ReaderEntry], LeaseReturns] = LeaseReturns
+
     def _become_reader(self, ring: RingAnnouncement) -> None:
         reader = ReaderEntry.attach(ring)
         try:
@@ -117,7 +119,7 @@ class ReaderSession:
         # Starts at an arbitrary lookup: else each client's first lookup, its slowest, would always be measured.
         turn = reader.incarnation % MEASURED_ONE_IN
         self._turns = cycle([index == turn for index in range(MEASURED_ONE_IN)])
-        self._returns = LeaseReturns(reader)
+        self._returns = self._new_returns(reader)
         self._over = self._returns.over
         self._store = ObjectStoreReader(mapping)
         mapping.when_unmapped(self._returns.close_reader)

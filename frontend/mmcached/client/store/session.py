@@ -22,6 +22,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 
+import numpy as np
+
 from mmcached.cache.store_keys import store_key
 from mmcached.client.store.hits import Hit, Reading, inline_record
 from mmcached.client.store.lease_returns import Lease
@@ -52,7 +54,7 @@ class StoreSession(ReaderSession):
 
     def find(
         self,
-        keys: Sequence[str],
+        keys: list[str],
         tenant: str,
         reading: Reading,
         *,
@@ -149,7 +151,7 @@ class StoreSession(ReaderSession):
                 place = look.find_generation(token.slot, token.generation)
             found = self._take([place], held, reader, is_beside=True)
             if counts:
-                reader.report_lookups(found if self._counts_hits else [], 1 - len(found))
+                self._report(found, held, reader)
             return True
 
         try:
@@ -187,9 +189,9 @@ class StoreSession(ReaderSession):
         except BaseException:
             self._end(held)
             raise
-        return holder
+        return np.asarray(holder)
 
-    def contains(self, keys: Sequence[str], tenant: str) -> list[bool] | None:
+    def contains(self, keys: list[str], tenant: str) -> list[bool] | None:
         """Return which keys the store shows just now; None if the ring cannot be seen from here."""
         digests = [_digest_of(tenant, key) for key in keys]
         with self._lock:
@@ -205,7 +207,7 @@ class StoreSession(ReaderSession):
         Raises:
             SegmentError, LayoutMismatch: The ring is missing.
         """
-        if self.ring is None or self.contains((), tenant) is None:
+        if self.ring is None or self.contains([], tenant) is None:
             return None
         from mmcached.cache.stored_names import newest_first, stored_names
         from mmcached.shm.ring.onlooker import RingOnlooker
@@ -289,6 +291,10 @@ class StoreSession(ReaderSession):
         # The index shows a record that cannot be read: ask the frontend for a while, which has the record or drops it.
         self._is_blind, self._blind_until = True, time.monotonic() + BLIND_S
         return []
+
+    def _report(self, found: list[Handle], held: Sequence[Held | Inline | None], reader: ReaderEntry) -> None:
+        """Report the hit or miss of one place."""
+        reader.report_lookups(found if self._counts_hits else [], 1 - len(found))
 
     def _hits(
         self, held: Sequence[Held | Inline | None], payload: Sequence[Frame], reading: Reading, *, are_found: bool

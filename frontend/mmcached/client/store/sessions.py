@@ -12,6 +12,7 @@ import threading
 from functools import partial
 
 from mmcached.client.links.uninterrupted import uninterrupted
+from mmcached.client.store.native_session import session_type
 from mmcached.client.store.nursery import ClientNurseries
 from mmcached.client.store.session import StoreSession
 from mmcached.wire.handle import RingAnnouncement
@@ -62,7 +63,7 @@ class StoreSessions:
                 return former
             if former is not None:
                 former.close()
-            self.present = uninterrupted(partial(StoreSession, ring, counts_hits=self._counts_hits))
+            self.present = uninterrupted(partial(session_type(), ring, counts_hits=self._counts_hits))
             return self.present
 
     def arrived(self, message: ToClient) -> ToClient:

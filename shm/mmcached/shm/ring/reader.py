@@ -45,6 +45,7 @@ class RingReader(Closeable):
 
     Attributes:
         look: Finds keys and checks handles in the writer's words.
+        nurseries: The mapped nurseries by their ids.
     """
 
     def __init__(self, announcement: RingAnnouncement, mapping: Pages) -> None:
@@ -52,7 +53,7 @@ class RingReader(Closeable):
         self.look = Lookup(Tables(mapping, layout_of(announcement)), announcement)
         self._pages: Pages | None = mapping
         self._populator: Populator | None = None
-        self._nurseries: OrderedDict[int, Pages] = OrderedDict()
+        self.nurseries: OrderedDict[int, Pages] = OrderedDict()
         self._mapping_turn = threading.Lock()
 
     @property
@@ -122,7 +123,7 @@ class RingReader(Closeable):
         # Not a slice of one large array: numpy lets slices of slices refer to the first array, and the holder would die
         # early.
         if handle.nursery:
-            pages = self._nursery(handle.nursery, handle.offset + handle.nbytes)
+            pages = self.map_nursery(handle.nursery, handle.offset + handle.nbytes)
             return view_of(pages, handle.offset, handle.nbytes)
         if self._pages is None:
             raise LocalProtocolError("this reader is closed")
@@ -157,22 +158,22 @@ class RingReader(Closeable):
             self._populator.close()
             self._populator = None
         self.look.close()
-        self._nurseries.clear()
+        self.nurseries.clear()
         self._pages = None
 
-    def _nursery(self, nursery: int, end: int) -> Pages:
+    def map_nursery(self, nursery: int, end: int) -> Pages:
         """Return a mapped nursery, mapped again if its mapping is shorter than `end`; raises as `holder` does."""
-        pages = self._nurseries.get(nursery)
+        pages = self.nurseries.get(nursery)
         if pages is None or len(pages) < end:
             with self._mapping_turn:
-                for known in list(self._nurseries):
+                for known in list(self.nurseries):
                     if not (SHM_DIR / self.announcement.nursery_name(known).lstrip("/")).exists():
-                        self._nurseries.pop(known, None)
-                while len(self._nurseries) >= MAX_NURSERIES:
-                    self._nurseries.popitem(last=False)
+                        self.nurseries.pop(known, None)
+                while len(self.nurseries) >= MAX_NURSERIES:
+                    self.nurseries.popitem(last=False)
                 pages = open_nursery(self.announcement, nursery)
                 # The entry whose leases cover this mapping too must live as long as the ring's mapping: see
                 # `when_unmapped`.
                 pages.kept = self.pages
-                self._nurseries[nursery] = pages
+                self.nurseries[nursery] = pages
         return pages

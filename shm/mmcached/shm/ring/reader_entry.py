@@ -146,6 +146,11 @@ class ReaderEntry(Closeable):
         crash_point("give_back.after")
 
     @property
+    def words(self) -> memoryview:
+        """The words of the entry; raises `LocalProtocolError` once it is closed."""
+        return self._open_control().words
+
+    @property
     def taken_bytes(self) -> int:
         """Bytes of chunks under leases that this process has taken by itself; a chunk counts once for each lease."""
         words = self._open_control().words

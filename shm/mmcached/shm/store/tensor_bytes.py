@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -159,6 +161,52 @@ def bytes_of(kind: TensorType, buffer: memoryview, offset: int, copy: bool) -> n
     return array.copy() if copy else array
 
 
+def array_form(
+    kind: TensorType, library: str, copy: bool
+) -> tuple[tuple[int, ...], np.dtype[Any], Callable[[Any], Any] | None] | None:
+    """Return shape and dtype of the array that lies in a tensor's bytes, and what makes the tensor of it.
+
+    Equal to `to_numpy`, `bytes_of` or `to_torch` on the same bytes. None for the function: the array is the tensor.
+
+    Returns:
+        None if the tensor has no bytes, or if the library does not have its dtype.
+    """
+    dtype = _NUMPY_DTYPES.get(kind.dtype)
+    if not kind.nbytes or (library == "numpy" and dtype is None):
+        return None
+    if library == "torch":
+        import torch
+
+        if (of_torch := getattr(torch, kind.dtype, None)) is None:
+            return None
+        if dtype is None:
+            return (kind.nbytes,), _BYTE, partial(_torch_from_bytes, of_torch, kind.shape, copy)
+        return kind.shape, dtype, _torch_from_array_copied if copy else _torch_from_array
+    convert = _copied if copy else None
+    if library == "bytes" or dtype is None:
+        return (kind.nbytes,), _BYTE, convert
+    return kind.shape, dtype, convert
+
+
+def _copied(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    return array.copy()
+
+
+def _torch_from_array(array: npt.NDArray[Any]) -> Any:
+    # DLPack takes a read-only array without a warning and keeps it alive; `torch.frombuffer` on a mapping does not. The
+    # capsule itself is passed, because torch queries an array four times before it takes one.
+    return sys.modules["torch"].from_dlpack(array.__dlpack__(max_version=(1, 0)))
+
+
+def _torch_from_array_copied(array: npt.NDArray[Any]) -> Any:
+    return _torch_from_array(array).clone()
+
+
+def _torch_from_bytes(dtype: Any, shape: tuple[int, ...], copy: bool, array: npt.NDArray[Any]) -> Any:
+    tensor = _torch_from_array(array).view(dtype).view(shape)
+    return tensor.clone() if copy else tensor
+
+
 def to_torch(kind: TensorType, buffer: memoryview, offset: int, copy: bool) -> Any:
     """Return the bytes from `offset` on as a tensor; a view of the buffer, never to be written, unless `copy`.
 
@@ -178,9 +226,7 @@ def to_torch(kind: TensorType, buffer: memoryview, offset: int, copy: bool) -> A
     array = np.frombuffer(buffer, of_array, kind.nbytes // of_array.itemsize, offset)
     if numpy_dtype is not None and len(kind.shape) != 1:
         array = array.reshape(kind.shape)  # faster than in torch
-    # DLPack takes a read-only array without a warning and keeps it alive; `torch.frombuffer` on a mapping does not. The
-    # capsule itself is passed, because torch queries an array four times before it takes one.
-    tensor = torch.from_dlpack(array.__dlpack__(max_version=(1, 0)))  # type: ignore[attr-defined]
+    tensor = _torch_from_array(array)
     if numpy_dtype is None:
         tensor = tensor.view(dtype).view(kind.shape)
     return tensor.clone() if copy else tensor
