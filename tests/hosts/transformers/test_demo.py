@@ -29,10 +29,11 @@ def test_the_proof_holds_with_a_checkpoint_two_engines_and_kills(tmp_path: Path)
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "one.jpg").write_bytes(PICTURES[0])
     small = ["--images", str(tmp_path / "photos"), "--users", "2", "--turns", "2"]
-    ended = demo("--model", str(folder), *small, "--limits.min-shared-encode-ms", "0")  # the tower takes no time
+    ended = demo("--model", str(folder), *small)  # the tower takes no time
     assert ended.returncode == 0, ended.stdout + ended.stderr
     said = words(ended.stdout)
     assert said.startswith("3 photographs; 2 users, 6 requests; 2 engines, 1 worker each")
+    assert "encoded once: 3 photographs" in said, said
     assert "bit-identical before the kills, after them, and with all caches off" in said
     assert "after the kills: 0 items encoded" in said, said
     assert "frontend dead: 3 of 3 records found" in said, said

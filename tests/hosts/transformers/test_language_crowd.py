@@ -1,7 +1,8 @@
 """Two hundred random requests with pictures: the tokens of `generate` alone, and bits that do not depend on caches.
 
 Eight ask at once, prompts are prefixes of each other, the KV pool is too small for all, and the worker is killed once.
-In the mode `packed` tokens are the same.
+Rows and logprobs have the same bits as without caches; a logprob depends on all logits. In the mode `packed` tokens are
+the same.
 """
 
 from __future__ import annotations
@@ -21,9 +22,10 @@ import pytest
 import torch
 
 from mmcached.cli.serve.child_service import ChildService
-from mmcached.client import Client, Generation
+from mmcached.client import Client, Generation, RowsWanted, Sampling
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import MmcachedError
+from mmcached.wire.messages.parts import MAX_LOGPROBS
 from tests.hosts.transformers import checkpoints
 from tests.hosts.transformers.checkpoints import photograph
 from tests.hosts.transformers.models import IMAGE
@@ -39,6 +41,9 @@ KILLED_AFTER = 80
 MAX_PICTURES = 4
 PICTURES = [photograph(60 + 9 * seed, 110 - 7 * seed, "PNG", seed) for seed in range(8)]
 SMALL_POOL: Mapping[str, Any] = {"num_kv_blocks": 24, "max_model_len": 256, "kv_watermark": 0.0}
+ROWS = ["hidden_states", "hidden_states.layer_0", "layers.1.mlp"]
+SAMPLING = Sampling(temperature=0.0, num_logprobs=MAX_LOGPROBS)
+MODEL: Mapping[str, Any] = {"num_layer_outputs": 1, "row_modules": ROWS[2]}
 NO_CACHES: Mapping[str, Any] = {
     "enable_prefix_caching": False,
     "enable_tensor_prefix_cache": False,
@@ -88,7 +93,9 @@ def ask(directory: Path, request: Ask) -> Generation:
     while True:
         try:
             with Client(directory, timeout_s=RESTART_S) as client:
-                return client.generate(request.prompt, request.files, request.max_tokens, hidden_states=True)
+                return client.generate(
+                    request.prompt, request.files, request.max_tokens, sampling=SAMPLING, hidden_states=RowsWanted(ROWS)
+                )
         except MmcachedError as error:
             if not error.retryable or time.monotonic() > give_up:
                 raise
@@ -103,15 +110,15 @@ def ask_all(directory: Path, asks: Sequence[Ask], meanwhile: Callable[[], None])
         return [each.result() for each in asked]
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(3600)
 def test_two_hundred_requests_beside_each_other_are_those_of_generate_alone(run_dir: Path, tmp_path: Path) -> None:
     folder = checkpoints.save("llava", tmp_path / "checkpoint")
     asks = asks_of(Random(34))
     encoder = {"kind": "hf", "path": str(folder)}
     directory = run_dir / "s"
-    with ChildService(directory, config_of(folder, encoder=encoder, **NO_CACHES), tmp_path / "config.json"):
+    with ChildService(directory, config_of(folder, encoder=encoder, **MODEL, **NO_CACHES), tmp_path / "config.json"):
         plain = ask_all(directory, asks, lambda: None)
-    config = config_of(folder, encoder=encoder, **SMALL_POOL)
+    config = config_of(folder, encoder=encoder, **MODEL, **SMALL_POOL)
     with ChildService(directory, config, tmp_path / "config.json") as service:
         (worker,) = role_pids(service.process.pid)["worker"]
         cached = ask_all(directory, asks, lambda: os.kill(worker, signal.SIGKILL))
@@ -128,9 +135,10 @@ def test_two_hundred_requests_beside_each_other_are_those_of_generate_alone(run_
     assert [answer.tokens for answer in cached] == wanted
     assert [answer.tokens for answer in batched] == wanted
     for one, other in zip(cached, plain, strict=True):
-        assert one.hidden_states is not None
-        assert other.hidden_states is not None
-        assert torch.equal(one.hidden_states, other.hidden_states)
+        assert list(one.rows) == list(other.rows) == ROWS
+        assert all(torch.equal(one.rows[key].tensor, other.rows[key].tensor) for key in ROWS)
+        assert one.logprobs == other.logprobs
+        assert len(one.logprobs) == len(one.tokens)
     assert engine.preemptions
     assert sum(answer.num_cached_tokens > 0 for answer in cached) > NUM_REQUESTS // 10
     assert not any(answer.num_cached_tokens for answer in plain)

@@ -18,7 +18,6 @@ from mmcached.cli.serve.child_service import ChildService
 from mmcached.client import Client, Generation, RowsWanted, Sampling
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import ConfigError, InvalidRequest, MmcachedError, ServiceUnavailable
-from mmcached.wire.model_config import ModelConfig
 from tests.hosts.transformers import checkpoints
 from tests.hosts.transformers.checkpoints import PICTURES
 from tests.hosts.transformers.language_models import VOCABULARY, alone, save, write_tokenizer
@@ -33,12 +32,12 @@ RESTART_S = 300.0
 """A worker imports Transformers before it is ready again."""
 
 
-def config_of(folder: Path, *, num_layer_outputs: int = 0, row_modules: str = "", **settings: object) -> ServiceConfig:
-    model = ModelConfig(
-        kind="hf", path=str(folder), chunk_tokens=32, num_layer_outputs=num_layer_outputs, row_modules=row_modules
-    )
+def config_of(
+    folder: Path, *, num_layer_outputs: int = 0, row_modules: str = "", mode: str = "aligned", **settings: object
+) -> ServiceConfig:
+    model = {"num_layer_outputs": num_layer_outputs, "row_modules": row_modules, "mode": mode}
     fields: dict[str, object] = {
-        "model": model,
+        "model": {"kind": "hf", "path": str(folder), "chunk_tokens": 32, **model},
         "world_size": 1,
         "device": "cpu",
         "num_kv_blocks": 300,

@@ -10,6 +10,7 @@ import torch
 from mmcached.cli.demo.killing import Survival
 from mmcached.cli.demo.workload import Outcome
 from mmcached.cli.watch.shown_figures import queries_and_hits
+from mmcached.wire.config import ServiceConfig
 from mmcached.wire.engine_stats import WorkerStats
 from mmcached.wire.stats import ServiceStats
 
@@ -43,12 +44,24 @@ class StageFigures:
         return sum(self.by_engine(lambda worker: worker.items_loaded))
 
 
-def encoded_line(first: StageFigures) -> str:
+def encoded_line(first: StageFigures, num_items: int, config: ServiceConfig) -> str:
+    """Return what was encoded, and whether more than once.
+
+    Args:
+        num_items: Number of different items.
+    """
     counts = {name: sum(first.by_engine(figure)) for name, figure in ENCODED.items()}
     items = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
     engines = " + ".join(map(str, first.encoded_by_engine()))
+    num_again = sum(counts.values()) - num_items
+    how, reason, others = "encoded once", "", "engines" if config.world_size == 1 else "workers"
+    if num_again > 0:
+        how = f"encoded, {num_again} of them again"
+        if config.world_size > 1:
+            shared = f"{config.limits.min_shared_encode_ms:g} ms (limits.min_shared_encode_ms)"
+            reason = f"; each worker encodes by itself what takes it less than {shared}"
     return (
-        f"encoded once: {items} ({engines} by engine); read from the store by the other engines: {first.num_loaded()}"
+        f"{how}: {items} ({engines} by engine){reason}; read from the store by the other {others}: {first.num_loaded()}"
     )
 
 

@@ -76,10 +76,12 @@ class Outcome:
     Attributes:
         embeddings: Embeddings of all photographs, for each user; the first user's are in the photographs' order. Of a
             film or a sound, those of each slice.
+        num_slices: Slices of all films and sounds.
     """
 
     generations: list[Generation]
     embeddings: list[torch.Tensor]
+    num_slices: int
 
 
 def users_with_photos(photos: Sequence[Photo], num_users: int, num_turns: int) -> list[User]:
@@ -120,14 +122,15 @@ async def play(run_dir: Path, users: Sequence[User], writer: PromptWriter, advan
     async with AsyncClient(run_dir, timeout_s=REQUEST_S) as client:
         parts = await asyncio.gather(*(_converse(client, user, writer, advance) for user in users))
     return Outcome(
-        generations=[generation for generations, _ in parts for generation in generations],
-        embeddings=[embedding for _, embeddings in parts for embedding in embeddings],
+        generations=[generation for generations, _, _ in parts for generation in generations],
+        embeddings=[embedding for _, embeddings, _ in parts for embedding in embeddings],
+        num_slices=sum(num_slices for _, _, num_slices in parts),
     )
 
 
 async def _converse(
     client: AsyncClient, user: User, writer: PromptWriter, advance: Callable[[], None]
-) -> tuple[list[Generation], list[torch.Tensor]]:
+) -> tuple[list[Generation], list[torch.Tensor], int]:
     tokens, files = [*writer.begin, *writer.encode(SYSTEM)], Files()
     generations = []
     for turn in user.turns:
@@ -142,11 +145,13 @@ async def _converse(
         tokens = [*tokens, *said, *writer.encode("\n")]
         advance()
     embeddings: list[torch.Tensor] = []
+    num_slices = 0
     for page in user.pages:
         for output in await client.encode(page.images, videos=page.videos, audios=page.audios):
             embeddings += tensors_of(output)
+            num_slices += len(output.outputs) if isinstance(output, Clip) else 0
         advance()
-    return generations, embeddings
+    return generations, embeddings, num_slices
 
 
 def tensors_of(output: Any) -> list[torch.Tensor]:
