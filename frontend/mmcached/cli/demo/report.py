@@ -45,7 +45,7 @@ class StageFigures:
 
 
 def encoded_line(first: StageFigures, num_items: int, config: ServiceConfig) -> str:
-    """Return what was encoded, and whether more than once.
+    """Return the line on encoded items; it says so if some were encoded more than once.
 
     Args:
         num_items: Number of different items.
