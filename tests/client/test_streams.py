@@ -326,8 +326,8 @@ def test_an_answer_that_fails_ends_the_others_in_the_service(run_dir: Path, make
         if not isinstance(message, Generate):
             return []
         asked.append(message)
-        if len(asked) == 2:
-            return [Failed(message.request_id, error_to_wire(RequestAborted("lost")))]
+        if len(asked) == 3:
+            return [Failed(asked[1].request_id, error_to_wire(RequestAborted("lost")))]
         return [tokens(message.request_id, 0, 1)]
 
     with fake_service(run_dir, fail_the_second) as received, make(run_dir) as client:
