@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from mmcached.client import InvalidRequest, Sampling, TokenUsage
+from mmcached.client import CacheMiss, Generation, InvalidRequest, Sampling, TokenUsage
 from mmcached.wire.errors import DeadlineExceeded, error_to_wire
 from mmcached.wire.messages.client import Failed, Generated, ToClient
 from mmcached.wire.messages.frontend import Cancel, FromClient, Generate
 from mmcached.wire.messages.parts import MAX_SEED, ChatMessage, ContentPart
 from tests.client.blocking import Make
-from tests.client.services import fake_service
+from tests.client.services import StoreService, fake_service
 from tests.integration.processes import eventually
 
 CAT, DOG = b"a cat", b"a dog"
@@ -56,6 +57,45 @@ def test_a_chat_is_sent_with_its_pictures_in_order(run_dir: Path, make: Make, tm
         assert caught.value.details["field"] == "images[0]"
         *_, last = client.generate_stream(messages=CHAT)
         assert last.text == "0"
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_a_named_picture_of_a_chat_is_sent_as_its_digest_and_as_a_file_if_it_is_needed(
+    service: StoreService, client: Any, is_streamed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The service has no digest: the file comes from the store, or with the message, or the miss names it."""
+    digest = client.bind("cat", CAT)
+    seen: list[tuple[list[str | None], list[bytes]]] = []
+
+    def answer(peer: bytes, message: FromClient, payload: list[Any]) -> None:
+        if isinstance(message, Generate):
+            seen.append((list(message.contents), list(map(bytes, payload))))
+            missed = Failed(message.request_id, error_to_wire(CacheMiss([digest])))
+            made = Generated(message.request_id, [5], "stop", 1, 0)
+            service.listener.try_send(peer, missed if message.contents else made)
+        else:
+            serve(peer, message, payload)
+
+    def ask(*parts: dict[str, Any]) -> Generation:
+        messages = [{"role": "user", "content": list(parts)}]
+        if not is_streamed:
+            return client.generate(messages=messages)  # type: ignore[no-any-return]
+        *_, last = client.generate_stream(messages=messages)
+        return last  # type: ignore[no-any-return]
+
+    serve = service.serve
+    monkeypatch.setattr(service, "serve", answer)
+    named, other = {"type": "image", "name": "cat"}, {"type": "image", "image": DOG}
+    for parts, missing in (((named, other), "cat"), (({"type": "image", "name": "x"}, other), "x")):
+        with pytest.raises(CacheMiss) as caught:
+            ask(*parts)
+        assert caught.value.mm_hashes == [missing]
+    assert seen == [([digest, None], [b"", DOG])]
+    assert ask(named | {"image": CAT}, other).tokens == [5]
+    assert seen[1:] == [([digest, None], [b"", DOG]), ([], [CAT, DOG])]
+    client.bind("cat", CAT, keeps_file=True)
+    assert ask(other, named).tokens == [5]
+    assert seen[-1][1] == [DOG, CAT]
 
 
 def test_answers_have_consecutive_seeds_and_the_first_comes_first(run_dir: Path, make: Make) -> None:

@@ -333,6 +333,7 @@ def test_an_answer_that_fails_ends_the_others_in_the_service(run_dir: Path, make
     with fake_service(run_dir, fail_the_second) as received, make(run_dir) as client:
         with pytest.raises(RequestAborted):
             list(client.generate_stream("x", n=3, sampling=SAMPLING))
+        eventually(lambda: asked, lambda found: len(found) == 3, "all requests")
         wanted = [Cancel(asked[0].client_id, asked[index].request_id) for index in (0, 2)]
         eventually(lambda: received, lambda messages: all(each in messages for each in wanted), "the cancels")
         gc.collect()  # the error refers to its stream

@@ -19,7 +19,7 @@ import pytest
 import torch
 
 from mmcached.cli.serve.child_service import ChildService
-from mmcached.client import AsyncClient, CacheMiss, Client, Clip, MediaName, Url, Video, media_key
+from mmcached.client import AsyncClient, CacheMiss, Client, Clip, Generation, MediaName, Url, Video, media_key
 from mmcached.wire.errors import MmcachedError
 from tests.integration import names_child
 from tests.integration.json_child import JsonChild
@@ -77,15 +77,21 @@ def test_a_named_picture_is_answered_without_its_file(
         with unopened(path, monkeypatch):
             named = client.generate(PROMPT, [path, None], names=names, hidden_states=True)
             encoded = client.encode([path, None], names=names)
+            *_, streamed = client.generate_stream(PROMPT, [path, None], names=names)
         assert named.tokens == wanted.tokens
         assert torch.equal(named.hidden_states, wanted.hidden_states)  # type: ignore[arg-type]
         assert all(torch.equal(ours, theirs) for ours, theirs in zip(encoded, embeddings, strict=True))
+        assert isinstance(streamed, Generation)
+        assert streamed.tokens == wanted.tokens
         assert quiet_stats(run_dir).processor.items_processed == before.items_processed
         client.flush()
         digest = client.bind("dog", photo(1))
         client.put(media_key(digest), {"file": np.frombuffer(photo(3), np.uint8)})  # forged
         with pytest.raises(CacheMiss) as caught:
             client.generate(PROMPT, [path, None], names=names)
+        assert caught.value.mm_hashes == ["dog"]
+        with pytest.raises(CacheMiss) as caught:
+            list(client.generate_stream(PROMPT, [path, None], names=names))
         assert caught.value.mm_hashes == ["dog"]
         client.drop(media_key(digest))
         client.bind("dog", photo(1), keeps_file=True)

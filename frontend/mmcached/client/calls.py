@@ -5,7 +5,7 @@ The calls on the store are in `store.reads` and `store.verbs`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from mmcached.client.arguments import MAX_TOKENS, Options, checked_int, checked_rows
@@ -16,9 +16,9 @@ from mmcached.client.links.shared_socket import Received
 from mmcached.client.media_files import ImageLike
 from mmcached.client.media_names import MediaName
 from mmcached.client.model_verbs import ModelVerbs
-from mmcached.client.piece_stream import PieceStream
+from mmcached.client.piece_stream import Attempt, PieceStream
 from mmcached.client.request_files import RequestFiles
-from mmcached.client.results import Generation, expect, stats_from
+from mmcached.client.results import Generation, Piece, expect, stats_from
 from mmcached.client.sampling import checked_num_answers, checked_sampling, further_requests
 from mmcached.client.store.aliases import NameVerbs
 from mmcached.client.store.fail_open import FailOpen
@@ -123,8 +123,9 @@ class Calls(NameVerbs):
         *,
         messages: Messages | None = None,
         image_ids: Sequence[str | None] = (),
-        videos: Sequence[VideoLike] = (),
-        audios: Sequence[AudioLike] = (),
+        videos: Sequence[VideoLike | None] = (),
+        audios: Sequence[AudioLike | None] = (),
+        names: Sequence[MediaName | None] = (),
         sampling: Sampling | None = None,
         n: int = 1,
         hidden_states: bool | RowsWanted = False,
@@ -150,7 +151,7 @@ class Calls(NameVerbs):
         ...     if isinstance(piece, list):
         ...         print(piece)
         """
-        files = RequestFiles.of(images, image_ids, videos, audios, messages)
+        files = RequestFiles.of(images, image_ids, videos, audios, messages, names=names)
         request = self._generate(
             prompt,
             files,
@@ -163,6 +164,8 @@ class Calls(NameVerbs):
         )
         num_answers = checked_num_answers(n, request.sampling)
         requests = [request, *further_requests(request, num_answers, self.contact.next_id)]
+        if files.names:
+            return self._stream(requests, (), lambda attempt: self._model.by_name(files, attempt))
         return self._stream(requests, files.read())
 
     def encode(
@@ -312,8 +315,13 @@ class Calls(NameVerbs):
     def _note_known(self, num_known: int, num_items: int) -> None:
         """Record how many items of an `encode` were found without a message; overridden by `TracedCalls`."""
 
-    def _stream(self, requests: Sequence[Generate], files: Sequence[Frame]) -> PieceStream:
-        return PieceStream(self.contact, requests, files)
+    def _stream(
+        self,
+        requests: Sequence[Generate],
+        files: Sequence[Frame],
+        by_name: Callable[[Attempt], Verb[Piece]] | None = None,
+    ) -> PieceStream:
+        return PieceStream(self.contact, requests, files, by_name)
 
     def _ask(self, request: Request, timeout_s: float | None, payload: Sequence[Frame] = ()) -> Verb[Received]:
         """Exchange a request that does not fail open."""

@@ -7,6 +7,7 @@ from typing import Any
 
 from mmcached.client.arguments import invalid, is_sequence, text_of
 from mmcached.client.media_files import ImageLike
+from mmcached.client.media_names import MediaName
 from mmcached.wire.errors import InvalidRequest
 from mmcached.wire.messages.frontend import MAX_MESSAGES
 from mmcached.wire.messages.parts import ChatMessage, ContentPart
@@ -14,13 +15,16 @@ from mmcached.wire.messages.parts import ChatMessage, ContentPart
 Messages = Sequence[Mapping[str, Any]]
 """Messages as Transformers' chat templates take them: `{"role": …, "content": text or a list of parts}`.
 
-A part is `{"type": "text", "text": …}` or `{"type": "image", "image": bytes or path}`.
+A part is `{"type": "text", "text": …}` or `{"type": "image", "image": bytes or path}`; `"name": …` beside or in place
+of `"image"` names the picture, as `names` of `generate` does.
 """
-_FIELDS_OF_PARTS = {"text": "text", "image": "image"}
+_FIELDS_OF_PARTS = {"text": ({"text"},), "image": ({"image"}, {"name"}, {"image", "name"})}
+Pictures = list[tuple[ImageLike | None, MediaName | None]]
+"""Pictures in order: the file, and the name."""
 _MAX_ROLE_CHARACTERS = 64
 
 
-def checked_messages(messages: Any) -> tuple[list[ChatMessage], list[ImageLike]]:
+def checked_messages(messages: Any) -> tuple[list[ChatMessage], Pictures]:
     """Return the messages to send, and their pictures in order.
 
     Raises:
@@ -28,11 +32,11 @@ def checked_messages(messages: Any) -> tuple[list[ChatMessage], list[ImageLike]]
     """
     if not is_sequence(messages) or not 1 <= len(messages) <= MAX_MESSAGES:
         raise invalid("messages", messages, f"a list of 1 to {MAX_MESSAGES} messages")
-    pictures: list[ImageLike] = []
+    pictures: Pictures = []
     return [_message(f"messages[{index}]", each, pictures) for index, each in enumerate(messages)], pictures
 
 
-def _message(field: str, message: Any, pictures: list[ImageLike]) -> ChatMessage:
+def _message(field: str, message: Any, pictures: Pictures) -> ChatMessage:
     if not isinstance(message, Mapping):
         raise invalid(field, message, 'a dict of "role" and "content"')
     for name in message:
@@ -49,20 +53,22 @@ def _message(field: str, message: Any, pictures: list[ImageLike]) -> ChatMessage
     return ChatMessage(role, _text(f"{field}.content", content, "text, or a list of parts"))
 
 
-def _part(field: str, part: Any, pictures: list[ImageLike]) -> ContentPart:
+def _part(field: str, part: Any, pictures: Pictures) -> ContentPart:
     if not isinstance(part, Mapping):
         raise invalid(field, part, 'a dict such as {"type": "text", "text": "…"}')
     kind = text_of(part.get("type"))
-    name = _FIELDS_OF_PARTS.get(kind or "")
-    if kind is None or name is None:
+    fields = _FIELDS_OF_PARTS.get(kind or "")
+    if kind is None or fields is None:
         raise invalid(f"{field}.type", part.get("type"), '"text" or "image"')
-    if set(part) != {"type", name}:
-        raise invalid(field, sorted(map(str, part)), f'a dict of "type" and "{name}"')
+    if set(part) - {"type"} not in fields:
+        limit = '"text"' if kind == "text" else '"image", "name", or both'
+        raise invalid(field, sorted(map(str, part)), f'a dict of "type" and {limit}')
     if kind == "text":
         return ContentPart("text", _text(f"{field}.text", part["text"], "text"))
-    if part["image"] is None:
-        raise InvalidRequest(f"{field}.image", "None", "bytes of an encoded file, or its pathlib.Path")
-    pictures.append(part["image"])
+    file, name = part.get("image"), part.get("name")
+    if file is None and name is None:
+        raise InvalidRequest(f"{field}.image", "None", "bytes of an encoded file, or its pathlib.Path, or a name")
+    pictures.append((file, name))
     return ContentPart("image")
 
 

@@ -54,7 +54,7 @@ class ModelVerbs:
             RemoteProtocolError: The answer names rows that were requested inline.
             CacheMiss: Files that came by name only are needed; names them.
         """
-        return self._by_name(
+        return self.by_name(
             files, lambda contents, data: self._answers(replace(request, contents=contents), data, deadline, n)
         )
 
@@ -86,12 +86,12 @@ class ModelVerbs:
         Raises:
             CacheMiss: Files that came by name only are needed; names them.
         """
-        return self._by_name(
+        return self.by_name(
             files,
             lambda contents, data: self._all_encoded(replace(request, contents=contents), data, reading, deadline),
         )
 
-    def _by_name(self, files: RequestFiles, ask: Callable[[list[str | None], list[bytes]], Verb[T]]) -> Verb[T]:
+    def by_name(self, files: RequestFiles, ask: Callable[[list[str | None], list[bytes]], Verb[T]]) -> Verb[T]:
         """Make a request with the digests of known names in place of their files, and again with the files that the
         service then needs: the caller's, or those that the store keeps.
 

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from mmcached.client.contact import Contact
+from msgspec.structs import replace
+
+from mmcached.client.contact import Contact, Deadline
 from mmcached.client.links.link import Link
 from mmcached.client.results import Generation, Piece
 from mmcached.client.token_stream import News, TokenStream
@@ -21,25 +23,35 @@ from mmcached.wire.errors import DeadlineExceeded, MmcachedError
 from mmcached.wire.messages.frontend import Cancel, Generate
 from mmcached.wire.sockets.frames import Frame
 
+Attempt = Callable[[list[str | None], Sequence[Frame]], Verb[Piece]]
+"""Sends requests with digests, one per file or none at all, and files; returns the first piece."""
+
 
 class PieceStream:
     """The pieces of all answers; `end` must follow.
 
     Args:
         requests: One for each answer.
+        by_name: For files that came by name: makes an attempt with the digests and files that it finds, and another one
+            with the files that the service then needs; see `ModelVerbs.by_name`.
 
     Attributes:
         is_over: Whether all generations were returned.
     """
 
-    def __init__(self, contact: Contact, requests: Sequence[Generate], payload: Sequence[Frame]) -> None:
+    def __init__(
+        self,
+        contact: Contact,
+        requests: Sequence[Generate],
+        payload: Sequence[Frame],
+        by_name: Callable[[Attempt], Verb[Piece]] | None = None,
+    ) -> None:
         self.is_over = False
         self._contact = contact
-        self._payload = payload
-        self._timeout_s = requests[0].timeout_s
-        self._unsent = deque(TokenStream(request, answer_index=index) for index, request in enumerate(requests))
-        self._sent: dict[int, TokenStream] = {}  # by request id; that whose turn is next first
-        self._link: Link[Any] | None = None
+        self._requests = requests
+        self._by_name = by_name
+        self._deadline: Deadline | None = None
+        self._begin(requests, payload)
 
     def next_piece(self) -> Verb[Piece]:
         """Return the next piece of an answer, waiting for one if none was received; answers take turns.
@@ -47,9 +59,30 @@ class PieceStream:
         Raises:
             MmcachedError: As `Contact.exchange`, or the error that the service reports.
         """
+        if self._link is None and self._by_name is not None:
+            return self._by_name(self._attempt)
+        return self._next_piece()
+
+    def _begin(self, requests: Sequence[Generate], payload: Sequence[Frame]) -> None:
+        self._payload = payload
+        self._unsent = deque(TokenStream(request, answer_index=index) for index, request in enumerate(requests))
+        self._sent: dict[int, TokenStream] = {}  # by request id; that whose turn is next first
+        self._link: Link[Any] | None = None
+
+    def _attempt(self, contents: list[str | None], files: Sequence[Frame]) -> Verb[Piece]:
+        """Return the first piece of requests with these digests and files, which replace those of a former attempt."""
+        self.end()
+        requests = [
+            replace(request, request_id=self._contact.next_id(), contents=contents) for request in self._requests
+        ]
+        self._begin(requests, files)
+        return self._next_piece()
+
+    def _next_piece(self) -> Verb[Piece]:
         link = self._link
+        if self._deadline is None:
+            self._deadline = self._contact.deadline(self._requests[0].timeout_s)
         if link is None:
-            self._deadline = self._contact.deadline(self._timeout_s)
             yield from self._contact.connect(self._deadline)
             link = self._link = self._contact.link()
             self._waiter = link.new_waiter()

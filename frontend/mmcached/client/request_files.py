@@ -52,11 +52,16 @@ class RequestFiles:
         """
         chat: list[ChatMessage] = []
         if messages is not None:
-            for name, files in (("images", images), ("image_ids", image_ids), ("videos", videos), ("audios", audios)):
-                check_sequence(name, files)
-                if len(files):
-                    raise InvalidRequest(name, len(files), "none beside messages: pictures are parts of a message")
-            chat, images = checked_messages(messages)
+            given = {"images": images, "image_ids": image_ids, "videos": videos, "audios": audios, "names": names}
+            for field_name, values in given.items():
+                check_sequence(field_name, values)
+                if len(values):
+                    limit = "none beside messages: pictures and their names are parts of a message"
+                    raise InvalidRequest(field_name, len(values), limit)
+            chat, pictures = checked_messages(messages)
+            images = [file for file, _ in pictures]
+            if any(name is not None for _, name in pictures):
+                names = [name for _, name in pictures]
         ids, clips = checked_image_ids(image_ids, images), checked_clips(videos, audios)
         num_files = len(images) + len(videos) + len(audios)
         keys = _checked_names(names, num_files)

@@ -15,8 +15,8 @@ from opentelemetry.trace import Span, SpanKind, Tracer, get_current_span, use_sp
 
 from mmcached.client.arguments import Options
 from mmcached.client.calls import Calls
-from mmcached.client.contact import Contact, MakeLink
-from mmcached.client.piece_stream import PieceStream
+from mmcached.client.contact import MakeLink
+from mmcached.client.piece_stream import Attempt, PieceStream
 from mmcached.client.results import Generation, Piece
 from mmcached.client.store.fail_open import FailOpen
 from mmcached.client.store.hits import Hit
@@ -93,8 +93,13 @@ class TracedCalls(Calls):
     def _note_known(self, num_known: int, num_items: int) -> None:
         get_current_span().set_attributes({"mmcached.hit": num_known == num_items, "mmcached.num_hits": num_known})
 
-    def _stream(self, requests: Sequence[Generate], files: Sequence[Frame]) -> PieceStream:
-        return _TracedStream(get_current_span(), self.contact, requests, files)
+    def _stream(
+        self,
+        requests: Sequence[Generate],
+        files: Sequence[Frame],
+        by_name: Callable[[Attempt], Verb[Piece]] | None = None,
+    ) -> PieceStream:
+        return _TracedStream(get_current_span(), self.contact, requests, files, by_name)
 
     def _traced(self, span: Span, begin: Callable[[], Call[T]], describe: Callable[[T], Attributes]) -> Verb[T]:
         try:
@@ -127,8 +132,8 @@ class TracedCalls(Calls):
 class _TracedStream(PieceStream):
     """A `PieceStream` whose span ends with it. A stream that was never read has no span."""
 
-    def __init__(self, span: Span, contact: Contact, requests: Sequence[Generate], payload: Sequence[Frame]) -> None:
-        super().__init__(contact, requests, payload)
+    def __init__(self, span: Span, *values: Any) -> None:
+        super().__init__(*values)
         self._span = span
         self._num_generated = 0
 
