@@ -8,6 +8,7 @@ kv              the KV cache manager                       kv_samplers, sides, t
 scheduler       the scheduler and its encoder books        scheduler_steps, sides
 prefix          hidden states of prefixes                  prefix_sides
 sidecar         a client's hits beside Redis, its puts, other stores      processes, looks, restart: `sidecar_*`, stores
+costs           what the cost of a record adds to its put
 encode          how often an image is encoded, how its embedding travels, what one-use images cost     encode_travel
 names           pictures by name: to the engine's input, an answer, many at once for a new URL
 media           a film or a sound that came before, whole or in part; new ones        media_files

@@ -137,11 +137,11 @@ def compare_frontend_cpu(num_rounds: int) -> list[Row]:
                 payload = np.ones(SIZES[size], np.uint8)
                 other = np.ones(SIZES[sizes[1]] - SIZES[size], np.uint8)
                 num_puts = CPU_PUTS // num_rounds
-                began = _cpu_s(pids[size])
+                began = cpu_s(pids[size])
                 for _ in range(num_puts):
                     np.copyto(next(targets)[: len(other)], other)
                     _put(clients[size], payload, f"{next(numbers)}")
-                cpu_us[size].append(1e6 * (_cpu_s(pids[size]) - began) / num_puts)
+                cpu_us[size].append(1e6 * (cpu_s(pids[size]) - began) / num_puts)
     small, large = (statistics.median(cpu_us[size]) for size in sizes)
     return [row("frontend's cpu of a put", sizes[1], large, "us", peer=sizes[0], peer_value=small)]
 
@@ -221,6 +221,6 @@ def _extents(memory: Bytes, num_bytes: int) -> list[Bytes]:
     return [memory[begin : begin + num_bytes] for begin in range(0, len(memory) - num_bytes + 1, num_bytes)]
 
 
-def _cpu_s(pid: int) -> float:
+def cpu_s(pid: int) -> float:
     """Return the processor time of a process so far."""
     return time.clock_gettime(~pid << 3 | 2)  # as `clock_getcpuclockid`, which Python does not have

@@ -83,6 +83,10 @@ class RecordBooks:
         if self.clients.has(name):
             self.clients.touch(name)
 
+    def count_saved(self, name: str) -> None:
+        """Count the seconds that a hit of a record saves."""
+        self.saved.hit(name, self._name_to_tenant[name])
+
     def clear(self) -> None:
         self.by_tenant.clear()
         self.clients = TenantBooks()

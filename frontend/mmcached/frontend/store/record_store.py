@@ -168,7 +168,7 @@ class RecordStore(Closeable):
             self.ring.records.touch(handle)
             self._books.touch(name)
             if counts:
-                self._books.saved.hit(name)
+                self._books.count_saved(name)
         return handle
 
     def count_misses(self, number: int) -> None:
@@ -327,13 +327,14 @@ class RecordStore(Closeable):
             return PutRefusal.FULL
         try:
             put = objects.replace if has_one else objects.put_encoded
-            put(name, encoded, about, expires_at=expiry_of(ttl_s))
+            handle = put(name, encoded, about, expires_at=expiry_of(ttl_s))
         except CacheFull:
             return PutRefusal.FULL
         if has_one:
             self.in_ring.forget(name)
         books.charge(tenant, name, num_bytes, in_ring=in_ring)
-        self.in_ring.learn(name, tenant, key, cost_s)
+        if cost_s:
+            self.in_ring.learn(name, key, cost_s, handle)
         if is_fetched:
             self.in_ring.fetched.add(name)
         return None

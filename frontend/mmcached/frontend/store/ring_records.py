@@ -87,7 +87,8 @@ class RingRecords(Closeable):
                 self.objects.discard(name)
             else:
                 self.books.charge(known.tenant, name, num_bytes, in_ring=in_ring)
-                self.learn(name, known.tenant, known.key, known.cost_s)
+                if known.cost_s and (handle := self.objects.find(name)) is not None:
+                    self.learn(name, known.key, known.cost_s, handle)
                 if self._is_shared and known.tenant != ITEMS_TENANT:
                     self.fetched.add(name)
         self.objects.adopted.clear()
@@ -188,15 +189,15 @@ class RingRecords(Closeable):
             name = self.objects.key_of(handle)
             self.discard(name)
 
-    def learn(self, name: str, tenant: str, key: str, cost_s: float) -> None:
-        """Remember the cost of a record, by which hits are summed and records are evicted."""
-        self.books.saved.learn(name, tenant, key, cost_s)
-        if isinstance(self.objects, ObjectStoreWriter) and cost_s and (handle := self.objects.find(name)) is not None:
-            self.objects.ring.records.value(handle, self._worth.count_put(cost_s, handle.nbytes))
+    def learn(self, name: str, key: str, cost_s: float, handle: Handle) -> None:
+        """Remember the cost of a new record, by which hits are summed and records are evicted."""
+        self.books.saved.learn(name, key, cost_s)
+        if (worth := self._worth.count_put(cost_s, handle.nbytes)) and isinstance(self.objects, ObjectStoreWriter):
+            self.objects.ring.records.value(handle, worth)
 
     def _hit(self, name: str) -> None:
         self.books.touch(name)
-        self.books.saved.hit(name)
+        self.books.count_saved(name)
 
     def lies_in_nursery(self, name: str) -> bool:
         handle = self.objects.find(name)

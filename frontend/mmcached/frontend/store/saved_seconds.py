@@ -8,8 +8,6 @@ Invariant: only current records have an entry, and only those whose cost is know
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from mmcached.wire.figures import CountsByKey
 from mmcached.wire.stats import TenantStats
 
@@ -17,12 +15,6 @@ ENCODER_KEYS = "encoder/"
 """Begin of the keys of encoder outputs, of the service and of adapters."""
 NO_TENANT = "default"
 """The tenant "" on the metrics page."""
-
-
-class _Cost(NamedTuple):
-    tenant: str
-    is_of_encoder: bool
-    us: int
 
 
 class SavedSeconds:
@@ -34,30 +26,28 @@ class SavedSeconds:
 
     def __init__(self) -> None:
         self.encoder_us = self.other_us = 0
-        self._name_to_cost: dict[str, _Cost] = {}
+        self._name_to_cost: dict[str, int] = {}  # 2 × microseconds, + 1 for an encoder output
         self._by_tenant = CountsByKey(TenantStats)
 
-    def learn(self, name: str, tenant: str, key: str, cost_s: float) -> None:
+    def learn(self, name: str, key: str, cost_s: float) -> None:
         """Remember the cost of a record, in place of an earlier one of the name."""
-        self.forget(name)
-        if cost_s > 0:
-            self._name_to_cost[name] = _Cost(tenant, key.startswith(ENCODER_KEYS), round(1e6 * cost_s))
+        self._name_to_cost[name] = 2 * int(1e6 * cost_s + 0.5) + key.startswith(ENCODER_KEYS)
 
-    def hit(self, name: str) -> None:
-        """Count a hit of a record."""
+    def hit(self, name: str, tenant: str) -> None:
+        """Count a hit of a tenant's record."""
         cost = self._name_to_cost.get(name)
         if cost is None:
             return
-        if cost.is_of_encoder:
-            self.encoder_us += cost.us
+        us = cost >> 1
+        if cost & 1:
+            self.encoder_us += us
         else:
-            self.other_us += cost.us
-        self._by_tenant.add(cost.tenant or NO_TENANT, saved_us=cost.us)
+            self.other_us += us
+        self._by_tenant.add(tenant or NO_TENANT, saved_us=us)
 
     def cost_s(self, name: str) -> float:
         """Return the cost of a record in seconds; 0.0: unknown."""
-        cost = self._name_to_cost.get(name)
-        return 0.0 if cost is None else cost.us / 1e6
+        return (self._name_to_cost.get(name, 0) >> 1) / 1e6
 
     def forget(self, name: str) -> None:
         self._name_to_cost.pop(name, None)

@@ -6,7 +6,7 @@ cost is unknown, 0. So equal costs per byte change nothing, as those of pictures
 
 from __future__ import annotations
 
-import math
+from math import log2
 
 MAX_WORTH = 6
 STEP = 0.002
@@ -21,13 +21,19 @@ class Worth:
 
     def count_put(self, cost_s: float, nbytes: int) -> int:
         """Add a put record to the usual cost, and return the record's worth, as `of`."""
-        if cost_s > 0 and nbytes > 0:
-            own = math.log2(cost_s / nbytes)
-            self._usual = own if self._usual is None else self._usual + STEP * (own - self._usual)
-        return self.of(cost_s, nbytes)
+        if cost_s <= 0 or nbytes <= 0:
+            return 0
+        own = log2(cost_s / nbytes)
+        usual = own if self._usual is None else self._usual + STEP * (own - self._usual)
+        self._usual = usual
+        return _rounded(own - usual)
 
     def of(self, cost_s: float, nbytes: int) -> int:
         """Return the worth of a record now, 0 … `MAX_WORTH`; cost 0.0: unknown."""
         if cost_s <= 0 or nbytes <= 0 or self._usual is None:
             return 0
-        return min(MAX_WORTH, max(0, round(math.log2(cost_s / nbytes) - self._usual)))
+        return _rounded(log2(cost_s / nbytes) - self._usual)
+
+
+def _rounded(above: float) -> int:
+    return 0 if above < 0.5 else min(MAX_WORTH, round(above))

@@ -45,6 +45,9 @@ from mmcached.wire.handle import Handle
 MAX_PLANS = 32
 """Attempts to find a place while readers take leases on just the chunks that would be evicted."""
 
+MOVED_WORTH = 2
+"""Worth from which a record in a nursery is copied into the ring without a hit: a copy costs more than a place."""
+
 SWEPT_SLOTS = 4096
 """Slots that are checked for expired chunks at a time: 30 µs."""
 
@@ -210,7 +213,7 @@ class CurrentRecords:
             books.touch(handle)
 
     def value(self, handle: Handle, worth: int) -> None:
-        """Set how much more than its size a chunk is worth, from 0; above 0 one in a nursery counts as hit.
+        """Set how much more than its size a chunk is worth; from `MOVED_WORTH` on one in a nursery counts as hit.
 
         Ignores chunks that are not current.
         """
@@ -218,7 +221,7 @@ class CurrentRecords:
             return
         if handle.slot < self._chunks.num_slots:
             self._chunks.value(handle, worth)
-        elif worth:
+        elif worth >= MOVED_WORTH:
             self._placed.touch(handle)
 
     def pin(self, handle: Handle) -> None:
