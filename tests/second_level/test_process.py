@@ -99,6 +99,17 @@ def test_a_record_that_expires_does_so_on_other_hosts(fleet: Fleet) -> None:
     assert seed_of(bob, "stays") == 2
 
 
+def test_a_record_of_another_host_saves_what_it_cost_there(fleet: Fleet, run_dir: Path) -> None:
+    ann, of_ann = fleet.host("a")
+    frontend = fleet.enter_context(FrontendThread(run_dir / "b", config_of()))
+    fleet.level(frontend)
+    bob = fleet.enter_context(Client(frontend.directory.path, tenant="t"))
+    assert ann.put("k", numbers(1), cost_s=2.5)
+    eventually(lambda: kept(of_ann), lambda count: count == 1, "a save")
+    assert seed_of(bob, "k") == 1
+    assert frontend.frontend.store.records.saved.cost_s(store_key("t", "k")) == pytest.approx(2.5)
+
+
 def test_a_flush_reaches_the_second_level_and_fails_where_it_does_not(fleet: Fleet) -> None:
     ann, of_ann = fleet.host("a")
     bob, _ = fleet.host("b")

@@ -92,6 +92,16 @@ def test_a_record_expires_where_it_is_found(server: Server, one: SharedRecords, 
         assert found.ttl_s == 0.0
 
 
+@pytest.mark.parametrize("nbytes", [1000, PART_BYTES + 1], ids=["whole", "in parts"])
+def test_a_record_keeps_the_cost_of_its_first_host(one: SharedRecords, two: SharedRecords, nbytes: int) -> None:
+    record = bytes(nbytes)
+    saves = [each.save(NAME, [record], cost_s=cost_s, deadline=in_time()) for each, cost_s in ((one, 1.25), (two, 9.0))]
+    assert saves == ["kept", "there"]
+    (found,) = two.get_many([NAME], deadline=in_time())
+    assert isinstance(found, Found)
+    assert found.cost_s == pytest.approx(1.25)
+
+
 def test_a_new_epoch_has_no_records(one: SharedRecords, two: SharedRecords) -> None:
     save(one, NAME, RECORD)
     assert read(two, NAME) == [RECORD]

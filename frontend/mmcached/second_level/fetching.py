@@ -185,7 +185,14 @@ class Fetching(Closeable):
                 return "miss"
             self._num_putting += 1
         try:
-            self._first.put(order.tenant, order.key, encoded_of(found), order.store_epoch, ttl_s=found.ttl_s)
+            self._first.put(
+                order.tenant,
+                order.key,
+                encoded_of(found),
+                order.store_epoch,
+                ttl_s=found.ttl_s,
+                cost_s=found.cost_s,
+            )
         except MmcachedError as error:
             if isinstance(error, RemoteProtocolError):
                 log.warning("a record of the second level cannot be read: %s", error)

@@ -54,16 +54,21 @@ class FirstLevel(Closeable):
         """Wait up to `timeout_s` for orders, connecting first if necessary; MmcachedError without a frontend."""
         return drive(self._take_orders(timeout_s))
 
-    def put(self, tenant: str, key: str, record: EncodedRecord, store_epoch: int, *, ttl_s: float = 0.0) -> bool:
+    def put(
+        self, tenant: str, key: str, record: EncodedRecord, store_epoch: int, *, ttl_s: float = 0.0, cost_s: float = 0.0
+    ) -> bool:
         """Offer a record; return whether its key has a record now.
 
         Args:
             ttl_s: Seconds until it expires; 0.0 for never.
+            cost_s: Seconds that computing it took on its first host; 0.0: unknown.
 
         Raises:
             MmcachedError: The frontend has not answered.
         """
-        put = self._verbs.put_encoded(key, record, self._call_s, tenant=tenant, store_epoch=store_epoch, ttl_s=ttl_s)
+        put = self._verbs.put_encoded(
+            key, record, self._call_s, tenant=tenant, store_epoch=store_epoch, ttl_s=ttl_s, cost_s=cost_s
+        )
         return bool(drive(put))
 
     def lend(self, save: Save) -> Bytes1D | None:

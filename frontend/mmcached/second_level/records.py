@@ -6,6 +6,7 @@
 
     head        magic │ version │ kind │ number │ epoch │ name │ nbytes │ parts │ expiry │ sum │ seal        112 bytes
 
+    number      of a part; else the seconds that computing the record took, in steps of 10 µs, 0: unknown
     name        the 64 hex digits of `store_key`, as 32 bytes
     nbytes      size of the record
     parts       digest of a manifest's sums, so parts of two saves are never mixed; 0 in a whole record
@@ -43,6 +44,8 @@ MAX_VALUE_BYTES = 32 << 20
 PART_BYTES = MAX_VALUE_BYTES - HEAD_BYTES
 _WHOLE, _MANIFEST, _PART = range(3)
 _KINDS = (_WHOLE, _MANIFEST, _PART)
+_COST_UNIT_S = 1e-5
+_MAX_COST = (1 << 32) - 1
 
 Flaw = Literal["foreign", "version", "epoch", "other", "cut", "corrupt", "large"]
 
@@ -74,7 +77,13 @@ Framed = tuple[str, list[Value]]
 
 
 def pack(
-    name: str, epoch: int, pieces: Sequence[Value], *, expiry_ms: int = 0, part_bytes: int = PART_BYTES
+    name: str,
+    epoch: int,
+    pieces: Sequence[Value],
+    *,
+    expiry_ms: int = 0,
+    cost_s: float = 0.0,
+    part_bytes: int = PART_BYTES,
 ) -> list[Framed]:
     """Return the values to store, in this order; they refer to the record's bytes without a copy.
 
@@ -82,11 +91,15 @@ def pack(
         name: 64 hex digits.
         pieces: The encoded record.
         expiry_ms: As in the head.
+        cost_s: Seconds that computing the record took; 0.0: unknown.
     """
+    cost = min(round(cost_s / _COST_UNIT_S), _MAX_COST)
     views = [memoryview(piece).cast("B") for piece in pieces]
     nbytes = sum(map(len, views))
     if nbytes <= part_bytes:
-        whole = _head(_WHOLE, 0, name, epoch=epoch, nbytes=nbytes, parts=0, body_sum=_sum(views), expiry_ms=expiry_ms)
+        whole = _head(
+            _WHOLE, cost, name, epoch=epoch, nbytes=nbytes, parts=0, body_sum=_sum(views), expiry_ms=expiry_ms
+        )
         return [(name, [whole, *views])]
     cut = list(_cut(views, part_bytes))
     sums = [_sum(part) for part in cut]
@@ -97,7 +110,7 @@ def pack(
         (_part_name(name, parts, number), [head(_PART, number, body_sum=sums[number]), *part])
         for number, part in enumerate(cut)
     ]
-    manifest = head(_MANIFEST, 0, body_sum=xxh3_128_digest(listed), expiry_ms=expiry_ms)
+    manifest = head(_MANIFEST, cost, body_sum=xxh3_128_digest(listed), expiry_ms=expiry_ms)
     return [*framed, (name, [manifest, listed])]
 
 
@@ -105,6 +118,12 @@ def expiry_ms_of(value: Value) -> int:
     """Return the expiry (ms since 1970, 0 for never) of a value that `unpack` has accepted."""
     expiry_ms: int = _FIELDS.unpack_from(value)[8]
     return expiry_ms
+
+
+def cost_s_of(value: Value) -> float:
+    """Return the cost in seconds of a value with a valid head that is no part; 0.0: unknown."""
+    cost: int = _FIELDS.unpack_from(value)[3]
+    return cost * _COST_UNIT_S
 
 
 def unpack(

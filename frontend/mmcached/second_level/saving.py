@@ -178,7 +178,9 @@ class Saving(Closeable):
         if expires_at and ttl_s <= 0:
             return False
         with self._counts.timed("put"):
-            kept = self._records.save(name, [lent.data], ttl_s=ttl_s, as_of=task.epoch, deadline=deadline)
+            kept = self._records.save(
+                name, [lent.data], ttl_s=ttl_s, cost_s=task.order.cost_s, as_of=task.epoch, deadline=deadline
+            )
         if kept == "kept":
             self._counts.add(bytes_written=lent.nbytes)
         return kept != "outdated"

@@ -33,6 +33,7 @@ from mmcached.second_level.records import (
     Framed,
     Manifest,
     Unusable,
+    cost_s_of,
     expiry_ms_of,
     is_head,
     pack,
@@ -57,10 +58,11 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The bytes of an encoded record, as consecutive pieces; `ttl_s` is 0.0 if it never expires."""
+    """The bytes of an encoded record, as consecutive pieces; `ttl_s` 0.0: it never expires, `cost_s` 0.0: unknown."""
 
     pieces: list[memoryview]
     ttl_s: float = 0.0
+    cost_s: float = 0.0
 
     @property
     def nbytes(self) -> int:
@@ -139,13 +141,21 @@ class SharedRecords(Closeable):
         self._see(found, deadline)
 
     def save(
-        self, name: str, pieces: Sequence[Value], *, ttl_s: float = 0.0, as_of: int | None = None, deadline: float
+        self,
+        name: str,
+        pieces: Sequence[Value],
+        *,
+        ttl_s: float = 0.0,
+        cost_s: float = 0.0,
+        as_of: int | None = None,
+        deadline: float,
     ) -> Literal["kept", "there", "outdated"]:
         """Store a record, unless the same is stored already.
 
         Args:
             pieces: The encoded record.
             ttl_s: Seconds until it expires; 0.0 for never.
+            cost_s: Seconds that computing it took; 0.0: unknown. A record that is there keeps its own.
             as_of: `epoch` when the save was ordered: in another epoch it is outdated. None for the current epoch.
 
         Raises:
@@ -160,7 +170,9 @@ class SharedRecords(Closeable):
         if as_of not in (None, epoch):
             return "outdated"
         expiry_ms = round(1000 * (self._wall_clock() + ttl_s)) if ttl_s else 0
-        framed = pack(name, epoch, pieces, expiry_ms=expiry_ms)
+        if head is not None and is_head(name, epoch, head):
+            cost_s = cost_s_of(head)
+        framed = pack(name, epoch, pieces, expiry_ms=expiry_ms, cost_s=cost_s)
         if head is not None and _begins_with(framed[-1], head) and name not in self._flawed:
             return "there"
         for part_name, value in framed:
@@ -284,10 +296,11 @@ class SharedRecords(Closeable):
                 raise value
             found = unpack(name, epoch, value, max_bytes=self._max_bytes)
             pieces = [found] if isinstance(found, memoryview) else self._parts(name, epoch, found, deadline)
+            cost_s = cost_s_of(value)
             if not (expiry_ms := expiry_ms_of(value)):
-                return Found(pieces)
+                return Found(pieces, cost_s=cost_s)
             ttl_s = expiry_ms / 1000 - self._wall_clock()
-            return Found(pieces, min(ttl_s, MAX_TTL_S)) if ttl_s > 0 else Missed("absent")
+            return Found(pieces, min(ttl_s, MAX_TTL_S), cost_s) if ttl_s > 0 else Missed("absent")
         except Unusable as wrong:
             if len(self._flawed) >= MAX_FLAWED:
                 self._flawed.clear()

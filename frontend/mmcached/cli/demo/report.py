@@ -74,6 +74,16 @@ def hits_line(first: StageFigures) -> str:
     return f"hits: {', '.join(rates)}"
 
 
+def saved_line(first: StageFigures, last: ServiceStats) -> str:
+    """Return the seconds that hits of the store have saved; empty if none are known.
+
+    The figures of a frontend begin with it, so those of the killed one are added.
+    """
+    before, after = first.after.store.saved_encoder_us, last.store.saved_encoder_us
+    us = after if after >= before else after + before
+    return f"{us / 1e6:.1f} s of encoder time saved by the store" if us else ""
+
+
 def kills_line(killed: StageFigures) -> str:
     encoded = sum(killed.encoded_by_engine())
     return f"after the kills: {encoded} items encoded, {killed.num_loaded()} read from the store"

@@ -27,6 +27,7 @@ from mmcached.cli.demo.report import (
     hits_line,
     kills_line,
     proof_line,
+    saved_line,
     store_line,
 )
 from mmcached.cli.demo.stages import Stages, shown_stages
@@ -153,6 +154,7 @@ def _run(config: ServiceConfig, workload: Workload, console: Console, stages: St
     lines = [
         (encoded_line(first, workload.num_items(on), config), True),
         (hits_line(first), True),
+        (saved_line(first, killed.after), True),
         (kills_line(killed), not sum(killed.encoded_by_engine())),
         (store_line(survival), survival.is_whole),
         (proof_line(on, different), not different),

@@ -125,10 +125,11 @@ class StorePuts(StoreReads):
         tenant: str,
         store_epoch: int,
         ttl_s: float = 0.0,
+        cost_s: float = 0.0,
     ) -> Verb[PutResult]:
         """Put a record that is already encoded; raises why the service did not answer."""
         deadline = self.contact.deadline(timeout_s)
-        return self._put(key, encoded, deadline, tenant, store_epoch=store_epoch, ttl_s=ttl_s)
+        return self._put(key, encoded, deadline, tenant, store_epoch=store_epoch, ttl_s=ttl_s, cost_s=cost_s)
 
     # ---- internals
 

@@ -125,7 +125,8 @@ class SecondLevelConnection:
         if not self.saves:
             self._saves_from = self._clock() + SAVES_WAIT_S
         self.claims.will_be_saved(wanted.name)
-        self.saves.add(wanted.name, Save(wanted.tenant, wanted.key, handle, self._records.in_ring.expires_at(handle)))
+        expires_at, cost_s = self._records.in_ring.expires_at(handle), self._records.saved.cost_s(wanted.name)
+        self.saves.add(wanted.name, Save(wanted.tenant, wanted.key, handle, expires_at, cost_s))
 
     def was_not_kept(self, wanted: Wanted, *, is_fetched: bool) -> None:
         """End the fetch of a record that was put and refused, or whose key has kept its record."""

@@ -172,12 +172,14 @@ class Save(Part, frozen=True):
 
     Attributes:
         expires_at: Nanoseconds since boot; 0: it does not expire.
+        cost_s: Seconds that computing it took; 0.0: unknown.
     """
 
     tenant: Text
     key: Text
     place: Handle
     expires_at: Count = 0
+    cost_s: float = 0.0
 
 
 class RowsWanted(Part, frozen=True):
