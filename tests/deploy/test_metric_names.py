@@ -10,7 +10,7 @@ import pytest
 from prometheus_client import generate_latest
 
 from mmcached.cli.watch.metrics import make_registry
-from mmcached.wire.stats import ClientStats, FrontendStats, RoleName
+from mmcached.wire.stats import ClientStats, FrontendStats, RoleName, TenantStats
 from tests.cli.fake_view import ENGINE, FRONTEND, FakeView, a_role, page_of
 from tests.deploy.metric_uses import RULES, RULES_TEST, all_uses, unknown
 from tests.house import REPOSITORY
@@ -25,7 +25,8 @@ def page(run_dir: Path) -> str:
     roles = [FRONTEND, ENGINE, RoleName("engine", 1), RoleName("worker")]
     given = [a_role(role, os.getpid(), "running") for role in roles]
     with page_of(run_dir, *roles) as (reader, writers):
-        writers[FRONTEND].publish(FrontendStats(by_client={"vllm": ClientStats(hits=1)}))
+        tables = FrontendStats(by_client={"vllm": ClientStats(hits=1)}, by_tenant={"t": TenantStats(saved_us=1)})
+        writers[FRONTEND].publish(tables)
         registry = make_registry(FakeView(run_dir, given=given), reader.read)
         return FIGURES.read_text() + generate_latest(registry).decode()
 

@@ -20,7 +20,7 @@ from mmcached.wire.version import PROTOCOL_VERSION, VERSION_FIELD
 from tests.house import REPOSITORY
 from tests.wire.examples import UNIONS
 
-SCHEMA = "21:d36f40a40d9f25a0"
+SCHEMA = "22:d0f6ad5e85010e93"
 """Of `PROTOCOL_VERSION`: after a change raise the version, then put here what the test found."""
 
 
