@@ -14,6 +14,7 @@ names           pictures by name: to the engine's input, an answer, many at once
 media           a film or a sound that came before, whole or in part; new ones        media_files
 second_level    Redis as a second level, beside redis-py and a bare socket; Mooncake Store, beside its own client
 second_level_hosts      two services with a Redis between them, beside one without
+miss_tax        what a store costs where 98 % of the pictures come once: a service, vLLM
 adapters        vLLM's servers with and without the adapter, and its connector     adapters_steps
 identity        a tower known by its weights, in vLLM
 adapters_transformers   a model of Transformers, and an image processor, with and without the adapter

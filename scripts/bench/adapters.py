@@ -87,7 +87,7 @@ def compare_connectors(num_rounds: int) -> Iterator[Row]:
     except ImportError as error:
         raise Unavailable(f"vLLM is not installed here: {error}") from error
     with ExitStack() as stack:
-        run_dir, checkpoint = _store(stack), _checkpoint(stack, "--depth", "4")
+        run_dir, checkpoint = start_store(stack), _checkpoint(stack, "--depth", "4")
         folder = stack.enter_context(tempfile.TemporaryDirectory(dir="/dev/shm", prefix="mmc-"))
         transfers: dict[str, dict[str, Any]] = {
             "ours": mmcached(run_dir)["ec-transfer-config"],
@@ -129,15 +129,15 @@ def _per_call_us(call: Callable[[str], object], names: Iterator[str]) -> float:
 
 def compare_servers(num_rounds: int) -> Iterator[Row]:
     with ExitStack() as stack:
-        run_dir = _store(stack)
-        off, first, second = _servers(stack, run_dir, ("off", "first", "second"), DEPTH, WIDTH)
+        run_dir = start_store(stack)
+        off, first, second = start_servers(stack, run_dir, ("off", "first", "second"), DEPTH, WIDTH)
         yield from _first_tokens(off, first, second, run_dir, num_rounds)
         yield _tower_runs([first, second])
 
 
 def compare_new_images(num_rounds: int) -> Iterator[Row]:
     with ExitStack() as stack:
-        off, ours = _servers(stack, _store(stack), ("off", "ours"), SMALL_DEPTH, SMALL_WIDTH)
+        off, ours = start_servers(stack, start_store(stack), ("off", "ours"), SMALL_DEPTH, SMALL_WIDTH)
         pairs = [_pair(off, ours, number) for number in range(num_rounds * PAIRS_PER_ROUND)]
         yield from _ratios(SMALL_IMAGE, pairs)
 
@@ -150,10 +150,10 @@ def compare_processing(num_rounds: int) -> Iterator[Row]:
     with ExitStack() as stack:
         side = max(adapters_processing.SIDES)
         checkpoint = _checkpoint(stack, max_pixels=side * side)
-        yield from adapters_processing.rows(checkpoint, _store(stack, LARGE_STORE_GB), num_rounds)
+        yield from adapters_processing.rows(checkpoint, start_store(stack, LARGE_STORE_GB), num_rounds)
 
 
-def _servers(stack: ExitStack, run_dir: Path, names: Sequence[str], depth: int, width: int) -> list[VllmServer]:
+def start_servers(stack: ExitStack, run_dir: Path, names: Sequence[str], depth: int, width: int) -> list[VllmServer]:
     """Start servers of one checkpoint, all but `off` with the store, and have each answer a few times."""
     if find_spec("vllm") is None:
         raise Unavailable("vLLM is not installed here")
@@ -169,23 +169,23 @@ def _servers(stack: ExitStack, run_dir: Path, names: Sequence[str], depth: int, 
         server.wait_until_ready()
     for number in range(2):
         for server in servers:
-            server.ask(_about(number), max_tokens=1)
+            server.ask(about(number), max_tokens=1)
             server.ask([text("What?")], max_tokens=1)
     return servers
 
 
-def _about(number: int) -> Content:
+def about(number: int) -> Content:
     """Return a message about an image, with a beginning that no other has."""
     return [text(f"{next(_numbers):06}"), image(number, SIDE), text("What?")]
 
 
 def _pair(off: VllmServer, ours: VllmServer, number: int) -> tuple[float, float]:
     """Return how long the first token about a new image takes, ms: with the adapter and without, in turns."""
-    message = _about(1000 + number)
+    message = about(1000 + number)
     if number % 2:
-        return _first_token_ms(ours, message), _first_token_ms(off, message)
-    without = _first_token_ms(off, message)
-    return _first_token_ms(ours, message), without
+        return first_token_ms(ours, message), first_token_ms(off, message)
+    without = first_token_ms(off, message)
+    return first_token_ms(ours, message), without
 
 
 def _ratios(params: str, pairs: list[tuple[float, float]]) -> Iterator[Row]:
@@ -203,9 +203,9 @@ def _first_tokens(
         pairs.append(_pair(off, first, number))
         _wait_for_saves(run_dir, first)
         second.ask([text("What?")], max_tokens=1)  # it has had nothing to do
-        found["loads"].append(_first_token_ms(second, _about(1000 + number)))
-        found[TEXT_ONLY].append(_first_token_ms(second, [text(f"{next(_numbers):06} What?" + "a" * IMAGE_TOKENS)]))
-        found[OWN].append(_first_token_ms(second, _about(1000 + number)))
+        found["loads"].append(first_token_ms(second, about(1000 + number)))
+        found[TEXT_ONLY].append(first_token_ms(second, [text(f"{next(_numbers):06} What?" + "a" * IMAGE_TOKENS)]))
+        found[OWN].append(first_token_ms(second, about(1000 + number)))
     median = {name: statistics.median(times) for name, times in found.items()}
     median[OFF] = statistics.median(without for _, without in pairs)
     for peer in (OFF, TEXT_ONLY, OWN):
@@ -213,7 +213,7 @@ def _first_tokens(
     yield from _ratios(IMAGE, pairs)
 
 
-def _first_token_ms(server: VllmServer, message: Content) -> float:
+def first_token_ms(server: VllmServer, message: Content) -> float:
     return wall_us(lambda: server.ask(message, max_tokens=1)) / 1000
 
 
@@ -250,7 +250,7 @@ def _tower_runs(servers: list[VllmServer]) -> Row:
 # ---- both
 
 
-def _store(stack: ExitStack, store_gb: float = 0.25) -> Path:
+def start_store(stack: ExitStack, store_gb: float = 0.25) -> Path:
     run_dir = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mmc-")))
     stack.enter_context(frontend(run_dir, store_gb=store_gb))
     return run_dir

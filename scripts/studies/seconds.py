@@ -6,6 +6,7 @@ For a store of each share of the trace's bytes, in percent of the uses, of their
     store, costs unknown   the product's rules, by puts that do not say what they cost
     store                  the same with `cost_s`
     GDSF                   exact, by hits × seconds ÷ bytes, aged; searches all records
+    Belady, bytes          knows the future: out goes the most bytes × time until the next use
     Belady, seconds        knows the future: out goes the most bytes × time until the next use ÷ seconds
 
 `--costs equal` gives all items the same cost, `--costs bytes` one in proportion to the size.
@@ -74,6 +75,7 @@ def found_by(trace: UseTrace, store_bytes: int) -> dict[str, npt.NDArray[np.bool
     found["store"] = play(trace, store_bytes)
     gdsf = Gdsf(store_bytes)
     found["GDSF"] = np.array([gdsf.request(key, sizes[key], costs[key]) for key in keys])
+    found["Belady, bytes"] = furthest(trace.keys, trace.sizes, store_bytes)
     weights = (trace.sizes / np.maximum(trace.costs_s, 1e-9)).astype(np.float64)
     found["Belady, seconds"] = furthest(trace.keys, trace.sizes, store_bytes, weights)
     return found
