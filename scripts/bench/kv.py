@@ -2,11 +2,10 @@
 
 paths      what is compared, each a sampler of CPU time of this process. A path "with commit" runs in steps; vLLM has
            none, so its figure is the same in both rows
+kinds      two of the paths for each kind of layer beside full attention
 limits     what the plainest loop in Python takes for the same result: no class, no books, one C call per block
 growth     ours alone: pools of 1k to 1M blocks, all full of published content, and 1 to 1,024 running requests
-hits       the share of prompt tokens that small pools find, where layers with windows have smaller blocks: `traces`'s
-           texts, one request at a time, its prompt in chunks, then its answer token by token, which is part of the next
-           turn. The second peer is our manager with every full block published, whether a hit can use it or not
+hits       the share of prompt tokens that small pools find (`kv_hits`)
 
 Digests are drawn, not computed, wherever hashing is not the subject: a manager sees only their values. vLLM is measured
 where it is installed: `make bench-peers`. Without it the limits, the cost of steps, the growth, and hit rates beside
@@ -15,16 +14,13 @@ those of the plain rule are left.
 
 from __future__ import annotations
 
-import math
-import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
-from mmcached.compat.kv_cache_manager import KVCacheManager
-from scripts.bench import harness
+from mmcached.engine.kv.config import ChunkedLocalAttentionSpec, CrossAttentionSpec, FullAttentionSpec, MambaSpec
+from scripts.bench import harness, kv_hits
 from scripts.bench.harness import STEPS, Bound, Row, Sampler, Section, against_first, beside_peer, compare, cpu_ns, row
 from scripts.bench.kv_samplers import (
     CHUNK_TOKENS,
@@ -51,8 +47,7 @@ from scripts.bench.kv_samplers import (
     packed_tokens,
     told_cycle,
 )
-from scripts.bench.sides import BLOCK_SIZE, FOUR_GROUPS, Kind, Ours, Side, Vllm
-from scripts.bench.texts import TRAFFIC, WORKING_SET_TOKENS
+from scripts.bench.sides import BLOCK_SIZE, FOUR_GROUPS, WINDOW, Kind, Ours, Side, Vllm
 
 ROUNDS = 11
 QUICK_ROUNDS = 3
@@ -121,6 +116,40 @@ PATHS = {
     "start": Path("a new pool at start-up", f"{LARGE_POOL:,} blocks", "us", large_pool_at_start),
     "blocked": Path("blocked head of the line, a step", f"{LONG_TOKENS:,} tokens", "us", blocked),
 }
+
+
+KINDS = {
+    "chunks": Kind((FullAttentionSpec(BLOCK_SIZE), ChunkedLocalAttentionSpec(BLOCK_SIZE, WINDOW))),
+    "states": Kind((FullAttentionSpec(BLOCK_SIZE), MambaSpec(BLOCK_SIZE))),
+    "cross-attention": Kind((FullAttentionSpec(BLOCK_SIZE), CrossAttentionSpec(BLOCK_SIZE)), num_encoder_tokens=WINDOW),
+}
+"""A group with full attention and one of another kind."""
+
+
+def _paths_of(name: str, kind: Kind) -> tuple[Path, Path]:
+    return (
+        Path(
+            f"cycle, full attention and {name}",
+            f"{REQUEST_BLOCKS} blocks, evicting",
+            "ns per block",
+            lambda side: cycle(Book.full(side, NUM_BLOCKS, kind)),
+            lambda side: committed_cycle(Book.full(side, NUM_BLOCKS, kind)),
+        ),
+        Path(
+            f"decode, full attention and {name}",
+            f"{NUM_RUNNING} running",
+            "ns per request",
+            lambda side: decode(Book.full(side, NUM_BLOCKS, kind), NUM_RUNNING),
+            lambda side: committed_decode(Book.full(side, NUM_BLOCKS, kind), NUM_RUNNING),
+        ),
+    )
+
+
+PATHS_OF_KINDS = [path for name, kind in KINDS.items() for path in _paths_of(name, kind)]
+
+
+def kind_rows(vllm: Side | None, num_rounds: int) -> list[Row]:
+    return [each for path in PATHS_OF_KINDS for each in measure(path, vllm, num_rounds)]
 
 
 def measure(path: Path, vllm: Side | None, num_rounds: int) -> list[Row]:
@@ -200,109 +229,6 @@ def _cycle_beside(num_running: int) -> Sampler:
     return cycle(book)
 
 
-HIT_CHUNK_TOKENS = 256
-ANSWER_TOKENS = 40
-POOL_SHARES = (0.15, 0.4, 1.0)
-"""Pools by what the working set takes up if every block of it stays."""
-NUM_REQUESTS = 1_200
-QUICK_REQUESTS = 300
-
-MIXES = {
-    "full 16, window 128 over 16": Kind(((16, None), (16, 128))),
-    "full 64, window 128 over 16": Kind(((64, None), (16, 128))),
-    "full 128, window 64 over 16": Kind(((128, None), (16, 64))),
-    "full 256, window 128 over 64": Kind(((256, None), (64, 128))),
-}
-HIT_RATE = "prompt tokens found"
-ALL_PUBLISHED = "all published"
-HIT_PEERS = (ALL_PUBLISHED, "vLLM")
-
-
-class EverythingPublished(Ours):
-    """Ours without the rule that a block is published only if a hit can use it."""
-
-    name = ALL_PUBLISHED
-
-    def kv_manager(self, num_blocks: int, kind: Kind) -> KVCacheManager:
-        manager = super().kv_manager(num_blocks, kind)
-        publisher: Any = manager._publisher
-        publisher._groups = tuple(replace(group, stride=1) for group in publisher._groups)
-        for group in publisher._groups:
-            group.kind.runs_for_hits = lambda start, stop: ((start, stop),)
-        return manager
-
-
-@dataclass(frozen=True, slots=True)
-class Play:
-    """One traffic on one manager."""
-
-    traffic: str
-    mix: str
-    share: float
-
-    @property
-    def num_blocks(self) -> int:
-        """Of the pool, the null block not included."""
-        return int(self.share * sum(WORKING_SET_TOKENS / size for size in MIXES[self.mix].block_sizes))
-
-    @property
-    def params(self) -> str:
-        return f"{self.traffic}; {self.mix}; {self.num_blocks:,} blocks"
-
-    def percent_found(self, side: Side, num_requests: int) -> float:
-        """Return how much of all prompt tokens was found, after as many requests that do not count."""
-        kind = MIXES[self.mix]
-        manager = side.kv_manager(self.num_blocks + 1, kind)
-        texts = TRAFFIC[self.traffic](random.Random(self.traffic), math.gcd(*kind.block_sizes))
-        num_found = num_asked = 0
-        for number, text in zip(range(2 * num_requests), texts, strict=False):
-            num_prompt = text.num_tokens
-            text.grow(ANSWER_TOKENS)
-            found = _run(manager, side.request([0] * text.num_tokens, text.digests), num_prompt)
-            if number >= num_requests:
-                num_found, num_asked = num_found + found, num_asked + num_prompt
-        return 100 * num_found / num_asked
-
-
-PLAYS = [Play(traffic, mix, share) for traffic in TRAFFIC for mix in MIXES for share in POOL_SHARES]
-HIT_PARAMS = [play.params for play in PLAYS]
-
-
-def _run(manager: Any, request: Any, num_prompt: int) -> int:
-    """Compute a request alone, and free it; return how many tokens of its prompt were found.
-
-    Raises:
-        RuntimeError: the pool is too small even for one.
-    """
-    hit = manager.get_computed_blocks(request)
-    blocks, num_found = hit[0], min(int(hit[1]), num_prompt - 1)
-    while request.num_computed_tokens < request.num_tokens:
-        num_done = request.num_computed_tokens + (hit[1] if blocks is not None else 0)
-        num_new = min(HIT_CHUNK_TOKENS, num_prompt - num_done) if num_done < num_prompt else 1
-        if blocks is None:
-            given = manager.allocate_slots(request, num_new)
-        else:
-            given, blocks = manager.allocate_slots(request, num_new, hit[1], blocks), None
-        if given is None:
-            raise RuntimeError(f"{num_done + num_new} tokens do not fit")
-        request.num_computed_tokens = num_done + num_new
-    manager.free(request)
-    return num_found
-
-
-def hit_rows(vllm: Side | None, num_rounds: int) -> list[Row]:
-    """Return a row for each traffic, mix and pool against each peer; a quick run asks less often."""
-    peers: Sequence[Side] = [EverythingPublished(), *([vllm] if vllm is not None else [])]
-    num_requests = QUICK_REQUESTS if num_rounds <= QUICK_ROUNDS else NUM_REQUESTS
-    rows = []
-    for play in PLAYS:
-        ours = play.percent_found(Ours(), num_requests)
-        for peer in peers:
-            theirs = play.percent_found(peer, num_requests)
-            rows.append(row(HIT_RATE, play.params, ours, "%", peer=peer.name, peer_value=theirs))
-    return rows
-
-
 def _reach(path: str, times_faster: float, *, with_commit: bool = False) -> Bound:
     name = PATHS[path].name + (", with commit" if with_commit else "")
     return Bound("reach", name, PATHS[path].params, "vLLM", 1 / times_faster)
@@ -321,17 +247,23 @@ BOUNDS = (
     _reach("pool", 50),
     _reach("start", 50),
     _reach("blocked", 150),
-    *(Bound("reach", HIT_RATE, params, peer, 1.0, is_floor=True) for params in HIT_PARAMS for peer in HIT_PEERS),
+    *(Bound("reach", path.name, path.params, "vLLM", 1 / 4) for path in PATHS_OF_KINDS),
+    *kv_hits.BOUNDS,
 )
 
-SECTIONS = (*PATHS, "limits", "growth", "hits")
+SECTIONS = (*PATHS, "kinds", "limits", "growth", "hits")
 
 
 def open_sections(undo: ExitStack) -> Mapping[str, Section]:
     vllm = harness.installed(Vllm)
     paths = {name: partial(measure, path, vllm) for name, path in PATHS.items()}
-    hits = partial(hit_rows, vllm)
-    return {**paths, "limits": limit_rows, "growth": growth, "hits": hits}
+    return {
+        **paths,
+        "kinds": partial(kind_rows, vllm),
+        "limits": limit_rows,
+        "growth": growth,
+        "hits": lambda num_rounds: kv_hits.hit_rows(vllm, is_quick=num_rounds <= QUICK_ROUNDS),
+    }
 
 
 if __name__ == "__main__":

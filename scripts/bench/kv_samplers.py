@@ -13,6 +13,7 @@ import random
 import secrets
 import struct
 from collections.abc import Callable
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -31,6 +32,7 @@ class Book:
         num_blocks: of each group.
 
     Attributes:
+        first_slots: the manager's `allocate_slots` for a request's first step, which follows its encoder.
         known: requests of `REQUEST_BLOCKS` blocks whose content is published, up to `NUM_KNOWN`, spread over the pool.
         step_ids: one for each step that somebody opens.
     """
@@ -41,6 +43,9 @@ class Book:
         self.side = side
         self.num_blocks = num_blocks
         self.manager = side.kv_manager(num_blocks * len(kind.groups), kind)
+        self.first_slots = self.manager.allocate_slots
+        if kind.num_encoder_tokens:
+            self.first_slots = partial(self.manager.allocate_slots, num_encoder_tokens=kind.num_encoder_tokens)
         self.known: list[Any] = []
         self.step_ids = count(1)
 
@@ -67,7 +72,7 @@ class Book:
 
     def publish(self, request: Any) -> None:
         """Compute a request whole, and free it."""
-        self.manager.allocate_slots(request, request.num_tokens)
+        self.first_slots(request, request.num_tokens)
         self.manager.free(request)
 
     def start_decoding(self, num_running: int, num_steps: int) -> list[Any]:
@@ -79,7 +84,7 @@ class Book:
         num_tokens = PROMPT_TOKENS + num_steps
         requests = [self.request(num_tokens // BLOCK_SIZE, num_tokens=num_tokens) for _ in range(num_running)]
         for request in requests:
-            if self.manager.allocate_slots(request, PROMPT_TOKENS) is None:
+            if self.first_slots(request, PROMPT_TOKENS) is None:
                 raise RuntimeError(f"{num_running} requests do not fit into {self.num_blocks} blocks")
             request.num_computed_tokens = PROMPT_TOKENS
         return requests
@@ -111,12 +116,12 @@ def long_hit(side: Side) -> Sampler:
 
 def cycle(book: Book) -> Sampler:
     """A request that nobody has seen: looked up, given blocks, published and freed; every block evicts one."""
-    manager = book.manager
+    manager, first_slots = book.manager, book.first_slots
 
     def run(requests: list[Any]) -> None:
         for request in requests:
             found = manager.get_computed_blocks(request)
-            manager.allocate_slots(request, request.num_tokens - found[1], found[1], found[0])
+            first_slots(request, request.num_tokens - found[1], found[1], found[0])
             manager.free(request)
 
     return lambda: _per_block(book, run)
@@ -124,13 +129,13 @@ def cycle(book: Book) -> Sampler:
 
 def committed_cycle(book: Book) -> Sampler:
     """The same, each request in a step of its own."""
-    manager, step_ids = book.manager, book.step_ids
+    manager, first_slots, step_ids = book.manager, book.first_slots, book.step_ids
 
     def run(requests: list[Any]) -> None:
         for request, step_id in zip(requests, step_ids, strict=False):
             manager.begin_step(step_id)
             found = manager.get_computed_blocks(request)
-            manager.allocate_slots(request, request.num_tokens - found[1], found[1], found[0])
+            first_slots(request, request.num_tokens - found[1], found[1], found[0])
             manager.commit(step_id)
             manager.free(request)
 

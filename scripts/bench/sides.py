@@ -19,7 +19,15 @@ import torch
 from mmcached.cache.hashing.block_hash import extend_block_hashes
 from mmcached.compat.kv_cache_manager import KVCacheManager
 from mmcached.engine.encoder.shared_encoder_cache_manager import SharedEncoderCacheManager
-from mmcached.engine.kv.config import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, SlidingWindowSpec
+from mmcached.engine.kv.config import (
+    ChunkedLocalAttentionSpec,
+    FullAttentionSpec,
+    KVCacheConfig,
+    KVCacheGroupSpec,
+    KVCacheSpec,
+    MambaSpec,
+    SlidingWindowSpec,
+)
 from mmcached.engine.scheduling.scheduler import Scheduler
 from mmcached.engine.scheduling.step import ScheduledStep
 from mmcached.engine.steps.request import Request
@@ -44,20 +52,28 @@ class Kind:
     """What a manager is made for.
 
     Attributes:
-        groups: of layers: tokens per block, and the window in tokens, None with full attention.
+        groups: one group of layers for each spec.
         has_events: whether it tells what it stores and removes.
+        num_encoder_tokens: outputs of the encoder for each request, with cross-attention, which switches caching off.
     """
 
-    groups: tuple[tuple[int, int | None], ...] = ((BLOCK_SIZE, None),)
+    groups: tuple[KVCacheSpec, ...] = (FullAttentionSpec(BLOCK_SIZE),)
     has_events: bool = False
+    num_encoder_tokens: int = 0
 
     @property
     def block_sizes(self) -> list[int]:
-        return [block_size for block_size, _ in self.groups]
+        return [spec.block_size for spec in self.groups]
+
+    @property
+    def chunk_grain(self) -> int:
+        """Multiples of which chunks end at, so that layers with states can be shared; 1 without such layers."""
+        has_states = any(isinstance(spec, MambaSpec) for spec in self.groups)
+        return math.lcm(*self.block_sizes) if has_states else 1
 
 
 PLAIN = Kind()
-FOUR_GROUPS = Kind(((BLOCK_SIZE, None), *[(BLOCK_SIZE, WINDOW)] * 3))
+FOUR_GROUPS = Kind((FullAttentionSpec(BLOCK_SIZE), *[SlidingWindowSpec(BLOCK_SIZE, WINDOW)] * 3))
 
 
 class Steps(Protocol):
@@ -93,6 +109,9 @@ class Side(Protocol):
 
     def kv_manager(self, num_blocks: int, kind: Kind) -> Any: ...
 
+    def start_step(self, manager: Any) -> None:
+        """Let what was computed until now be read: states of Mamba can be shared from the next step on."""
+
     def request(self, token_ids: Sequence[int], block_hashes: Sequence[bytes]) -> Any:
         """Return a request that waits, with the digests of its full blocks."""
 
@@ -120,12 +139,16 @@ class Ours:
         self._ids = count()
 
     def kv_manager(self, num_blocks: int, kind: Kind) -> KVCacheManager:
-        specs = [
-            FullAttentionSpec(block_size) if window is None else SlidingWindowSpec(block_size, window)
-            for block_size, window in kind.groups
-        ]
-        config = KVCacheConfig(num_blocks, [KVCacheGroupSpec([f"layer {i}"], spec) for i, spec in enumerate(specs)])
-        return KVCacheManager(config, LONGEST_TEXT, enable_kv_cache_events=kind.has_events)
+        groups = [KVCacheGroupSpec([f"layer {index}"], spec) for index, spec in enumerate(kind.groups)]
+        return KVCacheManager(
+            KVCacheConfig(num_blocks, groups),
+            LONGEST_TEXT,
+            enable_caching=not kind.num_encoder_tokens,
+            enable_kv_cache_events=kind.has_events,
+        )
+
+    def start_step(self, manager: KVCacheManager) -> None:
+        """Do nothing: without steps, the caller says that content is computed."""
 
     def request(self, token_ids: Sequence[int], block_hashes: Sequence[bytes]) -> Request:
         made = Request(next(self._ids), "generate", token_ids, [], max_tokens=1)
@@ -175,28 +198,26 @@ class Vllm:
         self._sampling = importlib.import_module("vllm.sampling_params").SamplingParams(max_tokens=1)
         self._sha256 = importlib.import_module("vllm.utils.hashing").sha256
         self._utils.init_none_hash(self._sha256)
+        importlib.import_module("vllm.v1.core.single_type_kv_cache_manager").register_all_kvcache_specs(None)
         self._ids = count()
 
     def kv_manager(self, num_blocks: int, kind: Kind) -> Any:
-        layer = {"num_kv_heads": 1, "head_size": 1, "dtype": torch.float16}
-        specs = [
-            self._config.FullAttentionSpec(block_size=block_size, **layer)
-            if window is None
-            else self._config.SlidingWindowSpec(block_size=block_size, sliding_window=window, **layer)
-            for block_size, window in kind.groups
+        groups = [
+            self._config.KVCacheGroupSpec([f"layer {index}"], vllm_spec(self._config, spec))
+            for index, spec in enumerate(kind.groups)
         ]
-        config = self._config.KVCacheConfig(
-            num_blocks=num_blocks,
-            kv_cache_tensors=[],
-            kv_cache_groups=[self._config.KVCacheGroupSpec([f"layer {i}"], spec) for i, spec in enumerate(specs)],
-        )
+        config = self._config.KVCacheConfig(num_blocks=num_blocks, kv_cache_tensors=[], kv_cache_groups=groups)
         return self._kv_manager(
             config,
             LONGEST_TEXT,
             scheduler_block_size=math.lcm(*kind.block_sizes),
             hash_block_size=math.gcd(*kind.block_sizes),
+            enable_caching=not kind.num_encoder_tokens,
             enable_kv_cache_events=kind.has_events,
         )
+
+    def start_step(self, manager: Any) -> None:
+        manager.new_step_starts()
 
     def request(self, token_ids: Sequence[int], block_hashes: Sequence[bytes]) -> Any:
         made = self._request(str(next(self._ids)), list(token_ids), self._sampling, None)
@@ -231,6 +252,32 @@ class Vllm:
             return VllmSteps(max_num_seqs)
         except ImportError as error:
             raise Unavailable(f"vLLM's scheduler cannot be imported: {error}") from error
+
+
+def vllm_spec(specs: Any, spec: KVCacheSpec, name: str = "", **options: object) -> Any:
+    """Return vLLM's spec for ours.
+
+    Args:
+        specs: vLLM's module of specs.
+        name: vLLM's class, if it is not named as ours.
+        options: more arguments of this class.
+    """
+    make: Callable[..., Any] = getattr(specs, name or type(spec).__name__)
+    if isinstance(spec, MambaSpec):
+        return make(
+            spec.block_size,
+            shapes=((1,),),
+            dtypes=(torch.float16,),
+            mamba_cache_mode=spec.mamba_cache_mode,
+            num_speculative_blocks=spec.num_speculative_blocks,
+        )
+    layer = {"num_kv_heads": 1, "head_size": 1, "dtype": torch.float16, **options}
+    match spec:
+        case SlidingWindowSpec():
+            layer["sliding_window"] = spec.sliding_window
+        case ChunkedLocalAttentionSpec():
+            layer["attention_chunk_size"] = spec.attention_chunk_size
+    return make(spec.block_size, **layer)
 
 
 def our_config(max_num_seqs: int) -> ServiceConfig:

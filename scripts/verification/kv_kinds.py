@@ -8,8 +8,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from mmcached.engine.kv.config import (
     ChunkedLocalAttentionSpec,
     CrossAttentionSpec,
@@ -19,6 +17,7 @@ from mmcached.engine.kv.config import (
     SlidingWindowSpec,
 )
 from scripts.bench.peers import load_vllm
+from scripts.bench.sides import vllm_spec
 
 
 @dataclass(frozen=True)
@@ -117,35 +116,12 @@ class Peer:
         self.split = scheduler._mamba_block_aligned_split
 
     def config(self, setting: Setting) -> Any:
-        groups = [
-            self.specs.KVCacheGroupSpec([f"layer {number}"], self._spec(group))
-            for number, group in enumerate(setting.groups)
-        ]
+        groups = [self._group(f"layer {number}", group) for number, group in enumerate(setting.groups)]
         return self.specs.KVCacheConfig(num_blocks=setting.num_blocks, kv_cache_tensors=[], kv_cache_groups=groups)
 
-    def _spec(self, group: Group) -> Any:
-        layer: dict[str, Any] = {"num_kv_heads": 1, "head_size": 1, "dtype": torch.float16}
-        if group.is_replicated:
-            layer["dcp_sharded"] = False
-        specs, spec = self.specs, group.spec
-        match spec:
-            case FullAttentionSpec():
-                return getattr(specs, group.peer or "FullAttentionSpec")(block_size=spec.block_size, **layer)
-            case SlidingWindowSpec():
-                return specs.SlidingWindowSpec(spec.block_size, sliding_window=spec.sliding_window, **layer)
-            case ChunkedLocalAttentionSpec():
-                chunk = spec.attention_chunk_size
-                return specs.ChunkedLocalAttentionSpec(spec.block_size, attention_chunk_size=chunk, **layer)
-            case CrossAttentionSpec():
-                return specs.CrossAttentionSpec(spec.block_size, **layer)
-            case MambaSpec():
-                return specs.MambaSpec(
-                    spec.block_size,
-                    shapes=((1,),),
-                    dtypes=(torch.float16,),
-                    mamba_cache_mode=spec.mamba_cache_mode,
-                    num_speculative_blocks=spec.num_speculative_blocks,
-                )
+    def _group(self, layer: str, group: Group) -> Any:
+        options = {"dcp_sharded": False} if group.is_replicated else {}
+        return self.specs.KVCacheGroupSpec([layer], vllm_spec(self.specs, group.spec, group.peer, **options))
 
 
 def _at_least_0(method: Callable[..., int]) -> Callable[..., int]:
