@@ -260,7 +260,8 @@ class StoreService(ServiceThread):
                 placed_bytes = self.desk.nurseries.max_record_bytes
                 fingerprints = self.encoder_fingerprint, FINGERPRINTS
                 welcome = Welcome("store", 258, 257, 64, 8192, ring, epoch, limits, placed_bytes, *fingerprints)
-                self._send(peer, replace(welcome, has_second_level=self.desk.second_level.is_on))
+                algorithm, is_on = self.config.mm_hasher_algorithm, self.desk.second_level.is_on
+                self._send(peer, replace(welcome, hasher_algorithm=algorithm, has_second_level=is_on))
             case ClientBye():
                 self.desk.end_client(message.client_id)
             case Flush():

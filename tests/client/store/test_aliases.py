@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import threading
 from collections.abc import Callable
@@ -257,6 +258,17 @@ def test_without_a_service_names_are_unknown_and_content_is_fetched(run_dir: Pat
         assert client.bind("cat", lambda: CAT) == DIGEST
         assert client.bind("cat", CAT, keeps_file=True) == DIGEST
         assert not client.forget("cat")
+
+
+def test_content_is_hashed_as_the_service_does_also_by_a_client_that_was_there_before_it(
+    run_dir: Path, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(contact, "RETRY_INTERVAL_S", 0)
+    with make(run_dir) as client:
+        assert client.resolve("cat") is None
+        with StoreService(run_dir, mm_hasher_algorithm="sha256"):
+            assert client.bind("cat", CAT) == hashlib.sha256(CAT).hexdigest()
+            assert client.bind("dog", lambda: DOG) == hashlib.sha256(DOG).hexdigest()
 
 
 @pytest.mark.parametrize("name", ["", "x" * 9000, None, 5, b"cat", "\ud800"])

@@ -125,6 +125,8 @@ class NameVerbs(StoreVerbs):
             if digest is None:
                 raise InvalidRequest("name", "a record of another kind", "a name that `bind` has bound; forget it")
             return digest
+        if self.contact.welcome is None:  # it says how the service hashes
+            yield from self._guarded("bind", self._in_contact(self.contact.deadline(timeout_s)), None)
         digest = yield from self._content(content, keeps_file, ttl, tenant)
         yield from self._put_binding(alias, digest, ttl, timeout_s, tenant)
         return digest
