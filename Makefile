@@ -83,7 +83,7 @@ test-c: $(INSTALLED) ## the reader in C: its protocol explored, a live store, an
 	$(BIN)/python -m pytest tests/shm/include tests/client/store/test_native.py
 	rm -rf build/native
 	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --target build/native ./shm
-	MMCACHED_NATIVE=1 PYTHONPATH=build/native $(BIN)/python -m pytest $(NATIVE_TESTS)
+	MMCACHED_NATIVE=1 PYTHONPATH=$(CURDIR)/build/native $(BIN)/python -m pytest $(NATIVE_TESTS)
 
 test-valkey: $(INSTALLED) ## the second level with Valkey as well as Redis (Debian; 40 MB)
 	tests/second_level/valkey.sh
