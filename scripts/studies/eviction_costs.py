@@ -12,7 +12,7 @@ import numpy as np
 
 from mmcached.frontend.connections.rings import NoRing
 from mmcached.frontend.store.record_store import RecordStore
-from mmcached.frontend.store.store_service import gc_paused
+from mmcached.frontend.store.ring_records import gc_paused
 from mmcached.shm import RingWriter, adopt_ring, encode
 from mmcached.shm.ring.allocator import RingAllocator
 from mmcached.shm.segment.mapped import layout_of

@@ -12,7 +12,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from mmcached.cli.admin import info, store_verbs, verbs
+from mmcached.cli.admin import info, store_verbs, verbs, verify
 from mmcached.cli.admin.printing import DEFAULT_RUN_DIR
 from mmcached.cli.bench.command import bench
 from mmcached.cli.config import show as config_show
@@ -205,6 +205,7 @@ def common(
 verbs.register(app)
 info.register(app)
 store_verbs.register(app)
+verify.register(app)
 app.command()(doctor)
 app.command()(bench)
 traces_command.register(app)

@@ -87,11 +87,15 @@ class AsyncClient(BaseClient):
     get_or_compute = _awaitable(Calls.get_or_compute)
     drop = _awaitable(Calls.drop)
     delete = _awaitable(Calls.delete)
+    is_verifying = _awaitable(Calls.is_verifying)
+    sampled = _awaitable(Calls.sampled)
+    verified = _awaitable(Calls.verified)
 
     resolve = _awaitable(Calls.resolve)
     bind = _awaitable(Calls.bind)
     forget = _awaitable(Calls.forget)
 
+    verify = _awaitable(Calls.verify)
     invalidate = _awaitable(Calls.invalidate)
     flush = _awaitable(Calls.flush)
     ping = _awaitable(Calls.ping)

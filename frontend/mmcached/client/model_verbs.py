@@ -126,7 +126,10 @@ class ModelVerbs:
         results = yield from self._known_outputs(request, files, reading, deadline)
         self._note_known(sum(result is not None for result in results), len(results))
         try:
-            for takes_keys in (self._store.is_reader, False):  # outputs evicted meanwhile are requested inline
+            # Outputs evicted meanwhile are requested inline; while hits are verified all are: a named one could be the
+            # found record.
+            by_key = self._store.is_reader and not self._store.is_verifying().result
+            for takes_keys in (by_key, False):
                 missing = [index for index, result in enumerate(results) if result is None]
                 if missing or not files:
                     part = _part_of(request, missing, len(files))
@@ -212,8 +215,11 @@ class ModelVerbs:
     ) -> Verb[dict[int, Any]]:
         """Return the outputs with these keys that are in the store, by their index.
 
-        Outputs of an answer were put just now for this client, and do not count as hits.
+        Outputs of an answer were put just now for this client, and do not count as hits. Hits that are to be recomputed
+        count as missing.
         """
+        sampled = frozenset() if is_answer else self._store.sampled(list(keys.values())).result
+        keys = {index: key for index, key in keys.items() if key not in sampled}
         if not keys:
             return {}
         hits = yield from self._store.look(list(keys.values()), reading, deadline, counts_hits=not is_answer)

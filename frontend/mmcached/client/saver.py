@@ -6,7 +6,7 @@
 
 A record is made in the saver's thread: a copy from a device, or out of a buffer, does not delay the caller. Waiting
 saves hold at most `max_bytes`; a key that waits already is not added twice, and the record of a key that has one is not
-made.
+made; except while hits are verified: then both are compared.
 """
 
 from __future__ import annotations
@@ -174,7 +174,7 @@ class Saver(Closeable):
     def _put(self, save: _Save) -> str:
         try:
             if self._client.contains_many([save.key], timeout_s=self._timeout_s, tenant=save.tenant)[0]:
-                return "saved"
+                return "saved" if not self._client.is_verifying() or self._is_same(save) else "refused"
             is_stored = self._client.put(
                 save.key,
                 save.make(),  # before the cost, which is known once the device has done the work
@@ -189,6 +189,11 @@ class Saver(Closeable):
         except Exception:  # any error of the host's tensors: go on with the next save
             _LOG.exception("a record could not be made")
         return "failed"
+
+    def _is_same(self, save: _Save) -> bool:
+        """Compare a record with that of its key; False if both differ, and then the store refuses the name."""
+        hit = self._client.get(save.key, view=True, timeout_s=self._timeout_s, tenant=save.tenant, local=True)
+        return hit is None or self._client.verified(save.key, hit.record, save.make(), tenant=save.tenant)
 
     def _end(self, key: str, outcome: str) -> None:
         with self._news:

@@ -112,11 +112,15 @@ class Client(BaseClient, Closeable):
     get_or_compute = _blocking(Calls.get_or_compute)
     drop = _blocking(Calls.drop)
     delete = _blocking(Calls.delete)
+    is_verifying = _blocking(Calls.is_verifying)
+    sampled = _blocking(Calls.sampled)
+    verified = _blocking(Calls.verified)
 
     resolve = _blocking(Calls.resolve)
     bind = _blocking(Calls.bind)
     forget = _blocking(Calls.forget)
 
+    verify = _blocking(Calls.verify)
     invalidate = _blocking(Calls.invalidate)
     flush = _blocking(Calls.flush)
     ping = _blocking(Calls.ping)

@@ -71,6 +71,9 @@ METRICS: Mapping[str, str] = {
     "hit_seconds": "a client's successful look-up, until the client has the record; one of 64 is measured",
     "put_seconds": "a put, from its message until its record is kept",
     "store_quota_evictions": "records evicted for their tenant's quota",
+    "store_verified": "hits that a host has recomputed, because of mmcached verify",
+    "store_different": "of these, hits that differed from their recomputation",
+    "store_refused_names": "names that are not shared since a hit of theirs differed, until the next flush",
     "store_expired": "records dropped because their time to live was over",
     "store_nurseries": "nurseries: files into which clients write large records themselves",
     "store_nursery_bytes": "bytes of all nurseries together, of their share of the store",
@@ -204,7 +207,7 @@ class StoreStats(StatsRecord, frozen=True):
 
     `refusals` were too large, of an old epoch, over a quota, or found no room; `inline_records` had no lease;
     `nursery_puts` were published where their clients had written them, `promotions` were copied from there into the
-    ring.
+    ring. `verified` hits were recomputed by a host, `different` ones differed.
     """
 
     queries: Annotated[int, Metric("cache_queries", cache="store")] = 0
@@ -230,6 +233,9 @@ class StoreStats(StatsRecord, frozen=True):
     put_latency: Annotated[Histogram, Metric("put_seconds")] = Histogram()
     ring: RingStats = RingStats()
     fetches: FetchStats = FetchStats()
+    verified: Annotated[int, Metric("store_verified")] = 0
+    different: Annotated[int, Metric("store_different")] = 0
+    refused_names: Annotated[Gauge, Metric("store_refused_names")] = 0
     saved_encoder_us: Annotated[int, Metric("saved_seconds", scale=1e-6, kind="encoder")] = 0
     saved_other_us: Annotated[int, Metric("saved_seconds", scale=1e-6, kind="other")] = 0
 

@@ -20,7 +20,8 @@ from mmcached.cache.store_keys import store_key
 from mmcached.frontend.server import CHECK_INTERVAL_S
 from mmcached.frontend.store import record_sender
 from mmcached.frontend.store.record_store import PutRefusal
-from mmcached.frontend.store.store_service import StoreService, gc_paused
+from mmcached.frontend.store.ring_records import gc_paused
+from mmcached.frontend.store.store_service import StoreService
 from mmcached.shm import RingReader, encode
 from mmcached.shm.ring.key_index import key_digest
 from mmcached.shm.store.codec import Record, decode

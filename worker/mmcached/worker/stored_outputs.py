@@ -118,6 +118,11 @@ class StoredOutputs(Closeable):
         """
         return item.num_embeds * min(self._s_per_embed[item.modality], default=inf) >= self._min_shared_s
 
+    def must_verify(self, item: EncodeItem) -> bool:
+        """Return whether the engine has an item encoded although the store has its output, to compare both."""
+        client, key = self._store.client(), output_key(self._fingerprint, item.mm_hash)
+        return client.is_verifying() and client.exists(key, tenant=item.tenant)
+
     def save_large_rows(self, chunk: RunChunk, key: str, first: int, rows: torch.Tensor) -> SavedRows | None:
         """Save rows of a chunk that are too large to be sent inline; return their name in the store, or None."""
         if rows.nbytes <= self._max_inline_bytes:

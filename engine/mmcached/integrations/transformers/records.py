@@ -24,7 +24,8 @@ def find_or_make(
 ) -> list[Record]:
     """Return the record of each key.
 
-    A record of a wrong form is dropped and made anew: no process could use it.
+    A record of a wrong form is dropped and made anew: no process could use it. A sample of found records is made again,
+    compared and replaced by the new ones: `mmcached verify`.
 
     Args:
         make: Returns the record of the key at a given index.
@@ -41,9 +42,13 @@ def find_or_make(
         made.add(place)
         return make(place)
 
+    sampled = client.sampled(keys) if any(hits) else frozenset()
     for place, (key, hit) in enumerate(zip(keys, hits, strict=True)):
         if hit is not None and is_right(place, hit.record):
-            found.append(hit.record)
+            if key in sampled:
+                made_now = make_here(place)
+                client.verified(key, hit.record, made_now)
+            found.append(made_now if key in sampled else hit.record)
             continue
         if hit is not None:
             client.drop(key)

@@ -89,6 +89,11 @@ class ReconnectingClient(Closeable):
         """Have the service count one look-up of each key, and keep the records that are there for a while longer."""
         self._get(keys, counts=True)
 
+    def sampled(self, keys: list[str]) -> frozenset[str]:
+        """Return those keys whose hits are to be recomputed now: see `Client.sampled`."""
+        client = self._client
+        return client.sampled(keys) if keys and self._is_there and client is not None else frozenset()
+
     def ask(self, keys: Iterable[str]) -> bool:
         """Ask in the thread which engine encodes some items; return False if it is not asked: then every engine
         encodes.

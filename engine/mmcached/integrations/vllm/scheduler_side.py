@@ -96,6 +96,8 @@ class SchedulerSide:
         self._local: set[str] = set()
         self._forms: dict[str, PartForm] = {}
         self._keys: dict[str, str] = {}
+        self._features: dict[str, Any] = {}
+        self._recomputed: set[str] = set()
         self._judged: dict[tuple[str, PartForm], str | None] = {}
         self._has_warned = False
         self._plan = StepOrders(0)
@@ -185,6 +187,8 @@ class SchedulerSide:
         self._encoded.clear()
         self._forms.clear()
         self._keys.clear()
+        self._features.clear()
+        self._recomputed.clear()
         for name in output.free_encoder_mm_hashes:
             self._local.discard(name)
             self._leases.give_back(name, plan.step)
@@ -241,15 +245,26 @@ class SchedulerSide:
                     rows, width = request.get_num_encoder_embeds(index), self._width_of(feature.modality)
                     self._forms[name] = PartForm((width,), self._dtype, rows)
                     self._keys[name] = self._prefix(feature.modality) + name
+                    self._features[name] = feature
                 if name not in self._local or self._is_encode_only:
                     wanted[name] = index
         return wanted
 
     def _look_up(self, keys: dict[str, str]) -> None:
-        """Take leases on the records (keys by name) that exist and fit the model."""
+        """Take leases on the records (keys by name) that exist and fit the model, except those that this engine
+        recomputes: its worker compares them when it saves the output.
+        """
         started = time.perf_counter_ns()
-        for name, hit in zip(keys, self._contact.look_up(list(keys.values())), strict=True):
-            if hit is not None:
+        hits = {
+            name: hit
+            for name, hit in zip(keys, self._contact.look_up([*keys.values()]), strict=True)
+            if hit is not None
+        }
+        sampled = self._contact.sampled([keys[name] for name in hits]) if self._can_save else frozenset()
+        for name, hit in hits.items():
+            if keys[name] in sampled and self._can_be_encoded(self._features[name]):
+                self._recomputed.add(name)
+            elif name not in self._recomputed:
                 self._add(name, hit)
         self.counts["lookup_us"] += (time.perf_counter_ns() - started) // 1000
 
@@ -286,7 +301,8 @@ class SchedulerSide:
                 if not (name in shared and self._contact.is_starting and self._clock() < self._give_up_at):
                     self._unavailable.add(request.request_id)
                 return False
-        is_waiting = self._must_wait({shared[name]: name for name in missing if name in shared})
+        unknown = [name for name in missing if name in shared and name not in self._recomputed]
+        is_waiting = self._must_wait({shared[name]: name for name in unknown})
         self.counts["waits"] += is_waiting
         return not is_waiting
 

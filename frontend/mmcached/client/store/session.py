@@ -201,6 +201,12 @@ class StoreSession(ReaderSession):
             look = self._store.reader.look
             return [look.find(digest) is not None for digest in digests]
 
+    @property
+    def sample(self) -> int:
+        """Which hits are recomputed, see `cache.verification`; 0: none, or the ring cannot be seen from here."""
+        with self._lock:
+            return 0 if self._reader is None else self._store.reader.look.sample
+
     def keys(self, tenant: str) -> list[str] | None:
         """Return the tenant's keys that the store shows just now, the newest first; None as `contains`.
 

@@ -7,10 +7,14 @@ A claim is dropped when its call ends in any way other than with a put.
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from typing import TypeVar
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
+from mmcached.cache.name_files import name_in, read_name
+from mmcached.cache.output_names import is_exact
+from mmcached.cache.verification import compare, is_sampled
 from mmcached.client.arguments import check_function, checked_key, checked_keys, checked_ttl
 from mmcached.client.contact import Deadline
 from mmcached.client.results import expect
@@ -19,12 +23,16 @@ from mmcached.client.store.bare import TensorLike, as_record, from_record
 from mmcached.client.store.claims import Claim, Grant, Pending
 from mmcached.client.store.hits import Hit, Reading, reading_of
 from mmcached.client.store.puts import StorePuts, checked_epoch
-from mmcached.client.verb import Verb
+from mmcached.client.verb import ReadyResult, Verb
 from mmcached.shm.store.codec import DEFAULT_LIBRARY, Library, Record, encode
 from mmcached.wire.errors import RemoteProtocolError
 from mmcached.wire.messages.client import Claimed, Claims, Records
 from mmcached.wire.messages.frontend import MAX_COST_S, ClaimRecord, ClaimRecords
+from mmcached.wire.messages.verification import Verification, Verified, Verify
 
+_LOG = logging.getLogger("mmcached.client")
+_MAX_TEXT = 256
+_NOTHING: ReadyResult[frozenset[str]] = ReadyResult(frozenset())
 ValueT = TypeVar("ValueT", bound=Record | TensorLike)
 """Value of a function that computes a key's record: a record, or one tensor."""
 
@@ -145,6 +153,62 @@ class StoreVerbs(StorePuts):
         finally:
             if grant is not None and not is_stored:
                 self._drop_claim(grant)
+
+    # ---- verification of hits
+
+    def sampled(self, keys: Sequence[str]) -> ReadyResult[frozenset[str]]:
+        """Return those keys whose hits the caller should recompute now, and compare by `verified`.
+
+        Without `mmcached verify` there are none. Sends no message.
+        """
+        sample = self._sample
+        return ReadyResult(frozenset(key for key in keys if is_sampled(sample, key))) if sample else _NOTHING
+
+    def is_verifying(self) -> ReadyResult[bool]:
+        """Return whether `mmcached verify` runs. Sends no message."""
+        return ReadyResult(self._sample > 0)
+
+    @property
+    def _sample(self) -> int:
+        session = self._sessions.present
+        return 0 if session is None else session.sample
+
+    def verified(
+        self, key: str, found: Mapping[str, Any], computed: Mapping[str, Any], *, tenant: str | None = None
+    ) -> ReadyResult[bool]:
+        """Compare a found record with the recomputed one, and report the result to the service; return whether they are
+        equal. Of another one no record is shared under this name any more: use the recomputed record.
+
+        A record is compared bit for bit, except an encoder output whose name is not known to be exact: its rows may
+        differ by `TOLERANCE`.
+
+        Args:
+            found, computed: Records with tensors of one library.
+            tenant: As for `get`.
+        """
+        name = name_in(key)
+        rows = None if name is None else read_name(self.contact.directory.path, name)
+        difference = compare(found, computed, is_exact=name is None or (rows is not None and is_exact(rows)))
+        if difference:
+            _LOG.warning("the record of %s differs from its recomputation: %s", key, difference)
+        self.contact.tell(Verified(key, self._tenant(tenant), difference[:_MAX_TEXT]))
+        return ReadyResult(not difference)
+
+    def verify(self, share: float, *, timeout_s: float = 10.0) -> Verb[Verification]:
+        """Have all programs that use the store recompute a share of their hits during the next `VERIFY_S` seconds.
+
+        Args:
+            share: From 0.0 to 1.0.
+
+        Returns:
+            The numbers of verified and different hits since the service has started, and the names that it refuses.
+        """
+        deadline = self.contact.deadline(timeout_s)
+        yield from self.contact.connect(deadline)
+        message, _ = yield from self.contact.exchange(Verify(self.contact.next_id(), share), deadline)
+        return expect(message, Verification)
+
+    # ---- the calls, without error handling
 
     def _claim(self, key: str, reading: Reading, deadline: Deadline, tenant: str) -> Verb[Hit | Grant | None]:
         """Return a record or the right to compute it; None: compute it without storing."""

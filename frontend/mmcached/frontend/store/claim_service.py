@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 
 from mmcached.cache.store_keys import store_key
+from mmcached.cache.verification import name_of
 from mmcached.frontend.connections.channel import Channel
 from mmcached.frontend.store.claim_table import ClaimTable, ClaimTransfer, ClaimWaiter
 from mmcached.frontend.store.record_reads import RecordReads
@@ -25,6 +26,9 @@ from mmcached.wire.handle import Handle
 from mmcached.wire.messages import client as to_client
 from mmcached.wire.messages import frontend as received
 from mmcached.wire.messages.parts import Inline
+
+NOT_EXCLUSIVE = 0
+"""Token of a claim that keeps no other client from computing the record."""
 
 
 class ClaimService:
@@ -61,6 +65,9 @@ class ClaimService:
         if handle is not None:
             self._sender.send_records(peer, message, [handle])
             return
+        if self._is_refused(message.tenant, message.key):
+            self._send(peer, to_client.Claimed(message.request_id, self._records.epoch, NOT_EXCLUSIVE))
+            return
         deadline = self._clock() + min(message.timeout_s, self._max_wait_s)
         waiter = ClaimWaiter(peer, message, deadline)
         token = self.table.ask(store_key(message.tenant, message.key), waiter)
@@ -77,7 +84,9 @@ class ClaimService:
         if missing:
             # In the claim table each key counts as if it had been asked for alone.
             first = received.ClaimRecord(message.client_id, message.request_id, message.keys[missing[0]], 1.0, tenant)
-            names = {index: store_key(tenant, message.keys[index]) for index in missing}
+            for index in missing:
+                found[index] = NOT_EXCLUSIVE if self._is_refused(tenant, message.keys[index]) else None
+            names = {index: store_key(tenant, message.keys[index]) for index in missing if found[index] is None}
             here = {i: name for i, name in names.items() if not self._second_level.fetches.is_elsewhere(name)}
             tokens = self.table.ask_many(list(here.values()), ClaimWaiter(peer, first, math.inf))
             for index, token in zip(here, tokens, strict=True):
@@ -92,6 +101,11 @@ class ClaimService:
     def drop(self, claim: int, client_id: str) -> None:
         """End a client's claim; it passes to the next waiter."""
         self._transfer(self.table.drop(claim, client_id))
+
+    def _is_refused(self, tenant: str, key: str) -> bool:
+        """Return whether the store keeps no record of this key, so that no client should wait for it."""
+        refused = self._records.refused
+        return bool(refused) and (tenant, name_of(key)) in refused
 
     def finish(self, name: str, found: Found) -> None:
         """End the claim on a record that was put, and send the record to its waiters."""

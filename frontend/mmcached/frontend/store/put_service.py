@@ -120,8 +120,8 @@ class PutService:
             self.latency.add(took_s)
             self.slow.note("put", took_s, record.nbytes, nbytes=record.nbytes, client_id=message.client_id)
             self._client_figures.put(message.client_id)
-        if refusal is PutRefusal.OLD_EPOCH:
-            # It is of no use to the waiters either: another client must compute it from the new weights.
+        if refusal in (PutRefusal.OLD_EPOCH, PutRefusal.DIFFERENT):
+            # It is of no use to the waiters either: another client must compute it, from the new weights or for itself.
             self._claims.drop(message.claim, message.client_id)
         elif self._claims.table.has(name):
             is_kept = refusal is None  # a refused record is copied first, because its client may overwrite it

@@ -21,11 +21,8 @@ import time
 from enum import StrEnum
 from typing import Self
 
-from mmcached.cache.store_keys import (
-    EMBEDDINGS,
-    about_record,
-    store_key,
-)
+from mmcached.cache.store_keys import EMBEDDINGS, about_record, store_key
+from mmcached.cache.verification import name_of
 from mmcached.frontend.connections.rings import NoRing
 from mmcached.frontend.store.record_books import RecordBooks
 from mmcached.frontend.store.ring_records import NoObjects, RingRecords
@@ -38,9 +35,7 @@ from mmcached.shm.ring.touch_logs import TouchLogs
 from mmcached.shm.store.record_head import TensorRef
 from mmcached.wire.closeable import Closeable
 from mmcached.wire.config import ServiceConfig
-from mmcached.wire.errors import (
-    CacheFull,
-)
+from mmcached.wire.errors import CacheFull
 from mmcached.wire.handle import Handle
 from mmcached.wire.latency import Histogram
 
@@ -50,6 +45,7 @@ class PutRefusal(StrEnum):
 
     NO_STORE = "the service keeps no records (store_gb = 0)"
     OLD_EPOCH = "it was computed before the last new epoch"
+    DIFFERENT = "a hit of this name differed from its recomputation, and the service was not flushed since"
     TOO_LARGE = "it is larger than one record may be: at most {limit} bytes (store_max_object_mb)"
     BEYOND_TENANT_QUOTA = "it is larger than its tenant's quota: {limit} bytes (store_tenant_quota_gb)"
     FULL = "there is no room now: too much of the {limit} bytes is leased (store_gb)"
@@ -71,6 +67,8 @@ class RecordStore(Closeable):
     Attributes:
         in_ring: The records by name.
         epoch: Number of the present epoch; records of others are refused.
+        sample: Which hits are recomputed, see `verification`.
+        refused: Tenants and names (`verification.name_of`) of which no record is kept until the next flush.
     """
 
     def __init__(
@@ -86,6 +84,8 @@ class RecordStore(Closeable):
     ) -> None:
         self.epoch = first_epoch
         self._first_epoch = first_epoch
+        self.refused: dict[tuple[str, str], None] = {}
+        self.sample = 0
         self._books = RecordBooks(
             quota_bytes=tenant_quota_bytes, share_bytes=share_bytes, item_share_bytes=item_share_bytes
         )
@@ -256,6 +256,7 @@ class RecordStore(Closeable):
     def clear(self) -> None:
         """Drop all records, items included."""
         self.in_ring.clear()
+        self.refused.clear()
 
     def begin_epoch(self) -> None:
         """Drop all records, and from now on refuse records that are being computed now."""
@@ -303,6 +304,8 @@ class RecordStore(Closeable):
             return PutRefusal.NO_STORE
         if is_old:
             return PutRefusal.OLD_EPOCH
+        if self.refused and (tenant, name_of(key)) in self.refused:
+            return PutRefusal.DIFFERENT
         name = store_key(tenant, key)
         has_one = self.in_ring.find(name) is not None
         if has_one and not overwrites:

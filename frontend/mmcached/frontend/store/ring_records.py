@@ -6,6 +6,10 @@ nursery can be overwritten by its client at any time; it is dropped when that is
 
 from __future__ import annotations
 
+import contextlib
+import gc
+from collections.abc import Iterator
+
 from mmcached.cache.store_keys import ITEMS_TENANT, About, num_embeds_of, parse_about, store_key
 from mmcached.frontend.connections.rings import NoRing
 from mmcached.frontend.store.record_books import RecordBooks
@@ -21,6 +25,18 @@ from mmcached.wire.handle import Handle
 
 EXPIRED_AT_ONCE = 256
 """Maximum number of expired records dropped in one turn: 4 ms."""
+
+
+@contextlib.contextmanager
+def gc_paused() -> Iterator[None]:
+    """Disable garbage collection while many lasting objects are made: repeated collections take a third longer."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 class NoObjects:

@@ -7,6 +7,7 @@
     OpenNursery  ──> NurseryOpened       space into which the client writes large records itself
     RegisterReader ──> ReaderRegistered  from then on the client reads records out of the ring without a message
     HaveRecords ──> Present    DropRecord ──> Stored    DropClaim ──> (no answer)
+    Verify ──> Verification    Verified ──> (no answer): see `verification`
     TakeOrders ──> Orders      FetchesEnded, SecondLevelFlushed, AnotherHostFlushed ──> (no answer): see `second_level`
 
 Puts: `put_service`; claims: `claim_service`; how records are sent: `record_sender`. With a second level, a message
@@ -17,10 +18,8 @@ Invariants: each message is answered once; no call here blocks, messages are hel
 
 from __future__ import annotations
 
-import contextlib
-import gc
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import assert_never
@@ -41,13 +40,16 @@ from mmcached.frontend.store.put_service import PutService
 from mmcached.frontend.store.record_reads import RecordReads
 from mmcached.frontend.store.record_sender import RecordSender
 from mmcached.frontend.store.record_store import RecordStore
+from mmcached.frontend.store.ring_records import gc_paused
 from mmcached.frontend.store.second_level import SecondLevelConnection
+from mmcached.frontend.store.verification import StoreVerification
 from mmcached.wire.closeable import Closeable
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import InvalidRequest, MmcachedError, RemoteProtocolError, RequestAborted, error_to_wire
 from mmcached.wire.handle import RingAnnouncement
 from mmcached.wire.messages import client as to_client
 from mmcached.wire.messages import frontend as received
+from mmcached.wire.messages.verification import Verified, Verify
 from mmcached.wire.process.turns import Guard
 from mmcached.wire.sockets.frames import Frame
 from mmcached.wire.stats import RingStats, StoreStats
@@ -55,18 +57,6 @@ from mmcached.wire.stats import RingStats, StoreStats
 log = structlog.get_logger("mmcached.frontend")
 
 _WRITING = received.PutRecord | received.ClaimRecord | received.ClaimRecords | received.DropRecord
-
-
-@contextlib.contextmanager
-def gc_paused() -> Iterator[None]:
-    """Disable garbage collection while many lasting objects are made: repeated collections take a third longer."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 class StoreService(Closeable):
@@ -82,6 +72,7 @@ class StoreService(Closeable):
         nurseries: Segments into which clients write large records.
         client_figures: Hits, misses and puts by client name.
         puts: Puts, and their latency.
+        verification: Hits that hosts recompute.
         num_protocol_errors: Number of messages that violate the protocol.
     """
 
@@ -126,6 +117,9 @@ class StoreService(Closeable):
             second_level=self.second_level,
             client_figures=self.client_figures,
             clock=clock,
+        )
+        self.verification = StoreVerification(
+            self.records, home, forget_save=self.second_level.saves.forget, clock=clock
         )
         self._late_ring = late_store_ring(config, home)
         self._look_for_room(clock())
@@ -210,6 +204,10 @@ class StoreService(Closeable):
             case received.OpenNursery():
                 grants = self.nurseries.open(peer, message.nbytes, message.nursery)
                 self._send(peer, to_client.NurseryOpened(message.request_id, grants, self._has_checksums))
+            case Verify():
+                self._send(peer, self.verification.begin(message))
+            case Verified():
+                self.verification.take(message)
             case received.TakeOrders():
                 self.second_level.take_orders(peer, message)
             case received.FetchesEnded():
@@ -271,6 +269,7 @@ class StoreService(Closeable):
         self.records.poll_hits()
         self.records.in_ring.drop_expired()
         self.nurseries.check()
+        self.verification.check(now)
         for client_id, reason in self.readers.take_dead():
             log.info("client's entry is dead", client_id=client_id, reason=reason)
 
@@ -327,6 +326,9 @@ class StoreService(Closeable):
             put_latency=self.puts.latency.histogram(),
             ring=_of_all(records, self.nurseries),
             fetches=self.second_level.stats(),
+            verified=self.verification.num_verified,
+            different=self.verification.num_different,
+            refused_names=len(records.refused),
             saved_encoder_us=records.saved.encoder_us,
             saved_other_us=records.saved.other_us,
         )

@@ -28,6 +28,7 @@ from math import inf
 
 from mmcached.cache.checkpoints.checkpoint import max_embeds_per_item
 from mmcached.cache.store_keys import output_key, store_key
+from mmcached.cache.verification import is_sampled
 from mmcached.frontend.store.fetch_table import Parked, Wanted
 from mmcached.frontend.store.record_store import RecordStore
 from mmcached.frontend.store.second_level import SecondLevelConnection
@@ -112,12 +113,13 @@ class EncoderOutputs:
     def look(self, request: OpenRequest) -> dict[str, int]:
         """Return key and number of embeddings of each item whose output is in the store.
 
-        For a request that is sent again there are none: all its items are encoded.
+        For a request that is sent again there are none: all its items are encoded. Nor for outputs that are to be
+        recomputed: the worker then compares them.
         """
         found = {}
         for key, _, output in self._names(request):
             num_embeds = self._records.num_rows(request.message.tenant, output)
-            if 0 < num_embeds <= self._max_embeds:
+            if 0 < num_embeds <= self._max_embeds and not is_sampled(self._records.sample, output):
                 found[key] = num_embeds
         return found
 
@@ -132,7 +134,7 @@ class EncoderOutputs:
         missing = [
             Wanted(name, request.message.tenant, output)
             for key, name, output in self._names(request)
-            if key not in stored and name not in self._owners
+            if not (key in stored or name in self._owners or self._records.has(request.message.tenant, output))
         ]
         key = "fetch", request.number
         parked = Parked("", request.number, b"", partial(self._waits.wake, key), waits_elsewhere=True)

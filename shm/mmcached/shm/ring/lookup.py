@@ -22,7 +22,7 @@ from mmcached.shm.ring.slot_table import (
     has_expired,
     read_slot,
 )
-from mmcached.shm.segment.board import FREE_BYTES, READER_LIMIT, STORE_EPOCH
+from mmcached.shm.segment.board import FREE_BYTES, READER_LIMIT, STORE_EPOCH, VERIFIED
 from mmcached.shm.segment.layout import ALIGNMENT, ATTACHED_WORD, MAX_BYTES, SLOT_WORDS
 from mmcached.shm.segment.mapped import Tables
 from mmcached.shm.segment.words import require_word_store
@@ -114,6 +114,11 @@ class Lookup:
     @property
     def store_epoch(self) -> int:
         return self._board[STORE_EPOCH]
+
+    @property
+    def sample(self) -> int:
+        """Which hits hosts recompute, see `cache.verification`."""
+        return self._board[VERIFIED]
 
     def close(self) -> None:
         self._tables.close()

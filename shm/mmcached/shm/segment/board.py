@@ -7,6 +7,7 @@
     word 4      the floor: a successor that adopts the ring drops records of this and earlier generations
     word 5      pid of the present writer, for diagnosis
     word 6      the id of the last nursery; 0: there was none
+    word 7      which hits hosts recompute, see `cache.verification`; 0: none
 
 A reader takes leases by itself only while its own incarnation is attached. So one word tells it that it was fenced,
 that its entry belongs to another reader, or that the ring was closed or given up.
@@ -20,7 +21,7 @@ from mmcached.shm.segment.layout import ATTACHED_WORD
 from mmcached.shm.segment.words import require_word_store
 from mmcached.wire.errors import SegmentError
 
-STORE_EPOCH, READER_LIMIT, FREE_BYTES, LAST_GENERATION, FLOOR, WRITER_PID, LAST_NURSERY = range(7)
+STORE_EPOCH, READER_LIMIT, FREE_BYTES, LAST_GENERATION, FLOOR, WRITER_PID, LAST_NURSERY, VERIFIED = range(8)
 NO_LIMIT = (1 << 63) - 1
 MAX_NURSERY_ID = (1 << 32) - 1
 _FENCED = 1 << 63
@@ -86,6 +87,9 @@ class Board:
 
     def store_epoch(self) -> int:
         return self._words[STORE_EPOCH]
+
+    def set_verified(self, sample: int) -> None:
+        self._words[VERIFIED] = sample
 
     def detach_all(self) -> None:
         """Stop all readers from taking leases."""

@@ -27,6 +27,7 @@ from mmcached.wire.messages.parts import (
     TokenId,
     TokenLogprob,
 )
+from mmcached.wire.messages.verification import Verification
 from mmcached.wire.vocabulary import Modality
 
 
@@ -272,5 +273,6 @@ ToClient = (
     | Claims
     | Stored
     | Orders
+    | Verification
     | Failed
 )

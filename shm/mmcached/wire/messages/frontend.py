@@ -21,6 +21,7 @@ from mmcached.wire.messages.parts import (
     TokenId,
     Traceparent,
 )
+from mmcached.wire.messages.verification import Verified, Verify
 
 CLIENT_NAME = r"^[a-z0-9][a-z0-9._-]{0,31}\Z"
 ClientName = Annotated[str, msgspec.Meta(pattern=CLIENT_NAME)]
@@ -301,11 +302,7 @@ class FetchesEnded(Message, frozen=True):
 
 
 class SecondLevelFlushed(Message, frozen=True):
-    """Confirm a flush of the second level, or report its `error`. No answer.
-
-    Attributes:
-        token: Token of the flush in `Orders`.
-    """
+    """Confirm the flush with this token in `Orders`, or report its `error`. No answer."""
 
     client_id: ClientId
     token: Count
@@ -341,11 +338,12 @@ StoreRequest = (
     | RegisterReader
     | OpenNursery
     | TakeOrders
+    | Verify
 )
 """Requests to the store."""
 Request = StoreRequest | Generate | Encode | GetProcessorInfo | GetStats | Probe | Flush
 """Messages that have one answer each, under their `request_id`."""
-StoreNotice = DropClaim | FetchesEnded | SecondLevelFlushed | AnotherHostFlushed
+StoreNotice = DropClaim | FetchesEnded | SecondLevelFlushed | AnotherHostFlushed | Verified
 """Messages to the store without an answer."""
 Notice = StoreNotice | TokensTaken | Cancel | ClientBye
 """Messages without an answer."""

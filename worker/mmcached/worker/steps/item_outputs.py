@@ -214,7 +214,7 @@ class ItemOutputs(Closeable):
         if self._outputs is None or not item.store_epoch:
             encode()
             return
-        if self._world_size == 1 or not self._outputs.is_shared(item):
+        if self._world_size == 1 or not self._outputs.is_shared(item) or self._outputs.must_verify(item):
             encode()
             if is_own:
                 self._unsaved.append(item)
