@@ -23,8 +23,8 @@ from pathlib import Path
 
 from mmcached.cli.bench.redis import RawRedis, has_redis_server, redis_server
 from mmcached.second_level.backend import Backend, BackendError
-from mmcached.second_level.records import PART_BYTES
-from mmcached.second_level.shared_records import Found, SharedRecords
+from mmcached.second_level.records import PART_BYTES, Found
+from mmcached.second_level.shared_records import SharedRecords
 from mmcached.second_level.urls import make_backend
 from scripts.bench import harness, second_level_mooncake
 from scripts.bench.harness import Bound, Row, Sampler, Section, Unavailable, compare, row, wall_us

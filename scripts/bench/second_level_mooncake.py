@@ -17,7 +17,8 @@ from functools import partial
 from itertools import cycle
 from typing import Any
 
-from mmcached.second_level.shared_records import Found, SharedRecords
+from mmcached.second_level.records import Found
+from mmcached.second_level.shared_records import SharedRecords
 from mmcached.second_level.urls import make_backend
 from scripts.bench.harness import Row, Unavailable, compare, row, wall_us
 from scripts.bench.stores import mooncake_lender, mooncake_master, mooncake_store

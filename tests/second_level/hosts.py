@@ -16,6 +16,7 @@ from mmcached.second_level.fetching import Fetching
 from mmcached.second_level.first_level import FirstLevel
 from mmcached.second_level.saving import Saving
 from mmcached.second_level.shared_records import SharedRecords
+from mmcached.second_level.versions import Scope
 from mmcached.wire.errors import RemoteProtocolError
 from mmcached.wire.handle import Handle
 from mmcached.wire.limits import LimitsConfig
@@ -42,7 +43,7 @@ class Host:
         self.client = stack.enter_context(Client(service.directory.path))
         server.epoch = server.epoch or 1
         note = EpochNote(service.directory.second_level_epoch)
-        note.write(server.epoch)
+        note.write(Scope(server.epoch))
         self.records = SharedRecords(PlainBackend(server), max_bytes=1 << 30, ttl_s=60.0, note=note)
         self.counts = Counts()
         claim_wait_s = limits.pop("claim_wait_s", 60.0)

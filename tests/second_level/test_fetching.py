@@ -13,8 +13,7 @@ import pytest
 from mmcached.cache.store_keys import store_key
 from mmcached.second_level import breaker
 from mmcached.second_level.fetching import encoded_of
-from mmcached.second_level.records import pack
-from mmcached.second_level.shared_records import Found
+from mmcached.second_level.records import Found, pack
 from mmcached.shm import encode
 from mmcached.wire.errors import RemoteProtocolError
 from tests.client.records import every_dtype, is_equal, numbers

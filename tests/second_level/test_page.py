@@ -7,7 +7,7 @@ import re
 import pytest
 from redis.exceptions import NoPermissionError
 
-from mmcached.second_level.shared_records import Found
+from mmcached.second_level.records import Found
 from mmcached.second_level.urls import check_url
 from tests.house import REPOSITORY
 from tests.second_level.conftest import MakeRecords, in_time

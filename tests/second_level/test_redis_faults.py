@@ -10,9 +10,10 @@ from contextlib import ExitStack, closing, suppress
 import pytest
 
 from mmcached.second_level.backend import BackendError, BackendLate, BackendRefused
-from mmcached.second_level.breaker import FAILURES, CircuitOpen
+from mmcached.second_level.breaker import FAILURES, FAIR_S, CircuitOpen
+from mmcached.second_level.records import Found, Missed
 from mmcached.second_level.redis.backend import EPOCH
-from mmcached.second_level.shared_records import FAIR_S, Found, Missed, SharedRecords
+from mmcached.second_level.shared_records import SharedRecords
 from mmcached.second_level.urls import make_backend
 from tests.second_level.conftest import MakeRecords, in_time
 from tests.second_level.hostile import Stand, cut_after, passing_on, saying, saying_and_closing, stall_after, trickle

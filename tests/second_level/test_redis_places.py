@@ -14,8 +14,9 @@ import pytest
 import redis
 
 from mmcached.second_level.backend import BackendError
+from mmcached.second_level.records import Found
 from mmcached.second_level.redis.backend import EPOCH
-from mmcached.second_level.shared_records import Found, SharedRecords
+from mmcached.second_level.shared_records import SharedRecords
 from tests.second_level.conftest import MakeRecords, in_time
 from tests.second_level.servers import Server, free_ports, short_folder
 

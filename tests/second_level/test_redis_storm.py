@@ -13,7 +13,8 @@ import pytest
 from redis.exceptions import RedisError
 
 from mmcached.second_level.backend import BackendError
-from mmcached.second_level.shared_records import Found, SharedRecords
+from mmcached.second_level.records import Found
+from mmcached.second_level.shared_records import SharedRecords
 from tests.second_level.conftest import MakeRecords
 from tests.second_level.servers import Server
 
@@ -69,7 +70,7 @@ class _Host:
                 return
 
     def _act(self, rng: random.Random, deadline: float) -> None:
-        name, as_of = rng.choice(NAMES), self._records.epoch
+        name, as_of = rng.choice(NAMES), self._records.scope
         match rng.choices(("get", "save", "claim", "flush"), (60, 40, 5, 3))[0]:
             case "get":
                 not_before = list(self._not_before)

@@ -13,8 +13,7 @@ import pytest
 
 from mmcached.cache.store_keys import store_key
 from mmcached.second_level import saving
-from mmcached.second_level.records import HEAD_BYTES
-from mmcached.second_level.shared_records import Found
+from mmcached.second_level.records import HEAD_BYTES, Found
 from mmcached.shm.ring.slot_table import expiry_of
 from mmcached.wire.messages.parts import Save
 from tests.client.records import every_dtype, numbers

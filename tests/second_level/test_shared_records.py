@@ -11,13 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from mmcached.second_level.backend import BackendError
+from mmcached.second_level.backend import BackendError, HostApart
 from mmcached.second_level.epoch_note import EpochNote
-from mmcached.second_level.records import PART_BYTES
+from mmcached.second_level.records import PART_BYTES, Found, Missed
 from mmcached.second_level.redis.backend import EPOCH, RedisBackend
 from mmcached.second_level.redis.place import read_place
-from mmcached.second_level.shared_records import Found, HostApart, Missed, SharedRecords
+from mmcached.second_level.shared_records import SharedRecords
 from mmcached.second_level.urls import make_backend
+from mmcached.second_level.versions import Scope
 from mmcached.wire.errors import ItemTooLarge
 from tests.second_level.conftest import MAX_BYTES, OUTER_S, MakeRecords, in_time
 from tests.second_level.servers import Server
@@ -44,7 +45,7 @@ def read(records: SharedRecords, *names: str) -> list[bytes | str]:
     return [bytes_of(found) for found in records.get_many(names, deadline=in_time())]
 
 
-def save(records: SharedRecords, name: str, record: bytes, *, as_of: int | None = None) -> str:
+def save(records: SharedRecords, name: str, record: bytes, *, as_of: Scope | None = None) -> str:
     half = len(record) // 2
     return records.save(name, [record[:half], record[half:]], as_of=as_of, deadline=in_time())
 
@@ -105,13 +106,13 @@ def test_a_record_keeps_the_cost_of_its_first_host(one: SharedRecords, two: Shar
 def test_a_new_epoch_has_no_records(one: SharedRecords, two: SharedRecords) -> None:
     save(one, NAME, RECORD)
     assert read(two, NAME) == [RECORD]
-    before = two.epoch
+    before = two.scope
     one.flush(deadline=in_time())
     assert read(one, NAME) == ["epoch"]
     two.flush(deadline=in_time())
-    assert two.epoch == one.epoch > before
+    assert two.scope == one.scope > before
     assert save(two, NAME, RECORD, as_of=before) == "outdated"
-    assert save(two, NAME, RECORD, as_of=one.epoch) == "kept"
+    assert save(two, NAME, RECORD, as_of=one.scope) == "kept"
     assert read(one, NAME) == [RECORD]
     two.flush(deadline=in_time())
     assert two.epoch > one.epoch, "a host that is up to date begins the next one"

@@ -20,7 +20,7 @@ from mmcached.wire.version import PROTOCOL_VERSION, VERSION_FIELD
 from tests.house import REPOSITORY
 from tests.wire.examples import UNIONS
 
-SCHEMA = "23:5f5a5988904809b1"
+SCHEMA = "24:a210f57eacd48f8a"
 """Of `PROTOCOL_VERSION`: after a change raise the version, then put here what the test found."""
 
 

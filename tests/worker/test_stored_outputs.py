@@ -47,6 +47,9 @@ class Store:
     def contains_many(self, keys: list[str], **options: object) -> list[bool]:
         return [key in self.records for key in keys]
 
+    def is_verifying(self) -> bool:
+        return False
+
     def put(self, key: str, record: object, **options: object) -> bool:
         self.records[key], self.options[key] = record, options
         return True

@@ -21,6 +21,7 @@ from mmcached.wire.errors import ConfigError, Detail, InvalidRequest
 from mmcached.wire.messages.frontend import ANY_CLIENT, CLIENT_NAME, MAX_COST_S, MAX_TTL_S
 from mmcached.wire.messages.parts import (
     MAX_ROW_KEYS,
+    VERSION_NAME,
     MessageLimits,
     RowsWanted,
 )
@@ -100,6 +101,13 @@ def checked_int(field: str, value: Any, least: int, most: int) -> int:
 def checked_timeout(field: str, value: Any) -> float:
     limit = f"a number of seconds above 0 and at most {MAX_TIMEOUT_S:.0f}"
     return checked_real(field, value, lambda seconds: 0 < seconds <= MAX_TIMEOUT_S, limit)
+
+
+def checked_version(version: Any) -> str:
+    text = text_of(version)
+    if text is None or re.search(VERSION_NAME, text) is None:
+        raise invalid("version", version, "up to 64 letters, digits and ._+- that begin with a letter or digit")
+    return text
 
 
 def checked_ttl(ttl_s: Any) -> float:

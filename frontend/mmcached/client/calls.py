@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from mmcached.client.arguments import MAX_TOKENS, Options, checked_int, checked_rows
+from mmcached.client.arguments import MAX_TOKENS, Options, checked_int, checked_rows, checked_version
 from mmcached.client.chat import Messages
 from mmcached.client.clips import AudioLike, VideoLike
 from mmcached.client.contact import Contact, MakeLink
@@ -223,14 +223,19 @@ class Calls(NameVerbs):
         expect(message, Present)
         return True
 
-    def invalidate(self, *, timeout_s: float = 30.0) -> Verb[None]:
+    def invalidate(self, *, timeout_s: float = 30.0, version: str = "") -> Verb[None]:
         """Begin a new epoch, because weights or a processor have changed; never fails open.
 
         Drops all cached content as `flush` does; results being computed now are not kept either, and running
         generations go on.
+
+        Args:
+            version: Name of what is computed from now on, such as "v2": with a second level this host then shares with
+                hosts of the same version only. Up to 64 letters, digits and `._+-`.
         """
+        name = checked_version(version)
         try:
-            message, _ = yield from self._ask(Flush(self.contact.next_id(), True), timeout_s)
+            message, _ = yield from self._ask(Flush(self.contact.next_id(), True, name), timeout_s)
             expect(message, Flushed)
         finally:
             self.contact.greet_again()  # learns the new epoch, also if the second level has not been flushed

@@ -109,7 +109,9 @@ class ClientMessages:
 
     def _start_flush(self, peer: bytes, message: received.Flush) -> None:
         try:
-            self.flushes.start(peer, message.request_id, self._clock(), new_epoch=message.new_epoch)
+            self.flushes.start(
+                peer, message.request_id, self._clock(), new_epoch=message.new_epoch, version=message.version
+            )
         except MmcachedError as error:
             self._channel.try_send(peer, to_client.Failed(message.request_id, error_to_wire(error)))
 

@@ -28,12 +28,14 @@ class Flushes(Rounds):
         self._gateway = gateway
         self._min_interval_s = config.limits.flush_interval_s
         self._begins_epoch = False
+        self._version = ""
         self._next_begin = float("-inf")
 
-    def start(self, peer: bytes, request_id: int, now: float, *, new_epoch: bool) -> None:
+    def start(self, peer: bytes, request_id: int, now: float, *, new_epoch: bool, version: str = "") -> None:
         """Add a client's flush; raise `ServiceUnavailable` if too many of its connection wait."""
         self.ask(peer, request_id, FLUSH_TIMEOUT_S, now)
-        self._begins_epoch |= new_epoch
+        self._begins_epoch |= new_epoch or bool(version)
+        self._version = version or self._version
 
     def _may_begin(self, now: float) -> bool:
         return now >= self._next_begin
@@ -43,7 +45,8 @@ class Flushes(Rounds):
         self._gateway.begin_flush()
         self._store.flush(is_new_epoch=self._begins_epoch)
         self._begins_epoch = False
-        self._store.second_level.begin_flush()
+        self._store.second_level.begin_flush(self._version)
+        self._version = ""
 
     def _outcome(self) -> AnswerTo | MmcachedError | None:
         if self._gateway.is_flushing:

@@ -44,6 +44,15 @@ class BackendRefused(BackendError):
     trouble = "refused"
 
 
+class HostApart(BackendError):
+    """Another host was flushed since this one: the second level is not used until this host is flushed too."""
+
+    code = "second_level_apart"
+
+    def __init__(self) -> None:
+        super().__init__("another host has been flushed since: `mmcached flush` here, once its servers are up to date")
+
+
 Got = Value | BackendError | None
 MAX_EPOCH = 1 << 62
 """The largest valid epoch."""

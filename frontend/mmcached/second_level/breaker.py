@@ -32,6 +32,10 @@ class CircuitOpen(BackendError):
     code = "second_level_open"
 
 
+FAIR_S = 0.003
+"""A call with less time than this does not count as a failure of the server."""
+
+
 class Breaker:
     """The state of one server, for all threads.
 

@@ -44,6 +44,7 @@ class Counts:
         waiting_bytes: int,
         trouble: Trouble = "",
         is_apart: bool = False,
+        has_other_version: bool = False,
     ) -> SecondLevelStats:
         with self._lock:
             return SecondLevelStats(
@@ -56,4 +57,5 @@ class Counts:
                 waiting_bytes=waiting_bytes,
                 trouble=TROUBLES.index(trouble),
                 apart=int(is_apart),
+                other_version=int(has_other_version),
             )

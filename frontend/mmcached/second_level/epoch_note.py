@@ -1,4 +1,4 @@
-"""Keeps this host's epoch on disk, for the next process of the second level.
+"""Keeps this host's epoch and version on disk, for the next process of the second level.
 
 Clients that compute with old weights outlive this process, and the service: without the note the next process would
 take an epoch that another host has begun for its own, and save what old weights compute.
@@ -11,6 +11,7 @@ import os
 from pathlib import Path
 
 from mmcached.second_level.backend import MAX_EPOCH, BackendError
+from mmcached.second_level.versions import Scope, is_version
 
 
 class EpochNote:
@@ -19,22 +20,24 @@ class EpochNote:
     def __init__(self, path: Path | None) -> None:
         self._path = path
 
-    def read(self) -> int:
-        """Return the epoch; 0 if the note is missing or invalid."""
+    def read(self) -> Scope:
+        """Return epoch and version; 0 and "" if the note is missing or invalid."""
         text = ""
         if self._path is not None:
             with contextlib.suppress(OSError, UnicodeDecodeError):
                 text = self._path.read_text(encoding="ascii").strip()
-        return int(text) if text.isdigit() and len(text) < 20 and int(text) <= MAX_EPOCH else 0
+        number, _, version = text.partition("\n")
+        epoch = int(number) if number.isdigit() and len(number) < 20 and int(number) <= MAX_EPOCH else 0
+        return Scope(epoch, version if epoch and is_version(version) else "")
 
-    def write(self, epoch: int) -> None:
+    def write(self, scope: Scope) -> None:
         """Replace the note atomically; BackendError if it cannot be written."""
         if self._path is None:
             return
         new = self._path.with_suffix(".new")
         try:
             with new.open("w", encoding="ascii") as file:
-                file.write(f"{epoch}\n")
+                file.write(f"{scope.epoch}\n{scope.version}\n")
                 file.flush()
                 os.fsync(file.fileno())
             new.replace(self._path)

@@ -30,7 +30,8 @@ from mmcached.second_level.backend import BackendError, BackendLate
 from mmcached.second_level.claims import HostClaims
 from mmcached.second_level.counts import Counts
 from mmcached.second_level.first_level import CALL_S, FirstLevel
-from mmcached.second_level.shared_records import Found, Missed, SharedRecords
+from mmcached.second_level.records import Found, Missed
+from mmcached.second_level.shared_records import SharedRecords
 from mmcached.shm.store.codec import EncodedRecord, adopt
 from mmcached.wire.closeable import Closeable
 from mmcached.wire.errors import MmcachedError, RemoteProtocolError

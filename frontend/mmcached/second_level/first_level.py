@@ -44,7 +44,7 @@ class FirstLevel(Closeable):
 
     def __init__(self, directory: RunDir, *, call_s: float = CALL_S) -> None:
         self._call_s = call_s
-        sessions = StoreSessions()
+        sessions = self._sessions = StoreSessions()
         link = partial(ThreadLink, look_interval_s=LOOK_INTERVAL_S)
         options = Options(call_s, call_s, tenant="", fail_open=False, name=NAME)
         self._contact = Contact(directory, options, link, sessions)
@@ -80,6 +80,11 @@ class FirstLevel(Closeable):
             MmcachedError: There is no connection, or the record is invalid.
         """
         return drive(self._verbs.lend(save.place, self._call_s, key=save.key, tenant=save.tenant))
+
+    @property
+    def store_epoch(self) -> int:
+        """The newest epoch of the store that was seen, at the latest by the last `lend`."""
+        return self._sessions.store_epoch
 
     def ended(self, fetches: Sequence[FetchEnd]) -> None:
         for start in range(0, len(fetches), MAX_KEYS):

@@ -21,14 +21,14 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from mmcached.second_level.backend import BackendError
+from mmcached.second_level.backend import BackendError, HostApart
 from mmcached.second_level.claims import HostClaims
 from mmcached.second_level.counts import Counts
 from mmcached.second_level.epoch_note import EpochNote
 from mmcached.second_level.fetching import Fetching
 from mmcached.second_level.first_level import FirstLevel
 from mmcached.second_level.saving import Saving
-from mmcached.second_level.shared_records import HostApart, SharedRecords
+from mmcached.second_level.shared_records import SharedRecords
 from mmcached.second_level.urls import make_backend
 from mmcached.shm.stats.publisher import StatsPublisher
 from mmcached.wire.closeable import Closeable
@@ -125,6 +125,7 @@ class SecondLevelProcess(Closeable):
             waiting_bytes=waiting.num_bytes,
             trouble=self._records.trouble,
             is_apart=self._records.is_apart,
+            has_other_version=self._records.has_other_version,
         )
 
     def drain(self, timeout_s: float) -> None:
@@ -208,17 +209,17 @@ class SecondLevelProcess(Closeable):
         if orders.flush:
             with self._epoch_changes:
                 self._begin_life()
-                error = self._flush(now + FLUSH_S)
+                error = self._flush(orders.version, now + FLUSH_S)
                 self._is_apart_told &= bool(error)
                 self._first.flushed(orders.flush, error)
         self._claims.note((each.name, each.is_held) for each in orders.claims)
         self._fetching.order(orders.fetches, now)
-        self._saving.order(orders.saves, now)
+        self._saving.order(orders.saves, now, store_epoch=orders.store_epoch)
 
-    def _flush(self, deadline: float) -> str:
-        """Begin a new epoch on the server; return the error message, or "" on success."""
+    def _flush(self, version: str, deadline: float) -> str:
+        """Begin a new epoch on the server, or go to a version; return the error message, or "" on success."""
         try:
-            self._records.flush(deadline=deadline)
+            self._records.flush(version, deadline=deadline)
         except BackendError as error:
             self._counts.add(flushes_failed=1)
             log.warning("the second level was not flushed: %s", error)

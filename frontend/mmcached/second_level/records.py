@@ -42,6 +42,8 @@ HEAD_BYTES = _FIELDS.size + _SUM_BYTES
 MAX_VALUE_BYTES = 32 << 20
 """A power of two, head included: allocators of servers round larger values up to the next size."""
 PART_BYTES = MAX_VALUE_BYTES - HEAD_BYTES
+MAX_FLAWED = 4096
+"""Number of names remembered as damaged in the second level: they are saved whatever their heads say."""
 _WHOLE, _MANIFEST, _PART = range(3)
 _KINDS = (_WHOLE, _MANIFEST, _PART)
 _COST_UNIT_S = 1e-5
@@ -74,6 +76,26 @@ class Manifest:
 
 Framed = tuple[str, list[Value]]
 """A name, and the pieces of the value to store under it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The bytes of an encoded record, as consecutive pieces; `ttl_s` 0.0: it never expires, `cost_s` 0.0: unknown."""
+
+    pieces: list[memoryview]
+    ttl_s: float = 0.0
+    cost_s: float = 0.0
+
+    @property
+    def nbytes(self) -> int:
+        return sum(piece.nbytes for piece in self.pieces)
+
+
+@dataclass(frozen=True, slots=True)
+class Missed:
+    """The record is absent, unusable, or was not read while others were."""
+
+    reason: Literal["absent", "late", "failed"] | Flaw
 
 
 def pack(

@@ -25,6 +25,7 @@ from mmcached.second_level.claims import HostClaims
 from mmcached.second_level.counts import Counts
 from mmcached.second_level.first_level import FirstLevel
 from mmcached.second_level.shared_records import SharedRecords
+from mmcached.second_level.versions import Scope
 from mmcached.shm.ring.slot_table import boot_ns
 from mmcached.wire.closeable import Closeable
 from mmcached.wire.config import MIB
@@ -40,13 +41,16 @@ PUT_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class _Task:
-    """One save; `epoch` is the second level's when it was ordered, `arrived` is in monotonic seconds."""
+    """One save; `scope` is the second level's when it was ordered, `arrived` is in monotonic seconds; `store_epoch` is
+    the frontend's, 0 if it is unknown.
+    """
 
     name: str
     order: Save
     arrived: float
-    epoch: int
+    scope: Scope
     life: int
+    store_epoch: int
 
 
 class Waiting(NamedTuple):
@@ -83,8 +87,12 @@ class Saving(Closeable):
             self._clear()
         self._end_claims(lost)
 
-    def order(self, saves: Sequence[Save], now: float) -> None:
-        """Add orders that arrived at `now`; beyond the limits the oldest are dropped."""
+    def order(self, saves: Sequence[Save], now: float, *, store_epoch: int = 0) -> None:
+        """Add orders that arrived at `now`; beyond the limits the oldest are dropped.
+
+        Args:
+            store_epoch: Epoch of the frontend's store when it gave the orders; 0: unknown.
+        """
         limits, lost = self._limits, list[Save]()
         with self._changed:
             for each in saves:
@@ -92,7 +100,7 @@ class Saving(Closeable):
                     lost.append(each)
                     continue
                 name = store_key(each.tenant, each.key)
-                self._queue.append(_Task(name, each, now, self._records.epoch, self._life))
+                self._queue.append(_Task(name, each, now, self._records.scope, self._life, store_epoch))
                 self._num_bytes += each.place.nbytes
             # The oldest would be the first to become too old.
             while len(self._queue) > MAX_WAITING_SAVES or self._num_bytes > limits.max_l2_waiting_mb * MIB:
@@ -173,13 +181,15 @@ class Saving(Closeable):
             return False
         if lent is None or task.life != self._life:
             return False
+        if task.store_epoch not in (0, self._first.store_epoch):
+            return False  # flushed since: the record that lies there now is of the next version
         expires_at = task.order.expires_at
         ttl_s = (expires_at - boot_ns()) / 1e9 if expires_at else 0.0
         if expires_at and ttl_s <= 0:
             return False
         with self._counts.timed("put"):
             kept = self._records.save(
-                name, [lent.data], ttl_s=ttl_s, cost_s=task.order.cost_s, as_of=task.epoch, deadline=deadline
+                name, [lent.data], ttl_s=ttl_s, cost_s=task.order.cost_s, as_of=task.scope, deadline=deadline
             )
         if kept == "kept":
             self._counts.add(bytes_written=lent.nbytes)

@@ -12,7 +12,7 @@ Epochs are numbers; a later one is larger. The server has one number for all hos
 
 A host saves and finds records of its own epoch alone. So the records of an epoch were computed by hosts that were
 flushed into it, after that flush. Records computed before a host's flush are of an older epoch, which no flushed host
-finds.
+finds. A flush with a version begins no epoch: its host finds records of its version alone, see `versions`.
 """
 
 from __future__ import annotations
@@ -21,17 +21,26 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Literal, TypeVar
 
-from mmcached.second_level.backend import Backend, BackendError, BackendLate, BackendRefused, Got, Value, next_epoch
-from mmcached.second_level.breaker import Breaker
+from mmcached.second_level.backend import (
+    Backend,
+    BackendError,
+    BackendLate,
+    BackendRefused,
+    Got,
+    HostApart,
+    Value,
+    next_epoch,
+)
+from mmcached.second_level.breaker import FAIR_S, Breaker
 from mmcached.second_level.epoch_note import EpochNote
 from mmcached.second_level.records import (
     HEAD_BYTES,
-    Flaw,
-    Framed,
+    MAX_FLAWED,
+    Found,
     Manifest,
+    Missed,
     Unusable,
     cost_s_of,
     expiry_ms_of,
@@ -40,6 +49,7 @@ from mmcached.second_level.records import (
     unpack,
     unpack_part,
 )
+from mmcached.second_level.versions import VERSION_NAME, Scope, value_of, version_in, warn_of
 from mmcached.wire.closeable import Closeable
 from mmcached.wire.errors import ItemTooLarge
 from mmcached.wire.messages.frontend import MAX_TTL_S
@@ -47,42 +57,7 @@ from mmcached.wire.stats import Trouble
 
 log = logging.getLogger("mmcached.second_level")
 
-MAX_FLAWED = 4096
-"""Number of names remembered as damaged in the second level: they are saved whatever their heads say."""
-
-FAIR_S = 0.003
-"""A call with less time than this does not count as a failure of the server."""
-
 Result = TypeVar("Result")
-
-
-@dataclass(frozen=True, slots=True)
-class Found:
-    """The bytes of an encoded record, as consecutive pieces; `ttl_s` 0.0: it never expires, `cost_s` 0.0: unknown."""
-
-    pieces: list[memoryview]
-    ttl_s: float = 0.0
-    cost_s: float = 0.0
-
-    @property
-    def nbytes(self) -> int:
-        return sum(piece.nbytes for piece in self.pieces)
-
-
-@dataclass(frozen=True, slots=True)
-class Missed:
-    """The record is absent, unusable, or was not read while others were."""
-
-    reason: Literal["absent", "late", "failed"] | Flaw
-
-
-class HostApart(BackendError):
-    """Another host was flushed since this one: the second level is not used until this host is flushed too."""
-
-    code = "second_level_apart"
-
-    def __init__(self) -> None:
-        super().__init__("another host has been flushed since: `mmcached flush` here, once its servers are up to date")
 
 
 class SharedRecords(Closeable):
@@ -95,7 +70,8 @@ class SharedRecords(Closeable):
         wall_clock: Seconds since 1970, in which expiries are stored and compared between hosts.
 
     Attributes:
-        epoch: The epoch of this host; 0 before it has one.
+        scope: Epoch and version of this host.
+        fleet_version: The version of the host that was flushed last, as far as it is known.
         on_apart: Called when another host was found to be flushed; it must not block.
     """
 
@@ -111,7 +87,9 @@ class SharedRecords(Closeable):
     ) -> None:
         self._wall_clock = wall_clock
         self._note = note or EpochNote(None)
-        self.epoch = self._newest = self._note.read()
+        self.scope = self._note.read()
+        self._newest = self.scope.epoch
+        self.fleet_version: str | None = None
         self.on_apart: Callable[[], object] = lambda: None
         self.breaker = Breaker(clock())
         self._write_trouble: Trouble = ""
@@ -124,11 +102,13 @@ class SharedRecords(Closeable):
         self._flawed: set[str] = set()
 
     def get_many(self, names: Sequence[str], *, deadline: float) -> list[Found | Missed]:
+        names = self.scope.names(names)
         epoch, values = self._of_own_epoch(lambda: self._values(names, deadline), deadline)
         return [self._look(name, epoch, value, deadline) for name, value in zip(names, values, strict=True)]
 
     def holds(self, names: Sequence[str], *, deadline: float) -> list[bool]:
         """Return for each name whether it has a record of this epoch, by its head alone."""
+        names = self.scope.names(names)
         epoch, heads = self._of_own_epoch(lambda: self._heads(names, deadline), deadline)
         return [
             head is not None and not isinstance(head, BackendError) and is_head(name, epoch, head)
@@ -136,9 +116,14 @@ class SharedRecords(Closeable):
         ]
 
     def probe(self, *, deadline: float) -> None:
-        """Read the server's epoch, to notice an outage or another host's flush without traffic."""
-        found, _ = self._heads([], deadline)
+        """Read the server's epoch and version, to notice an outage or another host's flush without traffic."""
+        found, (value,) = self._values([VERSION_NAME], deadline)
         self._see(found, deadline)
+        former, self.fleet_version = self.fleet_version, version_in(value)
+        if self.fleet_version is None and self.scope.version:  # expired, evicted, or the server was emptied
+            self._tell_version(self.scope.version, deadline)
+        elif former != self.fleet_version and self.has_other_version:
+            warn_of(self.scope.version, self.fleet_version)
 
     def save(
         self,
@@ -147,7 +132,7 @@ class SharedRecords(Closeable):
         *,
         ttl_s: float = 0.0,
         cost_s: float = 0.0,
-        as_of: int | None = None,
+        as_of: Scope | None = None,
         deadline: float,
     ) -> Literal["kept", "there", "outdated"]:
         """Store a record, unless the same is stored already.
@@ -156,7 +141,7 @@ class SharedRecords(Closeable):
             pieces: The encoded record.
             ttl_s: Seconds until it expires; 0.0 for never.
             cost_s: Seconds that computing it took; 0.0: unknown. A record that is there keeps its own.
-            as_of: `epoch` when the save was ordered: in another epoch it is outdated. None for the current epoch.
+            as_of: `scope` when the save was ordered: in another one it is outdated. None for the current one.
 
         Raises:
             ItemTooLarge: The record exceeds `max_bytes`.
@@ -164,16 +149,18 @@ class SharedRecords(Closeable):
         nbytes = sum(memoryview(piece).nbytes for piece in pieces)
         if nbytes > self._max_bytes:
             raise ItemTooLarge(nbytes, self._max_bytes, "record of the second level")
+        scope = as_of or self.scope
+        name = scope.name(name)
         epoch, (head,) = self._of_own_epoch(lambda: self._heads([name], deadline), deadline)
         if isinstance(head, BackendError):
             raise head
-        if as_of not in (None, epoch):
+        if self.scope.version != scope.version or (as_of is not None and as_of.epoch != epoch):
             return "outdated"
         expiry_ms = round(1000 * (self._wall_clock() + ttl_s)) if ttl_s else 0
         if head is not None and is_head(name, epoch, head):
             cost_s = cost_s_of(head)
         framed = pack(name, epoch, pieces, expiry_ms=expiry_ms, cost_s=cost_s)
-        if head is not None and _begins_with(framed[-1], head) and name not in self._flawed:
+        if head is not None and bytes(head) == framed[-1][1][0] and name not in self._flawed:
             return "there"
         for part_name, value in framed:
             self._put(part_name, value, min(self._ttl_s, ttl_s or self._ttl_s), deadline)
@@ -183,31 +170,46 @@ class SharedRecords(Closeable):
     def claim(self, name: str, *, ttl_s: float, deadline: float) -> bool:
         """Claim the computing of a record for `ttl_s`; return False if another host computes it."""
         self._check_epoch()
-        return self._ask(lambda: self._backend.claim(name, ttl_s=ttl_s, deadline=deadline), deadline)
+        return self._ask(lambda: self._backend.claim(self.scope.name(name), ttl_s=ttl_s, deadline=deadline), deadline)
 
     def drop_claim(self, name: str, *, deadline: float) -> None:
-        self._ask(lambda: self._backend.drop_claim(name, deadline=deadline), deadline)
+        self._ask(lambda: self._backend.drop_claim(self.scope.name(name), deadline=deadline), deadline)
 
     @property
     def is_apart(self) -> bool:
         """Whether another host is known to have been flushed since this one."""
         return 0 < self.epoch < self._newest
 
-    def flush(self, *, deadline: float) -> None:
+    @property
+    def epoch(self) -> int:
+        return self.scope.epoch
+
+    @property
+    def has_other_version(self) -> bool:
+        """Whether the host that was flushed last has another version than this one."""
+        return self.fleet_version not in (None, self.scope.version)
+
+    def flush(self, version: str = "", *, deadline: float) -> None:
         """Begin an epoch, or join an epoch that another host has begun since the last flush here.
 
         Afterwards this host finds no record saved before, and no flushed host finds a record that this one saved
-        before.
+        before. With a version it joins the current epoch instead, and finds records of that version alone.
         """
         found, _ = self._heads([], deadline, is_urgent=True)
         former = max(found, self._newest)
         joined = former
+        if version:
+            joined = former or next_epoch(0)
+            if found < joined:
+                joined = max(joined, self._raise_epoch(joined, over=found, deadline=deadline, is_urgent=True))
+            self._tell_version(version, deadline)
+            return self._join(Scope(joined, version))
         if not 0 < self.epoch < former:
             joined = next_epoch(former)
         elif found == former:
-            return self._join(former)
+            return self._join(self.scope._replace(epoch=former))
         found = self._raise_epoch(joined, over=former, deadline=deadline, is_urgent=True)
-        return self._join(joined if found <= former else found)
+        return self._join(self.scope._replace(epoch=joined if found <= former else found))
 
     @property
     def trouble(self) -> Trouble:
@@ -263,17 +265,22 @@ class SharedRecords(Closeable):
             if found <= self._newest:
                 return
             if not self.epoch:
-                self._note.write(found)
-                self.epoch = found
+                scope = self.scope._replace(epoch=found)
+                self._note.write(scope)
+                self.scope = scope
             self._newest = found
         if self.is_apart:
             self.on_apart()
 
-    def _join(self, epoch: int) -> None:
+    def _join(self, scope: Scope) -> None:
         with self._epochs:
-            self._note.write(epoch)  # first, so that a host that saves in an epoch remembers it
-            self.epoch = epoch
-            self._newest = max(self._newest, epoch)
+            self._note.write(scope)  # first, so that a host that saves in an epoch remembers it
+            self.scope = scope
+            self._newest = max(self._newest, scope.epoch)
+
+    def _tell_version(self, version: str, deadline: float) -> None:
+        self._put(VERSION_NAME, [value_of(version)], self._ttl_s, deadline)
+        self.fleet_version = version
 
     def _raise_epoch(self, epoch: int, *, over: int, deadline: float, is_urgent: bool = False) -> int:
         return self._ask(
@@ -341,7 +348,3 @@ class SharedRecords(Closeable):
             raise
         self.breaker.succeeded(self._clock())
         return result
-
-
-def _begins_with(framed: Framed, head: Value) -> bool:
-    return bytes(head) == framed[1][0]

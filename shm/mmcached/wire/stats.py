@@ -92,6 +92,7 @@ METRICS: Mapping[str, str] = {
     "l2_bytes": "bytes of records read from or written to the second level, by direction",
     "l2_circuit_open": "1 while the second level is not called because it has failed too often",
     "l2_apart": "1 while the second level is not used because another host was flushed and this one was not",
+    "l2_other_version": "1 while the host that was flushed last has another version than this one",
     "l2_waiting_saves": "records that wait to be saved in the second level",
     "l2_waiting_bytes": "bytes of records that wait to be saved in the second level",
     **ENGINE_METRICS,
@@ -293,7 +294,8 @@ class SecondLevelStats(StatsRecord, frozen=True):
 
     `gets_*` are fetches by outcome, `queries` all of them; `claims_elsewhere` found another host's claim;
     `puts_dropped` were too old, too large, or gone from the store. The latencies are of calls, which may cover many
-    records. `trouble` is an index of `TROUBLES`. `apart`: another host was flushed since this one.
+    records. `trouble` is an index of `TROUBLES`. `apart`: another host was flushed since this one. `other_version`: and
+    with another version.
     """
 
     queries: Annotated[int, Metric("cache_queries", cache="second_level")] = 0
@@ -319,6 +321,7 @@ class SecondLevelStats(StatsRecord, frozen=True):
     circuit_open: Annotated[Gauge, Metric("l2_circuit_open")] = 0
     trouble: Gauge = 0
     apart: Annotated[Gauge, Metric("l2_apart")] = 0
+    other_version: Annotated[Gauge, Metric("l2_other_version")] = 0
     waiting_saves: Annotated[Gauge, Metric("l2_waiting_saves")] = 0
     waiting_bytes: Annotated[Gauge, Metric("l2_waiting_bytes")] = 0
     faults: Annotated[int, Metric("faults")] = 0

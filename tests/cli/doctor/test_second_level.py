@@ -10,6 +10,7 @@ from mmcached.cli.doctor.finding import CheckedHost, Finding
 from mmcached.cli.doctor.second_level import second_level
 from mmcached.second_level.epoch_note import EpochNote
 from mmcached.second_level.redis.backend import EPOCH
+from mmcached.second_level.versions import Scope
 from mmcached.shm.stats.page import StatsPage, StatsPageWriter
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.limits import LimitsConfig
@@ -83,7 +84,7 @@ def test_what_is_wrong_is_told_apart(run_dir: Path) -> None:
         found = look(run_dir, server.url)
         assert (found.level, "version 1" in found.what, "mmcached:epoch" in found.fix) == ("warning", True, True)
         client.set(EPOCH, b"%019d" % 8)
-        EpochNote(RunDir(run_dir).second_level_epoch).write(7)
+        EpochNote(RunDir(run_dir).second_level_epoch).write(Scope(7))
         found = look(run_dir, server.url)
         assert ("another host was flushed" in found.what, "mmcached flush" in found.fix) == (True, True)
         client.config_set("requirepass", "secret")

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
 from mmcached.client import Client
 from mmcached.integrations.transformers import CachedImageProcessor, cached_image_features
@@ -78,7 +79,7 @@ def test_a_bit_that_differs_is_found_and_ends_the_sharing(service: StoreService,
 
 @torch.no_grad()
 def test_processed_images_are_verified_too(service: StoreService, client: Client) -> None:
-    cached = CachedImageProcessor(models.CLIPImageProcessorPil(size={"shortest_edge": 32}, crop_size=32), client)
+    cached = CachedImageProcessor(CLIPImageProcessorPil(size={"shortest_edge": 32}, crop_size=32), client)
     picture = (models.pictures(3, 40, 40) * 60 + 128).clamp(0, 255).to(torch.uint8).numpy()
     wanted = cached([picture], return_tensors="pt")["pixel_values"]
     client.verify(1.0)

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from mmcached.second_level.backend import Backend, BackendError, BackendLate, BackendRefused, Value
+from mmcached.second_level.backend import Backend, BackendError, BackendLate, BackendRefused, HostApart, Value
 from mmcached.second_level.mooncake.backend import EPOCH, MAX_CALLS, MooncakeBackend
 from mmcached.second_level.mooncake.client import SCRATCH_BYTES, MooncakeClient
-from mmcached.second_level.records import HEAD_BYTES, MAX_VALUE_BYTES
-from mmcached.second_level.shared_records import Found, HostApart, Missed, SharedRecords
+from mmcached.second_level.records import HEAD_BYTES, MAX_VALUE_BYTES, Found, Missed
+from mmcached.second_level.shared_records import SharedRecords
 from tests.clock import Clock
 from tests.second_level.mooncake.epochs import begin_epoch
 from tests.second_level.mooncake.memory_store import MemoryStore

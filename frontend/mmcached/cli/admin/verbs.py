@@ -150,6 +150,15 @@ def flush(
     run_dir: RunDirOption = None,
     timeout: Annotated[float, typer.Option("--timeout", min=0.001, metavar="SECONDS", help="How long to wait.")] = 30.0,
     epoch: Annotated[bool, typer.Option("--epoch", help="Weights changed: refuse records being computed now.")] = False,
+    version: Annotated[
+        str,
+        typer.Option(
+            "--version",
+            metavar="NAME",
+            help="As --epoch; and share with hosts that were flushed with this name, only.",
+            show_default=False,
+        ),
+    ] = "",
 ) -> None:
     """Make the service forget everything cached. Reaches all roles; requests that run start over."""
     from mmcached.cli.serve.seat import supervisor_pid
@@ -162,11 +171,11 @@ def flush(
         working(f"flushing all caches of {path}"),
         Client(path, connect_timeout_s=timeout, fail_open=False) as client,
     ):
-        if epoch:
-            client.invalidate(timeout_s=timeout)
+        if epoch or version:
+            client.invalidate(timeout_s=timeout, version=version)
         else:
             client.flush(timeout_s=timeout)
-    say("flushed, a new epoch has begun" if epoch else "flushed")
+    say(f"flushed: version {version}" if version else "flushed, a new epoch has begun" if epoch else "flushed")
 
 
 def _terminate(run_dir: Path, pid: int, timeout_s: float) -> None:

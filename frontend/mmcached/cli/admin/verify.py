@@ -75,7 +75,7 @@ def verify(
 
 
 def watch(client: Client, sample: float, seconds: float) -> Report:
-    """Have hits recomputed for a time, or until a signal; return what was found in it."""
+    """Have hits recomputed for a time, or until a signal; return the figures of that time."""
     from mmcached.wire.process.signals import StopFlag
 
     end = time.monotonic() + seconds

@@ -75,7 +75,7 @@ def second_level(host: CheckedHost) -> Finding:
     if get_ms >= limit_ms:
         fix = "a nearer server, a faster network, or a larger limits.l2_timeout_ms"
         return Finding("warning", f"{fact}; after {limit_ms} ms a fetch is a miss", fix)
-    own_epoch = EpochNote(RunDir(host.run_dir).second_level_epoch).read()
+    own_epoch = EpochNote(RunDir(host.run_dir).second_level_epoch).read().epoch
     if 0 < own_epoch < trial.epoch:
         what = f"{fact}; it is not used: another host was flushed after this one"
         return Finding("warning", what, "`mmcached flush`, once the servers of this host are up to date")

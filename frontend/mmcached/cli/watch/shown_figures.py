@@ -93,6 +93,8 @@ def note_of(stats: ServiceStats) -> str:
         return f"the second level has failed too often, and is not called for a while: {why or 'see its log'}"
     if level.apart:
         return "the second level is not used: another host was flushed after this one; flush this one too"
+    if level.other_version:
+        return "the host that was flushed last has another version than this one (see the log): they share nothing"
     return f"the second level keeps nothing: {why}" if why else ""
 
 

@@ -179,7 +179,9 @@ class StoreSession(ReaderSession):
             found = look.find_generation(place.slot, place.generation)
             if found != place:
                 found = look.find(digest)
-            return bool(self._take([found], held, reader, digests=[digest]))
+            is_there = bool(self._take([found], held, reader, digests=[digest]))
+            self.seen_epoch = look.store_epoch  # afterwards: a record of a later epoch is found only once that is shown
+            return is_there
 
         try:
             if not self._alone(take):

@@ -12,8 +12,6 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from mmcached.cache.name_files import name_in, read_name
-from mmcached.cache.output_names import is_exact
 from mmcached.cache.verification import compare, is_sampled
 from mmcached.client.arguments import check_function, checked_key, checked_keys, checked_ttl
 from mmcached.client.contact import Deadline
@@ -186,6 +184,9 @@ class StoreVerbs(StorePuts):
             found, computed: Records with tensors of one library.
             tenant: As for `get`.
         """
+        from mmcached.cache.name_files import name_in, read_name  # needs packages that most clients do not
+        from mmcached.cache.output_names import is_exact
+
         name = name_in(key)
         rows = None if name is None else read_name(self.contact.directory.path, name)
         difference = compare(found, computed, is_exact=name is None or (rows is not None and is_exact(rows)))

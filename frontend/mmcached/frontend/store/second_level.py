@@ -96,6 +96,7 @@ class SecondLevelConnection:
         self._is_silent = False
         self._saves_from = -inf
         self._flush_token = 0
+        self._flush_version = ""
         self._flush_from = self._flush_until = -inf
         self._flush_error = ""
 
@@ -204,11 +205,16 @@ class SecondLevelConnection:
         self.fetches.end_all()
         self.saves.clear()
 
-    def begin_flush(self) -> None:
-        """Order a flush of the second level, for all hosts; the store has dropped its records already."""
+    def begin_flush(self, version: str = "") -> None:
+        """Order a flush of the second level, for all hosts; the store has dropped its records already.
+
+        Args:
+            version: See `Flush`.
+        """
         if not self.is_on:
             return
         self._flush_token += 1
+        self._flush_version = version
         self._flush_from, self._flush_until = -inf, self._clock() + FLUSH_TIMEOUT_S
         self._flush_error = ""
         self.is_flushing = True
@@ -284,9 +290,9 @@ class SecondLevelConnection:
             self._flush_from = inf  # until the second level has reported the result
         self._poll = None
         flush = self._flush_token if is_flush_due else 0
-        if not self._channel.try_send(
-            self._peer, Orders(poll.request_id, fetches, list(saves.values()), flush, claims)
-        ):
+        version = self._flush_version if flush else ""
+        orders = Orders(poll.request_id, fetches, list(saves.values()), flush, claims, version, self._records.epoch)
+        if not self._channel.try_send(self._peer, orders):
             self._lose()
 
     def _check_peer(self, message: FetchesEnded | SecondLevelFlushed | AnotherHostFlushed) -> None:

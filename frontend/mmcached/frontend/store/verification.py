@@ -15,7 +15,6 @@ from pathlib import Path
 
 import structlog
 
-from mmcached.cache.name_files import name_in, read_name
 from mmcached.cache.store_keys import store_key
 from mmcached.cache.stored_names import newest_first, stored_names
 from mmcached.cache.verification import name_of, sample_word
@@ -104,6 +103,8 @@ class StoreVerification:
 
     def _rows(self, key: str) -> str:
         """Return the rows of the name, which the found and the recomputed record have in common."""
+        from mmcached.cache.name_files import name_in, read_name  # needs packages that a store alone does not
+
         name = name_in(key)
         rows = None if name is None or self.run_dir is None else read_name(self.run_dir, name)
         return "" if rows is None else json.dumps(rows, sort_keys=True)

@@ -26,6 +26,7 @@ from mmcached.wire.messages.parts import (
     Text,
     TokenId,
     TokenLogprob,
+    VersionName,
 )
 from mmcached.wire.messages.verification import Verification
 from mmcached.wire.vocabulary import Modality
@@ -235,6 +236,8 @@ class Orders(Message, frozen=True):
     Attributes:
         flush: Token of a flush to be done first, and confirmed; 0 for none.
         claims: States of claims: held ones are renewed, the others dropped.
+        version: Version of that flush; "" without one.
+        store_epoch: Epoch of the records to be saved.
     """
 
     request_id: Count
@@ -242,6 +245,8 @@ class Orders(Message, frozen=True):
     saves: list[Save]
     flush: Count = 0
     claims: list[ClaimState] = msgspec.field(default_factory=list)
+    version: VersionName = ""
+    store_epoch: Count = 0
 
 
 class Failed(Message, frozen=True):

@@ -20,6 +20,7 @@ from mmcached.wire.messages.parts import (
     Text,
     TokenId,
     Traceparent,
+    VersionName,
 )
 from mmcached.wire.messages.verification import Verified, Verify
 
@@ -163,10 +164,12 @@ class Flush(Message, frozen=True):
 
     Attributes:
         new_epoch: Also drop records that clients are computing for the store now: they come from old weights.
+        version: Name of what is computed from now on; "" for none. Implies `new_epoch`.
     """
 
     request_id: Count
     new_epoch: bool = False
+    version: VersionName = ""
 
 
 class RegisterReader(Message, frozen=True):
@@ -243,10 +246,8 @@ class PutRecord(Message, frozen=True):
 
 
 class ClaimRecord(Message, frozen=True):
-    """Look up one key as `GetRecords`; if it has no record, the first client computes it, and the others wait.
-
-    Attributes:
-        timeout_s: The longest time that the client waits for another client's computation.
+    """Look up one key as `GetRecords`; if it has no record, the first client computes it, and the others wait for at
+    most `timeout_s`.
     """
 
     client_id: ClientId
@@ -283,8 +284,7 @@ class DropRecord(Message, frozen=True):
 
 
 class TakeOrders(Message, frozen=True):
-    """A long poll for the second level's orders: answered with `Orders` as soon as there are some, or after
-    `timeout_s`.
+    """A long poll, answered with `Orders` as soon as there are some, or after `timeout_s`.
 
     The first client that sends it is the second level until its connection ends.
     """
@@ -312,10 +312,7 @@ class SecondLevelFlushed(Message, frozen=True):
 class AnotherHostFlushed(Message, frozen=True):
     """Report that another host was flushed: drop fetched records, and fetch and save none until this host is flushed.
 
-    No answer.
-
-    Attributes:
-        reason: Reason for the log.
+    No answer; `reason` is for the log.
     """
 
     client_id: ClientId

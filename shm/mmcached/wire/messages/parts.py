@@ -11,6 +11,8 @@ from mmcached.wire.vocabulary import Modality
 
 MAX_ROW_KEYS = 64
 Text = Annotated[str, msgspec.Meta(max_length=256)]
+VERSION_NAME = r"^([A-Za-z0-9][A-Za-z0-9._+-]{0,63})?\Z"
+VersionName = Annotated[str, msgspec.Meta(pattern=VERSION_NAME)]
 Priority = Annotated[int, msgspec.Meta(ge=-(1 << 31), le=(1 << 31) - 1)]
 TokenId = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 Traceparent = Annotated[str, msgspec.Meta(pattern=r"^(00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2})?\Z")]
