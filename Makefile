@@ -3,6 +3,7 @@
 #   PYTHON       the interpreter that makes .venv, 3.11 or newer
 #   CONSTRAINTS  the file of pinned versions; another file, or nothing (`CONSTRAINTS=`), lets you bring another torch
 #   AREAS        what `make bench` measures
+#   VLLM_SOURCE  a folder with vLLM 0.33's sources, for `make verify-kv-vllm`
 #   SEED         what `make soak` draws its examples from; it shows the one it took, to be given again
 
 PYTHON ?= python3
@@ -56,7 +57,7 @@ INSTALLING = @echo "installing $(1) into $(@D), once: some minutes"
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo verify-kv test pytest lint test-c test-valkey test-vllm test-sglang test-transformers test-diffusers test-ray test-mooncake test-packaging release docs test-docs soak test-aarch64 test-web test-deploy chaos explore bench bench-peers clean
+.PHONY: help demo verify-kv verify-kv-vllm test pytest lint test-c test-valkey test-vllm test-sglang test-transformers test-diffusers test-ray test-mooncake test-packaging release docs test-docs soak test-aarch64 test-web test-deploy chaos explore bench bench-peers clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z.-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -145,6 +146,9 @@ explore: $(INSTALLED) ## look at every state of the ring's protocol, and find ev
 
 verify-kv: $(PEERS_INSTALLED) ## the KV cache manager beside vLLM's: a million random operations of each kind of layer
 	$(PEERS)/bin/python -m scripts.verification.kv_beside_vllm --seed $(SEED)
+
+verify-kv-vllm: $(VLLM_HOST_INSTALLED) ## vLLM's own tests, with our KV cache manager in its scheduler's place: VLLM_SOURCE=its sources
+	$(VLLM_HOST)/bin/python -m scripts.verification.vllm_tests "$(VLLM_SOURCE)"
 
 # Status 3: what the area measures is not installed, as it has said.
 bench: $(INSTALLED) ## every area of scripts/bench, one after the other; some: `make bench AREAS="ring kv"`

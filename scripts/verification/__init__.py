@@ -23,6 +23,10 @@ chaos        processes killed and stopped at random: `python -m scripts.verifica
 kv_beside_vllm    our KV cache manager and vLLM's, led through the same histories: `make verify-kv`
   kv_kinds       the mixes of layers, and vLLM's classes for them
 
+vllm_tests   vLLM's own tests with our KV cache manager: `make verify-kv-vllm`
+  vllm_face      our manager with the methods of vLLM's; vllm_blocks: blocks and pool, vllm_forms: what goes in and out
+  vllm_models    the folders of models that these tests name
+
 aarch64.sh   tests of shared memory on an emulated AArch64
 chromium.sh  brings a browser for the test of the service's page
 
