@@ -171,11 +171,11 @@ class _Torn(dict[str, torch.Tensor]):
 
 def _make_store(knobs: Knobs, config: ServiceConfig, worker_epoch: int) -> TensorPrefixStore:
     language = Language.of(config)
-    shape, dtype = (language.hidden_size,), getattr(torch, language.dtype)
+    dtype = getattr(torch, language.dtype)
     rng = random.Random(f"{knobs.seed} copies {worker_epoch}")
     return TensorPrefixStore(
         config.block_size,
-        [KeySpec(key, shape, dtype) for key in config.model.row_keys],
+        [KeySpec(key, (width,), dtype) for key, width in language.row_widths.items()],
         byte_budget=config.tensor_prefix_cache_bytes,
         staged_byte_limit=4096,
         transfer_for=delayed(lambda: rng.randint(0, knobs.delay)) if knobs.delay else transfer_for,

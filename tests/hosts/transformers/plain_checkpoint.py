@@ -52,7 +52,11 @@ def with_checkpoint(knobs: Knobs, folder: Path) -> ServiceConfig:
     config = knobs.config()
     chunk_tokens = config.block_size * random.Random(f"{knobs.seed} chunks").choice((1, 2, 3))
     model: ModelConfig = msgspec.structs.replace(
-        config.model, kind="hf", path=str(folder / str(knobs.num_layers)), chunk_tokens=chunk_tokens
+        config.model,
+        kind="hf",
+        path=str(folder / str(knobs.num_layers)),
+        chunk_tokens=chunk_tokens,
+        row_modules="layers.0.mlp.up_proj",
     )
     return msgspec.structs.replace(
         config,
@@ -86,7 +90,7 @@ class PlainCheckpoint:
     def rows(
         self, token_ids: Sequence[int], replaced: Mapping[int, np.ndarray], *, num_prompt_tokens: int
     ) -> dict[str, np.ndarray]:
-        """Return of each key the rows of all tokens, `(num_tokens, hidden_size)`.
+        """Return of each key the rows of all tokens, `(num_tokens, width)`.
 
         Args:
             replaced: by position, what stands there instead of the token.

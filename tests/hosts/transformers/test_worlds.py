@@ -57,7 +57,7 @@ def test_all_is_as_if_nothing_were_cached(folder: Path) -> None:
 
 @pytest.mark.parametrize(
     ("rule", "without", "seed"),
-    [("usable", lambda *arguments: arguments[-1], 7), ("limit_sharing", lambda *arguments: None, 0)],
+    [("usable", lambda *arguments: arguments[-1], 31), ("limit_sharing", lambda *arguments: None, 23)],
 )
 def test_a_world_notices_that_a_rule_of_the_alignment_is_missing(
     rule: str, without: Callable[..., int | None], seed: int, folder: Path, monkeypatch: pytest.MonkeyPatch
