@@ -24,7 +24,7 @@ from tests.house.test_dependencies import PROJECT, names
 
 def run(*command: str | Path, cwd: Path) -> str:
     """Run a command that sees no checkout: another folder, and nothing of the caller's Python path."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "MMCACHED_"))}
     child = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, check=False, timeout=300)
     assert child.returncode == 0, child.stdout + child.stderr
     return child.stdout
